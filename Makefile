@@ -1,0 +1,115 @@
+# `make demo` and `make test` do everything on a fresh machine: all they need is Python 3.11+ and pip.
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+
+VENV := .venv
+# Run as modules: a console script remembers the folder that it was installed in.
+RUN := $(VENV)/bin/python -m
+STAMP := $(VENV)/.installed
+# The interpreter to make the environment with; by default the first that is fit for it.
+PYTHON ?=
+# What `make venv` installs beside the core, by name of the extras in pyproject.toml.
+EXTRAS ?= dev
+# Every folder with Python files, for the tools that do not look for them themselves.
+CHECKED := $(sort $(dir $(wildcard amp_ray/*.py experiments/*.py tests/*.py))) conftest.py
+# Tests that start real processes run alone, after the others and one by one. Status 5 is pytest's word
+# for no tests: all of a suite need an extra that is not installed, and the header has said so.
+SEPARATE := integration hosts
+PYTEST := $(RUN) pytest
+PARALLEL := -n auto --maxprocesses=4
+
+.PHONY: help
+help:  ## Show the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+# ------------------------------------------------------------------------------- environment
+
+# The stamp names the folder and extras it was made for: a copied checkout, or other extras, install anew.
+INSTALLED := $(CURDIR) $(EXTRAS)
+ifneq ($(shell cat $(STAMP) 2>/dev/null),$(INSTALLED))
+.PHONY: $(STAMP)
+CLEAR := --clear
+endif
+
+.PHONY: venv
+venv: $(STAMP)  ## Create .venv and install the package with the tested versions
+
+$(STAMP): pyproject.toml constraints.txt
+	@rm -f $@
+	@python=; for candidate in $(or $(PYTHON),python3 python3.13 python3.12 python3.11 python3.14); do \
+	  if $$candidate -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; \
+	  then python=$$candidate; break; fi; \
+	done; \
+	if [ -z "$$python" ]; then \
+	  echo "error: Python 3.11 or newer with its venv module is needed;" \
+	       "found $$($(or $(PYTHON),python3) --version 2>/dev/null || echo none)." \
+	       "Debian, Ubuntu: apt-get install python3 python3-venv;" \
+	       "or name yours: make PYTHON=/path/to/python3.12 venv" >&2; exit 1; \
+	fi; \
+	echo "== $(VENV): $$($$python --version), amp-ray[$(EXTRAS)], about a minute =="; \
+	$$python -m venv $(CLEAR) $(VENV)
+	@$(RUN) pip install -qq --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
+	@echo '$(INSTALLED)' > $@
+
+# --------------------------------------------------------------------------------------- use
+
+.PHONY: demo
+demo: venv  ## Plan an experiment of the AMP paper and print the ranking
+	$(VENV)/bin/amp-ray plan experiments/homogeneous.yaml
+
+.PHONY: bench
+bench: venv  ## Print the table of speed and memory
+	$(VENV)/bin/python tests/benchmarks/run.py
+
+.PHONY: accuracy
+accuracy: venv  ## Print the cost model's error on the published measurements
+	$(VENV)/bin/python experiments/accuracy.py
+
+# ------------------------------------------------------------------------------------ checks
+
+.PHONY: test
+test: venv lint  ## Run every check and every test
+	@echo "== pytest: unit, property, golden, contract, doctests =="
+	@$(PYTEST) $(PARALLEL) $(SEPARATE:%=--ignore=tests/%)
+	@for suite in $(SEPARATE); do \
+	  if [ -n "$$(find tests/$$suite -name 'test_*.py' 2>/dev/null)" ]; then \
+	    echo "== pytest: $$suite =="; $(PYTEST) tests/$$suite || [ $$? -eq 5 ] || exit 1; \
+	  fi; \
+	done
+
+.PHONY: lint
+lint: lint-ruff lint-format lint-types lint-imports  ## Run the four static checks
+
+.PHONY: lint-ruff
+lint-ruff: venv
+	@echo "== ruff check =="
+	@$(RUN) ruff check .
+
+.PHONY: lint-format
+lint-format: venv
+	@echo "== ruff format --check =="
+	@$(RUN) ruff format --check .
+
+.PHONY: lint-types
+lint-types: venv
+	@echo "== mypy --strict =="
+	@$(RUN) mypy $(CHECKED)
+
+.PHONY: lint-imports
+lint-imports: venv
+	@echo "== lint-imports =="
+	@$(VENV)/bin/lint-imports
+
+.PHONY: format
+format: venv  ## Format the code and mend what ruff can mend safely
+	@$(RUN) ruff check --fix-only .
+	@$(RUN) ruff format .
+
+.PHONY: coverage
+coverage: venv  ## Measure branch coverage (htmlcov/index.html shows the lines)
+	@$(PYTEST) $(PARALLEL) --cov --cov-report=term --cov-report=html
+
+.PHONY: clean
+clean:  ## Remove .venv, caches and reports
+	rm -rf $(VENV) .coverage .coverage.* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache htmlcov dist
+	find $(filter %/,$(CHECKED)) -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,206 @@
+"""The models of the AMP paper, as chains of layers with what its planner counts per layer.
+
+The artifact describes a model as a list of entries. For GPT-2 every entry is a
+layer of the chain; for TransGAN only some are (the work layers), and a stage
+that ends after a work layer ends, in the list, right after its entry.
+"""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+PARAMETERS_PER_SQUARED_HIDDEN_SIZE = 12
+"""Weights of a transformer layer over its squared hidden size: 4 of attention, 8 of the MLP."""
+
+# The artifact's GPT-2 list: [embedding, no-op, transformer layers, no-op, no-op, output embedding,
+# no-op]. All are layers of the chain: they have a time, and a cut may come after each.
+GPT2_ENTRIES_BEFORE = 2
+GPT2_ENTRIES_AFTER = 4
+GPT2_OUTPUT_EMBEDDING_FROM_END = 2
+
+# The artifact's TransGAN list of 56 entries: the first linear layer and two more, 12 large layers,
+# 26 entries that it plans without, 12 small layers, 3 entries that it plans without.
+TRANSGAN_SCALES = 6
+TRANSGAN_ENTRIES_BEFORE = 3
+TRANSGAN_ENTRIES_BETWEEN = 26
+TRANSGAN_ENTRIES_AFTER = 3
+TRANSGAN_HIDDEN_SIZE_RATIO = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chain:
+    """One model as the published planner sees it.
+
+    Args:
+        work_entries: Shape ``(num_layers,)``. Entry of the published list behind each layer.
+        num_entries: Length of the published list.
+        num_transformer_layers: Layers that the even split for one micro-batch divides.
+        even_split_extra: Layers which that split puts before and after those.
+        boundary_elements: Shape ``(num_layers,)``. Elements of one sample sent after a layer.
+        boundary_split_by_tp: Shape ``(num_layers,)``. Whether they are divided by ``tp``.
+        layer_parameters: Shape ``(num_layers,)``. Parameters counted for a layer, before ``tp``.
+        embedding_layers: Layers that hold the embedding.
+        embedding_parameters: Counted once for a stage with any of these layers.
+    """
+
+    work_entries: tuple[int, ...]
+    num_entries: int
+    num_transformer_layers: int
+    even_split_extra: tuple[int, int]
+    boundary_elements: tuple[float, ...]
+    boundary_split_by_tp: tuple[bool, ...]
+    layer_parameters: tuple[float, ...]
+    embedding_layers: tuple[int, ...]
+    embedding_parameters: float
+
+    def __post_init__(self) -> None:
+        """Refuse lists of different lengths."""
+        lengths = {
+            "work_entries": len(self.work_entries),
+            "boundary_elements": len(self.boundary_elements),
+            "boundary_split_by_tp": len(self.boundary_split_by_tp),
+            "layer_parameters": len(self.layer_parameters),
+            "even_split_extra + num_transformer_layers": sum(self.even_split_extra)
+            + self.num_transformer_layers,
+        }
+        if len(set(lengths.values())) > 1:
+            msg = f"a chain needs one value per layer, got lengths {lengths}"
+            raise ValueError(msg)
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of the chain; for TransGAN fewer than ``num_entries``."""
+        return len(self.work_entries)
+
+
+def gpt2_chain(
+    *, num_layers: int, hidden_size: int, sequence_length: int, vocab_size: int
+) -> Chain:
+    """Describe GPT-2: an embedding, the transformer layers, the output embedding, four no-ops.
+
+    Args:
+        num_layers: Transformer layers ``n``; the chain has ``n + 6``.
+        hidden_size: ``h``.
+        sequence_length: ``s``; ``s * h`` elements per sample leave a layer.
+        vocab_size: ``v``; ``s * v / tp`` elements leave the output embedding.
+
+    Returns:
+        The chain. A no-op passes on what came before it.
+
+    References:
+        Li et al., AMP, arXiv:2210.07297, and its public artifact.
+    """
+    length = GPT2_ENTRIES_BEFORE + num_layers + GPT2_ENTRIES_AFTER
+    output = length - GPT2_OUTPUT_EMBEDDING_FROM_END
+    num_wide = length - output
+    return Chain(
+        work_entries=tuple(range(length)),
+        num_entries=length,
+        num_transformer_layers=num_layers,
+        even_split_extra=(GPT2_ENTRIES_BEFORE, GPT2_ENTRIES_AFTER),
+        boundary_elements=(float(sequence_length * hidden_size),) * output
+        + (float(sequence_length * vocab_size),) * num_wide,
+        boundary_split_by_tp=(False,) * output + (True,) * num_wide,
+        layer_parameters=(0.0,) * GPT2_ENTRIES_BEFORE
+        + (_layer_parameters(hidden_size),) * num_layers
+        + (0.0,) * GPT2_ENTRIES_AFTER,
+        embedding_layers=(0, output),
+        embedding_parameters=float(hidden_size * vocab_size),
+    )
+
+
+def transgan_chain(*, depth: tuple[int, ...], hidden_size: int, bottom_width: int) -> Chain:
+    """Describe the TransGAN generator: a linear layer, large layers, small layers.
+
+    Args:
+        depth: Transformer layers per scale; the published list is known for layers at the
+            first scale (hidden size ``h``) and the last (``h / 64``) only.
+        hidden_size: ``h``.
+        bottom_width: Side of the first feature map; ``h * bottom_width**2`` elements
+            per sample leave every layer, which is too little after up-sampling.
+
+    Returns:
+        The chain. The first linear layer has work, and no parameters.
+
+    Raises:
+        ValueError: If a scale between the first and the last has layers.
+
+    References:
+        Li et al., AMP, arXiv:2210.07297, and its public artifact.
+    """
+    if len(depth) != TRANSGAN_SCALES or any(depth[1:-1]):
+        msg = (
+            f"depth={depth}: the published list is known for {TRANSGAN_SCALES} scales with layers "
+            "at the first and the last only, such as (12, 0, 0, 0, 0, 12)"
+        )
+        raise ValueError(msg)
+    num_large, num_small = depth[0], depth[-1]
+    first_small = TRANSGAN_ENTRIES_BEFORE + num_large + TRANSGAN_ENTRIES_BETWEEN
+    end_small = first_small + num_small
+    num_layers = 1 + num_large + num_small
+    small_hidden_size = hidden_size // TRANSGAN_HIDDEN_SIZE_RATIO
+    return Chain(
+        work_entries=(
+            0,
+            *range(TRANSGAN_ENTRIES_BEFORE, TRANSGAN_ENTRIES_BEFORE + num_large),
+            *range(first_small, end_small),
+        ),
+        num_entries=end_small + TRANSGAN_ENTRIES_AFTER,
+        num_transformer_layers=num_large + num_small,
+        # The split starts counting at the linear layer, so the last layer is left over.
+        even_split_extra=(0, 1),
+        boundary_elements=(float(hidden_size * bottom_width**2),) * num_layers,
+        boundary_split_by_tp=(False,) * num_layers,
+        layer_parameters=(
+            0.0,
+            *(_layer_parameters(hidden_size),) * num_large,
+            *(_layer_parameters(small_hidden_size),) * num_small,
+        ),
+        embedding_layers=(),
+        embedding_parameters=0.0,
+    )
+
+
+def list_bounds(chain: Chain, work_bounds: tuple[int, ...]) -> tuple[int, ...]:
+    """Translate bounds in layers to bounds in entries of the published list.
+
+    Args:
+        chain: The model.
+        work_bounds: Half-open, in layers of the chain.
+
+    Returns:
+        Half-open, in entries: a stage ends right after its last work layer, the last
+        stage at the end of the list.
+    """
+    inner = (chain.work_entries[bound - 1] + 1 for bound in work_bounds[1:-1])
+    return (0, *inner, chain.num_entries)
+
+
+def work_bounds(chain: Chain, bounds: tuple[int, ...]) -> tuple[int, ...]:
+    """Translate bounds in entries of the published list to bounds in layers.
+
+    Args:
+        chain: The model.
+        bounds: Half-open, in entries, from 0 to ``chain.num_entries``.
+
+    Returns:
+        Half-open, in layers of the chain.
+
+    Raises:
+        ValueError: If the bounds do not cover the list, or leave a stage without work.
+    """
+    found = tuple(sum(entry < bound for entry in chain.work_entries) for bound in bounds)
+    if bounds[:1] != (0,) or bounds[-1] != chain.num_entries:
+        msg = f"bounds={bounds} must run from 0 to {chain.num_entries}, the length of the list"
+        raise ValueError(msg)
+    if any(first >= end for first, end in pairwise(found)):
+        msg = (
+            f"bounds={bounds} leave a stage without a work layer: every stage needs one of the "
+            f"entries {chain.work_entries}"
+        )
+        raise ValueError(msg)
+    return found
+
+
+def _layer_parameters(hidden_size: int) -> float:
+    """Weights of one transformer layer, biases and norms not counted."""
+    return float(PARAMETERS_PER_SQUARED_HIDDEN_SIZE * hidden_size**2)

@@ -1,0 +1,85 @@
+"""Options that several commands share."""
+
+import json
+import logging
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+from rich.console import Console
+
+from amp_ray.errors import InputError, Where
+from amp_ray.runtime.files import write_text
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+STDOUT = "-"
+
+_INPUT_SUFFIXES = (".yaml", ".yml", ".csv")
+_PIPE_WIDTH = 180
+
+
+def experiment_argument(command: _F) -> _F:
+    """Take the experiment file as the first argument."""
+    return click.argument(
+        "experiment_path", metavar="EXPERIMENT.yaml", type=click.Path(path_type=Path)
+    )(command)
+
+
+def json_option(command: _F) -> _F:
+    """Take ``--json [FILE]``; alone it means stdout."""
+    return click.option(
+        "--json",
+        "json_target",
+        metavar="[FILE]",
+        is_flag=False,
+        flag_value=STDOUT,
+        help="Machine-readable result, alone on stdout or in FILE.",
+    )(command)
+
+
+def verbose_option(command: _F) -> _F:
+    """Take ``-v``: say more on stderr."""
+    return click.option("-v", "--verbose", is_flag=True, help="Say more, on stderr.")(command)
+
+
+def cost_model_option(command: _F) -> _F:
+    """Take ``--cost-model``."""
+    return click.option(
+        "--cost-model",
+        "cost_model",
+        type=click.Choice(["amp-ray", "amp-2022"]),
+        default="amp-ray",
+        show_default=True,
+        help="Whose predictions: ours, or the published baseline's formulas.",
+    )(command)
+
+
+def configure_logging(*, verbose: bool) -> None:
+    """Send log lines to stderr; quiet unless asked."""
+    level = logging.INFO if verbose else logging.WARNING
+    logging.basicConfig(stream=sys.stderr, level=level, format="%(message)s")
+
+
+def write_json(record: Mapping[str, Any], target: str) -> None:
+    """Write a result to stdout or, whole or not at all, to a file.
+
+    Raises:
+        InputError: If the file looks like an input, or cannot be written.
+    """
+    text = json.dumps(record, indent=1, allow_nan=False) + "\n"
+    if target == STDOUT:
+        click.echo(text, nl=False)
+        return
+    path = Path(target)
+    if path.suffix in _INPUT_SUFFIXES:
+        message = "results are not written over an input file; name the result .json"
+        raise InputError(message, where=Where(file=target))
+    write_text(path, text)
+
+
+def table_console() -> Console:
+    """Return a console for stdout; into a pipe or file, tables are as wide as they need."""
+    return Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH)

@@ -1,0 +1,85 @@
+"""``amp-ray plan``: search and rank."""
+
+import sys
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.progress import Progress
+
+from amp_ray.cli.exits import NOT_FEASIBLE, SUCCESS
+from amp_ray.cli.options import (
+    configure_logging,
+    cost_model_option,
+    experiment_argument,
+    json_option,
+    table_console,
+    verbose_option,
+    write_json,
+)
+from amp_ray.report.tables import ranking_table, reasons_text
+from amp_ray.runtime.files import load_experiment
+from amp_ray.runtime.planning import Planned, plan_experiment
+
+_DEFAULT_ROWS = 10
+
+
+@click.command()
+@experiment_argument
+@click.option(
+    "--top",
+    "num_rows",
+    type=click.IntRange(min=1),
+    default=_DEFAULT_ROWS,
+    show_default=True,
+    help="How many strategies to show.",
+)
+@click.option(
+    "--all",
+    "show_all",
+    is_flag=True,
+    help="Every candidate, the infeasible last with their reason.",
+)
+@cost_model_option
+@json_option
+@verbose_option
+def plan(
+    *,
+    experiment_path: Path,
+    num_rows: int,
+    show_all: bool,
+    cost_model: str,
+    json_target: str | None,
+    verbose: bool,
+) -> int:
+    """Search the strategies of an experiment and rank them by predicted time."""
+    configure_logging(verbose=verbose)
+    experiment = load_experiment(experiment_path)
+    with Progress(
+        console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()
+    ) as bar:
+        task = bar.add_task("searching", total=None, start=True)
+        planned = plan_experiment(
+            experiment,
+            cost_model,
+            progress=lambda done, total: bar.update(task, completed=done, total=total),
+        )
+    shown = None if show_all else num_rows
+    if json_target is not None:
+        write_json(planned.to_json(num_rows=shown), json_target)
+    else:
+        _print(planned, num_rows=shown)
+    if planned.ranking.num_feasible:
+        return SUCCESS
+    click.echo(f"amp-ray: no feasible strategy: {reasons_text(planned.ranking)}", err=True)
+    return NOT_FEASIBLE
+
+
+def _print(planned: Planned, *, num_rows: int | None) -> None:
+    """Print the ranking for people."""
+    num = len(planned.ranking.results)
+    title = (
+        f"{planned.experiment.name}: {num} candidates in {planned.search_s:.3f} s, "
+        f"cost model {planned.cost_model}, profile {planned.experiment.profile.source}"
+    )
+    table_console().print(ranking_table(planned.ranking, title=title, num_rows=num_rows))

@@ -1,0 +1,55 @@
+"""``amp-ray score``: estimate given strategies, without search."""
+
+from pathlib import Path
+
+import click
+
+from amp_ray.cli.options import (
+    configure_logging,
+    cost_model_option,
+    experiment_argument,
+    json_option,
+    table_console,
+    verbose_option,
+    write_json,
+)
+from amp_ray.report.tables import results_table
+from amp_ray.runtime.files import load_experiment, load_strategies
+from amp_ray.runtime.planning import make_planner
+from amp_ray.search.planner import evaluate
+from amp_ray.search.rows import SCHEMA, row
+
+
+@click.command()
+@experiment_argument
+@click.option(
+    "--strategies",
+    "strategies_path",
+    required=True,
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="CSV (tp,pp,dp,micro_batch_size[,bounds]) or JSON list of strategies.",
+)
+@cost_model_option
+@json_option
+@verbose_option
+def score(
+    *,
+    experiment_path: Path,
+    strategies_path: Path,
+    cost_model: str,
+    json_target: str | None,
+    verbose: bool,
+) -> None:
+    """Estimate given strategies: what would this take?"""
+    configure_logging(verbose=verbose)
+    experiment = load_experiment(experiment_path)
+    given = load_strategies(strategies_path, experiment)
+    planner = make_planner(experiment, cost_model)
+    results = [evaluate(planner, entry) for entry in given]
+    if json_target is not None:
+        rows = [row(result, None, experiment.cluster) for result in results]
+        write_json({"schema": SCHEMA, "rows": rows}, json_target)
+        return
+    title = f"{experiment.name}: {len(results)} strategies, cost model {cost_model}"
+    table_console().print(results_table(results, title=title))

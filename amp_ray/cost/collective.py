@@ -1,0 +1,58 @@
+"""Messages and collectives over links that others share."""
+
+from dataclasses import dataclass
+
+from amp_ray.spec.constants import Constants
+from amp_ray.spec.traits import RuntimeTraits
+
+RING_OVERHEAD_RANKS = 0.5
+"""A ring of n ranks in a node runs at 1 / (1 + 0.5 / n) of its asymptotic rate; from NCCL
+all-reduce measurements of 2-8 A100 and V100 (arXiv:2312.12391)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Path:
+    """What a message or a ring meets on its way, in the effective rates of this moment.
+
+    Args:
+        bytes_per_s: Rate that one message or ring gets, sharing already divided.
+        step_s: Latency of one step.
+    """
+
+    bytes_per_s: float
+    step_s: float
+
+
+def start_s(constants: Constants, traits: RuntimeTraits) -> float:
+    """Return the start of one message or collective: its call, and what the runtime waits for."""
+    return constants.message_scale * (constants.collective_start_s + traits.synchronisation_s)
+
+
+def all_reduce_s(num_bytes: float, num_ranks: int, path: Path, start: float) -> float:
+    """Time a ring all-reduce: ``2 (n - 1)`` steps, each of ``1 / n`` of the bytes.
+
+    Args:
+        num_bytes: Size of the tensor on every rank.
+        num_ranks: ``n``.
+        path: Slowest rate and step latency of the ring.
+        start: Seconds before the first step.
+
+    Returns:
+        Seconds; 0 for a single rank.
+
+    References:
+        Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms, JPDC 2009.
+    """
+    if num_ranks == 1:
+        return 0.0
+    steps = 2 * (num_ranks - 1)
+    volume = steps / num_ranks * num_bytes
+    return start + steps * path.step_s + volume / path.bytes_per_s
+
+
+def all_gather_s(num_bytes: float, num_ranks: int, path: Path, start: float) -> float:
+    """Time a ring all-gather of ``num_bytes`` in all: half of an all-reduce's steps."""
+    if num_ranks == 1:
+        return 0.0
+    steps = num_ranks - 1
+    return start + steps * path.step_s + steps / num_ranks * num_bytes / path.bytes_per_s

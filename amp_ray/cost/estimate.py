@@ -1,0 +1,97 @@
+"""What a strategy is expected to take: results, never exceptions."""
+
+from dataclasses import dataclass, fields
+
+from amp_ray.spec.strategy import Candidate, Strategy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reason:
+    """Why something cannot run.
+
+    Args:
+        kind: Short and the same for all of its kind, so that reasons can be counted.
+        detail: The figures of this case.
+    """
+
+    kind: str
+    detail: str
+
+    def __str__(self) -> str:
+        """Render for people."""
+        return f"{self.kind}: {self.detail}" if self.detail else self.kind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Breakdown:
+    """Where the seconds of one iteration go; the parts add up to the iteration.
+
+    Args:
+        compute_s: Kernels of the slowest stage, all micro-batches.
+        tensor_parallel_s: Its tensor-parallel all-reduces.
+        bubble_s: Its waiting for other stages, as if transfers took no time.
+        pipeline_p2p_s: What the transfers between stages add.
+        gradient_sync_s: Data-parallel and tied-embedding all-reduces after the pipeline.
+        optimizer_s: The optimizer step.
+        other_s: Host work per iteration.
+    """
+
+    compute_s: float = 0.0
+    tensor_parallel_s: float = 0.0
+    bubble_s: float = 0.0
+    pipeline_p2p_s: float = 0.0
+    gradient_sync_s: float = 0.0
+    optimizer_s: float = 0.0
+    other_s: float = 0.0
+
+    @property
+    def total_s(self) -> float:
+        """Seconds of the iteration."""
+        return float(sum(getattr(self, part.name) for part in fields(self)))
+
+    def to_json(self) -> dict[str, float]:
+        """Return the ``breakdown_s`` object of the JSON contract."""
+        return {part.name.removesuffix("_s"): getattr(self, part.name) for part in fields(self)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """The prediction for one strategy.
+
+    Args:
+        strategy: What was estimated.
+        iteration_time_s: Seconds per optimizer step.
+        breakdown: Its parts; None for a model that does not tell them apart.
+        peak_memory_bytes: Largest need of a rank, per stage; empty for a model without memory.
+        memory_limit_bytes: What the devices of each stage have (the smallest of them).
+        reasons: Why it cannot run; empty when it can.
+        warnings: What makes the prediction less certain, e.g. extrapolation.
+        launchable: Whether the runtime can launch it as it is.
+        failure_probability: Chance that it does not finish, given the model's own error.
+    """
+
+    strategy: Strategy
+    iteration_time_s: float
+    breakdown: Breakdown | None = None
+    peak_memory_bytes: tuple[float, ...] = ()
+    memory_limit_bytes: tuple[float, ...] = ()
+    reasons: tuple[Reason, ...] = ()
+    warnings: tuple[str, ...] = ()
+    launchable: bool = True
+    failure_probability: float = 0.0
+
+    @property
+    def feasible(self) -> bool:
+        """Whether it is expected to run."""
+        return not self.reasons
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Infeasible:
+    """A candidate from which no strategy can be made."""
+
+    candidate: Candidate
+    reason: Reason
+
+
+Result = Estimate | Infeasible

@@ -1,0 +1,129 @@
+"""Time of every layer on one kind of rank: counted work, anchored at what was measured."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from amp_ray.cost.anchors import LayerAnchors, interpolate, layer_anchors
+from amp_ray.cost.collective import Path
+from amp_ray.cost.roofline import Rank, stream_s
+from amp_ray.cost.work import LayerWork
+from amp_ray.spec.constants import Constants
+from amp_ray.spec.model import Layer, Model
+from amp_ray.spec.profile import FloatArray, Profile
+from amp_ray.spec.strategy import Recompute
+from amp_ray.spec.traits import RuntimeTraits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LayerTable:
+    """Seconds of every layer for one micro-batch on one kind of rank.
+
+    Args:
+        forward_s: Shape ``(num_layers,)``. Everything that the forward pass takes.
+        backward_s: Shape ``(num_layers,)``. Everything that the backward pass takes,
+            recompute included.
+        tensor_parallel_s: Shape ``(num_layers,)``. The all-reduces within both.
+        extrapolated: Whether the micro-batch lies outside of what was measured.
+    """
+
+    forward_s: FloatArray
+    backward_s: FloatArray
+    tensor_parallel_s: FloatArray
+    extrapolated: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LayerCosts:
+    """Fills layer tables for one model under one runtime.
+
+    Args:
+        model: The chain of layers.
+        profile: Measurements to anchor at, or none.
+        traits: What the runtime does.
+        constants: Efficiencies.
+    """
+
+    model: Model
+    profile: Profile
+    traits: RuntimeTraits
+    constants: Constants
+
+    def table(self, rank: Rank, ring: Path, recompute: Recompute) -> LayerTable:
+        """Return the times of every layer.
+
+        Args:
+            rank: Device, tp, micro-batch size, precision.
+            ring: What the tensor-parallel all-reduces meet.
+            recompute: Whether blocks run their forward pass again in the backward pass.
+
+        Raises:
+            ValueError: If the profile is measured, but not for this device and tp.
+        """
+        layers, positions = self.model.distinct_layers
+        anchors = layer_anchors(self.profile, self.model, rank, self.traits)
+        rows = np.array(
+            [
+                self._layer(layer, anchors[index], rank, ring, recompute)
+                for index, layer in enumerate(layers)
+            ]
+        )
+        by_position = rows[list(positions)].T
+        return LayerTable(
+            forward_s=by_position[0].copy(),
+            backward_s=by_position[1].copy(),
+            tensor_parallel_s=by_position[2].copy(),
+            extrapolated=any(anchor.extrapolated for anchor in anchors),
+        )
+
+    def _layer(
+        self,
+        layer: Layer,
+        anchors: LayerAnchors,
+        rank: Rank,
+        ring: Path,
+        recompute: Recompute,
+    ) -> tuple[float, float, float]:
+        """Return forward, backward and all-reduce seconds of one layer."""
+        if not layer.operators:
+            return self._passing(anchors, rank)
+        work = LayerWork(layer=layer, anchors=anchors, traits=self.traits, constants=self.constants)
+        compute = work.compute(rank)
+        collective = work.collective_ratio(rank, ring)
+        runs, again = 1, 0
+        if layer.kind == "block":
+            runs, again = self.traits.forward_runs, int(recompute == "full")
+        forward_talk_s, backward_talk_s = (
+            collective * work.all_reduces_s(direction, rank, ring)
+            + work.restarts_s(direction, rank)
+            for direction in ("forward", "backward")
+        )
+        if self.traits.overlaps_backward_all_reduce:
+            backward_talk_s = max(0.0, backward_talk_s - compute.weight_gradient_s)
+        accumulation_s = self._accumulation_s(layer, rank)
+        return (
+            runs * (compute.forward_s + forward_talk_s),
+            again * (compute.forward_s + forward_talk_s)
+            + compute.backward_s
+            + backward_talk_s
+            + accumulation_s,
+            (runs + again) * forward_talk_s + backward_talk_s,
+        )
+
+    def _passing(self, anchors: LayerAnchors, rank: Rank) -> tuple[float, float, float]:
+        """Time a layer without counted work: what was measured, on the host, whatever the size."""
+        if not anchors.at_tp:
+            return 0.0, 0.0, 0.0
+        forward_s = interpolate(
+            {size: measured.forward_s for size, measured in anchors.at_tp.items()},
+            rank.micro_batch_size,
+        )
+        return forward_s, forward_s, 0.0
+
+    def _accumulation_s(self, layer: Layer, rank: Rank) -> float:
+        """Time of adding a micro-batch's gradients of the layer's matrices to the step's."""
+        if not layer.gemms:
+            return 0.0
+        parameters = layer.sharded_parameters / rank.tp + layer.replicated_parameters
+        num_bytes = parameters * self.traits.accumulation_bytes_per_parameter
+        return stream_s(num_bytes, len(layer.gemms), rank.device, self.constants)

@@ -1,0 +1,207 @@
+"""Time of one kernel on one device: whole waves of tiles, memory traffic, launch gap."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from amp_ray.spec.constants import Constants
+from amp_ray.spec.device import Device
+from amp_ray.spec.operator import Elementwise, Gemm, Operator
+from amp_ray.units import BYTES_PER_ELEMENT, Precision
+
+TILE_ROWS: Final = 128
+TILE_COLUMNS: Final = 256
+"""Largest output tile of the GEMM libraries on devices with tensor cores (cuBLAS, CUTLASS)."""
+
+MAX_SPLIT: Final = 8
+MIN_SPLIT_INNER: Final = 1024
+"""A long inner dimension may be split over idle multiprocessors, down to this length (split-k)."""
+
+SMALL_TILES: Final = ((128, 128, 0.85), (64, 64, 0.6), (32, 32, 0.3))
+"""Rows, columns and rate against the largest tile: operand reuse falls with the tile's edge."""
+
+BACKWARD_KERNELS_PER_FORWARD: Final = 2
+"""Gradients of the input and of the weight."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rank:
+    """One rank's share of the work.
+
+    Args:
+        device: What it runs on.
+        tp: Tensor parallel degree, which divides sharded work.
+        micro_batch_size: Samples per micro-batch.
+        precision: Of activations and weights.
+    """
+
+    device: Device
+    tp: int
+    micro_batch_size: int
+    precision: Precision
+
+    @property
+    def bytes_per_element(self) -> int:
+        """Width of an activation."""
+        return BYTES_PER_ELEMENT[self.precision]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phases:
+    """Device seconds of the two passes of one micro-batch.
+
+    Args:
+        forward_s: One run of the forward pass.
+        backward_s: One run of the backward pass.
+        weight_gradient_s: The part of it that needs no result from other ranks.
+    """
+
+    forward_s: float
+    backward_s: float
+    weight_gradient_s: float = 0.0
+
+    def __add__(self, other: "Phases") -> "Phases":
+        """Run one after the other."""
+        return Phases(
+            forward_s=self.forward_s + other.forward_s,
+            backward_s=self.backward_s + other.backward_s,
+            weight_gradient_s=self.weight_gradient_s + other.weight_gradient_s,
+        )
+
+
+def device_phases(operators: Iterable[Operator], rank: Rank, constants: Constants) -> Phases:
+    """Add up kernels on the device, without communication and without the host."""
+    parts = (
+        gemm_phases(op, rank, constants)
+        if isinstance(op, Gemm)
+        else elementwise_phases(op, rank, constants)
+        for op in operators
+    )
+    return sum(parts, start=Phases(forward_s=0.0, backward_s=0.0))
+
+
+def gemm_phases(gemm: Gemm, rank: Rank, constants: Constants) -> Phases:
+    """Time a matrix product and the two products of its backward pass.
+
+    With ``C = A B`` the gradients are ``dA = dC B^T`` and ``dB = A^T dC``. Where the second
+    operand is a weight, the samples of a micro-batch join the rows; else they join the batch.
+
+    Args:
+        gemm: The product, per sample.
+        rank: Device, tp, micro-batch size, precision.
+        constants: Efficiencies.
+
+    Returns:
+        Seconds of both passes.
+    """
+    rows, columns, inner, batch = (
+        gemm.rows,
+        float(gemm.columns),
+        float(gemm.inner),
+        float(gemm.batch),
+    )
+    if gemm.shard == "columns":
+        columns /= rank.tp
+    elif gemm.shard == "inner":
+        inner /= rank.tp
+    elif gemm.shard == "batch":
+        batch /= rank.tp
+    if gemm.has_weight:
+        rows *= rank.micro_batch_size
+    else:
+        batch *= rank.micro_batch_size
+    right_s = gemm_s(inner, columns, rows, batch, rank, constants)
+    return Phases(
+        forward_s=gemm_s(rows, columns, inner, batch, rank, constants),
+        backward_s=gemm_s(rows, inner, columns, batch, rank, constants) + right_s,
+        weight_gradient_s=right_s if gemm.has_weight else 0.0,
+    )
+
+
+def gemm_s(
+    rows: float, columns: float, inner: float, batch: float, rank: Rank, constants: Constants
+) -> float:
+    """Time one (batched) matrix product.
+
+    The product is computed in tiles that occupy all multiprocessors in waves, a started wave
+    counts whole; then the result is written. It never beats reading and writing everything once.
+
+    Args:
+        rows: Rows of the product.
+        columns: Columns of the product.
+        inner: Contracted dimension.
+        batch: Number of products.
+        rank: Device and precision.
+        constants: Efficiencies.
+
+    Returns:
+        Seconds.
+    """
+    device, width = rank.device, rank.bytes_per_element
+    rate = device.peak_flops(rank.precision) * device.gemm_fraction * constants.gemm_scale
+    per_multiprocessor = rate / device.num_multiprocessors
+    busy_s = min(
+        2.0 * tile_rows * tile_columns * steps / (per_multiprocessor * share)
+        for tile_rows, tile_columns, share in ((TILE_ROWS, TILE_COLUMNS, 1.0), *SMALL_TILES)
+        for steps in [
+            _inner_steps(_tiles(rows, columns, tile_rows, tile_columns) * batch, inner, device)
+        ]
+    )
+    bandwidth = device.memory_bytes_per_s * constants.memory_efficiency
+    written = width * batch * rows * columns
+    read = width * batch * (rows + columns) * inner
+    return max(busy_s + written / bandwidth, (read + written) / bandwidth) + constants.kernel_gap_s
+
+
+def _tiles(rows: float, columns: float, tile_rows: int, tile_columns: int) -> int:
+    """Count tiles in the better of the two orientations."""
+    upright = math.ceil(rows / tile_rows) * math.ceil(columns / tile_columns)
+    if tile_rows == tile_columns:
+        return upright
+    return min(upright, math.ceil(rows / tile_columns) * math.ceil(columns / tile_rows))
+
+
+def _inner_steps(tiles: float, inner: float, device: Device) -> float:
+    """Inner steps of the busiest multiprocessor, with the best split of the inner dimension."""
+    waves = tiles / device.num_multiprocessors
+    if waves >= 1:
+        return waves * inner
+    split = min(1 / waves, MAX_SPLIT, max(1.0, inner / MIN_SPLIT_INNER))
+    return inner / split
+
+
+def elementwise_phases(op: Elementwise, rank: Rank, constants: Constants) -> Phases:
+    """Time a memory-bound kernel by the bytes that it reads and writes.
+
+    Args:
+        op: The kernel, per sample.
+        rank: Device, tp, micro-batch size, precision.
+        constants: Efficiencies.
+
+    Returns:
+        Seconds of both passes; a loss reads and writes ``loss_bytes_per_logit``, half in each.
+    """
+    samples = rank.micro_batch_size / (rank.tp if op.sharded else 1)
+    loss_bytes = op.logits * constants.loss_bytes_per_logit / 2
+    width = rank.bytes_per_element
+    return Phases(
+        forward_s=stream_s(
+            samples * (op.forward_elements * width + loss_bytes),
+            op.num_kernels,
+            rank.device,
+            constants,
+        ),
+        backward_s=stream_s(
+            samples * (op.backward_elements * width + loss_bytes),
+            BACKWARD_KERNELS_PER_FORWARD * op.num_kernels,
+            rank.device,
+            constants,
+        ),
+    )
+
+
+def stream_s(num_bytes: float, num_kernels: int, device: Device, constants: Constants) -> float:
+    """Time kernels that stream ``num_bytes`` through the device memory."""
+    bandwidth = device.memory_bytes_per_s * constants.memory_efficiency
+    return num_bytes / bandwidth + num_kernels * constants.kernel_gap_s

@@ -1,0 +1,151 @@
+"""Which links the ranks of a strategy meet, and who else uses them at the same time."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from amp_ray.cost.collective import RING_OVERHEAD_RANKS, Path
+from amp_ray.spec.cluster import Cluster
+from amp_ray.spec.constants import Constants
+
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Transfers:
+    """What the messages across each cut meet, per replica the slowest of its ranks.
+
+    Args:
+        step_s: Shape ``(pp - 1, dp)``. Latency.
+        s_per_byte: Shape ``(pp - 1, dp)``. Inverse rate.
+    """
+
+    step_s: FloatArray
+    s_per_byte: FloatArray
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Topology:
+    """A cluster's links as arrays, in effective rates.
+
+    Args:
+        cluster: Nodes and links as stated.
+        constants: Share of the stated rates that collectives reach.
+    """
+
+    cluster: Cluster
+    constants: Constants
+
+    @cached_property
+    def node_of_device(self) -> IntArray:
+        """Shape ``(num_devices,)``. Node of each device."""
+        return np.array(self.cluster.node_of_device, dtype=np.int64)
+
+    @cached_property
+    def type_of_device(self) -> IntArray:
+        """Shape ``(num_devices,)``. Index into the cluster's device types."""
+        return np.array(self.cluster.type_of_device, dtype=np.int64)
+
+    @cached_property
+    def intra_bytes_per_s(self) -> FloatArray:
+        """Shape ``(num_nodes,)``. Rate of one rank within its node."""
+        rates = [node.intra.bandwidth_bytes_per_s for node in self.cluster.nodes]
+        return np.array(rates) * self.constants.intra_efficiency
+
+    @cached_property
+    def intra_step_s(self) -> FloatArray:
+        """Shape ``(num_nodes,)``. Latency of one step within a node."""
+        latencies = [node.intra.latency_s for node in self.cluster.nodes]
+        return np.array(latencies) * self.constants.latency_scale
+
+    @cached_property
+    def between(self) -> tuple[FloatArray, FloatArray]:
+        """Rate and step latency between nodes, each of shape ``(num_nodes, num_nodes)``."""
+        nodes = self.cluster.nodes
+        rate = np.array([node.inter.bandwidth_bytes_per_s for node in nodes])
+        step = np.array([node.inter.latency_s for node in nodes])
+        rates, steps = np.minimum.outer(rate, rate), np.maximum.outer(step, step)
+        for (low, high), link in self.cluster.pair_links.items():
+            rates[low, high] = rates[high, low] = link.bandwidth_bytes_per_s
+            steps[low, high] = steps[high, low] = link.latency_s
+        return rates * self.constants.nic_efficiency, steps * self.constants.latency_scale
+
+    def transfers(self, grid: IntArray) -> Transfers:
+        """Return what messages meet when all ranks of a stage send to the next one at once.
+
+        The messages of one cut that leave or enter a node share its network interface.
+
+        Args:
+            grid: Shape ``(pp, dp, tp)``. Device of each rank.
+        """
+        nodes = self.node_of_device[grid]
+        left, right = nodes[:-1], nodes[1:]
+        inside = left == right
+        ends = np.minimum(self.intra_bytes_per_s[left], self.intra_bytes_per_s[right])
+        if inside.all():
+            rate, step = ends, self.intra_step_s[left]
+        else:
+            rates, steps = self.between
+            shared = np.maximum(self._sharers(left, inside), self._sharers(right, inside))
+            crossing = np.minimum(rates[left, right] / shared, ends)
+            rate = np.where(inside, ends, crossing)
+            step = np.where(inside, self.intra_step_s[left], steps[left, right])
+        return Transfers(step_s=step.max(axis=2), s_per_byte=(1.0 / rate).max(axis=2))
+
+    def _sharers(self, nodes: IntArray, inside: NDArray[np.bool_]) -> IntArray:
+        """Count, per cut, the crossing messages at each message's node; at least one."""
+        num_cuts, num_nodes = len(nodes), len(self.cluster.nodes)
+        place = nodes + num_nodes * np.arange(num_cuts)[:, None, None]
+        counts = np.bincount(place[~inside], minlength=num_cuts * num_nodes)
+        shared: IntArray = np.maximum(counts[place], 1)
+        return shared
+
+    def rings(self, groups: IntArray) -> list[Path]:
+        """Return what each of several rings meets when all of them run at once.
+
+        Rings that leave a node share its network interface; within a node a ring runs at the
+        node's own rate. A ring visits each node once, in the nodes' order.
+
+        Args:
+            groups: Shape ``(num_groups, num_ranks)``. Devices of each ring.
+
+        Returns:
+            One path per group.
+        """
+        nodes = self.node_of_device[groups]
+        num_groups, num_ranks = nodes.shape
+        member = np.zeros((num_groups, len(self.cluster.nodes)), dtype=bool)
+        member[np.arange(num_groups)[:, None], nodes] = True
+        crossing = member.sum(axis=1) > 1
+        sharers = member[crossing].sum(axis=0)
+        found: dict[bytes, Path] = {}
+        paths = []
+        for row in member:
+            key = row.tobytes()
+            if key not in found:
+                found[key] = self._ring(np.flatnonzero(row), num_ranks, sharers)
+            paths.append(found[key])
+        return paths
+
+    def _ring(self, nodes: IntArray, num_ranks: int, sharers: IntArray) -> Path:
+        """Return the slowest rate and the mean step latency of one ring."""
+        overhead = 1.0 + RING_OVERHEAD_RANKS / num_ranks
+        intra_rate = float(self.intra_bytes_per_s[nodes].min()) / overhead
+        intra_step = float(self.intra_step_s[nodes].max())
+        if len(nodes) == 1:
+            return Path(bytes_per_s=intra_rate, step_s=intra_step)
+        rates, steps = self.between
+        following = np.roll(nodes, -1)
+        shared = np.maximum(sharers[nodes], sharers[following])
+        inter_rate = float((rates[nodes, following] / shared).min())
+        inter_step = float(steps[nodes, following].max())
+        if len(nodes) == num_ranks:
+            return Path(bytes_per_s=inter_rate, step_s=inter_step)
+        share = len(nodes) / num_ranks
+        return Path(
+            bytes_per_s=min(inter_rate, intra_rate),
+            step_s=(1 - share) * intra_step + share * inter_step,
+        )

@@ -1,0 +1,124 @@
+"""Why a strategy cannot run, and how sure that is."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from amp_ray.cost.estimate import Reason
+from amp_ray.spec.constants import Constants
+from amp_ray.spec.device import Device
+from amp_ray.spec.model import Model
+from amp_ray.spec.traits import RuntimeTraits
+from amp_ray.units import GIB
+
+WITHOUT_PARAMETERS = "stage without parameters"
+OUT_OF_MEMORY = "out of memory"
+OVER_TIME_LIMIT = "over the launcher's time limit"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """Whether a strategy runs.
+
+    Args:
+        reasons: Why not; empty when it is expected to run.
+        failure_probability: Chance that it does not finish.
+    """
+
+    reasons: tuple[Reason, ...]
+    failure_probability: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Judge:
+    """Judges estimates of one experiment.
+
+    Args:
+        model: The chain of layers.
+        traits: What the runtime cannot do.
+        constants: The model's own errors.
+    """
+
+    model: Model
+    traits: RuntimeTraits
+    constants: Constants
+
+    def judge(
+        self,
+        bounds: tuple[int, ...],
+        iteration_time_s: float,
+        peaks_bytes: Sequence[float],
+        devices: Sequence[Device],
+    ) -> Verdict:
+        """Judge one estimate.
+
+        Args:
+            bounds: Shape ``(pp + 1,)``.
+            iteration_time_s: Estimated seconds.
+            peaks_bytes: Shape ``(pp,)``. Estimated peak of each stage.
+            devices: Shape ``(pp,)``. Smallest device of each stage.
+        """
+        ratios = [
+            peak / device.memory_bytes for peak, device in zip(peaks_bytes, devices, strict=True)
+        ]
+        worst = max(range(len(ratios)), key=ratios.__getitem__)
+        without = self._without_parameters(bounds)
+        finishes = 1.0 - exceeds_probability(ratios[worst], self.constants.memory_error)
+        limit_s = self.launch_limit_s
+        reasons = list(without)
+        if ratios[worst] > 1:
+            reasons.append(_out_of_memory(worst, peaks_bytes[worst], devices[worst]))
+        if limit_s is not None:
+            slow = iteration_time_s / limit_s
+            finishes *= 1.0 - exceeds_probability(slow, self.constants.time_error)
+            if slow > 1:
+                detail = f"{iteration_time_s:.2f} s per iteration, {limit_s:.2f} s end in time"
+                reasons.append(Reason(kind=OVER_TIME_LIMIT, detail=detail))
+        return Verdict(
+            reasons=tuple(reasons), failure_probability=1.0 if without else 1.0 - finishes
+        )
+
+    @property
+    def launch_limit_s(self) -> float | None:
+        """The longest iteration that ends before the launcher gives up."""
+        traits = self.traits
+        if traits.launch_limit_s is None:
+            return None
+        return (traits.launch_limit_s - traits.launch_setup_s) / traits.launch_iterations
+
+    def _without_parameters(self, bounds: tuple[int, ...]) -> list[Reason]:
+        """Find stages that cannot build their optimizer."""
+        if not self.traits.fails_without_parameters:
+            return []
+        layers = self.model.layers
+        empty = [
+            str(stage)
+            for stage, (first, end) in enumerate(pairwise(bounds))
+            if not any(layer.num_parameters for layer in layers[first:end])
+        ]
+        return (
+            [Reason(kind=WITHOUT_PARAMETERS, detail=f"stage {', '.join(empty)}")] if empty else []
+        )
+
+
+def exceeds_probability(ratio: float, error: float) -> float:
+    """Return the chance that a limit is exceeded, the estimate having a lognormal error.
+
+    Args:
+        ratio: Estimate over limit.
+        error: Sigma of the logarithm of true over estimated value.
+
+    Example:
+        >>> exceeds_probability(1.0, 0.1)
+        0.5
+    """
+    return 0.5 * math.erfc(-math.log(ratio) / (error * math.sqrt(2)))
+
+
+def _out_of_memory(stage: int, peak_bytes: float, device: Device) -> Reason:
+    """Name the stage that is furthest over its device's memory."""
+    detail = (
+        f"stage {stage} needs {peak_bytes / GIB:.1f} GiB of {device.memory_gib:.1f} ({device.name})"
+    )
+    return Reason(kind=OUT_OF_MEMORY, detail=detail)

@@ -1,0 +1,139 @@
+"""One layer's work on one rank: counted, bounded by the host, corrected by measurements."""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from amp_ray.cost.anchors import LayerAnchors, interpolate
+from amp_ray.cost.collective import Path, all_reduce_s, start_s
+from amp_ray.cost.roofline import Phases, Rank, device_phases
+from amp_ray.spec.constants import Constants
+from amp_ray.spec.model import Layer
+from amp_ray.spec.operator import AllReduce
+from amp_ray.spec.traits import RuntimeTraits
+
+COLLECTIVE_RATIO_LIMIT = 3.0
+"""A measured all-reduce may be this much faster or slower than the link's stated rate says."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LayerWork:
+    """Times one layer as the measurements have it.
+
+    Args:
+        layer: What is computed.
+        anchors: What was measured of it; may be empty.
+        traits: What the runtime does.
+        constants: Efficiencies.
+    """
+
+    layer: Layer
+    anchors: LayerAnchors
+    traits: RuntimeTraits
+    constants: Constants
+
+    @cached_property
+    def launch_s(self) -> float:
+        """Host seconds of one kernel launch: the cheapest that was measured, else the constant."""
+        price = self.anchors.launch_s or self.constants.host_s_per_kernel
+        return price * self.constants.host_scale
+
+    @cached_property
+    def host_s(self) -> float:
+        """Host seconds of launching one forward pass, by the count of kernels."""
+        return self.layer.num_kernels * self.traits.launches_per_kernel * self.launch_s
+
+    def compute(self, rank: Rank) -> Phases:
+        """Return both passes of one micro-batch without communication.
+
+        Each pass takes what the slower of device and host takes. Where the layer was measured,
+        the smallest measured micro-batch tells which of the two it was, and so whether the time
+        grows with the micro-batch; other measured sizes correct what is left.
+
+        Args:
+            rank: Device, tp, micro-batch size, precision.
+        """
+        added = device_phases(self.layer.added, rank, self.constants)
+        if not self.anchors.alone:
+            return self._bounded(rank, device=1.0, host=1.0) + added
+        device, host = self._device_and_host(rank)
+        forward, backward = self._residuals(rank, device, host)
+        phases = self._bounded(rank, device=device * self.constants.profile_scale, host=host)
+        corrected = Phases(
+            forward_s=phases.forward_s * forward,
+            backward_s=phases.backward_s * backward,
+            weight_gradient_s=phases.weight_gradient_s * backward,
+        )
+        return corrected + added
+
+    def all_reduces_s(self, direction: AllReduce, rank: Rank, ring: Path) -> float:
+        """Time the tensor-parallel all-reduces of one pass by the links alone."""
+        width = rank.micro_batch_size * rank.bytes_per_element
+        start = start_s(self.constants, self.traits)
+        return sum(
+            all_reduce_s(elements * width, rank.tp, ring, start)
+            for elements in self.layer.all_reduce_elements(direction)
+        )
+
+    def restarts_s(self, direction: AllReduce, rank: Rank) -> float:
+        """Time that the device idles after blocking all-reduces until its queue is filled again."""
+        if rank.tp == 1:
+            return 0.0
+        num_restarts = len(self.layer.all_reduce_elements(direction))
+        return num_restarts * self.traits.restart_launches * self.launch_s
+
+    def collective_ratio(self, rank: Rank, ring: Path) -> float:
+        """Return measured over counted time of the all-reduces, where measured times hold them.
+
+        What a measured forward pass takes longer than the computation is its all-reduces.
+        """
+        if rank.tp == self.anchors.alone_tp or not self.anchors.at_tp:
+            return 1.0
+        size = min(self.anchors.at_tp)
+        at_size = replace(rank, micro_batch_size=size)
+        counted_s = self.all_reduces_s("forward", at_size, ring)
+        if counted_s == 0:
+            return 1.0
+        device, host = self._device_and_host(rank)
+        computed_s = self._bounded(at_size, device=device, host=host).forward_s
+        ratio = (self.anchors.at_tp[size].forward_s - computed_s) / counted_s
+        return min(max(ratio, 1 / COLLECTIVE_RATIO_LIMIT), COLLECTIVE_RATIO_LIMIT)
+
+    def _bounded(self, rank: Rank, *, device: float, host: float) -> Phases:
+        """Return the slower of device and host in each pass."""
+        phases = device_phases(self.layer.measurable, rank, self.constants)
+        host_s = host * self.host_s
+        return Phases(
+            forward_s=max(device * phases.forward_s, host_s),
+            backward_s=max(
+                device * self.constants.backward_scale * phases.backward_s,
+                self.constants.host_backward_ratio * host_s,
+            ),
+            weight_gradient_s=device * phases.weight_gradient_s,
+        )
+
+    def _device_and_host(self, rank: Rank) -> tuple[float, float]:
+        """Return the corrections of device and host time that meet the smallest anchor.
+
+        The longer of the counted times is what was measured.
+        """
+        size = min(self.anchors.alone)
+        measured_s = self.anchors.alone[size].forward_s
+        at_size = replace(rank, tp=self.anchors.alone_tp, micro_batch_size=size)
+        device_s = device_phases(self.layer.measurable, at_size, self.constants).forward_s
+        if device_s > self.host_s:
+            return measured_s / device_s, 1.0
+        return 1.0, measured_s / self.host_s
+
+    def _residuals(self, rank: Rank, device: float, host: float) -> tuple[float, float]:
+        """Return what measurements still differ by, forward and backward, at the rank's size."""
+        forward: dict[int, float] = {}
+        backward: dict[int, float] = {}
+        for size, measured in self.anchors.alone.items():
+            at_size = replace(rank, tp=self.anchors.alone_tp, micro_batch_size=size)
+            counted = self._bounded(at_size, device=device, host=host)
+            forward[size] = measured.forward_s / counted.forward_s
+            if measured.backward_s is not None:
+                backward[size] = measured.backward_s / counted.backward_s
+        size = rank.micro_batch_size
+        ratio = interpolate(forward, size)
+        return ratio, interpolate(backward, size) if backward else ratio

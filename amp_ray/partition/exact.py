@@ -1,0 +1,230 @@
+"""The exact solver: a search over caps on the slowest stage, around a dynamic programme.
+
+Let ``S(c)`` be the smallest sum of a partition with no beat above ``c``. It never grows with
+``c``, so every partition whose slowest beat lies in ``[low, high]`` costs at least
+``S(high) + (m - 1) * low``. The search keeps intervals of slowest beats that are not settled yet,
+with their bounds. To evaluate a cap gives ``S(cap)`` and a partition, whose slowest beat ``M``
+snaps the cap down: all of ``[M, cap]`` is settled at once, and what lies below has a better sum
+to start from. A cap without a partition settles everything up to the next cap that admits more.
+The search ends when no interval can hold a better partition. There is no tolerance: bounds move
+by single floating-point numbers, and all sums are made of operations that keep order, so the
+answer is the true minimum of `problem.objective`, rounding included.
+
+Evaluations alternate between the top of the most promising interval, which proves the most when
+the best partition is already known, and its middle, which finds better partitions and what is
+infeasible. The first alone needs thousands of evaluations at times, the second hundreds.
+
+References:
+    The objective is that of Li et al., AMP, arXiv:2210.07297. Li et al., TeraPipe,
+    arXiv:2102.07988, put a bound on the slowest slice outside a dynamic programme, too; they try
+    bounds in ascending order, some distance apart.
+"""
+
+import math
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+
+import numpy as np
+
+from amp_ray.partition.kernels import cheapest_chain
+from amp_ray.partition.layout import canonical_order, laid_out, scratch_for
+from amp_ray.partition.problem import PartitionProblem
+from amp_ray.partition.programme import Programme, Scratch
+from amp_ray.partition.solution import (
+    InfeasiblePartition,
+    InfeasibleReason,
+    PartitionSolution,
+    PrunedPartition,
+)
+
+# An interval of slowest beats: (lower bound of the objective, low, high, smallest sum).
+Interval = tuple[float, float, float, float]
+
+
+def solve(
+    problem: PartitionProblem,
+    *,
+    upper_bound_s: float = math.inf,
+    max_evaluations: int | None = None,
+) -> PartitionSolution | InfeasiblePartition | PrunedPartition:
+    """Find the partition with the smallest objective.
+
+    Among equals it is the one with the smallest slowest beat; then, compared from the last stage
+    back, the lowest final state, the earliest start, and the option that comes first in canonical
+    order (source state, time row, beat row, cut row, memory row, overhead, fixed cost); that last
+    comparison takes sums as they are rounded. So the order of the options in the problem does not
+    matter, and neither does ``upper_bound_s``.
+
+    Args:
+        problem: The problem.
+        upper_bound_s: Only partitions that cost no more are of interest.
+        max_evaluations: Stop after so many caps, with the best partition so far and an honest
+            lower bound. At least one is evaluated.
+
+    Returns:
+        The best partition; or why there is none; or, if all cost more than ``upper_bound_s``,
+        that it was pruned.
+
+    Example:
+        >>> from amp_ray.partition.problem import chain_problem
+        >>> from amp_ray.partition.tables import StageTables
+        >>> tables = StageTables(time_prefix_s=np.array([[0.0, 1.0, 3.0, 6.0]]))
+        >>> solution = solve(chain_problem(tables, 4, time_row=np.array([0, 0])))
+        >>> solution.bounds, solution.value_s
+        ((0, 2, 3), 15.0)
+    """
+    _check_limits(upper_bound_s, max_evaluations)
+    order = canonical_order(problem.options)
+    programme = laid_out(problem, order)
+    search = _Search(
+        programme=programme,
+        scratch=scratch_for(programme),
+        num_later=problem.num_micro_batches - 1,
+        upper_bound_s=upper_bound_s,
+    )
+    search.run(math.inf if max_evaluations is None else max_evaluations)
+    if not search.starts:
+        return _why_infeasible(problem, programme)
+    lower_bound_s = search.lower_bound_s()
+    if upper_bound_s < lower_bound_s:
+        return PrunedPartition(lower_bound_s=lower_bound_s, num_evaluations=search.num_evaluations)
+    return PartitionSolution(
+        bounds=(*search.starts, problem.num_layers),
+        options=tuple(order[search.options].tolist()),
+        value_s=search.value_s,
+        slowest_s=search.slowest_s,
+        lower_bound_s=lower_bound_s,
+        num_evaluations=search.num_evaluations,
+    )
+
+
+@dataclass(slots=True, kw_only=True)
+class _Search:
+    """The intervals that are still open, and the best partition so far.
+
+    Attributes:
+        programme: The problem, laid out.
+        scratch: For the kernels.
+        num_later: Micro-batches after the first.
+        upper_bound_s: Only partitions that cost no more are of interest.
+        open: A heap.
+        unwanted_s: The least that a partition may cost that was dropped for the upper bound.
+        value_s: Objective of the best partition.
+        slowest_s: Its slowest beat.
+        starts: First layers of its stages.
+        options: Their options, in canonical order.
+        num_evaluations: Caps tried.
+    """
+
+    programme: Programme
+    scratch: Scratch
+    num_later: int
+    upper_bound_s: float
+    open: list[Interval] = field(default_factory=list)
+    unwanted_s: float = math.inf
+    value_s: float = math.inf
+    slowest_s: float = math.inf
+    starts: list[int] = field(default_factory=list)
+    options: list[int] = field(default_factory=list)
+    num_evaluations: int = 0
+
+    def run(self, max_evaluations: float) -> None:
+        """Evaluate caps until the best partition is proven, or the budget is spent."""
+        self._evaluate(0.0, math.inf, math.inf, -math.inf)
+        while self.open and self.num_evaluations < max_evaluations:
+            bound_s, low_s, high_s, sum_s = self.open[0]
+            if bound_s > self._limit_s():
+                return
+            heappop(self.open)
+            if bound_s < self.value_s or low_s < self.slowest_s:
+                high_s = min(high_s, self._highest_useful_s(sum_s, high_s))
+                at_top = self.num_evaluations % 2 == 1
+                cap_s = high_s if at_top else low_s + (high_s - low_s) / 2
+                self._evaluate(low_s, cap_s, high_s, sum_s)
+
+    def lower_bound_s(self) -> float:
+        """Bound every partition from below."""
+        open_s = self.open[0][0] if self.open else math.inf
+        return min(self.value_s, open_s, self.unwanted_s)
+
+    def _limit_s(self) -> float:
+        """Give the most that a partition of interest may cost."""
+        return min(self.value_s, self.upper_bound_s)
+
+    def _highest_useful_s(self, sum_s: float, high_s: float) -> float:
+        """Give a slowest beat above which partitions cost too much, their sum being ``sum_s``.
+
+        Rounding of the objective can hide half a unit in the last place; four are on the safe
+        side, and cost nothing.
+        """
+        limit_s = self._limit_s()
+        if self.num_later == 0:
+            return high_s
+        useful_s = (limit_s - sum_s + 4 * math.ulp(limit_s)) / self.num_later
+        if useful_s < high_s and limit_s < self.value_s:
+            self.unwanted_s = math.nextafter(limit_s, math.inf)
+        return useful_s
+
+    def _evaluate(self, low_s: float, cap_s: float, high_s: float, sum_s: float) -> None:
+        """Settle what one cap tells about the interval, and open the rest of it."""
+        self.num_evaluations += 1
+        cheapest_s, slowest_s, num_stages, next_cap_s = cheapest_chain(
+            cap_s, self.programme, self.scratch
+        )
+        if num_stages:
+            self._keep_best(cheapest_s, slowest_s, num_stages)
+            self._open(low_s, math.nextafter(slowest_s, -math.inf), cheapest_s)
+            next_cap_s = math.nextafter(cap_s, math.inf)
+        self._open(next_cap_s, high_s, sum_s)
+
+    def _open(self, low_s: float, high_s: float, sum_s: float) -> None:
+        """Open an interval, unless it is empty."""
+        if low_s <= high_s < math.inf:
+            heappush(self.open, (sum_s + self.num_later * low_s, low_s, high_s, sum_s))
+
+    def _keep_best(self, sum_s: float, slowest_s: float, num_stages: int) -> None:
+        """Keep a partition that is better than the best so far."""
+        value_s = sum_s + self.num_later * slowest_s
+        if (value_s, slowest_s) < (self.value_s, self.slowest_s):
+            self.value_s, self.slowest_s = value_s, slowest_s
+            self.starts = self.scratch.path_start[num_stages - 1 :: -1].tolist()
+            self.options = self.scratch.path_option[num_stages - 1 :: -1].tolist()
+
+
+def _check_limits(upper_bound_s: float, max_evaluations: int | None) -> None:
+    """Refuse limits that mean nothing."""
+    if math.isnan(upper_bound_s):
+        msg = "upper_bound_s is not a number: leave it out where there is none"
+        raise ValueError(msg)
+    if max_evaluations is not None and max_evaluations < 1:
+        msg = f"max_evaluations is {max_evaluations}, expected at least 1"
+        raise ValueError(msg)
+
+
+def _why_infeasible(problem: PartitionProblem, programme: Programme) -> InfeasiblePartition:
+    """Find out why no partition exists, whatever the cap."""
+    num_stages = int(programme.fewest[list(problem.final_states)].min())
+    num_layers = problem.num_layers
+    if num_stages >= problem.options.num_states:
+        return InfeasiblePartition(
+            reason=InfeasibleReason.NO_PATH,
+            detail=f"no path of options leads from state 0 to one of {problem.final_states}",
+        )
+    if num_stages > num_layers:
+        return InfeasiblePartition(
+            reason=InfeasibleReason.TOO_FEW_LAYERS,
+            detail=f"{num_stages} stages or more cannot share {num_layers} layers",
+        )
+    return InfeasiblePartition(
+        reason=InfeasibleReason.MEMORY, detail=_memory_detail(problem, programme)
+    )
+
+
+def _memory_detail(problem: PartitionProblem, programme: Programme) -> str:
+    """Name a layer that fits nowhere, if that is what memory lacks."""
+    rows = np.unique(programme.option_memory)
+    ends = np.arange(1, problem.num_layers + 1)
+    homeless = np.flatnonzero((programme.earliest_start[rows, 1:] >= ends).all(axis=0))
+    if homeless.size:
+        return f"layer {homeless[0]} fits no option's memory, not even alone"
+    return f"no stages of the options hold all {problem.num_layers} layers within their memory"

@@ -1,0 +1,232 @@
+"""The inner programme of the exact solver, compiled: arrays in, arrays out.
+
+For one bound ``cap_s`` on the slowest stage, `cheapest_chain` finds the cheapest way to place all
+layers. It works over (state, layers placed). Each option adds a sliding-window minimum, so that
+one bound costs O(options x layers); layer counts that cannot lead to an end are never visited.
+`amp_ray.testing.brute_force` holds the readable loop version.
+"""
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from amp_ray.partition.arrays import IntArray
+from amp_ray.partition.programme import Programme, Scratch
+
+# Only the two kernels without an underscore are called from Python, so only these get wrappers for
+# it and files in the on-disk cache: that more than halves the time to compile.
+INNER: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "nogil": True}
+
+
+@njit(cache=True, nogil=True)
+def count_stages(
+    option_from: IntArray, option_to: IntArray, fewest: IntArray, most: IntArray
+) -> None:
+    """Count the stages that must come before and after each state, in place.
+
+    Args:
+        option_from: Shape ``(E,)``, options ascending by ``option_to``.
+        option_to: Shape ``(E,)``.
+        fewest: Shape ``(R,)``. 0 for state 0, ``R`` for the others; becomes `Programme.fewest`.
+        most: Shape ``(R,)``. ``L`` for final states, ``-R`` for others; becomes `Programme.most`.
+    """
+    for option in range(option_to.size):
+        state, to_state = option_from[option], option_to[option]
+        fewest[to_state] = min(fewest[to_state], fewest[state] + 1)
+    for option in range(option_to.size - 1, -1, -1):
+        state, to_state = option_from[option], option_to[option]
+        most[state] = max(most[state], most[to_state] - 1)
+
+
+@njit(cache=True, nogil=True)
+def cheapest_chain(
+    cap_s: float, programme: Programme, scratch: Scratch
+) -> tuple[float, float, int, float]:
+    """Place all layers at the smallest sum with no stage slower than ``cap_s``.
+
+    Args:
+        cap_s: Bound on the beat of every stage; may be infinite.
+        programme: The problem.
+        scratch: Overwritten; the chain found is in ``path_start`` and ``path_option``.
+
+    Returns:
+        ``(sum_s, slowest_s, num_stages, next_cap_s)``. Without a chain the sum is infinite and
+        ``next_cap_s > cap_s`` is a cap below which none exists.
+    """
+    _fill_admissible(cap_s, programme, scratch)
+    next_cap_s = _fill_first(programme, scratch)
+    if scratch.first[0] > 0:
+        return np.inf, np.inf, 0, next_cap_s
+    _fill_cost(cap_s, programme, scratch)
+    sum_s, final = _cheapest_final(programme, scratch)
+    if final < 0:
+        return np.inf, np.inf, 0, np.nextafter(cap_s, np.inf)
+    slowest_s, num_stages = _walk_back(final, programme, scratch)
+    return sum_s, slowest_s, num_stages, next_cap_s
+
+
+@njit(**INNER)
+def _fill_admissible(cap_s: float, programme: Programme, scratch: Scratch) -> None:
+    """Two pointers per class: the first start that the cap admits never moves back."""
+    num_classes, width = programme.class_start_s.shape
+    for row in range(num_classes):
+        start_s, end_s = programme.class_start_s[row], programme.class_end_s[row]
+        overhead_s = programme.class_overhead_s[row]
+        start = 0
+        for end in range(1, width):
+            while start < end and (end_s[end] - start_s[start]) + overhead_s > cap_s:
+                start += 1
+            scratch.admissible[row, end] = start
+
+
+@njit(**INNER)
+def _fill_first(programme: Programme, scratch: Scratch) -> float:
+    """From the end backwards: layers that must be placed; and the cap that changes any of it."""
+    num_layers = programme.time_prefix_s.shape[1] - 1
+    next_cap_s = np.inf
+    for state in range(programme.is_final.size):
+        scratch.first[state] = num_layers if programme.is_final[state] else num_layers + 1
+    for option in range(programme.option_to.size - 1, -1, -1):
+        end = scratch.first[programme.option_to[option]]
+        if end > num_layers:
+            continue
+        row = programme.option_class[option]
+        by_cap = scratch.admissible[row, end]
+        by_memory = programme.earliest_floor[programme.option_memory[option], end]
+        if by_cap > by_memory:
+            refused_s = programme.class_end_s[row, end] - programme.class_start_s[row, by_cap - 1]
+            next_cap_s = min(next_cap_s, refused_s + programme.class_overhead_s[row])
+        state = programme.option_from[option]
+        start = max(by_cap, by_memory, programme.fewest[state])
+        if start < num_layers:
+            scratch.first[state] = min(scratch.first[state], start)
+    return next_cap_s
+
+
+@njit(**INNER)
+def _fill_cost(cap_s: float, programme: Programme, scratch: Scratch) -> None:
+    """From state 0 forwards: the cheapest sum of every state and layer count worth visiting."""
+    for state in range(programme.is_final.size):
+        scratch.low[state] = programme.time_prefix_s.shape[1]
+        scratch.high[state] = -1
+        for end in range(scratch.first[state], programme.most[state] + 1):
+            scratch.cost_s[state, end] = np.inf
+    scratch.low[0] = scratch.high[0] = 0
+    scratch.cost_s[0, 0] = 0.0
+    for option in range(programme.option_to.size):
+        if scratch.high[programme.option_from[option]] < 0:
+            continue
+        if programme.class_regular[programme.option_class[option]]:
+            _extend_by_window(option, programme, scratch)
+        else:
+            _extend_by_scan(cap_s, option, programme, scratch)
+
+
+@njit(**INNER)
+def _extend_by_window(option: int, programme: Programme, scratch: Scratch) -> None:
+    """One more stage by one option, where the admitted starts of every end are a window.
+
+    The queue holds starts whose keys ascend. Nothing is taken from its front: the head only moves,
+    and may move back, because memory limits need not be monotone.
+    """
+    state, to_state = programme.option_from[option], programme.option_to[option]
+    row, high = programme.option_class[option], scratch.high[state]
+    admissible = scratch.admissible[row]
+    earliest = programme.earliest_start[programme.option_memory[option]]
+    prefix_s = programme.time_prefix_s[programme.class_time[row]]
+    cut_s = programme.cut_time_s[programme.option_cut[option]]
+    cost_s = scratch.cost_s[state]
+    queue_start, queue_key_s = scratch.queue_start, scratch.queue_key_s
+    overhead_s, fixed_s = programme.class_overhead_s[row], programme.option_fixed_s[option]
+    begin = max(scratch.first[to_state], scratch.low[state] + 1)
+    if begin > programme.most[to_state]:
+        return
+    pushed, head, size = max(scratch.low[state], admissible[begin]), 0, 0
+    for end in range(begin, programme.most[to_state] + 1):
+        if admissible[end] > high:
+            break
+        while pushed < end and pushed <= high:
+            if cost_s[pushed] < np.inf:
+                key_s = (cost_s[pushed] - prefix_s[pushed]) + cut_s[pushed]
+                while size > 0 and queue_key_s[size - 1] > key_s:
+                    size -= 1
+                queue_start[size], queue_key_s[size] = pushed, key_s
+                size += 1
+            pushed += 1
+        window_start = max(admissible[end], earliest[end])
+        head = min(head, size)
+        while head > 0 and queue_start[head - 1] >= window_start:
+            head -= 1
+        while head < size and queue_start[head] < window_start:
+            head += 1
+        if head < size:
+            sum_s = ((queue_key_s[head] + prefix_s[end]) + overhead_s) + fixed_s
+            _offer(sum_s, queue_start[head], end, option, to_state, scratch)
+
+
+@njit(**INNER)
+def _extend_by_scan(cap_s: float, option: int, programme: Programme, scratch: Scratch) -> None:
+    """One more stage by one option, asking the cap at every start."""
+    state, to_state = programme.option_from[option], programme.option_to[option]
+    row, cut = programme.option_class[option], programme.option_cut[option]
+    earliest = programme.earliest_start[programme.option_memory[option]]
+    prefix_s = programme.time_prefix_s[programme.class_time[row]]
+    overhead_s, fixed_s = programme.class_overhead_s[row], programme.option_fixed_s[option]
+    begin = max(scratch.first[to_state], scratch.low[state] + 1)
+    for end in range(begin, programme.most[to_state] + 1):
+        window_start = max(scratch.low[state], scratch.admissible[row, end], earliest[end])
+        for start in range(window_start, min(end, scratch.high[state] + 1)):
+            known_s = scratch.cost_s[state, start]
+            if known_s < np.inf and _beat_s(row, start, end, programme) <= cap_s:
+                key_s = (known_s - prefix_s[start]) + programme.cut_time_s[cut, start]
+                sum_s = ((key_s + prefix_s[end]) + overhead_s) + fixed_s
+                _offer(sum_s, start, end, option, to_state, scratch)
+
+
+@njit(**INNER)
+def _beat_s(row: int, start: int, end: int, programme: Programme) -> float:
+    """Weigh one stage; the same operations as `problem.beat_s`."""
+    prefix_s, beat = programme.time_prefix_s[programme.class_time[row]], programme.class_beat[row]
+    end_s = prefix_s[end] + programme.beat_end_s[beat, end]
+    start_s = prefix_s[start] - programme.beat_start_s[beat, start]
+    return float((end_s - start_s) + programme.class_overhead_s[row])
+
+
+@njit(**INNER)
+def _offer(sum_s: float, start: int, end: int, option: int, state: int, scratch: Scratch) -> None:
+    """Keep the cheapest; among equals the earliest start, then the first option."""
+    known_s = scratch.cost_s[state, end]
+    if sum_s < known_s or (sum_s == known_s and start < scratch.start[state, end]):
+        scratch.cost_s[state, end] = sum_s
+        scratch.start[state, end] = start
+        scratch.option[state, end] = option
+        scratch.low[state] = min(scratch.low[state], end)
+        scratch.high[state] = max(scratch.high[state], end)
+
+
+@njit(**INNER)
+def _cheapest_final(programme: Programme, scratch: Scratch) -> tuple[float, int]:
+    """Choose the cheapest final state, the lowest among equals; -1 if none is reached."""
+    num_layers = programme.time_prefix_s.shape[1] - 1
+    cheapest_s, final = np.inf, -1
+    for state in range(programme.is_final.size):
+        reached = programme.is_final[state] and scratch.high[state] == num_layers
+        if reached and scratch.cost_s[state, num_layers] < cheapest_s:
+            cheapest_s, final = scratch.cost_s[state, num_layers], state
+    return cheapest_s, final
+
+
+@njit(**INNER)
+def _walk_back(final: int, programme: Programme, scratch: Scratch) -> tuple[float, int]:
+    """Write the chain that ends in ``final``; give its slowest beat and its number of stages."""
+    state, end = final, programme.time_prefix_s.shape[1] - 1
+    slowest_s, num_stages = 0.0, 0
+    while end > 0:
+        start, option = scratch.start[state, end], scratch.option[state, end]
+        beat_s = _beat_s(programme.option_class[option], start, end, programme)
+        slowest_s = max(slowest_s, beat_s)
+        scratch.path_start[num_stages], scratch.path_option[num_stages] = start, option
+        num_stages += 1
+        state, end = programme.option_from[option], start
+    return slowest_s, num_stages

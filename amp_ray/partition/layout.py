@@ -1,0 +1,145 @@
+"""Lay a partition problem out for the kernels."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from amp_ray.partition.arrays import BoolArray, IntArray, Number
+from amp_ray.partition.kernels import count_stages
+from amp_ray.partition.problem import PartitionProblem
+from amp_ray.partition.programme import Programme, Scratch
+from amp_ray.partition.tables import StageOptions
+
+
+def canonical_order(options: StageOptions) -> IntArray:
+    """Order options by what they are, so that their order in the input cannot matter.
+
+    Args:
+        options: The options.
+
+    Returns:
+        Shape ``(E,)``. Indices, ascending by target state, then source, rows and times.
+    """
+    return np.lexsort(
+        (
+            options.fixed_s,
+            options.overhead_s,
+            options.memory_row,
+            options.cut_row,
+            options.beat_row,
+            options.time_row,
+            options.from_state,
+            options.to_state,
+        )
+    )
+
+
+def laid_out(problem: PartitionProblem, order: IntArray) -> Programme:
+    """Lay out tables and options.
+
+    Args:
+        problem: The problem.
+        order: Shape ``(E,)``. Canonical order of its options.
+
+    Returns:
+        Arrays for the kernels; option ``e`` of theirs is ``order[e]`` of the problem.
+    """
+    tables, options = problem.tables, problem.options
+    cut_time_s = _with_empty_row(tables.cut_time_s)
+    cut_time_s[:, 0] = 0.0
+    beat_start_s = _with_empty_row(tables.beat_start_s)
+    beat_end_s = _with_empty_row(tables.beat_end_s)
+    earliest_start = _with_empty_row(tables.earliest_start)
+    option_class, members = _classes(options, order)
+    class_time, class_beat = options.time_row[members], options.beat_row[members] % len(beat_end_s)
+    taken_off_s = tables.time_prefix_s[class_time] - beat_start_s[class_beat]
+    brought_s = tables.time_prefix_s[class_time] + beat_end_s[class_beat]
+    class_start_s, class_end_s = np.maximum.accumulate(taken_off_s, axis=1), _suffix_min(brought_s)
+    option_from, option_to = options.from_state[order], options.to_state[order]
+    is_final, fewest, most = _states(problem)
+    count_stages(option_from, option_to, fewest, most)
+    return Programme(
+        time_prefix_s=tables.time_prefix_s,
+        cut_time_s=cut_time_s,
+        beat_start_s=beat_start_s,
+        beat_end_s=beat_end_s,
+        earliest_start=earliest_start,
+        earliest_floor=_suffix_min(earliest_start),
+        class_time=class_time,
+        class_beat=class_beat,
+        class_overhead_s=options.overhead_s[members],
+        class_start_s=class_start_s,
+        class_end_s=class_end_s,
+        class_regular=((class_start_s == taken_off_s) & (class_end_s == brought_s)).all(axis=1),
+        option_from=option_from,
+        option_to=option_to,
+        option_class=option_class,
+        option_cut=options.cut_row[order] % len(cut_time_s),
+        option_memory=options.memory_row[order] % len(earliest_start),
+        option_fixed_s=options.fixed_s[order],
+        is_final=is_final,
+        fewest=fewest,
+        most=most,
+    )
+
+
+def scratch_for(programme: Programme) -> Scratch:
+    """Allocate what an evaluation writes.
+
+    Args:
+        programme: The problem, laid out.
+
+    Returns:
+        Uninitialised arrays of the right shapes.
+    """
+    num_states, (num_classes, width) = programme.is_final.size, programme.class_start_s.shape
+    return Scratch(
+        admissible=np.empty((num_classes, width), np.int64),
+        first=np.empty(num_states, np.int64),
+        low=np.empty(num_states, np.int64),
+        high=np.empty(num_states, np.int64),
+        cost_s=np.empty((num_states, width)),
+        start=np.empty((num_states, width), np.int64),
+        option=np.empty((num_states, width), np.int64),
+        queue_start=np.empty(width, np.int64),
+        queue_key_s=np.empty(width),
+        path_start=np.empty(num_states, np.int64),
+        path_option=np.empty(num_states, np.int64),
+    )
+
+
+def _states(problem: PartitionProblem) -> tuple[BoolArray, IntArray, IntArray]:
+    """Mark the final states, and start what `count_stages` completes."""
+    num_states, final_states = problem.options.num_states, list(problem.final_states)
+    is_final = np.zeros(num_states, np.bool_)
+    is_final[final_states] = True
+    fewest = np.full(num_states, num_states)
+    fewest[0] = 0
+    most = np.full(num_states, -num_states)
+    most[final_states] = problem.num_layers
+    return is_final, fewest, most
+
+
+def _classes(options: StageOptions, order: IntArray) -> tuple[IntArray, IntArray]:
+    """Number the distinct (time row, beat row, overhead), and name a member of each."""
+    keys = (options.overhead_s, options.beat_row, options.time_row)
+    by_class = np.lexsort(keys)
+    is_new = np.zeros(options.num_options, np.bool_)
+    is_new[0] = True
+    for key in keys:
+        sorted_key = key[by_class]
+        is_new[1:] |= sorted_key[1:] != sorted_key[:-1]
+    classes = np.empty(options.num_options, np.int64)
+    classes[by_class] = np.cumsum(is_new) - 1
+    return classes[order], by_class[is_new]
+
+
+def _with_empty_row(table: NDArray[Number]) -> NDArray[Number]:
+    """Append a row of zeros, which row -1 means."""
+    extended = np.zeros((len(table) + 1, table.shape[1]), table.dtype)
+    extended[:-1] = table
+    return extended
+
+
+def _suffix_min(table: NDArray[Number]) -> NDArray[Number]:
+    """Give the minimum of each row from every column on."""
+    return np.ascontiguousarray(np.minimum.accumulate(table[:, ::-1], axis=1)[:, ::-1])

@@ -1,0 +1,240 @@
+"""The one partition problem of all planners, and its objective."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from amp_ray.partition.arrays import IntArray
+from amp_ray.partition.tables import StageOptions, StageTables
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionProblem:
+    """Cut a chain of layers into stages and choose an option for each, at the least time.
+
+    A partition is a path of options from state 0 to a final state, whose stages take all layers
+    in order, at least one each. With ``m`` micro-batches it costs::
+
+        sum over stages of (time + cut + fixed) + (m - 1) * slowest beat
+
+    Attributes:
+        tables: What stages cost.
+        options: Which stages there may be.
+        num_micro_batches: ``m``.
+        final_states: Where a partition may end, ascending; the highest state if left out. Several
+            where devices may be left idle.
+
+    Raises:
+        ValueError: If an option names a row that its table lacks, a final state does not exist,
+            or ``num_micro_batches < 1``.
+    """
+
+    tables: StageTables
+    options: StageOptions
+    num_micro_batches: int
+    final_states: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Check what only tables and options together can tell."""
+        if self.num_micro_batches < 1:
+            msg = f"num_micro_batches is {self.num_micro_batches}, expected at least 1"
+            raise ValueError(msg)
+        tables, options = self.tables, self.options
+        _check_rows("time_row", options.time_row, "time_prefix_s", len(tables.time_prefix_s))
+        _check_rows("cut_row", options.cut_row, "cut_time_s", len(tables.cut_time_s))
+        _check_rows("beat_row", options.beat_row, "beat_start_s", len(tables.beat_start_s))
+        _check_rows("memory_row", options.memory_row, "earliest_start", len(tables.earliest_start))
+        final_states = tuple(sorted(set(self.final_states))) or (options.num_states - 1,)
+        if final_states[0] < 1 or final_states[-1] >= options.num_states:
+            msg = f"final_states are {final_states}, expected from 1 to {options.num_states - 1}"
+            raise ValueError(msg)
+        object.__setattr__(self, "final_states", final_states)
+
+    @property
+    def num_layers(self) -> int:
+        """``L``."""
+        return self.tables.num_layers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Objective:
+    """What a partition costs.
+
+    Attributes:
+        sum_s: Times, cuts and fixed costs of all stages.
+        slowest_s: The largest beat.
+        value_s: ``sum_s + (num_micro_batches - 1) * slowest_s``.
+    """
+
+    sum_s: float
+    slowest_s: float
+    value_s: float
+
+
+def chain_problem(
+    tables: StageTables,
+    num_micro_batches: int,
+    *,
+    time_row: IntArray,
+    cut_row: IntArray | None = None,
+    beat_row: IntArray | None = None,
+    memory_row: IntArray | None = None,
+) -> PartitionProblem:
+    """Pose the problem of ``S`` stages in a row, whose devices are given.
+
+    Args:
+        tables: What stages cost.
+        num_micro_batches: ``m``.
+        time_row: Shape ``(S,)``. Row of ``time_prefix_s`` for each stage, by its device type.
+        cut_row: Shape ``(S - 1,)``. Row of ``cut_time_s`` between stages ``s`` and ``s + 1``.
+        beat_row: Shape ``(S,)``. Row of ``beat_start_s`` and ``beat_end_s``.
+        memory_row: Shape ``(S,)``. Row of ``earliest_start``.
+
+    Returns:
+        A problem in which option ``s`` is stage ``s``.
+
+    Raises:
+        ValueError: If shapes disagree or a row does not exist.
+
+    Example:
+        >>> tables = StageTables(time_prefix_s=np.array([[0.0, 1.0, 3.0, 6.0]]))
+        >>> chain_problem(tables, 4, time_row=np.array([0, 0])).final_states
+        (2,)
+    """
+    nothing = np.empty(0, np.int64)
+    cuts = nothing if cut_row is None else np.concatenate((nothing, [-1], cut_row))
+    options = StageOptions(
+        time_row=time_row,
+        cut_row=cuts.astype(np.int64),
+        beat_row=nothing if beat_row is None else beat_row,
+        memory_row=nothing if memory_row is None else memory_row,
+    )
+    return PartitionProblem(tables=tables, options=options, num_micro_batches=num_micro_batches)
+
+
+def objective(
+    problem: PartitionProblem, bounds: tuple[int, ...], options: tuple[int, ...]
+) -> Objective:
+    """Cost a partition, by the very operations of the solver: the same bits come out.
+
+    To be exact, the solver needs sums that grow along a chain step by step, so a stage adds its
+    terms one by one, ``- prefix[a] + cut[a] + prefix[b] + overhead + fixed``. Memory is no part
+    of the objective.
+
+    Args:
+        problem: The problem.
+        bounds: Shape ``(S + 1,)``.
+        options: Shape ``(S,)``.
+
+    Returns:
+        Sum, slowest beat and objective.
+
+    Raises:
+        ValueError: If the stages do not take all layers in order, or the options are no path
+            from state 0 to a final state.
+    """
+    _check_partition(problem, bounds, options)
+    sum_s, slowest_s = 0.0, 0.0
+    for (start, end), option in zip(pairwise(bounds), options, strict=True):
+        sum_s = extended_sum_s(problem, sum_s, start, end, option)
+        slowest_s = max(slowest_s, beat_s(problem, start, end, option))
+    value_s = sum_s + (problem.num_micro_batches - 1) * slowest_s
+    return Objective(sum_s=sum_s, slowest_s=slowest_s, value_s=value_s)
+
+
+def extended_sum_s(
+    problem: PartitionProblem, sum_s: float, start: int, end: int, option: int
+) -> float:
+    """Add a stage ``[start, end)`` to the sum of a chain of stages.
+
+    Args:
+        problem: The problem.
+        sum_s: Of the stages before.
+        start: First layer of the stage.
+        end: Layer after its last.
+        option: Its option.
+
+    Returns:
+        The sum with the stage.
+    """
+    options, tables = problem.options, problem.tables
+    prefix_s = tables.time_prefix_s[options.time_row[option]]
+    cut_row = options.cut_row[option]
+    cut_s = tables.cut_time_s[cut_row, start] if cut_row >= 0 and start > 0 else 0.0
+    started_s = (sum_s - prefix_s[start]) + cut_s
+    return float(
+        ((started_s + prefix_s[end]) + options.overhead_s[option]) + options.fixed_s[option]
+    )
+
+
+def beat_s(problem: PartitionProblem, start: int, end: int, option: int) -> float:
+    """Weigh a stage ``[start, end)`` as the slowest: its time and what blocks it at its ends.
+
+    Args:
+        problem: The problem.
+        start: First layer of the stage.
+        end: Layer after its last.
+        option: Its option.
+
+    Returns:
+        Seconds per micro-batch.
+    """
+    options, tables = problem.options, problem.tables
+    prefix_s = tables.time_prefix_s[options.time_row[option]]
+    beat_row = options.beat_row[option]
+    end_s = prefix_s[end] + (tables.beat_end_s[beat_row, end] if beat_row >= 0 else 0.0)
+    start_s = prefix_s[start] - (tables.beat_start_s[beat_row, start] if beat_row >= 0 else 0.0)
+    return float((end_s - start_s) + options.overhead_s[option])
+
+
+def fits_memory(problem: PartitionProblem, start: int, end: int, option: int) -> bool:
+    """Say whether an option can hold the layers ``[start, end)``.
+
+    Args:
+        problem: The problem.
+        start: First layer of the stage.
+        end: Layer after its last.
+        option: Its option.
+
+    Returns:
+        True where it fits or knows no limit.
+    """
+    memory_row = problem.options.memory_row[option]
+    return bool(memory_row < 0 or start >= problem.tables.earliest_start[memory_row, end])
+
+
+def _check_partition(
+    problem: PartitionProblem, bounds: tuple[int, ...], options: tuple[int, ...]
+) -> None:
+    """Refuse stages with gaps, and options that are no path to a final state."""
+    covers = bounds[:1] == (0,) and bounds[-1] == problem.num_layers
+    if not covers or any(end <= start for start, end in pairwise(bounds)):
+        msg = f"bounds {bounds} do not ascend from 0 to {problem.num_layers}, the layers"
+        raise ValueError(msg)
+    if len(options) != len(bounds) - 1:
+        msg = f"{len(options)} options for {len(bounds) - 1} stages, expected one for each"
+        raise ValueError(msg)
+    state = 0
+    for stage, option in enumerate(options):
+        if not 0 <= option < problem.options.num_options:
+            msg = f"option {option} of stage {stage} does not exist"
+            raise ValueError(msg)
+        if problem.options.from_state[option] != state:
+            msg = (
+                f"option {option} of stage {stage} starts from state "
+                f"{problem.options.from_state[option]}, but the stages before it end in {state}"
+            )
+            raise ValueError(msg)
+        state = int(problem.options.to_state[option])
+    if state not in problem.final_states:
+        msg = f"options {options} end in state {state}, not in one of {problem.final_states}"
+        raise ValueError(msg)
+
+
+def _check_rows(column: str, rows: IntArray, table: str, num_rows: int) -> None:
+    """Refuse a row that the table lacks."""
+    if rows.max() >= num_rows:
+        option = int(rows.argmax())
+        msg = f"{column}[{option}] is {rows[option]}, but {table} has {num_rows} rows"
+        raise ValueError(msg)

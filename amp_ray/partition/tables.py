@@ -1,0 +1,229 @@
+"""What stages cost (`StageTables`) and which stages there may be (`StageOptions`)."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from amp_ray.partition.arrays import (
+    FloatArray,
+    IntArray,
+    element,
+    frozen_integers,
+    frozen_times,
+)
+
+NO_ROW = -1  # in a column of rows: this option is charged nothing, or knows no memory limit
+
+
+def _none_given() -> FloatArray:
+    """Stand for an array that was left out."""
+    return np.empty(0)
+
+
+def _no_rows_given() -> IntArray:
+    """Stand for a column of rows that was left out."""
+    return np.empty(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StageTables:
+    """Tables over a chain of ``L`` layers, shared by any number of options.
+
+    Column ``a`` stands for the boundary after ``a`` layers. A stage ``[a, b)`` by an option with
+    time row ``t``, cut row ``c``, beat row ``e`` and memory row ``m``
+
+    - takes ``time_prefix_s[t, b] - time_prefix_s[t, a] + overhead_s``;
+    - costs ``cut_time_s[c, a]`` once where it is cut from the stage before it;
+    - has a beat, its weight as the slowest stage, of its time plus ``beat_start_s[e, a]`` plus
+      ``beat_end_s[e, b]``, such as transfers that block it;
+    - fits into memory if ``a >= earliest_start[m, b]``.
+
+    Arrays are copied and read-only. All tables but the first may be left out.
+
+    Attributes:
+        time_prefix_s: Shape ``(T, L + 1)``. Prefix sums of the layers' times.
+        cut_time_s: Shape ``(K, L + 1)``. Column 0 is never charged.
+        beat_start_s: Shape ``(B, L + 1)``. By the boundary at which the stage starts.
+        beat_end_s: Shape ``(B, L + 1)``. By the boundary at which it ends.
+        earliest_start: Shape ``(M, L + 1)``. Smallest ``a`` from which every stage that ends at
+            this boundary fits, from 0 to the boundary itself: then none fits.
+
+    Raises:
+        ValueError: If shapes disagree, a time is negative or not finite, prefix sums decrease, or
+            a start lies behind its end.
+    """
+
+    time_prefix_s: FloatArray
+    cut_time_s: FloatArray = field(default_factory=_none_given)
+    beat_start_s: FloatArray = field(default_factory=_none_given)
+    beat_end_s: FloatArray = field(default_factory=_none_given)
+    earliest_start: IntArray = field(default_factory=_no_rows_given)
+
+    def __post_init__(self) -> None:
+        """Check and freeze."""
+        self._freeze("time_prefix_s", frozen_times("time_prefix_s", self.time_prefix_s, 2))
+        if not self.time_prefix_s.shape[0] or not self.num_layers > 0:
+            msg = f"time_prefix_s has shape {self.time_prefix_s.shape}, expected (T, layers + 1)"
+            raise ValueError(msg)
+        _check_prefix_sums(self.time_prefix_s)
+        for name in ("cut_time_s", "beat_start_s", "beat_end_s"):
+            self._freeze(name, frozen_times(name, self._given(name), 2))
+        starts = frozen_integers("earliest_start", self._given("earliest_start"), 2, smallest=0)
+        self._freeze("earliest_start", starts)
+        self._match_beats()
+        self._check_widths()
+        _check_starts(self.earliest_start)
+
+    @property
+    def num_layers(self) -> int:
+        """``L``."""
+        return int(self.time_prefix_s.shape[1]) - 1
+
+    def _freeze(self, name: str, array: FloatArray | IntArray) -> None:
+        """Set a field of this frozen value, while it is being made."""
+        object.__setattr__(self, name, array)
+
+    def _given(self, name: str) -> ArrayLike:
+        """Give a table, or one without rows where it was left out."""
+        table: ArrayLike = getattr(self, name)
+        return table if np.size(table) else np.empty((0, self.num_layers + 1), np.int64)
+
+    def _match_beats(self) -> None:
+        """Give both ends the same rows where only one was given."""
+        starts, ends = len(self.beat_start_s), len(self.beat_end_s)
+        if starts and not ends:
+            self._freeze("beat_end_s", frozen_times("", np.zeros_like(self.beat_start_s), 2))
+        elif ends and not starts:
+            self._freeze("beat_start_s", frozen_times("", np.zeros_like(self.beat_end_s), 2))
+        elif starts != ends:
+            msg = f"beat_start_s has {starts} rows and beat_end_s {ends}: give both the same rows"
+            raise ValueError(msg)
+
+    def _check_widths(self) -> None:
+        """Refuse a table over another number of layers."""
+        for name in ("cut_time_s", "beat_start_s", "beat_end_s", "earliest_start"):
+            columns = getattr(self, name).shape[1]
+            if columns != self.num_layers + 1:
+                msg = (
+                    f"{name} has {columns} columns, but time_prefix_s has {self.num_layers + 1}: "
+                    "one per boundary, both ends included"
+                )
+                raise ValueError(msg)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StageOptions:
+    """The edges of a graph of resource states: option ``e`` makes one stage of one or more layers.
+
+    State 0 stands for nothing used. What another state stands for is the planner's business: the
+    number of stages made, or how many devices of each type are taken. Every stage uses something,
+    so options lead from lower to higher states. Without states, option ``e`` leads from state
+    ``e`` to ``e + 1``: a fixed row of stages.
+
+    Arrays are copied and read-only. A row of -1, the default, stands for none.
+
+    Attributes:
+        time_row: Shape ``(E,)``. Row of `StageTables.time_prefix_s`.
+        from_state: Shape ``(E,)``.
+        to_state: Shape ``(E,)``.
+        cut_row: Shape ``(E,)``. Row of `StageTables.cut_time_s`.
+        beat_row: Shape ``(E,)``. Row of `StageTables.beat_start_s` and ``beat_end_s``.
+        memory_row: Shape ``(E,)``. Row of `StageTables.earliest_start`.
+        overhead_s: Shape ``(E,)``. Part of the stage's time and beat, whatever its layers.
+        fixed_s: Shape ``(E,)``. Charged once per iteration, such as a gradient sync.
+
+    Raises:
+        ValueError: If shapes disagree, a state or row is out of range, an option does not lead
+            to a higher state, or a time is negative or not finite.
+    """
+
+    time_row: IntArray
+    from_state: IntArray = field(default_factory=_no_rows_given)
+    to_state: IntArray = field(default_factory=_no_rows_given)
+    cut_row: IntArray = field(default_factory=_no_rows_given)
+    beat_row: IntArray = field(default_factory=_no_rows_given)
+    memory_row: IntArray = field(default_factory=_no_rows_given)
+    overhead_s: FloatArray = field(default_factory=_none_given)
+    fixed_s: FloatArray = field(default_factory=_none_given)
+
+    def __post_init__(self) -> None:
+        """Check and freeze."""
+        self._freeze_integers("time_row", smallest=0)
+        if not self.num_options:
+            msg = "time_row is empty: a partition needs at least one option"
+            raise ValueError(msg)
+        in_a_row = np.arange(self.num_options)
+        self._freeze_integers("from_state", smallest=0, default=in_a_row)
+        self._freeze_integers("to_state", smallest=1, default=in_a_row + 1)
+        without = np.full(self.num_options, NO_ROW)
+        for name in ("cut_row", "beat_row", "memory_row"):
+            self._freeze_integers(name, smallest=NO_ROW, default=without)
+        for name in ("overhead_s", "fixed_s"):
+            values = getattr(self, name)
+            values = values if np.size(values) else np.zeros(self.num_options)
+            object.__setattr__(self, name, frozen_times(name, values, 1))
+        self._check_lengths()
+        self._check_states()
+
+    @property
+    def num_options(self) -> int:
+        """``E``."""
+        return self.time_row.size
+
+    @property
+    def num_states(self) -> int:
+        """``R``: one more than the highest state."""
+        return int(self.to_state.max()) + 1
+
+    def _freeze_integers(
+        self, name: str, *, smallest: int, default: IntArray | None = None
+    ) -> None:
+        """Set a column of integers, while this value is being made."""
+        values = getattr(self, name)
+        values = default if default is not None and not np.size(values) else values
+        object.__setattr__(self, name, frozen_integers(name, values, 1, smallest=smallest))
+
+    def _check_lengths(self) -> None:
+        """Refuse a column that does not have one value per option."""
+        for name in self.__dataclass_fields__:
+            length = getattr(self, name).size
+            if length != self.num_options:
+                msg = f"{name} has {length} values for {self.num_options} options in time_row"
+                raise ValueError(msg)
+
+    def _check_states(self) -> None:
+        """Refuse an option that does not lead to a higher state."""
+        backwards = np.flatnonzero(self.from_state >= self.to_state)
+        if backwards.size:
+            option = int(backwards[0])
+            msg = (
+                f"option {option} leads from state {self.from_state[option]} to state "
+                f"{self.to_state[option]}: number the states so that options lead upwards"
+            )
+            raise ValueError(msg)
+
+
+def _check_prefix_sums(time_prefix_s: FloatArray) -> None:
+    """Refuse layers of negative time."""
+    decreases = time_prefix_s[:, 1:] < time_prefix_s[:, :-1]
+    if decreases.any():
+        row, layer = (int(index) for index in np.argwhere(decreases)[0])
+        before, after = time_prefix_s[row, layer], time_prefix_s[row, layer + 1]
+        msg = (
+            f"{element('time_prefix_s', row, layer + 1)} is {after} after {before}: "
+            f"layer {layer} would take negative time; give prefix sums, not layer times"
+        )
+        raise ValueError(msg)
+
+
+def _check_starts(earliest_start: IntArray) -> None:
+    """Refuse a start behind its end."""
+    behind = earliest_start > np.arange(earliest_start.shape[1])
+    if behind.any():
+        row, end = (int(index) for index in np.argwhere(behind)[0])
+        msg = (
+            f"{element('earliest_start', row, end)} is {earliest_start[row, end]}, expected at "
+            f"most {end}, which says that no stage ending there fits"
+        )
+        raise ValueError(msg)

@@ -1,0 +1,1 @@
+"""What people see: tables, and later one static page."""

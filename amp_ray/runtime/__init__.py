@@ -1,0 +1,1 @@
+"""Every side effect of the package, and only that."""

@@ -1,0 +1,41 @@
+"""What runs on a host on our behalf, and sees to it that nothing stays behind.
+
+Standard library only, Python 3.8 or newer: the modules travel over stdin as one bundle and are
+never stored on the host. The agent speaks JSON, one message per line, on stdin and stdout.
+
+Stdin is a lease. At its end, or without a byte for ``lease_s``, the agent ends every process that
+descends from it (TERM, grace, KILL until none is left), removes the trial's folder and exits. The
+same happens when a rank fails, the deadline passes or it is told to stop; then the agent also
+sends what the ranks left behind and waits for the next job.
+
+Three nets lie below each other: the agent is a child subreaper, so that daemons come back to it;
+ranks die with their parent (PDEATHSIG); and where the kernel allows, all of it lives in a PID
+namespace whose first process is the agent, so that even SIGKILL to the agent leaves nothing.
+
+============  ==========================================================================
+message       meaning, controller to agent
+============  ==========================================================================
+(empty line)  a sign of life
+``prepare``   make the trial's folder; find address, interface and a free port
+``job``       write files, start ranks
+``stop``      end the job, or only its preparation
+``warm``      start the process that imports modules once and forks ranks
+``sweep``     end what another agent's tag marks, remove its folders by name
+============  ==========================================================================
+
+============  ==========================================================================
+message       meaning, agent to controller
+============  ==========================================================================
+``hello``     version of Python, isolation, the host's own name
+``alive``     a sign of life
+``prepared``  folder, address, interface, port
+``warm``      the warm process is ready, or what prevents it
+``started``   rank and process id
+``said``      a rank's event: a line of its output that is a JSON object with ``event``
+``trouble``   ``disk-full``, ``folder``, ``network`` or ``start``, and its text
+``exit``      a rank's exit code or signal, last lines, and whether the agent ended it
+``file``      a collected file
+``done``      why the job ended, whether it is clean, what is left
+``swept``     what a sweep found and what is left
+============  ==========================================================================
+"""

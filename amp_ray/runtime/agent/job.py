@@ -1,0 +1,154 @@
+"""The ranks of one trial on this host."""
+
+from __future__ import annotations
+
+import base64
+import fnmatch
+import os
+import subprocess
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .processes import TAG_VARIABLE, die_with_parent, num_oom_kills
+from .rank import Rank
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from .warm import Warm
+
+    Message = dict[str, Any]
+
+FOLDER_VARIABLE = "AMP_RAY_FOLDER"
+"""Tells a rank where the trial's files are."""
+
+INHERITED = (
+    *("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "TMPDIR", "XDG_RUNTIME_DIR"),
+    *("LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_DEVICE_ORDER"),
+)
+"""What a rank takes from the login environment; proxies and PYTHON* stay out."""
+
+
+DEVICE_VARIABLE = "CUDA_VISIBLE_DEVICES"
+
+
+def visible_devices(slots: list[int]) -> str:
+    """Name the devices in some slots; where the login sees a few only, slots count among those."""
+    names = [name for name in os.environ.get(DEVICE_VARIABLE, "").split(",") if name]
+    return ",".join(names[slot] if slot < len(names) else str(slot) for slot in slots)
+
+
+def inherited() -> dict[str, str]:
+    """Take the variables that every rank gets."""
+    return {name: os.environ[name] for name in INHERITED if name in os.environ}
+
+
+class Job:
+    """One trial's part on this host."""
+
+    def __init__(self, message: Mapping[str, Any], folder: str, tag: str) -> None:
+        """Take the description; nothing is started yet.
+
+        Args:
+            message: The ``job`` message.
+            folder: The trial's folder, which exists.
+            tag: Goes into every rank's environment.
+        """
+        self.folder = folder
+        self.ranks: list[Rank] = []
+        self.stop: str | None = None
+        self._message = message
+        self._environment = {TAG_VARIABLE: tag, FOLDER_VARIABLE: folder}
+        self._devices = {DEVICE_VARIABLE: visible_devices(message["slots"])}
+        self._deadline = time.monotonic() + message["deadline_s"]
+        self._failed_at: float | None = None
+        self._oom_kills_before = num_oom_kills()
+
+    @property
+    def num_oom_kills(self) -> int:
+        """How often this host's kernel ended a process for want of memory, since the start."""
+        return num_oom_kills() - self._oom_kills_before
+
+    def write_files(self) -> None:
+        """Put the trial's files into its folder."""
+        for name, content in self._message["files"].items():
+            path = Path(self.folder, name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("xb") as file:
+                file.write(base64.b64decode(content))
+
+    def start(self, warm: Warm | None) -> Iterator[Message]:
+        """Start every rank, forked by the warm process where it suits.
+
+        Raises:
+            OSError: If a program cannot be started, or its log not be made.
+        """
+        cwd = self._message["cwd"] or self.folder
+        for entry in self._message["ranks"]:
+            environment = {
+                **inherited(),
+                **self._devices,
+                **entry["environment"],
+                **self._environment,
+            }
+            read_end, write_end = os.pipe2(os.O_CLOEXEC)
+            os.set_blocking(read_end, False)
+            log_path = str(Path(self.folder, f"rank-{entry['rank']}.log"))
+            try:
+                rank = Rank(entry["rank"], read_end, log_path)
+                self.ranks.append(rank)
+                if warm is not None and warm.suits(entry["argv"]):
+                    warm.fork(rank.number, entry["argv"], environment, cwd, write_end)
+                    continue
+                rank.pid = _start(entry["argv"], environment, cwd, write_end)
+                yield {"kind": "started", "rank": rank.number, "pid": rank.pid, "warm": False}
+            finally:
+                os.close(write_end)
+
+    def exited(self, pid: int, status: int) -> None:
+        """Note the end of a child, which may be a rank."""
+        for rank in self.ranks:
+            if rank.pid == pid and rank.status is None:
+                rank.status = status
+                if status != 0 and self._failed_at is None:
+                    self._failed_at = time.monotonic()
+
+    def why_over(self) -> str | None:
+        """Say why the job is over, if it is."""
+        now = time.monotonic()
+        if self.stop is not None:
+            return self.stop
+        if all(rank.status is not None for rank in self.ranks):
+            return "exited"
+        if self._failed_at is not None:
+            # A moment for the peers, so that more than the first victim tells its story.
+            return "failed" if now > self._failed_at + self._message["settle_s"] else None
+        return "deadline" if now > self._deadline else None
+
+    def collect(self) -> Iterator[Message]:
+        """Yield the files that the controller wants, the end of each where it is long."""
+        limit = self._message["collect_bytes"]
+        for path in sorted(Path(self.folder).iterdir()):
+            wanted = any(fnmatch.fnmatch(path.name, shape) for shape in self._message["collect"])
+            if wanted and path.is_file() and not path.is_symlink():
+                num_cut = max(0, path.stat().st_size - limit)
+                with path.open("rb") as file:
+                    file.seek(num_cut)
+                    content = base64.b64encode(file.read(limit)).decode()
+                yield {"kind": "file", "name": path.name, "content": content, "num_cut": num_cut}
+
+
+def _start(argv: list[str], environment: dict[str, str], cwd: str, output: int) -> int:
+    """Start a program; return its process id."""
+    process = subprocess.Popen(
+        argv,
+        env=environment,
+        cwd=cwd,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        preexec_fn=die_with_parent(os.getpid()),  # noqa: PLW1509 - the agent has no threads
+    )
+    process.returncode = 0  # reaped by us, with every other child
+    return process.pid

@@ -1,0 +1,155 @@
+"""Processes below this one, and how they end."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+TAG_VARIABLE = "AMP_RAY_TAG"
+"""In the environment of every rank, by which a sweep finds it and its children."""
+
+KILL_LIMIT_S = 10.0
+"""A process that survives SIGKILL so long hangs in the kernel."""
+
+POLL_S = 0.02
+OOM_SCORE = 1000
+"""The highest: where memory runs out, the kernel ends a trial before anything else."""
+
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # <linux/prctl.h>
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+def process_table() -> dict[int, int]:
+    """Map every process that is no zombie to its parent."""
+    parents = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            with contextlib.suppress(OSError):
+                state, parent = (folder / "stat").read_bytes().rsplit(b")", 1)[1].split()[:2]
+                if state != b"Z":
+                    parents[int(folder.name)] = int(parent)
+    return parents
+
+
+def descendants(spared: Sequence[int] = ()) -> list[int]:
+    """List the living processes below this one, but for the spared ones themselves."""
+    parents = process_table()
+    found, todo = [], [os.getpid()]
+    while todo:
+        parent = todo.pop()
+        children = [pid for pid, above in parents.items() if above == parent]
+        found += children
+        todo += children
+    return [pid for pid in found if pid not in spared]
+
+
+def tagged(tag: str) -> list[int]:
+    """List the processes that carry a tag in their environment or as an argument."""
+    marks = (("environ", f"{TAG_VARIABLE}={tag}".encode()), ("cmdline", tag.encode()))
+    found = []
+    for pid in process_table():
+        for name, mark in marks:
+            with contextlib.suppress(OSError):
+                words = Path(f"/proc/{pid}/{name}").read_bytes().split(b"\0")
+                if mark in words and pid != os.getpid():
+                    found.append(pid)
+                    break
+    return found
+
+
+def end_all(
+    list_pids: Callable[[], list[int]], grace_s: float, meanwhile: Callable[[], None]
+) -> list[int]:
+    """End processes: TERM, grace, KILL until none is listed.
+
+    Args:
+        list_pids: Lists those that are still there.
+        grace_s: Between TERM and KILL.
+        meanwhile: Called while waiting.
+
+    Returns:
+        Those that would not go.
+    """
+    start = time.monotonic()
+    pids = list_pids()
+    send_signal(pids, signal.SIGTERM)
+    send_signal(pids, signal.SIGCONT)  # a stopped process takes TERM only when it goes on
+    while pids and time.monotonic() - start < grace_s + KILL_LIMIT_S:
+        time.sleep(POLL_S)
+        meanwhile()
+        pids = list_pids()
+        if time.monotonic() - start >= grace_s:
+            send_signal(pids, signal.SIGKILL)
+    meanwhile()
+    return pids
+
+
+def send_signal(pids: Sequence[int], number: int) -> None:
+    """Signal processes, of which some may be gone or belong to others."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+
+
+def describe(pid: int) -> str:
+    """Name a process for a person."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return str(pid)
+    return f"{pid} {b' '.join(words).decode('utf-8', 'replace').strip()}"
+
+
+def num_oom_kills() -> int:
+    """Count what this kernel's out-of-memory killer has killed since it started."""
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/vmstat").read_text(encoding="ascii").splitlines()
+        return int(dict(line.split() for line in lines).get("oom_kill", 0))
+    return 0
+
+
+def die_with_parent(parent: int) -> Callable[[], None]:
+    """Make what a new child does first: bind its life to its parent's."""
+
+    def prepare() -> None:
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(1)
+        with contextlib.suppress(OSError):
+            Path("/proc/self/oom_score_adj").write_text(str(OOM_SCORE), encoding="ascii")
+
+    return prepare
+
+
+def become_subreaper() -> None:
+    """Let orphaned descendants come back to this process."""
+    libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def child_alarm() -> tuple[int, int]:
+    """Make a pipe whose read end becomes readable when a child ends."""
+    read_end, write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
+    signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+    return read_end, write_end
+
+
+def reap() -> Iterator[tuple[int, int]]:
+    """Yield (process id, wait status) of every child that has ended."""
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+        yield pid, status

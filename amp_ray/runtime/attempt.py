@@ -1,0 +1,266 @@
+"""One attempt at a trial: messages of the agents in, signs of failure and files out."""
+
+import base64
+import queue
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from amp_ray.runtime.link import AgentLink, AgentSettings, Message
+from amp_ray.trials.causes import Sign
+from amp_ray.trials.launch import (
+    FOLDER,
+    MASTER_ADDRESS,
+    MASTER_PORT,
+    Launch,
+    RankCommand,
+    fill_in,
+)
+from amp_ray.trials.signs import sign_of_deadline, sign_of_event, sign_of_exit, sign_of_trouble
+
+COLLECT_BYTES: Final = 16 * 1024 * 1024
+"""Of one file that is brought back; of a longer one, the end."""
+
+INTERFACE_VARIABLES: Final = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
+
+_PREPARE_TIMEOUT_S: Final = 10.0
+_MARGIN_S: Final = 2.0
+"""What an agent may be late after its deadline before the controller ends the trial itself."""
+_POLL_S: Final = 0.1
+
+
+class Attempt:
+    """The state of one attempt; ``run`` goes through it once."""
+
+    def __init__(
+        self,
+        launch: Launch,
+        name: str,
+        links: Mapping[str, AgentLink],
+        inbox: "queue.SimpleQueue[tuple[str, Message]]",
+        settings: AgentSettings,
+    ) -> None:
+        """Take what is needed; nothing is started.
+
+        Args:
+            launch: The trial.
+            name: Of its folder on the hosts.
+            links: An agent per host, by host name.
+            inbox: Where their messages arrive, with the agent's tag.
+            settings: How agents behave.
+        """
+        self.name = name
+        self.signs: list[Sign] = []
+        self.files: dict[str, dict[str, bytes]] = {host: {} for host in launch.hosts}
+        self.events: list[dict[str, Any]] = []
+        self.lost: set[str] = set()
+        self.prepared: dict[str, Message] = {}
+        self._launch, self._settings = launch, settings
+        self._links, self._inbox = links, inbox
+        self._hosts = {links[host].tag: host for host in launch.hosts}
+        self._pending = set(launch.hosts)
+        self._exits: list[tuple[str, Message, float]] = []
+        self._oom_kills: dict[str, int] = {}
+        self._stop_at: float | None = None
+        self._start = time.monotonic()
+
+    @property
+    def exit_codes(self) -> dict[int, int | None]:
+        """Exit code of every rank that ended by itself."""
+        return {exit_["rank"]: exit_["code"] for _, exit_, _ in self._exits if not exit_["ended"]}
+
+    @property
+    def left(self) -> dict[str, list[str]]:
+        """Processes that an agent could not end, by host."""
+        done = [event for event in self.events if event["kind"] == "done"]
+        return {event["host"]: event["left"] for event in done if not event["clean"]}
+
+    def run(self) -> None:
+        """Prepare, start, follow to the end; afterwards the attributes tell what happened."""
+        self._prepare()
+        if not self.signs:
+            self._begin()
+            self._follow(self._launch.timeout_s + self._settings.grace_s + _MARGIN_S)
+        else:
+            self._stop()
+        self._follow_up()
+
+    # ------------------------------------------------------------------ phases
+
+    def _prepare(self) -> None:
+        """Have every host make its folder and tell its address."""
+        for number, host in enumerate(self._launch.hosts):
+            link = self._links[host]
+            link.send(
+                kind="prepare",
+                base=self._settings.base,
+                name=self.name,
+                addresses=list(link.host.addresses),
+                port=number == 0,
+            )
+        deadline = time.monotonic() + _PREPARE_TIMEOUT_S
+        while self._pending - set(self.prepared) and not self.signs:
+            self._turn()
+            if time.monotonic() > deadline:
+                for host in sorted(self._pending - set(self.prepared)):
+                    self._lose(host, f"the agent did not answer within {_PREPARE_TIMEOUT_S} s")
+
+    def _begin(self) -> None:
+        """Start all ranks."""
+        files = {name: base64.b64encode(data).decode() for name, data in self._launch.files.items()}
+        for host in self._launch.hosts:
+            ranks = [command for command in self._launch.commands if command.host == host]
+            self._links[host].send(
+                kind="job",
+                files=files,
+                cwd=self._launch.cwd,
+                slots=[command.slot for command in ranks],
+                ranks=[self.describe(command) for command in ranks],
+                deadline_s=self._launch.timeout_s,
+                settle_s=self._settings.settle_s,
+                collect=list(self._launch.collect),
+                collect_bytes=COLLECT_BYTES,
+            )
+
+    def describe(self, command: RankCommand) -> dict[str, Any]:
+        """Fill in what only the hosts knew; call it after the preparation."""
+        own = self.prepared[command.host]
+        first = self.prepared[self._launch.hosts[0]]
+        values = {
+            FOLDER: own["folder"],
+            MASTER_ADDRESS: first["address"],
+            MASTER_PORT: str(first["port"]),
+        }
+        environment: dict[str, str] = {
+            **dict.fromkeys(INTERFACE_VARIABLES, str(own["interface"])),
+            **self._launch.environment,
+            **command.environment,
+        }
+        return {
+            "rank": command.rank,
+            "argv": [fill_in(word, values) for word in command.argv],
+            "environment": {key: fill_in(text, values) for key, text in environment.items()},
+        }
+
+    def _follow(self, limit_s: float) -> None:
+        """Follow until every agent is done or lost."""
+        deadline = time.monotonic() + limit_s
+        while self._pending:
+            self._turn()
+            now = time.monotonic()
+            if self._stop_at is not None and now > self._stop_at:
+                self._stop()
+                deadline = min(deadline, now + self._settings.grace_s + self._settings.lease_s)
+                self._stop_at = None
+            if now > deadline:
+                for host in sorted(self._pending):
+                    self._lose(host, "the agent did not end the trial in time")
+
+    def _stop(self) -> None:
+        """Tell every agent that is still busy to end its ranks."""
+        for host in self._pending:
+            self._links[host].send(kind="stop", reason="stopped")
+
+    def _follow_up(self) -> None:
+        """After a stop before the start, wait for the answers; then turn exits into signs."""
+        if self._pending:
+            self._follow(self._settings.grace_s + _MARGIN_S)
+        for host, exit_, time_s in self._exits:
+            num_oom_kills = self._oom_kills.get(host, 0)
+            sign = sign_of_exit(host, exit_, time_s, num_oom_kills=num_oom_kills)
+            if sign is not None:
+                self.signs.append(sign)
+
+    # ------------------------------------------------------------------ messages
+
+    def _turn(self) -> None:
+        """Take one message, or notice silence."""
+        try:
+            tag, message = self._inbox.get(timeout=_POLL_S)
+        except queue.Empty:
+            pass
+        else:
+            if tag in self._hosts:
+                self._handle(self._hosts[tag], message)
+        for host in sorted(self._pending):
+            if self._links[host].silent_s > self._settings.lease_s:
+                self._lose(host, f"no sign of life for {self._settings.lease_s} s")
+
+    def _handle(self, host: str, message: Message) -> None:
+        """Note a message."""
+        time_s = time.monotonic() - self._start
+        kind = message["kind"]
+        if kind == "file":
+            self.files[host][message["name"]] = base64.b64decode(message["content"])
+            return
+        self.events.append({"time_s": round(time_s, 4), "host": host, **message})
+        react: dict[str, Callable[[str, Message, float], None]] = {
+            "prepared": self._on_prepared,
+            "said": self._on_said,
+            "trouble": self._on_trouble,
+            "exit": self._on_exit,
+            "done": self._on_done,
+            "lost": self._on_lost,
+        }
+        if kind in react:
+            react[kind](host, message, time_s)
+
+    def _on_prepared(self, host: str, message: Message, _time_s: float) -> None:
+        """A host is ready."""
+        self.prepared[host] = message
+
+    def _on_said(self, host: str, message: Message, time_s: float) -> None:
+        """A rank sent an event; only its report of a failure matters here."""
+        sign = sign_of_event(host, message, time_s)
+        if sign is not None:
+            self._add(sign)
+
+    def _on_trouble(self, host: str, message: Message, time_s: float) -> None:
+        """Something is wrong with a host; a log that cannot be written ends nothing."""
+        sign = sign_of_trouble(host, message, time_s)
+        if sign.rank is not None and sign.kind == "disk":
+            self.signs.append(sign)
+            return
+        self._add(sign)
+        if host not in self.prepared:
+            self._pending.discard(host)
+
+    def _on_exit(self, host: str, message: Message, time_s: float) -> None:
+        """A rank ended."""
+        self._exits.append((host, message, time_s))
+        if message["code"] != 0 and not message["ended"]:
+            self._stop_soon()
+
+    def _on_done(self, host: str, message: Message, time_s: float) -> None:
+        """An agent has ended its ranks, verified that and removed its folder."""
+        self._pending.discard(host)
+        self._oom_kills[host] = message["num_oom_kills"]
+        if message["reason"] == "deadline":
+            ended = [exit_ for name, exit_, _ in self._exits if name == host and exit_["ended"]]
+            limit_s = self._launch.timeout_s
+            self._add(sign_of_deadline(host, ended, time_s, timeout_s=limit_s))
+
+    def _on_lost(self, host: str, message: Message, _time_s: float) -> None:
+        """An agent, or the connection to it, is gone."""
+        if host in self._pending:
+            self._lose(host, message["text"])
+
+    # ------------------------------------------------------------------ signs
+
+    def _lose(self, host: str, text: str) -> None:
+        """Give a host up; its agent's lease ends, and a sweep has to follow."""
+        self._pending.discard(host)
+        self.lost.add(host)
+        self._links[host].close()
+        time_s = time.monotonic() - self._start
+        self._add(Sign(kind="lost", host=host, rank=None, time_s=time_s, text=text))
+
+    def _add(self, sign: Sign) -> None:
+        """Note a sign of failure; the trial will be stopped."""
+        self.signs.append(sign)
+        self._stop_soon()
+
+    def _stop_soon(self) -> None:
+        """Stop the others after a moment in which they can tell their story."""
+        if self._stop_at is None:
+            self._stop_at = time.monotonic() + self._settings.settle_s

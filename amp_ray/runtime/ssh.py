@@ -1,0 +1,321 @@
+"""Hosts behind SSH: the only module that imports paramiko."""
+
+import contextlib
+import getpass
+import shlex
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final, NoReturn
+
+import paramiko
+
+from amp_ray.errors import HostError
+from amp_ray.runtime.host import Channel, Completed
+from amp_ray.runtime.ssh_target import (
+    DEFAULT_PORT,
+    SshSettings,
+    SshTarget,
+    known_hosts_name,
+    parse_target,
+)
+
+_MS_PER_S: Final = 1000
+_READ_BYTES: Final = 64 * 1024
+_MAX_JUMPS: Final = 4
+_TCP_TIMEOUT_S: Final = 5.0
+"""How long sent bytes may stay unacknowledged; paramiko's keepalive detects nothing."""
+
+
+class SshHost:
+    """A host behind SSH; one connection, kept open between trials."""
+
+    def __init__(self, name: str, settings: SshSettings) -> None:
+        """Look up how the host is reached; nothing is opened yet.
+
+        Args:
+            name: ``[user@]host[:port]``, as the hostfile has it.
+            settings: How.
+
+        Raises:
+            InputError: If the name has another form.
+            HostError: If the configuration asks for what is not supported.
+        """
+        self.name = name
+        self.python = settings.python
+        self._settings = settings
+        self._route = _Route.find(parse_target(name), settings)
+        self._lock = threading.Lock()
+        self._clients: list[paramiko.SSHClient] = []
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """The address that the name stands for here, and the names themselves."""
+        names = (self._route.host, parse_target(self.name).host)
+        found: list[str] = []
+        with contextlib.suppress(OSError, UnicodeError):
+            found = [str(entry[4][0]) for entry in socket.getaddrinfo(names[0], None)]
+        return tuple(dict.fromkeys([*found, *names]))
+
+    def connect(self) -> None:
+        """Connect, unless connected.
+
+        Raises:
+            HostError: With what to do about it.
+        """
+        self._connected()
+
+    def run(self, argv: Sequence[str], *, timeout_s: float, text: str = "") -> Completed:
+        """Run a short command; see ``Host.run``."""
+        with self._errors():
+            session = self._start(argv)
+            session.settimeout(timeout_s)
+            output = session.makefile("rb")
+            error = session.makefile_stderr("rb")
+            with session, output, error:
+                session.sendall(text.encode())
+                session.shutdown_write()
+                texts = output.read(), error.read()
+                code = session.recv_exit_status()
+        decoded = [data.decode("utf-8", "replace") for data in texts]
+        return Completed(exit_code=code, output=decoded[0], error=decoded[1])
+
+    def put_text(self, path: str, text: str) -> None:
+        """Write a file; see ``Host.put_text``."""
+        with (
+            self._errors(path),
+            self._connected().open_sftp() as sftp,
+            sftp.open(path, "w") as file,
+        ):
+            file.write(text.encode())
+
+    def get_text(self, path: str) -> str:
+        """Read a file; see ``Host.get_text``."""
+        with self._errors(path), self._connected().open_sftp() as sftp, sftp.open(path) as file:
+            return file.read().decode("utf-8", "replace")
+
+    def open_channel(self, argv: Sequence[str]) -> Channel:
+        """Start a command that is talked to; see ``Host.open_channel``."""
+        with self._errors():
+            session = self._start(argv)
+            session.set_combine_stderr(True)
+            return SshChannel(session)
+
+    def close(self) -> None:
+        """End the connection."""
+        with self._lock:
+            self._disconnect()
+
+    def _start(self, argv: Sequence[str]) -> paramiko.Channel:
+        """Start a command. The one place where words become a line for the remote shell."""
+        transport = self._connected().get_transport()
+        assert transport is not None
+        session = transport.open_session(timeout=self._settings.connect_timeout_s)
+        session.exec_command(f"exec {shlex.join(argv)}")
+        return session
+
+    def _connected(self) -> paramiko.SSHClient:
+        """Return the open connection, after making it where there is none."""
+        with self._lock:
+            transport = self._clients[-1].get_transport() if self._clients else None
+            if transport is None or not transport.is_active():
+                self._disconnect()
+                try:
+                    for route in self._route.hops(self._settings):
+                        self._clients.append(self._open(route))
+                except BaseException:
+                    self._disconnect()
+                    raise
+            return self._clients[-1]
+
+    def _disconnect(self) -> None:
+        """Close the connection and those that it goes through."""
+        while self._clients:
+            self._clients.pop().close()
+
+    def _open(self, route: "_Route") -> paramiko.SSHClient:
+        """Open one connection, through the last one where there is one."""
+        settings = self._settings
+        timeout_s = settings.connect_timeout_s
+        client = paramiko.SSHClient()
+        client.set_missing_host_key_policy(_Refuse(route, settings))
+        known_hosts = Path(settings.known_hosts).expanduser()
+        if known_hosts.exists():
+            client.load_host_keys(str(known_hosts))
+        try:
+            tunnel = self._tunnel(route)
+            client.connect(
+                route.host,
+                port=route.port,
+                username=route.user,
+                key_filename=list(route.identities) or None,  # type: ignore[arg-type] # may be a list
+                allow_agent=settings.use_agent,
+                look_for_keys=False,
+                timeout=timeout_s,
+                banner_timeout=timeout_s,
+                auth_timeout=timeout_s,
+                channel_timeout=timeout_s,
+                sock=tunnel,
+            )
+        except (paramiko.SSHException, OSError, EOFError, ValueError, HostError) as error:
+            client.close()
+            _explain(error, route, settings)
+        transport = client.get_transport()
+        if transport is not None and tunnel is None and isinstance(transport.sock, socket.socket):
+            limit_ms = int(_TCP_TIMEOUT_S * _MS_PER_S)
+            transport.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, limit_ms)
+        return client
+
+    def _tunnel(self, route: "_Route") -> paramiko.Channel | None:
+        """Reach the next host from the last one that is open."""
+        transport = self._clients[-1].get_transport() if self._clients else None
+        if transport is None:
+            return None
+        origin = ("127.0.0.1", 0)
+        limit_s = self._settings.connect_timeout_s
+        return transport.open_channel(
+            "direct-tcpip", (route.host, route.port), origin, timeout=limit_s
+        )
+
+    @contextlib.contextmanager
+    def _errors(self, path: str | None = None) -> Iterator[None]:
+        """Turn paramiko's many errors into ours."""
+        try:
+            yield
+        except (paramiko.SSHException, OSError, EOFError) as error:
+            what = "took too long" if isinstance(error, TimeoutError) else str(error)
+            place = self.name if path is None else f"{self.name}: {path}"
+            message = f"{place}: {what or type(error).__name__}"
+            raise HostError(message) from error
+
+
+class SshChannel:
+    """A running command behind SSH."""
+
+    def __init__(self, session: paramiko.Channel) -> None:
+        """Take over a session."""
+        self._session = session
+
+    def read(self) -> bytes:
+        """Wait for output."""
+        return self._session.recv(_READ_BYTES)
+
+    def write(self, data: bytes) -> None:
+        """Write all of it."""
+        self._session.sendall(data)
+
+    def close(self) -> None:
+        """Close stdin, which ends the agent's lease; the agent's last words still arrive."""
+        with contextlib.suppress(EOFError, paramiko.SSHException):
+            self._session.shutdown_write()
+
+
+class _Route:
+    """One connection's end, after targets, settings and configuration have had their say."""
+
+    def __init__(self, target: SshTarget, settings: SshSettings) -> None:
+        """Look the target up."""
+        found = _config(settings).lookup(target.host)
+        if "proxycommand" in found:
+            message = (
+                f"{target.host}: ProxyCommand in {settings.config} is not supported; "
+                "use ProxyJump, which is"
+            )
+            raise HostError(message)
+        self.host: str = found.get("hostname", target.host)
+        self.port = target.port or int(found.get("port", DEFAULT_PORT))
+        self.user: str = target.user or settings.user or found.get("user") or getpass.getuser()
+        listed = settings.identities or tuple(found.get("identityfile", ()))
+        self.identities = tuple(str(Path(name).expanduser()) for name in listed)
+        self.jumps = tuple(name for name in found.get("proxyjump", "").split(",") if name)
+
+    @classmethod
+    def find(cls, target: SshTarget, settings: SshSettings) -> "_Route":
+        """Look a target up and check its key files.
+
+        Raises:
+            HostError: If a key file is missing.
+        """
+        route = cls(target, settings)
+        missing = [name for name in route.identities if not Path(name).is_file()]
+        if missing and (settings.identities or len(missing) == len(route.identities)):
+            message = (
+                f"{target.host}: key file {', '.join(missing)} does not exist; name an existing "
+                "one as identity file, or make one with: ssh-keygen -t ed25519"
+            )
+            raise HostError(message)
+        route.identities = tuple(name for name in route.identities if name not in missing)
+        return route
+
+    def hops(self, settings: SshSettings, depth: int = 0) -> "Iterator[_Route]":
+        """Yield the connections to open, one through the other, this one last."""
+        if depth > _MAX_JUMPS:
+            message = f"{self.host}: more than {_MAX_JUMPS} ProxyJump in a row; is there a circle?"
+            raise HostError(message)
+        for jump in () if self.jumps == ("none",) else self.jumps:
+            yield from _Route.find(parse_target(jump), settings).hops(settings, depth + 1)
+        yield self
+
+
+class _Refuse(paramiko.MissingHostKeyPolicy):
+    """Refuse unknown keys, with the command that makes them known."""
+
+    def __init__(self, route: _Route, settings: SshSettings) -> None:
+        """Remember where we go."""
+        self._route, self._settings = route, settings
+
+    def missing_host_key(
+        self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey
+    ) -> NoReturn:
+        """Refuse."""
+        del client
+        message = (
+            f"{hostname}: its {key.get_name()} key {key.fingerprint} is not in "
+            f"{self._settings.known_hosts}. Compare it with the host's own (ssh-keygen -lf "
+            "/etc/ssh/ssh_host_*_key.pub there), then add it with: "
+            f"{_keyscan(self._route, self._settings)}"
+        )
+        raise HostError(message)
+
+
+def _keyscan(route: _Route, settings: SshSettings) -> str:
+    """Return the command that adds a host's key."""
+    scan = shlex.join(["ssh-keyscan", "-p", str(route.port), route.host])
+    return f"{scan} >> {settings.known_hosts}"
+
+
+def _config(settings: SshSettings) -> paramiko.SSHConfig:
+    """Read the OpenSSH client configuration, if there is one."""
+    path = Path(settings.config).expanduser() if settings.config is not None else None
+    if path is None or not path.exists():
+        return paramiko.SSHConfig()
+    return paramiko.SSHConfig.from_path(str(path))
+
+
+def _explain(error: Exception, route: _Route, settings: SshSettings) -> NoReturn:
+    """Raise HostError with what is wrong and what mends it."""
+    place = f"{route.user}@{known_hosts_name(route.host, route.port)}"
+    match error:
+        case HostError():
+            raise error
+        case paramiko.BadHostKeyException():
+            name = known_hosts_name(route.host, route.port)
+            forget = shlex.join(["ssh-keygen", "-R", name, "-f", settings.known_hosts])
+            text = (
+                f"its key has changed: expected {error.expected_key.fingerprint}, found "
+                f"{error.key.fingerprint}. If you know why, run: {forget} && "
+                f"{_keyscan(route, settings)}"
+            )
+        case paramiko.AuthenticationException():
+            keys = ", ".join(route.identities) or "none"
+            agent = "asked" if settings.use_agent else "not asked (use_agent is off)"
+            text = f"login refused: {error}; key files tried: {keys}; ssh-agent {agent}"
+        case TimeoutError():
+            text = f"no answer within {settings.connect_timeout_s} s"
+        case OSError():
+            text = error.strerror or str(error)
+        case _:
+            text = str(error) or type(error).__name__
+    message = f"{place}: {text}"
+    raise HostError(message) from error

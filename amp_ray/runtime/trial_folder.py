@@ -1,0 +1,101 @@
+"""One folder per trial, with everything to read it and to run it again by hand."""
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from amp_ray.trials.launch import Launch
+from amp_ray.trials.outcome import Outcome, outcome_to_json
+
+_RERUN_HEAD: Final = """#!/bin/sh
+# Trial {trial_id} by hand: copy files/ to every host, set FOLDER to where it is there, and start
+# each command below on its host, all at the same time. Address and port are those of the last run.
+"""
+
+
+class TrialFolder:
+    """The folder of one trial on this machine.
+
+    ========================  =======================================================
+    ``launch.json``           commands, environment, limits, as asked for
+    ``files/``                the files that every host got
+    ``rerun.sh``              each rank's command, ready to copy
+    ``events.jsonl``          what the agents said, in order
+    ``hosts/NAME/``           the files that came back, logs of the ranks among them
+    ``outcome.json``          what came of it; written last
+    ========================  =======================================================
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Make the folder.
+
+        Raises:
+            FileExistsError: If there is one: a trial never overwrites another.
+        """
+        self.path = path
+        path.mkdir(parents=True)
+
+    def write_launch(self, launch: Launch) -> None:
+        """Write what is about to be started."""
+        record = {
+            "trial_id": launch.trial_id,
+            "timeout_s": launch.timeout_s,
+            "cwd": launch.cwd,
+            "collect": list(launch.collect),
+            "environment": dict(launch.environment),
+            "commands": [
+                {
+                    "rank": command.rank,
+                    "host": command.host,
+                    "slot": command.slot,
+                    "argv": list(command.argv),
+                    "environment": dict(command.environment),
+                }
+                for command in launch.commands
+            ],
+        }
+        self._write_json("launch.json", record)
+        for name, data in launch.files.items():
+            path = self.path / "files" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+
+    def write_rerun(self, launch: Launch, ranks: Sequence[Mapping[str, Any]]) -> None:
+        """Write the commands as they were really started.
+
+        Args:
+            launch: The trial.
+            ranks: Per rank its filled-in ``argv`` and ``environment``.
+        """
+        lines = [_RERUN_HEAD.format(trial_id=launch.trial_id)]
+        where = '"$FOLDER"' if launch.cwd is None else shlex.quote(launch.cwd)
+        for command, rank in zip(launch.commands, ranks, strict=True):
+            variables = [f"{key}={text}" for key, text in sorted(rank["environment"].items())]
+            lines.append(f"# rank {command.rank} on {command.host}, slot {command.slot}")
+            lines.append(f"cd {where} && {shlex.join(['env', *variables, *rank['argv']])}\n")
+        (self.path / "rerun.sh").write_text("\n".join(lines), encoding="utf-8")
+
+    def write_events(self, events: Sequence[Mapping[str, Any]]) -> None:
+        """Append what the agents of one attempt said."""
+        with (self.path / "events.jsonl").open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps(event) + "\n" for event in events)
+
+    def write_files(self, files: Mapping[str, Mapping[str, bytes]]) -> None:
+        """Write what came back, per host; a retry's files replace those of the attempt before."""
+        for host, contents in files.items():
+            folder = self.path / "hosts" / host.replace("/", "_")
+            folder.mkdir(parents=True, exist_ok=True)
+            for name, data in contents.items():
+                (folder / name).write_bytes(data)
+
+    def write_outcome(self, outcome: Outcome) -> None:
+        """Write the end; afterwards the folder changes no more."""
+        self._write_json("outcome.json", outcome_to_json(outcome))
+
+    def _write_json(self, name: str, record: Mapping[str, Any]) -> None:
+        """Write a file whole or not at all."""
+        partial = self.path / f"{name}.part"
+        partial.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        partial.replace(self.path / name)

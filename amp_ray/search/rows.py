@@ -1,0 +1,74 @@
+"""The ROW object of the JSON contract."""
+
+from typing import Any
+
+from amp_ray.cost.estimate import Estimate, Result
+from amp_ray.search.ranking import Ranking
+from amp_ray.spec.cluster import Cluster
+from amp_ray.spec.strategy import Candidate
+from amp_ray.spec.strategy_json import strategy_to_json
+
+SCHEMA = 1
+
+
+def row(result: Result, position: int | None, cluster: Cluster) -> dict[str, Any]:
+    """Return one result as a ROW; what a model does not know is null.
+
+    Args:
+        result: An estimate, or a candidate from which nothing could be made.
+        position: Place in the ranking from 1; None where rows are not ranked.
+        cluster: Gives the placement its host names.
+    """
+    if not isinstance(result, Estimate):
+        return {
+            "position": position,
+            "strategy": _candidate(result.candidate),
+            "iteration_time_s": None,
+            "breakdown_s": None,
+            "peak_memory_bytes": None,
+            "memory_limit_bytes": None,
+            "feasible": False,
+            "reason": str(result.reason),
+            "launchable": False,
+            "failure_probability": 1.0,
+            "warnings": [],
+        }
+    return {
+        "position": position,
+        "strategy": strategy_to_json(result.strategy, cluster),
+        "iteration_time_s": result.iteration_time_s,
+        "breakdown_s": None if result.breakdown is None else result.breakdown.to_json(),
+        "peak_memory_bytes": [round(value) for value in result.peak_memory_bytes] or None,
+        "memory_limit_bytes": [round(value) for value in result.memory_limit_bytes] or None,
+        "feasible": result.feasible,
+        "reason": "; ".join(map(str, result.reasons)) or None,
+        "launchable": result.launchable,
+        "failure_probability": result.failure_probability,
+        "warnings": list(result.warnings),
+    }
+
+
+def ranking_rows(
+    ranking: Ranking, cluster: Cluster, *, num_rows: int | None
+) -> list[dict[str, Any]]:
+    """Return the first rows of a ranking; None lists every one, the infeasible included."""
+    shown = (
+        ranking.results
+        if num_rows is None
+        else ranking.results[: min(num_rows, ranking.num_feasible)]
+    )
+    return [row(result, position, cluster) for position, result in enumerate(shown, start=1)]
+
+
+def _candidate(candidate: Candidate) -> dict[str, Any]:
+    """Return a STRATEGY object without cuts and placement."""
+    return {
+        "tp": candidate.tp,
+        "pp": candidate.pp,
+        "dp": candidate.dp,
+        "micro_batch_size": candidate.micro_batch_size,
+        "num_micro_batches": candidate.num_micro_batches,
+        "bounds": None,
+        "recompute": candidate.recompute,
+        "placement": None,
+    }

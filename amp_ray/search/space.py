@@ -1,0 +1,79 @@
+"""The uniform space: every (tp, dp, pp, micro-batch size) that uses each device once."""
+
+from amp_ray.spec.cluster import Cluster
+from amp_ray.spec.experiment import Experiment, SearchLimits
+from amp_ray.spec.strategy import Candidate
+
+
+def uniform_candidates(experiment: Experiment) -> tuple[Candidate, ...]:
+    """Enumerate all candidates of an experiment within the user's limits.
+
+    The product tp x dp x pp is the number of devices, dp times the micro-batch size divides
+    the global batch, and tensor-parallel groups stay inside a node unless the limits allow
+    more. Order: micro-batch size, tp, dp, each ascending.
+
+    Returns:
+        Candidates in that order; none twice.
+
+    Raises:
+        ValueError: If the limits leave nothing, with the limit that did it.
+    """
+    limits, num_devices = experiment.limits, experiment.cluster.num_devices
+    tps = [tp for tp in _divisors(num_devices) if _allows_tp(tp, experiment.cluster, limits)]
+    candidates = [
+        Candidate(
+            micro_batch_size=size,
+            tp=tp,
+            dp=dp,
+            pp=num_devices // (tp * dp),
+            num_micro_batches=experiment.global_batch_size // (dp * size),
+            recompute=experiment.recompute,
+        )
+        for tp in tps
+        for dp in _divisors(num_devices // tp)
+        if experiment.global_batch_size % dp == 0
+        for size in _divisors(experiment.global_batch_size // dp)
+        if _allows(dp, num_devices // (tp * dp), size, limits)
+    ]
+    if not candidates:
+        raise ValueError(_why_empty(experiment, tps))
+    return tuple(sorted(candidates))
+
+
+def _allows_tp(tp: int, cluster: Cluster, limits: SearchLimits) -> bool:
+    """Tell whether tensor-parallel groups of this size fit the limits and the nodes."""
+    if tp < limits.min_tp or (limits.max_tp is not None and tp > limits.max_tp):
+        return False
+    return limits.tp_across_nodes or all(node.num_slots % tp == 0 for node in cluster.nodes)
+
+
+def _allows(dp: int, pp: int, size: int, limits: SearchLimits) -> bool:
+    """Tell whether the other degrees fit the limits."""
+    within_dp = limits.max_dp is None or dp <= limits.max_dp
+    within_pp = limits.max_pp is None or pp <= limits.max_pp
+    within_size = limits.micro_batch_sizes is None or size in limits.micro_batch_sizes
+    return within_dp and within_pp and within_size
+
+
+def _why_empty(experiment: Experiment, tps: list[int]) -> str:
+    """Name what left no candidate."""
+    limits, cluster = experiment.limits, experiment.cluster
+    batch = experiment.global_batch_size
+    head = f"no candidate for {cluster.num_devices} devices and global_batch_size {batch}"
+    if not tps:
+        slots = sorted({node.num_slots for node in cluster.nodes})
+        return (
+            f"{head}: no tp from min_tp {limits.min_tp} to max_tp {limits.max_tp} divides the "
+            f"slots of every node ({slots}); widen the limits or set search.tp_across_nodes: true"
+        )
+    return (
+        f"{head}: with tp of {tps}, max_dp {limits.max_dp}, max_pp {limits.max_pp} and "
+        f"micro_batch_sizes {limits.micro_batch_sizes} no dp x micro-batch size divides the batch; "
+        "widen the limits or change the batch"
+    )
+
+
+def _divisors(number: int) -> list[int]:
+    """Return all divisors in ascending order."""
+    low = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
+    return low + [number // d for d in reversed(low) if d * d != number]

@@ -1,0 +1,1 @@
+"""The nouns: what is given and what is chosen."""

@@ -1,0 +1,266 @@
+"""Operators of the transformer layers that all families are built from.
+
+Counts of the saved activations follow Korthikanti et al., arXiv:2205.05198,
+section 4.1: 34*s*h + 5*a*s^2 bytes per GPT block in half precision. Traffic of
+the memory-bound kernels is counted from what each one reads and writes.
+"""
+
+from dataclasses import dataclass
+
+from amp_ray.spec.model import Layer
+from amp_ray.spec.operator import Elementwise, Gemm, Operator, Shard
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Width:
+    """Sizes of one transformer block.
+
+    Args:
+        tokens: Tokens per sample.
+        hidden: Width of the residual stream.
+        heads: Attention heads.
+        key_value_heads: Heads of keys and values.
+        feed_forward: Inner width of the feed-forward part.
+        shards_heads: Whether tensor parallelism divides the attention core.
+        window: Tokens that one token attends to; None means all.
+        fused: Whether activation and softmax run as one kernel each; else every arithmetic step
+            of theirs reads, writes and keeps its own tensor.
+    """
+
+    tokens: int
+    hidden: int
+    heads: int
+    key_value_heads: int
+    feed_forward: int
+    shards_heads: bool = True
+    window: int | None = None
+    fused: bool = True
+
+    @property
+    def attended(self) -> int:
+        """Tokens that one token attends to."""
+        return self.tokens if self.window is None else self.window
+
+    @property
+    def head_size(self) -> int:
+        """Width of one head."""
+        return self.hidden // self.heads
+
+    @property
+    def key_value_size(self) -> int:
+        """Width of all keys, or of all values."""
+        return self.head_size * self.key_value_heads
+
+    @property
+    def stream(self) -> int:
+        """Elements of the residual stream, per sample."""
+        return self.tokens * self.hidden
+
+    @property
+    def scores(self) -> int:
+        """Elements of the attention matrix of all heads, per sample."""
+        return self.heads * self.tokens * self.attended
+
+
+def gpt_block(width: Width, *, name: str, dropout: bool = True) -> Layer:
+    """Build a pre-norm GPT block: attention, then a GELU feed-forward part of two GEMMs."""
+    stream, inner = width.stream, width.tokens * width.feed_forward
+    operators = (
+        norm("norm-1", width, bias=True),
+        *_attention(width, bias=True, dropout=dropout),
+        _residual("residual-1", width, dropout=dropout),
+        norm("norm-2", width, bias=True),
+        Gemm(
+            name="feed-forward-in",
+            rows=width.tokens,
+            columns=width.feed_forward,
+            inner=width.hidden,
+            shard="columns",
+            bias=width.feed_forward,
+            saved_elements=stream,
+            all_reduce="backward",
+        ),
+        _gelu(inner, fused=width.fused),
+        _feed_forward_out(width, bias=width.hidden),
+        _residual("residual-2", width, dropout=dropout),
+    )
+    return Layer(name=name, kind="block", operators=operators, output_elements=stream)
+
+
+def llama_block(width: Width, *, name: str) -> Layer:
+    """Build a pre-norm block with RMS norm, rotary embedding and a gated feed-forward part."""
+    stream, inner = width.stream, width.tokens * width.feed_forward
+    rotated = width.tokens * width.head_size * (width.heads + width.key_value_heads)
+    operators = (
+        norm("norm-1", width, bias=False),
+        *_attention(width, bias=False, dropout=False),
+        Elementwise(
+            name="rotary",
+            forward_elements=2 * rotated,
+            backward_elements=2 * rotated,
+            num_kernels=2,
+            sharded=width.shards_heads,
+        ),
+        _residual("residual-1", width, dropout=False),
+        norm("norm-2", width, bias=False),
+        Gemm(
+            name="feed-forward-in",
+            rows=width.tokens,
+            columns=2 * width.feed_forward,
+            inner=width.hidden,
+            shard="columns",
+            saved_elements=stream,
+            all_reduce="backward",
+        ),
+        Elementwise(
+            name="gated-silu",
+            forward_elements=5 * inner,
+            backward_elements=8 * inner,
+            num_kernels=2,
+            sharded=True,
+            saved_elements=3 * inner,
+        ),
+        _feed_forward_out(width, bias=0),
+        _residual("residual-2", width, dropout=False),
+    )
+    return Layer(name=name, kind="block", operators=operators, output_elements=stream)
+
+
+def norm(name: str, width: Width, *, bias: bool) -> Elementwise:
+    """Layer norm or RMS norm: reads and writes the stream, keeps its input."""
+    return Elementwise(
+        name=name,
+        forward_elements=2 * width.stream,
+        backward_elements=5 * width.stream,
+        replicated_parameters=width.hidden * (2 if bias else 1),
+        saved_elements=width.stream,
+    )
+
+
+def _gelu(inner: int, *, fused: bool) -> Elementwise:
+    """GELU: one fused kernel, or five steps around the error function."""
+    if fused:
+        return Elementwise(
+            name="gelu",
+            forward_elements=2 * inner,
+            backward_elements=4 * inner,
+            sharded=True,
+            saved_elements=inner,
+        )
+    return Elementwise(
+        name="gelu",
+        forward_elements=11 * inner,
+        backward_elements=15 * inner,
+        num_kernels=5,
+        sharded=True,
+        saved_elements=3 * inner,
+    )
+
+
+def _residual(name: str, width: Width, *, dropout: bool) -> Elementwise:
+    """Bias, dropout and the addition to the residual stream."""
+    return Elementwise(
+        name=name,
+        forward_elements=3.5 * width.stream if dropout else 3 * width.stream,
+        backward_elements=6.5 * width.stream if dropout else 3 * width.stream,
+        saved_mask_bytes=width.stream if dropout else 0,
+    )
+
+
+def _feed_forward_out(width: Width, *, bias: int) -> Gemm:
+    """Return the row-parallel GEMM back to the residual stream."""
+    return Gemm(
+        name="feed-forward-out",
+        rows=width.tokens,
+        columns=width.hidden,
+        inner=width.feed_forward,
+        shard="inner",
+        bias=bias,
+        saved_elements=width.tokens * width.feed_forward,
+        saved_sharded=True,
+        all_reduce="forward",
+    )
+
+
+def _attention(width: Width, *, bias: bool, dropout: bool) -> tuple[Operator, ...]:
+    """Self-attention from the projections to the output projection, without flash kernels."""
+    columns = width.hidden + 2 * width.key_value_size
+    return (
+        Gemm(
+            name="qkv",
+            rows=width.tokens,
+            columns=columns,
+            inner=width.hidden,
+            shard="columns",
+            bias=columns if bias else 0,
+            saved_elements=width.stream,
+            all_reduce="backward",
+        ),
+        *_attention_core(width, dropout=dropout),
+        Elementwise(
+            name="heads",
+            forward_elements=2 * width.stream,
+            backward_elements=11 * width.stream,
+            num_kernels=2,
+            sharded=width.shards_heads,
+        ),
+        Gemm(
+            name="projection",
+            rows=width.tokens,
+            columns=width.hidden,
+            inner=width.hidden,
+            shard="inner",
+            bias=width.hidden if bias else 0,
+            saved_elements=width.stream,
+            saved_sharded=True,
+            all_reduce="forward",
+        ),
+    )
+
+
+def _attention_core(width: Width, *, dropout: bool) -> tuple[Operator, ...]:
+    """Scores, softmax, dropout and context, window by window."""
+    sharded, scores = width.shards_heads, width.scores
+    shard: Shard = "batch" if sharded else "none"
+    batch = width.heads * width.tokens // width.attended
+    drop = Elementwise(
+        name="attention-dropout",
+        forward_elements=2.5 * scores,
+        backward_elements=2.5 * scores,
+        sharded=sharded,
+        saved_elements=scores,
+        saved_mask_bytes=scores,
+    )
+    return (
+        Gemm(
+            name="scores",
+            rows=width.attended,
+            columns=width.attended,
+            inner=width.head_size,
+            batch=batch,
+            shard=shard,
+            has_weight=False,
+            saved_elements=width.stream + width.tokens * width.key_value_size,
+            saved_sharded=sharded,
+        ),
+        Elementwise(
+            name="softmax",
+            forward_elements=(2 if width.fused else 6) * scores,
+            backward_elements=(3 if width.fused else 6) * scores,
+            num_kernels=1 if width.fused else 4,
+            sharded=sharded,
+            saved_elements=scores,
+        ),
+        *((drop,) if dropout else ()),
+        Gemm(
+            name="context",
+            rows=width.attended,
+            columns=width.head_size,
+            inner=width.attended,
+            batch=batch,
+            shard=shard,
+            has_weight=False,
+            saved_elements=width.tokens * width.key_value_size,
+            saved_sharded=sharded,
+        ),
+    )

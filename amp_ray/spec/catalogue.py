@@ -1,0 +1,117 @@
+"""The shipped device catalogue: data only, every row with its source.
+
+Rates are dense (without structured sparsity) and in TFLOP/s, bandwidth in GB/s,
+memory in GiB as the driver leaves it to processes; where no usable figure is
+published, the nominal size less what the driver and ECC keep on such boards.
+The GEMM share is what cuBLAS sustains in full tiles: 0.8 on boards that hold their clock
+(A100), less where the power limit decides (T4 70 W, L4 72 W) or where the tensor cores
+outrun operand delivery (V100, H100).
+"""
+
+from typing import Final
+
+from amp_ray.spec.device import Device
+from amp_ray.units import GIGA, TERA, gib_to_bytes
+
+_Row = tuple[str, float, float, int, float, float | None, float | None, float, str]
+
+# name, memory GiB, memory GB/s, multiprocessors, fp32, fp16, bf16 TFLOP/s, GEMM share, source
+_ROWS: Final[tuple[_Row, ...]] = (
+    ("T4", 14.75, 320, 40, 8.1, 65, None, 0.45, "NVIDIA T4 data sheet; 14.75 GiB usable of 15"),
+    ("P100-16", 15.90, 732, 56, 10.6, 21.2, None, 0.80, "NVIDIA P100 SXM2 data sheet"),
+    (
+        "V100-16",
+        15.78,
+        900,
+        80,
+        15.7,
+        125,
+        None,
+        0.65,
+        "NVIDIA V100 SXM2 data sheet; 15.78 GiB usable",
+    ),
+    ("V100-32", 31.74, 900, 80, 15.7, 125, None, 0.65, "NVIDIA V100 SXM2 data sheet"),
+    ("A10", 22.06, 600, 72, 31.2, 125, 125, 0.60, "NVIDIA A10 data sheet; 24 GB with ECC"),
+    ("A30", 23.50, 933, 56, 10.3, 165, 165, 0.75, "NVIDIA A30 data sheet"),
+    ("A40", 44.43, 696, 84, 37.4, 149.7, 149.7, 0.70, "NVIDIA A40 data sheet; 48 GB with ECC"),
+    ("A100-40", 39.39, 1555, 108, 19.5, 312, 312, 0.80, "NVIDIA A100 SXM4 40GB data sheet"),
+    ("A100-80", 79.15, 2039, 108, 19.5, 312, 312, 0.80, "NVIDIA A100 SXM4 80GB data sheet"),
+    ("L4", 22.03, 300, 58, 30.3, 121, 121, 0.45, "NVIDIA L4 data sheet; dense, 24 GB with ECC"),
+    (
+        "L40S",
+        44.39,
+        864,
+        142,
+        91.6,
+        362,
+        362,
+        0.65,
+        "NVIDIA L40S data sheet; dense, 48 GB with ECC",
+    ),
+    ("H100", 79.10, 3350, 132, 66.9, 989.4, 989.4, 0.65, "NVIDIA H100 SXM5 80GB data sheet"),
+    ("H200", 139.80, 4800, 132, 66.9, 989.4, 989.4, 0.68, "NVIDIA H200 SXM data sheet"),
+    ("GH200", 94.50, 4000, 132, 66.9, 989.4, 989.4, 0.65, "NVIDIA GH200 96GB HBM3 data sheet"),
+    ("RTX3090", 23.68, 936, 82, 35.6, 71.2, 71.2, 0.75, "NVIDIA GA102 whitepaper; fp32 accumulate"),
+    (
+        "RTX4090",
+        23.64,
+        1008,
+        128,
+        82.6,
+        165.2,
+        165.2,
+        0.80,
+        "NVIDIA AD102 whitepaper; fp32 accumulate",
+    ),
+    (
+        "cpu",
+        4.0,
+        10,
+        1,
+        0.05,
+        None,
+        0.025,
+        0.80,
+        "One core of a server CPU: AVX2 at about 3 GHz, half used",
+    ),
+)
+
+
+def _device(row: _Row) -> Device:
+    """Turn one row of the table into a data sheet in SI units."""
+    name, gib, gbyte, units, fp32, fp16, bf16, gemm_fraction, source = row
+    return Device(
+        name=name,
+        memory_bytes=gib_to_bytes(gib),
+        memory_bytes_per_s=gbyte * GIGA,
+        num_multiprocessors=units,
+        fp32_flops=fp32 * TERA,
+        fp16_flops=None if fp16 is None else fp16 * TERA,
+        bf16_flops=None if bf16 is None else bf16 * TERA,
+        gemm_fraction=gemm_fraction,
+        source=source,
+    )
+
+
+CATALOGUE: Final[dict[str, Device]] = {row[0]: _device(row) for row in _ROWS}
+
+ALIASES: Final[dict[str, str]] = {"A100": "A100-40", "V100": "V100-16", "P100": "P100-16"}
+"""A name without a memory size means the smaller board: no plan relies on absent memory."""
+
+
+def find_device(name: str) -> Device:
+    """Look up a device by its catalogue name, ignoring case.
+
+    Raises:
+        ValueError: If the catalogue has no such device; the message lists what it has.
+    """
+    by_folded_name = {key.casefold(): key for key in CATALOGUE}
+    by_folded_name |= {key.casefold(): value for key, value in ALIASES.items()}
+    try:
+        return CATALOGUE[by_folded_name[name.casefold()]]
+    except KeyError:
+        message = (
+            f"device {name!r} is not in the catalogue; known: {', '.join(CATALOGUE)}. "
+            "Describe another one as {name, memory_gib, fp16_tflops, memory_gbyte_per_s}"
+        )
+        raise ValueError(message) from None

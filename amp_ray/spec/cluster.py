@@ -1,0 +1,134 @@
+"""Nodes, their devices, and the links between them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from amp_ray.spec.device import Device
+from amp_ray.units import microseconds_to_s
+
+DEFAULT_INTRA_LATENCY_S = microseconds_to_s(8)
+"""One NCCL step within a node (NVLink or PCIe); NCCL's own tuning tables say 5-15 us."""
+
+DEFAULT_INTER_LATENCY_S = microseconds_to_s(25)
+"""One NCCL step between nodes; InfiniBand 10-20 us, TCP over a cloud NIC 20-40 us."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """A path between two devices.
+
+    Args:
+        bandwidth_bytes_per_s: Rate in one direction, shared by all transfers of the node.
+        latency_s: Time until the first byte of a message arrives.
+    """
+
+    bandwidth_bytes_per_s: float
+    latency_s: float
+
+    def __post_init__(self) -> None:
+        """Refuse rates that would make a transfer free or impossible."""
+        if not self.bandwidth_bytes_per_s > 0 or not self.latency_s >= 0:
+            message = (
+                f"a link needs bandwidth_bytes_per_s > 0 and latency_s >= 0, found "
+                f"{self.bandwidth_bytes_per_s} and {self.latency_s}"
+            )
+            raise ValueError(message)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """One host.
+
+    Args:
+        name: Host name, as in the hostfile.
+        device: What sits in every slot.
+        num_slots: Number of devices.
+        intra: Link between two devices of this node.
+        inter: The node's network interface, shared by all its devices.
+    """
+
+    name: str
+    device: Device
+    num_slots: int
+    intra: Link
+    inter: Link
+
+    def __post_init__(self) -> None:
+        """Refuse an empty node."""
+        if self.num_slots < 1:
+            message = f"node {self.name!r} needs at least one slot, found {self.num_slots}"
+            raise ValueError(message)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """All nodes, in hostfile order; devices are numbered through in that order.
+
+    Args:
+        nodes: At least one node; names differ.
+        pair_links: Links of single node pairs ``(i, j)`` with ``i < j``, where they are known
+            better than by the two network interfaces.
+
+    Raises:
+        ValueError: If there is no node, a name occurs twice, or a pair does not exist.
+    """
+
+    nodes: tuple[Node, ...]
+    pair_links: Mapping[tuple[int, int], Link] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Check names and pairs once."""
+        names = [node.name for node in self.nodes]
+        if not names or len(set(names)) != len(names):
+            message = f"a cluster needs nodes with different names, found {names}"
+            raise ValueError(message)
+        for low, high in self.pair_links:
+            if not 0 <= low < high < len(names):
+                message = (
+                    f"link between nodes {low} and {high}: there are nodes 0..{len(names) - 1}"
+                )
+                raise ValueError(message)
+
+    @cached_property
+    def node_of_device(self) -> tuple[int, ...]:
+        """Index of the node that holds each device."""
+        return tuple(i for i, node in enumerate(self.nodes) for _ in range(node.num_slots))
+
+    @cached_property
+    def slot_of_device(self) -> tuple[int, ...]:
+        """Slot of each device within its node."""
+        return tuple(slot for node in self.nodes for slot in range(node.num_slots))
+
+    @property
+    def num_devices(self) -> int:
+        """Number of devices of all nodes."""
+        return len(self.node_of_device)
+
+    @cached_property
+    def device_types(self) -> tuple[Device, ...]:
+        """The distinct devices, in order of first appearance."""
+        return tuple(dict.fromkeys(node.device for node in self.nodes))
+
+    @cached_property
+    def type_of_device(self) -> tuple[int, ...]:
+        """Index into ``device_types`` of each device."""
+        index = {device: i for i, device in enumerate(self.device_types)}
+        return tuple(index[self.nodes[node].device] for node in self.node_of_device)
+
+    def link(self, node: int, other: int) -> Link:
+        """Return the path from one node to another (or within one).
+
+        Between nodes it is the pair's own link where given; else the slower of
+        the two network interfaces.
+        """
+        if node == other:
+            return self.nodes[node].intra
+        given = self.pair_links.get((min(node, other), max(node, other)))
+        if given is not None:
+            return given
+        ends = (self.nodes[node].inter, self.nodes[other].inter)
+        return Link(
+            bandwidth_bytes_per_s=min(end.bandwidth_bytes_per_s for end in ends),
+            latency_s=max(end.latency_s for end in ends),
+        )

@@ -1,0 +1,87 @@
+"""The physical constants of the cost model: value, unit, source, and how sure we are.
+
+A constant is a property of hardware and libraries in general. What one device can do stands
+in the catalogue, what one program does in its traits, what one cluster's links can do in the
+experiment file. Calibration moves constants away from these values only as far as trials ask.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constants:
+    """Constants of time and memory, in SI units.
+
+    Args:
+        gemm_scale: GEMM rate against the device's sustained rate (catalogue ``gemm_fraction``).
+        memory_efficiency: Share of the data-sheet bandwidth that streaming kernels reach;
+            STREAM-like kernels reach 0.75-0.85 of it.
+        kernel_gap_s: Start and tail of a kernel on an otherwise busy stream; 3-5 us.
+        profile_scale: Device time in training against the same kernels in a profile run.
+        backward_scale: Backward pass against its counted work.
+        host_s_per_kernel: Host time of launching one eager operator of the forward pass,
+            Python and autograd included; 40-70 us on servers of 2018-2022. Where layers were
+            measured, the cheapest launch among them counts instead.
+        host_scale: Host time in training against either of them.
+        host_backward_ratio: Host time of a layer's backward pass against its forward pass.
+        host_s_per_micro_batch: Other host work of the first and last stage per micro-batch.
+        host_s_per_iteration: Other host work per optimizer step.
+        intra_efficiency: Collective rate within a node against the stated link rate.
+        nic_efficiency: Collective rate of a network interface against its line rate;
+            NCCL over TCP and InfiniBand reaches 0.75-0.9.
+        latency_scale: Ring step latency against the link's stated one.
+        collective_start_s: Start of one collective or message: the call and its kernel; from
+            NCCL all-reduce measurements of 2-8 A100 (arXiv:2312.12391).
+        message_scale: Start and synchronisation of messages against the stated ones.
+        loss_bytes_per_logit: Memory traffic of the loss per logit, forward and backward, in fp32.
+        context_scale: Memory of context, communicators and workspaces against the runtime's.
+        allocator_scale: Reserved memory of temporary tensors against the runtime's.
+        memory_error: Lognormal sigma of the memory estimate.
+        time_error: Lognormal sigma of the time estimate.
+    """
+
+    gemm_scale: float = 1.0
+    memory_efficiency: float = 0.75
+    kernel_gap_s: float = 4e-6
+    profile_scale: float = 1.0
+    backward_scale: float = 1.0
+    host_s_per_kernel: float = 57e-6
+    host_scale: float = 1.0
+    host_backward_ratio: float = 2.0
+    host_s_per_micro_batch: float = 1e-3
+    host_s_per_iteration: float = 15e-3
+    intra_efficiency: float = 1.0
+    nic_efficiency: float = 0.85
+    latency_scale: float = 1.0
+    collective_start_s: float = 37e-6
+    message_scale: float = 1.0
+    loss_bytes_per_logit: float = 60.0
+    context_scale: float = 1.0
+    allocator_scale: float = 1.0
+    memory_error: float = 0.08
+    time_error: float = 0.06
+
+
+PRIOR_SIGMA: Final[Mapping[str, float]] = MappingProxyType(
+    {
+        "gemm_scale": 0.08,
+        "memory_efficiency": 0.15,
+        "profile_scale": 0.10,
+        "backward_scale": 0.10,
+        "host_scale": 0.30,
+        "host_backward_ratio": 0.30,
+        "host_s_per_micro_batch": 0.50,
+        "host_s_per_iteration": 0.50,
+        "intra_efficiency": 0.50,
+        "nic_efficiency": 0.20,
+        "latency_scale": 0.50,
+        "message_scale": 0.50,
+        "loss_bytes_per_logit": 0.20,
+        "context_scale": 0.50,
+        "allocator_scale": 0.10,
+    }
+)
+"""How far a constant may plausibly lie from its value: sigma of the logarithm of the ratio."""

@@ -1,0 +1,73 @@
+"""A device's data sheet: what one accelerator can hold and do."""
+
+from dataclasses import dataclass
+
+from amp_ray.units import GIB, Precision
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """One accelerator type, as its data sheet and its driver describe it.
+
+    Args:
+        name: Catalogue name, e.g. ``"A100-80"``; also the name of its profile file.
+        memory_bytes: Memory that processes can allocate in all (below the nominal size).
+        memory_bytes_per_s: Peak bandwidth of the device memory.
+        num_multiprocessors: Units over which a GEMM's tiles are spread (SMs, cores).
+        fp32_flops: Peak rate for single precision; None where it does not matter.
+        fp16_flops: Dense peak rate for half precision; None where it is not supported.
+        bf16_flops: Dense peak rate for bfloat16; None where it is not supported.
+        gemm_fraction: Share of the peak that library GEMMs sustain within full tiles; below
+            1 because of power and clock limits, and of operand traffic.
+        source: Where the figures come from.
+
+    Raises:
+        ValueError: If a figure is not positive.
+    """
+
+    name: str
+    memory_bytes: int
+    memory_bytes_per_s: float
+    num_multiprocessors: int
+    fp32_flops: float | None = None
+    fp16_flops: float | None = None
+    bf16_flops: float | None = None
+    gemm_fraction: float = 0.75
+    source: str
+
+    def __post_init__(self) -> None:
+        """Refuse figures that no data sheet can hold."""
+        figures = {
+            "memory_bytes": self.memory_bytes,
+            "memory_bytes_per_s": self.memory_bytes_per_s,
+            "num_multiprocessors": self.num_multiprocessors,
+            "fp32_flops": self.fp32_flops,
+            "fp16_flops": self.fp16_flops,
+            "bf16_flops": self.bf16_flops,
+            "gemm_fraction": self.gemm_fraction,
+        }
+        wrong = {
+            key: value for key, value in figures.items() if value is not None and not value > 0
+        }
+        if wrong:
+            message = f"device {self.name!r}: every figure must be positive, found {wrong}"
+            raise ValueError(message)
+
+    def peak_flops(self, precision: Precision) -> float:
+        """Return the dense peak rate for ``precision``.
+
+        Raises:
+            ValueError: If the device does not compute in it.
+        """
+        rates = {"fp32": self.fp32_flops, "fp16": self.fp16_flops, "bf16": self.bf16_flops}
+        rate = rates[precision]
+        if rate is None:
+            able = ", ".join(key for key, value in rates.items() if value is not None)
+            message = f"device {self.name!r} does not compute in {precision}; it can do {able}"
+            raise ValueError(message)
+        return rate
+
+    @property
+    def memory_gib(self) -> float:
+        """Usable memory in GiB, for people."""
+        return self.memory_bytes / GIB

@@ -1,0 +1,78 @@
+"""An experiment: everything that is given, as values."""
+
+from dataclasses import dataclass
+
+from amp_ray.spec.cluster import Cluster
+from amp_ray.spec.constants import Constants
+from amp_ray.spec.model import Model
+from amp_ray.spec.profile import Profile
+from amp_ray.spec.strategy import Recompute
+from amp_ray.spec.traits import RuntimeTraits
+from amp_ray.units import Precision
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchLimits:
+    """What the user excludes from the search.
+
+    Args:
+        min_tp: Smallest tensor parallel degree.
+        max_tp: Largest one; None = as many as the slots of a node.
+        max_pp: Largest pipeline parallel degree; None = no limit.
+        max_dp: Largest data parallel degree; None = no limit.
+        micro_batch_sizes: The sizes to look at; None = every one that divides the batch.
+        tp_across_nodes: Whether the ranks of a tensor-parallel group may sit on several nodes.
+    """
+
+    min_tp: int = 1
+    max_tp: int | None = None
+    max_pp: int | None = None
+    max_dp: int | None = None
+    micro_batch_sizes: tuple[int, ...] | None = None
+    tp_across_nodes: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialSettings:
+    """How strategies are measured."""
+
+    backend: str
+    budget: int
+    num_steps: int
+    num_warmup_steps: int
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Experiment:
+    """What is to be planned: a model on a cluster under a runtime.
+
+    Args:
+        name: Name of the experiment.
+        model: The chain of layers.
+        cluster: Nodes, devices and links.
+        profile: Where layer times come from.
+        constants: Physical constants of the cost model, as shipped or as the file sets them.
+        traits: What the runtime does.
+        precision: Activation and weight precision.
+        optimizer: Optimizer's name.
+        zero_stage: 0 to 3.
+        recompute: What every stage computes again.
+        global_batch_size: Samples per optimizer step.
+        limits: Limits of the search.
+        trials: Settings of real trials.
+    """
+
+    name: str
+    model: Model
+    cluster: Cluster
+    profile: Profile
+    constants: Constants
+    traits: RuntimeTraits
+    precision: Precision
+    optimizer: str
+    zero_stage: int
+    recompute: Recompute
+    global_batch_size: int
+    limits: SearchLimits
+    trials: TrialSettings

@@ -1,0 +1,122 @@
+"""The keys of an experiment file: the only place that knows them.
+
+Each class is one mapping of the file. Unknown keys, wrong types and wrong ranges are
+refused here with the place in the file; what the values mean is decided elsewhere.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from amp_ray.spec.section import Count, NotNegative, Positive, Section, Text
+from amp_ray.spec.traits import LayerList
+from amp_ray.units import Precision
+
+
+class ModelSection(Section):
+    """``model``: a family with its figures, or a Hugging Face ``config.json``."""
+
+    config: Text | None = None
+    family: Text | None = None
+    num_layers: Count | None = None
+    hidden_size: Count | None = None
+    num_heads: Count | None = None
+    sequence_length: Count | None = None
+    vocab_size: Annotated[int, Field(ge=0, strict=True)] | None = None
+    num_key_value_heads: Count | None = None
+    feed_forward_size: Count | None = None
+    tied_embedding: bool | None = None
+    depth: list[Annotated[int, Field(ge=0, strict=True)]] | None = None
+    bottom_width: Count | None = None
+    latent_size: Count | None = None
+    window_size: Count | None = None
+    layer_list: LayerList | None = None
+
+
+class DeviceSection(Section):
+    """``device`` as a mapping: a data sheet that the catalogue does not have."""
+
+    name: Text
+    memory_gib: Positive
+    memory_gbyte_per_s: Positive
+    num_multiprocessors: Count = 1
+    fp32_tflops: Positive | None = None
+    fp16_tflops: Positive | None = None
+    bf16_tflops: Positive | None = None
+
+
+class NodeSection(Section):
+    """One entry of ``cluster.nodes``: ``count`` equal nodes."""
+
+    count: Count = 1
+    device: Text | DeviceSection
+    slots: Count
+    intra_gbit_per_s: Positive
+    inter_gbit_per_s: Positive
+    intra_latency_us: NotNegative | None = None
+    inter_latency_us: NotNegative | None = None
+    memory_gib: Positive | None = None
+
+
+class LinkSection(Section):
+    """One entry of ``cluster.links``: what is known about a single pair of nodes."""
+
+    between: Annotated[list[Text], Field(min_length=2, max_length=2)]
+    gbit_per_s: Positive
+    latency_us: NotNegative | None = None
+
+
+class ClusterSection(Section):
+    """``cluster``: what the hosts are and how they are connected."""
+
+    hostfile: Text | None = None
+    nodes: Annotated[list[NodeSection], Field(min_length=1)]
+    links: tuple[LinkSection, ...] = ()
+
+
+class ProfileSection(Section):
+    """``profile``: where layer times come from."""
+
+    source: Literal["analytic", "table"] = "analytic"
+    path: Text | None = None
+
+
+class SearchSection(Section):
+    """``search``: which strategies are looked at."""
+
+    space: Literal["uniform"] = "uniform"
+    min_tp: Count = 1
+    max_tp: Count | None = None
+    max_pp: Count | None = None
+    max_dp: Count | None = None
+    micro_batch_sizes: Annotated[list[Count], Field(min_length=1)] | None = None
+    tp_across_nodes: bool = False
+
+
+class TrialsSection(Section):
+    """``trials``: how strategies are measured."""
+
+    backend: Literal["ssh", "local"] = "ssh"
+    budget: Annotated[int, Field(ge=0, strict=True)] = 10
+    steps: Count = 20
+    warmup_steps: Annotated[int, Field(ge=0, strict=True)] = 5
+    timeout_s: Positive = 600.0
+
+
+class ExperimentFile(Section):
+    """The whole file."""
+
+    name: Text
+    model: ModelSection
+    cluster: ClusterSection
+    profile: ProfileSection = ProfileSection()
+    precision: Precision = "fp16"
+    optimizer: Literal["adam", "sgd"] = "adam"
+    zero_stage: Annotated[int, Field(ge=0, le=3, strict=True)] = 0
+    recompute: Literal["none", "full"] = "none"
+    runtime: Text = "deepspeed"
+    traits: dict[Text, bool | NotNegative] = Field(default_factory=dict)
+    constants: dict[Text, Positive] = Field(default_factory=dict)
+    global_batch_size: Count
+    search: SearchSection = SearchSection()
+    trials: TrialsSection = TrialsSection()

@@ -1,0 +1,116 @@
+"""Model families: from a shape to the chain of layers that a runtime trains."""
+
+from dataclasses import replace
+
+from amp_ray.spec.blocks import Width, gpt_block, llama_block
+from amp_ray.spec.ends import (
+    cross_entropy,
+    final_norm,
+    output_operators,
+    to_single_precision,
+    token_embedding,
+)
+from amp_ray.spec.model import Layer, Model, ModelShape
+from amp_ray.spec.traits import LayerList
+from amp_ray.spec.transgan import transgan_layers
+
+
+def build_model(shape: ModelShape, *, layer_list: LayerList, vocabulary_multiple: int = 1) -> Model:
+    """Build the chain of layers of a shape.
+
+    Args:
+        shape: The model's figures.
+        vocabulary_multiple: The vocabulary is padded up to a multiple of this.
+        layer_list: ``runtime`` for embedding, blocks, final norm, head with loss; ``amp-2022``
+            for the lists of the published artifact (30 entries for GPT-2 with 24 blocks, 56 for
+            TransGAN), which the published bounds count in.
+
+    Raises:
+        ValueError: If the family is unknown or its figures do not fit each other.
+    """
+    builders = {"gpt2": _gpt2, "llama": _llama, "transgan": transgan_layers}
+    if shape.family not in builders:
+        message = f"model family {shape.family!r} is unknown; known: {', '.join(builders)}"
+        raise ValueError(message)
+    if shape.hidden_size % shape.num_heads:
+        message = (
+            f"hidden_size {shape.hidden_size} is not a multiple of num_heads {shape.num_heads}"
+        )
+        raise ValueError(message)
+    padded = -(-shape.vocab_size // vocabulary_multiple) * vocabulary_multiple
+    layers = builders[shape.family](replace(shape, vocab_size=padded), layer_list)
+    return Model(name=shape.family, shape=shape, layers=layers)
+
+
+def _width(shape: ModelShape) -> Width:
+    """Return the sizes of one block."""
+    return Width(
+        tokens=shape.sequence_length,
+        hidden=shape.hidden_size,
+        heads=shape.num_heads,
+        key_value_heads=shape.num_key_value_heads,
+        feed_forward=shape.feed_forward_size,
+    )
+
+
+def _gpt2(shape: ModelShape, layer_list: LayerList) -> tuple[Layer, ...]:
+    """GPT-2: learned positions, layer norm, GELU, dropout, tied output embedding."""
+    width = _width(shape)
+    embedding = token_embedding(width, shape, positions=shape.sequence_length, dropout=True)
+    blocks = (gpt_block(width, name="block"),) * shape.num_layers
+    tail = (
+        final_norm(width, bias=True),
+        *_output(width, shape, split_loss=layer_list == "amp-2022"),
+    )
+    if layer_list == "runtime":
+        return (embedding, *blocks, *tail)
+    passing = _noop(width)
+    return (embedding, passing, *blocks, passing, *tail)
+
+
+def _llama(shape: ModelShape, layer_list: LayerList) -> tuple[Layer, ...]:
+    """Llama-like: rotary positions, RMS norm, gated SiLU, no dropout, no biases."""
+    if layer_list != "runtime":
+        message = f"layer list {layer_list!r} exists for gpt2 and transgan only, not for llama"
+        raise ValueError(message)
+    width = _width(shape)
+    return (
+        token_embedding(width, shape, positions=0, dropout=False),
+        *(llama_block(width, name="block"),) * shape.num_layers,
+        final_norm(width, bias=False),
+        *_output(width, shape, split_loss=False),
+    )
+
+
+def _output(width: Width, shape: ModelShape, *, split_loss: bool) -> tuple[Layer, ...]:
+    """Output embedding and loss, as one layer or (published list) as two."""
+    tied = shape.vocab_size * width.hidden if shape.tied_embedding else 0
+    logits = float(width.tokens * shape.vocab_size)
+    operators = output_operators(width, shape.vocab_size)
+    loss = cross_entropy(width, shape.vocab_size)
+    head = Layer(
+        name="head",
+        kind="head",
+        operators=operators if split_loss else (*operators, loss),
+        output_elements=logits,
+        output_sharded=True,
+        tied_parameters=tied,
+    )
+    if not split_loss:
+        return (head,)
+    cast = to_single_precision(width, shape.vocab_size)
+    return (
+        head,
+        Layer(
+            name="loss",
+            kind="loss",
+            operators=(cast, loss),
+            output_elements=logits,
+            output_sharded=True,
+        ),
+    )
+
+
+def _noop(width: Width) -> Layer:
+    """A layer that only changes the memory layout or nothing at all."""
+    return Layer(name="noop", kind="noop", operators=(), output_elements=width.stream)

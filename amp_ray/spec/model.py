@@ -1,0 +1,161 @@
+"""A model is a chain of layers, a layer a run of operators."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from amp_ray.spec.operator import AllReduce, Elementwise, Gemm, Operator
+
+LayerKind = Literal["embedding", "block", "norm", "head", "loss", "other", "noop"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layer:
+    """One unit of the chain that a partition may cut after.
+
+    Args:
+        name: What people read in tables.
+        kind: What it is, for rules that speak of blocks, embeddings and heads.
+        operators: What it computes; empty for a layer that only passes data on.
+        output_elements: Elements per sample that cross the boundary after it.
+        output_sharded: Whether tensor-parallel ranks each hold a part of them.
+        tied_parameters: Parameters that another layer of the chain holds too (the embedding
+            table of a language model); their gradients are added between the two stages.
+    """
+
+    name: str
+    kind: LayerKind
+    operators: tuple[Operator, ...]
+    output_elements: float
+    output_sharded: bool = False
+    tied_parameters: int = 0
+
+    @cached_property
+    def gemms(self) -> tuple[Gemm, ...]:
+        """Its matrix products."""
+        return tuple(op for op in self.operators if isinstance(op, Gemm))
+
+    @cached_property
+    def elementwise(self) -> tuple[Elementwise, ...]:
+        """Its memory-bound kernels."""
+        return tuple(op for op in self.operators if isinstance(op, Elementwise))
+
+    @cached_property
+    def sharded_parameters(self) -> int:
+        """Parameters divided by tp."""
+        return sum(op.sharded_parameters for op in self.operators)
+
+    @cached_property
+    def replicated_parameters(self) -> int:
+        """Parameters that every tensor-parallel rank holds."""
+        return sum(op.replicated_parameters for op in self.operators)
+
+    @property
+    def num_parameters(self) -> int:
+        """All parameters of the layer."""
+        return self.sharded_parameters + self.replicated_parameters
+
+    @cached_property
+    def logits(self) -> float:
+        """Logits per sample that go into a loss here."""
+        return sum(op.logits for op in self.elementwise)
+
+    def saved_bytes(self, *, tp: int, bytes_per_element: int) -> float:
+        """Bytes per sample and rank that the forward pass keeps for the backward pass."""
+        return sum((op.saved_bytes(tp, bytes_per_element) for op in self.operators), start=0.0)
+
+    def largest_saved_bytes(self, *, tp: int, bytes_per_element: int) -> float:
+        """Bytes per sample and rank of the largest of them."""
+        sizes = (op.saved_bytes(tp, bytes_per_element) for op in self.operators)
+        return max(sizes, default=0.0)
+
+    def all_reduce_elements(self, direction: AllReduce) -> tuple[float, ...]:
+        """Elements per sample of each tensor-parallel all-reduce of one pass."""
+        return tuple(op.all_reduce_elements for op in self.operators if op.all_reduce == direction)
+
+    @cached_property
+    def measurable(self) -> tuple[Operator, ...]:
+        """The operators that a profile of the layer holds."""
+        return tuple(op for op in self.operators if isinstance(op, Gemm) or op.is_layer)
+
+    @cached_property
+    def added(self) -> tuple[Operator, ...]:
+        """What the runtime adds behind it: a loss."""
+        return tuple(op for op in self.operators if isinstance(op, Elementwise) and not op.is_layer)
+
+    @cached_property
+    def num_kernels(self) -> int:
+        """Kernels that one forward pass of the layer itself launches."""
+        return sum(1 if isinstance(op, Gemm) else op.num_kernels for op in self.measurable)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """The figures that name a model, as in an experiment file or a Hugging Face configuration.
+
+    Args:
+        family: Architecture: ``gpt2``, ``llama`` or ``transgan``.
+        num_layers: Transformer blocks.
+        hidden_size: Width of a block (of the first, where widths differ).
+        num_heads: Attention heads.
+        sequence_length: Tokens per sample.
+        vocab_size: Rows of the embedding; 0 where there is none.
+        num_key_value_heads: Heads of keys and values (grouped-query attention).
+        feed_forward_size: Inner width of the feed-forward part.
+        tied_embedding: Whether input and output embedding are one weight.
+        depth: Blocks per scale (``transgan``).
+        bottom_width: Width and height of the first feature map (``transgan``).
+        latent_size: Width of the generator's input (``transgan``).
+        window_size: Side of an attention window where pictures are large (``transgan``).
+    """
+
+    family: str
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    sequence_length: int
+    vocab_size: int
+    num_key_value_heads: int
+    feed_forward_size: int
+    tied_embedding: bool
+    depth: tuple[int, ...] = ()
+    bottom_width: int = 0
+    latent_size: int = 0
+    window_size: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """A named chain of layers.
+
+    Args:
+        name: What people call it.
+        shape: The figures it was built from.
+        layers: In the order of the forward pass; equal layers are equal values.
+    """
+
+    name: str
+    shape: ModelShape
+    layers: tuple[Layer, ...]
+
+    @property
+    def num_layers(self) -> int:
+        """Length of the chain, which ``bounds`` count in (not only blocks)."""
+        return len(self.layers)
+
+    @property
+    def num_parameters(self) -> int:
+        """All parameters, tied ones once."""
+        tied = [layer.tied_parameters for layer in self.layers if layer.tied_parameters]
+        return sum(layer.num_parameters for layer in self.layers) - sum(tied[1:])
+
+    @cached_property
+    def distinct_layers(self) -> tuple[tuple[Layer, ...], tuple[int, ...]]:
+        """The different layers, and for every position the index of its layer among them."""
+        index: dict[Layer, int] = {}
+        positions = tuple(index.setdefault(layer, len(index)) for layer in self.layers)
+        return tuple(index), positions
+
+    def indices(self, kind: LayerKind) -> tuple[int, ...]:
+        """Positions of all layers of one kind."""
+        return tuple(i for i, layer in enumerate(self.layers) if layer.kind == kind)

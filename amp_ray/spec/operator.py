@@ -1,0 +1,116 @@
+"""Operators: the kernels that a layer consists of, as counted work of one sample.
+
+Quantities are per sample and for the whole operator; tensor parallelism divides
+what is sharded. Elements are in the activation precision unless a name says bytes.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Shard = Literal["none", "rows", "columns", "inner", "batch"]
+AllReduce = Literal["none", "forward", "backward"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gemm:
+    """A (batched) matrix product ``rows x inner`` times ``inner x columns``.
+
+    Args:
+        name: For people and operator-level profiles.
+        rows: Rows of the product per sample (tokens).
+        columns: Columns of the product.
+        inner: Contracted dimension.
+        batch: Products per sample (attention heads).
+        shard: The dimension that tensor parallelism divides.
+        has_weight: Whether the second operand is a parameter.
+        bias: Parameters of the bias.
+        saved_elements: Elements kept for the backward pass, per sample.
+        saved_sharded: Whether those are divided by tp.
+        all_reduce: Pass after which the tensor-parallel ranks add their results.
+    """
+
+    name: str
+    rows: int
+    columns: int
+    inner: int
+    batch: int = 1
+    shard: Shard = "none"
+    has_weight: bool = True
+    bias: int = 0
+    saved_elements: float = 0.0
+    saved_sharded: bool = False
+    all_reduce: AllReduce = "none"
+
+    @property
+    def flops(self) -> float:
+        """Floating-point operations of one sample's forward pass, two per multiply-add."""
+        return 2.0 * self.batch * self.rows * self.columns * self.inner
+
+    @property
+    def all_reduce_elements(self) -> float:
+        """Elements per sample of the all-reduce: the product, or the gradient of its rows."""
+        return float(self.rows * (self.inner if self.all_reduce == "backward" else self.columns))
+
+    @property
+    def sharded_parameters(self) -> int:
+        """Weight (and column-parallel bias), divided by tp."""
+        if not self.has_weight or self.shard == "none":
+            return 0
+        return self.columns * self.inner + (self.bias if self.shard == "columns" else 0)
+
+    @property
+    def replicated_parameters(self) -> int:
+        """What every tensor-parallel rank holds whole."""
+        if not self.has_weight:
+            return 0
+        if self.shard == "none":
+            return self.columns * self.inner + self.bias
+        return 0 if self.shard == "columns" else self.bias
+
+    def saved_bytes(self, tp: int, bytes_per_element: int) -> float:
+        """Bytes per sample and rank that are kept for the backward pass."""
+        return self.saved_elements * bytes_per_element / (tp if self.saved_sharded else 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Elementwise:
+    """Kernels bound by memory traffic: norms, activations, softmax, dropout, look-ups.
+
+    Args:
+        name: For people and operator-level profiles.
+        forward_elements: Elements read and written in the forward pass, per sample.
+        backward_elements: The same in the backward pass.
+        num_kernels: Kernels that are launched in the forward pass.
+        sharded: Whether tensor parallelism divides the work.
+        sharded_parameters: Parameters divided by tp (a vocabulary-parallel table).
+        replicated_parameters: Parameters that every rank holds.
+        saved_elements: Elements kept for the backward pass, per sample.
+        saved_mask_bytes: Bytes of masks kept for it, per sample.
+        logits: Logits per sample that go into a loss; their traffic is a trait of the runtime.
+        all_reduce: Pass after which the tensor-parallel ranks add their results.
+        all_reduce_elements: Elements per sample of that all-reduce.
+        is_layer: Whether it belongs to the layer itself; a loss that the runtime adds behind the
+            last layer does not, and so is in no profile of the layers.
+    """
+
+    name: str
+    forward_elements: float
+    backward_elements: float
+    num_kernels: int = 1
+    sharded: bool = False
+    sharded_parameters: int = 0
+    replicated_parameters: int = 0
+    saved_elements: float = 0.0
+    saved_mask_bytes: float = 0.0
+    logits: float = 0.0
+    all_reduce: AllReduce = "none"
+    all_reduce_elements: float = 0.0
+    is_layer: bool = True
+
+    def saved_bytes(self, tp: int, bytes_per_element: int) -> float:
+        """Bytes per sample and rank that are kept for the backward pass."""
+        size = self.saved_elements * bytes_per_element + self.saved_mask_bytes
+        return size / (tp if self.sharded else 1)
+
+
+Operator = Gemm | Elementwise

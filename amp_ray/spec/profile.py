@@ -1,0 +1,96 @@
+"""What was measured of the layers: times to anchor the cost model at, or none at all."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from amp_ray.spec.device import Device
+
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Anchor:
+    """Measured times of all layers at one (tp, micro-batch size).
+
+    Args:
+        forward_s: Shape ``(num_layers,)``. Seconds of one micro-batch's forward pass.
+        backward_s: Shape ``(num_layers,)``; None where only the forward pass was measured.
+
+    Raises:
+        ValueError: If a time is negative or not finite.
+    """
+
+    forward_s: FloatArray
+    backward_s: FloatArray | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse times that cannot be, and make the arrays read-only."""
+        for times in (self.forward_s, self.backward_s):
+            if times is None:
+                continue
+            if not (np.isfinite(times).all() and (times >= 0).all()):
+                message = f"layer times must be finite and not negative, found {times}"
+                raise ValueError(message)
+            times.setflags(write=False)
+
+
+DeviceTable = Mapping[tuple[int, int], Anchor]
+"""Anchors of one device by (tp, micro-batch size)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Profile:
+    """A source of layer times.
+
+    An analytic profile has no tables: every time is counted work on a data sheet. A measured
+    one has a table per device, and the counted work only says how a measured time changes
+    with the micro-batch.
+
+    Args:
+        source: Where the times come from, for tables and reports.
+        tables: Anchors by device name; empty for an analytic profile.
+        forward_runs: How often the measured forward pass of a block was computed within its time.
+        includes_all_reduces: Whether tensor-parallel all-reduces are within the measured times.
+    """
+
+    source: str
+    tables: Mapping[str, DeviceTable] = field(default_factory=dict)
+    forward_runs: int = 1
+    includes_all_reduces: bool = False
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether there are measurements to anchor at."""
+        return bool(self.tables)
+
+    def anchors(self, device: Device, tp: int) -> dict[int, Anchor]:
+        """Return the measured times by micro-batch size; empty for an analytic profile.
+
+        Raises:
+            ValueError: If the profile is measured, but not on this device or at this tp.
+        """
+        if not self.tables:
+            return {}
+        table = self.tables.get(device.name)
+        if table is None:
+            message = (
+                f"{self.source} has no times for device {device.name!r}, only for "
+                f"{', '.join(self.tables)}"
+            )
+            raise ValueError(message)
+        found = {size: anchor for (at_tp, size), anchor in table.items() if at_tp == tp}
+        if not found:
+            known = sorted({at_tp for at_tp, _ in table})
+            message = (
+                f"{self.source} has no times at tp {tp} for device {device.name!r}, only at tp "
+                f"{', '.join(map(str, known))}; measure it, or limit the search with search.max_tp"
+            )
+            raise ValueError(message)
+        return found
+
+
+ANALYTIC = Profile(source="analytic")
+"""Planning without any measurement."""

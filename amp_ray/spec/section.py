@@ -1,0 +1,101 @@
+"""Mappings of a YAML file with known keys, and messages that lead to the place of a mistake."""
+
+import difflib
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeVar, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
+
+from amp_ray.errors import InputError
+from amp_ray.spec.yaml_text import Document, Path
+
+Count = Annotated[int, Field(ge=1, strict=True)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Text = Annotated[str, Field(min_length=1, strict=True)]
+
+
+class Section(BaseModel):
+    """A mapping whose keys are all known."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+_S = TypeVar("_S", bound=Section)
+
+
+def validate(section: type[_S], document: Document) -> _S:
+    """Check a document's keys, types and ranges.
+
+    Raises:
+        InputError: For the first finding in the file's order, with its line, key, what was
+            found and what is expected; further findings are counted.
+    """
+    try:
+        return section.model_validate(document.values)
+    except ValidationError as error:
+        raise _input_error(section, document, error.errors(include_url=False)) from None
+
+
+def _input_error(
+    section: type[Section], document: Document, findings: list[ErrorDetails]
+) -> InputError:
+    """Make one message from pydantic's findings: the first one in the file's order."""
+    located = sorted(
+        (
+            (document.where(path).line or 0, index, path, finding)
+            for index, finding in enumerate(findings)
+            for path in [_path(document.values, finding)]
+        ),
+        key=lambda entry: entry[:2],
+    )
+    _, _, path, finding = located[0]
+    more = len({entry[2] for entry in located}) - 1
+    suffix = "" if more == 0 else f" ({more} more problem{'s' if more > 1 else ''} after this one)"
+    return InputError(_message(section, path, finding) + suffix, where=document.where(path))
+
+
+def _path(values: Any, finding: ErrorDetails) -> Path:  # noqa: ANN401 - plain YAML values
+    """Drop from pydantic's location what names a type of a union instead of a key."""
+    path: list[str | int] = []
+    for position, part in enumerate(finding["loc"]):
+        is_last = position == len(finding["loc"]) - 1
+        known = (isinstance(values, Mapping) and part in values) or (
+            isinstance(values, list) and isinstance(part, int) and part < len(values)
+        )
+        if known:
+            values = values[part]
+            path.append(part)
+        elif is_last and finding["type"] in {"missing", "extra_forbidden"}:
+            path.append(part)
+    return tuple(path)
+
+
+def _message(section: type[Section], path: Path, finding: ErrorDetails) -> str:
+    """Say what was found and what is expected."""
+    if finding["type"] == "extra_forbidden":
+        known = _known_keys(section, path[:-1])
+        close = difflib.get_close_matches(str(path[-1]), known, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(known)}"
+        return f"unknown key {path[-1]!r}; {hint}"
+    if finding["type"] == "missing":
+        return f"key {path[-1]!r} is missing"
+    expected = finding["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+    return f"found {finding['input']!r}; expected {expected}"
+
+
+def _known_keys(section: type[Section], path: Path) -> list[str]:
+    """Return the keys of the section that stands at ``path`` below ``section``."""
+    for part in path:
+        if isinstance(part, str):
+            section = _section_type(section.model_fields[part].annotation) or section
+    return list(section.model_fields)
+
+
+def _section_type(annotation: Any) -> type[Section] | None:  # noqa: ANN401 - any type expression
+    """Find the section within an annotation such as ``list[NodeSection]``."""
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return annotation
+    found = (_section_type(argument) for argument in get_args(annotation))
+    return next((section for section in found if section is not None), None)

@@ -1,0 +1,268 @@
+"""What is chosen: stages, micro-batches and where every rank runs."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Literal, Self, TypeVar
+
+Recompute = Literal["none", "full"]
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Candidate:
+    """One point of the uniform space: everything but the cuts and the placement.
+
+    Candidates compare by value, so that ties in a ranking never depend on the
+    order in which they were made.
+
+    Args:
+        micro_batch_size: Samples per micro-batch and replica.
+        tp: Tensor parallel degree.
+        dp: Data parallel degree.
+        pp: Pipeline parallel degree.
+        num_micro_batches: Micro-batches per optimizer step and replica.
+        recompute: What every stage computes again in the backward pass.
+    """
+
+    micro_batch_size: int
+    tp: int
+    dp: int
+    pp: int
+    num_micro_batches: int
+    recompute: Recompute = "none"
+
+    def __post_init__(self) -> None:
+        """Refuse degrees below one."""
+        degrees = (self.micro_batch_size, self.tp, self.dp, self.pp, self.num_micro_batches)
+        if min(degrees) < 1:
+            message = (
+                "micro_batch_size, tp, dp, pp and num_micro_batches start at 1, found "
+                + ", ".join(map(str, degrees))
+            )
+            raise ValueError(message)
+
+    @property
+    def num_devices(self) -> int:
+        """Devices that the candidate occupies."""
+        return self.tp * self.dp * self.pp
+
+    @property
+    def global_batch_size(self) -> int:
+        """Samples per optimizer step."""
+        return self.micro_batch_size * self.dp * self.num_micro_batches
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """A run of layers and the ranks that compute it.
+
+    Args:
+        first_layer: Index of its first layer.
+        end_layer: Index after its last layer (half-open).
+        tp: Tensor parallel degree.
+        dp: Data parallel degree.
+        recompute: What is computed again in the backward pass.
+        shares: Samples of one micro-batch per dp index, where they differ; None means
+            ``micro_batch_size`` each.
+
+    Raises:
+        ValueError: If the stage is empty, a degree is below 1, or shares do not fit ``dp``.
+    """
+
+    first_layer: int
+    end_layer: int
+    tp: int
+    dp: int
+    recompute: Recompute = "none"
+    shares: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what could not run."""
+        if not 0 <= self.first_layer < self.end_layer:
+            message = f"a stage needs layers, found [{self.first_layer}, {self.end_layer})"
+            raise ValueError(message)
+        if self.tp < 1 or self.dp < 1:
+            message = f"tp and dp start at 1, found tp {self.tp} and dp {self.dp}"
+            raise ValueError(message)
+        if self.shares is not None and (len(self.shares) != self.dp or min(self.shares) < 1):
+            message = (
+                f"shares need one positive count per dp index ({self.dp}), found {self.shares}"
+            )
+            raise ValueError(message)
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks that the stage occupies."""
+        return self.tp * self.dp
+
+
+@dataclass(frozen=True, kw_only=True)
+class Strategy:
+    """One complete plan. Ranks count tp fastest, then dp, then stages.
+
+    Args:
+        stages: In pipeline order, covering layers ``0..num_layers`` without gaps.
+        micro_batch_size: Samples per micro-batch and data-parallel replica; where stages have
+            shares, the samples of one micro-batch over all replicas.
+        num_micro_batches: Micro-batches per optimizer step and replica.
+        placement: Device index of every rank; no device twice.
+
+    Raises:
+        ValueError: If stages leave gaps, or the placement does not give each rank its own device.
+    """
+
+    stages: tuple[Stage, ...]
+    micro_batch_size: int
+    num_micro_batches: int
+    placement: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        """Check the chain of stages and the placement once."""
+        end = 0
+        for stage in self.stages:
+            if stage.first_layer != end:
+                message = (
+                    f"a stage starts at layer {stage.first_layer}, the one before ends at {end}"
+                )
+                raise ValueError(message)
+            end = stage.end_layer
+        if not self.stages or self.micro_batch_size < 1 or self.num_micro_batches < 1:
+            message = (
+                "a strategy needs stages, micro_batch_size and num_micro_batches, found "
+                f"{len(self.stages)}, {self.micro_batch_size} and {self.num_micro_batches}"
+            )
+            raise ValueError(message)
+        num_ranks = sum(stage.num_ranks for stage in self.stages)
+        if len(self.placement) != num_ranks or len(set(self.placement)) != num_ranks:
+            message = (
+                f"placement must give {num_ranks} ranks a device each, found "
+                f"{len(self.placement)} entries and {len(set(self.placement))} different devices"
+            )
+            raise ValueError(message)
+
+    @classmethod
+    def uniform(
+        cls,
+        candidate: Candidate,
+        bounds: Sequence[int],
+        placement: tuple[int, ...] | None = None,
+    ) -> Self:
+        """Give a candidate its cuts; without ``placement``, rank ``r`` runs on device ``r``.
+
+        Raises:
+            ValueError: If ``bounds`` do not make ``candidate.pp`` stages.
+        """
+        if len(bounds) != candidate.pp + 1 or bounds[0] != 0:
+            message = f"bounds must run from 0 in {candidate.pp} stages, found {tuple(bounds)}"
+            raise ValueError(message)
+        stages = tuple(
+            Stage(
+                first_layer=first,
+                end_layer=end,
+                tp=candidate.tp,
+                dp=candidate.dp,
+                recompute=candidate.recompute,
+            )
+            for first, end in pairwise(bounds)
+        )
+        return cls(
+            stages=stages,
+            micro_batch_size=candidate.micro_batch_size,
+            num_micro_batches=candidate.num_micro_batches,
+            placement=tuple(range(candidate.num_devices)) if placement is None else placement,
+        )
+
+    @property
+    def pp(self) -> int:
+        """Pipeline parallel degree: the number of stages."""
+        return len(self.stages)
+
+    @property
+    def tp(self) -> int | None:
+        """Tensor parallel degree of all stages; None where they differ."""
+        return _common(stage.tp for stage in self.stages)
+
+    @property
+    def dp(self) -> int | None:
+        """Data parallel degree of all stages; None where they differ."""
+        return _common(stage.dp for stage in self.stages)
+
+    @property
+    def recompute(self) -> Recompute | None:
+        """Recompute of all stages; None where they differ."""
+        return _common(stage.recompute for stage in self.stages)
+
+    @property
+    def bounds(self) -> tuple[int, ...]:
+        """Cuts including both ends: ``(0, ..., num_layers)``."""
+        return (0, *(stage.end_layer for stage in self.stages))
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether all stages have one tp and dp and share samples evenly."""
+        even = all(stage.shares is None for stage in self.stages)
+        return even and self.tp is not None and self.dp is not None
+
+    @property
+    def global_batch_size(self) -> int:
+        """Samples per optimizer step."""
+        stage = self.stages[0]
+        samples = self.micro_batch_size * stage.dp if stage.shares is None else sum(stage.shares)
+        return samples * self.num_micro_batches
+
+    @cached_property
+    def first_rank(self) -> tuple[int, ...]:
+        """First rank of each stage."""
+        ranks = [0]
+        for stage in self.stages[:-1]:
+            ranks.append(ranks[-1] + stage.num_ranks)
+        return tuple(ranks)
+
+    def rank(self, *, stage: int, dp_index: int, tp_index: int) -> int:
+        """Return the global rank at one place of the grid: tp fastest, then dp, then stage.
+
+        Example:
+            >>> candidate = Candidate(micro_batch_size=1, tp=2, dp=2, pp=2, num_micro_batches=1)
+            >>> Strategy.uniform(candidate, (0, 1, 2)).rank(stage=1, dp_index=0, tp_index=1)
+            5
+        """
+        return self.first_rank[stage] + dp_index * self.stages[stage].tp + tp_index
+
+    def devices(self, stage: int) -> tuple[int, ...]:
+        """Device index of every rank of one stage, in rank order."""
+        first = self.first_rank[stage]
+        return self.placement[first : first + self.stages[stage].num_ranks]
+
+
+def candidate_of(strategy: Strategy) -> Candidate:
+    """Return the candidate that a uniform strategy was cut from.
+
+    Raises:
+        ValueError: If stages differ in tp, dp, recompute or shares.
+    """
+    if not strategy.is_uniform or strategy.recompute is None:
+        message = (
+            "expected one tp, dp and recompute for all stages, found "
+            f"tp {[stage.tp for stage in strategy.stages]}, "
+            f"dp {[stage.dp for stage in strategy.stages]}, "
+            f"recompute {[stage.recompute for stage in strategy.stages]}"
+        )
+        raise ValueError(message)
+    stage = strategy.stages[0]
+    return Candidate(
+        micro_batch_size=strategy.micro_batch_size,
+        tp=stage.tp,
+        dp=stage.dp,
+        pp=strategy.pp,
+        num_micro_batches=strategy.num_micro_batches,
+        recompute=stage.recompute,
+    )
+
+
+def _common(values: Iterable[_T]) -> _T | None:
+    """Return the one value that all have, or None."""
+    distinct = set(values)
+    return distinct.pop() if len(distinct) == 1 else None

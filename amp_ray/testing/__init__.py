@@ -1,0 +1,1 @@
+"""Fakes, contracts, oracles and test hosts, shipped so that users can test against them."""

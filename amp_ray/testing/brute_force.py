@@ -1,0 +1,152 @@
+"""Oracles of the partition solver: plain loops that are slow and plainly right."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from amp_ray.partition.problem import (
+    PartitionProblem,
+    beat_s,
+    extended_sum_s,
+    fits_memory,
+    objective,
+)
+
+Stage = tuple[int, int]  # (first layer, option)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chain:
+    """Stages that take all layers, up to a final state.
+
+    Attributes:
+        stages: First layer and option of each.
+        sum_s: Sum of the objective.
+        slowest_s: Largest beat.
+        final_state: Where the options lead.
+    """
+
+    stages: tuple[Stage, ...]
+    sum_s: float
+    slowest_s: float
+    final_state: int
+
+
+def all_chains(problem: PartitionProblem) -> Iterator[Chain]:
+    """Walk through every partition that fits into memory.
+
+    Args:
+        problem: A small one: their number grows exponentially.
+
+    Yields:
+        Partitions, in no particular order.
+    """
+    yield from _extended(problem, Chain(stages=(), sum_s=0.0, slowest_s=0.0, final_state=0), 0)
+
+
+def best_chain(problem: PartitionProblem) -> Chain | None:
+    """Compare every partition with every other.
+
+    Args:
+        problem: A small one.
+
+    Returns:
+        The partition with the smallest objective, by the solver's rules for ties; None if there
+        is none.
+    """
+    ranks = _canonical_ranks(problem)
+    num_later = problem.num_micro_batches - 1
+
+    def key(chain: Chain) -> tuple[float, float, int, list[tuple[int, int]]]:
+        backwards = [(start, ranks[option]) for start, option in reversed(chain.stages)]
+        value_s = chain.sum_s + num_later * chain.slowest_s
+        return value_s, chain.slowest_s, chain.final_state, backwards
+
+    return min(all_chains(problem), key=key, default=None)
+
+
+def cheapest_chain(problem: PartitionProblem, cap_s: float) -> Chain | None:
+    """Do what the compiled kernel does, without windows, bands or queues.
+
+    Args:
+        problem: Of any size that four nested loops can bear.
+        cap_s: Bound on the beat of every stage.
+
+    Returns:
+        The chain with the smallest sum, by the solver's rules for ties; None if there is none.
+    """
+    num_layers, ranks = problem.num_layers, _canonical_ranks(problem)
+    cheapest: dict[tuple[int, int], tuple[float, int, int]] = {(0, 0): (0.0, 0, 0)}
+    for option in sorted(range(problem.options.num_options), key=ranks.__getitem__):
+        state, to_state = _states(problem, option)
+        for end in range(1, num_layers + 1):
+            for start in range(end):
+                if (state, start) not in cheapest or not fits_memory(problem, start, end, option):
+                    continue
+                if beat_s(problem, start, end, option) > cap_s:
+                    continue
+                before_s = cheapest[state, start][0]
+                offer = (extended_sum_s(problem, before_s, start, end, option), start, option)
+                known = cheapest.get((to_state, end), (math.inf, 0, 0))
+                if offer[:2] < known[:2]:
+                    cheapest[to_state, end] = offer
+    finals = [state for state in problem.final_states if (state, num_layers) in cheapest]
+    if not finals:
+        return None
+    final_state = min(finals, key=lambda state: (cheapest[state, num_layers][0], state))
+    stages: list[Stage] = []
+    state, end = final_state, num_layers
+    while end > 0:
+        _, start, option = cheapest[state, end]
+        stages.insert(0, (start, option))
+        state, end = _states(problem, option)[0], start
+    return _costed(problem, tuple(stages), final_state)
+
+
+def _extended(problem: PartitionProblem, chain: Chain, placed: int) -> Iterator[Chain]:
+    """Extend a chain by every option and every number of layers."""
+    if placed == problem.num_layers and chain.final_state in problem.final_states:
+        yield chain
+    for option in range(problem.options.num_options):
+        state, to_state = _states(problem, option)
+        if state != chain.final_state:
+            continue
+        for end in range(placed + 1, problem.num_layers + 1):
+            if fits_memory(problem, placed, end, option):
+                longer = Chain(
+                    stages=(*chain.stages, (placed, option)),
+                    sum_s=extended_sum_s(problem, chain.sum_s, placed, end, option),
+                    slowest_s=max(chain.slowest_s, beat_s(problem, placed, end, option)),
+                    final_state=to_state,
+                )
+                yield from _extended(problem, longer, end)
+
+
+def _costed(problem: PartitionProblem, stages: tuple[Stage, ...], final_state: int) -> Chain:
+    """Cost stages from scratch."""
+    bounds = (*(start for start, _ in stages), problem.num_layers)
+    cost = objective(problem, bounds, tuple(option for _, option in stages))
+    return Chain(stages=stages, sum_s=cost.sum_s, slowest_s=cost.slowest_s, final_state=final_state)
+
+
+def _states(problem: PartitionProblem, option: int) -> tuple[int, int]:
+    """Give the states between which an option leads."""
+    return int(problem.options.from_state[option]), int(problem.options.to_state[option])
+
+
+def _canonical_ranks(problem: PartitionProblem) -> list[int]:
+    """Give each option its place in canonical order."""
+    options = problem.options
+    columns = (
+        options.to_state,
+        options.from_state,
+        options.time_row,
+        options.beat_row,
+        options.cut_row,
+        options.memory_row,
+        options.overhead_s,
+        options.fixed_s,
+    )
+    keys = list(zip(*(column.tolist() for column in columns), strict=True))
+    order = sorted(range(options.num_options), key=keys.__getitem__)
+    return [order.index(option) for option in range(options.num_options)]

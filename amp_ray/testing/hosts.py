@@ -1,0 +1,353 @@
+"""Several SSH hosts on one machine, made of Linux namespaces, for tests and demonstrations.
+
+Every host has its own network, PID, mount, UTS and IPC namespace, its own
+``/proc``, ``/run``, home and temporary folder, its own sshd with its own host key,
+a shaped link to a common bridge and an optional CPU quota. The bridge lives in a
+namespace too, so there is no route to anything else and no address, port or
+interface name can clash with the machine's own.
+
+Nothing is named in the machine: the namespaces live as long as a keeper process,
+which ends when the pipe to this process closes. So whatever dies, even by SIGKILL,
+the hosts, their links, cgroups and folder go with it.
+"""
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Final, Self
+
+from amp_ray.testing import _namespaces as namespaces
+from amp_ray.testing._quota import CpuQuota
+from amp_ray.units import BITS_PER_BYTE, MIB
+
+CONTROLLER_ADDRESS: Final = "10.77.0.1"
+"""Of the bridge, in a namespace of its own: it cannot clash with a real network."""
+
+SSH_PORT: Final = 22
+"""Of every host, each in its own network namespace."""
+
+_READY_TIMEOUT_S: Final = 20.0
+_POLL_S: Final = 0.02
+_TBF_TICKS_PER_S: Final = 250
+"""Lowest timer frequency of common kernels: a token bucket must hold one tick's bytes."""
+_TBF_MIN_BURST_BYTES: Final = 64 * 1024
+
+# The keeper: PID 1 of the outer PID namespace reads the pipe; its end takes all hosts along.
+_KEEPER: Final = """
+unshare --net --mount --pid --fork --kill-child=KILL --mount-proc sh -c 'echo ready; exec cat >&2'
+rm -rf -- "$1"
+for try in 1 2 3 4 5 6 7 8 9 10; do
+  [ -d "$2" ] || break
+  rmdir -- "$2"/* "$2" 2>/dev/null || sleep 0.1
+done
+"""
+
+_ENTER_QUOTA: Final = '[ -z "$1" ] || echo $$ > "$1/cgroup.procs"; shift; exec "$@"'
+
+# Runs as PID 1 of a host: name, folder with the host's files, size of its private disk.
+_INIT: Final = """
+set -e
+hostname "$1"
+mount --make-rprivate /
+mount -t proc proc /proc
+mount -t tmpfs tmpfs /dev/shm
+mount -t tmpfs -o "size=$3,mode=755" tmpfs /run
+mkdir -p /run/sshd /run/home /run/tmp
+mount --bind "$2/hosts" /etc/hosts
+mount --bind "$2/passwd" /etc/passwd
+exec /usr/sbin/sshd -D -e -f "$2/sshd_config"
+"""
+
+_SSHD_CONFIG: Final = """
+Port {port}
+HostKey "{folder}/host_key"
+AuthorizedKeysFile "{keys}"
+PidFile none
+StrictModes no
+UsePAM no
+UseDNS no
+PrintMotd no
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+PermitRootLogin prohibit-password
+MaxStartups 100:30:200
+MaxSessions 100
+ClientAliveInterval 2
+ClientAliveCountMax 3
+SetEnv TMPDIR=/run/tmp
+Subsystem sftp internal-sftp
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamespaceHost:
+    """One test host.
+
+    Args:
+        name: Host name, ``host1`` and so on.
+        address: IPv4 address on the common network.
+        init_pid: Process id, in this process's namespace, of the host's PID 1.
+        folder: Where its keys, configuration and sshd log are.
+    """
+
+    name: str
+    address: str
+    init_pid: int
+    folder: Path
+
+
+def why_unavailable() -> str | None:
+    """Say why this machine cannot make test hosts, or None when it can."""
+    if os.geteuid() != 0:
+        return "test hosts need root"
+    tools = ("unshare", "nsenter", "ip", "tc", "ssh-keygen", "/usr/sbin/sshd")
+    missing = [tool for tool in tools if shutil.which(tool) is None]
+    if missing:
+        return f"test hosts need {', '.join(missing)}: install openssh-server and iproute2"
+    probe = ["unshare", "--net", "--mount", "--pid", "--fork", "--mount-proc", "true"]
+    result = subprocess.run(probe, capture_output=True, text=True, check=False)
+    return None if result.returncode == 0 else f"unshare failed: {result.stderr.strip()}"
+
+
+class HostCluster:
+    """Between two and a few test hosts, alive inside a ``with`` block."""
+
+    def __init__(
+        self,
+        *,
+        num_hosts: int = 2,
+        link_bits_per_s: int | None = None,
+        disk_bytes: int = 256 * MIB,
+    ) -> None:
+        """Start the hosts and wait until every sshd answers.
+
+        Args:
+            num_hosts: How many hosts.
+            link_bits_per_s: Rate of every host's link in each direction; None does not shape.
+            disk_bytes: Size of each host's private disk, which holds its home and temporary files.
+
+        Raises:
+            RuntimeError: If a host does not come up; the message holds its log.
+        """
+        self.folder = Path(tempfile.mkdtemp(prefix="amp-ray-hosts-"))
+        self._quota = CpuQuota.create(f"amp-ray-hosts-{os.getpid()}-{self.folder.name[-8:]}")
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._streams: list[IO[bytes]] = []
+        try:
+            self._keeper_pid = self._start_keeper()
+            self._make_keys()
+            names = [f"host{number}" for number in range(1, num_hosts + 1)]
+            addresses = [f"10.77.0.{10 + number}" for number in range(1, num_hosts + 1)]
+            self._write_hosts(dict(zip(names, addresses, strict=True)))
+            self.hosts = tuple(
+                self._start_host(name, address, disk_bytes)
+                for name, address in zip(names, addresses, strict=True)
+            )
+            self._wait_until_ready()
+            for host in self.hosts:
+                self.shape(host, link_bits_per_s)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def known_hosts(self) -> Path:
+        """The file of all host keys: nothing has to be trusted on first use."""
+        return self.folder / "known_hosts"
+
+    @property
+    def identity(self) -> Path:
+        """The private key that opens every host for root."""
+        return self.folder / "identity"
+
+    def __enter__(self) -> Self:
+        """Return the running cluster."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """End all hosts."""
+        self.close()
+
+    def close(self) -> None:
+        """End every process of every host and remove links, cgroups and folder."""
+        for process in self._processes[::-1]:
+            if process.stdin is not None:
+                process.stdin.close()
+        for process in self._processes[::-1]:
+            process.wait(timeout=_READY_TIMEOUT_S)
+            if process.stdout is not None:
+                process.stdout.close()
+        for stream in self._streams:
+            stream.close()
+        self._processes.clear()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    @contextlib.contextmanager
+    def inside(self) -> Iterator[None]:
+        """Move this thread, and threads that it starts, into the controller's network."""
+        with namespaces.network_of(self._switch_pid):
+            yield
+
+    def controller_command(self, argv: Sequence[str]) -> list[str]:
+        """Wrap a command so that it runs in the controller's network."""
+        return ["nsenter", f"--net=/proc/{self._switch_pid}/ns/net", "--", *argv]
+
+    def run_in(self, host: NamespaceHost, argv: Sequence[str]) -> subprocess.CompletedProcess[str]:
+        """Run a command inside all namespaces of a host."""
+        flags = ["--net", "--uts", "--mount", "--pid", "--ipc"]
+        wrapped = ["nsenter", "--target", str(host.init_pid), *flags, "--", *argv]
+        return subprocess.run(wrapped, capture_output=True, text=True, check=True)
+
+    def shape(self, host: NamespaceHost, bits_per_s: int | None) -> None:
+        """Limit the link of a host in both directions; None lifts the limit.
+
+        Token buckets hold within 5 % between 50 Mbit/s and 5 Gbit/s; beyond that
+        the CPU is the limit.
+        """
+        for pid, device in ((host.init_pid, "eth0"), (self._switch_pid, f"v-{host.name}")):
+            command = ["tc", "qdisc", "del", "dev", device, "root"]
+            namespaces.run_in_network(pid, command, check=False)
+            if bits_per_s is not None:
+                tick_bytes = bits_per_s // BITS_PER_BYTE // _TBF_TICKS_PER_S
+                burst = max(_TBF_MIN_BURST_BYTES, 2 * tick_bytes)
+                command = ["tc", "qdisc", "add", "dev", device, "root", "tbf"]
+                limits = ["rate", f"{bits_per_s}bit", "burst", str(burst), "latency", "50ms"]
+                namespaces.run_in_network(pid, [*command, *limits])
+
+    def set_link(self, host: NamespaceHost, *, up: bool) -> None:
+        """Plug or cut a host's link; a cut is silent, no connection is told."""
+        state = "up" if up else "down"
+        namespaces.run_in_network(host.init_pid, ["ip", "link", "set", "eth0", state])
+
+    def limit_cpu(self, host: NamespaceHost, cores: float | None) -> None:
+        """Limit a host to a number of cores; None lifts the limit.
+
+        Raises:
+            RuntimeError: If this machine offers no CPU controller; see ``why_no_quota``.
+        """
+        self._quota.limit(host.name, cores)
+
+    @property
+    def why_no_quota(self) -> str | None:
+        """Why CPU quotas are not possible here, or None."""
+        return self._quota.reason
+
+    def kill_host(self, host: NamespaceHost) -> None:
+        """Crash a host: SIGKILL to its PID 1, which takes all its processes along."""
+        os.kill(host.init_pid, signal.SIGKILL)
+
+    def kill_ssh_sessions(self, host: NamespaceHost) -> None:
+        """SIGKILL the sshd of every open connection, not the listening one."""
+        for process in namespaces.descendants(host.init_pid):
+            if process.name.startswith("sshd"):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process.pid, signal.SIGKILL)
+
+    def programs(self, host: NamespaceHost) -> tuple[namespaces.Process, ...]:
+        """List the living processes of a host that are not sshd; zombies do not count."""
+        found = namespaces.descendants(host.init_pid)
+        return tuple(process for process in found if not process.name.startswith("sshd"))
+
+    def _start_keeper(self) -> int:
+        """Start the process that everything else lives in; return the switch's process id."""
+        argv = ["sh", "-c", _KEEPER, "sh", str(self.folder), self._quota.folder or ""]
+        keeper = subprocess.Popen(
+            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+        )
+        self._processes.append(keeper)
+        assert keeper.stdout is not None  # a pipe was asked for
+        if keeper.stdout.readline() != b"ready\n":
+            message = "the namespaces of the test hosts could not be made"
+            raise RuntimeError(message)
+        self._switch_pid = namespaces.child_of(namespaces.child_of(keeper.pid))
+        lines = ["link set lo up", "link add br0 type bridge", "link set br0 up"]
+        lines.append(f"addr add {CONTROLLER_ADDRESS}/24 dev br0")
+        namespaces.run_ip(self._switch_pid, lines)
+        return self._switch_pid
+
+    def _make_keys(self) -> None:
+        """Generate the one client key."""
+        namespaces.generate_key(self.identity, "amp-ray-test")
+        shutil.copy(self.identity.with_suffix(".pub"), self.folder / "authorized_keys")
+
+    def _write_hosts(self, addresses: dict[str, str]) -> None:
+        """Write each host's files: keys, names, users, sshd configuration."""
+        lines = ["127.0.0.1 localhost", f"{CONTROLLER_ADDRESS} controller"]
+        lines += [f"{address} {name}" for name, address in addresses.items()]
+        users = [
+            ":".join([*entry.split(":")[:5], "/run/home", entry.split(":")[6]])
+            if entry.startswith("root:")
+            else entry
+            for entry in Path("/etc/passwd").read_text(encoding="utf-8").splitlines()
+        ]
+        known = []
+        for name, address in addresses.items():
+            folder = self.folder / name
+            folder.mkdir()
+            namespaces.generate_key(folder / "host_key", name)
+            key = (folder / "host_key.pub").read_text(encoding="ascii").split()
+            known.append(f"{name},{address} {key[0]} {key[1]}")
+            # Debian's own habit, and a trap for whoever resolves a host's name on that host.
+            own = [*lines, f"127.0.1.1 {name}"]
+            (folder / "hosts").write_text("\n".join(own) + "\n", encoding="ascii")
+            (folder / "passwd").write_text("\n".join(users) + "\n", encoding="utf-8")
+            text = _SSHD_CONFIG.format(
+                port=SSH_PORT, folder=folder, keys=self.folder / "authorized_keys"
+            )
+            (folder / "sshd_config").write_text(text, encoding="utf-8")
+        self.known_hosts.write_text("\n".join(known) + "\n", encoding="ascii")
+
+    def _start_host(self, name: str, address: str, disk_bytes: int) -> NamespaceHost:
+        """Start one host and plug its link."""
+        folder = self.folder / name
+        new = ["--net", "--uts", "--mount", "--pid", "--ipc"]
+        argv = ["sh", "-c", _ENTER_QUOTA, "sh", self._quota.add(name) or ""]
+        argv += ["nsenter", "--target", str(self._switch_pid), "--pid", "--mount", "--"]
+        argv += ["unshare", *new, "--fork", "--kill-child=KILL"]
+        argv += ["sh", "-c", _INIT, "sh", name, str(folder), str(disk_bytes)]
+        log = (folder / "sshd.log").open("wb")
+        self._streams.append(log)
+        null = subprocess.DEVNULL
+        process = subprocess.Popen(argv, stdin=null, stdout=log, stderr=log, start_new_session=True)
+        self._processes.append(process)
+        init_pid = namespaces.child_of(namespaces.child_of(process.pid))
+        link = f"link add v-{name} type veth peer name eth0 netns {init_pid}"
+        namespaces.run_ip(self._switch_pid, [link, f"link set v-{name} master br0 up"])
+        lines = ["link set lo up", f"addr add {address}/24 dev eth0", "link set eth0 up"]
+        namespaces.run_ip(init_pid, lines)
+        return NamespaceHost(name=name, address=address, init_pid=init_pid, folder=folder)
+
+    def _wait_until_ready(self) -> None:
+        """Wait for every sshd's greeting."""
+        deadline = time.monotonic() + _READY_TIMEOUT_S
+        with self.inside():
+            for host in self.hosts:
+                while not _greets(host.address):
+                    if time.monotonic() > deadline:
+                        log = (host.folder / "sshd.log").read_text(encoding="utf-8")
+                        message = f"{host.name} did not come up: {log.strip()}"
+                        raise RuntimeError(message)
+                    time.sleep(_POLL_S)
+
+
+def _greets(address: str) -> bool:
+    """Tell whether an sshd answers there."""
+    try:
+        with socket.create_connection((address, SSH_PORT), timeout=1) as connection:
+            return connection.recv(4) == b"SSH-"
+    except OSError:
+        return False

@@ -1,0 +1,127 @@
+"""A host without a machine: its agent says what a script says."""
+
+import contextlib
+import json
+import queue
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+
+from amp_ray.errors import HostError
+from amp_ray.runtime.agent.bundle import LENGTH_DIGITS
+from amp_ray.runtime.host import Channel, Completed
+
+Message = dict[str, Any]
+
+Script = Callable[[Message], Iterable[Message | bytes]]
+"""From a message of the controller to the agent's answers; bytes are sent as they are."""
+
+FOLDER: Final = "/scripted"
+
+
+class ScriptedHost:
+    """A host for tests of whatever talks to agents; see ``Host``."""
+
+    def __init__(self, name: str, script: Script, *, refuses: str | None = None) -> None:
+        """Take the script.
+
+        Args:
+            name: As trials call it.
+            script: What its agents answer. ``close_channel()`` within it ends the connection.
+            refuses: Text of the error with which every connection fails.
+        """
+        self.name = name
+        self.addresses = (name,)
+        self.python = "python"
+        self.heard: list[Message] = []
+        self.num_agents = 0
+        self._script = script
+        self._refuses = refuses
+        self._channels: list[ScriptedChannel] = []
+
+    def connect(self) -> None:
+        """Succeed, unless told otherwise."""
+        if self._refuses is not None:
+            raise HostError(self._refuses)
+
+    def run(self, argv: Sequence[str], *, timeout_s: float, text: str = "") -> Completed:
+        """Do nothing, well."""
+        del argv, timeout_s, text
+        return Completed(exit_code=0, output="", error="")
+
+    def put_text(self, path: str, text: str) -> None:
+        """Forget it."""
+        del path, text
+
+    def get_text(self, path: str) -> str:
+        """Find nothing."""
+        message = f"{self.name}: {path}: No such file"
+        raise HostError(message)
+
+    def open_channel(self, argv: Sequence[str]) -> Channel:
+        """Start another scripted agent."""
+        del argv
+        self.num_agents += 1
+        self._channels.append(ScriptedChannel(self._answer))
+        return self._channels[-1]
+
+    def close_channel(self) -> None:
+        """End the connection to the last agent."""
+        self._channels[-1].close()
+
+    def close(self) -> None:
+        """Do nothing."""
+
+    def _answer(self, message: Message) -> Iterable[Message | bytes]:
+        """Note what was heard and follow the script."""
+        self.heard.append(message)
+        return self._script(message)
+
+
+class ScriptedChannel:
+    """The controller's side of a scripted agent."""
+
+    def __init__(self, answer: Script) -> None:
+        """Start with nothing to say."""
+        self._answer = answer
+        self._output: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._input = b""
+        self._has_bundle = False
+
+    def read(self) -> bytes:
+        """Wait for the next answer."""
+        return self._output.get()
+
+    def write(self, data: bytes) -> None:
+        """Take bytes; answer every complete line after the bundle."""
+        self._input += data
+        if not self._has_bundle:
+            end = LENGTH_DIGITS + int(self._input[:LENGTH_DIGITS])
+            self._input = self._input[end:]
+            self._has_bundle = True
+        *lines, self._input = self._input.split(b"\n")
+        for line in lines:
+            for answer in self._answer(json.loads(line)) if line else ():
+                plain = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+                self._output.put(plain + b"\n")
+
+    def close(self) -> None:
+        """End the output."""
+        with contextlib.suppress(ValueError):
+            self._output.put(b"")
+
+
+def well_behaved(message: Message) -> Iterable[Message | bytes]:
+    """Answer like the agent of a host where every rank ends well and nothing is measured."""
+    kind = message.get("kind")
+    if kind == "prepare":
+        prepared = {"folder": FOLDER, "address": "192.0.2.1", "interface": "eth0", "port": 20000}
+        yield {"kind": "prepared", **prepared}
+    elif kind == "job":
+        end: Message = {"code": 0, "signal": None, "ended": False, "tail": []}
+        for rank in message["ranks"]:
+            yield {"kind": "exit", "rank": rank["rank"], **end}
+        yield {"kind": "done", "reason": "exited", "clean": True, "left": [], "num_oom_kills": 0}
+    elif kind == "stop":
+        yield {"kind": "done", "reason": "stopped", "clean": True, "left": [], "num_oom_kills": 0}
+    elif kind == "sweep":
+        yield {"kind": "swept", "found": [], "left": []}

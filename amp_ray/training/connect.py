@@ -1,0 +1,75 @@
+"""Meeting the other ranks: device, rendezvous and time limits."""
+
+import datetime as dt
+import logging
+import os
+
+import deepspeed
+import torch
+from torch.distributed import distributed_c10d
+
+from amp_ray.training.job import Job, UnfitError
+
+SHARED_MEMORY_OP = "deepspeed_shm_comm"
+
+
+def use_cuda(job: Job) -> bool:
+    """Tell whether the trial runs on GPUs.
+
+    Raises:
+        UnfitError: If the job asks for CUDA where there is none, or for fp16 on a CPU.
+    """
+    available = bool(torch.cuda.is_available())
+    if job.device == "cuda" and not available:
+        message = "job.device is cuda, but torch finds no GPU here; use cpu or auto"
+        raise UnfitError(message)
+    cuda = available and job.device != "cpu"
+    if job.precision == "fp16" and not cuda:
+        message = "precision fp16 needs a GPU with this runtime; use bf16 or fp32 on a CPU"
+        raise UnfitError(message)
+    return cuda
+
+
+def connect(job: Job, *, cuda: bool) -> None:
+    """Join the process group of the trial; every rank calls it.
+
+    Reads ``RANK``, ``LOCAL_RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT``.
+
+    Raises:
+        UnfitError: If the number of processes is not that of the strategy.
+    """
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if world_size != job.grid.num_ranks:
+        grid = job.grid
+        message = (
+            f"tp {grid.tp} x pp {grid.pp} x dp {grid.dp} = {grid.num_ranks} ranks, but WORLD_SIZE "
+            f"is {world_size}"
+        )
+        raise UnfitError(message)
+    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    _prepare_device(job, cuda=cuda)
+    limit = dt.timedelta(seconds=job.communication_timeout_s)
+    # DeepSpeed makes its groups without a limit of their own: they take these two.
+    distributed_c10d.default_pg_timeout = limit
+    distributed_c10d.default_pg_nccl_timeout = limit
+    # Asked for its compatible operators, DeepSpeed probes them with a compiler, and on a CPU then
+    # compiles one for half a minute and more. Told that there are none, it does neither.
+    deepspeed.ops.__compatible_ops__ = dict.fromkeys((SHARED_MEMORY_OP,), False)
+    backend = "nccl" if cuda else "gloo"
+    arrival = dt.timedelta(seconds=job.init_timeout_s)
+    store, _, _ = next(torch.distributed.rendezvous("env://", rank, world_size, timeout=arrival))
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else None
+    torch.distributed.init_process_group(
+        backend, store=store, rank=rank, world_size=world_size, timeout=limit, device_id=device
+    )
+    deepspeed.init_distributed(
+        dist_backend=backend, auto_mpi_discovery=False, verbose=False, timeout=limit
+    )
+
+
+def _prepare_device(job: Job, *, cuda: bool) -> None:
+    """Choose this rank's GPU, or its number of threads."""
+    if cuda:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    else:
+        torch.set_num_threads(job.num_threads)

@@ -1,0 +1,70 @@
+"""Synthetic data: every sample depends on the seed and its index, never on the strategy."""
+
+from collections.abc import Iterator
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from amp_ray.training.job import Job
+from amp_ray.training.ranks import Coordinates
+from amp_ray.training.shapes import RGB_CHANNELS, ImageShape, TextShape
+from amp_ray.training.weights import seed_of
+
+MicroBatch = tuple[Tensor, Tensor]
+
+_FOLLOW_FACTOR: Final = 3
+_FOLLOW_STEP: Final = 1
+"""Every second token is 3 * the one before + 1, so that there is something to learn."""
+
+
+def step_batches(job: Job, step: int, place: Coordinates) -> Iterator[MicroBatch]:
+    """Yield the micro-batches of one step for one replica.
+
+    Replica ``d`` takes the ``d``-th contiguous part of the global batch, whatever
+    the micro-batches are.
+
+    Args:
+        job: Shapes and batch sizes.
+        step: Counted from 0.
+        place: Whose part.
+
+    Yields:
+        Inputs and targets. Text: tokens ``(micro_batch_size, sequence_length)`` twice.
+        Images: ``(micro_batch_size, latent_size)`` and ``(micro_batch_size, side**2, 3)``.
+    """
+    grid = job.grid
+    share = job.global_batch_size // grid.dp
+    first = step * job.global_batch_size + place.dp * share
+    for start in range(first, first + share, grid.micro_batch_size):
+        samples = [_sample(job, index) for index in range(start, start + grid.micro_batch_size)]
+        yield (
+            torch.stack([source for source, _ in samples]),
+            torch.stack([target for _, target in samples]),
+        )
+
+
+def _sample(job: Job, index: int) -> tuple[Tensor, Tensor]:
+    """Return input and target of one sample."""
+    generator = torch.Generator()
+    generator.manual_seed(seed_of(job.seed, "sample", index))
+    if isinstance(job.model, ImageShape):
+        return _picture(job.model, generator)
+    return _text(job.model, generator)
+
+
+def _text(shape: TextShape, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Return tokens and the tokens that follow them."""
+    tokens = torch.randint(0, shape.vocab_size, (shape.sequence_length + 1,), generator=generator)
+    leading = tokens[0::2][: tokens[1::2].numel()]
+    tokens[1::2] = (leading * _FOLLOW_FACTOR + _FOLLOW_STEP) % shape.vocab_size
+    return tokens[:-1], tokens[1:]
+
+
+def _picture(shape: ImageShape, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Return a latent vector and a picture that depends on it: smooth, in [-1, 1]."""
+    latent = torch.randn(shape.latent_size, generator=generator)
+    side = shape.side(len(shape.depth) - 1)
+    phase = torch.arange(side**2).unsqueeze(1) / side + latent[:1]
+    colour = torch.arange(1, RGB_CHANNELS + 1)
+    return latent, torch.sin(phase * colour)

@@ -1,0 +1,160 @@
+"""What a rank tells its launcher: one-line JSON events, the result file and exit codes."""
+
+import json
+import os
+import socket
+import time
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+EXIT_CODES: Final = {
+    "bad_job": 2,
+    "error": 1,
+    "out_of_memory": 42,
+    "communication": 43,
+    "port_taken": 44,
+}
+"""Exit code for each cause of failure; 0 only after a complete run."""
+
+MAX_EVENT_BYTES: Final = 4096
+"""POSIX promises that writes of up to PIPE_BUF bytes, 4096 on Linux, never mix on a pipe."""
+
+MAX_MESSAGE_CHARACTERS: Final = 1000
+NUM_TRACEBACK_LINES: Final = 12
+MAX_LINE_CHARACTERS: Final = 160
+
+OUT_OF_MEMORY_WORDS: Final = (
+    "out of memory",
+    "can't allocate memory",
+    "cannot allocate memory",
+    "not enough memory",
+    "cuda_error_out_of_memory",
+    "cudaerrormemoryallocation",
+)
+PORT_WORDS: Final = ("address already in use", "eaddrinuse")
+COMMUNICATION_WORDS: Final = (
+    "connection closed by peer",
+    "connection reset",
+    "connection refused",
+    "connection was closed",
+    "broken pipe",
+    "timed out",
+    "timeout",
+    "gloo",
+    "nccl",
+    "socket",
+)
+
+
+class EventChannel:
+    """Writes events to stdout and moves every other output to stderr.
+
+    Libraries print to stdout as they please. While the channel is open, file
+    descriptor 1 is a copy of stderr, and only events reach the real stdout.
+    """
+
+    def __init__(self) -> None:
+        """Remember who we are; nothing is opened yet."""
+        self.trial_id: str | None = None
+        self._fd = -1
+
+    def __enter__(self) -> Self:
+        """Take stdout over."""
+        self._fd = os.dup(1)
+        os.dup2(2, 1)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Give stdout back."""
+        os.dup2(self._fd, 1)
+        os.close(self._fd)
+
+    def send(self, event: str, **values: Any) -> None:  # noqa: ANN401 - JSON values
+        """Write one event: a JSON object on a line, in a single write.
+
+        An event too long for an atomic write loses its longest values and names them.
+        """
+        head = {
+            "event": event,
+            "trial_id": self.trial_id,
+            "rank": int(os.environ.get("RANK", "-1")),
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "time_s": time.time(),
+        }
+        line = _line(head, values)
+        dropped = []
+        while len(line) > MAX_EVENT_BYTES and values:
+            dropped.append(max(values, key=lambda key: len(json.dumps(values[key]))))
+            del values[dropped[-1]]
+            line = _line(head, {**values, "dropped": sorted(dropped)})
+        os.write(self._fd, line)
+
+    def failed(self, error: BaseException, cause: str) -> None:
+        """Report why this rank ends."""
+        lines = [
+            line[:MAX_LINE_CHARACTERS]
+            for entry in traceback.format_exception(error)
+            for line in entry.rstrip().splitlines()
+        ]
+        self.send(
+            "failed",
+            cause=cause,
+            type=type(error).__name__,
+            message=str(error)[:MAX_MESSAGE_CHARACTERS],
+            traceback=lines[-NUM_TRACEBACK_LINES:],
+        )
+
+
+def _line(head: Mapping[str, Any], values: Mapping[str, Any]) -> bytes:
+    """Return an event as it is written."""
+    return json.dumps({**head, **values}).encode() + b"\n"
+
+
+def cause_of(error: BaseException) -> str:
+    """Tell memory, communication and taken ports from all other errors.
+
+    When one rank dies, its peers see connections break and often report first;
+    a launcher therefore trusts ``communication`` only if no rank has another cause.
+
+    Example:
+        >>> cause_of(MemoryError())
+        'out_of_memory'
+        >>> cause_of(RuntimeError("Connection closed by peer [10.0.0.1]:4021"))
+        'communication'
+    """
+    name = type(error).__name__
+    text = f"{name}: {error}".lower()
+    if isinstance(error, MemoryError) or any(word in text for word in OUT_OF_MEMORY_WORDS):
+        return "out_of_memory"
+    if any(word in text for word in PORT_WORDS):
+        return "port_taken"
+    network = isinstance(error, ConnectionError | TimeoutError) or name.startswith("Dist")
+    if network or (isinstance(error, RuntimeError) and any(w in text for w in COMMUNICATION_WORDS)):
+        return "communication"
+    return "error"
+
+
+def write_result(out_dir: str, result: Mapping[str, Any]) -> None:
+    """Write ``result.json`` so that it is there whole or not at all.
+
+    Args:
+        out_dir: Folder; made if it does not exist.
+        result: JSON object.
+    """
+    folder = Path(out_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    partial = folder / "result.json.tmp"
+    with partial.open("w", encoding="utf-8") as stream:
+        json.dump(result, stream, indent=1)
+        stream.flush()
+        os.fsync(stream.fileno())
+    partial.replace(folder / "result.json")

@@ -1,0 +1,155 @@
+"""TransGAN's generator as a list of layers: two or more widths, up-sampling between them."""
+
+from functools import partial
+from typing import Any
+
+import torch
+from deepspeed.pipe import LayerSpec
+from torch import Tensor, nn
+from torch.nn import functional
+
+from amp_ray.training.parallel import RowLinear, TensorParallel
+from amp_ray.training.ranks import shard_range
+from amp_ray.training.shapes import FEED_FORWARD_FACTOR, RGB_CHANNELS, ImageShape
+from amp_ray.training.transformer import WEIGHT_STD, Block, BlockShape
+from amp_ray.training.weights import LayerWeights
+
+
+class Input(nn.Module):
+    """One linear layer from the latent vector to the tokens of the lowest picture."""
+
+    def __init__(self, shape: ImageShape, parallel: TensorParallel, weights: LayerWeights) -> None:
+        """Shard the large weight over the latent features; positions are whole."""
+        super().__init__()
+        self.tokens = shape.side(0) ** 2
+        self.first, self.end = shard_range(shape.latent_size, parallel.rank, parallel.size)
+        outputs = self.tokens * shape.hidden_size
+        std = shape.latent_size**-0.5
+        self.linear = RowLinear(
+            parallel, weights, "input", (outputs, shape.latent_size), std
+        ).with_bias()
+        extent = (self.tokens, shape.hidden_size)
+        self.positions = nn.Parameter(weights.whole("positions", extent, WEIGHT_STD))
+
+    def forward(self, latent: Tensor) -> Tensor:
+        """Return ``(batch, tokens, hidden)`` for latent vectors ``(batch, latent_size)``."""
+        part = latent[:, self.first : self.end].to(self.linear.weight.dtype)
+        return self.linear(part).view(latent.shape[0], self.tokens, -1) + self.positions
+
+
+def up_sample(tokens: Tensor, shape: ImageShape, level: int) -> Tensor:
+    """Double the side of a picture: by pixel shuffle, or by bilinear interpolation.
+
+    Args:
+        tokens: Shape ``(batch, side**2, width)`` of the level below.
+        shape: Tells where the width shrinks.
+        level: The level above.
+
+    Returns:
+        Shape ``(batch, (2 * side)**2, width)``, with a quarter of the width after a shuffle.
+    """
+    side = shape.side(level - 1)
+    picture = tokens.transpose(1, 2).unflatten(2, (side, side))
+    if shape.width(level) < shape.width(level - 1):
+        picture = functional.pixel_shuffle(picture, 2)
+    else:
+        picture = functional.interpolate(
+            picture, scale_factor=2.0, mode="bilinear", align_corners=False
+        )
+    return picture.flatten(2).transpose(1, 2).contiguous()
+
+
+def to_windows(tokens: Tensor, side: int, window: int) -> Tensor:
+    """Cut ``(batch, side**2, width)`` into windows ``(batch * count, window**2, width)``."""
+    batch, _, width = tokens.shape
+    count = side // window
+    cut = tokens.view(batch, count, window, count, window, width).transpose(2, 3)
+    return cut.reshape(batch * count**2, window**2, width)
+
+
+def from_windows(tokens: Tensor, side: int, window: int) -> Tensor:
+    """Put windows together again; the inverse of ``to_windows``."""
+    count, width = side // window, tokens.shape[-1]
+    cut = tokens.view(-1, count, count, window, window, width).transpose(2, 3)
+    return cut.reshape(-1, side**2, width)
+
+
+class ImageBlock(nn.Module):
+    """A transformer block; the first of its level up-samples and adds positions before."""
+
+    def __init__(
+        self, shape: ImageShape, parallel: TensorParallel, weights: LayerWeights, block: int
+    ) -> None:
+        """Find out the level of block number ``block`` and where the stream comes from."""
+        super().__init__()
+        self.shape, self.level = shape, shape.level_of_block(block)
+        self.below = shape.level_of_block(block - 1) if block else 0
+        self.side, self.window = shape.side(self.level), shape.window(self.level)
+        width = shape.width(self.level)
+        sizes = BlockShape(
+            hidden_size=width,
+            num_heads=shape.num_heads,
+            num_key_value_heads=shape.num_heads,
+            feed_forward_size=FEED_FORWARD_FACTOR * width,
+            num_blocks=sum(shape.depth),
+            # Glorot and Bengio's rule for a square weight; TransGAN starts by it.
+            std=width**-0.5,
+            style="gpt",
+            causal=False,
+        )
+        self.block = Block(sizes, parallel, weights)
+        self.positions: nn.Parameter | None = None
+        if self.below < self.level:
+            self.positions = nn.Parameter(
+                weights.whole("positions", (self.side**2, width), WEIGHT_STD)
+            )
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return the tokens of this block's level, ``(batch, side**2, width)``."""
+        for level in range(self.below + 1, self.level + 1):
+            tokens = up_sample(tokens, self.shape, level)
+        if self.positions is not None:
+            tokens = tokens + self.positions
+        if self.window == self.side:
+            return self.block(tokens)
+        # The feed-forward part sees tokens alone, so the whole block may run in windows.
+        return from_windows(
+            self.block(to_windows(tokens, self.side, self.window)), self.side, self.window
+        )
+
+
+class ImageHead(nn.Module):
+    """From the last level's tokens to colours."""
+
+    def __init__(self, shape: ImageShape, weights: LayerWeights) -> None:
+        """Make the small layer, whole on every rank."""
+        super().__init__()
+        extent = (RGB_CHANNELS, shape.width(len(shape.depth) - 1))
+        self.weight = nn.Parameter(weights.whole("rgb", extent, extent[1] ** -0.5))
+        self.bias = nn.Parameter(torch.zeros(RGB_CHANNELS))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return ``(batch, side**2, 3)``."""
+        return functional.linear(tokens, self.weight, self.bias)
+
+
+def picture_loss(pictures: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean squared difference to synthetic pictures, in single precision.
+
+    The discriminator is not trained: its cost is not part of the published trials either.
+    """
+    return functional.mse_loss(pictures.float(), targets.float())
+
+
+def image_layers(shape: ImageShape, parallel: TensorParallel, seed: int) -> list[Any]:
+    """Return input, blocks and head, to be built on the stages that own them."""
+    weights = partial(LayerWeights, seed=seed, tp_rank=parallel.rank, tp=parallel.size)
+    num_blocks = sum(shape.depth)
+    return [
+        LayerSpec(Input, shape, parallel, weights(layer=0)),
+        *(
+            LayerSpec(ImageBlock, shape, parallel, weights(layer=index + 1), index)
+            for index in range(num_blocks)
+        ),
+        LayerSpec(ImageHead, shape, weights(layer=num_blocks + 1)),
+    ]

@@ -1,0 +1,148 @@
+"""One rank of a trial from the first import to the last report."""
+
+import math
+import os
+import platform
+import socket
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import deepspeed
+import torch
+import torch._dynamo  # every torch optimizer imports it on first use: better before the fork
+
+from amp_ray.training.clock import DeviceClock, HostClock, Spans
+from amp_ray.training.connect import connect, use_cuda
+from amp_ray.training.data import step_batches
+from amp_ray.training.events import EventChannel, write_result
+from amp_ray.training.job import Job
+from amp_ray.training.memory import PeakMemory
+from amp_ray.training.parallel import TensorParallel
+from amp_ray.training.pipeline import TrialModule, build_engine, build_module
+from amp_ray.training.ranks import Coordinates, coordinates_of
+from amp_ray.training.summary import summarise
+
+
+@dataclass(slots=True)
+class Record:
+    """What one rank measures on the way.
+
+    Args:
+        step_s: Seconds of every step, warm-up included.
+        losses: Loss of every step; None where it is not finite.
+        spans_s: Seconds per kind of work, summed over the measured steps.
+        startup_s: Seconds of every phase before the first step.
+    """
+
+    step_s: list[float] = field(default_factory=list)
+    losses: list[float | None] = field(default_factory=list)
+    spans_s: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    startup_s: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Note how long a phase of the start takes."""
+        start = time.perf_counter()
+        yield
+        self.startup_s[name] = time.perf_counter() - start
+
+
+def run(job: Job, channel: EventChannel, imports_s: float) -> None:
+    """Train, measure and report; rank 0 writes the result.
+
+    Args:
+        job: The trial.
+        channel: Where events go.
+        imports_s: Seconds that importing torch and DeepSpeed took.
+    """
+    record = Record(startup_s={"imports": imports_s})
+    cuda = use_cuda(job)
+    with record.phase("connect"):
+        connect(job, cuda=cuda)
+    process = torch.distributed.get_rank()
+    place = coordinates_of(job.grid.rank_map.index(process), tp=job.grid.tp, dp=job.grid.dp)
+    spans = Spans(clock=DeviceClock() if cuda else HostClock())
+    parallel = TensorParallel(rank=place.tp, size=job.grid.tp, spans=spans)
+    memory = PeakMemory(cuda=cuda)
+    with record.phase("build"):
+        module = build_module(job, parallel, place.pp)
+        memory.built()
+        engine = build_engine(job, module, parallel, cuda=cuda)
+    channel.send("ready", startup_s=record.startup_s)
+    for step in range(job.warmup_steps + job.steps):
+        _step(job, engine, record, spans, place)
+        if step == 0:
+            channel.send("first_step", step_s=record.step_s[0])
+        if process == 0:
+            channel.send("step", step=step, step_s=record.step_s[-1], loss=record.losses[-1])
+    _finish(job, channel, _report(job, record, place, memory, module))
+
+
+def _step(job: Job, engine: Any, record: Record, spans: Spans, place: Coordinates) -> None:  # noqa: ANN401
+    """Train one step; data is made before the clock starts, the ranks start together."""
+    step = len(record.step_s)
+    batches = list(step_batches(job, step, place))
+    spans.drain()
+    torch.distributed.barrier()
+    start = time.perf_counter()
+    loss = engine.train_batch(iter(batches))
+    if engine.device.type == "cuda":
+        torch.cuda.synchronize()
+    record.step_s.append(time.perf_counter() - start)
+    value = float(loss)
+    record.losses.append(value if math.isfinite(value) else None)
+    if step >= job.warmup_steps:
+        for name, seconds in spans.drain().items():
+            record.spans_s[name] += seconds
+
+
+def _report(
+    job: Job,
+    record: Record,
+    place: Coordinates,
+    memory: PeakMemory,
+    module: TrialModule,
+) -> dict[str, Any]:
+    """Return this rank's part of the result."""
+    device = torch.cuda.get_device_name() if memory.cuda else platform.processor() or "cpu"
+    return {
+        "rank": int(os.environ["RANK"]),
+        "host": socket.gethostname(),
+        "local_rank": int(os.environ["LOCAL_RANK"]),
+        "stage": place.pp,
+        "dp_rank": place.dp,
+        "tp_rank": place.tp,
+        "device": device,
+        "num_parameters": sum(parameter.numel() for parameter in module.parameters()),
+        "step_s": record.step_s,
+        "losses": record.losses,
+        "spans_s": {name: seconds / job.steps for name, seconds in record.spans_s.items()},
+        "startup_s": record.startup_s,
+        **memory.peak(),
+    }
+
+
+def _finish(job: Job, channel: EventChannel, report: dict[str, Any]) -> None:
+    """Collect all reports on rank 0 and leave together."""
+    reports: list[dict[str, Any]] = [{} for _ in range(job.grid.num_ranks)]
+    torch.distributed.all_gather_object(reports, report)
+    if report["rank"] == 0:
+        result = summarise(job.trial_id, job.warmup_steps, job.grid.bounds, reports)
+        result["versions"] = {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "deepspeed": deepspeed.__version__,
+        }
+        write_result(job.out_dir, result)
+        channel.send(
+            "result",
+            iteration_time_s=result["iteration_time_s"],
+            peak_memory_bytes=result["peak_memory_bytes"],
+        )
+    # Nobody leaves before the result is on disk: a rank that is gone looks like a failure.
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()

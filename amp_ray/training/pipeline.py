@@ -1,0 +1,174 @@
+"""The strategy as DeepSpeed runs it: topology, pipeline module, configuration, engine."""
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import deepspeed
+import torch
+from deepspeed.pipe import PipelineModule
+from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from amp_ray.training.image import image_layers, picture_loss
+from amp_ray.training.job import Grid, Job
+from amp_ray.training.parallel import TensorParallel
+from amp_ray.training.shapes import ImageShape
+from amp_ray.training.text import text_layers
+from amp_ray.training.vocabulary import CrossEntropy
+
+CHECKPOINTED_LAYERS = ["Block", "ImageBlock"]
+"""Classes that are computed again. Their input always carries a gradient; token ids do not."""
+
+INSTRUCTION_NAMES = {
+    "LoadMicroBatch": "load",
+    "ForwardPass": "forward",
+    "BackwardPass": "backward",
+    "SendActivation": "send",
+    "SendGrad": "send",
+    "RecvActivation": "receive",
+    "RecvGrad": "receive",
+    "ReduceTiedGrads": "gradient_sync",
+    "ReduceGrads": "gradient_sync",
+    "OptimizerStep": "optimizer",
+}
+"""What each instruction of DeepSpeed's schedule counts as; receiving includes waiting."""
+
+MAX_BUCKET_ELEMENTS = 500_000_000
+"""Gradients that one all-reduce takes together; DeepSpeed's default."""
+
+ADAMW_WEIGHT_DECAY = 0.01
+"""Loshchilov and Hutter's and torch's own default."""
+
+
+class PlacedTopology(PipeModelDataParallelTopology):
+    """Coordinates to processes; DeepSpeed's groups and transfers all follow its ``mapping``."""
+
+    def __init__(self, grid: Grid) -> None:
+        """Put the process of the rank map where DeepSpeed puts the rank itself."""
+        super().__init__(num_pp=grid.pp, num_mp=grid.tp, num_dp=grid.dp)
+        for place, rank in self.mapping.items():
+            self.mapping[place] = grid.rank_map[rank]
+
+
+class TrialModule(PipelineModule):
+    """A pipeline cut exactly at the strategy's bounds."""
+
+    def __init__(
+        self,
+        layers: Sequence[Any],
+        loss: Callable[[Tensor, Tensor], Tensor],
+        grid: Grid,
+        stage: int,
+    ) -> None:
+        """Build this rank's stage."""
+        self._wanted = grid.bounds
+        recompute = grid.recompute[stage] == "full"
+        super().__init__(
+            layers,
+            topology=PlacedTopology(grid),
+            loss_fn=loss,
+            activation_checkpoint_interval=1 if recompute else 0,
+            activation_checkpoint_func=_recomputed,
+            checkpointable_layers=CHECKPOINTED_LAYERS,
+        )
+
+    def _partition_layers(self, method: str = "") -> None:  # noqa: ARG002 - DeepSpeed's signature
+        """Take the strategy's bounds, whatever method DeepSpeed would choose."""
+        self.parts = list(self._wanted)
+        self._set_bounds(self.parts[self.stage_id], self.parts[self.stage_id + 1])
+
+
+def _recomputed(function: Callable[..., Any], *args: Any) -> Any:  # noqa: ANN401 - torch's form
+    """Run a layer now and again in the backward pass; nothing in it is random."""
+    return checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False)
+
+
+def build_module(job: Job, parallel: TensorParallel, stage: int) -> TrialModule:
+    """Build this rank's stage with its starting weights, and complete ``parallel``."""
+    loss: Callable[[Tensor, Tensor], Tensor]
+    if isinstance(job.model, ImageShape):
+        layers, loss = image_layers(job.model, parallel, job.seed), picture_loss
+    else:
+        layers = text_layers(job.model, parallel, job.seed)
+        loss = CrossEntropy(job.model, parallel)
+    module = TrialModule(layers, loss, job.grid, stage)
+    parallel.group = module.mpu().get_slice_parallel_group()
+    if job.precision == "fp32" and job.zero_stage == 0:
+        _flag_owners(module)
+    return module
+
+
+def _flag_owners(module: TrialModule) -> None:
+    """Make DeepSpeed's fp32 gradient norm count every weight once.
+
+    It counts what is flagged, on every rank, and everything on the first rank of
+    the model. Weights that several ranks hold belong to the lowest of them, which is
+    that first rank wherever it is among them. Its other optimizers know replicas.
+    """
+    process = module.global_rank
+    peers = module.mpu().slice_group
+    for parameter in module.parameters():
+        sharded = getattr(parameter, "model_parallel", False) or len(peers) == 1
+        parameter.model_parallel = sharded or process == min(peers)
+    for tied in module.tied_comms.values():
+        for name in tied["weight_attr"]:
+            weight = getattr(tied["module"], name)
+            weight.model_parallel = weight.model_parallel and process == min(tied["ranks"])
+
+
+def deepspeed_config(job: Job, num_parameters: int) -> dict[str, Any]:
+    """Return DeepSpeed's configuration; what it would default silently is spelled out.
+
+    Args:
+        job: The trial.
+        num_parameters: Of this rank. ZeRO-1 in a pipeline takes a whole bucket of memory
+            in every step, however little there is to reduce.
+    """
+    grid = job.grid
+    config: dict[str, Any] = {
+        "train_batch_size": job.global_batch_size,
+        "train_micro_batch_size_per_gpu": grid.micro_batch_size,
+        "gradient_accumulation_steps": grid.num_micro_batches,
+        "gradient_clipping": job.gradient_clipping,
+        "steps_per_print": sys.maxsize,
+        "wall_clock_breakdown": False,
+        "zero_allow_untested_optimizer": True,
+        "zero_optimization": {
+            "stage": job.zero_stage,
+            "reduce_bucket_size": min(MAX_BUCKET_ELEMENTS, num_parameters),
+        },
+        "pipeline": {
+            "pipe_partitioned": job.sliced_transfers,
+            "grad_partitioned": job.sliced_transfers,
+        },
+    }
+    if job.precision != "fp32":
+        config[job.precision] = {"enabled": True}
+    return config
+
+
+def build_optimizer(job: Job, module: TrialModule, *, cuda: bool) -> Any:  # noqa: ANN401 - torch's
+    """Return torch's own optimizer; DeepSpeed's would be compiled on first use."""
+    if job.optimizer == "sgd":
+        return torch.optim.SGD(module.parameters(), lr=job.learning_rate)
+    decay = ADAMW_WEIGHT_DECAY if job.optimizer == "adamw" else 0.0
+    return torch.optim.AdamW(
+        module.parameters(), lr=job.learning_rate, weight_decay=decay, fused=cuda or None
+    )
+
+
+def build_engine(job: Job, module: TrialModule, parallel: TensorParallel, *, cuda: bool) -> Any:  # noqa: ANN401
+    """Return DeepSpeed's engine with a clock around every instruction of its schedule."""
+    engine, *_ = deepspeed.initialize(
+        model=module,
+        optimizer=build_optimizer(job, module, cuda=cuda),
+        config=deepspeed_config(job, sum(weight.numel() for weight in module.parameters())),
+        dist_init_required=False,
+    )
+    engine._INSTRUCTION_MAP = {  # noqa: SLF001 - the one seam that DeepSpeed offers
+        instruction: parallel.spans.timed(INSTRUCTION_NAMES[instruction.__name__], method)
+        for instruction, method in engine._INSTRUCTION_MAP.items()  # noqa: SLF001
+    }
+    return engine

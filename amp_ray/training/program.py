@@ -1,0 +1,90 @@
+"""The entry: read the job, run it, turn every ending into an event and an exit code."""
+
+import importlib
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from amp_ray.training.events import EXIT_CODES, EventChannel, cause_of
+from amp_ray.training.job import Job, UnfitError, load_job, read_job
+
+RUNTIME_MODULE: Final = "amp_ray.training.loop"
+"""Importing it imports torch and DeepSpeed."""
+
+ZERO_MODULE: Final = "deepspeed.runtime.zero.muon.muon_optimizer"
+"""DeepSpeed imports it, and with it torch's compiler for 1.5 s, when it sees a ZeRO optimizer."""
+
+USAGE: Final = "usage: python -m amp_ray.training [--local_rank=N] JOB.json"
+
+
+def main(job: Sequence[str] | Mapping[str, Any]) -> int:
+    """Run one rank of a trial.
+
+    Args:
+        job: Command-line arguments (``[JOB.json]``; the ``--local_rank`` of DeepSpeed's
+            launcher is understood), or the job's JSON object, for a process forked from one
+            that has called ``preload``.
+
+    Returns:
+        0 after a complete run, else the code of the cause in ``events.EXIT_CODES``. Nothing is
+        raised: what went wrong has been sent as an event.
+    """
+    with EventChannel() as channel:
+        try:
+            if isinstance(job, Mapping):
+                channel.trial_id = job.get("trial_id")
+            loaded = read_job(job) if isinstance(job, Mapping) else load_job(_job_path(job))
+        except (ValueError, OSError) as error:
+            channel.failed(error, "bad_job")
+            return EXIT_CODES["bad_job"]
+        channel.trial_id = loaded.trial_id
+        return _run(loaded, channel)
+
+
+def preload(*, zero: bool = True) -> None:
+    """Import torch, DeepSpeed and the models without touching a device, to fork from later.
+
+    Args:
+        zero: Whether to import what only trials with ZeRO need, too.
+    """
+    # Asking the driver how many GPUs there are would make CUDA useless in every child; NVML is
+    # asked instead.
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    if not any(Path("/dev").glob("nvidia[0-9]*")):
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    with EventChannel():  # DeepSpeed logs to stdout as it is imported
+        importlib.import_module(RUNTIME_MODULE)
+        if zero:
+            importlib.import_module(ZERO_MODULE)
+
+
+def _run(job: Job, channel: EventChannel) -> int:
+    """Run a job that has been read."""
+    try:
+        channel.send("started")
+        if job.device != "auto":
+            os.environ.setdefault("DS_ACCELERATOR", job.device)
+        start = time.perf_counter()
+        preload(zero=job.zero_stage > 0)
+        imports_s = time.perf_counter() - start
+        importlib.import_module(RUNTIME_MODULE).run(job, channel, imports_s)
+    except BaseException as error:  # noqa: BLE001 - every ending is reported, SystemExit included
+        cause = "bad_job" if isinstance(error, UnfitError) else cause_of(error)
+        channel.failed(error, cause)
+        return EXIT_CODES[cause]
+    return 0
+
+
+def _job_path(arguments: Sequence[str]) -> str:
+    """Return the one argument that is not ``--local_rank``."""
+    paths = [argument for argument in arguments if not argument.startswith("--local_rank")]
+    for argument in arguments:
+        name, _, value = argument.partition("=")
+        if name == "--local_rank" and value:
+            os.environ["LOCAL_RANK"] = value
+    if len(paths) != 1:
+        message = f"{USAGE}; found {list(arguments)}"
+        raise ValueError(message)
+    return paths[0]

@@ -1,0 +1,232 @@
+"""The models that can be trained, described without torch: sizes and lists of layers."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, Final, Literal
+
+from amp_ray.training.fields import Fields
+
+LayerKind = Literal["embedding", "input", "block", "norm", "head"]
+
+FEED_FORWARD_FACTOR: Final = 4
+"""Width of a GPT-2 or TransGAN feed-forward layer over the hidden size (both papers)."""
+
+SWIGLU_MULTIPLE: Final = 64
+"""A llama's feed-forward width, 8/3 of the hidden size, is rounded up to a multiple of this."""
+
+LATENT_SIZE: Final = 512
+"""TransGAN's latent vector: 512 * 1024 * 9 * 9 weights are the 42.5 M of its first layer."""
+
+WINDOW_SIZE: Final = 16
+"""TransGAN's attention windows are 16 tokens wide where pictures are large."""
+
+FULL_ATTENTION_WINDOWS: Final = 4
+"""Pictures narrower than this many windows attend as a whole (64 in the paper's model)."""
+
+NUM_SHRINKING_LEVELS: Final = 3
+"""The last three up-samplings of TransGAN are pixel shuffles, which divide the width by 4."""
+
+SHRINK_FACTOR: Final = 4
+RGB_CHANNELS: Final = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextShape:
+    """A causal language model.
+
+    Args:
+        family: ``gpt2`` (LayerNorm, GELU, learned positions, biases) or ``llama``
+            (RMSNorm, SwiGLU, rotary positions, no biases).
+        num_layers: Transformer blocks.
+        hidden_size: Width.
+        num_heads: Query heads.
+        num_key_value_heads: Key and value heads; fewer than ``num_heads`` means grouped queries.
+        feed_forward_size: Width of the feed-forward layer.
+        sequence_length: Tokens of one sample.
+        vocab_size: Distinct tokens.
+        tied_embedding: Whether the head uses the token embedding's weights.
+    """
+
+    family: Literal["gpt2", "llama"]
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    num_key_value_heads: int
+    feed_forward_size: int
+    sequence_length: int
+    vocab_size: int
+    tied_embedding: bool
+
+    def __post_init__(self) -> None:
+        """Refuse heads that do not divide the width or each other."""
+        if self.hidden_size % self.num_heads or self.num_heads % self.num_key_value_heads:
+            message = (
+                f"hidden_size {self.hidden_size} must be a multiple of num_heads {self.num_heads}, "
+                f"and that of num_key_value_heads {self.num_key_value_heads}"
+            )
+            raise ValueError(message)
+        if self.family == "llama" and (self.hidden_size // self.num_heads) % 2:
+            message = (
+                f"rotary positions need an even head size, found {self.hidden_size} / "
+                f"{self.num_heads}; change hidden_size or num_heads"
+            )
+            raise ValueError(message)
+
+    def split_sizes(self) -> dict[str, int]:
+        """Return what tp has to divide, by name."""
+        heads = "num_heads" if self.family == "gpt2" else "num_key_value_heads"
+        return {heads: self.num_key_value_heads, "feed_forward_size": self.feed_forward_size}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageShape:
+    """TransGAN's generator: levels of transformer blocks, up-sampling between them.
+
+    Every level doubles the side of the picture. The last three up-samplings are
+    pixel shuffles, which divide the width by 4; earlier ones keep it.
+
+    Args:
+        depth: Blocks of every level, lowest first; levels of depth 0 only up-sample.
+        hidden_size: Width of the lowest level.
+        num_heads: Attention heads of every block.
+        bottom_width: Side of the lowest level, in tokens.
+        latent_size: Length of the random input vector.
+        window_size: Side of an attention window where pictures are large.
+
+    References:
+        Jiang et al., TransGAN, arXiv:2102.07074.
+    """
+
+    depth: tuple[int, ...]
+    hidden_size: int
+    num_heads: int
+    bottom_width: int
+    latent_size: int
+    window_size: int
+
+    def __post_init__(self) -> None:
+        """Refuse an empty last level, and widths and pictures that do not split."""
+        if not self.depth or not self.depth[-1]:
+            message = f"depth {list(self.depth)} must end with a level that has blocks"
+            raise ValueError(message)
+        if self.hidden_size % SHRINK_FACTOR ** self.num_shrinkings(len(self.depth) - 1):
+            message = (
+                f"hidden_size {self.hidden_size} must be divisible by {SHRINK_FACTOR} for each of "
+                f"the last {NUM_SHRINKING_LEVELS} up-samplings of depth {list(self.depth)}"
+            )
+            raise ValueError(message)
+        for level, num_blocks in enumerate(self.depth):
+            window = self.window(level)
+            if num_blocks and (self.width(level) % self.num_heads or self.side(level) % window):
+                message = (
+                    f"level {level} has width {self.width(level)} and side {self.side(level)}: "
+                    f"they must be multiples of num_heads {self.num_heads} and the window {window}"
+                )
+                raise ValueError(message)
+
+    def num_shrinkings(self, level: int) -> int:
+        """Return how many pixel shuffles come before a level."""
+        first = max(0, len(self.depth) - 1 - NUM_SHRINKING_LEVELS)
+        return max(0, level - first)
+
+    def width(self, level: int) -> int:
+        """Return the hidden size of a level."""
+        return int(self.hidden_size // SHRINK_FACTOR ** self.num_shrinkings(level))
+
+    def side(self, level: int) -> int:
+        """Return the side of a level's picture in tokens."""
+        return int(self.bottom_width * 2**level)
+
+    def window(self, level: int) -> int:
+        """Return the side of a level's attention windows; the whole picture where it is small."""
+        side = self.side(level)
+        return self.window_size if side >= FULL_ATTENTION_WINDOWS * self.window_size else side
+
+    def level_of_block(self, block: int) -> int:
+        """Return the level of a block, both counted from 0."""
+        return next(level for level, end in enumerate(accumulate(self.depth)) if block < end)
+
+    def split_sizes(self) -> dict[str, int]:
+        """Return what tp has to divide, by name."""
+        return {"num_heads": self.num_heads}
+
+
+def layer_kinds(shape: TextShape | ImageShape) -> tuple[LayerKind, ...]:
+    """Return the list of layers that is trained; ``bounds`` count in it.
+
+    Example:
+        >>> layer_kinds(
+        ...     read_shape(
+        ...         {
+        ...             "family": "transgan",
+        ...             "depth": [1, 1],
+        ...             "hidden_size": 16,
+        ...             "num_heads": 2,
+        ...             "bottom_width": 2,
+        ...         }
+        ...     )
+        ... )
+        ('input', 'block', 'block', 'head')
+    """
+    block: tuple[LayerKind, ...] = ("block",)
+    if isinstance(shape, ImageShape):
+        return ("input", *block * sum(shape.depth), "head")
+    return ("embedding", *block * shape.num_layers, "norm", "head")
+
+
+def read_shape(model: Mapping[str, Any]) -> TextShape | ImageShape:
+    """Read the ``model`` mapping of an experiment file.
+
+    Args:
+        model: ``{family: gpt2 | llama, num_layers, hidden_size, num_heads, sequence_length,
+            vocab_size, [tied_embedding], [feed_forward_size], [num_key_value_heads]}`` or
+            ``{family: transgan, depth, hidden_size, num_heads, bottom_width, [latent_size],
+            [window_size]}``.
+
+    Returns:
+        The sizes, checked.
+
+    Raises:
+        ValueError: If a key is missing, unknown or wrong; the message names it.
+    """
+    fields = Fields(model, "model")
+    family = fields.choice("family", ("gpt2", "llama", "transgan"))
+    shape = _read_image(fields) if family == "transgan" else _read_text(fields, family)
+    fields.finish()
+    return shape
+
+
+def _read_text(fields: Fields, family: str) -> TextShape:
+    """Read the sizes of a language model."""
+    hidden_size = fields.integer("hidden_size")
+    num_heads = fields.integer("num_heads")
+    llama = family == "llama"
+    swiglu = -(-8 * hidden_size // (3 * SWIGLU_MULTIPLE)) * SWIGLU_MULTIPLE
+    return TextShape(
+        family="llama" if llama else "gpt2",
+        num_layers=fields.integer("num_layers"),
+        hidden_size=hidden_size,
+        num_heads=num_heads,
+        num_key_value_heads=fields.integer("num_key_value_heads", default=num_heads)
+        if llama
+        else num_heads,
+        feed_forward_size=fields.integer(
+            "feed_forward_size", default=swiglu if llama else FEED_FORWARD_FACTOR * hidden_size
+        ),
+        sequence_length=fields.integer("sequence_length"),
+        vocab_size=fields.integer("vocab_size", minimum=2),
+        tied_embedding=fields.flag("tied_embedding", default=not llama),
+    )
+
+
+def _read_image(fields: Fields) -> ImageShape:
+    """Read the sizes of a TransGAN generator."""
+    return ImageShape(
+        depth=fields.integers("depth"),
+        hidden_size=fields.integer("hidden_size"),
+        num_heads=fields.integer("num_heads"),
+        bottom_width=fields.integer("bottom_width"),
+        latent_size=fields.integer("latent_size", default=LATENT_SIZE),
+        window_size=fields.integer("window_size", default=WINDOW_SIZE),
+    )

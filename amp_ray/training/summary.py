@@ -1,0 +1,64 @@
+"""From what every rank measured to the one result of a trial; plain values only."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+SCHEMA: Final = 1
+STAGE_SPANS: Final = (
+    "forward",
+    "backward",
+    "tensor_parallel",
+    "send",
+    "receive",
+    "load",
+    "gradient_sync",
+    "optimizer",
+)
+
+
+def summarise(
+    trial_id: str, warmup_steps: int, bounds: Sequence[int], ranks: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Return the content of ``result.json``.
+
+    A step takes as long as its slowest rank; so does each piece of a stage.
+
+    Args:
+        trial_id: Of the job.
+        warmup_steps: Steps that do not count for ``iteration_time_s``; all steps are kept.
+        bounds: Of the stages.
+        ranks: One report per process: ``stage``, ``step_s``, ``losses``, ``spans_s`` (mean per
+            measured step) and ``peak_memory_bytes`` among others.
+
+    Returns:
+        JSON object. In a stage, ``forward_s`` and ``backward_s`` include ``tensor_parallel_s``,
+        and ``receive_s`` includes the wait for the neighbour.
+    """
+    step_s = [max(times) for times in zip(*(rank["step_s"] for rank in ranks), strict=True)]
+    return {
+        "schema": SCHEMA,
+        "trial_id": trial_id,
+        "iteration_time_s": statistics.median(step_s[warmup_steps:]),
+        "warmup_steps": warmup_steps,
+        "step_s": step_s,
+        "losses": list(ranks[0]["losses"]),
+        "peak_memory_bytes": max(rank["peak_memory_bytes"] for rank in ranks),
+        "stages": [
+            _stage(stage, bounds, [rank for rank in ranks if rank["stage"] == stage])
+            for stage in range(len(bounds) - 1)
+        ],
+        "ranks": [dict(rank) for rank in ranks],
+    }
+
+
+def _stage(stage: int, bounds: Sequence[int], ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what one stage took, by its slowest rank."""
+    return {
+        "layers": [bounds[stage], bounds[stage + 1]],
+        "peak_memory_bytes": max(rank["peak_memory_bytes"] for rank in ranks),
+        **{
+            f"{name}_s": max(rank["spans_s"].get(name, 0.0) for rank in ranks)
+            for name in STAGE_SPANS
+        },
+    }

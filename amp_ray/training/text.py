@@ -1,0 +1,81 @@
+"""GPT-2 and llama-like language models as lists of layers."""
+
+from functools import partial
+from typing import Any
+
+from deepspeed.pipe import LayerSpec, TiedLayerSpec
+from torch import Tensor, nn
+
+from amp_ray.training.parallel import TensorParallel
+from amp_ray.training.shapes import TextShape
+from amp_ray.training.transformer import WEIGHT_STD, Block, BlockShape, norm
+from amp_ray.training.vocabulary import TokenEmbedding, logits
+from amp_ray.training.weights import LayerWeights
+
+TIED_KEY = "token_embedding"
+
+
+class Head(nn.Module):
+    """Logits from a table of the head's own."""
+
+    def __init__(self, shape: TextShape, parallel: TensorParallel, weights: LayerWeights) -> None:
+        """Make the table."""
+        super().__init__()
+        self.table = TokenEmbedding(shape, parallel, weights, with_positions=False)
+
+    def forward(self, value: Tensor) -> Tensor:
+        """Return this rank's part of the logits."""
+        return logits(self.table, value)
+
+
+class FinalNorm(nn.Module):
+    """The norm between the last block and the head."""
+
+    def __init__(self, shape: BlockShape) -> None:
+        """Make the norm of the style."""
+        super().__init__()
+        self.norm = norm(shape)
+
+    def forward(self, value: Tensor) -> Tensor:
+        """Return the same shape."""
+        return self.norm(value)
+
+
+def text_layers(shape: TextShape, parallel: TensorParallel, seed: int) -> list[Any]:
+    """Return embedding, blocks, norm and head, to be built on the stages that own them."""
+    block = BlockShape(
+        hidden_size=shape.hidden_size,
+        num_heads=shape.num_heads,
+        num_key_value_heads=shape.num_key_value_heads,
+        feed_forward_size=shape.feed_forward_size,
+        num_blocks=shape.num_layers,
+        std=WEIGHT_STD,
+        style="llama" if shape.family == "llama" else "gpt",
+        causal=True,
+    )
+    weights = partial(LayerWeights, seed=seed, tp_rank=parallel.rank, tp=parallel.size)
+    positions = shape.family == "gpt2"
+    first, last = weights(layer=0), weights(layer=shape.num_layers + 2)
+    ends: tuple[Any, Any]
+    if shape.tied_embedding:
+        # Both ends start from layer 0's weights; DeepSpeed sums their gradients over both stages.
+        tied = partial(
+            TiedLayerSpec,
+            TIED_KEY,
+            TokenEmbedding,
+            shape,
+            parallel,
+            first,
+            tied_weight_attr="weight",
+        )
+        ends = tied(with_positions=positions), tied(with_positions=False, forward_fn=logits)
+    else:
+        ends = (
+            LayerSpec(TokenEmbedding, shape, parallel, first, with_positions=positions),
+            LayerSpec(Head, shape, parallel, last),
+        )
+    blocks = [
+        LayerSpec(Block, block, parallel, weights(layer=index + 1))
+        for index in range(shape.num_layers)
+    ]
+    return [ends[0], *blocks, LayerSpec(FinalNorm, block), ends[1]]

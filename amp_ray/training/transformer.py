@@ -1,0 +1,160 @@
+"""The transformer block that all families share: attention and feed-forward, pre-norm."""
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from amp_ray.training.parallel import ColumnLinear, RowLinear, TensorParallel
+from amp_ray.training.weights import LayerWeights
+
+WEIGHT_STD: Final = 0.02
+"""GPT-2's starting weights, for language models."""
+
+ROTARY_BASE: Final = 10000.0
+"""Su et al., RoFormer, arXiv:2104.09864, section 3.2.2."""
+
+RMS_EPSILON: Final = 1e-6
+"""Touvron et al., LLaMA, arXiv:2302.13971 (its released code)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockShape:
+    """Sizes of one block.
+
+    Args:
+        hidden_size: Width.
+        num_heads: Query heads.
+        num_key_value_heads: Key and value heads.
+        feed_forward_size: Width of the feed-forward layer.
+        num_blocks: Blocks of the model; weights that write to the stream start smaller by it.
+        std: Standard deviation of the starting weights.
+        style: ``gpt`` (LayerNorm, GELU, biases) or ``llama`` (RMSNorm, SwiGLU, rotary, none).
+        causal: Whether a token sees only those before it.
+    """
+
+    hidden_size: int
+    num_heads: int
+    num_key_value_heads: int
+    feed_forward_size: int
+    num_blocks: int
+    std: float
+    style: Literal["gpt", "llama"]
+    causal: bool
+
+    @property
+    def head_size(self) -> int:
+        """Width of one head."""
+        return self.hidden_size // self.num_heads
+
+    @property
+    def residual_std(self) -> float:
+        """Standard deviation of weights that write to the residual stream."""
+        return float(self.std / (2 * self.num_blocks) ** 0.5)
+
+
+def norm(shape: BlockShape) -> nn.Module:
+    """Return the norm of a style; its weights are whole on every rank."""
+    if shape.style == "llama":
+        return nn.RMSNorm(shape.hidden_size, eps=RMS_EPSILON)
+    return nn.LayerNorm(shape.hidden_size)
+
+
+class Attention(nn.Module):
+    """Self-attention over whole sequences, heads sharded over the tensor-parallel ranks.
+
+    The rows of the joint projection are ordered by key-value head: its query
+    heads, then its key, then its value. A contiguous shard is then whole heads,
+    whatever tp is.
+    """
+
+    def __init__(self, shape: BlockShape, parallel: TensorParallel, weights: LayerWeights) -> None:
+        """Make both projections."""
+        super().__init__()
+        self.shape, self.parallel = shape, parallel
+        rows = (shape.num_heads + 2 * shape.num_key_value_heads) * shape.head_size
+        hidden = shape.hidden_size
+        self.qkv = ColumnLinear(parallel, weights, "qkv", (rows, hidden), shape.std)
+        self.out = RowLinear(parallel, weights, "attention", (hidden, hidden), shape.residual_std)
+        if shape.style == "gpt":
+            self.qkv.with_bias(parallel)
+            self.out.with_bias()
+
+    def forward(self, value: Tensor) -> Tensor:
+        """Return ``(batch, tokens, hidden)`` for the same shape."""
+        batch, tokens, _ = value.shape
+        shape = self.shape
+        groups = shape.num_key_value_heads // self.parallel.size
+        queries = shape.num_heads // shape.num_key_value_heads
+        joint = self.qkv(self.parallel.enter(value))
+        joint = joint.view(batch, tokens, groups, queries + 2, shape.head_size)
+        query, key, content = joint.split((queries, 1, 1), dim=3)
+        query, key, content = (part.flatten(2, 3).transpose(1, 2) for part in (query, key, content))
+        if shape.style == "llama":
+            query, key = rotate(query), rotate(key)
+        mixed = functional.scaled_dot_product_attention(
+            query, key, content, is_causal=shape.causal, enable_gqa=queries > 1
+        )
+        return self.out(mixed.transpose(1, 2).reshape(batch, tokens, -1))
+
+
+def rotate(value: Tensor) -> Tensor:
+    """Turn pairs of features by an angle that grows with the position.
+
+    Args:
+        value: Shape ``(batch, heads, tokens, head_size)``; feature ``i`` is paired with
+            ``i + head_size / 2``.
+
+    References:
+        Su et al., RoFormer, arXiv:2104.09864.
+    """
+    tokens, half = value.shape[2], value.shape[3] // 2
+    device = value.device
+    speed = ROTARY_BASE ** (-torch.arange(half, device=device, dtype=torch.float32) / half)
+    angle = torch.outer(torch.arange(tokens, device=device, dtype=torch.float32), speed)
+    cosine, sine = angle.cos().to(value.dtype), angle.sin().to(value.dtype)
+    left, right = value[..., :half], value[..., half:]
+    return torch.cat((left * cosine - right * sine, left * sine + right * cosine), dim=-1)
+
+
+class FeedForward(nn.Module):
+    """Two linear layers around a GELU, or three around a gated SiLU."""
+
+    def __init__(self, shape: BlockShape, parallel: TensorParallel, weights: LayerWeights) -> None:
+        """Make the layers of the style."""
+        super().__init__()
+        self.parallel = parallel
+        wide, hidden = shape.feed_forward_size, shape.hidden_size
+        self.up = ColumnLinear(parallel, weights, "up", (wide, hidden), shape.std)
+        self.down = RowLinear(parallel, weights, "down", (hidden, wide), shape.residual_std)
+        self.gate: ColumnLinear | None = None
+        if shape.style == "llama":
+            self.gate = ColumnLinear(parallel, weights, "gate", (wide, hidden), shape.std)
+        else:
+            self.up.with_bias(parallel)
+            self.down.with_bias()
+
+    def forward(self, value: Tensor) -> Tensor:
+        """Return ``(batch, tokens, hidden)`` for the same shape."""
+        entered = self.parallel.enter(value)
+        if self.gate is None:
+            return self.down(functional.gelu(self.up(entered)))
+        return self.down(functional.silu(self.gate(entered)) * self.up(entered))
+
+
+class Block(nn.Module):
+    """Attention and feed-forward, each behind a norm and added to the stream."""
+
+    def __init__(self, shape: BlockShape, parallel: TensorParallel, weights: LayerWeights) -> None:
+        """Make both halves."""
+        super().__init__()
+        self.attention_norm, self.feed_forward_norm = norm(shape), norm(shape)
+        self.attention = Attention(shape, parallel, weights)
+        self.feed_forward = FeedForward(shape, parallel, weights)
+
+    def forward(self, value: Tensor) -> Tensor:
+        """Return ``(batch, tokens, hidden)`` for the same shape."""
+        value = value + self.attention(self.attention_norm(value))
+        return value + self.feed_forward(self.feed_forward_norm(value))

@@ -1,0 +1,146 @@
+"""What a trial starts: one command per rank, and the files that it needs."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Final
+
+FOLDER: Final = "@AMP_RAY_FOLDER@"
+MASTER_ADDRESS: Final = "@AMP_RAY_MASTER_ADDRESS@"
+MASTER_PORT: Final = "@AMP_RAY_MASTER_PORT@"
+"""Known only on the hosts; filled in where they stand in an argument or a variable."""
+
+RESULT_FILE: Final = "result.json"
+"""In the trial's folder on the host of rank 0: without it nothing was measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankCommand:
+    """One process.
+
+    Args:
+        rank: Its number.
+        host: Name of the host that it runs on.
+        slot: Device index there.
+        argv: Program and arguments; no shell ever sees them.
+        environment: Of this rank alone.
+    """
+
+    rank: int
+    host: str
+    slot: int
+    argv: tuple[str, ...]
+    environment: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """One trial, ready to start.
+
+    Args:
+        trial_id: Unique; a folder is named after it and its result has to carry it.
+        commands: One per process, rank 0 first.
+        files: Relative path to content, put into the trial's folder on every host.
+        environment: Of all ranks.
+        cwd: Where the programs start, on every host; None for the trial's folder.
+        timeout_s: Limit from the start of the programs.
+        collect: Patterns of the file names that are brought back from every host.
+    """
+
+    trial_id: str
+    commands: tuple[RankCommand, ...]
+    files: Mapping[str, bytes]
+    environment: Mapping[str, str]
+    cwd: str | None = None
+    timeout_s: float = 600.0
+    collect: tuple[str, ...] = (RESULT_FILE, "rank-*.log")
+
+    def __post_init__(self) -> None:
+        """Refuse what could not be started.
+
+        Raises:
+            ValueError: If there is no command, a rank or slot appears twice, a file would land
+                outside the folder, the id is no plain name, or the limit is not positive.
+        """
+        _check_id(self.trial_id)
+        ranks = [command.rank for command in self.commands]
+        if ranks != list(range(len(ranks))) or not ranks:
+            message = f"commands must be those of rank 0, 1, 2, ..., found ranks {ranks}"
+            raise ValueError(message)
+        places = Counter((command.host, command.slot) for command in self.commands)
+        twice = [place for place, number in places.items() if number > 1]
+        if twice:
+            message = f"each slot can take one rank, found {twice} used twice"
+            raise ValueError(message)
+        for name in self.files:
+            parts = name.split("/")
+            if not all(parts) or ".." in parts:
+                message = f"a file's name must be relative and stay in the folder, found {name!r}"
+                raise ValueError(message)
+        if self.timeout_s <= 0:
+            message = f"timeout_s must be positive, found {self.timeout_s}"
+            raise ValueError(message)
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Hosts in the order of their lowest ranks."""
+        return tuple(dict.fromkeys(command.host for command in self.commands))
+
+
+def _check_id(trial_id: str) -> None:
+    """Refuse ids that are no plain file names."""
+    plain = trial_id.replace("-", "").replace("_", "").replace(".", "")
+    if not (plain.isascii() and plain.isalnum()) or trial_id.startswith((".", "-")):
+        message = f"trial_id may have letters, digits, '-', '_' and '.', found {trial_id!r}"
+        raise ValueError(message)
+
+
+def rank_commands(
+    argv: Sequence[str], placement: Sequence[tuple[str, int]]
+) -> tuple[RankCommand, ...]:
+    """Give every rank the same command and the variables by which torch tells ranks apart.
+
+    Args:
+        argv: Program and arguments.
+        placement: Host and slot of each rank.
+
+    Returns:
+        One command per rank; ``LOCAL_RANK`` counts a host's ranks in rank order.
+
+    Example:
+        >>> [c.environment["LOCAL_RANK"] for c in rank_commands(["true"], [("a", 1), ("a", 0)])]
+        ['0', '1']
+    """
+    local_sizes = Counter(host for host, _ in placement)
+    counters = {host: count() for host in local_sizes}
+    return tuple(
+        RankCommand(
+            rank=rank,
+            host=host,
+            slot=slot,
+            argv=tuple(argv),
+            environment={
+                "RANK": str(rank),
+                "LOCAL_RANK": str(next(counters[host])),
+                "WORLD_SIZE": str(len(placement)),
+                "LOCAL_SIZE": str(local_sizes[host]),
+                "LOCAL_WORLD_SIZE": str(local_sizes[host]),
+                "MASTER_ADDR": MASTER_ADDRESS,
+                "MASTER_PORT": MASTER_PORT,
+            },
+        )
+        for rank, (host, slot) in enumerate(placement)
+    )
+
+
+def fill_in(text: str, values: Mapping[str, str]) -> str:
+    """Replace the placeholders of this module in a text.
+
+    Example:
+        >>> fill_in("@AMP_RAY_FOLDER@/job.json", {FOLDER: "/run/x"})
+        '/run/x/job.json'
+    """
+    for placeholder, value in values.items():
+        text = text.replace(placeholder, value)
+    return text

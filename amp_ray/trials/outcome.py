@@ -1,0 +1,164 @@
+"""What came of a trial: exactly one of five outcomes, none of them an exception."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Final, Literal
+
+CauseKind = Literal[
+    "crash", "killed", "port", "communication", "disk", "network", "start", "no-result"
+]
+
+JSON_NAMES: Final = ("measured", "oom", "timeout", "crashed", "unreachable")
+"""The contract's words, in the order of ``Outcome``'s classes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """The trial ran; this is what it took.
+
+    Args:
+        iteration_time_s: Median over the steps after warm-up.
+        spread_s: Interquartile range of the same steps.
+        step_time_s: All steps, each the maximum over ranks.
+        num_warmup_steps: How many of them, from the first, count as warm-up.
+        peak_memory_bytes: Per stage, where the program tells; else of the trial, or empty.
+        wall_s: From launch to end.
+    """
+
+    iteration_time_s: float
+    spread_s: float
+    step_time_s: tuple[float, ...]
+    num_warmup_steps: int
+    peak_memory_bytes: tuple[int, ...]
+    wall_s: float
+
+    @property
+    def reason(self) -> None:
+        """Nothing went wrong."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutOfMemory:
+    """A rank asked for more memory than there was: an observation, not a fault.
+
+    Args:
+        reason: One sentence.
+        rank: The first that failed; None if unknown.
+        host: Where.
+        lines: Its last lines.
+        wall_s: From launch to end.
+    """
+
+    reason: str
+    rank: int | None
+    host: str
+    lines: tuple[str, ...]
+    wall_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedOut:
+    """The trial was still running at its deadline and was ended.
+
+    Args:
+        reason: One sentence.
+        timeout_s: The limit.
+        lines: Last lines of the first rank that was still running.
+        wall_s: From launch to end.
+    """
+
+    reason: str
+    timeout_s: float
+    lines: tuple[str, ...]
+    wall_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crashed:
+    """The program, or what it needs on the host, failed.
+
+    Args:
+        reason: One sentence with the first real cause.
+        kind: What sort of cause.
+        rank: Where it happened; None if to no single rank.
+        host: Where it happened.
+        lines: Its last lines.
+        wall_s: From launch to end.
+    """
+
+    reason: str
+    kind: CauseKind
+    rank: int | None
+    host: str
+    lines: tuple[str, ...]
+    wall_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unreachable:
+    """A host could not be reached or fell silent; the strategy is not to blame.
+
+    Args:
+        reason: One sentence.
+        host: Which.
+        wall_s: From launch to end.
+    """
+
+    reason: str
+    host: str
+    wall_s: float
+
+
+Outcome = Measured | OutOfMemory | TimedOut | Crashed | Unreachable
+
+_CLASSES: Final = dict(
+    zip(JSON_NAMES, (Measured, OutOfMemory, TimedOut, Crashed, Unreachable), strict=True)
+)
+_NAMES: Final = {kind: name for name, kind in _CLASSES.items()}
+
+
+def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
+    """Write an outcome as part of a trial record.
+
+    Returns:
+        The contract's keys ``outcome``, ``measured_s``, ``spread_s``, ``peak_memory_bytes``,
+        ``wall_s`` and ``reason``, null where they do not apply, and the outcome's own keys.
+    """
+    record = asdict(outcome)
+    record["measured_s"] = record.pop("iteration_time_s", None)
+    contract = {
+        "outcome": _NAMES[type(outcome)],
+        "measured_s": None,
+        "spread_s": None,
+        "peak_memory_bytes": None,
+        "wall_s": None,
+        "reason": None,
+    }
+    return {
+        key: list(value) if isinstance(value, tuple) else value
+        for key, value in {**contract, **record}.items()
+    }
+
+
+def outcome_from_json(record: Mapping[str, Any]) -> Outcome:
+    """Read what ``outcome_to_json`` wrote; further keys of a trial record are ignored.
+
+    Raises:
+        ValueError: If the outcome is unknown or a key is missing.
+    """
+    name = record.get("outcome")
+    if name not in _CLASSES:
+        message = f"outcome must be one of {', '.join(JSON_NAMES)}, found {name!r}"
+        raise ValueError(message)
+    kind: type[Outcome] = _CLASSES[name]
+    renamed = {**record, "iteration_time_s": record.get("measured_s")}
+    fields = kind.__dataclass_fields__
+    missing = sorted(key for key in fields if key not in renamed)
+    if missing:
+        message = f"an outcome {name!r} needs the keys {', '.join(missing)}, found {sorted(record)}"
+        raise ValueError(message)
+    values: dict[str, Any] = {
+        key: tuple(renamed[key]) if isinstance(renamed[key], list) else renamed[key]
+        for key in fields
+    }
+    return kind(**values)

@@ -1,0 +1,110 @@
+"""What a trial's program measured, read from the files that it left."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from amp_ray.trials.launch import RESULT_FILE
+from amp_ray.trials.outcome import Measured
+from amp_ray.trials.steps import count_warmup_steps, summarise_steps
+
+RESULT_KEYS: Final = "trial_id (text), step_s (list of seconds)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """What a program tells of its steps.
+
+    Args:
+        step_time_s: All steps in order, each the maximum over ranks.
+        num_warmup_steps: Known not to count; more may be found.
+        peak_memory_bytes: Per stage, or of the whole trial, or empty.
+    """
+
+    step_time_s: tuple[float, ...]
+    num_warmup_steps: int = 0
+    peak_memory_bytes: tuple[int, ...] = ()
+
+
+Reader = Callable[[Mapping[str, bytes], str], Measurement]
+"""Takes files of rank 0's host by name and the trial's id; raises ValueError without a result."""
+
+
+def read_result(files: Mapping[str, bytes], trial_id: str) -> Measurement:
+    """Read ``result.json``.
+
+    Args:
+        files: By name, of the host of rank 0.
+        trial_id: That the result has to carry: an older one proves nothing.
+
+    Raises:
+        ValueError: If it is missing, of another trial or of another form.
+    """
+    if RESULT_FILE not in files:
+        message = f"the program ended without writing {RESULT_FILE}"
+        raise ValueError(message)
+    record = _parse(files[RESULT_FILE])
+    if record.get("trial_id") != trial_id:
+        message = f"{RESULT_FILE} is of trial {record.get('trial_id')!r}, not of {trial_id!r}"
+        raise ValueError(message)
+    step_time_s = record.get("step_s")
+    if not isinstance(step_time_s, list) or not all(_is_time(value) for value in step_time_s):
+        message = f"{RESULT_FILE} needs {RESULT_KEYS}, found step_s {step_time_s!r}"
+        raise ValueError(message)
+    num_warmup_steps = record.get("warmup_steps", 0)
+    if not isinstance(num_warmup_steps, int) or not 0 <= num_warmup_steps < len(step_time_s):
+        message = (
+            f"{RESULT_FILE} has {len(step_time_s)} steps, of which warmup_steps "
+            f"{num_warmup_steps!r} leave none to measure"
+        )
+        raise ValueError(message)
+    return Measurement(
+        step_time_s=tuple(float(value) for value in step_time_s),
+        num_warmup_steps=num_warmup_steps,
+        peak_memory_bytes=_peak_memory_bytes(record),
+    )
+
+
+def measured(measurement: Measurement, *, wall_s: float) -> Measured:
+    """Turn a measurement into the outcome: warm-up found, median and spread taken."""
+    steps = measurement.step_time_s[measurement.num_warmup_steps :]
+    summary = summarise_steps(steps)
+    return Measured(
+        iteration_time_s=summary.iteration_time_s,
+        spread_s=summary.spread_s,
+        step_time_s=measurement.step_time_s,
+        num_warmup_steps=measurement.num_warmup_steps + count_warmup_steps(steps),
+        peak_memory_bytes=measurement.peak_memory_bytes,
+        wall_s=wall_s,
+    )
+
+
+def _parse(data: bytes) -> Mapping[str, Any]:
+    """Read the JSON object."""
+    try:
+        record = json.loads(data)
+    except ValueError as error:
+        message = f"{RESULT_FILE} is not JSON: {error}"
+        raise ValueError(message) from None
+    if not isinstance(record, dict):
+        message = f"{RESULT_FILE} must be a JSON object with {RESULT_KEYS}"
+        raise ValueError(message)  # noqa: TRY004 - bad input is a ValueError, whatever is bad
+    return record
+
+
+def _is_time(value: object) -> bool:
+    """Tell whether a JSON value is a duration."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+
+
+def _peak_memory_bytes(record: Mapping[str, Any]) -> tuple[int, ...]:
+    """Take the peaks of the stages, or the one of the trial."""
+    stages = record.get("stages")
+    if isinstance(stages, list):
+        peaks = [stage.get("peak_memory_bytes") for stage in stages if isinstance(stage, dict)]
+        known = tuple(peak for peak in peaks if isinstance(peak, int))
+        if known and len(known) == len(stages):
+            return known
+    peak = record.get("peak_memory_bytes")
+    return (peak,) if isinstance(peak, int) else ()

@@ -1,0 +1,123 @@
+"""From what agents say to signs of failure."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from amp_ray.trials.causes import Sign, SignKind, kind_of_text, last_error
+
+SIGKILL: Final = 9
+
+EXIT_CODE_KINDS: Final[dict[int, SignKind]] = {42: "memory", 43: "communication", 44: "port"}
+"""Codes by which the training program tells its cause."""
+
+EVENT_KINDS: Final[dict[str, SignKind]] = {
+    "out_of_memory": "memory",
+    "communication": "communication",
+    "port_taken": "port",
+}
+"""Causes in the ``failed`` events of the training program; all others are crashes."""
+
+TROUBLE_KINDS: Final[dict[str, SignKind]] = {
+    "disk-full": "disk",
+    "folder": "disk",
+    "network": "network",
+    "start": "start",
+}
+"""The agent's words for what is wrong with a host."""
+
+NUM_KEPT_LINES: Final = 20
+"""Of a rank's output, in an outcome."""
+
+
+def sign_of_event(host: str, message: Mapping[str, Any], time_s: float) -> Sign | None:
+    """Read a rank's event (``said``); None unless it reports a failure."""
+    data = message["data"]
+    if data.get("event") != "failed":
+        return None
+    lines = data.get("traceback", ())
+    return Sign(
+        kind=EVENT_KINDS.get(str(data.get("cause")), "crash"),
+        host=host,
+        rank=message["rank"],
+        time_s=time_s,
+        text=f"{data.get('type', 'error')}: {data.get('message', '')}",
+        lines=keep_last([str(line) for line in lines]) if isinstance(lines, list) else (),
+    )
+
+
+def sign_of_trouble(host: str, message: Mapping[str, Any], time_s: float) -> Sign:
+    """Read what is wrong with a host (``trouble``)."""
+    kind = TROUBLE_KINDS[message["what"]]
+    return Sign(kind=kind, host=host, rank=message["rank"], time_s=time_s, text=message["text"])
+
+
+def sign_of_exit(
+    host: str, message: Mapping[str, Any], time_s: float, *, num_oom_kills: int
+) -> Sign | None:
+    """Read the end of a rank (``exit``); None if it went well or was asked for.
+
+    Args:
+        host: Where.
+        message: ``rank``, ``code``, ``signal``, ``tail`` and ``ended``.
+        time_s: When, since launch.
+        num_oom_kills: How often the host's kernel ended a process for want of memory meanwhile.
+    """
+    code, signal, lines = message["code"], message["signal"], message["tail"]
+    if message["ended"] or code == 0:
+        return None
+    return Sign(
+        kind=_kind_of_exit(code, signal, lines, num_oom_kills=num_oom_kills),
+        host=host,
+        rank=message["rank"],
+        time_s=time_s,
+        text=describe_exit(code, signal, lines),
+        lines=keep_last(lines),
+    )
+
+
+def sign_of_deadline(
+    host: str, ended: Sequence[Mapping[str, Any]], time_s: float, *, timeout_s: float
+) -> Sign:
+    """Say who was still running at the deadline.
+
+    Args:
+        host: The first that noticed.
+        ended: Its ``exit`` messages of ranks that had to be ended.
+        time_s: When, since launch.
+        timeout_s: The limit.
+    """
+    ranks = ", ".join(str(message["rank"]) for message in ended)
+    lines = keep_last(ended[0]["tail"]) if ended else ()
+    text = f"still running after {timeout_s} s: on {host} rank {ranks}"
+    return Sign(kind="deadline", host=host, rank=None, time_s=time_s, text=text, lines=lines)
+
+
+def describe_exit(code: int | None, signal: int | None, lines: Sequence[str]) -> str:
+    """Put a rank's end in one sentence, with its last error where it printed one.
+
+    Example:
+        >>> describe_exit(1, None, ["Traceback (most recent call last):", "ValueError: no"])
+        'ValueError: no (exit code 1)'
+        >>> describe_exit(None, 9, [])
+        'ended by signal 9'
+    """
+    how = f"ended by signal {signal}" if signal is not None else f"exit code {code}"
+    error = last_error(lines)
+    return f"{error} ({how})" if error else how
+
+
+def keep_last(lines: Sequence[str]) -> tuple[str, ...]:
+    """Return the lines that an outcome keeps."""
+    return tuple(lines[-NUM_KEPT_LINES:])
+
+
+def _kind_of_exit(
+    code: int | None, signal: int | None, lines: Sequence[str], *, num_oom_kills: int
+) -> SignKind:
+    """Sort the end of a rank that nobody asked to end."""
+    if signal == SIGKILL:
+        return "memory" if num_oom_kills > 0 else "killed"
+    if code in EXIT_CODE_KINDS:
+        return EXIT_CODE_KINDS[code]
+    kind = kind_of_text(lines)
+    return "killed" if signal is not None and kind == "crash" else kind

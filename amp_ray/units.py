@@ -1,0 +1,52 @@
+"""Every conversion and every physical constant that more than one module needs.
+
+Inside the package all quantities are SI: seconds, bytes, bytes per second,
+floating-point operations per second. File keys may speak of GB, Gbit/s or ms;
+they are converted here and nowhere else.
+"""
+
+from typing import Final, Literal, get_args
+
+Precision = Literal["fp16", "bf16", "fp32"]
+
+PRECISIONS: Final[tuple[Precision, ...]] = get_args(Precision)
+
+BYTES_PER_ELEMENT: Final[dict[Precision, int]] = {"fp16": 2, "bf16": 2, "fp32": 4}
+
+BYTES_PER_FP32: Final = 4
+"""Loss, master weights and optimizer moments are kept in IEEE single precision."""
+
+BITS_PER_BYTE: Final = 8
+KILO: Final = 10**3
+MEGA: Final = 10**6
+GIGA: Final = 10**9
+TERA: Final = 10**12
+MIB: Final = 2**20
+GIB: Final = 2**30
+
+MICROSECONDS_PER_SECOND: Final = 10**6
+
+
+def gbit_per_s_to_bytes_per_s(gbit_per_s: float) -> float:
+    """Convert a link rate as network vendors write it (10^9 bits per second).
+
+    Example:
+        >>> gbit_per_s_to_bytes_per_s(8)
+        1000000000.0
+    """
+    return gbit_per_s * GIGA / BITS_PER_BYTE
+
+
+def gib_to_bytes(gib: float) -> int:
+    """Convert gibibytes, the unit in which device memory is reported.
+
+    Example:
+        >>> gib_to_bytes(1.5)
+        1610612736
+    """
+    return round(gib * GIB)
+
+
+def microseconds_to_s(microseconds: float) -> float:
+    """Convert microseconds, the unit in which latencies are written in files."""
+    return microseconds / MICROSECONDS_PER_SECOND

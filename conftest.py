@@ -1,0 +1,29 @@
+"""What pytest collects: not what needs an extra that is not installed, and it says so."""
+
+from importlib.util import find_spec
+from typing import Final
+
+NEEDS: Final = {
+    "amp_ray/training": ("torch", "deepspeed"),
+    "tests/integration/training": ("torch", "deepspeed"),
+}
+"""Folders whose modules import packages of an extra when they are imported."""
+
+MISSING: Final = {
+    folder: lacking
+    for folder, packages in NEEDS.items()
+    if (lacking := [package for package in packages if find_spec(package) is None])
+}
+
+# The benchmarks are programs to run by hand (`make bench`), not tests. This list must stay in one
+# place: pytest reads that of the nearest conftest.py alone.
+collect_ignore = ["tests/benchmarks", *MISSING]
+
+
+def pytest_report_header() -> list[str]:
+    """Name what is left out, at the top of the output."""
+    return [
+        f"NOT COLLECTED: {folder} (not installed: {', '.join(packages)}; "
+        "install it with: make EXTRAS=dev,training venv)"
+        for folder, packages in MISSING.items()
+    ]

@@ -1,0 +1,35 @@
+"""Settings and fixtures of every test."""
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+# Cases are drawn anew in each run; a failure prints the line that repeats it. Nothing may depend
+# on how busy the machine is, so neither the deadline nor the slowness check applies.
+settings.register_profile(
+    "ci",
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.register_profile("thorough", settings.get_profile("ci"), max_examples=2000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    """Root of the checkout."""
+    return REPOSITORY
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """Folder of the published measurements, which lie beside the checkout and not in it."""
+    folder = REPOSITORY.parent / "shared" / "data"
+    if not folder.is_dir():
+        pytest.skip(f"the published measurements are not on this machine: no folder {folder}")
+    return folder

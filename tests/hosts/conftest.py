@@ -1,0 +1,183 @@
+"""Test hosts, and a bench that runs small programs on them as trials."""
+
+import contextlib
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+
+from amp_ray.runtime.launcher import Launcher, WarmUp
+from amp_ray.runtime.link import AgentSettings
+from amp_ray.runtime.ssh import SshHost
+from amp_ray.runtime.ssh_target import SshSettings
+from amp_ray.testing.hosts import HostCluster, NamespaceHost, why_unavailable
+from amp_ray.trials.launch import Launch, rank_commands
+from amp_ray.trials.outcome import Outcome
+
+HANG_GUARD_S = 20.0
+"""Far more than anything here takes; bounds that matter are in the tests."""
+
+SETTINGS = AgentSettings(lease_s=3.0, heartbeat_s=0.5, grace_s=0.3)
+
+
+class MakeCluster(Protocol):
+    def __call__(
+        self, *, num_hosts: int = 2, link_bits_per_s: int | None = None, disk_bytes: int = 2**26
+    ) -> HostCluster: ...
+
+
+class Bench:
+    """A cluster, a launcher on its hosts, and a program for every rank."""
+
+    def __init__(self, cluster: HostCluster, folder: Path) -> None:
+        """Take a running cluster, and a folder for the trials' folders."""
+        self.cluster = cluster
+        self.folder = folder
+        self.settings = SETTINGS
+        self.preface = PREFACE
+        self.wait_for = wait_for
+        self.ssh = SshSettings(
+            known_hosts=str(cluster.known_hosts),
+            identities=(str(cluster.identity),),
+            config=None,
+            user="root",
+            python=sys.executable,
+        )
+        self.outcome: Outcome | None = None
+        self.num_trials = 0
+
+    def launcher(
+        self, settings: AgentSettings = SETTINGS, warm_up: WarmUp | None = None
+    ) -> Launcher:
+        hosts = [SshHost(host.address, self.ssh) for host in self.cluster.hosts]
+        return Launcher(hosts, settings, warm_up=warm_up)
+
+    def launch(self, program: str, *, slots: int = 1, **options: Any) -> Launch:  # noqa: ANN401 - Launch's own
+        """Describe a trial with some ranks on each host; hosts take turns."""
+        self.num_trials += 1
+        places = [(host.address, slot) for slot in range(slots) for host in self.cluster.hosts]
+        trial_id = f"trial-{self.num_trials}"
+        argv = [sys.executable, "-u", "stand_in.py", trial_id, *options.pop("arguments", ())]
+        files = {"stand_in.py": (PREFACE + program).encode(), **options.pop("files", {})}
+        values: dict[str, Any] = {"environment": {}, "timeout_s": HANG_GUARD_S, **options}
+        commands = rank_commands(argv, places)
+        return Launch(trial_id=trial_id, commands=commands, files=files, **values)
+
+    def run(self, launcher: Launcher, program: str, **options: Any) -> Outcome:  # noqa: ANN401
+        launch = self.launch(program, **options)
+        return launcher.run(launch, self.folder / launch.trial_id)
+
+    def run_and_inject(
+        self,
+        launcher: Launcher,
+        program: str,
+        inject: Callable[[], None],
+        **options: Any,  # noqa: ANN401
+    ) -> tuple[Outcome, float]:
+        """Run a trial; once every rank is ready, do something. Return outcome and seconds since."""
+        launch = self.launch(program, **options)
+
+        def work() -> None:
+            self.outcome = launcher.run(launch, self.folder / launch.trial_id)
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        self.wait_until_ready()
+        inject()
+        start = time.monotonic()
+        thread.join(HANG_GUARD_S)
+        assert self.outcome is not None
+        return self.outcome, time.monotonic() - start
+
+    def wait_until_ready(self) -> None:
+        """Wait until a rank on every host has called ``ready()``."""
+        wait_for(lambda: all(self.marks(host) for host in self.cluster.hosts))
+
+    def marks(self, host: NamespaceHost) -> list[Path]:
+        disk = Path(f"/proc/{host.init_pid}/root/run/tmp")
+        return list(disk.glob("amp-ray-*/ready"))
+
+    def ranks_on(self, host: NamespaceHost) -> list[str]:
+        """List the living processes of a host that are not the idle agent."""
+        programs = [process.command for process in self.cluster.programs(host)]
+        return [command for command in programs if "amp_ray_agent" not in command]
+
+    def folders_on(self, host: NamespaceHost) -> list[str]:
+        disk = Path(f"/proc/{host.init_pid}/root/run/tmp")
+        return [path.name for path in disk.iterdir()]
+
+    def events(self) -> list[dict[str, Any]]:
+        """Read what the agents said in the last trial."""
+        path = self.folder / f"trial-{self.num_trials}" / "events.jsonl"
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+PREFACE = """
+import json, os, signal, socket, subprocess, sys, time
+rank = int(os.environ["RANK"])
+def ready():
+    open("ready", "w").close()
+def result(**more):
+    if rank == 0:
+        with open("result.json", "w") as file:
+            json.dump({"trial_id": sys.argv[1], "step_s": [0.9, 0.2, 0.2, 0.2], **more}, file)
+"""
+"""What every stand-in program starts with."""
+
+
+def wait_for(condition: Callable[[], object], timeout_s: float = HANG_GUARD_S) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def make_cluster() -> Iterator[MakeCluster]:
+    """Make test hosts; in CI a machine that cannot is an error, elsewhere a reason to skip."""
+    reason = why_unavailable()
+    if reason is not None:
+        if os.environ.get("CI") == "true":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    with contextlib.ExitStack() as stack:
+
+        def make(
+            *, num_hosts: int = 2, link_bits_per_s: int | None = None, disk_bytes: int = 2**26
+        ) -> HostCluster:
+            cluster = HostCluster(
+                num_hosts=num_hosts, link_bits_per_s=link_bits_per_s, disk_bytes=disk_bytes
+            )
+            stack.enter_context(cluster)
+            stack.enter_context(cluster.inside())
+            return cluster
+
+        yield make
+
+
+@pytest.fixture
+def small_bench(make_cluster: MakeCluster, tmp_path: Path) -> Bench:
+    """Two hosts with a disk of 4 MiB."""
+    return Bench(make_cluster(disk_bytes=2**22), tmp_path)
+
+
+@pytest.fixture
+def bench(make_cluster: MakeCluster, tmp_path: Path) -> Bench:
+    """Two hosts, with this test's thread in their network."""
+    return Bench(make_cluster(), tmp_path)
+
+
+@pytest.fixture
+def launcher(bench: Bench) -> Iterator[Launcher]:
+    """Agents on both hosts; at the end nothing may be left on any host that is up."""
+    with bench.launcher() as opened:
+        yield opened
+    alive = [host for host in bench.cluster.hosts if Path(f"/proc/{host.init_pid}/root").exists()]
+    wait_for(lambda: not any(bench.cluster.programs(host) for host in alive))
+    assert [bench.folders_on(host) for host in alive] == [[]] * len(alive)

@@ -1,0 +1,107 @@
+"""The test hosts themselves."""
+
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from amp_ray.runtime.ssh import SshHost
+from amp_ray.testing import _namespaces as namespaces
+
+if TYPE_CHECKING:
+    from tests.hosts.conftest import Bench, MakeCluster
+
+pytestmark = pytest.mark.hosts
+
+NUM_BYTES = 2_500_000
+
+
+def seconds_to_receive(bench: "Bench") -> float:
+    """Time a transfer from the second host to this thread, in the controller's network."""
+    host = bench.cluster.hosts[1]
+    with socket.create_server(("10.77.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        sender = (
+            "import socket\n"
+            f"with socket.create_connection(('10.77.0.1', {port})) as peer:\n"
+            f"    peer.sendall(bytes({NUM_BYTES}))\n"
+        )
+        flags = ["--net", "--target", str(host.init_pid)]
+        with subprocess.Popen(["/usr/bin/nsenter", *flags, sys.executable, "-c", sender]):
+            peer = server.accept()[0]
+            start = time.monotonic()
+            with peer:
+                while peer.recv(1 << 20):
+                    pass
+    return time.monotonic() - start
+
+
+def test_a_shaped_link_is_as_slow_as_asked_for(bench: "Bench") -> None:
+    bench.cluster.shape(bench.cluster.hosts[1], 50_000_000)
+    seconds = seconds_to_receive(bench)
+    # 20 Mbit at 50 Mbit/s are 0.4 s; the bucket lets the first 64 KiB through at once.
+    assert 0.36 < seconds < 1.5
+    bench.cluster.shape(bench.cluster.hosts[1], None)
+    assert seconds_to_receive(bench) < seconds
+
+
+def test_a_quota_holds_back_a_busy_host(bench: "Bench") -> None:
+    if bench.cluster.why_no_quota is not None:
+        pytest.skip(bench.cluster.why_no_quota)
+    host = bench.cluster.hosts[0]
+    program = (
+        "import time\nend = time.monotonic() + 0.6\n"
+        "while time.monotonic() < end: pass\nprint(time.process_time())"
+    )
+    connection = SshHost(host.address, bench.ssh)
+    bench.cluster.limit_cpu(host, 0.25)
+    limited = float(connection.run([sys.executable, "-c", program], timeout_s=20).output)
+    bench.cluster.limit_cpu(host, None)
+    connection.close()
+    assert limited < 0.3  # 0.6 s at a quarter of a core, and the start
+
+
+def test_there_is_no_way_out(bench: "Bench") -> None:
+    with pytest.raises(OSError, match="Network is unreachable"):
+        socket.create_connection(("192.0.2.1", 80), timeout=1).close()
+    routes = bench.cluster.run_in(bench.cluster.hosts[0], ["ip", "route"]).stdout
+    assert routes.startswith("10.77.0.0/24")
+    assert routes.count("\n") == 1
+
+
+def test_hosts_share_no_disk_and_no_processes(bench: "Bench") -> None:
+    first, second = bench.cluster.hosts
+    bench.cluster.run_in(first, ["touch", "/run/tmp/mine"])
+    assert (bench.folders_on(first), bench.folders_on(second)) == (["mine"], [])
+    assert bench.cluster.run_in(first, ["cat", "/proc/1/comm"]).stdout == "sshd\n"
+
+
+def test_two_clusters_do_not_meet(make_cluster: "MakeCluster") -> None:
+    first, second = make_cluster(num_hosts=2), make_cluster(num_hosts=2)
+    assert first.hosts[0].address == second.hosts[0].address
+    assert first.hosts[0].init_pid != second.hosts[0].init_pid
+
+
+def test_everything_goes_when_the_process_that_made_it_is_killed(
+    make_cluster: "MakeCluster",
+) -> None:
+    make_cluster  # noqa: B018 - asks for the check whether hosts are possible
+    program = (
+        "import time\nfrom amp_ray.testing.hosts import HostCluster\n"
+        "cluster = HostCluster()\n"
+        "print(*(host.init_pid for host in cluster.hosts), cluster.folder, flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as maker:
+        assert maker.stdout is not None
+        *pids, folder = maker.stdout.readline().decode().split()
+        assert all(namespaces.exists(int(pid)) for pid in pids)
+        maker.kill()
+    deadline = time.monotonic() + 20
+    while any(namespaces.exists(int(pid)) for pid in pids) or Path(folder).exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

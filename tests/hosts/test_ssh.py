@@ -1,0 +1,168 @@
+"""Connections: keys, names, configuration, quoting."""
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from amp_ray.errors import HostError
+from amp_ray.runtime.launcher import Launcher
+from amp_ray.runtime.ssh import SshHost
+from amp_ray.testing._namespaces import generate_key
+from amp_ray.trials.launch import Launch, rank_commands
+from amp_ray.trials.outcome import Measured, Unreachable
+
+if TYPE_CHECKING:
+    from tests.hosts.conftest import Bench
+
+pytestmark = pytest.mark.hosts
+
+HOSTILE = ["a b", "'", '"', "$(touch hurt)", "; touch hurt", "`id`", "*", "\n", "", "-n", "ü", "\\"]
+
+
+def test_a_command_gets_its_words_unchanged(bench: "Bench") -> None:
+    program = "import sys; sys.stdout.write(repr(sys.argv[1:]) + sys.stdin.read())"
+    host = SshHost(bench.cluster.hosts[0].address, bench.ssh)
+    ended = host.run([sys.executable, "-c", program, *HOSTILE], timeout_s=10, text="stdin")
+    host.close()
+    assert (ended.exit_code, ended.error) == (0, "")
+    assert ended.output == repr(HOSTILE) + "stdin"
+
+
+def test_a_rank_gets_its_words_and_variables_unchanged(bench: "Bench", launcher: Launcher) -> None:
+    program = """
+assert sys.argv[2:] == json.loads(open("it's $(here)/a b;c.json").read()), sys.argv
+assert os.environ["HOSTILE"] == sys.argv[5], os.environ
+result()
+"""
+    files = {"it's $(here)/a b;c.json": json.dumps(HOSTILE).encode()}
+    environment = {"HOSTILE": HOSTILE[3]}
+    outcome = bench.run(launcher, program, arguments=HOSTILE, files=files, environment=environment)
+    assert isinstance(outcome, Measured), outcome
+
+
+def test_files_with_hostile_names_go_and_come(bench: "Bench") -> None:
+    host = SshHost(bench.cluster.hosts[0].address, bench.ssh)
+    path = '/run/tmp/it\'s; $(a) "file"'
+    host.put_text(path, "text ü")
+    assert host.get_text(path) == "text ü"
+    host.run(["rm", "--", path], timeout_s=10)
+    with pytest.raises(HostError, match="No such file"):
+        host.get_text(path)
+    host.close()
+
+
+def test_a_command_that_takes_too_long_is_an_error(bench: "Bench") -> None:
+    host = SshHost(bench.cluster.hosts[0].address, bench.ssh)
+    with pytest.raises(HostError, match="took too long"):
+        host.run(["sleep", "60"], timeout_s=0.3)
+    host.close()
+
+
+def test_an_unknown_key_is_refused_with_the_command_that_adds_it(bench: "Bench") -> None:
+    settings = dataclasses.replace(bench.ssh, known_hosts=str(bench.folder / "none"))
+    address = bench.cluster.hosts[0].address
+    with pytest.raises(HostError, match=rf"ssh-keyscan -p 22 {address} >> .*none") as caught:
+        SshHost(address, settings).connect()
+    assert "SHA256:" in str(caught.value)
+
+
+def test_a_changed_key_is_refused_with_the_command_that_forgets_it(bench: "Bench") -> None:
+    first, second = bench.cluster.hosts
+    lines = bench.cluster.known_hosts.read_text(encoding="ascii").splitlines()
+    wrong = bench.folder / "known_hosts"
+    wrong.write_text(lines[1].replace(second.address, first.address), encoding="ascii")
+    settings = dataclasses.replace(bench.ssh, known_hosts=str(wrong))
+    with pytest.raises(
+        HostError, match=rf"changed.*ssh-keygen -R {first.address} -f .*known_hosts"
+    ):
+        SshHost(first.address, settings).connect()
+    assert wrong.read_text(encoding="ascii").count("\n") == 0
+
+
+def test_a_wrong_identity_is_refused_by_name(bench: "Bench") -> None:
+    other = bench.folder / "other"
+    generate_key(other, "other")
+    settings = dataclasses.replace(bench.ssh, identities=(str(other),))
+    with pytest.raises(HostError, match=r"login refused: .*key files tried: .*other; ssh-agent"):
+        SshHost(bench.cluster.hosts[0].address, settings).connect()
+
+
+def test_a_port_where_nobody_listens_is_told(bench: "Bench") -> None:
+    address = bench.cluster.hosts[0].address
+    with pytest.raises(HostError, match=rf"root@\[{address}\]:2222: "):
+        SshHost(f"{address}:2222", bench.ssh).connect()
+
+
+def test_a_host_that_is_not_there_makes_the_trial_unreachable(bench: "Bench") -> None:
+    nobody = "10.77.0.99"
+    settings = dataclasses.replace(bench.ssh, connect_timeout_s=1.0)
+    names = [bench.cluster.hosts[0].address, nobody]
+    commands = rank_commands([sys.executable, "-c", "pass"], [(name, 0) for name in names])
+    launch = Launch(trial_id="t", commands=commands, files={}, environment={})
+    with Launcher([SshHost(name, settings) for name in names]) as launcher:
+        outcome = launcher.run(launch, bench.folder / "t")
+    assert isinstance(outcome, Unreachable)
+    assert outcome.host == nobody
+
+
+def test_a_missing_interpreter_is_told(bench: "Bench") -> None:
+    settings = dataclasses.replace(bench.ssh, python="/opt/no such/python")
+    name = bench.cluster.hosts[0].address
+    commands = rank_commands(["true"], [(name, 0)])
+    launch = Launch(trial_id="t", commands=commands, files={}, environment={})
+    with Launcher([SshHost(name, settings)]) as launcher:
+        outcome = launcher.run(launch, bench.folder / "t")
+    assert isinstance(outcome, Unreachable)
+    assert "/opt/no such/python" in outcome.reason
+
+
+def test_the_configuration_names_hosts_users_keys_and_jumps(bench: "Bench") -> None:
+    first, second = bench.cluster.hosts
+    config = bench.folder / "config"
+    lines = [
+        "Host *\n  User root",
+        f"  IdentityFile {bench.cluster.identity}",
+        f"Host near\n  HostName {first.address}",
+        f"Host far\n  HostName {second.address}\n  ProxyJump near",
+    ]
+    config.write_text("\n".join(lines) + "\n", encoding="ascii")
+    settings = dataclasses.replace(bench.ssh, config=str(config), identities=(), user=None)
+    far = SshHost("far", settings)
+    assert far.run(["hostname"], timeout_s=10).output == "host2\n"
+    ended = far.run(["sh", "-c", "echo $SSH_CONNECTION"], timeout_s=10)
+    far.close()
+    assert ended.output.split()[0] == first.address
+
+
+def test_hosts_by_name_get_an_address_that_their_peers_can_reach(bench: "Bench") -> None:
+    """Debian maps a host's own name to 127.0.1.1, and the test hosts do so too."""
+    config = bench.folder / "config"
+    pairs = [f"Host {host.name}\n  HostName {host.address}" for host in bench.cluster.hosts]
+    config.write_text("\n".join(pairs) + "\n", encoding="ascii")
+    settings = dataclasses.replace(bench.ssh, config=str(config))
+    program = (
+        "import json, os\n"
+        "values = [os.environ[name] for name in ('MASTER_ADDR', 'GLOO_SOCKET_IFNAME')]\n"
+        "record = {'trial_id': 't', 'step_s': [1.0], 'seen': values}\n"
+        "open('result.json', 'w').write(json.dumps(record))\n"
+    )
+    names = [host.name for host in bench.cluster.hosts]
+    commands = rank_commands([sys.executable, "-c", program], [(name, 0) for name in names])
+    launch = Launch(trial_id="t", commands=commands, files={}, environment={})
+    with Launcher([SshHost(name, settings) for name in names]) as launcher:
+        outcome = launcher.run(launch, bench.folder / "t")
+    assert isinstance(outcome, Measured), outcome
+    seen = [(bench.folder / "t/hosts" / name / "result.json").read_text("utf-8") for name in names]
+    expected = f'"seen": ["{bench.cluster.hosts[0].address}", "eth0"]'
+    assert all(expected in text for text in seen)
+
+
+def test_what_a_login_prints_does_not_disturb(bench: "Bench") -> None:
+    home = Path(f"/proc/{bench.cluster.hosts[0].init_pid}/root/run/home")
+    (home / ".bashrc").write_text("echo Welcome; echo {1} >&2\n", encoding="ascii")
+    with bench.launcher() as launcher:
+        assert isinstance(bench.run(launcher, "result()"), Measured)

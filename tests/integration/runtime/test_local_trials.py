@@ -1,0 +1,240 @@
+"""Trials on this machine, with the same agent and no SSH."""
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from amp_ray.errors import HostError, InputError
+from amp_ray.runtime.agent.bundle import MODULES
+from amp_ray.runtime.agent.network import find_address, free_port
+from amp_ray.runtime.attempt import Attempt
+from amp_ray.runtime.host import LocalHost
+from amp_ray.runtime.launcher import Launcher, WarmUp
+from amp_ray.runtime.link import AgentSettings
+from amp_ray.trials.launch import FOLDER, Launch, rank_commands
+from amp_ray.trials.outcome import Crashed, Measured, TimedOut, outcome_from_json
+
+pytestmark = pytest.mark.integration
+
+RESULT = """
+import json, os
+if os.environ["RANK"] == "0":
+    record = {"trial_id": "t", "step_s": [0.9, 0.2, 0.2, 0.2]}
+    open("result.json", "w").write(json.dumps(record))
+"""
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> AgentSettings:
+    return AgentSettings(base=str(tmp_path / "base with spaces"), grace_s=0.2)
+
+
+@pytest.fixture
+def launcher(settings: AgentSettings, tmp_path: Path) -> Iterator[Launcher]:
+    with Launcher([LocalHost()], settings) as opened:
+        yield opened
+    assert list(Path(str(settings.base)).glob("*")) == []
+
+
+def launch(program: str, num_ranks: int = 2, **options: object) -> Launch:
+    places = [("localhost", slot) for slot in range(num_ranks)]
+    argv = [sys.executable, "-u", "program.py", f"{FOLDER}/program.py"]
+    files = {"program.py": program.encode()}
+    values: dict[str, object] = {"environment": {}, "timeout_s": 30.0, **options}
+    commands = rank_commands(argv, places)
+    return Launch(trial_id="t", commands=commands, files=files, **values)  # type: ignore[arg-type]
+
+
+def test_a_trial_is_measured_and_written_down(launcher: Launcher, tmp_path: Path) -> None:
+    outcome = launcher.run(launch(RESULT + "print('done')"), tmp_path / "t")
+    assert isinstance(outcome, Measured)
+    assert outcome.iteration_time_s == 0.2
+    record = json.loads((tmp_path / "t/outcome.json").read_text(encoding="utf-8"))
+    assert outcome_from_json(record) == outcome
+    log = tmp_path / "t/hosts/localhost/rank-1.log"
+    assert log.read_text(encoding="utf-8") == "done\n"
+
+
+def test_a_trial_can_be_run_again_by_hand(launcher: Launcher, tmp_path: Path) -> None:
+    program = RESULT + "print(os.environ['ODD'], os.environ['RANK'])"
+    launcher.run(launch(program, environment={"ODD": "it's $(odd)"}), tmp_path / "t")
+    script = f"FOLDER={tmp_path}/t/files\n" + (tmp_path / "t/rerun.sh").read_text(encoding="utf-8")
+    again = subprocess.run(["/bin/sh", "-c", script], capture_output=True, text=True, check=True)
+    assert again.stdout == "it's $(odd) 0\nit's $(odd) 1\n"
+
+
+def test_placeholders_are_filled_in(launcher: Launcher, tmp_path: Path) -> None:
+    program = RESULT + "import sys; assert sys.argv[1] == os.path.abspath('program.py'), sys.argv"
+    assert isinstance(launcher.run(launch(program), tmp_path / "t"), Measured)
+
+
+def test_ranks_start_where_they_are_told_to(launcher: Launcher, tmp_path: Path) -> None:
+    folder = tmp_path / "a checkout"
+    folder.mkdir()
+    (folder / "program.py").write_text(
+        RESULT.replace('"result.json"', 'os.environ["AMP_RAY_FOLDER"] + "/result.json"'),
+        encoding="ascii",
+    )
+    assert isinstance(launcher.run(launch("", cwd=str(folder)), tmp_path / "t"), Measured)
+
+
+def test_devices_are_those_of_the_slots(launcher: Launcher, tmp_path: Path) -> None:
+    program = RESULT + "assert os.environ['CUDA_VISIBLE_DEVICES'] == '0,1'"
+    assert isinstance(launcher.run(launch(program), tmp_path / "t"), Measured)
+
+
+def test_slots_count_among_the_devices_that_the_login_sees(
+    settings: AgentSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,7")
+    program = RESULT + "assert os.environ['CUDA_VISIBLE_DEVICES'] == '6,7'"
+    with Launcher([LocalHost()], settings) as launcher:
+        assert isinstance(launcher.run(launch(program), tmp_path / "t"), Measured)
+
+
+def test_a_rank_that_prints_no_text_crashes_with_readable_lines(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    program = "import os, sys; os.write(1, bytes(range(256)) + b'\\n'); sys.exit('the end')"
+    outcome = launcher.run(launch(program), tmp_path / "t")
+    assert isinstance(outcome, Crashed)
+    assert outcome.lines[-1] == "the end"
+
+
+def test_events_are_told_from_text(launcher: Launcher, tmp_path: Path) -> None:
+    program = (
+        RESULT
+        + """
+print('{"event": "step", "number": 3}')
+print('{"event": broken')
+"""
+    )
+    launcher.run(launch(program, 1), tmp_path / "t")
+    lines = (tmp_path / "t/events.jsonl").read_text(encoding="utf-8").splitlines()
+    events = [json.loads(line) for line in lines]
+    said = [event["data"] for event in events if event["kind"] == "said"]
+    tails = [event["tail"] for event in events if event["kind"] == "exit"]
+    assert said == [{"event": "step", "number": 3}]
+    assert tails == [['{"event": broken']]
+
+
+def test_one_launcher_runs_many_trials_on_one_agent(launcher: Launcher, tmp_path: Path) -> None:
+    pids = set()
+    for number in range(3):
+        launcher.run(launch(RESULT), tmp_path / f"t{number}")
+        (link,) = launcher._links.values()  # noqa: SLF001
+        pids.add(link.tag)
+    assert len(pids) == 1
+
+
+def test_an_interrupt_ends_the_ranks(
+    settings: AgentSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = "import pathlib, time; pathlib.Path('ready').touch(); time.sleep(60)"
+    base = Path(str(settings.base))
+    turn = Attempt._turn  # noqa: SLF001
+
+    def turn_until_ready(attempt: Attempt) -> None:
+        if list(base.glob("*/ready")):
+            raise KeyboardInterrupt
+        turn(attempt)
+
+    monkeypatch.setattr(Attempt, "_turn", turn_until_ready)
+    with Launcher([LocalHost()], settings) as launcher:
+        with pytest.raises(KeyboardInterrupt):
+            launcher.run(launch(program), tmp_path / "t")
+        assert list(base.iterdir()) == []
+
+
+def test_isolation_off_leaves_nothing_either(settings: AgentSettings, tmp_path: Path) -> None:
+    program = (
+        "import os, time\n"
+        "if os.fork() == 0:\n    os.setsid()\n    open('child', 'w').write(str(os.getpid()))\n"
+        "    time.sleep(60)\n"
+        "time.sleep(60)\n"
+    )
+    plain = AgentSettings(base=settings.base, grace_s=0.2, isolate=False)
+    collect = ("child",)
+    with Launcher([LocalHost()], plain) as launcher:
+        outcome = launcher.run(launch(program, 1, timeout_s=1.0, collect=collect), tmp_path / "t")
+    assert isinstance(outcome, TimedOut)
+    child = (tmp_path / "t/hosts/localhost/child").read_text(encoding="ascii")
+    assert not Path(f"/proc/{child}").exists()
+
+
+def test_warm_ranks_are_measured(settings: AgentSettings, tmp_path: Path) -> None:
+    warm_up = WarmUp(python=sys.executable, modules=("decimal", "gc:collect"))
+    with Launcher([LocalHost()], settings, warm_up=warm_up) as launcher:
+        assert launcher.warm()["localhost"]["problem"] == ""
+        program = RESULT + "import sys; assert 'decimal' in sys.modules"
+        assert isinstance(launcher.run(launch(program), tmp_path / "t"), Measured)
+
+
+def test_a_trial_never_overwrites_another(launcher: Launcher, tmp_path: Path) -> None:
+    launcher.run(launch(RESULT), tmp_path / "t")
+    with pytest.raises(FileExistsError):
+        launcher.run(launch(RESULT), tmp_path / "t")
+
+
+def test_a_host_that_the_launcher_does_not_have_is_refused(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    commands = rank_commands(["true"], [("elsewhere", 0)])
+    trial = Launch(trial_id="t", commands=commands, files={}, environment={})
+    with pytest.raises(InputError, match=r"needs \['elsewhere'\].*\['localhost'\]"):
+        launcher.run(trial, tmp_path / "t")
+    assert not (tmp_path / "t").exists()
+
+
+def test_a_lease_shorter_than_two_heartbeats_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"lease_s 1\.0 .* heartbeat_s 0\.9"):
+        AgentSettings(lease_s=1.0, heartbeat_s=0.9)
+
+
+def test_short_commands_run_to_their_end() -> None:
+    ended = LocalHost().run(["sh", "-c", "cat; echo b >&2; exit 3"], timeout_s=10, text="a")
+    assert (ended.exit_code, ended.output, ended.error) == (3, "a", "b\n")
+
+
+def test_commands_that_do_not_start_or_end_are_errors() -> None:
+    with pytest.raises(HostError, match="cannot be started"):
+        LocalHost().run(["/no such program"], timeout_s=10)
+    with pytest.raises(HostError, match="took longer than"):
+        LocalHost().run(["sleep", "60"], timeout_s=0.1)
+
+
+def test_files_are_written_and_read(tmp_path: Path) -> None:
+    host = LocalHost()
+    host.put_text(str(tmp_path / "a"), "ü")
+    assert host.get_text(str(tmp_path / "a")) == "ü"
+    with pytest.raises(HostError, match="cannot be read"):
+        host.get_text(str(tmp_path / "b"))
+    with pytest.raises(HostError, match="cannot be written"):
+        host.put_text(str(tmp_path / "b/c"), "")
+
+
+def test_own_addresses_are_found_and_others_refused() -> None:
+    assert find_address(["192.0.2.1", "127.0.0.1"]) == ("127.0.0.1", "lo")
+    with pytest.raises(OSError, match=r"none of \['192\.0\.2\.1'\] is an address of this host"):
+        find_address(["192.0.2.1"])
+
+
+def test_the_loopback_network_is_no_answer_to_a_name() -> None:
+    with pytest.raises(OSError, match="is an address of this host"):
+        find_address(["localhost"])
+
+
+def test_a_free_port_is_below_the_ephemeral_range() -> None:
+    assert 20000 <= free_port("127.0.0.1") < 32000
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_the_agent_is_python_3_8(name: str, repository: Path) -> None:
+    source = (repository / f"amp_ray/runtime/agent/{name}.py").read_text(encoding="utf-8")
+    ast.parse(source, feature_version=(3, 8))
+    assert "from __future__ import annotations" in source

@@ -1,0 +1,222 @@
+"""Trials of tiny models as local processes, from one warm process per test session."""
+
+import importlib.util
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+DEADLINE_S = 60.0
+"""A guard against hangs; a trial here takes 1 to 3 s."""
+
+GRACE_S = 10.0
+"""How long the other ranks may take to notice that one has failed."""
+
+WARM_RANKS = Path(__file__).with_name("warm_ranks.py")
+REPOSITORY = Path(__file__).parents[3]
+
+MODELS: dict[str, dict[str, Any]] = {
+    "gpt2": {
+        "family": "gpt2",
+        "num_layers": 4,
+        "hidden_size": 32,
+        "num_heads": 4,
+        "sequence_length": 16,
+        "vocab_size": 61,
+    },
+    "gpt2-untied": {
+        "family": "gpt2",
+        "num_layers": 4,
+        "hidden_size": 32,
+        "num_heads": 4,
+        "sequence_length": 16,
+        "vocab_size": 61,
+        "tied_embedding": False,
+    },
+    "gpt2-3-heads": {
+        "family": "gpt2",
+        "num_layers": 4,
+        "hidden_size": 24,
+        "num_heads": 3,
+        "sequence_length": 16,
+        "vocab_size": 61,
+    },
+    "llama": {
+        "family": "llama",
+        "num_layers": 4,
+        "hidden_size": 32,
+        "num_heads": 4,
+        "num_key_value_heads": 2,
+        "feed_forward_size": 64,
+        "sequence_length": 16,
+        "vocab_size": 64,
+    },
+    "transgan": {
+        "family": "transgan",
+        "depth": [2, 0, 2],
+        "hidden_size": 64,
+        "num_heads": 4,
+        "bottom_width": 2,
+        "latent_size": 13,
+        "window_size": 2,
+    },
+}
+NUM_TEXT_LAYERS = 7
+NUM_IMAGE_LAYERS = 6
+TEXT_LEARNING_RATE = 0.5
+IMAGE_LEARNING_RATE = 0.01
+GLOBAL_BATCH_SIZE = 8
+
+
+def free_port() -> int:
+    """Return a port that the kernel gives away now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def make_job(model: str, **changes: object) -> dict[str, Any]:
+    """Return a job of one rank; keys of the strategy and of the job may be changed."""
+    image = model == "transgan"
+    strategy: dict[str, Any] = {"tp": 1, "pp": 1, "dp": 1, "micro_batch_size": GLOBAL_BATCH_SIZE}
+    names = (*strategy, "bounds", "recompute", "placement", "stages")
+    strategy |= {key: changes.pop(key) for key in names if key in changes}
+    strategy.setdefault("bounds", [0, NUM_IMAGE_LAYERS if image else NUM_TEXT_LAYERS])
+    strategy["num_micro_batches"] = GLOBAL_BATCH_SIZE // (
+        strategy["dp"] * strategy["micro_batch_size"]
+    )
+    return {
+        "trial_id": "trial-1",
+        "model": MODELS[model],
+        "strategy": strategy,
+        "precision": "fp32",
+        "optimizer": "sgd",
+        "learning_rate": IMAGE_LEARNING_RATE if image else TEXT_LEARNING_RATE,
+        "global_batch_size": GLOBAL_BATCH_SIZE,
+        "steps": 5,
+        "warmup_steps": 2,
+        "seed": 11,
+        "device": "cpu",
+        "communication_timeout_s": 30,
+        **changes,
+    }
+
+
+@dataclass(kw_only=True)
+class Ended:
+    """A trial that is over.
+
+    Args:
+        folder: Where its files are.
+        codes: Exit code per rank.
+    """
+
+    folder: Path
+    codes: list[int]
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """Content of the result file; fails with the events of all ranks if there is none."""
+        path = self.folder / "result.json"
+        assert path.exists(), self.failures() or self.codes
+        content: dict[str, Any] = json.loads(path.read_text())
+        return content
+
+    def events(self, rank: int) -> list[dict[str, Any]]:
+        """Return all that a rank wrote to stdout; every line must be an event."""
+        return [json.loads(line) for line in (self.folder / f"{rank}.out").read_text().splitlines()]
+
+    def failures(self) -> list[dict[str, Any]]:
+        """Return the events of the ranks that failed."""
+        ranks = range(len(self.codes))
+        return [
+            event for rank in ranks for event in self.events(rank) if event["event"] == "failed"
+        ]
+
+
+@dataclass(kw_only=True)
+class WarmRanks:
+    """The warm process and the trials that it has run.
+
+    Args:
+        process: Running ``warm_ranks.py``.
+        threads: Its threads when everything was imported.
+        losses: Of reference runs, by their job without folder.
+    """
+
+    process: subprocess.Popen[str]
+    threads: int
+    losses: dict[str, list[float]] = field(default_factory=dict)
+
+    def run(self, job: dict[str, Any], folder: Path, **changes: object) -> Ended:
+        """Run a trial to its end; keys of the request may be given, too."""
+        strategy = job["strategy"]
+        request = {
+            "job": {**job, "out_dir": str(folder)},
+            "num_ranks": strategy["tp"] * strategy["pp"] * strategy["dp"],
+            "port": free_port(),
+            "folder": str(folder),
+            "deadline_s": DEADLINE_S,
+            "grace_s": GRACE_S,
+            **changes,
+        }
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps(request) + "\n")
+        self.process.stdin.flush()
+        return Ended(folder=folder, codes=json.loads(self.process.stdout.readline()))
+
+
+@pytest.fixture(scope="session")
+def warm_ranks() -> Iterator[WarmRanks]:
+    """One process that has imported torch and DeepSpeed and forks the ranks of every trial."""
+    missing = [name for name in ("torch", "deepspeed") if importlib.util.find_spec(name) is None]
+    if missing:
+        pytest.skip(f"{' and '.join(missing)} not installed: pip install 'amp-ray[training]'")
+    with subprocess.Popen(
+        [sys.executable, str(WARM_RANKS)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"},
+    ) as process:
+        assert process.stdout is not None
+        threads = json.loads(process.stdout.readline())["threads"]
+        yield WarmRanks(process=process, threads=threads)
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+@pytest.fixture
+def run_trial(warm_ranks: WarmRanks, tmp_path: Path) -> Callable[..., Ended]:
+    """Run a job in a folder of its own."""
+
+    def run(job: dict[str, Any], **changes: object) -> Ended:
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        folder.mkdir()
+        return warm_ranks.run(job, folder, **changes)
+
+    return run
+
+
+@pytest.fixture
+def reference_losses(
+    warm_ranks: WarmRanks, run_trial: Callable[..., Ended]
+) -> Callable[..., list[float]]:
+    """Return the losses of the one-rank run of a model, each run once per session."""
+
+    def losses(model: str, **changes: object) -> list[float]:
+        job = make_job(model, **changes)
+        key = json.dumps(job)
+        if key not in warm_ranks.losses:
+            warm_ranks.losses[key] = run_trial(job).result["losses"]
+        return warm_ranks.losses[key]
+
+    return losses

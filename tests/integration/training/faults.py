@@ -1,0 +1,61 @@
+"""Makes one rank of a trial fail on purpose; called in the rank before it starts."""
+
+import importlib
+import os
+import resource
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+HANG_S = 3600.0
+ADDRESS_SPACE_BYTES = 64 << 30
+
+
+def raise_error() -> None:
+    """Fail as a wrong program does."""
+    message = "injected failure"
+    raise RuntimeError(message)
+
+
+def run_out_of_memory() -> None:
+    """Ask torch for more than the process may have."""
+    hard_limit = resource.getrlimit(resource.RLIMIT_AS)[1]
+    resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE_BYTES, hard_limit))
+    importlib.import_module("torch").ones(ADDRESS_SPACE_BYTES)
+
+
+def be_killed() -> None:
+    """Vanish as under the kernel's out-of-memory killer."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def hang() -> None:
+    """Stop without ending."""
+    time.sleep(HANG_S)
+
+
+HOW: dict[str, Callable[[], None]] = {
+    "raise": raise_error,
+    "out_of_memory": run_out_of_memory,
+    "kill": be_killed,
+    "hang": hang,
+}
+
+
+def inject(rank: int, step: int, how: str) -> None:
+    """Arrange that ``rank`` fails in the way ``how`` before its step ``step``."""
+    if int(os.environ["RANK"]) != rank:
+        return
+    if how == "never_start":
+        hang()
+    # Not at the top: torch and DeepSpeed are imported in the ranks only.
+    loop: Any = importlib.import_module("amp_ray.training.loop")
+    train_step = loop._step  # noqa: SLF001 - the place where a rank works
+
+    def failing_step(job: Any, engine: Any, record: Any, *others: Any) -> None:  # noqa: ANN401
+        if len(record.step_s) == step:
+            HOW[how]()
+        train_step(job, engine, record, *others)
+
+    loop._step = failing_step  # noqa: SLF001

@@ -1,0 +1,139 @@
+"""Every strategy trains the same model: its losses are those of one rank alone."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from .conftest import Ended, make_job
+
+pytestmark = pytest.mark.integration
+
+TOLERANCE = 1e-5
+NUM_STEPS = 7
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "micro-batches": ("gpt2", {"micro_batch_size": 2}),
+    "tp2": ("gpt2", {"tp": 2, "micro_batch_size": 4}),
+    "tp3-uneven-vocabulary": ("gpt2-3-heads", {"tp": 3, "micro_batch_size": 4}),
+    "tp4": ("gpt2-untied", {"tp": 4}),
+    "dp2": ("gpt2", {"dp": 2, "micro_batch_size": 2}),
+    "dp4": ("gpt2", {"dp": 4, "micro_batch_size": 1}),
+    "pp2-tied-ends-apart": ("gpt2", {"pp": 2, "bounds": [0, 3, 7], "micro_batch_size": 2}),
+    "pp3-uneven": ("gpt2-untied", {"pp": 3, "bounds": [0, 1, 6, 7], "micro_batch_size": 2}),
+    "pp4-recompute": (
+        "gpt2",
+        {"pp": 4, "bounds": [0, 2, 3, 4, 7], "micro_batch_size": 2, "recompute": "full"},
+    ),
+    "dp2-pp2-zero1-tied": (
+        "gpt2",
+        {"dp": 2, "pp": 2, "bounds": [0, 4, 7], "micro_batch_size": 2, "zero_stage": 1},
+    ),
+    "tp2-pp2-recompute-one-stage": (
+        "gpt2",
+        {
+            "tp": 2,
+            "pp": 2,
+            "bounds": [0, 2, 7],
+            "micro_batch_size": 2,
+            "recompute": ["full", "none"],
+        },
+    ),
+    "tp2-pp2-sliced-transfers": (
+        "gpt2",
+        {"tp": 2, "pp": 2, "bounds": [0, 5, 7], "micro_batch_size": 4, "sliced_transfers": True},
+    ),
+    "dp2-pp2-placed": (
+        "gpt2",
+        {
+            "dp": 2,
+            "pp": 2,
+            "bounds": [0, 3, 7],
+            "micro_batch_size": 2,
+            "placement": [["b", 1], ["a", 0], ["a", 1], ["b", 0]],
+            "launch_order": [["a", 0], ["a", 1], ["b", 0], ["b", 1]],
+        },
+    ),
+    "tp2-dp2-zero1": ("llama", {"tp": 2, "dp": 2, "micro_batch_size": 2, "zero_stage": 1}),
+    "llama-tp2-pp2": ("llama", {"tp": 2, "pp": 2, "bounds": [0, 4, 7], "micro_batch_size": 2}),
+    "transgan-tp4": ("transgan", {"tp": 4, "micro_batch_size": 4}),
+    "transgan-dp2-pp2-placed": (
+        "transgan",
+        {
+            "dp": 2,
+            "pp": 2,
+            "bounds": [0, 3, 6],
+            "micro_batch_size": 2,
+            "recompute": "full",
+            "placement": [["a", 0], ["b", 0], ["a", 1], ["b", 1]],
+            "launch_order": [["a", 0], ["a", 1], ["b", 0], ["b", 1]],
+        },
+    ),
+}
+
+CLIPPED: dict[str, dict[str, Any]] = {
+    "tp2-dp2": {"tp": 2, "dp": 2, "micro_batch_size": 2},
+    "tp2-pp2-placed": {
+        "tp": 2,
+        "pp": 2,
+        "bounds": [0, 3, 7],
+        "micro_batch_size": 2,
+        "placement": [["b", 1], ["a", 1], ["a", 0], ["b", 0]],
+        "launch_order": [["a", 0], ["a", 1], ["b", 0], ["b", 1]],
+    },
+    "tp2-pp2-zero1": {
+        "tp": 2,
+        "pp": 2,
+        "bounds": [0, 3, 7],
+        "micro_batch_size": 2,
+        "zero_stage": 1,
+    },
+}
+CLIPPING_NORM = 0.3
+"""Below the norm of every step here, so that each one is scaled."""
+
+
+def largest_difference(losses: list[float], others: list[float]) -> float:
+    """Return how far two loss curves are apart."""
+    assert len(losses) == len(others) == NUM_STEPS
+    return max(abs(one - other) for one, other in zip(losses, others, strict=True))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_losses_equal_one_rank(
+    name: str,
+    run_trial: Callable[..., Ended],
+    reference_losses: Callable[..., list[float]],
+) -> None:
+    model, changes = CASES[name]
+    ended = run_trial(make_job(model, **changes))
+    assert largest_difference(ended.result["losses"], reference_losses(model)) < TOLERANCE
+    assert set(ended.codes) == {0}
+
+
+@pytest.mark.parametrize("name", CLIPPED)
+def test_clipped_losses_equal_one_rank(
+    name: str,
+    run_trial: Callable[..., Ended],
+    reference_losses: Callable[..., list[float]],
+) -> None:
+    ended = run_trial(make_job("gpt2", gradient_clipping=CLIPPING_NORM, **CLIPPED[name]))
+    reference = reference_losses("gpt2", gradient_clipping=CLIPPING_NORM)
+    assert largest_difference(ended.result["losses"], reference) < TOLERANCE
+
+
+def test_wrong_step_size_would_show(reference_losses: Callable[..., list[float]]) -> None:
+    usual = make_job("gpt2")["learning_rate"]
+    right, wrong = reference_losses("gpt2"), reference_losses("gpt2", learning_rate=1.01 * usual)
+    assert largest_difference(right, wrong) > 10 * TOLERANCE
+
+
+def test_clipping_changes_training(reference_losses: Callable[..., list[float]]) -> None:
+    clipped = reference_losses("gpt2", gradient_clipping=CLIPPING_NORM)
+    assert largest_difference(reference_losses("gpt2"), clipped) > 100 * TOLERANCE
+
+
+@pytest.mark.parametrize("model", ["gpt2", "llama", "transgan"])
+def test_training_learns(model: str, reference_losses: Callable[..., list[float]]) -> None:
+    losses = reference_losses(model)
+    assert losses[-1] < losses[0]

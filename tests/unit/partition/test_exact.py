@@ -1,0 +1,184 @@
+import math
+
+import numpy as np
+import pytest
+
+from amp_ray.partition.exact import solve
+from amp_ray.partition.problem import PartitionProblem, chain_problem
+from amp_ray.partition.solution import (
+    InfeasiblePartition,
+    InfeasibleReason,
+    PartitionSolution,
+    PrunedPartition,
+)
+from amp_ray.partition.tables import StageOptions, StageTables
+
+
+def prefix_s(*rows: list[float]) -> np.ndarray:
+    return np.array([np.concatenate(([0.0], np.cumsum(row))) for row in rows])
+
+
+def row_of(num_stages: int, layer_time_s: list[float], num_micro_batches: int) -> PartitionProblem:
+    tables = StageTables(time_prefix_s=prefix_s(layer_time_s))
+    return chain_problem(tables, num_micro_batches, time_row=np.zeros(num_stages, int))
+
+
+def solved(problem: PartitionProblem) -> PartitionSolution:
+    solution = solve(problem)
+    assert isinstance(solution, PartitionSolution)
+    assert solution.proven
+    return solution
+
+
+def test_balances_the_slowest_stage() -> None:
+    solution = solved(row_of(3, [4.0, 1.0, 1.0, 1.0, 4.0, 4.0], 10))
+    assert solution.bounds == (0, 2, 5, 6)
+    assert (solution.slowest_s, solution.value_s) == (6.0, 15.0 + 9 * 6.0)
+
+
+def test_one_micro_batch_avoids_dear_cuts_whatever_the_balance() -> None:
+    tables = StageTables(
+        time_prefix_s=prefix_s([1.0] * 4), cut_time_s=np.array([[0.0, 0.5, 3.0, 1.0, 0.0]])
+    )
+    chosen = {"time_row": np.array([0, 0]), "cut_row": np.array([0])}
+    assert solved(chain_problem(tables, 1, **chosen)).bounds == (0, 1, 4)
+    assert solved(chain_problem(tables, 9, **chosen)).bounds == (0, 2, 4)
+
+
+def test_equal_sums_are_decided_by_the_slowest_stage() -> None:
+    assert solved(row_of(2, [1.0, 2.0, 3.0, 1.0], 1)).bounds == (0, 2, 4)
+
+
+def test_equal_partitions_are_decided_by_the_earliest_last_stage() -> None:
+    assert solved(row_of(2, [1.0, 0.0, 0.0, 1.0], 5)).bounds == (0, 1, 4)
+
+
+def test_slow_devices_get_fewer_layers() -> None:
+    tables = StageTables(time_prefix_s=prefix_s([1.0] * 9, [2.0] * 9))
+    problem = chain_problem(tables, 64, time_row=np.array([0, 1]))
+    assert solved(problem).bounds == (0, 6, 9)
+
+
+def test_blocking_transfers_weigh_on_the_stages_they_block() -> None:
+    tables = StageTables(
+        time_prefix_s=prefix_s([1.0] * 4), beat_end_s=np.array([[0.0, 0.0, 5.0, 0.0, 0.0]])
+    )
+    problem = chain_problem(tables, 10, time_row=np.array([0, 0]), beat_row=np.array([0, 0]))
+    assert solved(problem).bounds == (0, 1, 4)
+
+
+def test_memory_moves_cuts() -> None:
+    tables = StageTables(
+        time_prefix_s=prefix_s([1.0] * 6), earliest_start=np.array([[0, 0, 1, 2, 3, 4, 5]])
+    )
+    problem = chain_problem(tables, 8, time_row=np.array([0, 0]), memory_row=np.array([0, -1]))
+    assert solved(problem).bounds == (0, 1, 6)
+
+
+def test_idle_devices_are_left_where_more_stages_cost_more() -> None:
+    options = StageOptions(time_row=np.array([0, 0]), fixed_s=np.array([0.0, 50.0]))
+    problem = PartitionProblem(
+        tables=StageTables(time_prefix_s=prefix_s([1.0, 1.0])),
+        options=options,
+        num_micro_batches=4,
+        final_states=(1, 2),
+    )
+    assert solved(problem).options == (0,)
+
+
+def test_devices_are_grouped_as_pays_best() -> None:
+    # Two devices: one stage each (0 -> 1 -> 2), or both in one stage (0 -> 2), with less speed-up.
+    options = StageOptions(
+        from_state=np.array([0, 0, 1]),
+        to_state=np.array([2, 1, 2]),
+        time_row=np.array([1, 0, 0]),
+    )
+    tables = StageTables(time_prefix_s=prefix_s([2.0] * 4, [1.25] * 4))
+    many = PartitionProblem(tables=tables, options=options, num_micro_batches=100)
+    few = PartitionProblem(tables=tables, options=options, num_micro_batches=1)
+    assert solved(many).options == (1, 2)
+    assert solved(few).options == (0,)
+
+
+def test_layers_of_no_time_need_no_search() -> None:
+    solution = solved(row_of(3, [0.0] * 5, 1000))
+    assert (solution.value_s, solution.num_evaluations) == (0.0, 1)
+
+
+def test_a_single_stage_takes_everything() -> None:
+    assert solved(row_of(1, [1.0, 2.0], 7)).value_s == 3.0 + 6 * 3.0
+
+
+def test_more_stages_than_layers_is_infeasible() -> None:
+    infeasible = solve(row_of(3, [1.0, 1.0], 4))
+    assert infeasible == InfeasiblePartition(
+        reason=InfeasibleReason.TOO_FEW_LAYERS,
+        detail="3 stages or more cannot share 2 layers",
+    )
+
+
+def test_states_without_a_path_are_infeasible() -> None:
+    options = StageOptions(
+        time_row=np.array([0, 0]), from_state=np.array([0, 2]), to_state=np.array([1, 3])
+    )
+    problem = PartitionProblem(
+        tables=StageTables(time_prefix_s=prefix_s([1.0, 1.0])),
+        options=options,
+        num_micro_batches=2,
+    )
+    infeasible = solve(problem)
+    assert isinstance(infeasible, InfeasiblePartition)
+    assert infeasible.reason is InfeasibleReason.NO_PATH
+    assert "(3,)" in infeasible.detail
+
+
+def test_a_layer_that_fits_nowhere_is_named() -> None:
+    tables = StageTables(time_prefix_s=prefix_s([1.0] * 3), earliest_start=np.array([[0, 0, 2, 2]]))
+    problem = chain_problem(tables, 2, time_row=np.array([0]), memory_row=np.array([0]))
+    assert solve(problem) == InfeasiblePartition(
+        reason=InfeasibleReason.MEMORY,
+        detail="layer 1 fits no option's memory, not even alone",
+    )
+
+
+def test_too_many_layers_for_the_memory_of_all_stages_is_infeasible() -> None:
+    tables = StageTables(time_prefix_s=prefix_s([1.0] * 3), earliest_start=np.array([[0, 0, 1, 2]]))
+    problem = chain_problem(tables, 2, time_row=np.array([0, 0]), memory_row=np.array([0, 0]))
+    infeasible = solve(problem)
+    assert isinstance(infeasible, InfeasiblePartition)
+    assert infeasible.reason is InfeasibleReason.MEMORY
+    assert "all 3 layers" in infeasible.detail
+
+
+def test_what_costs_more_than_the_upper_bound_is_pruned() -> None:
+    problem = row_of(3, [4.0, 1.0, 1.0, 1.0, 4.0, 4.0], 10)
+    pruned = solve(problem, upper_bound_s=68.0)
+    assert isinstance(pruned, PrunedPartition)
+    assert 68.0 < pruned.lower_bound_s <= 69.0
+
+
+def test_what_costs_as_much_as_the_upper_bound_is_kept() -> None:
+    problem = row_of(3, [4.0, 1.0, 1.0, 1.0, 4.0, 4.0], 10)
+    solution = solve(problem, upper_bound_s=69.0)
+    assert isinstance(solution, PartitionSolution)
+    assert solution.bounds == solved(problem).bounds
+
+
+def test_a_budget_gives_an_honest_lower_bound() -> None:
+    problem = row_of(16, np.random.default_rng(0).random(30).tolist(), 16)
+    best = solved(problem)
+    first = solve(problem, max_evaluations=1)
+    assert isinstance(first, PartitionSolution)
+    assert not first.proven
+    assert first.num_evaluations == 1
+    assert first.lower_bound_s <= best.value_s <= first.value_s
+
+
+def test_refuses_a_budget_of_nothing() -> None:
+    with pytest.raises(ValueError, match="max_evaluations is 0, expected at least 1"):
+        solve(row_of(1, [1.0], 1), max_evaluations=0)
+
+
+def test_refuses_an_upper_bound_that_is_no_number() -> None:
+    with pytest.raises(ValueError, match="upper_bound_s is not a number"):
+        solve(row_of(1, [1.0], 1), upper_bound_s=math.nan)

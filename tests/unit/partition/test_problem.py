@@ -1,0 +1,102 @@
+import numpy as np
+import pytest
+
+from amp_ray.partition.problem import (
+    PartitionProblem,
+    beat_s,
+    chain_problem,
+    fits_memory,
+    objective,
+)
+from amp_ray.partition.tables import StageOptions, StageTables
+
+TABLES = StageTables(
+    time_prefix_s=np.array([[0.0, 1.0, 3.0, 6.0], [0.0, 2.0, 6.0, 12.0]]),
+    cut_time_s=np.array([[100.0, 0.5, 0.25, 100.0]]),
+    beat_start_s=np.array([[0.0, 4.0, 1.0, 0.0]]),
+    beat_end_s=np.array([[0.0, 2.0, 8.0, 0.0]]),
+    earliest_start=np.array([[0, 0, 1, 2]]),
+)
+
+
+def test_objective_adds_times_cuts_and_the_slowest_stage() -> None:
+    problem = chain_problem(TABLES, 4, time_row=np.array([0, 1]), cut_row=np.array([0]))
+    cost = objective(problem, (0, 2, 3), (0, 1))
+    assert cost.sum_s == 3.0 + 0.25 + 6.0
+    assert cost.slowest_s == 6.0
+    assert cost.value_s == 9.25 + 3 * 6.0
+
+
+def test_a_stage_from_the_first_layer_on_pays_no_cut() -> None:
+    options = StageOptions(time_row=np.array([0]), cut_row=np.array([0]))
+    problem = PartitionProblem(tables=TABLES, options=options, num_micro_batches=1)
+    assert objective(problem, (0, 3), (0,)).sum_s == 6.0
+
+
+def test_fixed_costs_count_once_and_overheads_also_for_the_slowest() -> None:
+    options = StageOptions(
+        time_row=np.array([0]), overhead_s=np.array([0.5]), fixed_s=np.array([7.0])
+    )
+    problem = PartitionProblem(tables=TABLES, options=options, num_micro_batches=3)
+    assert objective(problem, (0, 3), (0,)).value_s == (6.5 + 7.0) + 2 * 6.5
+
+
+def test_beats_add_both_ends_to_the_slowest_stage_only() -> None:
+    problem = chain_problem(TABLES, 2, time_row=np.array([0, 0, 0]), beat_row=np.array([-1, 0, -1]))
+    assert beat_s(problem, 1, 2, 1) == 2.0 + 4.0 + 8.0
+    cost = objective(problem, (0, 1, 2, 3), (0, 1, 2))
+    assert (cost.sum_s, cost.slowest_s) == (6.0, 14.0)
+
+
+def test_memory_limits_how_early_a_stage_starts() -> None:
+    problem = chain_problem(TABLES, 2, time_row=np.array([0, 0]), memory_row=np.array([0, -1]))
+    assert fits_memory(problem, 1, 2, 0)
+    assert not fits_memory(problem, 0, 2, 0)
+    assert fits_memory(problem, 0, 2, 1)
+
+
+def test_final_states_are_sorted_and_named_once() -> None:
+    options = StageOptions(time_row=np.array([0, 0]))
+    problem = PartitionProblem(
+        tables=TABLES, options=options, num_micro_batches=1, final_states=(2, 1, 2)
+    )
+    assert problem.final_states == (1, 2)
+
+
+@pytest.mark.parametrize("final_state", [0, 3])
+def test_refuses_final_states_that_do_not_exist(final_state: int) -> None:
+    options = StageOptions(time_row=np.array([0, 0]))
+    with pytest.raises(ValueError, match="expected from 1 to 2"):
+        PartitionProblem(
+            tables=TABLES, options=options, num_micro_batches=1, final_states=(final_state,)
+        )
+
+
+def test_refuses_no_micro_batches() -> None:
+    with pytest.raises(ValueError, match="num_micro_batches is 0, expected at least 1"):
+        chain_problem(TABLES, 0, time_row=np.array([0]))
+
+
+def test_refuses_a_row_that_its_table_lacks() -> None:
+    with pytest.raises(ValueError, match=r"time_row\[1\] is 2, but time_prefix_s has 2 rows"):
+        chain_problem(TABLES, 1, time_row=np.array([0, 2]))
+
+
+@pytest.mark.parametrize(
+    ("bounds", "options", "message"),
+    [
+        ((0, 2), (0,), r"bounds \(0, 2\) do not ascend from 0 to 3"),
+        ((0, 2, 2, 3), (0, 1, 2), "do not ascend"),
+        ((), (), "do not ascend"),
+        ((0, 2, 3), (0,), "1 options for 2 stages"),
+        ((0, 2, 3), (0, 9), "option 9 of stage 1 does not exist"),
+        ((0, 2, 3), (0, 2), "option 2 of stage 1 starts from state 2, but .* end in 1"),
+        ((0, 3), (0,), r"end in state 1, not in one of \(3,\)"),
+    ],
+)
+def test_refuses_what_is_no_partition(
+    bounds: tuple[int, ...], options: tuple[int, ...], message: str
+) -> None:
+    problem = chain_problem(TABLES, 1, time_row=np.array([0, 0, 0]))
+    with pytest.raises(ValueError, match=message):
+        objective(problem, bounds, options)

@@ -1,0 +1,186 @@
+"""The launcher against agents that follow a script."""
+
+import base64
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from amp_ray.runtime.launcher import Launcher
+from amp_ray.runtime.link import AgentSettings
+from amp_ray.testing.scripted_host import FOLDER, Message, Script, ScriptedHost, well_behaved
+from amp_ray.trials.launch import FOLDER as FOLDER_PLACEHOLDER
+from amp_ray.trials.launch import Launch, rank_commands
+from amp_ray.trials.outcome import Crashed, Measured, Outcome, OutOfMemory, TimedOut, Unreachable
+
+SETTINGS = AgentSettings(lease_s=0.4, heartbeat_s=0.1, grace_s=0.1, settle_s=0.05)
+RESULT = json.dumps({"trial_id": "t", "step_s": [0.5]}).encode()
+DONE: Message = {"kind": "done", "clean": True, "left": [], "num_oom_kills": 0}
+
+
+def run(folder: Path, *hosts: ScriptedHost, timeout_s: float = 5.0) -> Outcome:
+    places = [(host.name, 0) for host in hosts]
+    commands = rank_commands(["run", f"{FOLDER_PLACEHOLDER}/x"], places)
+    launch = Launch(
+        trial_id="t", commands=commands, files={}, environment={"A": "b"}, timeout_s=timeout_s
+    )
+    with Launcher(hosts, SETTINGS) as launcher:
+        return launcher.run(launch, folder / "t")
+
+
+def with_result(message: Message) -> Iterable[Message | bytes]:
+    if message.get("kind") == "job":
+        content = base64.b64encode(RESULT).decode()
+        yield {"kind": "file", "name": "result.json", "content": content, "num_cut": 0}
+    yield from well_behaved(message)
+
+
+def ending(**more: object) -> Script:
+    """Make an agent whose ranks all end in some way."""
+
+    def script(message: Message) -> Iterable[Message | bytes]:
+        if message.get("kind") != "job":
+            yield from well_behaved(message)
+            return
+        for rank in message["ranks"]:
+            end: Message = {"code": None, "signal": None, "ended": False, "tail": []}
+            yield {"kind": "exit", "rank": rank["rank"], **end, **more}
+        yield {**DONE, "reason": "failed", "num_oom_kills": 1}
+
+    return script
+
+
+def silent_after(kind: str) -> Script:
+    """Make an agent that says nothing from some message on."""
+
+    def script(message: Message) -> Iterable[Message | bytes]:
+        return () if message.get("kind") == kind else well_behaved(message)
+
+    return script
+
+
+def test_a_result_of_the_first_host_is_a_measurement(tmp_path: Path) -> None:
+    outcome = run(tmp_path, ScriptedHost("a", with_result), ScriptedHost("b", well_behaved))
+    assert isinstance(outcome, Measured)
+
+
+def test_a_result_of_another_host_is_none(tmp_path: Path) -> None:
+    outcome = run(tmp_path, ScriptedHost("a", well_behaved), ScriptedHost("b", with_result))
+    assert isinstance(outcome, Crashed)
+    assert outcome.kind == "no-result"
+
+
+def test_only_the_first_host_is_asked_for_a_port(tmp_path: Path) -> None:
+    hosts = ScriptedHost("a", well_behaved), ScriptedHost("b", well_behaved)
+    run(tmp_path, *hosts)
+    asked = [
+        message["port"]
+        for host in hosts
+        for message in host.heard
+        if message.get("port") is not None
+    ]
+    assert asked == [True, False]
+
+
+def test_ranks_get_address_port_interface_and_folder(tmp_path: Path) -> None:
+    host = ScriptedHost("a", well_behaved)
+    run(tmp_path, host)
+    (job,) = [message for message in host.heard if message.get("kind") == "job"]
+    (rank,) = job["ranks"]
+    assert rank["argv"] == ["run", f"{FOLDER}/x"]
+    expected = {
+        "A": "b",
+        "MASTER_ADDR": "192.0.2.1",
+        "MASTER_PORT": "20000",
+        "GLOO_SOCKET_IFNAME": "eth0",
+        "NCCL_SOCKET_IFNAME": "eth0",
+    }
+    assert expected.items() <= rank["environment"].items()
+
+
+def test_a_host_that_refuses_makes_the_trial_unreachable_and_starts_nothing(tmp_path: Path) -> None:
+    other = ScriptedHost("a", well_behaved)
+    outcome = run(tmp_path, other, ScriptedHost("b", well_behaved, refuses="b: key unknown"))
+    assert outcome == Unreachable(reason="b: key unknown", host="b", wall_s=outcome.wall_s)
+    assert not [message for message in other.heard if message.get("kind") == "prepare"]
+
+
+@pytest.mark.parametrize("kind", ["prepare", "job"])
+def test_silence_makes_the_trial_unreachable(tmp_path: Path, kind: str) -> None:
+    other = ScriptedHost("a", silent_after("job"))
+    outcome = run(tmp_path, other, ScriptedHost("b", silent_after(kind)))
+    assert isinstance(outcome, Unreachable)
+
+
+def test_a_connection_that_ends_makes_the_trial_unreachable(tmp_path: Path) -> None:
+    def script(message: Message) -> Iterable[Message | bytes]:
+        if message.get("kind") == "job":
+            host.close_channel()
+            return ()
+        return well_behaved(message)
+
+    host = ScriptedHost("a", script)
+    outcome = run(tmp_path, host)
+    assert isinstance(outcome, Unreachable)
+    assert "the connection to the agent ended" in outcome.reason
+
+
+def test_what_an_interpreter_complains_about_is_the_reason(tmp_path: Path) -> None:
+    def script(_message: Message) -> Iterable[Message | bytes]:
+        host.close_channel()
+        return [b"bash: python: command not found"]
+
+    host = ScriptedHost("a", script)
+    outcome = run(tmp_path, host)
+    assert isinstance(outcome, Unreachable)
+
+
+def test_a_lost_host_is_swept_before_it_is_used_again(tmp_path: Path) -> None:
+    host = ScriptedHost("a", silent_after("job"))
+    run(tmp_path, host)
+    first = host.heard[0]["tag"]
+    sweeps = [message for message in host.heard if message.get("kind") == "sweep"]
+    assert [message["tag"] for message in sweeps] == [first]
+    assert sweeps[0]["names"][0].startswith("amp-ray-t-")
+
+
+def test_processes_that_would_not_go_make_the_host_unreachable_for_the_next_trial(
+    tmp_path: Path,
+) -> None:
+    def script(message: Message) -> Iterable[Message | bytes]:
+        if message.get("kind") == "sweep":
+            yield {"kind": "swept", "found": ["7 python"], "left": ["7 python"]}
+        elif message.get("kind") == "job":
+            yield {**DONE, "reason": "deadline", "clean": False, "left": ["7 python"]}
+        else:
+            yield from well_behaved(message)
+
+    commands = rank_commands(["run"], [("a", 0)])
+    launch = Launch(trial_id="t", commands=commands, files={}, environment={})
+    with Launcher([ScriptedHost("a", script)], SETTINGS) as launcher:
+        assert isinstance(launcher.run(launch, tmp_path / "first"), TimedOut)
+        second = launcher.run(launch, tmp_path / "second")
+    assert isinstance(second, Unreachable)
+    assert "7 python" in second.reason
+
+
+def test_the_kernels_memory_killer_is_told_from_other_kills(tmp_path: Path) -> None:
+    outcome = run(tmp_path, ScriptedHost("a", ending(signal=9)))
+    assert isinstance(outcome, OutOfMemory)
+
+
+def test_a_taken_port_is_tried_once_more_and_not_for_ever(tmp_path: Path) -> None:
+    host = ScriptedHost("a", ending(code=44))
+    outcome = run(tmp_path, host)
+    assert isinstance(outcome, Crashed)
+    assert outcome.kind == "port"
+    assert len([message for message in host.heard if message.get("kind") == "job"]) == 2
+
+
+def test_the_other_hosts_are_told_to_stop(tmp_path: Path) -> None:
+    waiting = ScriptedHost("b", silent_after("job"))
+    run(tmp_path, ScriptedHost("a", ending(code=1)), waiting)
+    assert [message["reason"] for message in waiting.heard if message.get("kind") == "stop"] == [
+        "stopped"
+    ]

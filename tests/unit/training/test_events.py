@@ -1,0 +1,99 @@
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from amp_ray.training.events import MAX_EVENT_BYTES, EventChannel, cause_of, write_result
+
+DistNetworkError = type("DistNetworkError", (RuntimeError,), {})
+"""Named as torch names its own."""
+
+
+def sent(capfd: pytest.CaptureFixture[str]) -> list[dict[str, object]]:
+    return [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+
+
+def test_events_name_trial_rank_and_time(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "3")
+    with EventChannel() as channel:
+        channel.trial_id = "t"
+        channel.send("step", loss=0.5)
+    (event,) = sent(capfd)
+    assert (event["event"], event["trial_id"], event["rank"], event["loss"]) == (
+        "step",
+        "t",
+        3,
+        0.5,
+    )
+    assert {"host", "pid", "time_s"} < set(event)
+
+
+def test_other_output_goes_to_stderr_while_the_channel_is_open(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with EventChannel() as channel:
+        os.write(1, b"noise\n")
+        channel.send("started")
+    os.write(1, b"after\n")
+    out, err = capfd.readouterr()
+    assert [line[:1] for line in out.splitlines()] == ["{", "a"]
+    assert err == "noise\n"
+
+
+def test_failure_names_type_message_and_last_lines(capfd: pytest.CaptureFixture[str]) -> None:
+    with EventChannel() as channel:
+        try:
+            int("x")
+        except ValueError as error:
+            channel.failed(error, "error")
+    (event,) = sent(capfd)
+    assert (event["cause"], event["type"]) == ("error", "ValueError")
+    assert "invalid literal" in str(event["message"])
+    assert 'int("x")' in str(event["traceback"])
+
+
+def test_long_events_stay_atomic_and_name_what_they_lost(capfd: pytest.CaptureFixture[str]) -> None:
+    with EventChannel() as channel:
+        channel.send("failed", cause="error", message="\u00e9" * MAX_EVENT_BYTES)
+    out, _ = capfd.readouterr()
+    assert len(out.encode()) <= MAX_EVENT_BYTES
+    event = json.loads(out)
+    assert (event["cause"], event["dropped"]) == ("error", ["message"])
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        (MemoryError(), "out_of_memory"),
+        (RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB"), "out_of_memory"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "out_of_memory"),
+        (RuntimeError("NCCL error: Call to cuMemCreate failed: out of memory"), "out_of_memory"),
+        (RuntimeError("Connection closed by peer [127.0.0.1]:3412"), "communication"),
+        (RuntimeError("[gloo] Timed out waiting 2000ms for recv operation"), "communication"),
+        (ConnectionResetError("reset"), "communication"),
+        (DistNetworkError("could not reach the server"), "communication"),
+        (DistNetworkError("bind failed: EADDRINUSE, address already in use"), "port_taken"),
+        (RuntimeError("shape '[2, 3]' is invalid"), "error"),
+        (ValueError("timeout must be positive"), "error"),
+        (ModuleNotFoundError("No module named 'torch'"), "error"),
+        (KeyboardInterrupt(), "error"),
+    ],
+)
+def test_causes_are_told_apart(error: BaseException, cause: str) -> None:
+    assert cause_of(error) == cause
+
+
+def test_result_appears_whole(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "trial 1"
+    write_result(str(folder), {"trial_id": "1"})
+    assert [path.name for path in folder.iterdir()] == ["result.json"]
+    assert json.loads((folder / "result.json").read_text()) == {"trial_id": "1"}
+
+
+def test_result_that_cannot_be_written_leaves_none(tmp_path: Path) -> None:
+    with pytest.raises(TypeError):
+        write_result(str(tmp_path), {"trial_id": object()})
+    assert not (tmp_path / "result.json").exists()

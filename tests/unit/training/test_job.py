@@ -1,0 +1,139 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from amp_ray.training.job import Job, load_job, read_job
+
+MODEL = {
+    "family": "gpt2",
+    "num_layers": 4,
+    "hidden_size": 64,
+    "num_heads": 4,
+    "sequence_length": 32,
+    "vocab_size": 128,
+}
+STRATEGY = {
+    "tp": 2,
+    "pp": 2,
+    "dp": 1,
+    "micro_batch_size": 2,
+    "num_micro_batches": 4,
+    "bounds": [0, 3, 7],
+    "recompute": "none",
+    "placement": [["b", 1], ["b", 0], ["a", 0], ["a", 1]],
+}
+STAGE = {"tp": 2, "dp": 1, "devices": [0, 1], "recompute": "none", "shares": [2]}
+JOB = {
+    "trial_id": "7",
+    "out_dir": "out",
+    "model": MODEL,
+    "strategy": STRATEGY,
+    "global_batch_size": 8,
+    "steps": 5,
+}
+
+
+def job(strategy: dict[str, Any] | None = None, **changes: object) -> Job:
+    return read_job({**JOB, **changes, "strategy": {**STRATEGY, **(strategy or {})}})
+
+
+def test_defaults_train_in_single_precision_without_clipping() -> None:
+    read = job()
+    assert (read.precision, read.optimizer, read.gradient_clipping, read.zero_stage) == (
+        "fp32",
+        "adam",
+        0.0,
+        0,
+    )
+
+
+def test_ranks_follow_the_placement_when_the_launcher_does() -> None:
+    assert job().grid.rank_map == (0, 1, 2, 3)
+
+
+def test_rank_map_makes_up_for_a_launcher_that_counts_host_by_host() -> None:
+    order = [["a", 0], ["a", 1], ["b", 0], ["b", 1]]
+    assert job(launch_order=order).grid.rank_map == (3, 2, 0, 1)
+
+
+def test_placement_may_be_left_out() -> None:
+    strategy = {key: value for key, value in STRATEGY.items() if key != "placement"}
+    assert read_job({**JOB, "strategy": strategy}).grid.rank_map == (0, 1, 2, 3)
+
+
+def test_one_word_of_recompute_is_for_all_stages() -> None:
+    assert job({"recompute": "full"}).grid.recompute == ("full", "full")
+
+
+def test_recompute_may_differ_by_stage() -> None:
+    assert job({"recompute": ["full", "none"]}).grid.recompute == ("full", "none")
+
+
+def test_stages_that_repeat_the_strategy_are_accepted() -> None:
+    stages = [{**STAGE, "layers": [0, 3]}, {**STAGE, "layers": [3, 7]}]
+    assert job({"stages": stages}).grid.bounds == (0, 3, 7)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "words"),
+    [
+        ({"bounds": [0, 3, 6]}, "rise from 0 to the model's 7 layers"),
+        ({"bounds": [0, 3, 3, 7], "pp": 3, "placement": None, "dp": 1}, "none of them empty"),
+        ({"bounds": [0, 7]}, "pp = 2 stages"),
+        ({"bounds": [1, 3, 7]}, "bounds [1, 3, 7]"),
+        ({"num_micro_batches": 3}, "dp 1 x micro_batch_size 2 x num_micro_batches 3 = 6"),
+        ({"tp": 3, "placement": None}, "tp 3 does not divide the model's num_heads 4"),
+        ({"tp": None, "dp": None}, "different tp or dp, which this program cannot launch"),
+        ({"recompute": ["full"]}, "each of the 2 stages"),
+        ({"recompute": "some"}, "none, full"),
+        ({"placement": [["a", 0]]}, "4 pairs of host name and slot"),
+        ({"placement": [["a", "0"]] * 4}, "4 pairs of host name and slot"),
+        ({"placement": [["a", 0]] * 4}, "each once"),
+        ({"stages": [{**STAGE, "layers": [0, 3]}]}, "has 1 stages"),
+        (
+            {"stages": [{**STAGE, "layers": [0, 3], "tp": 1}, {**STAGE, "layers": [3, 7]}]},
+            "cannot launch",
+        ),
+        ({"micro_batch": 4}, "job.strategy has unknown keys ['micro_batch']"),
+        ({"tp": 0}, "job.strategy.tp must be a whole number >= 1, found 0"),
+    ],
+)
+def test_strategies_that_do_not_fit_are_refused(strategy: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=r".*") as refused:
+        job(strategy)
+    assert words in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"zero_stage": 2}, "zero_stage 2 does not work with a pipeline"),
+        ({"precision": "fp8"}, "fp32, bf16, fp16; found 'fp8'"),
+        ({"optimizer": "lion"}, "adam, adamw, sgd; found 'lion'"),
+        ({"learning_rate": "fast"}, "learning_rate must be a number"),
+        ({"steps": True}, "steps must be a whole number >= 1, found True"),
+        ({"trial_id": 7}, "trial_id must be a string, found 7"),
+        ({"epochs": 3}, "job has unknown keys ['epochs']"),
+        ({"model": "gpt2"}, "model must be an object, found 'gpt2'"),
+        ({"launch_order": [["c", 0]] * 4}, "must name the same places"),
+    ],
+)
+def test_wrong_jobs_are_refused_by_name(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=r".*") as refused:
+        job(**change)
+    assert words in str(refused.value)
+
+
+def test_job_is_read_from_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "job.json"
+    path.write_text(json.dumps(JOB), encoding="utf-8")
+    assert load_job(str(path)) == job()
+
+
+def test_file_that_is_no_json_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "job.json"
+    path.write_text("{", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"job\.json is not JSON"):
+        load_job(str(path))

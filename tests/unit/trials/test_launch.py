@@ -1,0 +1,46 @@
+from dataclasses import replace
+
+import pytest
+
+from amp_ray.trials.launch import MASTER_ADDRESS, Launch, fill_in, rank_commands
+
+COMMANDS = rank_commands(["run"], [("a", 0), ("a", 1), ("b", 0)])
+LAUNCH = Launch(trial_id="t-1", commands=COMMANDS, files={"a/b": b""}, environment={})
+
+
+def test_ranks_know_their_place() -> None:
+    last = COMMANDS[2]
+    assert (last.rank, last.host, last.slot) == (2, "b", 0)
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_SIZE", "MASTER_ADDR")
+    assert [last.environment[name] for name in names] == ["2", "0", "3", "1", MASTER_ADDRESS]
+
+
+def test_hosts_come_in_the_order_of_their_ranks() -> None:
+    commands = rank_commands(["run"], [("b", 0), ("a", 0), ("b", 1)])
+    assert replace(LAUNCH, commands=commands).hosts == ("b", "a")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"commands": ()}, "found ranks"),
+        ({"commands": COMMANDS[1:]}, r"found ranks \[1, 2\]"),
+        ({"commands": rank_commands(["x"], [("a", 0), ("a", 0)])}, "used twice"),
+        ({"files": {"../x": b""}}, "'../x'"),
+        ({"files": {"/x": b""}}, "'/x'"),
+        ({"files": {"": b""}}, "found ''"),
+        ({"timeout_s": 0.0}, "found 0.0"),
+        ({"trial_id": "a b"}, "'a b'"),
+        ({"trial_id": "a/b"}, "'a/b'"),
+        ({"trial_id": ".."}, r"'\.\.'"),
+        ({"trial_id": ""}, "''"),
+    ],
+)
+def test_what_cannot_start_is_refused(change: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        replace(LAUNCH, **change)  # type: ignore[arg-type]
+
+
+def test_only_placeholders_are_filled_in() -> None:
+    values = {MASTER_ADDRESS: "10.0.0.1"}
+    assert fill_in(f"{{x}} %s {MASTER_ADDRESS}:5", values) == "{x} %s 10.0.0.1:5"

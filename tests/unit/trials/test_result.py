@@ -1,0 +1,65 @@
+import json
+from typing import Any
+
+import pytest
+
+from amp_ray.trials.result import Measurement, measured, read_result
+
+GOOD = {"trial_id": "t", "step_s": [3, 1.0, 1.0, 1.0]}
+
+
+def files(record: object) -> dict[str, bytes]:
+    return {"result.json": json.dumps(record).encode()}
+
+
+def test_a_result_is_read() -> None:
+    expected = Measurement(step_time_s=(3.0, 1.0, 1.0, 1.0))
+    assert read_result(files(GOOD), "t") == expected
+
+
+@pytest.mark.parametrize(
+    ("more", "peaks"),
+    [
+        ({}, ()),
+        ({"peak_memory_bytes": 5}, (5,)),
+        ({"stages": [{"peak_memory_bytes": 5}, {"peak_memory_bytes": 6}]}, (5, 6)),
+        ({"stages": [{"peak_memory_bytes": 5}, {}], "peak_memory_bytes": 7}, (7,)),
+        ({"stages": []}, ()),
+    ],
+)
+def test_peaks_are_those_of_the_stages_or_of_the_trial(
+    more: dict[str, Any], peaks: tuple[int, ...]
+) -> None:
+    assert read_result(files({**GOOD, **more}), "t").peak_memory_bytes == peaks
+
+
+def test_a_missing_result_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"without writing result\.json"):
+        read_result({}, "t")
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"{", "is not JSON"),
+        (b"[]", "must be a JSON object"),
+        (json.dumps({**GOOD, "trial_id": "old"}).encode(), "of trial 'old', not of 't'"),
+        (json.dumps({"trial_id": "t"}).encode(), "found step_s None"),
+        (json.dumps({**GOOD, "step_s": [1, 0]}).encode(), r"found step_s \[1, 0\]"),
+        (json.dumps({**GOOD, "step_s": [True]}).encode(), r"found step_s \[True\]"),
+        (json.dumps({**GOOD, "warmup_steps": 4}).encode(), "leave none to measure"),
+        (json.dumps({**GOOD, "step_s": []}).encode(), "leave none to measure"),
+    ],
+)
+def test_a_wrong_result_is_refused_with_what_is_wrong(data: bytes, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        read_result({"result.json": data}, "t")
+
+
+def test_known_warmup_steps_do_not_count_and_more_are_found() -> None:
+    measurement = Measurement(
+        step_time_s=(9.0, 2.0, 1.0, 1.0, 1.0), num_warmup_steps=1, peak_memory_bytes=(7,)
+    )
+    outcome = measured(measurement, wall_s=20.0)
+    assert (outcome.num_warmup_steps, outcome.iteration_time_s) == (2, 1.0)
+    assert (outcome.step_time_s, outcome.peak_memory_bytes) == (measurement.step_time_s, (7,))

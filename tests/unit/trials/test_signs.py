@@ -1,0 +1,80 @@
+from typing import Any
+
+import pytest
+
+from amp_ray.trials.causes import SignKind
+from amp_ray.trials.signs import (
+    sign_of_deadline,
+    sign_of_event,
+    sign_of_exit,
+    sign_of_trouble,
+)
+
+
+def exit_message(**more: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
+    return {"rank": 2, "code": None, "signal": None, "ended": False, "tail": [], **more}
+
+
+@pytest.mark.parametrize(
+    ("message", "num_oom_kills", "kind"),
+    [
+        (exit_message(code=1), 0, "crash"),
+        (exit_message(code=42), 0, "memory"),
+        (exit_message(code=43), 0, "communication"),
+        (exit_message(code=44), 0, "port"),
+        (exit_message(signal=9), 0, "killed"),
+        (exit_message(signal=9), 1, "memory"),
+        (exit_message(signal=11), 1, "killed"),
+        (exit_message(signal=6, tail=["terminate called: std::bad_alloc"]), 0, "memory"),
+        (exit_message(code=1, tail=["MemoryError"]), 0, "memory"),
+    ],
+)
+def test_an_end_tells_its_kind(message: dict[str, Any], num_oom_kills: int, kind: SignKind) -> None:
+    sign = sign_of_exit("a", message, 1.5, num_oom_kills=num_oom_kills)
+    assert sign is not None
+    assert (sign.kind, sign.rank, sign.host, sign.time_s) == (kind, 2, "a", 1.5)
+
+
+@pytest.mark.parametrize(
+    "message", [exit_message(code=0), exit_message(signal=15, ended=True), exit_message(ended=True)]
+)
+def test_an_end_that_is_no_failure_is_no_sign(message: dict[str, Any]) -> None:
+    assert sign_of_exit("a", message, 1.5, num_oom_kills=1) is None
+
+
+def test_only_the_last_lines_are_kept() -> None:
+    message = exit_message(code=1, tail=[str(number) for number in range(40)])
+    sign = sign_of_exit("a", message, 1.5, num_oom_kills=0)
+    assert sign is not None
+    assert sign.lines == tuple(str(number) for number in range(20, 40))
+
+
+def test_a_reported_failure_tells_cause_and_traceback() -> None:
+    data = {"event": "failed", "cause": "out_of_memory", "type": "X", "message": "y"}
+    message = {"rank": 1, "data": {**data, "traceback": ["a", "b"]}}
+    sign = sign_of_event("a", message, 1.0)
+    assert sign is not None
+    assert (sign.kind, sign.text, sign.lines) == ("memory", "X: y", ("a", "b"))
+
+
+def test_an_event_that_reports_no_failure_is_no_sign() -> None:
+    assert sign_of_event("a", {"rank": 1, "data": {"event": "step"}}, 1.0) is None
+
+
+def test_a_reported_failure_with_odd_values_is_a_crash() -> None:
+    data = {"event": "failed", "cause": ["x"], "traceback": "text"}
+    sign = sign_of_event("a", {"rank": 1, "data": data}, 1.0)
+    assert sign is not None
+    assert (sign.kind, sign.lines) == ("crash", ())
+
+
+def test_trouble_is_sorted_by_what_mends_it() -> None:
+    message = {"rank": None, "what": "disk-full", "text": "no space"}
+    assert sign_of_trouble("a", message, 1.0).kind == "disk"
+
+
+def test_a_deadline_names_who_was_still_running() -> None:
+    ended = [exit_message(ended=True, tail=["x"]), exit_message(rank=3, ended=True)]
+    sign = sign_of_deadline("a", ended, 5.0, timeout_s=5.0)
+    assert sign.text == "still running after 5.0 s: on a rank 2, 3"
+    assert sign.lines == ("x",)

@@ -1,0 +1,53 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from amp_ray.trials.steps import count_warmup_steps, summarise_steps
+
+times = st.lists(st.floats(min_value=1e-3, max_value=1e3), min_size=1, max_size=40)
+
+
+@pytest.mark.parametrize(
+    ("step_time_s", "number"),
+    [
+        ([1.0], 0),
+        ([1.0, 1.0], 0),
+        ([9.0, 1.0], 1),
+        ([9.0, 5.0, 2.0, 1.0, 1.0, 1.0, 1.0, 1.0], 3),
+        ([1.0, 1.04, 1.0, 1.0], 0),
+        ([1.0, 9.0, 1.0, 1.0], 0),
+        ([0.5, 1.0, 1.0, 1.0], 0),
+    ],
+)
+def test_slow_first_steps_are_warmup(step_time_s: list[float], number: int) -> None:
+    assert count_warmup_steps(step_time_s) == number
+
+
+def test_noise_is_no_warmup() -> None:
+    assert count_warmup_steps([1.2, 0.9, 1.1, 1.0, 0.9, 1.2, 1.0, 1.1]) == 0
+
+
+@given(times)
+def test_at_most_half_is_warmup(step_time_s: list[float]) -> None:
+    assert 0 <= count_warmup_steps(step_time_s) <= len(step_time_s) // 2
+
+
+@given(times, st.sampled_from([0.5, 2.0, 4.0]))
+def test_scaling_every_step_scales_the_summary(step_time_s: list[float], factor: float) -> None:
+    summary = summarise_steps(step_time_s)
+    scaled = summarise_steps([time_s * factor for time_s in step_time_s])
+    assert scaled.num_warmup_steps == summary.num_warmup_steps
+    assert scaled.iteration_time_s == pytest.approx(summary.iteration_time_s * factor)
+    assert scaled.spread_s == pytest.approx(summary.spread_s * factor)
+
+
+@given(times)
+def test_the_median_lies_between_the_steps(step_time_s: list[float]) -> None:
+    summary = summarise_steps(step_time_s)
+    assert min(step_time_s) <= summary.iteration_time_s <= max(step_time_s)
+
+
+@pytest.mark.parametrize("step_time_s", [[], [1.0, 0.0], [-1.0]])
+def test_steps_without_time_are_refused(step_time_s: list[float]) -> None:
+    with pytest.raises(ValueError, match="positive times"):
+        summarise_steps(step_time_s)
