@@ -215,6 +215,12 @@ def _why_infeasible(problem: PartitionProblem, programme: Programme) -> Infeasib
             reason=InfeasibleReason.TOO_FEW_LAYERS,
             detail=f"{num_stages} stages or more cannot share {num_layers} layers",
         )
+    num_needed = len(set(problem.tables.latest_start.tolist()) - {-1})
+    if num_stages > num_needed:
+        return InfeasiblePartition(
+            reason=InfeasibleReason.NEEDED_LAYERS,
+            detail=f"{num_stages} stages or more cannot share {num_needed} layers that each needs",
+        )
     return InfeasiblePartition(
         reason=InfeasibleReason.MEMORY, detail=_memory_detail(problem, programme)
     )

@@ -146,7 +146,7 @@ def _extend_by_window(option: int, programme: Programme, scratch: Scratch) -> No
     for end in range(begin, programme.most[to_state] + 1):
         if admissible[end] > high:
             break
-        while pushed < end and pushed <= high:
+        while pushed <= programme.latest_start[end] and pushed <= high:
             if cost_s[pushed] < np.inf:
                 key_s = (cost_s[pushed] - prefix_s[pushed]) + cut_s[pushed]
                 while size > 0 and queue_key_s[size - 1] > key_s:
@@ -176,7 +176,7 @@ def _extend_by_scan(cap_s: float, option: int, programme: Programme, scratch: Sc
     begin = max(scratch.first[to_state], scratch.low[state] + 1)
     for end in range(begin, programme.most[to_state] + 1):
         window_start = max(scratch.low[state], scratch.admissible[row, end], earliest[end])
-        for start in range(window_start, min(end, scratch.high[state] + 1)):
+        for start in range(window_start, min(programme.latest_start[end], scratch.high[state]) + 1):
             known_s = scratch.cost_s[state, start]
             if known_s < np.inf and _beat_s(row, start, end, programme) <= cap_s:
                 key_s = (known_s - prefix_s[start]) + programme.cut_time_s[cut, start]

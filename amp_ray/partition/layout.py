@@ -63,6 +63,7 @@ def laid_out(problem: PartitionProblem, order: IntArray) -> Programme:
         beat_start_s=beat_start_s,
         beat_end_s=beat_end_s,
         earliest_start=earliest_start,
+        latest_start=tables.latest_start,
         earliest_floor=_suffix_min(earliest_start),
         class_time=class_time,
         class_beat=class_beat,

@@ -188,8 +188,8 @@ def beat_s(problem: PartitionProblem, start: int, end: int, option: int) -> floa
     return float((end_s - start_s) + options.overhead_s[option])
 
 
-def fits_memory(problem: PartitionProblem, start: int, end: int, option: int) -> bool:
-    """Say whether an option can hold the layers ``[start, end)``.
+def is_allowed(problem: PartitionProblem, start: int, end: int, option: int) -> bool:
+    """Say whether an option can hold the layers ``[start, end)``, and they may be a stage.
 
     Args:
         problem: The problem.
@@ -198,10 +198,11 @@ def fits_memory(problem: PartitionProblem, start: int, end: int, option: int) ->
         option: Its option.
 
     Returns:
-        True where it fits or knows no limit.
+        True where it fits or knows no limit, and the stage holds what every stage must.
     """
-    memory_row = problem.options.memory_row[option]
-    return bool(memory_row < 0 or start >= problem.tables.earliest_start[memory_row, end])
+    tables, memory_row = problem.tables, problem.options.memory_row[option]
+    fits = memory_row < 0 or start >= tables.earliest_start[memory_row, end]
+    return bool(fits and start <= tables.latest_start[end])
 
 
 def _check_partition(

@@ -21,6 +21,7 @@ class Programme(NamedTuple):
         beat_start_s: Shape ``(B + 1, L + 1)``.
         beat_end_s: Shape ``(B + 1, L + 1)``.
         earliest_start: Shape ``(M + 1, L + 1)``.
+        latest_start: Shape ``(L + 1,)``.
         earliest_floor: Shape ``(M + 1, L + 1)``. Minimum of ``earliest_start`` from here on.
         class_time: Shape ``(C,)``. Time row.
         class_beat: Shape ``(C,)``. Beat row.
@@ -45,6 +46,7 @@ class Programme(NamedTuple):
     beat_start_s: FloatArray
     beat_end_s: FloatArray
     earliest_start: IntArray
+    latest_start: IntArray
     earliest_floor: IntArray
     class_time: IntArray
     class_beat: IntArray

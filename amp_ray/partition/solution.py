@@ -36,6 +36,7 @@ class InfeasibleReason(StrEnum):
     NO_PATH = "no path"
     TOO_FEW_LAYERS = "too few layers"
     MEMORY = "memory"
+    NEEDED_LAYERS = "needed layers"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,7 +37,8 @@ class StageTables:
     - costs ``cut_time_s[c, a]`` once where it is cut from the stage before it;
     - has a beat, its weight as the slowest stage, of its time plus ``beat_start_s[e, a]`` plus
       ``beat_end_s[e, b]``, such as transfers that block it;
-    - fits into memory if ``a >= earliest_start[m, b]``.
+    - fits into memory if ``a >= earliest_start[m, b]``;
+    - holds what every stage must hold if ``a <= latest_start[b]``.
 
     Arrays are copied and read-only. All tables but the first may be left out.
 
@@ -48,6 +49,9 @@ class StageTables:
         beat_end_s: Shape ``(B, L + 1)``. By the boundary at which it ends.
         earliest_start: Shape ``(M, L + 1)``. Smallest ``a`` from which every stage that ends at
             this boundary fits, from 0 to the boundary itself: then none fits.
+        latest_start: Shape ``(L + 1,)``. Largest ``a`` at which a stage that ends here may start,
+            below the boundary and not descending; -1 where none may. It keeps stages from having
+            only layers that cannot stand alone.
 
     Raises:
         ValueError: If shapes disagree, a time is negative or not finite, prefix sums decrease, or
@@ -59,6 +63,7 @@ class StageTables:
     beat_start_s: FloatArray = field(default_factory=_none_given)
     beat_end_s: FloatArray = field(default_factory=_none_given)
     earliest_start: IntArray = field(default_factory=_no_rows_given)
+    latest_start: IntArray = field(default_factory=_no_rows_given)
 
     def __post_init__(self) -> None:
         """Check and freeze."""
@@ -71,9 +76,16 @@ class StageTables:
             self._freeze(name, frozen_times(name, self._given(name), 2))
         starts = frozen_integers("earliest_start", self._given("earliest_start"), 2, smallest=0)
         self._freeze("earliest_start", starts)
+        before = np.arange(self.num_layers + 1) - 1
+        latest = self.latest_start if np.size(self.latest_start) else before
+        latest = frozen_integers("latest_start", latest, 1, smallest=-1)
+        self._freeze("latest_start", latest)
         self._match_beats()
         self._check_widths()
         _check_starts(self.earliest_start)
+        if latest.shape != before.shape or (latest > before).any() or (np.diff(latest) < 0).any():
+            msg = f"latest_start is {latest}, expected not descending and at most {before}"
+            raise ValueError(msg)
 
     @property
     def num_layers(self) -> int:

@@ -193,7 +193,7 @@ class Attempt:
         if kind == "file":
             self.files[host][message["name"]] = base64.b64decode(message["content"])
             return
-        self.events.append({"time_s": round(time_s, 4), "host": host, **message})
+        self.events.append({"time_s": round(time_s, 4), **message, "host": host})
         react: dict[str, Callable[[str, Message, float], None]] = {
             "prepared": self._on_prepared,
             "said": self._on_said,

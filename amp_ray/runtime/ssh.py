@@ -1,7 +1,6 @@
 """Hosts behind SSH: the only module that imports paramiko."""
 
 import contextlib
-import getpass
 import shlex
 import socket
 import threading
@@ -14,16 +13,18 @@ import paramiko
 from amp_ray.errors import HostError
 from amp_ray.runtime.host import Channel, Completed
 from amp_ray.runtime.ssh_target import (
-    DEFAULT_PORT,
+    Lookup,
+    Route,
     SshSettings,
-    SshTarget,
+    add_key_command,
+    find_routes,
+    forget_key_command,
     known_hosts_name,
     parse_target,
 )
 
 _MS_PER_S: Final = 1000
 _READ_BYTES: Final = 64 * 1024
-_MAX_JUMPS: Final = 4
 _TCP_TIMEOUT_S: Final = 5.0
 """How long sent bytes may stay unacknowledged; paramiko's keepalive detects nothing."""
 
@@ -45,7 +46,8 @@ class SshHost:
         self.name = name
         self.python = settings.python
         self._settings = settings
-        self._route = _Route.find(parse_target(name), settings)
+        self._route, *jumps = find_routes(parse_target(name), settings, _lookup(settings))
+        self._hops = [*reversed(jumps), self._route]
         self._lock = threading.Lock()
         self._clients: list[paramiko.SSHClient] = []
 
@@ -122,7 +124,7 @@ class SshHost:
             if transport is None or not transport.is_active():
                 self._disconnect()
                 try:
-                    for route in self._route.hops(self._settings):
+                    for route in self._hops:
                         self._clients.append(self._open(route))
                 except BaseException:
                     self._disconnect()
@@ -134,7 +136,7 @@ class SshHost:
         while self._clients:
             self._clients.pop().close()
 
-    def _open(self, route: "_Route") -> paramiko.SSHClient:
+    def _open(self, route: Route) -> paramiko.SSHClient:
         """Open one connection, through the last one where there is one."""
         settings = self._settings
         timeout_s = settings.connect_timeout_s
@@ -167,7 +169,7 @@ class SshHost:
             transport.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, limit_ms)
         return client
 
-    def _tunnel(self, route: "_Route") -> paramiko.Channel | None:
+    def _tunnel(self, route: Route) -> paramiko.Channel | None:
         """Reach the next host from the last one that is open."""
         transport = self._clients[-1].get_transport() if self._clients else None
         if transport is None:
@@ -211,57 +213,10 @@ class SshChannel:
             self._session.shutdown_write()
 
 
-class _Route:
-    """One connection's end, after targets, settings and configuration have had their say."""
-
-    def __init__(self, target: SshTarget, settings: SshSettings) -> None:
-        """Look the target up."""
-        found = _config(settings).lookup(target.host)
-        if "proxycommand" in found:
-            message = (
-                f"{target.host}: ProxyCommand in {settings.config} is not supported; "
-                "use ProxyJump, which is"
-            )
-            raise HostError(message)
-        self.host: str = found.get("hostname", target.host)
-        self.port = target.port or int(found.get("port", DEFAULT_PORT))
-        self.user: str = target.user or settings.user or found.get("user") or getpass.getuser()
-        listed = settings.identities or tuple(found.get("identityfile", ()))
-        self.identities = tuple(str(Path(name).expanduser()) for name in listed)
-        self.jumps = tuple(name for name in found.get("proxyjump", "").split(",") if name)
-
-    @classmethod
-    def find(cls, target: SshTarget, settings: SshSettings) -> "_Route":
-        """Look a target up and check its key files.
-
-        Raises:
-            HostError: If a key file is missing.
-        """
-        route = cls(target, settings)
-        missing = [name for name in route.identities if not Path(name).is_file()]
-        if missing and (settings.identities or len(missing) == len(route.identities)):
-            message = (
-                f"{target.host}: key file {', '.join(missing)} does not exist; name an existing "
-                "one as identity file, or make one with: ssh-keygen -t ed25519"
-            )
-            raise HostError(message)
-        route.identities = tuple(name for name in route.identities if name not in missing)
-        return route
-
-    def hops(self, settings: SshSettings, depth: int = 0) -> "Iterator[_Route]":
-        """Yield the connections to open, one through the other, this one last."""
-        if depth > _MAX_JUMPS:
-            message = f"{self.host}: more than {_MAX_JUMPS} ProxyJump in a row; is there a circle?"
-            raise HostError(message)
-        for jump in () if self.jumps == ("none",) else self.jumps:
-            yield from _Route.find(parse_target(jump), settings).hops(settings, depth + 1)
-        yield self
-
-
 class _Refuse(paramiko.MissingHostKeyPolicy):
     """Refuse unknown keys, with the command that makes them known."""
 
-    def __init__(self, route: _Route, settings: SshSettings) -> None:
+    def __init__(self, route: Route, settings: SshSettings) -> None:
         """Remember where we go."""
         self._route, self._settings = route, settings
 
@@ -274,38 +229,31 @@ class _Refuse(paramiko.MissingHostKeyPolicy):
             f"{hostname}: its {key.get_name()} key {key.fingerprint} is not in "
             f"{self._settings.known_hosts}. Compare it with the host's own (ssh-keygen -lf "
             "/etc/ssh/ssh_host_*_key.pub there), then add it with: "
-            f"{_keyscan(self._route, self._settings)}"
+            f"{add_key_command(self._route.host, self._route.port, self._settings)}"
         )
         raise HostError(message)
 
 
-def _keyscan(route: _Route, settings: SshSettings) -> str:
-    """Return the command that adds a host's key."""
-    scan = shlex.join(["ssh-keyscan", "-p", str(route.port), route.host])
-    return f"{scan} >> {settings.known_hosts}"
-
-
-def _config(settings: SshSettings) -> paramiko.SSHConfig:
-    """Read the OpenSSH client configuration, if there is one."""
+def _lookup(settings: SshSettings) -> Lookup:
+    """Return what the OpenSSH client configuration says of a host, if there is one."""
     path = Path(settings.config).expanduser() if settings.config is not None else None
     if path is None or not path.exists():
-        return paramiko.SSHConfig()
-    return paramiko.SSHConfig.from_path(str(path))
+        return lambda _host: {}
+    return paramiko.SSHConfig.from_path(str(path)).lookup
 
 
-def _explain(error: Exception, route: _Route, settings: SshSettings) -> NoReturn:
+def _explain(error: Exception, route: Route, settings: SshSettings) -> NoReturn:
     """Raise HostError with what is wrong and what mends it."""
     place = f"{route.user}@{known_hosts_name(route.host, route.port)}"
     match error:
         case HostError():
             raise error
         case paramiko.BadHostKeyException():
-            name = known_hosts_name(route.host, route.port)
-            forget = shlex.join(["ssh-keygen", "-R", name, "-f", settings.known_hosts])
             text = (
                 f"its key has changed: expected {error.expected_key.fingerprint}, found "
-                f"{error.key.fingerprint}. If you know why, run: {forget} && "
-                f"{_keyscan(route, settings)}"
+                f"{error.key.fingerprint}. If you know why, run: "
+                f"{forget_key_command(route.host, route.port, settings)} && "
+                f"{add_key_command(route.host, route.port, settings)}"
             )
         case paramiko.AuthenticationException():
             keys = ", ".join(route.identities) or "none"

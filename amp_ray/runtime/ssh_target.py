@@ -1,16 +1,27 @@
 """Who is reached how: ``user@host:port``, and what the settings add."""
 
+import getpass
 import re
+import shlex
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
-from amp_ray.errors import InputError
+from amp_ray.errors import HostError, InputError
+
+Lookup = Callable[[str], Mapping[str, Any]]
+"""From a host to what the OpenSSH client configuration says of it, keys in lower case."""
+
+DEFAULT_PORT: Final = 22
+"""Of SSH, RFC 4251."""
 
 _NAME: Final = r"[A-Za-z0-9_][A-Za-z0-9._-]*"
 _TARGET: Final = re.compile(
     rf"(?:(?P<user>{_NAME})@)?(?:(?P<name>{_NAME})|\[(?P<ipv6>[0-9A-Fa-f:.]+)\])(?::(?P<port>\d+))?"
 )
 _MAX_PORT: Final = 65535
+_MAX_JUMPS: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +62,23 @@ class SshSettings:
     python: str = "python3"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """One connection's end, after target, settings and configuration have had their say.
+
+    Args:
+        host: What to connect to.
+        port: Where.
+        user: As whom.
+        identities: Existing private key files.
+    """
+
+    host: str
+    port: int
+    user: str
+    identities: tuple[str, ...]
+
+
 def parse_target(text: str) -> SshTarget:
     """Read ``[user@]host[:port]``; an IPv6 address stands in brackets.
 
@@ -72,6 +100,59 @@ def parse_target(text: str) -> SshTarget:
     return SshTarget(host=match["name"] or match["ipv6"], user=match["user"], port=port)
 
 
+def find_routes(
+    target: SshTarget, settings: SshSettings, lookup: Lookup, depth: int = 0
+) -> tuple[Route, ...]:
+    """Find how to reach a target.
+
+    Args:
+        target: Where to go.
+        settings: How.
+        lookup: The configuration.
+        depth: Jumps so far.
+
+    Returns:
+        The target's own route, then those of the hosts to jump through, the nearest to us last.
+
+    Raises:
+        HostError: If a key file is missing, or the configuration asks for what is not supported.
+    """
+    found = lookup(target.host)
+    if "proxycommand" in found or depth > _MAX_JUMPS:
+        message = (
+            f"{target.host}: {settings.config} asks for a ProxyCommand, which is not supported "
+            f"(use ProxyJump), or for more than {_MAX_JUMPS} ProxyJump in a row"
+        )
+        raise HostError(message)
+    own = Route(
+        host=str(found.get("hostname", target.host)),
+        port=target.port or int(found.get("port", DEFAULT_PORT)),
+        user=str(target.user or settings.user or found.get("user") or getpass.getuser()),
+        identities=_identities(target.host, settings, found),
+    )
+    jumps = [name for name in found.get("proxyjump", "none").split(",") if name != "none"]
+    through = [
+        route
+        for name in reversed(jumps)
+        for route in find_routes(parse_target(name), settings, lookup, depth + 1)
+    ]
+    return own, *through
+
+
+def _identities(host: str, settings: SshSettings, found: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the key files to try; those of the settings must exist, of the configuration one."""
+    listed = settings.identities or tuple(found.get("identityfile", ()))
+    paths = tuple(str(Path(name).expanduser()) for name in listed)
+    missing = [path for path in paths if not Path(path).is_file()]
+    if missing and (settings.identities or len(missing) == len(paths)):
+        message = (
+            f"{host}: key file {', '.join(missing)} does not exist; name an existing one as "
+            "identity file, or make one with: ssh-keygen -t ed25519"
+        )
+        raise HostError(message)
+    return tuple(path for path in paths if path not in missing)
+
+
 def known_hosts_name(host: str, port: int) -> str:
     """Return how a known_hosts file names a host.
 
@@ -82,5 +163,28 @@ def known_hosts_name(host: str, port: int) -> str:
     return host if port == DEFAULT_PORT else f"[{host}]:{port}"
 
 
-DEFAULT_PORT: Final = 22
-"""Of SSH, RFC 4251."""
+def add_key_command(host: str, port: int, settings: SshSettings) -> str:
+    """Return the command that makes a host's key known.
+
+    Example:
+        >>> add_key_command("a", 22, SshSettings(known_hosts="keys"))
+        'ssh-keyscan -p 22 a >> keys'
+    """
+    scan = shlex.join(["ssh-keyscan", "-p", str(port), host])
+    return f"{scan} >> {_shell_path(settings.known_hosts)}"
+
+
+def forget_key_command(host: str, port: int, settings: SshSettings) -> str:
+    """Return the command that forgets a host's key.
+
+    Example:
+        >>> forget_key_command("a", 2222, SshSettings(known_hosts="~/my keys"))
+        "ssh-keygen -R '[a]:2222' -f ~/'my keys'"
+    """
+    forget = shlex.join(["ssh-keygen", "-R", known_hosts_name(host, port)])
+    return f"{forget} -f {_shell_path(settings.known_hosts)}"
+
+
+def _shell_path(path: str) -> str:
+    """Quote a path for a person's shell, which has to see the tilde."""
+    return f"~/{shlex.quote(path[2:])}" if path.startswith("~/") else shlex.quote(path)

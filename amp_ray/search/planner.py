@@ -4,29 +4,17 @@ This is the function that every worker maps; a search is nothing but that map an
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
-import numpy as np
-
 from amp_ray.cost.estimate import Infeasible, Reason, Result
-from amp_ray.cost.model import CandidateCosts, CostModel
-from amp_ray.cost.topology import FloatArray, IntArray
-from amp_ray.partition import (
-    InfeasiblePartition,
-    InfeasibleReason,
-    PartitionProblem,
-    PartitionSolution,
-    StageTables,
-    chain_problem,
-    even_bounds,
-    solve,
-)
+from amp_ray.cost.model import CostModel
+from amp_ray.cost.topology import IntArray
+from amp_ray.search.cuts import NO_LIMIT, best_bounds, even_block_bounds, last_with_parameters
 from amp_ray.search.ranking import Ranking, rank
 from amp_ray.search.space import uniform_candidates
 from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.model import Model
 from amp_ray.spec.strategy import Candidate, Strategy
 from amp_ray.spec.strategy_file import Given
 
@@ -93,6 +81,12 @@ class AmpRayPlanner:
         """The cost model, with its tables."""
         return CostModel(experiment=self.experiment)
 
+    @cached_property
+    def _latest_start(self) -> IntArray:
+        """Where stages must start at the latest to have parameters, if they need any."""
+        needed = self.experiment.traits.fails_without_parameters
+        return last_with_parameters(self.experiment.model) if needed else NO_LIMIT
+
     @property
     def relative_error(self) -> float:
         """The time estimate's own error."""
@@ -111,7 +105,7 @@ class AmpRayPlanner:
         if self.experiment.traits.partition == "even-blocks":
             bounds = even_block_bounds(self.experiment.model, candidate.pp)
         else:
-            bounds = best_bounds(costs, self.cost_model)
+            bounds = best_bounds(costs, self.experiment.traits, self._latest_start)
         return self.cost_model.estimate_cut(costs, Strategy.uniform(candidate, bounds))
 
     def score(self, strategy: Strategy) -> Result:
@@ -133,80 +127,3 @@ class AmpRayPlanner:
             detail = f"pp {candidate.pp}, {blocks} blocks"
             return Reason(kind="pp does not divide the blocks", detail=detail)
         return None
-
-
-def best_bounds(costs: CandidateCosts, cost_model: CostModel) -> tuple[int, ...]:
-    """Return the cuts of a candidate that are best by the closed form and fit the memory.
-
-    Args:
-        costs: The candidate's times and memory.
-        cost_model: Tells what the runtime does.
-
-    Returns:
-        Bounds; the best without memory limits where nothing fits.
-    """
-    for limited in (True, False):
-        solution = solve(partition_problem(costs, cost_model, limited=limited))
-        if isinstance(solution, PartitionSolution):
-            return solution.bounds
-        assert isinstance(solution, InfeasiblePartition)
-        assert solution.reason is InfeasibleReason.MEMORY
-    message = "without memory limits every chain with enough layers has a partition"
-    raise AssertionError(message)
-
-
-def partition_problem(
-    costs: CandidateCosts, cost_model: CostModel, *, limited: bool
-) -> PartitionProblem:
-    """Pose the partition problem of a candidate.
-
-    A stage takes the time of its slowest replica. Where transfers block, both ends of a stage
-    add theirs to its beat.
-
-    Args:
-        costs: The candidate's times and memory.
-        cost_model: Tells what the runtime does.
-        limited: Whether stages must fit their devices.
-    """
-    traits, pp = cost_model.experiment.traits, costs.candidate.pp
-    time_prefix_s, time_row = costs.kinds.stage_rows()
-    cut_time_s, cut_row = costs.cuts.rows(duplex=traits.duplex_transfers)
-    tables = StageTables(time_prefix_s=time_prefix_s, cut_time_s=cut_time_s)
-    beat_row = memory_row = None
-    if traits.blocking_transfers and pp > 1:
-        start_s, end_s, beat_row = _beats(cut_time_s, cut_row)
-        tables = replace(tables, beat_start_s=start_s, beat_end_s=end_s)
-    if limited:
-        limits = np.array([float(device.memory_bytes) for device in costs.smallest])
-        starts = costs.memory.earliest_starts(limits)
-        tables, memory_row = replace(tables, earliest_start=starts), np.arange(pp)
-    return chain_problem(
-        tables,
-        costs.candidate.num_micro_batches,
-        time_row=time_row,
-        cut_row=cut_row,
-        beat_row=beat_row,
-        memory_row=memory_row,
-    )
-
-
-def _beats(cut_time_s: FloatArray, cut_row: IntArray) -> tuple[FloatArray, FloatArray, IntArray]:
-    """Return beat tables and the row of each stage: the cut before it and the cut after it."""
-    nothing = len(cut_time_s)
-    padded = np.vstack([cut_time_s, np.zeros_like(cut_time_s[:1])])
-    before = np.concatenate(([nothing], cut_row))
-    after = np.concatenate((cut_row, [nothing]))
-    pairs, row = np.unique(np.stack([before, after], axis=1), axis=0, return_inverse=True)
-    return padded[pairs[:, 0]], padded[pairs[:, 1]], row.reshape(-1)
-
-
-def even_block_bounds(model: Model, pp: int) -> tuple[int, ...]:
-    """Return bounds with equal shares of the blocks; the ends hold what stands before and after.
-
-    Args:
-        model: Its blocks stand in a row.
-        pp: Number of stages; divides the number of blocks, or the first stages get one more.
-    """
-    blocks = model.indices("block")
-    inner = (blocks[0] + bound for bound in even_bounds(len(blocks), pp)[1:-1])
-    return (0, *inner, model.num_layers)

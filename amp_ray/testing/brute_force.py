@@ -8,7 +8,7 @@ from amp_ray.partition.problem import (
     PartitionProblem,
     beat_s,
     extended_sum_s,
-    fits_memory,
+    is_allowed,
     objective,
 )
 
@@ -81,7 +81,7 @@ def cheapest_chain(problem: PartitionProblem, cap_s: float) -> Chain | None:
         state, to_state = _states(problem, option)
         for end in range(1, num_layers + 1):
             for start in range(end):
-                if (state, start) not in cheapest or not fits_memory(problem, start, end, option):
+                if (state, start) not in cheapest or not is_allowed(problem, start, end, option):
                     continue
                 if beat_s(problem, start, end, option) > cap_s:
                     continue
@@ -112,7 +112,7 @@ def _extended(problem: PartitionProblem, chain: Chain, placed: int) -> Iterator[
         if state != chain.final_state:
             continue
         for end in range(placed + 1, problem.num_layers + 1):
-            if fits_memory(problem, placed, end, option):
+            if is_allowed(problem, placed, end, option):
                 longer = Chain(
                     stages=(*chain.stages, (placed, option)),
                     sum_s=extended_sum_s(problem, chain.sum_s, placed, end, option),

@@ -26,14 +26,9 @@ from types import TracebackType
 from typing import IO, Final, Self
 
 from amp_ray.testing import _namespaces as namespaces
+from amp_ray.testing._host_files import CONTROLLER_ADDRESS, HOME, SSH_PORT, write_files
 from amp_ray.testing._quota import CpuQuota
 from amp_ray.units import BITS_PER_BYTE, MIB
-
-CONTROLLER_ADDRESS: Final = "10.77.0.1"
-"""Of the bridge, in a namespace of its own: it cannot clash with a real network."""
-
-SSH_PORT: Final = 22
-"""Of every host, each in its own network namespace."""
 
 _READY_TIMEOUT_S: Final = 20.0
 _POLL_S: Final = 0.02
@@ -53,7 +48,7 @@ done
 
 _ENTER_QUOTA: Final = '[ -z "$1" ] || echo $$ > "$1/cgroup.procs"; shift; exec "$@"'
 
-# Runs as PID 1 of a host: name, folder with the host's files, size of its private disk.
+# Runs as PID 1 of a host: name, folder with the host's files, size of its private disk, home.
 _INIT: Final = """
 set -e
 hostname "$1"
@@ -61,30 +56,10 @@ mount --make-rprivate /
 mount -t proc proc /proc
 mount -t tmpfs tmpfs /dev/shm
 mount -t tmpfs -o "size=$3,mode=755" tmpfs /run
-mkdir -p /run/sshd /run/home /run/tmp
+mkdir -p /run/sshd /run/tmp "$4"
 mount --bind "$2/hosts" /etc/hosts
 mount --bind "$2/passwd" /etc/passwd
 exec /usr/sbin/sshd -D -e -f "$2/sshd_config"
-"""
-
-_SSHD_CONFIG: Final = """
-Port {port}
-HostKey "{folder}/host_key"
-AuthorizedKeysFile "{keys}"
-PidFile none
-StrictModes no
-UsePAM no
-UseDNS no
-PrintMotd no
-PasswordAuthentication no
-KbdInteractiveAuthentication no
-PermitRootLogin prohibit-password
-MaxStartups 100:30:200
-MaxSessions 100
-ClientAliveInterval 2
-ClientAliveCountMax 3
-SetEnv TMPDIR=/run/tmp
-Subsystem sftp internal-sftp
 """
 
 
@@ -144,10 +119,9 @@ class HostCluster:
         self._streams: list[IO[bytes]] = []
         try:
             self._keeper_pid = self._start_keeper()
-            self._make_keys()
             names = [f"host{number}" for number in range(1, num_hosts + 1)]
             addresses = [f"10.77.0.{10 + number}" for number in range(1, num_hosts + 1)]
-            self._write_hosts(dict(zip(names, addresses, strict=True)))
+            write_files(self.folder, dict(zip(names, addresses, strict=True)))
             self.hosts = tuple(
                 self._start_host(name, address, disk_bytes)
                 for name, address in zip(names, addresses, strict=True)
@@ -279,38 +253,6 @@ class HostCluster:
         namespaces.run_ip(self._switch_pid, lines)
         return self._switch_pid
 
-    def _make_keys(self) -> None:
-        """Generate the one client key."""
-        namespaces.generate_key(self.identity, "amp-ray-test")
-        shutil.copy(self.identity.with_suffix(".pub"), self.folder / "authorized_keys")
-
-    def _write_hosts(self, addresses: dict[str, str]) -> None:
-        """Write each host's files: keys, names, users, sshd configuration."""
-        lines = ["127.0.0.1 localhost", f"{CONTROLLER_ADDRESS} controller"]
-        lines += [f"{address} {name}" for name, address in addresses.items()]
-        users = [
-            ":".join([*entry.split(":")[:5], "/run/home", entry.split(":")[6]])
-            if entry.startswith("root:")
-            else entry
-            for entry in Path("/etc/passwd").read_text(encoding="utf-8").splitlines()
-        ]
-        known = []
-        for name, address in addresses.items():
-            folder = self.folder / name
-            folder.mkdir()
-            namespaces.generate_key(folder / "host_key", name)
-            key = (folder / "host_key.pub").read_text(encoding="ascii").split()
-            known.append(f"{name},{address} {key[0]} {key[1]}")
-            # Debian's own habit, and a trap for whoever resolves a host's name on that host.
-            own = [*lines, f"127.0.1.1 {name}"]
-            (folder / "hosts").write_text("\n".join(own) + "\n", encoding="ascii")
-            (folder / "passwd").write_text("\n".join(users) + "\n", encoding="utf-8")
-            text = _SSHD_CONFIG.format(
-                port=SSH_PORT, folder=folder, keys=self.folder / "authorized_keys"
-            )
-            (folder / "sshd_config").write_text(text, encoding="utf-8")
-        self.known_hosts.write_text("\n".join(known) + "\n", encoding="ascii")
-
     def _start_host(self, name: str, address: str, disk_bytes: int) -> NamespaceHost:
         """Start one host and plug its link."""
         folder = self.folder / name
@@ -318,7 +260,7 @@ class HostCluster:
         argv = ["sh", "-c", _ENTER_QUOTA, "sh", self._quota.add(name) or ""]
         argv += ["nsenter", "--target", str(self._switch_pid), "--pid", "--mount", "--"]
         argv += ["unshare", *new, "--fork", "--kill-child=KILL"]
-        argv += ["sh", "-c", _INIT, "sh", name, str(folder), str(disk_bytes)]
+        argv += ["sh", "-c", _INIT, "sh", name, str(folder), str(disk_bytes), HOME]
         log = (folder / "sshd.log").open("wb")
         self._streams.append(log)
         null = subprocess.DEVNULL

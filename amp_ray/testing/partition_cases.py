@@ -86,6 +86,7 @@ def _random_tables(rng: np.random.Generator, kind: str, size: CaseSize) -> Stage
         beat_start_s=beat_start_s,
         beat_end_s=beat_end_s,
         earliest_start=_random_limits(rng, shape),
+        latest_start=_random_latest_starts(rng, num_layers),
     )
 
 
@@ -96,6 +97,13 @@ def _random_limits(rng: np.random.Generator, shape: tuple[int, int]) -> IntArray
     most_layers = rng.integers(1, shape[1] + 1, (shape[0], 1))
     by_number = rng.integers(0, 2, (shape[0], 1), np.bool_)
     return np.where(by_number, np.maximum(ends - most_layers, 0), anywhere)
+
+
+def _random_latest_starts(rng: np.random.Generator, num_layers: int) -> IntArray:
+    """Draw layers of which every stage needs one: all of them, in most problems."""
+    needed = rng.random(num_layers) < (1.0 if _happens(rng, 0.6) else 0.7)
+    last_needed = np.where(needed, np.arange(num_layers), -1)
+    return np.concatenate(([-1], np.maximum.accumulate(last_needed)))
 
 
 def _random_options(rng: np.random.Generator, kind: str, size: CaseSize) -> StageOptions:

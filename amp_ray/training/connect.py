@@ -10,6 +10,7 @@ from torch.distributed import distributed_c10d
 
 from amp_ray.training.job import Job, UnfitError
 
+LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 SHARED_MEMORY_OP = "deepspeed_shm_comm"
 
 
@@ -36,8 +37,13 @@ def connect(job: Job, *, cuda: bool) -> None:
     Reads ``RANK``, ``LOCAL_RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT``.
 
     Raises:
-        UnfitError: If the number of processes is not that of the strategy.
+        UnfitError: If one of them is missing, or the number of processes is not that of the
+            strategy.
     """
+    missing = [name for name in LAUNCHER_VARIABLES if name not in os.environ]
+    if missing:
+        message = f"the environment lacks {', '.join(missing)}; a launcher sets them for every rank"
+        raise UnfitError(message)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if world_size != job.grid.num_ranks:
         grid = job.grid

@@ -12,7 +12,7 @@ LayerKind = Literal["embedding", "input", "block", "norm", "head"]
 FEED_FORWARD_FACTOR: Final = 4
 """Width of a GPT-2 or TransGAN feed-forward layer over the hidden size (both papers)."""
 
-SWIGLU_MULTIPLE: Final = 64
+SWIGLU_MULTIPLE: Final = 256
 """A llama's feed-forward width, 8/3 of the hidden size, is rounded up to a multiple of this."""
 
 LATENT_SIZE: Final = 512
@@ -75,7 +75,8 @@ class TextShape:
 
     def split_sizes(self) -> dict[str, int]:
         """Return what tp has to divide, by name."""
-        heads = "num_heads" if self.family == "gpt2" else "num_key_value_heads"
+        grouped = self.num_key_value_heads < self.num_heads
+        heads = "num_key_value_heads" if grouped else "num_heads"
         return {heads: self.num_key_value_heads, "feed_forward_size": self.feed_forward_size}
 
 
@@ -208,9 +209,7 @@ def _read_text(fields: Fields, family: str) -> TextShape:
         num_layers=fields.integer("num_layers"),
         hidden_size=hidden_size,
         num_heads=num_heads,
-        num_key_value_heads=fields.integer("num_key_value_heads", default=num_heads)
-        if llama
-        else num_heads,
+        num_key_value_heads=fields.integer("num_key_value_heads", default=num_heads),
         feed_forward_size=fields.integer(
             "feed_forward_size", default=swiglu if llama else FEED_FORWARD_FACTOR * hidden_size
         ),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from amp_ray.partition.exact import solve
 from amp_ray.partition.kernels import cheapest_chain
 from amp_ray.partition.layout import canonical_order, laid_out, scratch_for
-from amp_ray.partition.problem import PartitionProblem, beat_s, fits_memory, objective
+from amp_ray.partition.problem import PartitionProblem, beat_s, is_allowed, objective
 from amp_ray.partition.solution import InfeasiblePartition, PartitionSolution, PrunedPartition
 from amp_ray.partition.tables import StageOptions, StageTables
 from amp_ray.testing import brute_force
@@ -122,7 +122,7 @@ def test_solution_is_a_partition_that_fits_and_costs_what_it_says(
     cost = objective(problem, solution.bounds, solution.options)
     assert (solution.value_s, solution.slowest_s) == (cost.value_s, cost.slowest_s)
     for (start, end), option in zip(pairwise(solution.bounds), solution.options, strict=True):
-        assert fits_memory(problem, start, end, option)
+        assert is_allowed(problem, start, end, option)
 
 
 @given(problem=problems(most=MEDIUM), doublings=st.integers(-20, 20))

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-MODULES = ("bundle", "processes", "isolation", "network", "rank", "warm", "job", "main")
+MODULES = (
+    *("bundle", "processes", "isolation", "network", "stdio"),
+    *("rank", "warm", "job", "main"),
+)
 """In the order of their imports."""
 
 LENGTH_DIGITS = 10

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import fnmatch
 import os
+import shutil
 import subprocess
 import time
 from pathlib import Path
@@ -30,6 +31,9 @@ INHERITED = (
 """What a rank takes from the login environment; proxies and PYTHON* stay out."""
 
 
+PROBE_BYTES = 4096
+"""An empty file costs no block: only bytes show that a disk is full."""
+
 DEVICE_VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 
@@ -42,6 +46,28 @@ def visible_devices(slots: list[int]) -> str:
 def inherited() -> dict[str, str]:
     """Take the variables that every rank gets."""
     return {name: os.environ[name] for name in INHERITED if name in os.environ}
+
+
+def base_folder(name: str | None) -> Path:
+    """Return the folder of all trials' folders: the one asked for, or for temporary files."""
+    return Path(name or os.environ.get("TMPDIR") or "/tmp").expanduser()  # noqa: S108
+
+
+def make_folder(folder: Path) -> None:
+    """Make a trial's folder and make sure that it can be written to.
+
+    Raises:
+        OSError: If not; then there is no folder.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700)
+    probe = folder / ".probe"
+    try:
+        probe.write_bytes(bytes(PROBE_BYTES))
+        probe.unlink()
+    except OSError:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 class Job:

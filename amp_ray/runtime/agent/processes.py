@@ -23,7 +23,7 @@ POLL_S = 0.02
 OOM_SCORE = 1000
 """The highest: where memory runs out, the kernel ends a trial before anything else."""
 
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # <linux/prctl.h>
+PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 15, 36  # <linux/prctl.h>
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -133,6 +133,11 @@ def die_with_parent(parent: int) -> Callable[[], None]:
 def become_subreaper() -> None:
     """Let orphaned descendants come back to this process."""
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def set_name(name: str) -> None:
+    """Set what process lists show as this process's name."""
+    libc.prctl(PR_SET_NAME, name.encode(), 0, 0, 0)
 
 
 def child_alarm() -> tuple[int, int]:

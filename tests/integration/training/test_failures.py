@@ -96,6 +96,22 @@ def test_what_this_machine_cannot_do_is_a_bad_job(
     assert words in ended.failures()[0]["message"]
 
 
+def test_missing_launcher_is_a_bad_job(tmp_path: Path) -> None:
+    job = tmp_path / "job.json"
+    job.write_text(json.dumps({**make_job("gpt2"), "out_dir": str(tmp_path)}))
+    done = subprocess.run(
+        [sys.executable, "-m", "amp_ray.training", str(job)],
+        env={"PYTHONPATH": str(REPOSITORY), "RANK": "0", "WORLD_SIZE": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    event = json.loads(done.stdout.splitlines()[-1])
+    assert (done.returncode, event["cause"]) == (2, "bad_job")
+    assert "lacks LOCAL_RANK, MASTER_ADDR, MASTER_PORT" in event["message"]
+
+
 def test_python_without_torch_is_named(tmp_path: Path) -> None:
     job = tmp_path / "job.json"
     job.write_text(json.dumps({**make_job("gpt2"), "out_dir": str(tmp_path)}))

@@ -5,7 +5,7 @@ from amp_ray.partition.problem import (
     PartitionProblem,
     beat_s,
     chain_problem,
-    fits_memory,
+    is_allowed,
     objective,
 )
 from amp_ray.partition.tables import StageOptions, StageTables
@@ -50,9 +50,9 @@ def test_beats_add_both_ends_to_the_slowest_stage_only() -> None:
 
 def test_memory_limits_how_early_a_stage_starts() -> None:
     problem = chain_problem(TABLES, 2, time_row=np.array([0, 0]), memory_row=np.array([0, -1]))
-    assert fits_memory(problem, 1, 2, 0)
-    assert not fits_memory(problem, 0, 2, 0)
-    assert fits_memory(problem, 0, 2, 1)
+    assert is_allowed(problem, 1, 2, 0)
+    assert not is_allowed(problem, 0, 2, 0)
+    assert is_allowed(problem, 0, 2, 1)
 
 
 def test_final_states_are_sorted_and_named_once() -> None:

@@ -54,7 +54,7 @@ def test_gpt2_has_four_times_the_width_inside_and_ties_its_head() -> None:
 
 def test_llama_rounds_its_feed_forward_width_up_and_unties_its_head() -> None:
     shape = text(LLAMA)
-    assert (shape.feed_forward_size, shape.tied_embedding) == (2752, False)
+    assert (shape.feed_forward_size, shape.tied_embedding) == (2816, False)
 
 
 def test_paper_transgan_ends_at_a_64th_of_the_width_and_32_times_the_side() -> None:
@@ -79,7 +79,7 @@ def test_blocks_belong_to_the_levels_that_have_any() -> None:
         ({**GPT2, "num_heads": 15}, "multiple of num_heads 15"),
         ({**LLAMA, "num_key_value_heads": 3}, "num_key_value_heads 3"),
         ({**LLAMA, "hidden_size": 48, "num_heads": 16}, "even head size"),
-        ({**GPT2, "num_key_value_heads": 4}, "unknown keys ['num_key_value_heads']"),
+        ({**GPT2, "num_blocks": 4}, "unknown keys ['num_blocks']"),
         ({**GPT2, "family": "bert"}, "one of gpt2, llama, transgan; found 'bert'"),
         ({**GPT2, "tied_embedding": 1}, "true or false, found 1"),
         ({**GPT2, "vocab_size": "many"}, "vocab_size must be a whole number >= 2"),
@@ -103,4 +103,4 @@ def test_transgan_names_what_tp_must_divide() -> None:
 
 def test_text_models_name_what_tp_must_divide() -> None:
     assert text(GPT2).split_sizes() == {"num_heads": 16, "feed_forward_size": 4096}
-    assert text(LLAMA).split_sizes() == {"num_key_value_heads": 4, "feed_forward_size": 2752}
+    assert text(LLAMA).split_sizes() == {"num_key_value_heads": 4, "feed_forward_size": 2816}

@@ -1,0 +1,96 @@
+"""Messages on stdin and stdout, neither of which ever blocks, and the lease on stdin."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from typing import Any
+
+READ_BYTES = 64 * 1024
+FULL_BYTES = 4 * 1024 * 1024
+"""With so much that the controller has not read, ranks have to wait too."""
+
+
+def read_first_line() -> bytes:
+    """Read the first line of stdin and not a byte more; at its end there is nothing to do."""
+    line = b""
+    while not line.endswith(b"\n"):
+        byte = os.read(0, 1)
+        if not byte:
+            sys.exit(0)
+        line += byte
+    return line
+
+
+class Stdio:
+    """The line to the controller."""
+
+    def __init__(self, *, lease_s: float, heartbeat_s: float) -> None:
+        """Take over file descriptors 0 and 1.
+
+        Args:
+            lease_s: Without a byte for so long, the controller counts as gone.
+            heartbeat_s: Between our own signs of life.
+        """
+        self.over: str | None = None
+        self._lease_s, self._heartbeat_s = lease_s, heartbeat_s
+        self._outbox, self._inbox = bytearray(), bytearray()
+        self._last_heard = self._last_beat = time.monotonic()
+        os.set_blocking(0, False)
+        os.set_blocking(1, False)
+
+    @property
+    def has_output(self) -> bool:
+        """Whether something waits to be written."""
+        return bool(self._outbox)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether too much waits to be written."""
+        return len(self._outbox) > FULL_BYTES
+
+    def say(self, **message: Any) -> None:  # noqa: ANN401 - JSON
+        """Queue a message."""
+        self._outbox += json.dumps(message).encode() + b"\n"
+
+    def beat(self) -> None:
+        """Give a sign of life, unless the last message still waits."""
+        now = time.monotonic()
+        if now - self._last_beat > self._heartbeat_s and not self._outbox:
+            self._last_beat = now
+            self.say(kind="alive")
+
+    def flush(self) -> None:
+        """Write what stdout takes."""
+        try:
+            num_bytes = os.write(1, self._outbox) if self._outbox else 0
+        except BlockingIOError:
+            return
+        except OSError:
+            num_bytes = len(self._outbox)  # nobody listens; stdin will say so too
+        del self._outbox[:num_bytes]
+
+    def listen(self, *, readable: bool) -> None:
+        """Read stdin, or notice that the controller has been silent for too long."""
+        if not readable:
+            if time.monotonic() - self._last_heard > self._lease_s:
+                self.over = f"no sign of the controller for {self._lease_s} s"
+            return
+        try:
+            data = os.read(0, READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        self._inbox += data
+        self._last_heard = time.monotonic()
+        if not data:
+            self.over = "stdin has ended"
+
+    def take_lines(self) -> list[bytes]:
+        """Take the complete messages; empty lines are signs of life only."""
+        *lines, rest = bytes(self._inbox).split(b"\n")
+        self._inbox = bytearray(rest)
+        return [line for line in lines if line]

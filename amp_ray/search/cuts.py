@@ -1,0 +1,143 @@
+"""Where to cut a candidate: its costs become a partition problem, the answer becomes bounds."""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from amp_ray.cost.model import CandidateCosts
+from amp_ray.cost.topology import FloatArray, IntArray
+from amp_ray.partition import (
+    PartitionProblem,
+    PartitionSolution,
+    StageTables,
+    chain_problem,
+    even_bounds,
+    solve,
+)
+from amp_ray.spec.model import Model
+from amp_ray.spec.traits import RuntimeTraits
+
+NO_LIMIT: Final[IntArray] = np.empty(0, np.int64)
+
+
+def best_bounds(
+    costs: CandidateCosts, traits: RuntimeTraits, latest_start: IntArray
+) -> tuple[int, ...]:
+    """Return the cuts of a candidate that are best by the closed form and fit the memory.
+
+    Args:
+        costs: The candidate's times and memory.
+        traits: What the runtime does.
+        latest_start: As in `Limits`.
+
+    Returns:
+        Bounds. Where nothing fits, the best without memory limits; where a stage would have no
+        parameters all the same, the best with such stages.
+    """
+    for limits in (
+        Limits(memory=True, latest_start=latest_start),
+        Limits(memory=False, latest_start=latest_start),
+        Limits(memory=False, latest_start=NO_LIMIT),
+    ):
+        solution = solve(partition_problem(costs, traits, limits))
+        if isinstance(solution, PartitionSolution):
+            return solution.bounds
+    message = "without limits every chain with enough layers has a partition"
+    raise AssertionError(message)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Limits:
+    """What cuts must respect beside the objective.
+
+    Args:
+        memory: Stages must fit their devices.
+        latest_start: Shape ``(num_layers + 1,)``. Last start of a stage that ends at each boundary
+            and has what every stage needs; empty where stages need nothing.
+    """
+
+    memory: bool
+    latest_start: IntArray
+
+
+def partition_problem(
+    costs: CandidateCosts, traits: RuntimeTraits, limits: Limits
+) -> PartitionProblem:
+    """Pose the partition problem of a candidate.
+
+    A stage takes the time of its slowest replica. Where transfers block, both ends of a stage
+    add theirs to its beat.
+
+    Args:
+        costs: The candidate's times and memory.
+        traits: What the runtime does.
+        limits: What cuts must respect.
+    """
+    pp = costs.candidate.pp
+    time_prefix_s, time_row = costs.kinds.stage_rows()
+    cut_time_s, cut_row = costs.cuts.rows(duplex=traits.duplex_transfers)
+    start_s, end_s, beat_row = _beats(cut_time_s, cut_row, blocking=traits.blocking_transfers)
+    tables = StageTables(
+        time_prefix_s=time_prefix_s,
+        cut_time_s=cut_time_s,
+        beat_start_s=start_s,
+        beat_end_s=end_s,
+        earliest_start=_earliest_starts(costs) if limits.memory else NO_LIMIT,
+        latest_start=limits.latest_start,
+    )
+    return chain_problem(
+        tables,
+        costs.candidate.num_micro_batches,
+        time_row=time_row,
+        cut_row=cut_row,
+        beat_row=beat_row,
+        memory_row=np.arange(pp) if limits.memory else None,
+    )
+
+
+def _earliest_starts(costs: CandidateCosts) -> IntArray:
+    """Return per stage and end the smallest start that fits the stage's smallest device."""
+    limit_bytes = np.array([float(device.memory_bytes) for device in costs.smallest])
+    return costs.memory.earliest_starts(limit_bytes)
+
+
+def last_with_parameters(model: Model) -> IntArray:
+    """Return, per boundary, the last layer before it that has parameters; -1 if there is none."""
+    has = np.array([layer.num_parameters > 0 for layer in model.layers])
+    last = np.maximum.accumulate(np.where(has, np.arange(len(has)), -1))
+    return np.concatenate(([-1], last))
+
+
+def _beats(
+    cut_time_s: FloatArray, cut_row: IntArray, *, blocking: bool
+) -> tuple[FloatArray, FloatArray, IntArray | None]:
+    """Return beat tables and the row of each stage: the cut before it and the cut after it.
+
+    Transfers that do not block a stage add nothing to its beat.
+    """
+    if not blocking or not len(cut_row):
+        return np.empty(0), np.empty(0), None
+    nothing = len(cut_time_s)
+    padded = np.vstack([cut_time_s, np.zeros_like(cut_time_s[:1])])
+    before = np.concatenate(([nothing], cut_row))
+    after = np.concatenate((cut_row, [nothing]))
+    index: dict[tuple[int, int], int] = {}
+    row = [
+        index.setdefault(pair, len(index))
+        for pair in zip(before.tolist(), after.tolist(), strict=True)
+    ]
+    pairs = np.array(list(index))
+    return padded[pairs[:, 0]], padded[pairs[:, 1]], np.array(row)
+
+
+def even_block_bounds(model: Model, pp: int) -> tuple[int, ...]:
+    """Return bounds with equal shares of the blocks; the ends hold what stands before and after.
+
+    Args:
+        model: Its blocks stand in a row.
+        pp: Number of stages; divides the number of blocks, or the first stages get one more.
+    """
+    blocks = model.indices("block")
+    inner = (blocks[0] + bound for bound in even_bounds(len(blocks), pp)[1:-1])
+    return (0, *inner, model.num_layers)

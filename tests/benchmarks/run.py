@@ -1,0 +1,56 @@
+"""`make bench`: every figure of speed and memory, as tables with their targets.
+
+Run alone, on an otherwise idle machine; times are process CPU seconds of one core unless they
+say wall.
+"""
+
+import platform
+import sys
+from collections.abc import Iterable, Mapping
+from importlib.metadata import version
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import bench_partition
+import bench_search
+
+
+def main() -> None:
+    """Print the machine and one table per part."""
+    console = Console(width=130)
+    console.print(_machine())
+    console.print(_table("Search: experiment to ranking", bench_search.rows()))
+    console.print(_table("Exact partition solver", bench_partition.rows()))
+
+
+def _machine() -> str:
+    """Say what was measured on, and with what."""
+    packages = ", ".join(f"{name} {version(name)}" for name in ("numpy", "numba"))
+    return f"{_cpu()}, {platform.system()} {platform.release()}, Python {platform.python_version()}, {packages}"
+
+
+def _cpu() -> str:
+    """Return the processor's name where the system tells it."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())
+
+
+def _table(title: str, rows: Iterable[Mapping[str, object]]) -> Table:
+    """Draw rows whose keys are the columns."""
+    found = list(rows)
+    table = Table(title=title, title_justify="left")
+    for name in found[0]:
+        table.add_column(name)
+    for row in found:
+        table.add_row(*(str(value) for value in row.values()))
+    return table
+
+
+if __name__ == "__main__":
+    main()
