@@ -5,11 +5,13 @@
 VENV := .venv
 # Run as modules: a console script remembers the folder that it was installed in.
 RUN := $(VENV)/bin/python -m
+CORE := $(VENV)/.core
 STAMP := $(VENV)/.installed
 # The interpreter to make the environment with; by default the first that is fit for it.
 PYTHON ?=
-# What `make venv` installs beside the core, by name of the extras in pyproject.toml.
-EXTRAS ?= dev
+# What `make venv` and `make test` install beside the core, by name of the extras in pyproject.toml:
+# trials are tested with real training over real SSH.
+EXTRAS ?= dev,ssh,training
 # Every folder with Python files, for the tools that do not look for them themselves.
 CHECKED := $(sort $(dir $(wildcard amp_ray/*.py experiments/*.py tests/*.py))) conftest.py
 # Tests that start real processes run alone, after the others and one by one. Status 5 is pytest's word
@@ -24,17 +26,22 @@ help:  ## Show the targets
 
 # ------------------------------------------------------------------------------- environment
 
-# The stamp names the folder and extras it was made for: a copied checkout, or other extras, install anew.
-INSTALLED := $(CURDIR) $(EXTRAS)
-ifneq ($(shell cat $(STAMP) 2>/dev/null),$(INSTALLED))
-.PHONY: $(STAMP)
+# The stamps name the folder and the extras that they were made for: a copied checkout starts anew, other
+# extras are added.
+ifneq ($(shell cat $(CORE) 2>/dev/null),$(CURDIR))
+.PHONY: $(CORE)
 CLEAR := --clear
 endif
+ifneq ($(shell cat $(STAMP) 2>/dev/null),$(CURDIR) $(EXTRAS))
+.PHONY: $(STAMP)
+endif
+INSTALL := $(RUN) pip install -qq --disable-pip-version-check -c constraints.txt -e
 
 .PHONY: venv
-venv: $(STAMP)  ## Create .venv and install the package with the tested versions
+venv: $(STAMP)  ## Create .venv and install everything that the tests need, with the tested versions
 
-$(STAMP): pyproject.toml constraints.txt
+# What planning needs, and no more: seconds, and no torch.
+$(CORE): pyproject.toml constraints.txt
 	@rm -f $@
 	@python=; for candidate in $(or $(PYTHON),python3 python3.13 python3.12 python3.11 python3.14); do \
 	  if $$candidate -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; \
@@ -46,23 +53,29 @@ $(STAMP): pyproject.toml constraints.txt
 	       "Debian, Ubuntu: apt-get install python3 python3-venv;" \
 	       "or name yours: make PYTHON=/path/to/python3.12 venv" >&2; exit 1; \
 	fi; \
-	echo "== $(VENV): $$($$python --version), amp-ray[$(EXTRAS)], about a minute =="; \
+	echo "== $(VENV): $$($$python --version), amp-ray =="; \
 	$$python -m venv $(CLEAR) $(VENV)
-	@$(RUN) pip install -qq --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
-	@echo '$(INSTALLED)' > $@
+	@$(INSTALL) .
+	@echo '$(CURDIR)' > $@
+
+$(STAMP): $(CORE)
+	@rm -f $@
+	@echo "== $(VENV): amp-ray[$(EXTRAS)], about a minute =="
+	@$(INSTALL) '.[$(EXTRAS)]'
+	@echo '$(CURDIR) $(EXTRAS)' > $@
 
 # --------------------------------------------------------------------------------------- use
 
 .PHONY: demo
-demo: venv  ## Plan an experiment of the AMP paper and print the ranking
+demo: $(CORE)  ## Plan an experiment of the AMP paper and print the ranking
 	$(VENV)/bin/amp-ray plan experiments/homogeneous.yaml
 
 .PHONY: bench
-bench: venv  ## Print the table of speed and memory
+bench: $(CORE)  ## Print the table of speed and memory
 	$(VENV)/bin/python tests/benchmarks/run.py
 
 .PHONY: accuracy
-accuracy: venv  ## Print the cost model's error on the published measurements
+accuracy: $(CORE)  ## Print the cost model's error on the published measurements
 	$(VENV)/bin/python experiments/accuracy.py
 
 # ------------------------------------------------------------------------------------ checks

@@ -1,6 +1,8 @@
 """The exceptions of the package; each says who may try again."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 
 class AmpRayError(Exception):
@@ -26,6 +28,10 @@ class Where:
         place = self.file if self.line is None else f"{self.file}:{self.line}"
         return place if self.key is None else f"{place}: {self.key}"
 
+    def at(self, key: str) -> "Where":
+        """Narrow the place down to a key or column."""
+        return replace(self, key=key)
+
 
 class InputError(AmpRayError, ValueError):
     """A file or an argument is wrong; only its author can mend it, a retry never helps."""
@@ -38,3 +44,22 @@ class InputError(AmpRayError, ValueError):
 
 class HostError(AmpRayError):
     """A host could not be reached or used; the caller may try again elsewhere."""
+
+
+@contextmanager
+def placed(where: Where, kind: type[ValueError] = InputError) -> Iterator[None]:
+    """Lead an error to the place of the input that caused it.
+
+    An error that names a line of its own stays as it is; any other gets ``where`` in front.
+
+    Args:
+        where: The place that led here.
+        kind: What is caught. Give ``ValueError`` only around code that checks what a user wrote,
+            since elsewhere it may be a mistake of ours.
+    """
+    try:
+        yield
+    except kind as error:
+        if isinstance(error, InputError) and error.where is not None and error.where.line:
+            raise
+        raise InputError(str(error), where=where) from error

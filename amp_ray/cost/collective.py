@@ -12,15 +12,21 @@ all-reduce measurements of 2-8 A100 and V100 (arXiv:2312.12391)."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Path:
-    """What a message or a ring meets on its way, in the effective rates of this moment.
+    """What a ring meets on its way, in the effective rates of this moment.
 
     Args:
-        bytes_per_s: Rate that one message or ring gets, sharing already divided.
-        step_s: Latency of one step.
+        bytes_per_s: Rate that one ring gets, sharing already divided.
+        step_s: Mean latency of one step.
+        num_nodes: Nodes that the ring visits.
     """
 
     bytes_per_s: float
     step_s: float
+    num_nodes: int = 1
+
+
+NO_RING = Path(bytes_per_s=float("inf"), step_s=0.0)
+"""What a group of one rank meets: nothing, since it never talks."""
 
 
 def start_s(constants: Constants, traits: RuntimeTraits) -> float:
@@ -42,17 +48,22 @@ def all_reduce_s(num_bytes: float, num_ranks: int, path: Path, start: float) -> 
 
     References:
         Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms, JPDC 2009.
+
+    Example:
+        >>> path = Path(bytes_per_s=1e9, step_s=1e-3)
+        >>> round(all_reduce_s(1e9, 2, path, start=0.5), 6)  # 0.5 + 2 x 0.001 + 1
+        1.502
     """
-    if num_ranks == 1:
-        return 0.0
-    steps = 2 * (num_ranks - 1)
-    volume = steps / num_ranks * num_bytes
-    return start + steps * path.step_s + volume / path.bytes_per_s
+    return _ring_s(num_bytes, num_ranks, path, start, steps=2 * (num_ranks - 1))
 
 
 def all_gather_s(num_bytes: float, num_ranks: int, path: Path, start: float) -> float:
     """Time a ring all-gather of ``num_bytes`` in all: half of an all-reduce's steps."""
+    return _ring_s(num_bytes, num_ranks, path, start, steps=num_ranks - 1)
+
+
+def _ring_s(num_bytes: float, num_ranks: int, path: Path, start: float, *, steps: int) -> float:
+    """Time steps around a ring, each of ``1 / num_ranks`` of the bytes."""
     if num_ranks == 1:
         return 0.0
-    steps = num_ranks - 1
-    return start + steps * path.step_s + steps / num_ranks * num_bytes / path.bytes_per_s
+    return start + steps * (path.step_s + num_bytes / num_ranks / path.bytes_per_s)

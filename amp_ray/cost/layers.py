@@ -125,5 +125,5 @@ class LayerCosts:
         if not layer.gemms:
             return 0.0
         parameters = layer.sharded_parameters / rank.tp + layer.replicated_parameters
-        num_bytes = parameters * self.traits.accumulation_bytes_per_parameter
+        num_bytes = parameters * self.traits.bytes_per_parameter(rank.precision).accumulation
         return stream_s(num_bytes, len(layer.gemms), rank.device, self.constants)

@@ -10,6 +10,7 @@ from amp_ray.cost.kernels import FloatArray, IntArray, earliest_starts, stage_pe
 from amp_ray.cost.roofline import Rank
 from amp_ray.spec.constants import Constants
 from amp_ray.spec.model import Layer, Model
+from amp_ray.spec.optimizer import Optimizer
 from amp_ray.spec.strategy import Recompute
 from amp_ray.spec.traits import RuntimeTraits
 
@@ -30,6 +31,7 @@ class MemoryModel:
         pp: Number of stages.
         num_micro_batches: Per replica.
         zero_stage: What is sharded over dp.
+        optimizer: What keeps moments.
         traits: What the runtime keeps.
         constants: Context and allocator.
     """
@@ -41,6 +43,7 @@ class MemoryModel:
     pp: int
     num_micro_batches: int
     zero_stage: int
+    optimizer: Optimizer
     traits: RuntimeTraits
     constants: Constants
 
@@ -96,10 +99,9 @@ class MemoryModel:
     def _stages(self) -> FloatArray:
         """Columns for the kernels, one row per stage."""
         traits, full = self.traits, self.recompute == "full"
-        half = self.rank.precision != "fp32"
-        kept = traits.kept_bytes_per_parameter if half else traits.kept_bytes_per_parameter_fp32
+        parameter = traits.bytes_per_parameter(self.rank.precision)
         shards = self.dp if self.zero_stage >= 1 else 1
-        states = kept + traits.sharded_bytes_per_parameter / shards
+        states = parameter.kept + (parameter.master + self.optimizer.moment_bytes) / shards
         return np.array(
             [
                 (
@@ -107,9 +109,9 @@ class MemoryModel:
                     in_flight,
                     CHECKPOINT_BUFFERS if full else in_flight + 1,
                     CHECKPOINT_BUFFERS if full else in_flight,
-                    traits.bucket_bytes_per_element if self.dp > 1 else 0.0,
+                    parameter.bucket if self.dp > 1 else 0.0,
                     traits.bucket_elements,
-                    traits.step_bytes_per_parameter / shards,
+                    parameter.step / shards,
                     traits.context_bytes * self.constants.context_scale,
                     traits.allocator_factor * self.constants.allocator_scale,
                 )

@@ -9,7 +9,7 @@ from amp_ray.cost.collective import Path, all_gather_s, start_s
 from amp_ray.cost.estimate import Breakdown, Estimate
 from amp_ray.cost.layers import LayerCosts
 from amp_ray.cost.memory import MemoryModel
-from amp_ray.cost.pipeline import NO_RING, CutTimes, RankKinds, prefix_sums
+from amp_ray.cost.pipeline import CutTimes, RankKinds, prefix_sums
 from amp_ray.cost.roofline import Rank
 from amp_ray.cost.schedule import simulate_s
 from amp_ray.cost.tail import Tail, TailModel
@@ -17,6 +17,7 @@ from amp_ray.cost.topology import FloatArray, IntArray, Topology
 from amp_ray.cost.verdict import Judge
 from amp_ray.spec.device import Device
 from amp_ray.spec.experiment import Experiment
+from amp_ray.spec.optimizer import find_optimizer
 from amp_ray.spec.strategy import Candidate, Strategy, candidate_of
 
 _TableKey = tuple[tuple[int, ...], Path, int, int, str]
@@ -79,6 +80,7 @@ class CostModel:
             topology=self.topology,
             traits=given.traits,
             constants=given.constants,
+            optimizer=find_optimizer(given.optimizer),
             precision=given.precision,
             zero_stage=given.zero_stage,
         )
@@ -188,12 +190,13 @@ class CostModel:
         """Find the different tensor-parallel groups of a grid and their layer tables."""
         pp, dp, tp = grid.shape
         types = self.topology.type_of_device[grid].reshape(pp * dp, tp)
-        groups = grid.reshape(pp * dp, tp)
-        paths = [NO_RING] * len(groups) if tp == 1 else self.topology.rings(groups)
+        rings = self.topology.rings(grid.reshape(pp * dp, tp))
         index: dict[tuple[tuple[int, ...], Path], int] = {}
         kind = [
             index.setdefault((tuple(sorted(set(group))), path), len(index))
-            for group, path in zip(types.tolist(), paths, strict=True)
+            for group, path in zip(
+                types.tolist(), (rings.paths[ring] for ring in rings.index), strict=True
+            )
         ]
         tables = [self._table(group, path, candidate) for group, path in index]
         return RankKinds(
@@ -243,7 +246,8 @@ class CostModel:
         slices = [traits.sliced_activations and tp > 1, traits.sliced_gradients and tp > 1]
         gather = np.zeros_like(full)
         if any(slices):
-            path = min(self.topology.rings(grid.reshape(-1, tp)), key=lambda ring: ring.bytes_per_s)
+            paths = self.topology.rings(grid.reshape(-1, tp)).paths
+            path = min(paths, key=lambda ring: ring.bytes_per_s)
             gather = np.array([all_gather_s(num_bytes, tp, path, start) for num_bytes in full])
         return CutTimes(
             bytes_forward=full / (tp if slices[0] else 1) + traits.mask_bytes,
@@ -275,6 +279,7 @@ class CostModel:
             pp=candidate.pp,
             num_micro_batches=candidate.num_micro_batches,
             zero_stage=given.zero_stage,
+            optimizer=find_optimizer(given.optimizer),
             traits=given.traits,
             constants=given.constants,
         )

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from amp_ray.cost.collective import Path
 from amp_ray.cost.layers import LayerTable
 from amp_ray.cost.topology import FloatArray, IntArray
 
@@ -121,7 +120,3 @@ class CutTimes:
     ) -> FloatArray:
         """Start, latency, transfer, gather."""
         return self.start_s + step_s + num_bytes * s_per_byte + gather_s
-
-
-NO_RING = Path(bytes_per_s=1.0, step_s=0.0)
-"""What a group of one rank meets: nothing, since it never talks."""

@@ -1,12 +1,14 @@
 """Which links the ranks of a strategy meet, and who else uses them at the same time."""
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from amp_ray.cost.collective import RING_OVERHEAD_RANKS, Path
+from amp_ray.cost.collective import NO_RING, RING_OVERHEAD_RANKS, Path
 from amp_ray.spec.cluster import Cluster
 from amp_ray.spec.constants import Constants
 
@@ -25,6 +27,23 @@ class Transfers:
 
     step_s: FloatArray
     s_per_byte: FloatArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rings:
+    """What several rings meet.
+
+    Args:
+        paths: The different ones.
+        index: Length ``num_groups``. Index into ``paths`` of each ring.
+    """
+
+    paths: tuple[Path, ...]
+    index: tuple[int, ...]
+
+    def among(self, first: int, end: int) -> set[Path]:
+        """Return the different paths of groups ``[first, end)``."""
+        return {self.paths[index] for index in set(self.index[first:end])}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -103,7 +122,7 @@ class Topology:
         shared: IntArray = np.maximum(counts[place], 1)
         return shared
 
-    def rings(self, groups: IntArray) -> list[Path]:
+    def rings(self, groups: IntArray) -> Rings:
         """Return what each of several rings meets when all of them run at once.
 
         Rings that leave a node share its network interface; within a node a ring runs at the
@@ -111,41 +130,50 @@ class Topology:
 
         Args:
             groups: Shape ``(num_groups, num_ranks)``. Devices of each ring.
-
-        Returns:
-            One path per group.
         """
-        nodes = self.node_of_device[groups]
-        num_groups, num_ranks = nodes.shape
-        member = np.zeros((num_groups, len(self.cluster.nodes)), dtype=bool)
-        member[np.arange(num_groups)[:, None], nodes] = True
-        crossing = member.sum(axis=1) > 1
-        sharers = member[crossing].sum(axis=0)
-        found: dict[bytes, Path] = {}
-        paths = []
-        for row in member:
-            key = row.tobytes()
-            if key not in found:
-                found[key] = self._ring(np.flatnonzero(row), num_ranks, sharers)
-            paths.append(found[key])
-        return paths
+        num_ranks = groups.shape[1]
+        if num_ranks == 1:
+            return Rings(paths=(NO_RING,), index=(0,) * len(groups))
+        rows = [tuple(sorted(set(row))) for row in self.node_of_device[groups].tolist()]
+        sharers: Counter[int] = Counter()
+        for row, count in Counter(rows).items():
+            if len(row) > 1:
+                sharers.update(dict.fromkeys(row, count))
+        paths: dict[Path, int] = {}
+        index_of_row = {
+            row: paths.setdefault(self._ring(row, num_ranks, sharers), len(paths))
+            for row in dict.fromkeys(rows)
+        }
+        return Rings(paths=tuple(paths), index=tuple(index_of_row[row] for row in rows))
 
-    def _ring(self, nodes: IntArray, num_ranks: int, sharers: IntArray) -> Path:
+    def _ring(self, nodes: tuple[int, ...], num_ranks: int, sharers: Mapping[int, int]) -> Path:
         """Return the slowest rate and the mean step latency of one ring."""
+        own_rate, own_step = self._within
+        in_node_rate = min(own_rate[node] for node in nodes)
+        in_node_step = max(own_step[node] for node in nodes)
         overhead = 1.0 + RING_OVERHEAD_RANKS / num_ranks
-        intra_rate = float(self.intra_bytes_per_s[nodes].min()) / overhead
-        intra_step = float(self.intra_step_s[nodes].max())
         if len(nodes) == 1:
-            return Path(bytes_per_s=intra_rate, step_s=intra_step)
-        rates, steps = self.between
-        following = np.roll(nodes, -1)
-        shared = np.maximum(sharers[nodes], sharers[following])
-        inter_rate = float((rates[nodes, following] / shared).min())
-        inter_step = float(steps[nodes, following].max())
-        if len(nodes) == num_ranks:
-            return Path(bytes_per_s=inter_rate, step_s=inter_step)
+            return Path(bytes_per_s=in_node_rate / overhead, step_s=in_node_step)
+        rates, steps = self._between
+        hops = list(zip(nodes, (*nodes[1:], nodes[0]), strict=True))
+        rate = min(rates[a][b] / max(sharers[a], sharers[b]) for a, b in hops)
+        step = max(steps[a][b] for a, b in hops)
+        # With one rank per node no hop stays inside, but every rank still feeds its interface.
+        in_node_rate /= 1.0 if len(nodes) == num_ranks else overhead
         share = len(nodes) / num_ranks
         return Path(
-            bytes_per_s=min(inter_rate, intra_rate),
-            step_s=(1 - share) * intra_step + share * inter_step,
+            bytes_per_s=min(rate, in_node_rate),
+            step_s=(1 - share) * in_node_step + share * step,
+            num_nodes=len(nodes),
         )
+
+    @cached_property
+    def _within(self) -> tuple[list[float], list[float]]:
+        """Rate and step latency within each node, as lists: rings are short, arrays slow."""
+        return self.intra_bytes_per_s.tolist(), self.intra_step_s.tolist()
+
+    @cached_property
+    def _between(self) -> tuple[list[list[float]], list[list[float]]]:
+        """The same between nodes."""
+        rates, steps = self.between
+        return rates.tolist(), steps.tolist()

@@ -1,9 +1,11 @@
 """Reading and writing files: experiments, hostfiles, profiles, strategies, results."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from typing import Final
 
 from amp_ray.errors import InputError, Where
 from amp_ray.spec.build import build_experiment
@@ -11,41 +13,70 @@ from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy_file import Context, Given, parse_strategies
 from amp_ray.spec.yaml_text import parse_yaml
 
-_SHIPPED = "shipped:"
-"""Prefix of a profile path that means a folder of the package's own data."""
+_SHIPPED: Final = "shipped:"
+"""Prefix of a path that means a folder of the package's own profiles."""
+
+_PROFILE_SUFFIXES: Final = (".csv", ".yaml")
+"""Of the files that a profile is made of; plots and notes may lie beside them."""
+
+_ENCODING: Final = "utf-8-sig"
+"""UTF-8, with or without the mark that spreadsheet programs put in front."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExperimentFiles:
-    """Files that an experiment names, relative to the folder of the experiment file."""
+    """Files that an experiment names, relative to the folder of the experiment file.
+
+    Args:
+        base: That folder.
+    """
 
     base: Path
 
     def text(self, name: str) -> str:
-        """Return the text of one file."""
+        """Return the text of one file.
+
+        Raises:
+            InputError: If it cannot be read.
+        """
         return read_text(self._locate(name))
 
     def folder(self, name: str) -> Mapping[str, str]:
-        """Return the text of every regular file of a folder, by file name."""
+        """Return the text of every YAML and CSV file of a folder, by file name.
+
+        Raises:
+            InputError: If there is no such folder or a file in it cannot be read.
+        """
         folder = self._locate(name)
-        if not folder.is_dir():
-            message = f"{folder} is not a folder"
-            raise InputError(message)
-        return {path.name: read_text(path) for path in sorted(folder.iterdir()) if path.is_file()}
+        where = Where(file=str(folder))
+        try:
+            paths = sorted(path for path in folder.iterdir() if path.suffix in _PROFILE_SUFFIXES)
+        except FileNotFoundError:
+            message = "no such folder"
+        except NotADirectoryError:
+            message = "this is a file; expected a folder"
+        except (OSError, ValueError) as error:
+            message = f"cannot be read: {_reason(error)}"
+        else:
+            return {path.name: read_text(path) for path in paths}
+        raise InputError(message, where=where)
 
     def _locate(self, name: str) -> Path:
         """Resolve a name: shipped data, absolute, or relative to the experiment file."""
         if name.startswith(_SHIPPED):
-            return (
-                Path(str(resources.files("amp_ray")))
-                / "data/profiles"
-                / name.removeprefix(_SHIPPED)
-            )
-        return self.base / Path(name).expanduser()
+            return _shipped(name)
+        try:
+            return self.base / Path(name).expanduser()
+        except RuntimeError as error:
+            message = f"cannot be found: {error}"
+            raise InputError(message, where=Where(file=name)) from None
 
 
 def load_experiment(path: Path) -> Experiment:
     """Read an experiment file and every file that it names.
+
+    Args:
+        path: Of the experiment file.
 
     Raises:
         InputError: If a file cannot be read or what it says does not fit.
@@ -56,6 +87,10 @@ def load_experiment(path: Path) -> Experiment:
 
 def load_strategies(path: Path, experiment: Experiment) -> tuple[Given, ...]:
     """Read the strategies that a user names for an experiment.
+
+    Args:
+        path: Of a CSV or JSON file.
+        experiment: What the strategies must fit.
 
     Raises:
         InputError: If the file cannot be read, or names what the experiment cannot have.
@@ -76,29 +111,50 @@ def read_text(path: Path) -> str:
         InputError: If it does not exist, cannot be read, or is not UTF-8 text.
     """
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding=_ENCODING)
     except FileNotFoundError:
         message = "no such file"
     except IsADirectoryError:
         message = "this is a folder; expected a file"
     except UnicodeDecodeError as error:
         message = f"not a text file (byte {error.start} is not UTF-8)"
-    except OSError as error:
-        message = f"cannot be read: {error.strerror}"
+    except (OSError, ValueError) as error:
+        message = f"cannot be read: {_reason(error)}"
     raise InputError(message, where=Where(file=str(path)))
 
 
 def write_text(path: Path, text: str) -> None:
     """Write a file whole or not at all: to a neighbour first, then renamed.
 
+    Args:
+        path: An existing file is replaced.
+        text: Its new content.
+
     Raises:
         InputError: If the folder does not exist or cannot be written.
     """
-    neighbour = path.with_name(f".{path.name}.partial")
+    neighbour = path.parent / f".{path.name}.partial"
     try:
         neighbour.write_text(text, encoding="utf-8")
         neighbour.replace(path)
-    except OSError as error:
-        neighbour.unlink(missing_ok=True)
-        message = f"cannot be written: {error.strerror}"
+    except (OSError, ValueError) as error:
+        with suppress(OSError, ValueError):
+            neighbour.unlink()
+        message = f"cannot be written: {_reason(error)}"
         raise InputError(message, where=Where(file=str(path))) from error
+
+
+def _shipped(name: str) -> Path:
+    """Return the folder of a shipped profile."""
+    folder = Path(str(resources.files("amp_ray"))) / "data" / "profiles"
+    known = sorted(path.name for path in folder.iterdir() if path.is_dir())
+    chosen = name.removeprefix(_SHIPPED)
+    if chosen not in known:
+        message = f"no such profile is shipped; there are {', '.join(map(_SHIPPED.__add__, known))}"
+        raise InputError(message, where=Where(file=name))
+    return folder / chosen
+
+
+def _reason(error: OSError | ValueError) -> str:
+    """Return what the system says, without its numbers; a path with a zero byte is a ValueError."""
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)

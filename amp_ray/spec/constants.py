@@ -27,7 +27,7 @@ class Constants:
             measured, the cheapest launch among them counts instead.
         host_scale: Host time in training against either of them.
         host_backward_ratio: Host time of a layer's backward pass against its forward pass.
-        host_s_per_micro_batch: Other host work of the first and last stage per micro-batch.
+        host_s_per_micro_batch: Other host work of every stage per micro-batch.
         host_s_per_iteration: Other host work per optimizer step.
         intra_efficiency: Collective rate within a node against the stated link rate.
         nic_efficiency: Collective rate of a network interface against its line rate;

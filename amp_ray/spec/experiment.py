@@ -1,13 +1,16 @@
 """An experiment: everything that is given, as values."""
 
 from dataclasses import dataclass
+from typing import Final
 
+from amp_ray.errors import Where
 from amp_ray.spec.cluster import Cluster
 from amp_ray.spec.constants import Constants
 from amp_ray.spec.model import Model
 from amp_ray.spec.profile import Profile
 from amp_ray.spec.strategy import Recompute
 from amp_ray.spec.traits import RuntimeTraits
+from amp_ray.spec.yaml_text import Document
 from amp_ray.units import Precision
 
 
@@ -34,13 +37,25 @@ class SearchLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialSettings:
-    """How strategies are measured."""
+    """How strategies are measured.
+
+    Args:
+        backend: Where trials run: ``ssh`` or ``local``.
+        budget: How many trials may be launched.
+        num_steps: Optimizer steps that a trial measures.
+        num_warmup_steps: Steps before them, not measured.
+        timeout_s: Wall time after which a trial is given up.
+    """
 
     backend: str
     budget: int
     num_steps: int
     num_warmup_steps: int
     timeout_s: float
+
+
+NO_DOCUMENT: Final = Document(file="experiment")
+"""Of an experiment that was built from values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -61,6 +76,7 @@ class Experiment:
         global_batch_size: Samples per optimizer step.
         limits: Limits of the search.
         trials: Settings of real trials.
+        document: The file that all this stands in, for the places of mistakes found later.
     """
 
     name: str
@@ -76,3 +92,8 @@ class Experiment:
     global_batch_size: int
     limits: SearchLimits
     trials: TrialSettings
+    document: Document = NO_DOCUMENT
+
+    def where(self, *path: str | int) -> Where:
+        """Return the place of a key in the file that the experiment was built from."""
+        return self.document.where(*path)

@@ -4,13 +4,18 @@ Each class is one mapping of the file. Unknown keys, wrong types and wrong range
 refused here with the place in the file; what the values mean is decided elsewhere.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
-from amp_ray.spec.section import Count, NotNegative, Positive, Section, Text
+from amp_ray.spec.section import Count, Flag, Index, Positive, Section, Text
 from amp_ray.spec.traits import LayerList
 from amp_ray.units import Precision
+
+# Figures beyond these are a slip of the unit, e.g. bytes where GiB belong.
+Few = Annotated[int, Field(ge=1, le=10**5, strict=True)]
+Figure = Annotated[float, Field(gt=0, le=10**6, strict=True)]
+Microseconds = Annotated[float, Field(ge=0, le=10**6, strict=True)]
 
 
 class ModelSection(Section):
@@ -18,15 +23,15 @@ class ModelSection(Section):
 
     config: Text | None = None
     family: Text | None = None
-    num_layers: Count | None = None
+    num_layers: Few | None = None
     hidden_size: Count | None = None
     num_heads: Count | None = None
     sequence_length: Count | None = None
-    vocab_size: Annotated[int, Field(ge=0, strict=True)] | None = None
+    vocab_size: Count | None = None
     num_key_value_heads: Count | None = None
     feed_forward_size: Count | None = None
-    tied_embedding: bool | None = None
-    depth: list[Annotated[int, Field(ge=0, strict=True)]] | None = None
+    tied_embedding: Flag | None = None
+    depth: Annotated[list[Index], Field(min_length=1, max_length=16)] | None = None
     bottom_width: Count | None = None
     latent_size: Count | None = None
     window_size: Count | None = None
@@ -37,33 +42,41 @@ class DeviceSection(Section):
     """``device`` as a mapping: a data sheet that the catalogue does not have."""
 
     name: Text
-    memory_gib: Positive
-    memory_gbyte_per_s: Positive
-    num_multiprocessors: Count = 1
-    fp32_tflops: Positive | None = None
-    fp16_tflops: Positive | None = None
-    bf16_tflops: Positive | None = None
+    memory_gib: Figure
+    memory_gbyte_per_s: Figure
+    num_multiprocessors: Few = 1
+    fp32_tflops: Figure | None = None
+    fp16_tflops: Figure | None = None
+    bf16_tflops: Figure | None = None
+
+
+def _kind(device: object) -> str:
+    """Tell a described device from a named one, so that a mistake is told once."""
+    return "described" if isinstance(device, dict | DeviceSection) else "named"
 
 
 class NodeSection(Section):
     """One entry of ``cluster.nodes``: ``count`` equal nodes."""
 
-    count: Count = 1
-    device: Text | DeviceSection
-    slots: Count
-    intra_gbit_per_s: Positive
-    inter_gbit_per_s: Positive
-    intra_latency_us: NotNegative | None = None
-    inter_latency_us: NotNegative | None = None
-    memory_gib: Positive | None = None
+    count: Few = 1
+    device: Annotated[
+        Annotated[Text, Tag("named")] | Annotated[DeviceSection, Tag("described")],
+        Discriminator(_kind),
+    ]
+    slots: Few
+    intra_gbit_per_s: Figure
+    inter_gbit_per_s: Figure
+    intra_latency_us: Microseconds | None = None
+    inter_latency_us: Microseconds | None = None
+    memory_gib: Figure | None = None
 
 
 class LinkSection(Section):
     """One entry of ``cluster.links``: what is known about a single pair of nodes."""
 
     between: Annotated[list[Text], Field(min_length=2, max_length=2)]
-    gbit_per_s: Positive
-    latency_us: NotNegative | None = None
+    gbit_per_s: Figure
+    latency_us: Microseconds | None = None
 
 
 class ClusterSection(Section):
@@ -71,7 +84,7 @@ class ClusterSection(Section):
 
     hostfile: Text | None = None
     nodes: Annotated[list[NodeSection], Field(min_length=1)]
-    links: tuple[LinkSection, ...] = ()
+    links: list[LinkSection] = Field(default_factory=list)
 
 
 class ProfileSection(Section):
@@ -90,16 +103,16 @@ class SearchSection(Section):
     max_pp: Count | None = None
     max_dp: Count | None = None
     micro_batch_sizes: Annotated[list[Count], Field(min_length=1)] | None = None
-    tp_across_nodes: bool = False
+    tp_across_nodes: Flag = False
 
 
 class TrialsSection(Section):
     """``trials``: how strategies are measured."""
 
     backend: Literal["ssh", "local"] = "ssh"
-    budget: Annotated[int, Field(ge=0, strict=True)] = 10
+    budget: Index = 10
     steps: Count = 20
-    warmup_steps: Annotated[int, Field(ge=0, strict=True)] = 5
+    warmup_steps: Index = 5
     timeout_s: Positive = 600.0
 
 
@@ -115,7 +128,7 @@ class ExperimentFile(Section):
     zero_stage: Annotated[int, Field(ge=0, le=3, strict=True)] = 0
     recompute: Literal["none", "full"] = "none"
     runtime: Text = "deepspeed"
-    traits: dict[Text, bool | NotNegative] = Field(default_factory=dict)
+    traits: dict[Text, Any] = Field(default_factory=dict)
     constants: dict[Text, Positive] = Field(default_factory=dict)
     global_batch_size: Count
     search: SearchSection = SearchSection()

@@ -20,10 +20,13 @@ def build_model(shape: ModelShape, *, layer_list: LayerList, vocabulary_multiple
 
     Args:
         shape: The model's figures.
-        vocabulary_multiple: The vocabulary is padded up to a multiple of this.
         layer_list: ``runtime`` for embedding, blocks, final norm, head with loss; ``amp-2022``
             for the lists of the published artifact (30 entries for GPT-2 with 24 blocks, 56 for
             TransGAN), which the published bounds count in.
+        vocabulary_multiple: The vocabulary is padded up to a multiple of this.
+
+    Returns:
+        The model; its shape is the one given, without the padding.
 
     Raises:
         ValueError: If the family is unknown or its figures do not fit each other.
@@ -32,14 +35,25 @@ def build_model(shape: ModelShape, *, layer_list: LayerList, vocabulary_multiple
     if shape.family not in builders:
         message = f"model family {shape.family!r} is unknown; known: {', '.join(builders)}"
         raise ValueError(message)
+    _check_heads(shape)
+    padded = -(-shape.vocab_size // vocabulary_multiple) * vocabulary_multiple
+    layers = builders[shape.family](replace(shape, vocab_size=padded), layer_list)
+    return Model(name=shape.family, shape=shape, layers=layers)
+
+
+def _check_heads(shape: ModelShape) -> None:
+    """Refuse heads that do not divide the width or each other."""
     if shape.hidden_size % shape.num_heads:
         message = (
             f"hidden_size {shape.hidden_size} is not a multiple of num_heads {shape.num_heads}"
         )
         raise ValueError(message)
-    padded = -(-shape.vocab_size // vocabulary_multiple) * vocabulary_multiple
-    layers = builders[shape.family](replace(shape, vocab_size=padded), layer_list)
-    return Model(name=shape.family, shape=shape, layers=layers)
+    if shape.num_heads % shape.num_key_value_heads:
+        message = (
+            f"num_heads {shape.num_heads} is not a multiple of num_key_value_heads "
+            f"{shape.num_key_value_heads}"
+        )
+        raise ValueError(message)
 
 
 def _width(shape: ModelShape) -> Width:

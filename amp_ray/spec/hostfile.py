@@ -4,21 +4,45 @@ import re
 from dataclasses import dataclass
 
 from amp_ray.errors import InputError, Where
+from amp_ray.spec.cells import is_count
 
 _LINE = re.compile(r"(?P<host>\S+)\s+slots\s*=\s*(?P<slots>\S+)")
 _METIS_LINE = re.compile(r"\S+\s+\d+")
+_HOST = re.compile(r"[^\s#-][^\s#]*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostSlots:
-    """One line of a hostfile: a host and how many devices may be used on it."""
+    """One line of a hostfile: a host and how many devices may be used on it.
+
+    Args:
+        host: Name or address; no spaces, no ``#``, and no ``-`` in front, which programs
+            would take for an option.
+        num_slots: At least one.
+
+    Raises:
+        ValueError: If the host or the count could not stand in a hostfile.
+    """
 
     host: str
     num_slots: int
 
+    def __post_init__(self) -> None:
+        """Refuse what a hostfile could not say."""
+        if _HOST.fullmatch(self.host) is None:
+            message = f"a host name has no spaces, no '#' and no leading '-', found {self.host!r}"
+            raise ValueError(message)
+        if self.num_slots < 1:
+            message = f"host {self.host!r} needs at least one slot, found {self.num_slots}"
+            raise ValueError(message)
+
 
 def parse_hostfile(text: str, *, file: str = "hostfile") -> tuple[HostSlots, ...]:
     r"""Read a hostfile; comments (``#``) and blank lines are skipped, order is kept.
+
+    Args:
+        text: The file's text.
+        file: Its name, for messages.
 
     Raises:
         InputError: With file and line, for a line of another form, a host that
@@ -28,23 +52,25 @@ def parse_hostfile(text: str, *, file: str = "hostfile") -> tuple[HostSlots, ...
         >>> parse_hostfile("a slots=4  # fast\\n\\nb slots=2\\n")[1]
         HostSlots(host='b', num_slots=2)
     """
-    hosts: dict[str, HostSlots] = {}
     lines: dict[str, int] = {}
+    hosts = []
     for number, line in enumerate(text.splitlines(), start=1):
         content = line.partition("#")[0].strip()
         if not content:
             continue
-        entry = _parse_line(content, Where(file=file, line=number))
-        if entry.host in hosts:
+        where = Where(file=file, line=number)
+        entry = _parse_line(content, where)
+        if entry.host in lines:
             message = (
                 f"host {entry.host!r} stands here and on line {lines[entry.host]}: name it once"
             )
-            raise InputError(message, where=Where(file=file, line=number))
-        hosts[entry.host], lines[entry.host] = entry, number
+            raise InputError(message, where=where)
+        lines[entry.host] = number
+        hosts.append(entry)
     if not hosts:
         message = "no host found: expected lines like 'worker-1 slots=4'"
         raise InputError(message, where=Where(file=file))
-    return tuple(hosts.values())
+    return tuple(hosts)
 
 
 def format_hostfile(hosts: tuple[HostSlots, ...]) -> str:
@@ -63,8 +89,11 @@ def _parse_line(content: str, where: Where) -> HostSlots:
         )
         message = f"found {content!r}: {hint}"
         raise InputError(message, where=where)
-    slots = match["slots"]
-    if not slots.isdecimal() or int(slots) < 1:
-        message = f"slots must be a positive integer, found {slots!r} for host {match['host']!r}"
+    host, slots = match["host"], match["slots"]
+    if not is_count(slots):
+        message = f"slots must be a positive integer, found {slots!r} for host {host!r}"
         raise InputError(message, where=where)
-    return HostSlots(host=match["host"], num_slots=int(slots))
+    if _HOST.fullmatch(host) is None:
+        message = f"found host {host!r}; a name with '-' in front would be taken for an option"
+        raise InputError(message, where=where)
+    return HostSlots(host=host, num_slots=int(slots))

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from amp_ray.errors import InputError
 from amp_ray.spec.device import Device
 
 FloatArray = NDArray[np.float64]
@@ -32,7 +33,8 @@ class Anchor:
             if times is None:
                 continue
             if not (np.isfinite(times).all() and (times >= 0).all()):
-                message = f"layer times must be finite and not negative, found {times}"
+                wrong = times[~(np.isfinite(times) & (times >= 0))]
+                message = f"layer times must be finite and not negative, found {wrong.tolist()}"
                 raise ValueError(message)
             times.setflags(write=False)
 
@@ -70,7 +72,8 @@ class Profile:
         """Return the measured times by micro-batch size; empty for an analytic profile.
 
         Raises:
-            ValueError: If the profile is measured, but not on this device or at this tp.
+            InputError: If the profile is measured, but not on this device or at this tp; what a
+                search needs of a profile is known only while it runs.
         """
         if not self.tables:
             return {}
@@ -80,7 +83,7 @@ class Profile:
                 f"{self.source} has no times for device {device.name!r}, only for "
                 f"{', '.join(self.tables)}"
             )
-            raise ValueError(message)
+            raise InputError(message)
         found = {size: anchor for (at_tp, size), anchor in table.items() if at_tp == tp}
         if not found:
             known = sorted({at_tp for at_tp, _ in table})
@@ -88,7 +91,7 @@ class Profile:
                 f"{self.source} has no times at tp {tp} for device {device.name!r}, only at tp "
                 f"{', '.join(map(str, known))}; measure it, or limit the search with search.max_tp"
             )
-            raise ValueError(message)
+            raise InputError(message)
         return found
 
 

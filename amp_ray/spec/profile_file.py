@@ -11,9 +11,10 @@ from pydantic import Field
 
 from amp_ray.errors import InputError, Where
 from amp_ray.spec.profile import DeviceTable, Profile
-from amp_ray.spec.section import Count, Section, Text, validate
+from amp_ray.spec.section import Count, Flag, Section, Text, validate
 from amp_ray.spec.table_file import parse_device_table
 from amp_ray.spec.yaml_text import parse_yaml
+from amp_ray.units import Precision
 
 DESCRIPTION_FILE = "profile.yaml"
 _TABLE_SUFFIX = ".csv"
@@ -24,24 +25,27 @@ class ProfileDescription(Section):
 
     num_layers: Count
     model: Text
-    precision: Text
+    precision: Precision
     forward_runs: Annotated[int, Field(ge=1, le=2, strict=True)] = 1
-    includes_all_reduces: bool = False
+    includes_all_reduces: Flag = False
     hardware: Text
     versions: Text
 
 
-def parse_profile(files: Mapping[str, str], *, folder: str, num_layers: int) -> Profile:
+def parse_profile(
+    files: Mapping[str, str], *, folder: str, num_layers: int, precision: Precision
+) -> Profile:
     """Read a profile folder.
 
     Args:
         files: Text of every file of the folder, by name.
         folder: Name of the folder, for messages.
         num_layers: Layers of the model that is to be planned.
+        precision: What it is to be trained in.
 
     Raises:
         InputError: If the description or a table is missing or wrong, or speaks of another
-            number of layers.
+            number of layers or another precision.
     """
     if DESCRIPTION_FILE not in files:
         message = f"no {DESCRIPTION_FILE} in it; found {', '.join(files) or 'an empty folder'}"
@@ -53,7 +57,10 @@ def parse_profile(files: Mapping[str, str], *, folder: str, num_layers: int) -> 
             f"found {description.num_layers}; the model has {num_layers} layers, and a profile "
             "must be of the same list of layers (see model.layer_list)"
         )
-        raise InputError(message, where=document.where(("num_layers",)))
+        raise InputError(message, where=document.where("num_layers"))
+    if description.precision != precision:
+        message = f"measured in {description.precision}; the experiment has precision {precision}"
+        raise InputError(message, where=document.where("precision"))
     tables: dict[str, DeviceTable] = {
         name.removesuffix(_TABLE_SUFFIX): parse_device_table(
             text, num_layers=num_layers, file=f"{folder}/{name}"

@@ -1,8 +1,8 @@
-"""Mappings of a YAML file with known keys, and messages that lead to the place of a mistake."""
+"""Mappings of a file with known keys, and messages that lead to the place of a mistake."""
 
 import difflib
 from collections.abc import Mapping
-from typing import Annotated, Any, TypeVar, get_args
+from typing import Annotated, Any, Final, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
@@ -10,10 +10,29 @@ from pydantic_core import ErrorDetails
 from amp_ray.errors import InputError
 from amp_ray.spec.yaml_text import Document, Path
 
-Count = Annotated[int, Field(ge=1, strict=True)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Flag = Annotated[bool, Field(strict=True)]
+Index = Annotated[int, Field(ge=0, lt=10**9, strict=True)]
+Count = Annotated[int, Field(ge=1, lt=10**9, strict=True)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]
 Text = Annotated[str, Field(min_length=1, strict=True)]
+
+_EXPECTED: Final[Mapping[str, str]] = {
+    "bool_type": "true or false",
+    "dict_type": "a mapping of keys",
+    "finite_number": "a finite number",
+    "float_type": "a number",
+    "int_type": "an integer",
+    "list_type": "a list",
+    "model_type": "a mapping of keys",
+    "string_too_short": "text, not an empty one",
+    "string_type": "text (quote it if it is one)",
+    "tuple_type": "a list",
+}
+"""What is expected, by pydantic's type of error; its own words for all others."""
+
+_LONGEST_VALUE: Final = 60
+"""Characters of a found value that a message shows."""
 
 
 class Section(BaseModel):
@@ -27,6 +46,10 @@ _S = TypeVar("_S", bound=Section)
 
 def validate(section: type[_S], document: Document) -> _S:
     """Check a document's keys, types and ranges.
+
+    Args:
+        section: The type of the whole document.
+        document: What stands in the file.
 
     Raises:
         InputError: For the first finding in the file's order, with its line, key, what was
@@ -44,7 +67,7 @@ def _input_error(
     """Make one message from pydantic's findings: the first one in the file's order."""
     located = sorted(
         (
-            (document.where(path).line or 0, index, path, finding)
+            (document.where(*path).line or 0, index, path, finding)
             for index, finding in enumerate(findings)
             for path in [_path(document.values, finding)]
         ),
@@ -53,10 +76,10 @@ def _input_error(
     _, _, path, finding = located[0]
     more = len({entry[2] for entry in located}) - 1
     suffix = "" if more == 0 else f" ({more} more problem{'s' if more > 1 else ''} after this one)"
-    return InputError(_message(section, path, finding) + suffix, where=document.where(path))
+    return InputError(_message(section, path, finding) + suffix, where=document.where(*path))
 
 
-def _path(values: Any, finding: ErrorDetails) -> Path:  # noqa: ANN401 - plain YAML values
+def _path(values: Any, finding: ErrorDetails) -> Path:  # noqa: ANN401 - plain values of a file
     """Drop from pydantic's location what names a type of a union instead of a key."""
     path: list[str | int] = []
     for position, part in enumerate(finding["loc"]):
@@ -80,9 +103,23 @@ def _message(section: type[Section], path: Path, finding: ErrorDetails) -> str:
         hint = f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(known)}"
         return f"unknown key {path[-1]!r}; {hint}"
     if finding["type"] == "missing":
+        if isinstance(path[-1], int):
+            return f"entry {path[-1]} is missing"
         return f"key {path[-1]!r} is missing"
-    expected = finding["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
-    return f"found {finding['input']!r}; expected {expected}"
+    own_words = finding["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+    expected = _EXPECTED.get(finding["type"], own_words)
+    found = finding["input"]
+    if isinstance(found, str) and found[:1].isdigit() and finding["type"] == "float_type":
+        expected += " alone (the key's name tells the unit)"
+    return f"found {_shown(found)}; expected {expected}"
+
+
+def _shown(value: object) -> str:
+    """Render a found value as it stands in the file, cut where it is long."""
+    if value is None:
+        return "nothing"
+    text = str(value).lower() if isinstance(value, bool) else repr(value)
+    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
 
 
 def _known_keys(section: type[Section], path: Path) -> list[str]:

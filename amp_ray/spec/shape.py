@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
+from amp_ray.errors import InputError, Where
 from amp_ray.spec.experiment_file import ModelSection
 from amp_ray.spec.model import ModelShape
 
-_HUGGING_FACE_KEYS: Mapping[str, tuple[str, ...]] = {
+_HUGGING_FACE_KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "num_layers": ("num_hidden_layers", "n_layer"),
     "hidden_size": ("hidden_size", "n_embd"),
     "num_heads": ("num_attention_heads", "n_head"),
@@ -18,24 +19,40 @@ _HUGGING_FACE_KEYS: Mapping[str, tuple[str, ...]] = {
     "tied_embedding": ("tie_word_embeddings",),
 }
 
-_HUGGING_FACE_FAMILIES: Mapping[str, str] = {
+_HUGGING_FACE_FAMILIES: Final[Mapping[str, str]] = {
     "gpt2": "gpt2",
-    "gpt_neox": "gpt2",
     "llama": "llama",
     "mistral": "llama",
     "qwen2": "llama",
     "qwen3": "llama",
 }
 
-_LANGUAGE_MODEL = ("num_layers", "hidden_size", "num_heads", "sequence_length", "vocab_size")
-_TRANSGAN = ("hidden_size", "num_heads", "depth", "bottom_width")
-_LATENT_SIZE = 512
+_LANGUAGE_MODEL: Final = (
+    "num_layers",
+    "hidden_size",
+    "num_heads",
+    "sequence_length",
+    "vocab_size",
+)
+_NEEDED: Final[Mapping[str, tuple[str, ...]]] = {
+    "gpt2": _LANGUAGE_MODEL,
+    "llama": _LANGUAGE_MODEL,
+    "transgan": ("hidden_size", "num_heads", "depth", "bottom_width"),
+}
+_OPTIONAL: Final[Mapping[str, tuple[str, ...]]] = {
+    "gpt2": ("feed_forward_size", "tied_embedding"),
+    "llama": ("feed_forward_size", "num_key_value_heads", "tied_embedding"),
+    "transgan": ("latent_size", "window_size"),
+}
+_ANY_FAMILY: Final = ("config", "family", "layer_list")
+
+_LATENT_SIZE: Final = 512
 """Width of TransGAN's random input: times 81 x 1024, the 42.5 M weights of its first layer."""
 
-_WINDOW_SIZE = 16
+_WINDOW_SIZE: Final = 16
 """TransGAN attends within windows of 16 x 16 tokens where the picture is large."""
 
-_GATED_MULTIPLE = 256
+_GATED_MULTIPLE: Final = 256
 """Llama rounds its 8/3 hidden feed-forward width up to a multiple of this."""
 
 
@@ -47,21 +64,22 @@ def model_shape(section: ModelSection, config_text: str | None = None) -> ModelS
         config_text: Text of a Hugging Face ``config.json``, where ``config`` names one.
 
     Raises:
-        ValueError: If a figure is missing, or the configuration's architecture is not supported.
+        ValueError: If a figure is missing or is none of the family, or the configuration's
+            architecture is not supported.
     """
     given = {key: value for key, value in section.model_dump().items() if value is not None}
     if config_text is not None:
-        given = _from_config(config_text) | given
-    family = given.get("family")
+        given = _from_config(config_text, str(section.config)) | given
+    family: str | None = given.get("family")
     if family is None:
         message = (
             "model needs 'family' (gpt2, llama or transgan) "
             "or 'config' (a Hugging Face config.json)"
         )
         raise ValueError(message)
+    _check_figures(given, family)
     if family == "transgan":
         return _transgan(given)
-    _require(given, _LANGUAGE_MODEL, family)
     hidden, heads = given["hidden_size"], given["num_heads"]
     return ModelShape(
         family=family,
@@ -78,7 +96,6 @@ def model_shape(section: ModelSection, config_text: str | None = None) -> ModelS
 
 def _transgan(given: Mapping[str, Any]) -> ModelShape:
     """Return the figures of the TransGAN generator."""
-    _require(given, _TRANSGAN, "transgan")
     return ModelShape(
         family="transgan",
         num_layers=sum(given["depth"]),
@@ -96,11 +113,22 @@ def _transgan(given: Mapping[str, Any]) -> ModelShape:
     )
 
 
-def _require(given: Mapping[str, Any], keys: tuple[str, ...], family: str) -> None:
-    """Refuse a model whose figures are incomplete."""
-    missing = [key for key in keys if key not in given]
+def _check_figures(given: Mapping[str, Any], family: str) -> None:
+    """Refuse a family that is unknown, and figures that it lacks or has no use for."""
+    if family not in _NEEDED:
+        message = f"family {family!r} is unknown; known: {', '.join(_NEEDED)}"
+        raise ValueError(message)
+    needed, optional = _NEEDED[family], _OPTIONAL[family]
+    missing = [key for key in needed if key not in given]
     if missing:
-        message = f"family {family!r} needs {', '.join(keys)}; missing: {', '.join(missing)}"
+        message = f"family {family!r} needs {', '.join(needed)}; missing: {', '.join(missing)}"
+        raise ValueError(message)
+    useless = [key for key in given if key not in needed + optional + _ANY_FAMILY]
+    if useless:
+        message = (
+            f"family {family!r} has no {', '.join(useless)}; its figures are "
+            f"{', '.join(needed + optional)}"
+        )
         raise ValueError(message)
 
 
@@ -111,24 +139,49 @@ def _feed_forward(family: str, hidden: int) -> int:
     return 4 * hidden
 
 
-def _from_config(text: str) -> dict[str, Any]:
-    """Read the figures of a Hugging Face configuration under their own names."""
+def _from_config(text: str, file: str) -> dict[str, Any]:
+    """Read the figures of a Hugging Face configuration under our names."""
     try:
         config = json.loads(text)
     except json.JSONDecodeError as error:
-        message = f"the model configuration is not JSON: line {error.lineno}: {error.msg}"
-        raise ValueError(message) from None
+        message = f"not valid JSON: {error.msg}"
+        raise InputError(message, where=Where(file=file, line=error.lineno)) from None
     if not isinstance(config, dict):
-        message = f"the model configuration must be a JSON object, found {type(config).__name__}"
-        raise ValueError(message)  # noqa: TRY004 - the file's content is wrong, not a caller's type
-    kind = str(config.get("model_type"))
-    if kind not in _HUGGING_FACE_FAMILIES:
+        message = f"expected a JSON object, found {type(config).__name__}"
+        raise InputError(message, where=Where(file=file))
+    kind = config.get("model_type")
+    if not isinstance(kind, str) or kind not in _HUGGING_FACE_FAMILIES:
         known = ", ".join(_HUGGING_FACE_FAMILIES)
-        message = f"model_type {kind!r} of the model configuration is not supported; known: {known}"
-        raise ValueError(message)
-    found: dict[str, Any] = {"family": _HUGGING_FACE_FAMILIES[kind]}
-    for key, names in _HUGGING_FACE_KEYS.items():
-        value = next((config[name] for name in names if config.get(name) is not None), None)
-        if value is not None:
-            found[key] = value
+        message = f"found {kind!r}; expected one of {known}"
+        raise InputError(message, where=Where(file=file, key="model_type"))
+    family = _HUGGING_FACE_FAMILIES[kind]
+    found: dict[str, Any] = {"family": family}
+    for key in (*_LANGUAGE_MODEL, *_OPTIONAL[family]):
+        names = _HUGGING_FACE_KEYS[key]
+        name = next((name for name in names if config.get(name) is not None), None)
+        if name is not None:
+            found[key] = _figure(config[name], key, Where(file=file, key=name))
+    _check_head_size(config, found, file)
     return found
+
+
+def _figure(value: object, key: str, where: Where) -> object:
+    """Return a figure of a configuration if it is of the right type."""
+    if key == "tied_embedding":
+        fits, expected = isinstance(value, bool), "true or false"
+    else:
+        fits = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+        expected = "an integer of at least 1"
+    if not fits:
+        message = f"found {value!r}; expected {expected}"
+        raise InputError(message, where=where)
+    return value
+
+
+def _check_head_size(config: Mapping[str, Any], found: Mapping[str, Any], file: str) -> None:
+    """Refuse heads whose sizes do not add up to the hidden size, which no family here builds."""
+    hidden, heads = found.get("hidden_size"), found.get("num_heads")
+    size = config.get("head_dim")
+    if size is not None and hidden and heads and size * heads != hidden:
+        message = f"found {size!r}; expected hidden_size {hidden} / num_heads {heads}"
+        raise InputError(message, where=Where(file=file, key="head_dim"))

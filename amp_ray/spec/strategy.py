@@ -4,9 +4,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Literal, Self, TypeVar
+from typing import Final, Literal, Self, TypeVar, get_args
 
 Recompute = Literal["none", "full"]
+
+RECOMPUTE: Final[tuple[Recompute, ...]] = get_args(Recompute)
 
 _T = TypeVar("_T")
 
@@ -65,11 +67,12 @@ class Stage:
         tp: Tensor parallel degree.
         dp: Data parallel degree.
         recompute: What is computed again in the backward pass.
-        shares: Samples of one micro-batch per dp index, where they differ; None means
+        shares: Samples of one micro-batch per dp index, where a strategy tells them; None means
             ``micro_batch_size`` each.
 
     Raises:
-        ValueError: If the stage is empty, a degree is below 1, or shares do not fit ``dp``.
+        ValueError: If the stage is empty, a degree is below 1, shares do not fit ``dp``, or
+            the kind of recompute is unknown.
     """
 
     first_layer: int
@@ -86,6 +89,9 @@ class Stage:
             raise ValueError(message)
         if self.tp < 1 or self.dp < 1:
             message = f"tp and dp start at 1, found tp {self.tp} and dp {self.dp}"
+            raise ValueError(message)
+        if self.recompute not in RECOMPUTE:
+            message = f"recompute is one of {', '.join(RECOMPUTE)}, found {self.recompute!r}"
             raise ValueError(message)
         if self.shares is not None and (len(self.shares) != self.dp or min(self.shares) < 1):
             message = (
@@ -106,12 +112,13 @@ class Strategy:
     Args:
         stages: In pipeline order, covering layers ``0..num_layers`` without gaps.
         micro_batch_size: Samples per micro-batch and data-parallel replica; where stages have
-            shares, the samples of one micro-batch over all replicas.
+            shares, the samples of one micro-batch over all replicas, which shares add up to.
         num_micro_batches: Micro-batches per optimizer step and replica.
         placement: Device index of every rank; no device twice.
 
     Raises:
-        ValueError: If stages leave gaps, or the placement does not give each rank its own device.
+        ValueError: If stages leave gaps, take different numbers of samples, or the placement
+            does not give each rank its own device.
     """
 
     stages: tuple[Stage, ...]
@@ -121,25 +128,20 @@ class Strategy:
 
     def __post_init__(self) -> None:
         """Check the chain of stages and the placement once."""
-        end = 0
-        for stage in self.stages:
-            if stage.first_layer != end:
-                message = (
-                    f"a stage starts at layer {stage.first_layer}, the one before ends at {end}"
-                )
-                raise ValueError(message)
-            end = stage.end_layer
         if not self.stages or self.micro_batch_size < 1 or self.num_micro_batches < 1:
             message = (
                 "a strategy needs stages, micro_batch_size and num_micro_batches, found "
                 f"{len(self.stages)}, {self.micro_batch_size} and {self.num_micro_batches}"
             )
             raise ValueError(message)
+        _check_chain(self.stages)
+        _check_samples(self.stages, self.micro_batch_size)
         num_ranks = sum(stage.num_ranks for stage in self.stages)
-        if len(self.placement) != num_ranks or len(set(self.placement)) != num_ranks:
+        distinct = set(self.placement)
+        if len(self.placement) != num_ranks or len(distinct) != num_ranks or min(distinct) < 0:
             message = (
-                f"placement must give {num_ranks} ranks a device each, found "
-                f"{len(self.placement)} entries and {len(set(self.placement))} different devices"
+                f"placement must give {num_ranks} ranks a device each, counted from 0, found "
+                f"{len(self.placement)} entries and {len(distinct)} different devices"
             )
             raise ValueError(message)
 
@@ -260,6 +262,37 @@ def candidate_of(strategy: Strategy) -> Candidate:
         num_micro_batches=strategy.num_micro_batches,
         recompute=stage.recompute,
     )
+
+
+def _check_chain(stages: Sequence[Stage]) -> None:
+    """Refuse a chain that does not start at layer 0 or leaves a gap."""
+    end = 0
+    for index, stage in enumerate(stages):
+        if stage.first_layer != end:
+            message = f"stage {index} starts at layer {stage.first_layer}; expected {end}"
+            raise ValueError(message)
+        end = stage.end_layer
+
+
+def _check_samples(stages: Sequence[Stage], micro_batch_size: int) -> None:
+    """Refuse stages that do not pass the same samples on.
+
+    There is one way to say a thing: without shares all stages have one dp, and shares are told
+    only where some dp is above 1, then by every stage.
+    """
+    dps = [stage.dp for stage in stages]
+    if all(stage.shares is None for stage in stages):
+        if len(set(dps)) > 1:
+            message = f"stages with dp {dps} need shares: which rank takes which samples"
+            raise ValueError(message)
+        return
+    shares = [stage.shares for stage in stages]
+    if max(dps) == 1 or any(share is None or sum(share) != micro_batch_size for share in shares):
+        message = (
+            f"shares {shares}: every stage needs some, each adding up to micro_batch_size "
+            f"{micro_batch_size}, and none where every dp is 1"
+        )
+        raise ValueError(message)
 
 
 def _common(values: Iterable[_T]) -> _T | None:

@@ -1,22 +1,24 @@
 """Strategies that a user hands over: CSV with a header, or JSON."""
 
-import csv
 import json
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from amp_ray.errors import InputError, Where
+from amp_ray.errors import InputError, Where, placed
+from amp_ray.spec.cells import read_count, read_rows, read_seconds
 from amp_ray.spec.cluster import Cluster
+from amp_ray.spec.section import validate
 from amp_ray.spec.strategy import Candidate, Recompute, Strategy
-from amp_ray.spec.strategy_json import strategy_from_json
+from amp_ray.spec.strategy_json import StrategyRecord, strategy_from_json
+from amp_ray.spec.yaml_text import Document
 
 Failure = Literal["oom", "failed"]
 
 _DEGREES = ("tp", "pp", "dp", "micro_batch_size")
 _OPTIONAL = ("bounds", "measured_s", "recompute")
 _FAILURES: Final[Mapping[str, Failure]] = {"oom": "oom", "failed": "failed"}
+_RECOMPUTE: Final[Mapping[str, Recompute]] = {"none": "none", "full": "full"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +27,7 @@ class Given:
 
     Args:
         where: Its place in the file.
-        candidate: Its degrees; None for a strategy whose stages differ.
+        candidate: Its degrees; None for a strategy that JSON spells out.
         strategy: The complete strategy; None where cuts are left to the solver.
         measured_s: Seconds per iteration that somebody measured.
         failure: What happened instead of a measurement.
@@ -40,7 +42,14 @@ class Given:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """What strategies must fit: the experiment's own figures."""
+    """What strategies must fit: the experiment's own figures.
+
+    Args:
+        cluster: Its devices; a strategy uses each once.
+        num_layers: Length of the model's chain of layers.
+        global_batch_size: Samples per optimizer step.
+        recompute: What a strategy that says nothing of it does.
+    """
 
     cluster: Cluster
     num_layers: int
@@ -60,11 +69,8 @@ def parse_strategies(text: str, *, file: str, context: Context) -> tuple[Given, 
         InputError: With file and line, for a strategy that the experiment cannot have or a
             value that is none.
     """
-    given = (
-        _from_json(text, file, context)
-        if text.lstrip().startswith("[")
-        else _from_csv(text, file, context)
-    )
+    is_json = text.lstrip()[:1] in {"[", "{"}
+    given = _from_json(text, file, context) if is_json else _from_csv(text, file, context)
     if not given:
         message = "no strategy found in it"
         raise InputError(message, where=Where(file=file))
@@ -73,82 +79,82 @@ def parse_strategies(text: str, *, file: str, context: Context) -> tuple[Given, 
 
 def _from_csv(text: str, file: str, context: Context) -> tuple[Given, ...]:
     """Read one strategy per line."""
-    reader = csv.DictReader(text.splitlines(), skipinitialspace=True)
-    header = tuple(reader.fieldnames or ())
-    missing = [name for name in _DEGREES if name not in header]
-    unknown = [name for name in header if name not in _DEGREES + _OPTIONAL]
-    if missing or unknown:
+    rows = read_rows(text, file)
+    where, header = next(rows, (Where(file=file, line=1), []))
+    problems = {
+        "missing": [name for name in _DEGREES if name not in header],
+        "unknown": [name for name in header if name not in _DEGREES + _OPTIONAL],
+        "twice": [name for name in _DEGREES + _OPTIONAL if header.count(name) > 1],
+    }
+    if any(problems.values()):
         expected = f"{','.join(_DEGREES)}[,{'][,'.join(_OPTIONAL)}]"
-        message = f"expected the header {expected}, found {','.join(header)!r}: " + (
-            "; ".join(filter(None, (_listing("missing", missing), _listing("unknown", unknown))))
-        )
-        raise InputError(message, where=Where(file=file, line=1))
-    return tuple(
-        _from_cells(cells, Where(file=file, line=reader.line_num), context) for cells in reader
-    )
-
-
-def _listing(word: str, names: list[str]) -> str:
-    """Render names after a word, or nothing."""
-    return f"{word}: {', '.join(names)}" if names else ""
+        told = "; ".join(f"{word}: {', '.join(names)}" for word, names in problems.items() if names)
+        message = f"expected the header {expected}, found {','.join(header)!r}: {told}"
+        raise InputError(message, where=where)
+    given = []
+    for place, row in rows:
+        if len(row) > len(header):
+            message = f"expected {len(header)} columns ({', '.join(header)}), found {len(row)}"
+            raise InputError(message, where=place)
+        cells = dict.fromkeys(header, "") | dict(zip(header, row, strict=False))
+        given.append(_from_cells(cells, place, context))
+    return tuple(given)
 
 
 def _from_cells(cells: Mapping[str, str], where: Where, context: Context) -> Given:
     """Read one CSV line."""
-    numbers = {name: _count(cells[name], name, where) for name in _DEGREES}
-    recompute = (cells.get("recompute") or context.recompute).strip()
-    if recompute not in {"none", "full"}:
-        message = f"found {recompute!r}; expected none or full"
-        raise InputError(message, where=_at(where, "recompute"))
-    candidate = _candidate(numbers, "full" if recompute == "full" else "none", where, context)
-    bounds = (cells.get("bounds") or "").split()
+    degrees = {name: read_count(cells[name], where.at(name)) for name in _DEGREES}
+    word = cells.get("recompute") or context.recompute
+    if word not in _RECOMPUTE:
+        message = f"found {word!r}; expected one of {', '.join(_RECOMPUTE)}"
+        raise InputError(message, where=where.at("recompute"))
+    candidate = _candidate(degrees, _RECOMPUTE[word], where, context)
     strategy = None
-    if bounds:
-        cuts = tuple(_count(cell, "bounds", where, low=0) for cell in bounds)
-        strategy = _checked(lambda: Strategy.uniform(candidate, cuts), where, context)
-    measured_s, failure = _measurement(cells.get("measured_s"), where)
+    if cells.get("bounds"):
+        at_bounds = where.at("bounds")
+        bounds = tuple(read_count(cell, at_bounds, low=0) for cell in cells["bounds"].split())
+        with placed(at_bounds, ValueError):
+            strategy = Strategy.uniform(candidate, bounds)
+        _check_fit(strategy, where, context)
+    measured_s, failure = _measurement(cells.get("measured_s", ""), where.at("measured_s"))
     return Given(
         where=where, candidate=candidate, strategy=strategy, measured_s=measured_s, failure=failure
     )
 
 
 def _candidate(
-    numbers: Mapping[str, int], recompute: Recompute, where: Where, context: Context
+    degrees: Mapping[str, int], recompute: Recompute, where: Where, context: Context
 ) -> Candidate:
     """Complete the degrees with the number of micro-batches."""
-    devices = numbers["tp"] * numbers["pp"] * numbers["dp"]
+    devices = degrees["tp"] * degrees["pp"] * degrees["dp"]
     if devices != context.cluster.num_devices:
         message = (
-            f"tp {numbers['tp']} x pp {numbers['pp']} x dp {numbers['dp']} = {devices} devices; "
+            f"tp {degrees['tp']} x pp {degrees['pp']} x dp {degrees['dp']} = {devices} devices; "
             f"the cluster has {context.cluster.num_devices}"
         )
         raise InputError(message, where=where)
-    samples = numbers["dp"] * numbers["micro_batch_size"]
+    samples = degrees["dp"] * degrees["micro_batch_size"]
     if context.global_batch_size % samples:
         message = (
-            f"dp {numbers['dp']} x micro_batch_size {numbers['micro_batch_size']} = {samples} does "
+            f"dp {degrees['dp']} x micro_batch_size {degrees['micro_batch_size']} = {samples} does "
             f"not divide global_batch_size {context.global_batch_size}"
         )
         raise InputError(message, where=where)
     return Candidate(
-        **numbers, num_micro_batches=context.global_batch_size // samples, recompute=recompute
+        **degrees, num_micro_batches=context.global_batch_size // samples, recompute=recompute
     )
 
 
-def _measurement(cell: str | None, where: Where) -> tuple[float | None, Failure | None]:
+def _measurement(word: str, where: Where) -> tuple[float | None, Failure | None]:
     """Read seconds, a word for a failure, or nothing."""
-    word = (cell or "").strip()
     if not word:
         return None, None
     if word in _FAILURES:
         return None, _FAILURES[word]
-    try:
-        seconds = float(word)
-    except ValueError:
-        seconds = math.nan
-    if not (math.isfinite(seconds) and seconds > 0):
+    seconds = read_seconds(word)
+    if not seconds:
         message = f"found {word!r}; expected positive seconds, or one of {', '.join(_FAILURES)}"
-        raise InputError(message, where=_at(where, "measured_s"))
+        raise InputError(message, where=where)
     return seconds, None
 
 
@@ -159,64 +165,78 @@ def _from_json(text: str, file: str, context: Context) -> tuple[Given, ...]:
     except json.JSONDecodeError as error:
         message = f"not valid JSON: {error.msg}"
         raise InputError(message, where=Where(file=file, line=error.lineno)) from None
+    except (RecursionError, ValueError) as error:  # nested too deeply, or a number of 5000 digits
+        message = f"not usable JSON: {error}"
+        raise InputError(message, where=Where(file=file)) from None
+    if not isinstance(records, list):
+        message = (
+            "expected a list of strategies, found an object; "
+            "of a plan's or score's result, give the list in 'ranking' or 'rows'"
+        )
+        raise InputError(message, where=Where(file=file))
     given = []
     for index, record in enumerate(records):
-        where = Where(file=file, key=f"[{index}]")
-        if not isinstance(record, dict):
-            message = f"expected a strategy object, found {type(record).__name__}"
+        where = Where(file=f"{file}: [{index}]")
+        strategy = record.get("strategy", record) if isinstance(record, dict) else record
+        if not isinstance(strategy, dict):
+            message = f"expected a strategy object, found {type(strategy).__name__}"
             raise InputError(message, where=where)
-        given.append(_from_record(record.get("strategy", record), where, context))
+        given.append(_from_record(strategy, where, context))
     return tuple(given)
 
 
 def _from_record(record: Mapping[str, Any], where: Where, context: Context) -> Given:
     """Read one STRATEGY object."""
-    if record.get("bounds") is None and "stages" not in record:
-        numbers = {name: _count(str(record.get(name)), name, where) for name in _DEGREES}
-        recompute: Recompute = (
-            "full" if record.get("recompute", context.recompute) == "full" else "none"
-        )
-        return Given(
-            where=where, candidate=_candidate(numbers, recompute, where, context), strategy=None
-        )
-    strategy = _checked(lambda: strategy_from_json(record, context.cluster), where, context)
+    checked = validate(StrategyRecord, Document(file=where.file, values=record))
+    if checked.bounds is None and checked.stages is None:
+        return _uncut(checked, where, context)
+    if checked.recompute is None and checked.stages is None:
+        record = {**record, "recompute": context.recompute}
+    strategy = strategy_from_json(record, context.cluster, file=where.file)
+    _check_fit(strategy, where, context)
     return Given(where=where, candidate=None, strategy=strategy)
 
 
-def _checked(make: Callable[[], Strategy], where: Where, context: Context) -> Strategy:
-    """Make a strategy and check that it covers the model, the batch and existing devices."""
-    try:
-        strategy = make()
-    except (ValueError, TypeError) as error:
-        raise InputError(str(error), where=where) from error
+def _uncut(record: StrategyRecord, where: Where, context: Context) -> Given:
+    """Read a STRATEGY object whose cuts are left to the solver."""
+    degrees: dict[str, int] = {}
+    for name in _DEGREES:
+        value = getattr(record, name)
+        if value is None:
+            message = "key is missing; a strategy without bounds and stages needs it"
+            raise InputError(message, where=where.at(name))
+        degrees[name] = value
+    recompute = record.recompute or context.recompute
+    if not isinstance(recompute, str):
+        message = f"found {recompute}; without bounds, expected one word for all stages"
+        raise InputError(message, where=where.at("recompute"))
+    candidate = _candidate(degrees, recompute, where, context)
+    if record.num_micro_batches not in {None, candidate.num_micro_batches}:
+        message = (
+            f"found {record.num_micro_batches}; global_batch_size {context.global_batch_size} "
+            f"makes it {candidate.num_micro_batches}"
+        )
+        raise InputError(message, where=where.at("num_micro_batches"))
+    return Given(where=where, candidate=candidate, strategy=None)
+
+
+def _check_fit(strategy: Strategy, where: Where, context: Context) -> None:
+    """Refuse a strategy that does not cover the model, the batch or the devices."""
     if strategy.bounds[-1] != context.num_layers:
         message = (
-            f"bounds end at {strategy.bounds[-1]}; the model has {context.num_layers} layers "
-            "(embedding, head and others count too)"
+            f"found {' '.join(map(str, strategy.bounds))}; expected 0 to {context.num_layers}, the "
+            "number of the model's layers (embedding, head and others count too)"
         )
-        raise InputError(message, where=_at(where, "bounds"))
+        raise InputError(message, where=where.at("bounds"))
     if strategy.global_batch_size != context.global_batch_size:
         message = (
             f"makes {strategy.global_batch_size} samples per step; the experiment has "
             f"global_batch_size {context.global_batch_size}"
         )
         raise InputError(message, where=where)
-    if max(strategy.placement) >= context.cluster.num_devices:
-        needed, found = len(strategy.placement), context.cluster.num_devices
-        message = f"needs {needed} devices; the cluster has {found}"
+    if len(strategy.placement) != context.cluster.num_devices:
+        message = (
+            f"uses {len(strategy.placement)} devices; the cluster has "
+            f"{context.cluster.num_devices}, and a strategy uses each of them once"
+        )
         raise InputError(message, where=where)
-    return strategy
-
-
-def _count(cell: str | None, name: str, where: Where, low: int = 1) -> int:
-    """Read an integer of at least ``low``."""
-    word = (cell or "").strip()
-    if not word.isdecimal() or int(word) < low:
-        message = f"found {word!r}; expected an integer of at least {low}"
-        raise InputError(message, where=_at(where, name))
-    return int(word)
-
-
-def _at(where: Where, key: str) -> Where:
-    """Narrow a place down to a column."""
-    return Where(file=where.file, line=where.line, key=key)

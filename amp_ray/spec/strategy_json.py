@@ -1,10 +1,52 @@
 """The STRATEGY object of the JSON contract, to and from values."""
 
 from collections.abc import Mapping
-from typing import Any
+from itertools import pairwise
+from typing import Annotated, Any
 
+from pydantic import Discriminator, Field, Tag
+
+from amp_ray.errors import InputError
 from amp_ray.spec.cluster import Cluster
-from amp_ray.spec.strategy import Stage, Strategy
+from amp_ray.spec.section import Count, Index, Section, Text, validate
+from amp_ray.spec.strategy import Recompute, Stage, Strategy
+from amp_ray.spec.yaml_text import Document
+
+
+class StageRecord(Section):
+    """One entry of ``stages``."""
+
+    layers: tuple[Index, Count]
+    tp: Count
+    dp: Count
+    devices: list[Index] | None = None
+    recompute: Recompute = "none"
+    shares: list[Count] | None = None
+
+
+def _kind(recompute: object) -> str:
+    """Tell one word for all stages from a word for each."""
+    return "each" if isinstance(recompute, list) else "all"
+
+
+class StrategyRecord(Section):
+    """A STRATEGY object; a candidate's own has neither bounds nor stages."""
+
+    tp: Count | None = None
+    pp: Count | None = None
+    dp: Count | None = None
+    micro_batch_size: Count
+    num_micro_batches: Count | None = None
+    bounds: Annotated[list[Index], Field(min_length=2)] | None = None
+    recompute: (
+        Annotated[
+            Annotated[Recompute, Tag("all")] | Annotated[list[Recompute], Tag("each")],
+            Discriminator(_kind),
+        ]
+        | None
+    ) = None
+    placement: list[tuple[Text, Index]] | None = None
+    stages: Annotated[list[StageRecord], Field(min_length=1)] | None = None
 
 
 def strategy_to_json(strategy: Strategy, cluster: Cluster) -> dict[str, Any]:
@@ -30,28 +72,42 @@ def strategy_to_json(strategy: Strategy, cluster: Cluster) -> dict[str, Any]:
     return record
 
 
-def strategy_from_json(record: Mapping[str, Any], cluster: Cluster) -> Strategy:
+def strategy_from_json(
+    record: Mapping[str, Any], cluster: Cluster, *, file: str = "strategy"
+) -> Strategy:
     """Read a STRATEGY object; the inverse of ``strategy_to_json`` on the same cluster.
 
     Without ``placement``, rank ``r`` runs on device ``r`` of the hostfile's order.
 
+    Args:
+        record: The object.
+        cluster: Whose hosts the placement names.
+        file: Its place, for messages.
+
     Raises:
-        ValueError: If a key is missing, or the placement names no device of the cluster.
+        InputError: If a key is missing, unknown or wrong, two keys contradict each other, or
+            the placement names no device of the cluster.
     """
-    try:
-        stages = _stages_from_json(record)
-        placement = record.get("placement")
-        return Strategy(
+    document = Document(file=file, values=record)
+    checked = validate(StrategyRecord, document)
+    with document.at():
+        stages = _stages(checked)
+        placement = tuple(range(sum(stage.num_ranks for stage in stages)))
+        if checked.placement is not None:
+            placement = tuple(
+                _device_index(cluster, host, slot) for host, slot in checked.placement
+            )
+        if checked.num_micro_batches is None:
+            message = "key 'num_micro_batches' is missing"
+            raise InputError(message, where=document.where())
+        strategy = Strategy(
             stages=stages,
-            micro_batch_size=int(record["micro_batch_size"]),
-            num_micro_batches=int(record["num_micro_batches"]),
-            placement=tuple(range(sum(stage.num_ranks for stage in stages)))
-            if placement is None
-            else tuple(_device_index(cluster, host, slot) for host, slot in placement),
+            micro_batch_size=checked.micro_batch_size,
+            num_micro_batches=checked.num_micro_batches,
+            placement=placement,
         )
-    except KeyError as error:
-        message = f"a strategy needs the key {error.args[0]!r}, found {sorted(record)}"
-        raise ValueError(message) from None
+        _check_agreement(checked, strategy)
+    return strategy
 
 
 def _stage_to_json(stage: Stage, first_rank: int, micro_batch_size: int) -> dict[str, Any]:
@@ -66,44 +122,63 @@ def _stage_to_json(stage: Stage, first_rank: int, micro_batch_size: int) -> dict
     }
 
 
-def _stages_from_json(record: Mapping[str, Any]) -> tuple[Stage, ...]:
-    """Read ``stages`` where given, else make them from ``bounds``."""
-    if "stages" in record:
-        even = record.get("dp") is not None
-        return tuple(_stage_from_json(stage, even=even) for stage in record["stages"])
-    bounds = [int(bound) for bound in record["bounds"]]
-    recompute = record.get("recompute", "none")
-    per_stage = [recompute] * (len(bounds) - 1) if isinstance(recompute, str) else recompute
-    if not bounds or bounds[0] != 0 or len(per_stage) != len(bounds) - 1:
-        message = (
-            f"bounds must start at 0 and recompute fit their stages, found {bounds} and {recompute}"
+def _stages(record: StrategyRecord) -> tuple[Stage, ...]:
+    """Return ``stages`` where given, else what ``bounds`` and the degrees make."""
+    if record.stages is not None:
+        each = (record.micro_batch_size,)
+        even = all(stage.shares in (None, [*each * stage.dp]) for stage in record.stages)
+        return tuple(
+            Stage(
+                first_layer=stage.layers[0],
+                end_layer=stage.layers[1],
+                tp=stage.tp,
+                dp=stage.dp,
+                recompute=stage.recompute,
+                shares=None if even else tuple(stage.shares or each * stage.dp),
+            )
+            for stage in record.stages
         )
+    if record.tp is None or record.dp is None or record.bounds is None:
+        message = "a strategy needs tp, dp and bounds, or stages with layers, tp and dp each"
+        raise ValueError(message)
+    if record.bounds[0] != 0:
+        message = f"bounds run from 0 to the number of layers, found {record.bounds}"
+        raise ValueError(message)
+    cuts = list(pairwise(record.bounds))
+    words = record.recompute or "none"
+    per_stage = [words] * len(cuts) if isinstance(words, str) else words
+    if len(per_stage) != len(cuts):
+        message = f"found {len(per_stage)} values of recompute for {len(cuts)} stages"
         raise ValueError(message)
     return tuple(
-        Stage(
-            first_layer=first,
-            end_layer=end,
-            tp=int(record["tp"]),
-            dp=int(record["dp"]),
-            recompute=chosen,
-        )
-        for first, end, chosen in zip(bounds, bounds[1:], per_stage, strict=False)
+        Stage(first_layer=first, end_layer=end, tp=record.tp, dp=record.dp, recompute=chosen)
+        for (first, end), chosen in zip(cuts, per_stage, strict=True)
     )
 
 
-def _stage_from_json(record: Mapping[str, Any], *, even: bool) -> Stage:
-    """Read one entry of ``stages``; with one dp for all stages, equal shares need no telling."""
-    first, end = record["layers"]
-    shares = tuple(int(share) for share in record["shares"])
-    told = not (even and len(set(shares)) == 1)
-    return Stage(
-        first_layer=int(first),
-        end_layer=int(end),
-        tp=int(record["tp"]),
-        dp=int(record["dp"]),
-        recompute=record.get("recompute", "none"),
-        shares=shares if told else None,
-    )
+def _check_agreement(record: StrategyRecord, strategy: Strategy) -> None:
+    """Refuse an object whose keys say two things."""
+    words = [stage.recompute for stage in strategy.stages]
+    said: dict[str, tuple[object, object]] = {
+        "tp": (record.tp, strategy.tp),
+        "pp": (record.pp, strategy.pp),
+        "dp": (record.dp, strategy.dp),
+        "bounds": (record.bounds, list(strategy.bounds)),
+        "recompute": (
+            record.recompute,
+            words if isinstance(record.recompute, list) else strategy.recompute,
+        ),
+    }
+    for key, (found, made) in said.items():
+        if found is not None and found != made:
+            message = f"{key} is {found}, but the stages make it {made}"
+            raise ValueError(message)
+    for index, stage in enumerate(record.stages or ()):
+        first = strategy.first_rank[index]
+        ranks = list(range(first, first + strategy.stages[index].num_ranks))
+        if stage.devices is not None and stage.devices != ranks:
+            message = f"devices of stage {index} are its ranks {ranks}, found {stage.devices}"
+            raise ValueError(message)
 
 
 def _device_index(cluster: Cluster, host: str, slot: int) -> int:

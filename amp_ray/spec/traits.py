@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final, Literal
 
-from amp_ray.units import GIB
+from amp_ray.units import BYTES_PER_ELEMENT, BYTES_PER_FP32, GIB, Precision
 
 LayerList = Literal["amp-2022", "runtime"]
 PartitionRule = Literal["exact", "even-blocks"]
@@ -23,7 +23,7 @@ class RuntimeTraits:
         description: One sentence for people.
         layer_list: Which list of layers the runtime trains, and so what ``bounds`` count.
         partition: ``exact`` takes any cuts; ``even-blocks`` only equal shares of the blocks.
-        vocabulary_multiple: The vocabulary is padded to a multiple of this times tp.
+        vocabulary_multiple: The vocabulary is padded to a multiple of this.
         shards_heads: Whether tensor parallelism divides the attention heads.
         forward_runs: How often a block's forward pass is computed per micro-batch.
         launches_per_kernel: Host launches per counted kernel; above 1 where nothing is fused.
@@ -37,18 +37,26 @@ class RuntimeTraits:
         mask_bytes: Bytes of an attention mask that each forward message carries.
         overlaps_backward_all_reduce: Whether a backward all-reduce runs beside the weight gradient.
         virtual_stages: Model chunks per stage (interleaved schedule); divides fill and drain.
-        accumulation_bytes_per_parameter: Memory traffic of adding a micro-batch's gradients.
-        gradient_bytes_per_parameter: Width of a gradient in the data-parallel all-reduce.
-        tied_bytes_per_parameter: Width of the tied embedding's gradient in its all-reduce.
-        bucket_traffic_bytes_per_parameter: Memory traffic of filling and emptying flat buckets.
-        optimizer_traffic_bytes_per_parameter: Memory traffic of norm, unscale, Adam and casts.
-        kept_bytes_per_parameter: Weights and gradients in half precision, on every rank.
-        kept_bytes_per_parameter_fp32: The same in single precision.
-        sharded_bytes_per_parameter: Master weights, moments and temporary gradients of the
-            step, which ZeRO-1 shards over dp; in single precision without master weights.
+        accumulates_fp16_in_fp32: Whether the gradients of a step's micro-batches are added up in
+            single precision when training in fp16.
+        accumulates_bf16_in_fp32: The same for bf16.
+        fused_accumulation: Whether the product that makes a weight's gradient adds it up itself.
+        accumulation_bytes_per_parameter: Memory traffic of adding a micro-batch's gradients; None
+            for what follows from the precision.
+        kept_bytes_per_parameter: Weights and gradients, on every rank; None as before.
+        gradient_bytes_per_parameter: Width of a gradient in the data-parallel all-reduce in half
+            precision; None for the width in which gradients are added up.
+        tied_bytes_per_parameter: The same for the tied embedding's all-reduce.
+        bucket_traffic_bytes_per_parameter: Memory traffic of filling and emptying flat buckets in
+            half precision; in single precision twice as much.
+        step_traffic_bytes_per_parameter: Memory traffic of the step in half precision beside the
+            optimizer's own update: overflow check, norm, unscale, casts.
+        master_bytes_per_parameter: Single-precision weights and temporary gradients of the step
+            in half precision, which ZeRO-1 shards over dp with the optimizer's moments.
         bucket_elements: Largest flat bucket of the gradient all-reduce.
-        bucket_bytes_per_element: Its temporary copies.
-        step_bytes_per_parameter: Temporary copies within the optimizer step.
+        bucket_bytes_per_element: Its temporary copies in half precision; in single precision
+            twice as much.
+        step_bytes_per_parameter: Temporary copies within the optimizer step in half precision.
         logit_bytes: Live bytes per logit at the end of the last stage's forward pass.
         allocator_factor: Reserved over live memory of tensors that come and go.
         context_bytes: Device context, communicators, workspaces and the framework itself.
@@ -76,14 +84,16 @@ class RuntimeTraits:
     mask_bytes: float = 0.0
     overlaps_backward_all_reduce: bool = False
     virtual_stages: int = 1
-    accumulation_bytes_per_parameter: float = 6.0
-    gradient_bytes_per_parameter: float = 2.0
-    tied_bytes_per_parameter: float = 2.0
+    accumulates_fp16_in_fp32: bool = False
+    accumulates_bf16_in_fp32: bool = True
+    fused_accumulation: bool = False
+    accumulation_bytes_per_parameter: float | None = None
+    kept_bytes_per_parameter: float | None = None
+    gradient_bytes_per_parameter: float | None = None
+    tied_bytes_per_parameter: float | None = None
     bucket_traffic_bytes_per_parameter: float = 0.0
-    optimizer_traffic_bytes_per_parameter: float = 60.0
-    kept_bytes_per_parameter: float = 4.0
-    kept_bytes_per_parameter_fp32: float = 8.0
-    sharded_bytes_per_parameter: float = 16.0
+    step_traffic_bytes_per_parameter: float = 32.0
+    master_bytes_per_parameter: float = 8.0
     bucket_elements: float = 5e8
     bucket_bytes_per_element: float = 2.0
     step_bytes_per_parameter: float = 0.0
@@ -96,10 +106,101 @@ class RuntimeTraits:
     launch_iterations: int = 0
     max_zero_stage: int = 1
 
+    def __post_init__(self) -> None:
+        """Refuse counts that divide by nothing, and a launcher that gives up before it starts."""
+        counts = ("vocabulary_multiple", "forward_runs", "virtual_stages")
+        wrong = [name for name in counts if getattr(self, name) < 1]
+        if wrong:
+            message = f"{', '.join(wrong)} must be at least 1"
+            raise ValueError(message)
+        limit_s = self.launch_limit_s
+        if limit_s is not None and (self.launch_iterations < 1 or limit_s <= self.launch_setup_s):
+            message = (
+                f"launch_limit_s {limit_s} needs launch_iterations of at least 1 and a smaller "
+                f"launch_setup_s, found {self.launch_iterations} and {self.launch_setup_s}"
+            )
+            raise ValueError(message)
+
+    def bytes_per_parameter(self, precision: Precision) -> "ParameterBytes":
+        """Return what a parameter and its gradient take when training in a precision.
+
+        A micro-batch's gradient is made in the weights' precision. Where the sum over
+        micro-batches is wider, it has its own memory, unless the product that makes the gradient
+        adds to the sum directly. Adding reads the gradient and reads and writes the sum; a fused
+        product reads and writes the sum instead of writing the gradient.
+        """
+        width, total = BYTES_PER_ELEMENT[precision], self._sum_bytes(precision)
+        if self.fused_accumulation:
+            kept, accumulation = width + total, 2 * total - width
+        else:
+            kept = 2 * width + (total if total > width else 0)
+            accumulation = width + 2 * total
+        return ParameterBytes(
+            kept=_given(self.kept_bytes_per_parameter, kept),
+            accumulation=_given(self.accumulation_bytes_per_parameter, accumulation),
+            gradient=max(width, _given(self.gradient_bytes_per_parameter, total)),
+            tied=max(width, _given(self.tied_bytes_per_parameter, total)),
+            bucket=self.bucket_bytes_per_element * width / HALF_BYTES,
+            bucket_traffic=self.bucket_traffic_bytes_per_parameter * width / HALF_BYTES,
+            master=self.master_bytes_per_parameter if width == HALF_BYTES else 0.0,
+            step=self.step_bytes_per_parameter if width == HALF_BYTES else 0.0,
+            step_traffic=self.step_traffic_bytes_per_parameter
+            if width == HALF_BYTES
+            else NORM_TRAFFIC_BYTES,
+        )
+
+    def _sum_bytes(self, precision: Precision) -> int:
+        """Return the width in which the gradients of micro-batches are added up."""
+        wide = {
+            "fp16": self.accumulates_fp16_in_fp32,
+            "bf16": self.accumulates_bf16_in_fp32,
+            "fp32": True,
+        }
+        return BYTES_PER_FP32 if wide[precision] else BYTES_PER_ELEMENT[precision]
+
+
+HALF_BYTES: Final = BYTES_PER_ELEMENT["fp16"]
+
+NORM_TRAFFIC_BYTES: Final = 4.0
+"""In single precision nothing is scaled or cast: the norm reads every gradient once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterBytes:
+    """What one parameter takes in one precision, in bytes of memory or of memory traffic.
+
+    Args:
+        kept: Memory of weight and gradients, on every rank.
+        accumulation: Traffic of adding one micro-batch's gradient.
+        gradient: Message of the data-parallel all-reduce.
+        tied: Message of the tied embedding's all-reduce.
+        bucket: Temporary memory of a flat bucket, per element.
+        bucket_traffic: Traffic of filling and emptying it.
+        master: Memory of single-precision copies, which ZeRO-1 shards.
+        step: Temporary memory of the optimizer step.
+        step_traffic: Traffic of the step beside the optimizer's own update.
+    """
+
+    kept: float
+    accumulation: float
+    gradient: float
+    tied: float
+    bucket: float
+    bucket_traffic: float
+    master: float
+    step: float
+    step_traffic: float
+
+
+def _given(value: float | None, otherwise: float) -> float:
+    """Return a value that may have been left out."""
+    return otherwise if value is None else value
+
 
 DEEPSPEED: Final = RuntimeTraits(
     name="deepspeed",
     description="This project's training program on DeepSpeed 0.19: PipelineModule, any cuts.",
+    gradient_bytes_per_parameter=2.0,
     bucket_traffic_bytes_per_parameter=8.0,
 )
 
@@ -124,9 +225,8 @@ MEGATRON_LM: Final = RuntimeTraits(
     sliced_activations=True,
     sliced_gradients=True,
     overlaps_backward_all_reduce=True,
-    gradient_bytes_per_parameter=4.0,
-    tied_bytes_per_parameter=4.0,
-    kept_bytes_per_parameter=6.0,
+    accumulates_fp16_in_fp32=True,
+    fused_accumulation=True,
     allocator_factor=1.10,
     context_bytes=4.0 * GIB,
 )
@@ -143,8 +243,8 @@ AMP_2022: Final = RuntimeTraits(
     mask_bytes=2.0 * 1024 * 1024,
     gradient_bytes_per_parameter=4.0,
     bucket_traffic_bytes_per_parameter=28.0,
-    optimizer_traffic_bytes_per_parameter=66.0,
-    sharded_bytes_per_parameter=12.0,
+    step_traffic_bytes_per_parameter=38.0,
+    master_bytes_per_parameter=4.0,
     bucket_bytes_per_element=6.0,
     step_bytes_per_parameter=8.0,
     logit_bytes=12.0,
@@ -162,7 +262,7 @@ AMP_2022_TRANSGAN: Final = replace(
     shards_heads=False,
     forward_runs=1,
     mask_bytes=0.0,
-    optimizer_traffic_bytes_per_parameter=110.0,
+    step_traffic_bytes_per_parameter=82.0,
     launch_setup_s=44.8,
 )
 

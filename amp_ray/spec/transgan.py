@@ -15,6 +15,9 @@ SHRINKING_LEVELS: Final = 3
 SHRINK_FACTOR: Final = 4
 RGB_CHANNELS: Final = 3
 
+FULL_ATTENTION_WINDOWS: Final = 4
+"""A picture narrower than this many windows attends as a whole (64 in the paper's model)."""
+
 PUBLISHED_DEPTH: Final = (12, 0, 0, 0, 0, 12)
 PUBLISHED_BETWEEN: Final = (2, 26, 3)
 """No-op entries of the published list after the first layer, between the halves, at the end."""
@@ -29,9 +32,12 @@ def transgan_layers(shape: ModelShape, layer_list: LayerList) -> tuple[Layer, ..
             published artifact, whose tensor parallelism does not divide attention heads.
 
     Raises:
-        ValueError: If the published list is asked for with another depth, or a level's width
-            cannot hold its heads.
+        ValueError: If the published list is asked for with another depth, the last level has no
+            blocks, or a level's width cannot hold its heads or its picture its windows.
     """
+    if not any(shape.depth[-1:]):
+        message = f"depth {list(shape.depth)} must end with a level that has blocks"
+        raise ValueError(message)
     published = layer_list == "amp-2022"
     if published and shape.depth != PUBLISHED_DEPTH:
         message = (
@@ -76,7 +82,10 @@ def _width(shape: ModelShape, level: int, *, published: bool) -> Width:
         )
         raise ValueError(message)
     side = shape.bottom_width * 2**level
-    window = shape.window_size if side >= 4 * shape.window_size else side
+    window = shape.window_size if side >= FULL_ATTENTION_WINDOWS * shape.window_size else side
+    if shape.depth[level] and side % window:
+        message = f"side {side} of level {level} is not a multiple of window_size {window}"
+        raise ValueError(message)
     return Width(
         tokens=side**2,
         hidden=hidden,

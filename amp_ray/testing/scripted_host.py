@@ -64,6 +64,10 @@ class ScriptedHost:
         self._channels.append(ScriptedChannel(self._answer))
         return self._channels[-1]
 
+    def say(self, message: Message) -> None:
+        """Let the last agent say something unasked."""
+        self._channels[-1].say(message)
+
     def close_channel(self) -> None:
         """End the connection to the last agent."""
         self._channels[-1].close()
@@ -101,8 +105,12 @@ class ScriptedChannel:
         *lines, self._input = self._input.split(b"\n")
         for line in lines:
             for answer in self._answer(json.loads(line)) if line else ():
-                plain = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
-                self._output.put(plain + b"\n")
+                self.say(answer)
+
+    def say(self, message: Message | bytes) -> None:
+        """Put something into the output."""
+        plain = message if isinstance(message, bytes) else json.dumps(message).encode()
+        self._output.put(plain + b"\n")
 
     def close(self) -> None:
         """End the output."""

@@ -22,7 +22,8 @@ REPEATS = 5
 
 LARGE = """
 name: large-{gpus}
-model: {{family: gpt2, num_layers: 96, hidden_size: 12288, num_heads: 96, sequence_length: 2048, vocab_size: 51200}}
+model: {{family: gpt2, num_layers: 96, hidden_size: 12288, num_heads: 96,
+         sequence_length: 2048, vocab_size: 51200}}
 cluster:
   nodes:
     - {{count: {nodes}, device: A100-80, slots: 8, intra_gbit_per_s: 1200, inter_gbit_per_s: 800}}
@@ -76,7 +77,8 @@ def _search_row(experiment: Experiment, target: str, remark: str) -> dict[str, s
 
 def _command_row() -> dict[str, str]:
     """Run the whole command twice; the second run counts, as the target says."""
-    argv = [sys.executable, "-m", "amp_ray", "plan", str(EXPERIMENTS / "homogeneous.yaml"), "--json"]
+    experiment = str(EXPERIMENTS / "homogeneous.yaml")
+    argv = [sys.executable, "-m", "amp_ray", "plan", experiment, "--json"]
     wall_s = 0.0
     for _ in range(2):
         start_s = time.perf_counter()

@@ -30,7 +30,8 @@ def main() -> None:
 def _machine() -> str:
     """Say what was measured on, and with what."""
     packages = ", ".join(f"{name} {version(name)}" for name in ("numpy", "numba"))
-    return f"{_cpu()}, {platform.system()} {platform.release()}, Python {platform.python_version()}, {packages}"
+    system = f"{platform.system()} {platform.release()}, Python {platform.python_version()}"
+    return f"{_cpu()}, {system}, {packages}"
 
 
 def _cpu() -> str:

@@ -54,7 +54,7 @@ def _rehearse(flags: int) -> str:
             problem = "" if os.waitpid(first, 0)[1] == 0 else "/proc cannot be mounted"
             os.write(write_end, problem.encode())
         except OSError as error:
-            os.write(write_end, str(error).encode())
+            os.write(write_end, str(error.strerror).encode())
             os._exit(1)  # also of the first process, which its parent sees as a failure
         os._exit(0)
     os.close(write_end)

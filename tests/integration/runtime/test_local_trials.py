@@ -4,7 +4,7 @@ import ast
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,7 @@ from amp_ray.errors import HostError, InputError
 from amp_ray.runtime.agent.bundle import MODULES
 from amp_ray.runtime.agent.network import find_address, free_port
 from amp_ray.runtime.attempt import Attempt
-from amp_ray.runtime.host import LocalHost
+from amp_ray.runtime.host import Channel, LocalHost
 from amp_ray.runtime.launcher import Launcher, WarmUp
 from amp_ray.runtime.link import AgentSettings
 from amp_ray.trials.launch import FOLDER, Launch, rank_commands
@@ -165,6 +165,29 @@ def test_isolation_off_leaves_nothing_either(settings: AgentSettings, tmp_path: 
     assert isinstance(outcome, TimedOut)
     child = (tmp_path / "t/hosts/localhost/child").read_text(encoding="ascii")
     assert not Path(f"/proc/{child}").exists()
+
+
+class CrampedHost(LocalHost):
+    """This machine, but no namespace can be made."""
+
+    def open_channel(self, argv: Sequence[str]) -> Channel:
+        script = 'echo 0 > /proc/sys/user/max_pid_namespaces && exec "$@"'
+        wrapper = ["unshare", "--user", "--map-root-user", "--", "sh", "-c", script, "sh"]
+        return super().open_channel([*wrapper, *argv])
+
+
+def test_without_namespaces_trials_run_all_the_same_and_say_so(
+    settings: AgentSettings, tmp_path: Path
+) -> None:
+    host = CrampedHost()
+    wrapper = ["unshare", "--user", "--map-root-user", "true"]
+    if host.run(wrapper, timeout_s=10).exit_code != 0:
+        pytest.skip("this machine lets us make no user namespace, in which to forbid others")
+    with Launcher([host], settings) as launcher:
+        assert isinstance(launcher.run(launch(RESULT), tmp_path / "t"), Measured)
+    lines = (tmp_path / "t/events.jsonl").read_text(encoding="utf-8").splitlines()
+    (hello,) = [json.loads(line) for line in lines if '"hello"' in line]
+    assert hello["isolation"].startswith("none: unshare: ")
 
 
 def test_warm_ranks_are_measured(settings: AgentSettings, tmp_path: Path) -> None:

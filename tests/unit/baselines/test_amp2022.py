@@ -1,16 +1,15 @@
 import numpy as np
 import pytest
 
-from amp_ray.baselines.amp2022 import (
-    NoPartition,
-    mean_forward_s,
-    plan,
-    predict,
-    published_candidates,
-)
+from amp_ray.baselines.amp2022 import Amp2022Planner, mean_forward_s, predict
 from amp_ray.baselines.amp2022_chain import gpt2_chain, transgan_chain
-from amp_ray.baselines.amp2022_cost import Network, Prediction
+from amp_ray.baselines.amp2022_cost import Network
+from amp_ray.cost.estimate import Estimate, Infeasible
+from amp_ray.errors import InputError
+from amp_ray.search.planner import search
+from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import Candidate
+from amp_ray.testing.experiments import experiment_from
 
 GPT2 = gpt2_chain(num_layers=4, hidden_size=8, sequence_length=4, vocab_size=16)
 # The embedding is so slow that only the rule for one micro-batch leaves it company.
@@ -20,39 +19,11 @@ NETWORK = Network(
 )
 
 
-def degrees(candidate: Candidate) -> tuple[int, int, int, int]:
-    return candidate.micro_batch_size, candidate.tp, candidate.dp, candidate.pp
-
-
 def pipeline(micro_batch_size: int, num_micro_batches: int) -> Candidate:
     """Four stages of one device."""
     return Candidate(
         tp=1, dp=1, pp=4, micro_batch_size=micro_batch_size, num_micro_batches=num_micro_batches
     )
-
-
-@pytest.mark.parametrize(("global_batch_size", "num_candidates"), [(32, 53), (64, 65)])
-def test_the_paper_has_53_and_65_candidates(global_batch_size: int, num_candidates: int) -> None:
-    assert len(published_candidates(4, 4, global_batch_size)) == num_candidates
-
-
-def test_candidates_ascend_in_micro_batch_size_then_tp_then_dp() -> None:
-    found = [degrees(candidate) for candidate in published_candidates(2, 2, 4)]
-    assert found == sorted(found)
-
-
-def test_candidates_use_every_device_and_every_sample() -> None:
-    for candidate in published_candidates(3, 4, 96):
-        assert candidate.num_devices == 12
-        assert candidate.global_batch_size == 96
-
-
-def test_candidates_keep_tp_within_a_node() -> None:
-    assert {candidate.tp for candidate in published_candidates(3, 4, 96)} == {1, 2, 4}
-
-
-def test_replicas_must_divide_the_batch() -> None:
-    assert {candidate.dp for candidate in published_candidates(1, 4, 2)} == {1, 2}
 
 
 def test_mean_weighs_device_types_by_their_number() -> None:
@@ -68,64 +39,128 @@ def test_mean_needs_a_number_per_type(num_devices: list[int]) -> None:
 
 def test_one_micro_batch_is_split_evenly_whatever_the_times() -> None:
     found = predict(pipeline(8, 1), FORWARD_S, GPT2, NETWORK)
-    assert isinstance(found, Prediction)
     assert found.bounds == (0, 3, 4, 5, 10)
 
 
 def test_several_micro_batches_are_split_by_time() -> None:
     found = predict(pipeline(1, 8), FORWARD_S, GPT2, NETWORK)
-    assert isinstance(found, Prediction)
     assert found.bounds[1] < 3
 
 
 def test_bounds_count_in_the_published_list() -> None:
     chain = transgan_chain(depth=(2, 0, 0, 0, 0, 2), hidden_size=64, bottom_width=2)
     found = predict(pipeline(8, 1), np.ones(chain.num_entries), chain, NETWORK)
-    assert isinstance(found, Prediction)
     # Work entries 0, 3, 4, 31, 32 of 36; one layer each, and the last stage takes the rest.
     assert found.bounds == (0, 1, 4, 5, 36)
 
 
-def test_more_stages_than_layers_is_a_result() -> None:
-    small = gpt2_chain(num_layers=3, hidden_size=8, sequence_length=4, vocab_size=16)
-    found = predict(pipeline(8, 1), np.ones(9), small, NETWORK)
-    assert found == NoPartition(candidate=pipeline(8, 1), reason="4 stages for 3 layers")
-
-
 def test_several_micro_batches_may_cut_between_all_layers() -> None:
     small = gpt2_chain(num_layers=3, hidden_size=8, sequence_length=4, vocab_size=16)
-    assert isinstance(predict(pipeline(1, 8), np.ones(9), small, NETWORK), Prediction)
+    assert len(predict(pipeline(1, 8), np.ones(9), small, NETWORK).bounds) == 5
 
 
-def test_ranking_ascends_in_time() -> None:
-    ranking, _ = plan(published_candidates(2, 2, 8), {1: FORWARD_S, 2: FORWARD_S}, GPT2, NETWORK)
-    times = [prediction.iteration_time_s for prediction in ranking]
+PUBLISHED = """\
+name: tiny
+model: {family: gpt2, num_layers: 3, hidden_size: 8, num_heads: 2, sequence_length: 4,
+        vocab_size: 16, layer_list: amp-2022}
+cluster:
+  nodes:
+    - {count: 2, device: T4, slots: 2, intra_gbit_per_s: 32, inter_gbit_per_s: 8}
+profile: {source: table, path: times}
+global_batch_size: 8
+"""
+TIMES = "layer,tp,micro_batch_size,forward_s\n" + "".join(
+    f"{layer},{tp},1,{1.0 / tp}\n" for tp in (1, 2) for layer in range(9)
+)
+DESCRIPTION = """\
+num_layers: 9
+model: tiny
+precision: fp16
+hardware: none
+versions: none
+"""
+OTHER_NODE = "    - {count: 1, device: T4, slots: 4, intra_gbit_per_s: 32, inter_gbit_per_s: 8}\n"
+FILES = {"times/profile.yaml": DESCRIPTION, "times/T4.csv": TIMES}
+
+
+def published(*replacements: tuple[str, str]) -> Experiment:
+    text = PUBLISHED
+    for old, new in replacements:
+        assert old in text
+        text = text.replace(old, new)
+    return experiment_from(text, FILES)
+
+
+def quiet(_done: int, _total: int) -> None:
+    """Show no progress."""
+
+
+def test_every_candidate_of_an_experiment_is_ranked_by_time() -> None:
+    experiment = published()
+    ranking = search(experiment, Amp2022Planner(experiment=experiment), progress=quiet)
+    times = [result.iteration_time_s for result in ranking.results if isinstance(result, Estimate)]
+    assert len(times) == ranking.num_feasible
     assert times == pytest.approx(sorted(times))
-    assert len(times) == len(published_candidates(2, 2, 8))
 
 
-def test_equal_times_keep_the_order_of_candidates() -> None:
-    # Without a pipeline the micro-batch size cancels out; in floating point it does so nearly.
-    forward_s = np.sqrt(np.arange(1.0, 1.0 + GPT2.num_layers))
-    only_replicas = [c for c in published_candidates(2, 2, 96) if c.dp == 4]
-    ranking, _ = plan(only_replicas, {1: forward_s}, GPT2, NETWORK)
-    assert len({prediction.iteration_time_s for prediction in ranking}) > 1
-    assert [prediction.candidate for prediction in ranking] == only_replicas
+def test_more_stages_than_transformer_layers_is_a_result_for_one_micro_batch() -> None:
+    found = Amp2022Planner(experiment=published()).plan(pipeline(8, 1))
+    assert isinstance(found, Infeasible)
+    assert str(found.reason) == "more stages than layers: pp 4, 3 layers with work"
 
 
-def test_ranking_does_not_depend_on_the_order_of_candidates() -> None:
-    found = published_candidates(2, 2, 8)
-    forward_s = {1: FORWARD_S, 2: FORWARD_S}
-    assert plan(found, forward_s, GPT2, NETWORK) == plan(found[::-1], forward_s, GPT2, NETWORK)
+def test_the_parts_of_a_prediction_add_up() -> None:
+    found = Amp2022Planner(experiment=published()).plan(pipeline(1, 8))
+    assert isinstance(found, Estimate)
+    assert found.breakdown is not None
+    assert found.breakdown.total_s == pytest.approx(found.iteration_time_s, rel=1e-12)
 
 
-def test_candidates_without_a_partition_are_listed_apart() -> None:
-    small = gpt2_chain(num_layers=3, hidden_size=8, sequence_length=4, vocab_size=16)
-    ranking, refused = plan([pipeline(8, 1), pipeline(1, 8)], {1: np.ones(9)}, small, NETWORK)
-    assert [prediction.candidate for prediction in ranking] == [pipeline(1, 8)]
-    assert [result.candidate for result in refused] == [pipeline(8, 1)]
+def test_scoring_the_planned_cuts_gives_the_same_time() -> None:
+    planner = Amp2022Planner(experiment=published())
+    found = planner.plan(pipeline(1, 8))
+    assert isinstance(found, Estimate)
+    assert planner.score(found.strategy) == found
 
 
-def test_missing_tensor_parallel_degree_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"no layer times for tp=2, only for tp in \[1\]"):
-        plan(published_candidates(2, 2, 8), {1: FORWARD_S}, GPT2, NETWORK)
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("profile: {source: table, path: times}\n", "", "a measured profile"),
+        (
+            "    - {count: 2, device: T4, slots: 2, intra",
+            f"{OTHER_NODE}    - {{count: 2, device: T4, slots: 2, intra",
+            "same number of slots",
+        ),
+    ],
+)
+def test_experiments_beyond_the_published_formulas_are_refused(
+    old: str, new: str, message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        Amp2022Planner(experiment=published((old, new)))
+
+
+def test_other_layer_lists_are_refused() -> None:
+    files = {**FILES, "times/profile.yaml": DESCRIPTION.replace("9", "6")}
+    files["times/T4.csv"] = "".join(
+        line for line in TIMES.splitlines(keepends=True) if not line.startswith(("6", "7", "8"))
+    )
+    text = PUBLISHED.replace(", layer_list: amp-2022", "")
+    with pytest.raises(InputError, match="layer_list: amp-2022"):
+        Amp2022Planner(experiment=experiment_from(text, files))
+
+
+def test_the_mean_of_unlike_devices_is_taken_by_their_number() -> None:
+    nodes = (
+        "    - {count: 1, device: V100-16, slots: 2, intra_gbit_per_s: 32, inter_gbit_per_s: 8}\n"
+    )
+    text = PUBLISHED.replace("count: 2", "count: 3").replace("profile:", nodes + "profile:")
+    files = {**FILES, "times/V100-16.csv": TIMES.replace("1.0\n", "5.0\n")}
+    mixed = Amp2022Planner(experiment=experiment_from(text, files))
+    candidate = Candidate(tp=1, dp=8, pp=1, micro_batch_size=1, num_micro_batches=1)
+    found = mixed.plan(candidate)
+    assert isinstance(found, Estimate)
+    assert found.breakdown is not None
+    # Nine layers, three times the forward pass of (3 * 1 s + 1 * 5 s) / 4.
+    assert found.breakdown.compute_s == pytest.approx(9 * 3 * 2.0)

@@ -2,12 +2,14 @@
 
 import base64
 import json
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
-from amp_ray.runtime.launcher import Launcher
+from amp_ray.errors import HostError
+from amp_ray.runtime.launcher import Launcher, WarmUp
 from amp_ray.runtime.link import AgentSettings
 from amp_ray.testing.scripted_host import FOLDER, Message, Script, ScriptedHost, well_behaved
 from amp_ray.trials.launch import FOLDER as FOLDER_PLACEHOLDER
@@ -184,3 +186,47 @@ def test_the_other_hosts_are_told_to_stop(tmp_path: Path) -> None:
     assert [message["reason"] for message in waiting.heard if message.get("kind") == "stop"] == [
         "stopped"
     ]
+
+
+WARM_UP = WarmUp(python="python", modules=("json",))
+
+
+def test_a_silent_agent_is_no_warm_one() -> None:
+    with Launcher([ScriptedHost("a", well_behaved)], SETTINGS, warm_up=WARM_UP) as launcher:
+        assert "no sign of life" in launcher.warm()["a"]["problem"]
+
+
+def test_warming_up_an_unreachable_host_is_an_error() -> None:
+    host = ScriptedHost("a", well_behaved, refuses="a: key unknown")
+    with (
+        Launcher([host], SETTINGS, warm_up=WARM_UP) as launcher,
+        pytest.raises(HostError, match="a: key unknown"),
+    ):
+        launcher.warm()
+
+
+def test_an_agent_that_cannot_be_ended_in_time_is_given_up(tmp_path: Path) -> None:
+    """It gives signs of life, but does not do what it is told."""
+
+    def script(message: Message) -> Iterable[Message | bytes]:
+        if message.get("kind") == "job":
+            beats.set()
+            return ()
+        return () if message.get("kind") == "stop" else well_behaved(message)
+
+    host = ScriptedHost("a", script)
+    beats = threading.Event()
+    ended = threading.Event()
+
+    def beat() -> None:
+        beats.wait()
+        while not ended.wait(SETTINGS.heartbeat_s):
+            host.say({"kind": "alive"})
+
+    thread = threading.Thread(target=beat)
+    thread.start()
+    outcome = run(tmp_path, host, timeout_s=0.1)
+    ended.set()
+    thread.join()
+    assert isinstance(outcome, Unreachable)
+    assert "did not end the trial in time" in outcome.reason

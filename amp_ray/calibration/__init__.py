@@ -1,0 +1,37 @@
+"""Calibration: from trials to constants, with priors, robust losses and honest errors."""
+
+from amp_ray.calibration.calibrate import RULE, Choice, calibrate
+from amp_ray.calibration.calibration import (
+    Calibration,
+    FittedConstant,
+    RefusedConstant,
+    TrialRecord,
+    apply_calibration,
+    prediction_covariance,
+    predictive_error,
+    transferable,
+)
+from amp_ray.calibration.calibration_file import calibration_to_json, parse_calibration
+from amp_ray.calibration.fingerprint import fingerprint
+from amp_ray.calibration.observation import Observation, observe
+from amp_ray.calibration.predictions import Predictor
+
+__all__ = [
+    "RULE",
+    "Calibration",
+    "Choice",
+    "FittedConstant",
+    "Observation",
+    "Predictor",
+    "RefusedConstant",
+    "TrialRecord",
+    "apply_calibration",
+    "calibrate",
+    "calibration_to_json",
+    "fingerprint",
+    "observe",
+    "parse_calibration",
+    "prediction_covariance",
+    "predictive_error",
+    "transferable",
+]

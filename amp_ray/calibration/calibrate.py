@@ -1,0 +1,279 @@
+"""Fit a calibration to trials: few named constants, physical priors, robust losses."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from amp_ray.calibration.calibration import (
+    Calibration,
+    FittedConstant,
+    RefusedConstant,
+    TrialRecord,
+)
+from amp_ray.calibration.choice import (
+    IDENTIFIED_SHARE,
+    NO_EFFECT,
+    identified,
+    not_identified,
+    prior_effects,
+)
+from amp_ray.calibration.fingerprint import fingerprint
+from amp_ray.calibration.memory_fit import MemoryFit
+from amp_ray.calibration.memory_trials import MemoryTrials
+from amp_ray.calibration.observation import Observation
+from amp_ray.calibration.predictions import (
+    MEMORY_CONSTANTS,
+    PRIOR,
+    TIME_CONSTANTS,
+    Point,
+    Predictor,
+)
+from amp_ray.calibration.time_fit import (
+    TimeFit,
+    choose_time,
+    fit_time,
+    left_out_times,
+    posterior_covariance,
+)
+from amp_ray.spec.constants import PRIOR_SIGMA, Constants
+from amp_ray.spec.experiment import Experiment
+from amp_ray.spec.strategy import Strategy
+from amp_ray.spec.strategy_json import strategy_to_json
+
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """Which constants a calibration may fit.
+
+    Args:
+        names: These and no others; None leaves it to the rule in `amp_ray.calibration.choice`.
+        most_time: How many constants of time the rule may choose.
+        most_memory: How many constants of memory it may choose.
+    """
+
+    names: tuple[str, ...] | None = None
+    most_time: int = 6
+    most_memory: int = 2
+
+
+RULE = Choice()
+"""At most eight constants, by the rule."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Fits:
+    """Both fits with the names of what was fitted, and why other constants were dropped."""
+
+    time: TimeFit
+    memory_names: tuple[str, ...]
+    memory: MemoryFit
+    dropped: dict[str, str]
+
+    @property
+    def point(self) -> Point:
+        """All fitted constants."""
+        names = (*self.time.names, *self.memory_names)
+        return Point.of(names, np.concatenate([self.time.fit.values, self.memory.values]))
+
+
+def calibrate(
+    experiment: Experiment,
+    observations: Sequence[Observation],
+    choice: Choice = RULE,
+    *,
+    predictor: Predictor | None = None,
+    leave_one_out: bool = True,
+) -> Calibration:
+    """Fit constants to trials.
+
+    Times: maximum a posteriori of the logarithms of constants under normal priors, with a
+    pseudo-Huber loss of the logarithm of predicted over measured time; trials that failed or were
+    unsteady play no part. Memory: the same for measured peaks; a trial that ran out of memory
+    tells that its peak lies above the limit, one that finished that it lies below, one that
+    failed for an unknown cause that it ran out of memory or of time.
+
+    Args:
+        experiment: What the calibration is for; its constants are the priors.
+        observations: Trials of it, or of other experiments of the same site and runtime.
+        choice: Which constants.
+        predictor: Remembers predictions between calls; whoever calibrates after every trial
+            keeps one.
+        leave_one_out: Whether every trial is predicted without itself too.
+
+    Returns:
+        The calibration. Constants that the trials cannot tell are listed in it as refused.
+
+    Raises:
+        ValueError: If there is nothing to learn from, a named constant is unknown or not
+            identified, or there are fewer trials to learn from than named constants.
+    """
+    predictor = predictor or Predictor()
+    timed = [observation for observation in observations if observation.tells_time]
+    fits = _fit(experiment.constants, observations, timed, choice, predictor)
+    covariance = posterior_covariance(predictor, timed, fits.time)
+    left_out = left_out_times(predictor, timed, fits.time) if leave_one_out else []
+    by_trial = dict(zip(map(id, timed), map(float, left_out), strict=False))
+    return Calibration(
+        experiment=experiment.name,
+        fingerprint=fingerprint(experiment),
+        constants=_fitted(fits, experiment.constants),
+        refused=_refused(fits, timed, predictor, choice),
+        time_error=fits.time.fit.error,
+        memory_error=fits.memory.error,
+        time_constants=TIME_CONSTANTS,
+        covariance=tuple(tuple(map(float, row)) for row in covariance),
+        trials=_records(observations, by_trial, fits.point, predictor),
+    )
+
+
+def _fit(
+    constants: Constants,
+    observations: Sequence[Observation],
+    timed: Sequence[Observation],
+    choice: Choice,
+    predictor: Predictor,
+) -> _Fits:
+    """Fit times, then memory, by the rule or as named."""
+    if not observations:
+        message = "there is no trial to calibrate with"
+        raise ValueError(message)
+    if choice.names is None:
+        time, dropped = choose_time(predictor, timed, choice.most_time, constants)
+        trials = MemoryTrials.of(predictor, observations, time.point, constants)
+        names, memory, more = trials.choose(choice.most_memory)
+        return _Fits(time=time, memory_names=names, memory=memory, dropped=dropped | more)
+    time_names, memory_names = _split(choice.names)
+    _check_count(time_names, len(timed), len(observations))
+    time = fit_time(predictor, timed, time_names, constants)
+    _check_identified(time_names, time.fit.covariance, len(timed))
+    trials = MemoryTrials.of(predictor, observations, time.point, constants)
+    _check_count(memory_names, len(trials.observations), len(observations))
+    memory = trials.fit(memory_names)
+    _check_identified(memory_names, memory.covariance, len(trials.observations))
+    return _Fits(time=time, memory_names=memory_names, memory=memory, dropped={})
+
+
+def _split(names: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Split named constants into those of time and those of memory."""
+    wrong = [name for name in names if name not in PRIOR_SIGMA]
+    if wrong or len(set(names)) < len(names) or not names:
+        message = (
+            f"constants to fit are named once each, at least one of {', '.join(PRIOR_SIGMA)}; "
+            f"found {', '.join(names) or 'none'}"
+        )
+        raise ValueError(message)
+    memory = tuple(name for name in names if name in MEMORY_CONSTANTS)
+    return tuple(name for name in names if name not in MEMORY_CONSTANTS), memory
+
+
+def _check_count(names: Sequence[str], num_usable: int, num_trials: int) -> None:
+    """Refuse more constants than trials that tell about them."""
+    if len(names) > num_usable:
+        message = (
+            f"{len(names)} constants ({', '.join(names)}) need at least as many usable trials, "
+            f"found {num_usable} of {num_trials}: failed and unsteady ones tell no time. Name "
+            "fewer constants, or leave the choice to the rule"
+        )
+        raise ValueError(message)
+
+
+def _check_identified(names: Sequence[str], covariance: FloatArray, num_trials: int) -> None:
+    """Refuse named constants that the trials say nothing about."""
+    shares = identified(covariance, names)
+    told = [
+        f"{name} is {not_identified(float(share), num_trials)}"
+        for name, share in zip(names, shares, strict=True)
+        if share > IDENTIFIED_SHARE
+    ]
+    if told:
+        raise ValueError("; ".join(told))
+
+
+def _fitted(fits: _Fits, constants: Constants) -> tuple[FittedConstant, ...]:
+    """Return the fitted constants with what is known about them."""
+    moved = fits.point.constants(constants)
+    sigmas = np.sqrt(
+        np.concatenate([np.diag(fits.time.fit.covariance), np.diag(fits.memory.covariance)])
+    )
+    names = (*fits.time.names, *fits.memory_names)
+    return tuple(
+        FittedConstant(
+            name=name,
+            prior=getattr(constants, name),
+            value=getattr(moved, name),
+            prior_sigma=PRIOR_SIGMA[name],
+            sigma=float(sigma),
+        )
+        for name, sigma in zip(names, sigmas, strict=True)
+    )
+
+
+def _refused(
+    fits: _Fits, timed: Sequence[Observation], predictor: Predictor, choice: Choice
+) -> tuple[RefusedConstant, ...]:
+    """Return the constants that stay at their priors, with the reason."""
+    plans = [observation.plan for observation in timed]
+    slopes = predictor.time_slopes(plans, TIME_CONSTANTS, PRIOR)
+    effects = dict(zip(TIME_CONSTANTS, prior_effects(slopes, TIME_CONSTANTS), strict=True))
+    refused = []
+    for name in PRIOR_SIGMA:
+        if name in (*fits.time.names, *fits.memory_names):
+            continue
+        effect = float(effects.get(name, 0.0))
+        if name in fits.dropped:
+            reason = fits.dropped[name]
+        elif choice.names is not None:
+            reason = "not asked for"
+        elif name in MEMORY_CONSTANTS:
+            reason = "not identified: no trial tells about memory"
+        elif effect <= NO_EFFECT:
+            reason = "not identified: no trial depends on it"
+        else:
+            reason = f"its prior moves these trials by {100 * effect:.1f} %, less than the chosen"
+        refused.append(RefusedConstant(name=name, reason=reason))
+    return tuple(refused)
+
+
+def _records(
+    observations: Sequence[Observation],
+    left_out: dict[int, float],
+    point: Point,
+    predictor: Predictor,
+) -> tuple[TrialRecord, ...]:
+    """Return every trial with its predictions before and after."""
+    plans = [observation.plan for observation in observations]
+    return tuple(
+        TrialRecord(
+            strategy=_strategy(observation.strategy, observation.experiment),
+            outcome=observation.outcome,
+            tells_time=observation.tells_time,
+            measured_s=observation.measured_s,
+            spread_s=observation.spread_s,
+            before_s=before.time_s,
+            after_s=after.time_s,
+            left_out_s=left_out.get(id(observation)),
+            peak_memory_bytes=observation.peak_memory_bytes,
+            peak_before_bytes=before.peaks_bytes,
+            peak_after_bytes=after.peaks_bytes,
+        )
+        for observation, before, after in zip(
+            observations,
+            predictor.predict(plans, PRIOR),
+            predictor.predict(plans, point),
+            strict=True,
+        )
+    )
+
+
+def _strategy(strategy: Strategy, experiment: Experiment) -> dict[str, object]:
+    """Return the STRATEGY object, its placement left out where it is the default one."""
+    record = strategy_to_json(strategy, experiment.cluster)
+    if strategy.placement == tuple(range(len(strategy.placement))):
+        del record["placement"]
+    return record
+
+

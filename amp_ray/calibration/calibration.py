@@ -1,0 +1,258 @@
+"""A calibration: constants moved to where trials say, with what is known about them."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any, Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from amp_ray.calibration.fingerprint import (
+    Fingerprint,
+    describe_differences,
+    differing_parts,
+    fingerprint,
+)
+from amp_ray.calibration.observation import Outcome
+from amp_ray.calibration.predictions import PRIOR, TIME_CONSTANTS, Plan, Predictor
+from amp_ray.spec.experiment import Experiment
+from amp_ray.spec.strategy import Strategy
+
+FloatArray = NDArray[np.float64]
+
+Scope = Literal["device", "library", "site"]
+
+SCOPES: Final[Mapping[str, Scope]] = MappingProxyType(
+    {
+        "gemm_scale": "device",
+        "memory_efficiency": "device",
+        "profile_scale": "device",
+        "backward_scale": "device",
+        "host_scale": "library",
+        "host_backward_ratio": "library",
+        "host_s_per_micro_batch": "library",
+        "host_s_per_iteration": "library",
+        "message_scale": "library",
+        "loss_bytes_per_logit": "library",
+        "context_scale": "library",
+        "allocator_scale": "library",
+        "intra_efficiency": "site",
+        "nic_efficiency": "site",
+        "latency_scale": "site",
+    }
+)
+"""What a constant is a property of, and so where it may be taken to: a device's constants to
+clusters of the same devices, a library's anywhere, a site's nowhere else."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FittedConstant:
+    """One constant that trials have moved.
+
+    Args:
+        name: Its name in `amp_ray.spec.constants.Constants`.
+        prior: Its physical value.
+        value: The most probable value.
+        prior_sigma: Lognormal sigma of the prior.
+        sigma: Lognormal sigma that the trials leave.
+    """
+
+    name: str
+    prior: float
+    value: float
+    prior_sigma: float
+    sigma: float
+
+    @property
+    def ratio(self) -> float:
+        """Value over prior."""
+        return self.value / self.prior
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefusedConstant:
+    """One constant that stays at its prior, and why."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialRecord:
+    """One trial that a calibration was made from.
+
+    Args:
+        strategy: The STRATEGY object of the JSON contract; ranks in device order if it has no
+            placement.
+        outcome: What came of it.
+        tells_time: Whether its time was learnt from.
+        measured_s: Seconds per iteration.
+        spread_s: Interquartile range of its steps.
+        before_s: Predicted with every constant at its prior.
+        after_s: Predicted by this calibration.
+        left_out_s: Predicted by a calibration without this trial; None where it has no time.
+        peak_memory_bytes: Measured peaks.
+        peak_before_bytes: Predicted peak of each stage with every constant at its prior.
+        peak_after_bytes: The same by this calibration.
+    """
+
+    strategy: Mapping[str, Any]
+    outcome: Outcome
+    tells_time: bool
+    measured_s: float | None
+    spread_s: float | None
+    before_s: float
+    after_s: float
+    left_out_s: float | None
+    peak_memory_bytes: tuple[float, ...]
+    peak_before_bytes: tuple[float, ...]
+    peak_after_bytes: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """Constants fitted to trials.
+
+    Args:
+        experiment: Name of the experiment.
+        fingerprint: What it was made for.
+        constants: The fitted constants.
+        refused: The others, with the reason.
+        time_error: Lognormal sigma of a predicted time that is left, measurement included.
+        memory_error: The same of a predicted peak.
+        time_constants: Names that ``covariance`` speaks of: all that times depend on.
+        covariance: Posterior covariance of their logarithms, row by row.
+        trials: What it was made from.
+    """
+
+    experiment: str
+    fingerprint: Fingerprint
+    constants: tuple[FittedConstant, ...]
+    refused: tuple[RefusedConstant, ...]
+    time_error: float
+    memory_error: float
+    time_constants: tuple[str, ...]
+    covariance: tuple[tuple[float, ...], ...]
+    trials: tuple[TrialRecord, ...]
+
+    @property
+    def num_constants(self) -> int:
+        """How many constants were fitted."""
+        return len(self.constants)
+
+    def mean_error(self, which: Literal["before_s", "after_s", "left_out_s"]) -> float | None:
+        """Return the mean absolute relative error over all measured trials; None without any."""
+        errors = [
+            abs(predicted / trial.measured_s - 1.0)
+            for trial in self.trials
+            if trial.measured_s is not None
+            for predicted in [getattr(trial, which)]
+            if predicted is not None
+        ]
+        return math.fsum(errors) / len(errors) if errors else None
+
+    def values(self) -> dict[str, float]:
+        """Return the fitted values by name."""
+        return {constant.name: constant.value for constant in self.constants}
+
+
+def apply_calibration(
+    calibration: Calibration, experiment: Experiment, *, transfer: bool = False
+) -> Experiment:
+    """Return an experiment with calibrated constants.
+
+    Args:
+        calibration: Fitted constants.
+        experiment: What is to be planned.
+        transfer: Whether the calibration may come from another model, cluster, runtime or
+            profile; then only what `transferable` names is taken, and the model's errors stay
+            those of the experiment.
+
+    Raises:
+        ValueError: If the calibration was made for something else and ``transfer`` is off.
+    """
+    ours = fingerprint(experiment)
+    different = differing_parts(calibration.fingerprint, ours)
+    constants = experiment.constants
+    if different and not transfer:
+        message = (
+            f"the calibration was made for another {' and '.join(different)}: "
+            f"{describe_differences(calibration.fingerprint, ours)}. "
+            "Calibrate anew, or take over what does not depend on them: --transfer-calibration"
+        )
+        raise ValueError(message)
+    if not different:
+        constants = replace(
+            constants,
+            time_error=calibration.time_error,
+            memory_error=calibration.memory_error,
+        )
+    kept = transferable(calibration, experiment)
+    values = {name: value for name, value in calibration.values().items() if name in kept}
+    return replace(experiment, constants=replace(constants, **values))
+
+
+def transferable(calibration: Calibration, experiment: Experiment) -> tuple[str, ...]:
+    """Return the fitted constants that hold for an experiment too.
+
+    A site's constants hold on the same cluster only. A device's hold where every device is one
+    of those that were calibrated. What a library does holds everywhere.
+    """
+    ours = fingerprint(experiment)
+    same_site = calibration.fingerprint["cluster"] == ours["cluster"]
+    known = [node["device"] for node in calibration.fingerprint["cluster"]["nodes"]]
+    same_devices = all(node["device"] in known for node in ours["cluster"]["nodes"])
+    holds = {"site": same_site, "device": same_devices, "library": True}
+    return tuple(
+        constant.name for constant in calibration.constants if holds[SCOPES[constant.name]]
+    )
+
+
+def prediction_covariance(
+    calibration: Calibration,
+    experiment: Experiment,
+    strategies: Sequence[Strategy],
+    predictor: Predictor | None = None,
+) -> FloatArray:
+    """Return the covariance of the logarithms of predicted times.
+
+    Part of it is common to strategies, since it comes from constants that all of them share: what
+    trials have told about constants makes the strategies that depend on them in the same way
+    certain, and leaves the others as uncertain as the priors are. The rest is each prediction's
+    own, measurement included.
+
+    Args:
+        calibration: What is known.
+        experiment: The calibrated experiment, as `apply_calibration` returns it.
+        strategies: What is predicted.
+        predictor: Remembers predictions between calls.
+
+    Returns:
+        Shape ``(num_strategies, num_strategies)``.
+    """
+    plans: list[Plan] = [(experiment, strategy) for strategy in strategies]
+    predictor = predictor or Predictor()
+    slopes = predictor.time_slopes(plans, calibration.time_constants, PRIOR)
+    common = slopes @ np.array(calibration.covariance) @ slopes.T
+    own: FloatArray = calibration.time_error**2 * np.eye(len(plans))
+    return common + own
+
+
+def predictive_error(
+    calibration: Calibration,
+    experiment: Experiment,
+    strategies: Sequence[Strategy],
+    predictor: Predictor | None = None,
+) -> FloatArray:
+    """Return the lognormal sigma of predicted times, shape ``(num_strategies,)``.
+
+    Arguments as in `prediction_covariance`, of which these are the roots of the diagonal.
+    """
+    covariance = prediction_covariance(calibration, experiment, strategies, predictor)
+    sigma: FloatArray = np.sqrt(np.diag(covariance))
+    return sigma
+
+
+assert set(TIME_CONSTANTS) <= set(SCOPES)

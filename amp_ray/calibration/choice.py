@@ -1,0 +1,86 @@
+"""Which constants trials can tell: a rule that never looks at what was measured."""
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from amp_ray.spec.constants import PRIOR_SIGMA
+
+FloatArray = NDArray[np.float64]
+
+IDENTIFIED_SHARE: Final = 0.9
+"""A constant is identified if trials leave at most this share of its prior uncertainty."""
+
+NO_EFFECT: Final = 1e-6
+"""Relative change of a time below which a constant has no effect, only rounding."""
+
+
+def prior_sigma(names: Sequence[str]) -> FloatArray:
+    """Return the prior's sigma of constants, shape ``(num_names,)``."""
+    return np.array([PRIOR_SIGMA[name] for name in names], dtype=np.float64)
+
+
+def prior_effects(slopes: FloatArray, names: Sequence[str]) -> FloatArray:
+    """Return how much each constant's prior uncertainty moves the predictions.
+
+    Args:
+        slopes: Shape ``(num_trials, num_names)``. ``d log time / d log constant``.
+        names: Constants.
+
+    Returns:
+        Shape ``(num_names,)``. Root mean square over trials of the relative change.
+    """
+    scaled = slopes * prior_sigma(names)
+    return np.sqrt((scaled**2).mean(axis=0)) if len(scaled) else np.zeros(len(names))
+
+
+def order_by_effect(slopes: FloatArray, names: Sequence[str], most: int) -> list[str]:
+    """Choose constants by what their prior uncertainty moves that no chosen one moves already.
+
+    This is the order of a pivoted QR factorisation of the slopes in units of the priors: first
+    the constant with the largest effect on these trials, then the one whose effect is largest
+    after the first has explained what it can, and so on. Two constants that change the trials in
+    the same way are therefore not both chosen. Measured times play no part, so that the choice
+    is the same with a trial left out or mismeasured.
+
+    Args:
+        slopes: Shape ``(num_trials, num_names)``.
+        names: Constants; the earlier one wins a tie.
+        most: How many to choose at most.
+
+    Returns:
+        The chosen names, first choice first.
+    """
+    left = slopes * prior_sigma(names)
+    chosen: list[int] = []
+    for _ in range(min(most, *left.shape)):
+        effects = np.sqrt((left**2).mean(axis=0))
+        effects[chosen] = 0.0
+        best = int(np.argmax(effects))
+        if effects[best] <= NO_EFFECT:
+            break
+        chosen.append(best)
+        direction = left[:, best] / np.linalg.norm(left[:, best])
+        left = left - np.outer(direction, direction @ left)
+    return [names[index] for index in chosen]
+
+
+def identified(covariance: FloatArray, names: Sequence[str]) -> FloatArray:
+    """Return the share of each constant's prior uncertainty that the trials leave.
+
+    Args:
+        covariance: Shape ``(num_names, num_names)``. Posterior.
+        names: Constants.
+    """
+    shares: FloatArray = np.sqrt(np.diag(covariance)) / prior_sigma(names)
+    return shares
+
+
+def not_identified(share: float, num_trials: int) -> str:
+    """Say why a constant is not identified."""
+    return (
+        f"not identified: {num_trials} trials leave {100 * share:.0f} % of its prior uncertainty "
+        f"(at most {100 * IDENTIFIED_SHARE:.0f} % is asked for)"
+    )

@@ -1,0 +1,112 @@
+"""What a calibration was made for, as figures that can be compared."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from itertools import groupby
+from typing import Any, Final
+
+from amp_ray.spec.cluster import Link, Node
+from amp_ray.spec.experiment import Experiment
+
+Fingerprint = Mapping[str, Any]
+
+PARTS: Final = ("model", "cluster", "runtime", "profile")
+"""What a calibration belongs to. Names of hosts, limits of the search and the batch do not count:
+constants are the same for all of them."""
+
+_MAX_NAMED: Final = 4
+"""Differences that a message spells out."""
+
+
+def fingerprint(experiment: Experiment) -> Fingerprint:
+    """Return names and figures of model, cluster, runtime and profile as plain JSON values."""
+    traits = asdict(experiment.traits)
+    del traits["description"]
+    profile = experiment.profile
+    record = {
+        "model": {
+            **asdict(experiment.model.shape),
+            "layers_in_chain": experiment.model.num_layers,
+            "parameters": experiment.model.num_parameters,
+        },
+        "cluster": {
+            "nodes": [
+                {"count": len(list(group)), **figures}
+                for figures, group in groupby(map(_node, experiment.cluster.nodes))
+            ],
+            "pair_links": [
+                {"nodes": list(pair), **_link(link)}
+                for pair, link in sorted(experiment.cluster.pair_links.items())
+            ],
+        },
+        "runtime": {
+            **traits,
+            "precision": experiment.precision,
+            "optimizer": experiment.optimizer,
+            "zero_stage": experiment.zero_stage,
+        },
+        "profile": {
+            "source": profile.source,
+            "forward_s": {
+                device: sum(float(anchor.forward_s.sum()) for anchor in table.values())
+                for device, table in profile.tables.items()
+            },
+        },
+    }
+    plain: Fingerprint = json.loads(json.dumps(record))
+    return plain
+
+
+def differing_parts(found: Fingerprint, expected: Fingerprint) -> tuple[str, ...]:
+    """Return the parts in which two fingerprints differ."""
+    return tuple(part for part in PARTS if found.get(part) != expected.get(part))
+
+
+def describe_differences(found: Fingerprint, expected: Fingerprint) -> str:
+    """Name what differs, with both figures.
+
+    Args:
+        found: The calibration's.
+        expected: The experiment's.
+
+    Returns:
+        Empty if nothing differs.
+    """
+    told = [
+        line for part in PARTS for line in _different(part, found.get(part), expected.get(part))
+    ]
+    more = len(told) - _MAX_NAMED
+    rest = [f"{more} more differences"] if more > 0 else []
+    return "; ".join(told[:_MAX_NAMED] + rest)
+
+
+def _different(key: str, found: object, expected: object) -> Iterator[str]:
+    """Yield one line per leaf that differs."""
+    if isinstance(found, dict) and isinstance(expected, dict):
+        for name in dict.fromkeys((*found, *expected)):
+            yield from _different(f"{key}.{name}", found.get(name), expected.get(name))
+    elif isinstance(found, list) and isinstance(expected, list) and len(found) == len(expected):
+        for index, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
+            yield from _different(f"{key}.{index}", ours, theirs)
+    elif isinstance(found, list) and isinstance(expected, list):
+        yield f"{key} has {len(found)} entries in the calibration, {len(expected)} here"
+    elif found != expected:
+        yield f"{key} is {found!r} in the calibration, {expected!r} here"
+
+
+def _node(node: Node) -> dict[str, Any]:
+    """Return a node's figures without its name."""
+    device = asdict(node.device)
+    del device["source"]
+    return {
+        "slots": node.num_slots,
+        "device": device,
+        "intra": _link(node.intra),
+        "inter": _link(node.inter),
+    }
+
+
+def _link(link: Link) -> dict[str, float]:
+    """Return a link's figures."""
+    return {"bandwidth_bytes_per_s": link.bandwidth_bytes_per_s, "latency_s": link.latency_s}

@@ -1,0 +1,173 @@
+"""What trials tell about memory: measured peaks, and limits that were or were not exceeded."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from amp_ray.calibration.linear import HUBER_SCALE, learnt_error
+from amp_ray.cost.verdict import exceeds_probability
+
+FloatArray = NDArray[np.float64]
+
+LAPSE_PROBABILITY: Final = 0.01
+"""Chance that a trial ended for a reason that no model knows, so that one strange outcome cannot
+outvote all others."""
+
+_STEP: Final = 1e-3
+_MAX_ROUNDS: Final = 50
+_TOLERANCE: Final = 1e-7
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Peaks:
+    """The measured peaks of one trial: of every stage, or of the largest.
+
+    Args:
+        offset: Shape ``(num_peaks,)``. Logarithm of predicted over measured bytes, at the prior.
+        slopes: Shape ``(num_peaks, num_parameters)``.
+    """
+
+    offset: FloatArray
+    slopes: FloatArray
+
+    def residual(self, values: FloatArray) -> float:
+        """Return the root mean square logarithm of predicted over measured bytes."""
+        return math.sqrt(float(((self.offset + self.slopes @ values) ** 2).mean()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Limit:
+    """A censored observation: whether a trial needed more than there was.
+
+    Args:
+        offset: Logarithm of the fullest stage's peak over its limit, at the prior.
+        slopes: Shape ``(num_parameters,)``.
+        failed: Whether the trial did not finish.
+        other_probability: Chance that it failed for another reason: the launcher's time limit.
+    """
+
+    offset: float
+    slopes: FloatArray
+    failed: bool
+    other_probability: float = 0.0
+
+    def loss(self, values: FloatArray, error: float) -> float:
+        """Return minus the logarithm of the chance of what happened."""
+        ratio = math.exp(self.offset + float(self.slopes @ values))
+        finishes = 1.0 - exceeds_probability(ratio, error)
+        finishes *= 1.0 - self.other_probability
+        chance = 1.0 - finishes if self.failed else finishes
+        return -math.log(LAPSE_PROBABILITY + (1.0 - 2.0 * LAPSE_PROBABILITY) * chance)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MemoryProblem:
+    """Peaks and limits, linear in the parameters.
+
+    Args:
+        peaks: Measured peaks.
+        limits: Censored observations.
+        prior_sigma: Shape ``(num_parameters,)``.
+        prior_error: Lognormal sigma of the memory estimate before any trial.
+    """
+
+    peaks: tuple[Peaks, ...]
+    limits: tuple[Limit, ...]
+    prior_sigma: FloatArray
+    prior_error: float
+
+    @property
+    def num_trials(self) -> int:
+        """Trials that tell about memory."""
+        return len(self.limits) + len(self.peaks)
+
+    def loss(self, values: FloatArray, error: float) -> float:
+        """Return minus the logarithm of the posterior, but for a constant."""
+        total = float(((values / self.prior_sigma) ** 2).sum()) / 2
+        total += sum(limit.loss(values, error) for limit in self.limits)
+        for peaks in self.peaks:
+            scaled = peaks.residual(values) / (error * HUBER_SCALE)
+            total += HUBER_SCALE**2 * (math.sqrt(1.0 + scaled**2) - 1.0)
+        return total
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MemoryFit:
+    """The most probable parameters.
+
+    Args:
+        values: Shape ``(num_parameters,)``.
+        error: Lognormal sigma of the estimate; learnt where peaks were measured.
+        covariance: Shape ``(num_parameters, num_parameters)``. Posterior.
+    """
+
+    values: FloatArray
+    error: float
+    covariance: FloatArray
+
+
+def fit_memory(problem: MemoryProblem) -> MemoryFit:
+    """Find the most probable parameters by Newton's method with damped steps.
+
+    Args:
+        problem: Observations and priors.
+
+    Returns:
+        The fit. The error is learnt as for times where peaks were measured, else it stays.
+    """
+    values, error = np.zeros(len(problem.prior_sigma)), problem.prior_error
+    for _ in range(_MAX_ROUNDS):
+        before = np.append(values, error)
+        loss = _at_error(problem, error)
+        gradient, curvature = _derivatives(loss, values)
+        values = _descend(loss, values, np.linalg.solve(curvature, gradient))
+        if problem.peaks:
+            residuals = np.array([peaks.residual(values) for peaks in problem.peaks])
+            error = learnt_error(residuals, error, problem.prior_error, len(values))
+        if np.abs(np.append(values, error) - before).max() < _TOLERANCE:
+            break
+    _, curvature = _derivatives(_at_error(problem, error), values)
+    return MemoryFit(values=values, error=error, covariance=np.linalg.inv(curvature))
+
+
+def _at_error(problem: MemoryProblem, error: float) -> Callable[[FloatArray], float]:
+    """Return the loss as a function of the parameters alone."""
+    return lambda values: problem.loss(values, error)
+
+
+def _derivatives(
+    loss: Callable[[FloatArray], float], values: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Return gradient and curvature by differences; the curvature made positive."""
+    num = len(values)
+    steps = _STEP * np.eye(num)
+    here = loss(values)
+    ahead = np.array([loss(values + step) for step in steps])
+    behind = np.array([loss(values - step) for step in steps])
+    curvature = np.zeros((num, num))
+    for i in range(num):
+        curvature[i, i] = (ahead[i] - 2.0 * here + behind[i]) / _STEP**2
+        for j in range(i):
+            both = loss(values + steps[i] + steps[j])
+            mixed = (both - ahead[i] - ahead[j] + here) / _STEP**2
+            curvature[i, j] = curvature[j, i] = mixed
+    lowest = float(np.linalg.eigvalsh(curvature).min()) if num else 1.0
+    if lowest < 1.0:
+        curvature += (1.0 - lowest) * np.eye(num)
+    return (ahead - behind) / (2.0 * _STEP), curvature
+
+
+def _descend(
+    loss: Callable[[FloatArray], float], values: FloatArray, step: FloatArray
+) -> FloatArray:
+    """Go along a Newton step as far as the loss falls."""
+    here = loss(values)
+    for halvings in range(10):
+        reached = values - step * 0.5**halvings
+        if loss(reached) < here:
+            return reached
+    return values

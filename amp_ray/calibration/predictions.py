@@ -1,0 +1,167 @@
+"""Predictions at points of the constants' space, and how they change with each constant."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from amp_ray.cost.model import CostModel
+from amp_ray.cost.verdict import WITHOUT_PARAMETERS, Judge
+from amp_ray.spec.constants import PRIOR_SIGMA, Constants
+from amp_ray.spec.experiment import Experiment
+from amp_ray.spec.strategy import Strategy
+
+FloatArray = NDArray[np.float64]
+
+Plan = tuple[Experiment, Strategy]
+
+MEMORY_CONSTANTS: Final = ("context_scale", "allocator_scale")
+"""Constants that peaks depend on, and times do not."""
+
+TIME_CONSTANTS: Final = tuple(name for name in PRIOR_SIGMA if name not in MEMORY_CONSTANTS)
+"""Constants that times depend on and that may be fitted: those with a prior."""
+
+GRID: Final = 0.25
+"""Spacing, in prior sigmas, of the points at which models are made linear. Calibrations that lie
+close to each other share such a point and so the predictions around it; a mode is never further
+from its point than half of it, where the model is as good as linear."""
+
+_STEP: Final = 0.01
+"""Step of a difference quotient in the logarithm of a constant: large against rounding, small
+against every prior."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """A place in the space of constants.
+
+    Args:
+        logs: Logarithm of the ratio to the prior by name, sorted; constants at their prior left
+            out.
+    """
+
+    logs: tuple[tuple[str, float], ...] = ()
+
+    @classmethod
+    def of(cls, names: Sequence[str], logs: Sequence[float] | FloatArray) -> "Point":
+        """Return the point with these logarithms."""
+        pairs = zip(names, map(float, logs), strict=True)
+        return cls(logs=tuple(sorted((name, log) for name, log in pairs if log)))
+
+    def moved(self, name: str, step: float) -> "Point":
+        """Return the point with one logarithm increased."""
+        logs = dict(self.logs)
+        logs[name] = logs.get(name, 0.0) + step
+        return Point.of(tuple(logs), tuple(logs.values()))
+
+    def constants(self, prior: Constants) -> Constants:
+        """Return the constants at this point."""
+        return replace(
+            prior, **{name: getattr(prior, name) * math.exp(log) for name, log in self.logs}
+        )
+
+
+PRIOR: Final = Point()
+"""Every constant at its physical value."""
+
+
+def nearest_grid_point(logs: FloatArray, sigma: FloatArray) -> FloatArray:
+    """Return the logarithms of the nearest point at which models are made linear.
+
+    Args:
+        logs: Shape ``(num_names,)``.
+        sigma: Shape ``(num_names,)``. Of the priors.
+    """
+    spacing = GRID * sigma
+    nearest: FloatArray = np.round(logs / spacing) * spacing
+    return nearest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """What one strategy takes at one point.
+
+    Args:
+        time_s: Seconds per iteration.
+        peaks_bytes: Shape ``(pp,)``. Peak of each stage.
+        limits_bytes: Shape ``(pp,)``. What its devices have.
+        fails_certainly: Whether it cannot run whatever the constants are.
+        launch_limit_s: Longest iteration that the launcher waits for; None = no limit.
+    """
+
+    time_s: float
+    peaks_bytes: tuple[float, ...]
+    limits_bytes: tuple[float, ...]
+    fails_certainly: bool
+    launch_limit_s: float | None
+
+    @property
+    def log_fullness(self) -> float:
+        """Logarithm of peak over limit, of the stage that comes closest."""
+        pairs = zip(self.peaks_bytes, self.limits_bytes, strict=True)
+        return math.log(max(peak / limit for peak, limit in pairs))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Predictor:
+    """Predicts, and remembers: a tuner that calibrates after every trial pays for new ones only.
+
+    It belongs to one process and holds no other state than what can be computed again.
+    """
+
+    _memo: dict[tuple[Experiment, Strategy, Point], Prediction] = field(default_factory=dict)
+
+    def predict(self, plans: Sequence[Plan], point: Point) -> list[Prediction]:
+        """Predict strategies at one point.
+
+        Raises:
+            ValueError: If a cost model cannot estimate a strategy.
+        """
+        models: dict[Experiment, CostModel] = {}
+        for experiment, strategy in plans:
+            if (experiment, strategy, point) in self._memo:
+                continue
+            if experiment not in models:
+                at_point = replace(experiment, constants=point.constants(experiment.constants))
+                models[experiment] = CostModel(experiment=at_point)
+            found = _predict(models[experiment], strategy)
+            self._memo[experiment, strategy, point] = found
+        return [self._memo[experiment, strategy, point] for experiment, strategy in plans]
+
+    def log_times(self, plans: Sequence[Plan], point: Point) -> FloatArray:
+        """Return the logarithm of every predicted time, shape ``(num_plans,)``."""
+        return np.log([found.time_s for found in self.predict(plans, point)])
+
+    def time_slopes(self, plans: Sequence[Plan], names: Sequence[str], point: Point) -> FloatArray:
+        """Return how times change with constants: ``d log time / d log constant``.
+
+        Args:
+            plans: What to predict.
+            names: Constants.
+            point: Where.
+
+        Returns:
+            Shape ``(num_plans, num_names)``.
+        """
+        base = self.log_times(plans, point)
+        columns = [
+            (self.log_times(plans, point.moved(name, _STEP)) - base) / _STEP for name in names
+        ]
+        return np.array(columns).reshape(len(names), len(plans)).T
+
+
+def _predict(model: CostModel, strategy: Strategy) -> Prediction:
+    """Estimate one strategy and keep what a calibration needs of it."""
+    estimate = model.estimate(strategy)
+    given = model.experiment
+    judge = Judge(model=given.model, traits=given.traits, constants=given.constants)
+    return Prediction(
+        time_s=estimate.iteration_time_s,
+        peaks_bytes=estimate.peak_memory_bytes,
+        limits_bytes=estimate.memory_limit_bytes,
+        fails_certainly=any(reason.kind == WITHOUT_PARAMETERS for reason in estimate.reasons),
+        launch_limit_s=judge.launch_limit_s,
+    )

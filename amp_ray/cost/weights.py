@@ -1,0 +1,78 @@
+"""How many parameters each rank holds; a weight that two layers share counts once per stage."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from amp_ray.cost.topology import FloatArray
+from amp_ray.spec.model import Model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TiedWeight:
+    """A weight that two layers of the chain hold.
+
+    Args:
+        first: Position of the one.
+        last: Position of the other.
+        parameters: Its parameters on one rank.
+    """
+
+    first: int
+    last: int
+    parameters: float
+
+    def stages(self, bounds: tuple[int, ...]) -> tuple[int, int]:
+        """Return the stages that hold it.
+
+        Args:
+            bounds: Shape ``(pp + 1,)``.
+        """
+        first, last = np.searchsorted(bounds, (self.first, self.last), side="right") - 1
+        return int(first), int(last)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Weights:
+    """Parameters per rank.
+
+    Args:
+        model: The chain of layers.
+        tp: Tensor parallel degree, which divides sharded parameters.
+    """
+
+    model: Model
+    tp: int
+
+    @cached_property
+    def prefix(self) -> FloatArray:
+        """Shape ``(num_layers + 1,)``. Prefix sums over the layers, tied weights twice."""
+        held = [
+            layer.sharded_parameters / self.tp + layer.replicated_parameters
+            for layer in self.model.layers
+        ]
+        return np.concatenate(([0.0], np.cumsum(held)))
+
+    @cached_property
+    def tied(self) -> TiedWeight | None:
+        """The weight that two layers hold, if there is one."""
+        layers = self.model.layers
+        where = [position for position, layer in enumerate(layers) if layer.tied_parameters]
+        if len(where) != 2:  # noqa: PLR2004 - a weight is shared by two layers or by none
+            return None
+        parameters = layers[where[0]].tied_parameters / self.tp
+        return TiedWeight(first=where[0], last=where[1], parameters=parameters)
+
+    def of_stages(self, bounds: tuple[int, ...]) -> FloatArray:
+        """Return the parameters of one rank of each stage, shape ``(pp,)``.
+
+        Args:
+            bounds: Shape ``(pp + 1,)``.
+        """
+        held: FloatArray = np.diff(self.prefix[list(bounds)])
+        if self.tied is not None:
+            first, last = self.tied.stages(bounds)
+            if first == last:
+                held[first] -= self.tied.parameters
+        return held

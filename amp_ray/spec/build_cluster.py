@@ -1,0 +1,166 @@
+"""The cluster that an experiment file describes, with the hosts that its hostfile names."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from amp_ray.errors import InputError
+from amp_ray.spec.catalogue import find_device
+from amp_ray.spec.cluster import (
+    DEFAULT_INTER_LATENCY_S,
+    DEFAULT_INTRA_LATENCY_S,
+    Cluster,
+    Link,
+    Node,
+)
+from amp_ray.spec.device import Device
+from amp_ray.spec.experiment_file import (
+    ClusterSection,
+    DeviceSection,
+    ExperimentFile,
+    LinkSection,
+    NodeSection,
+)
+from amp_ray.spec.hostfile import HostSlots, parse_hostfile
+from amp_ray.spec.yaml_text import Document
+from amp_ray.units import GIGA, TERA, gbit_per_s_to_bytes_per_s, gib_to_bytes, microseconds_to_s
+
+
+def build_cluster(
+    document: Document, checked: ExperimentFile, hostfile_text: str | None
+) -> Cluster:
+    """Build the cluster; host names come from the hostfile where there is one.
+
+    Args:
+        document: For the places of mistakes.
+        checked: Its content.
+        hostfile_text: Text of the hostfile, if one is named.
+
+    Raises:
+        InputError: If the hostfile is wrong or disagrees with ``cluster.nodes``, a device is
+            unknown or lacks the precision, or a link joins no two nodes.
+    """
+    section = checked.cluster
+    entries = [index for index, entry in enumerate(section.nodes) for _ in range(entry.count)]
+    names = [f"node{index}" for index in range(len(entries))]
+    if section.hostfile is not None and hostfile_text is not None:
+        with document.at("cluster", "hostfile"):
+            hosts = parse_hostfile(hostfile_text, file=section.hostfile)
+        _check_hosts(document, section, hosts, entries)
+        names = [host.host for host in hosts]
+    devices = []
+    for index, entry in enumerate(section.nodes):
+        with document.at("cluster", "nodes", index, "device"):
+            device = _device(entry)
+            device.peak_flops(checked.precision)
+        devices.append(device)
+    with document.at("cluster"):
+        nodes = tuple(
+            _node(name, section.nodes[index], devices[index])
+            for name, index in zip(names, entries, strict=True)
+        )
+        return Cluster(nodes=nodes, pair_links=_pair_links(document, section.links, names))
+
+
+def _check_hosts(
+    document: Document, section: ClusterSection, hosts: Sequence[HostSlots], entries: list[int]
+) -> None:
+    """Refuse a hostfile that disagrees with what ``cluster.nodes`` describes."""
+    if len(hosts) != len(entries):
+        message = (
+            f"describes {len(entries)} hosts and hostfile {section.hostfile!r} names {len(hosts)}: "
+            "they are matched in order, so the counts must be equal"
+        )
+        raise InputError(message, where=document.where("cluster", "nodes"))
+    for host, index in zip(hosts, entries, strict=True):
+        slots = section.nodes[index].slots
+        if host.num_slots != slots:
+            message = (
+                f"found {slots}; host {host.host!r} has slots={host.num_slots} in "
+                f"{section.hostfile!r}"
+            )
+            raise InputError(message, where=document.where("cluster", "nodes", index, "slots"))
+
+
+def _device(entry: NodeSection) -> Device:
+    """Return the data sheet of a node's devices."""
+    if isinstance(entry.device, str):
+        device = find_device(entry.device)
+    else:
+        device = _described_device(entry.device)
+    if entry.memory_gib is None:
+        return device
+    return replace(device, memory_bytes=gib_to_bytes(entry.memory_gib))
+
+
+def _described_device(section: DeviceSection) -> Device:
+    """Return a data sheet that the experiment file spells out."""
+    rates = {
+        precision: None if value is None else value * TERA
+        for precision, value in (
+            ("fp32", section.fp32_tflops),
+            ("fp16", section.fp16_tflops),
+            ("bf16", section.bf16_tflops),
+        )
+    }
+    if all(rate is None for rate in rates.values()):
+        message = f"device {section.name!r} needs fp32_tflops, fp16_tflops or bf16_tflops"
+        raise ValueError(message)
+    return Device(
+        name=section.name,
+        memory_bytes=gib_to_bytes(section.memory_gib),
+        memory_bytes_per_s=section.memory_gbyte_per_s * GIGA,
+        num_multiprocessors=section.num_multiprocessors,
+        fp32_flops=rates["fp32"],
+        fp16_flops=rates["fp16"],
+        bf16_flops=rates["bf16"],
+        source="the experiment file",
+    )
+
+
+def _node(name: str, entry: NodeSection, device: Device) -> Node:
+    """Return one node with its links in SI units."""
+    return Node(
+        name=name,
+        device=device,
+        num_slots=entry.slots,
+        intra=_link(entry.intra_gbit_per_s, entry.intra_latency_us, DEFAULT_INTRA_LATENCY_S),
+        inter=_link(entry.inter_gbit_per_s, entry.inter_latency_us, DEFAULT_INTER_LATENCY_S),
+    )
+
+
+def _link(gbit_per_s: float, latency_us: float | None, default_latency_s: float) -> Link:
+    """Return a link in SI units."""
+    return Link(
+        bandwidth_bytes_per_s=gbit_per_s_to_bytes_per_s(gbit_per_s),
+        latency_s=default_latency_s if latency_us is None else microseconds_to_s(latency_us),
+    )
+
+
+def _pair_links(
+    document: Document, entries: Sequence[LinkSection], names: list[str]
+) -> dict[tuple[int, int], Link]:
+    """Return the links of single node pairs by node index."""
+    links: dict[tuple[int, int], Link] = {}
+    for position, entry in enumerate(entries):
+        with document.at("cluster", "links", position, "between"):
+            pair = _pair(entry.between, names)
+            if pair in links:
+                message = (
+                    f"the link between {' and '.join(entry.between)} stands here a second time"
+                )
+                raise ValueError(message)
+        links[pair] = _link(entry.gbit_per_s, entry.latency_us, DEFAULT_INTER_LATENCY_S)
+    return links
+
+
+def _pair(between: Sequence[str], names: list[str]) -> tuple[int, int]:
+    """Return the indices of two different nodes in ascending order."""
+    unknown = [name for name in between if name not in names]
+    if unknown:
+        message = f"host {unknown[0]!r} is not one of {', '.join(names)}"
+        raise ValueError(message)
+    low, high = sorted(names.index(name) for name in between)
+    if low == high:
+        message = f"found {list(between)}; expected two different hosts of {', '.join(names)}"
+        raise ValueError(message)
+    return low, high

@@ -1,0 +1,57 @@
+"""Rows and numbers of text files: hostfiles, tables, strategies."""
+
+import csv
+import math
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from amp_ray.errors import InputError, Where
+
+_DIGITS: Final = re.compile(r"[0-9]{1,9}")
+"""Below 10**9: more devices, layers or samples than that are a slip."""
+
+
+def read_rows(text: str, file: str) -> Iterator[tuple[Where, list[str]]]:
+    """Yield the rows of a CSV text with their places, blank ones left out, cells stripped.
+
+    Raises:
+        InputError: If the text is not CSV.
+    """
+    reader = csv.reader(text.splitlines(), skipinitialspace=True, strict=True)
+    try:
+        for row in reader:
+            cells = [cell.strip() for cell in row]
+            if any(cells):
+                yield Where(file=file, line=reader.line_num), cells
+    except csv.Error as error:
+        message = f"not valid CSV: {error}"
+        raise InputError(message, where=Where(file=file, line=reader.line_num)) from None
+
+
+def is_count(cell: str, low: int = 1) -> bool:
+    """Tell whether a cell holds an integer of at least ``low``, in plain digits."""
+    return _DIGITS.fullmatch(cell) is not None and int(cell) >= low
+
+
+def read_count(cell: str | None, where: Where, *, low: int = 1) -> int:
+    """Read an integer of at least ``low``.
+
+    Raises:
+        InputError: If the cell holds anything else.
+    """
+    word = (cell or "").strip()
+    if not is_count(word, low):
+        message = f"found {word!r}; expected an integer of at least {low}"
+        raise InputError(message, where=where)
+    return int(word)
+
+
+def read_seconds(cell: str | None) -> float | None:
+    """Read finite seconds that are not negative; None if the cell does not hold such a number."""
+    word = (cell or "").strip()
+    try:
+        seconds = math.nan if "_" in word else float(word)
+    except ValueError:
+        return None
+    return seconds if math.isfinite(seconds) and seconds >= 0 else None

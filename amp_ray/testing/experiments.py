@@ -1,0 +1,70 @@
+"""Small experiments for tests: from a few figures to an `Experiment`, without a file."""
+
+from collections.abc import Mapping
+
+from amp_ray.spec.build import build_experiment
+from amp_ray.spec.experiment import Experiment
+from amp_ray.spec.yaml_text import parse_yaml
+
+SMALL = """\
+name: small
+model: {family: gpt2, num_layers: 6, hidden_size: 256, num_heads: 8, sequence_length: 128,
+        vocab_size: 1024}
+cluster:
+  nodes:
+    - {count: 2, device: T4, slots: 2, intra_gbit_per_s: 50, inter_gbit_per_s: 10}
+global_batch_size: 8
+"""
+"""Four T4 on two nodes, analytic layer times, today's runtime."""
+
+
+class MemoryFiles:
+    """Files that exist in a test only.
+
+    Args:
+        files: Text by path; the folder of a path is what ``folder`` lists.
+    """
+
+    def __init__(self, files: Mapping[str, str] | None = None) -> None:
+        """Keep the files."""
+        self._files = dict(files or {})
+
+    def text(self, name: str) -> str:
+        """Return the text of one file."""
+        return self._files[name]
+
+    def folder(self, name: str) -> Mapping[str, str]:
+        """Return the files of a folder by their names in it."""
+        return {
+            path.removeprefix(f"{name}/"): text
+            for path, text in self._files.items()
+            if path.startswith(f"{name}/")
+        }
+
+
+def experiment_from(text: str, files: Mapping[str, str] | None = None) -> Experiment:
+    """Build an experiment from YAML text.
+
+    Args:
+        text: The experiment file.
+        files: Text of the files that it names, by path.
+    """
+    return build_experiment(parse_yaml(text, file="test.yaml"), MemoryFiles(files))
+
+
+def small_experiment(*replacements: tuple[str, str]) -> Experiment:
+    """Build the small experiment, with parts of its text replaced.
+
+    Args:
+        replacements: Pairs of what stands in `SMALL` and what shall stand there.
+
+    Raises:
+        ValueError: If `SMALL` does not hold what is to be replaced.
+    """
+    text = SMALL
+    for old, new in replacements:
+        if old not in text:
+            message = f"the small experiment has no {old!r}"
+            raise ValueError(message)
+        text = text.replace(old, new)
+    return experiment_from(text)

@@ -1,0 +1,138 @@
+"""The job file of a profile run: a trial's, and what is to be measured."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from amp_ray.training.fields import Fields
+from amp_ray.training.job import Job, read_job
+from amp_ray.training.shapes import TextShape, layer_kinds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One layer at one tp and micro-batch size.
+
+    Args:
+        tp: Tensor parallel degree.
+        micro_batch_size: Samples.
+        layer: Index in the model's list; the number of layers means the loss behind them.
+    """
+
+    tp: int
+    micro_batch_size: int
+    layer: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkPoint:
+    """One message size between some ranks.
+
+    Args:
+        what: ``p2p`` or ``all_reduce``.
+        num_ranks: Ranks of a group; all ranks are divided into such groups, which talk at once.
+        num_bytes: Size of the message, or of the tensor that is reduced.
+    """
+
+    what: str
+    num_ranks: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileJob:
+    """One run.
+
+    Args:
+        trial: Model, precision, device, seed, limits; its strategy only says how many ranks.
+        links: Messages to measure, first.
+        points: Layers to measure, in this order.
+        seconds: After so long nothing new is begun.
+    """
+
+    trial: Job
+    links: tuple[LinkPoint, ...]
+    points: tuple[Point, ...]
+    seconds: float
+
+
+def load_profile_job(path: str) -> ProfileJob:
+    """Read a job from a JSON file.
+
+    Raises:
+        ValueError: If the file is no JSON, or ``read_profile_job`` refuses its content.
+        OSError: If the file cannot be read.
+    """
+    try:
+        record = json.loads(Path(path).read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        message = f"{path} is not JSON: {error}"
+        raise ValueError(message) from None
+    return read_profile_job(record)
+
+
+def read_profile_job(record: Mapping[str, Any]) -> ProfileJob:
+    """Read a job from its JSON object.
+
+    Raises:
+        ValueError: If a key is missing, unknown or wrong, tp or a group does not divide the
+            ranks or the model, or a layer does not exist. The message names the values.
+    """
+    fields = Fields(record, "profile")
+    job = ProfileJob(
+        trial=read_job(fields.any("trial")),
+        links=tuple(_read_link(entry) for entry in fields.any("links")),
+        points=tuple(_read_point(entry) for entry in fields.any("points")),
+        seconds=fields.number("seconds"),
+    )
+    fields.finish()
+    for size in {point.tp for point in job.points} | {link.num_ranks for link in job.links}:
+        if job.trial.grid.num_ranks % size:
+            message = f"{job.trial.grid.num_ranks} ranks cannot be divided into groups of {size}"
+            raise ValueError(message)
+    for point in job.points:
+        _check_point(point, job.trial)
+    return job
+
+
+def _read_point(record: Mapping[str, Any]) -> Point:
+    """Read one layer."""
+    fields = Fields(record, "profile.points")
+    point = Point(
+        tp=fields.integer("tp"),
+        micro_batch_size=fields.integer("micro_batch_size"),
+        layer=fields.integer("layer", minimum=0),
+    )
+    fields.finish()
+    return point
+
+
+def _read_link(record: Mapping[str, Any]) -> LinkPoint:
+    """Read one message."""
+    fields = Fields(record, "profile.links")
+    what = fields.choice("what", ("p2p", "all_reduce"))
+    link = LinkPoint(
+        what=what,
+        num_ranks=fields.integer("num_ranks", minimum=2),
+        num_bytes=fields.integer("bytes", minimum=4),
+    )
+    fields.finish()
+    return link
+
+
+def _check_point(point: Point, trial: Job) -> None:
+    """Refuse a layer that the model does not have, and a tp that does not divide it."""
+    num_layers = len(layer_kinds(trial.model))
+    last = num_layers if isinstance(trial.model, TextShape) else num_layers - 1
+    if point.layer > last:
+        message = (
+            f"profile.points has layer {point.layer}; the model has {num_layers} layers, and "
+            f"{last} is the last index"
+        )
+        raise ValueError(message)
+    for name, size in trial.model.split_sizes().items():
+        if size % point.tp:
+            message = f"tp {point.tp} does not divide the model's {name} {size}; choose another tp"
+            raise ValueError(message)

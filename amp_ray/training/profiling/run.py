@@ -1,0 +1,159 @@
+"""One rank of a profile run, from the rendezvous to the end."""
+
+import gc
+import os
+import platform
+import statistics
+import time
+from pathlib import Path
+from typing import Any, Final
+
+import deepspeed
+import torch
+
+from amp_ray.training.clock import Clock, DeviceClock, HostClock, Spans
+from amp_ray.training.connect import connect, use_cuda
+from amp_ray.training.events import EventChannel, write_result
+from amp_ray.training.profiling.footprint import footprint
+from amp_ray.training.profiling.group import Ranks
+from amp_ray.training.profiling.job import Point, ProfileJob
+from amp_ray.training.profiling.links import time_link
+from amp_ray.training.profiling.passes import repeats_for, time_launch, time_passes, warm_up
+from amp_ray.training.profiling.subject import Subject, SwitchedParallel, make_subject
+
+SCHEMA: Final = 1
+
+
+class _Run:
+    """What one rank needs all the time."""
+
+    def __init__(self, job: ProfileJob, channel: EventChannel) -> None:
+        """Meet the others."""
+        self.job, self.channel = job, channel
+        self.start = time.monotonic()
+        self.cuda = use_cuda(job.trial)
+        connect(job.trial, cuda=self.cuda)
+        local_rank = int(os.environ["LOCAL_RANK"])
+        device = torch.device("cuda", local_rank) if self.cuda else torch.device("cpu")
+        sizes = {point.tp for point in job.points} | {link.num_ranks for link in job.links}
+        self.ranks = Ranks(device, sizes)
+
+    def clock(self) -> Clock:
+        """Return a clock of the device."""
+        return DeviceClock() if self.cuda else HostClock()
+
+    def tell(self, event: str, **values: Any) -> None:  # noqa: ANN401 - JSON values
+        """Send an event, from one rank for all."""
+        if self.ranks.rank == 0:
+            self.channel.send(event, **values)
+
+    def is_over(self) -> bool:
+        """Tell whether the time is up for any rank."""
+        elapsed_s = time.monotonic() - self.start
+        return bool(self.ranks.largest(int(elapsed_s > self.job.seconds)))
+
+
+def run(job: ProfileJob, channel: EventChannel) -> None:
+    """Measure everything that the time allows; rank 0 tells.
+
+    Args:
+        job: What to measure.
+        channel: Where events go.
+    """
+    state = _Run(job, channel)
+    state.tell("hardware", hardware=hardware(cuda=state.cuda), versions=versions())
+    complete = _links(state) and _layers(state)
+    if state.ranks.rank == 0:
+        elapsed_s = time.monotonic() - state.start
+        record = {"schema": SCHEMA, "trial_id": job.trial.trial_id}
+        write_result(job.trial.out_dir, {**record, "complete": complete, "elapsed_s": elapsed_s})
+    # Nobody leaves before the result is on disk: a rank that is gone looks like a failure.
+    state.ranks.barrier()
+    torch.distributed.destroy_process_group()
+
+
+def _links(state: _Run) -> bool:
+    """Measure messages; tell whether the time was enough."""
+    for link in state.job.links:
+        if state.is_over():
+            return False
+        seconds = time_link(link, state.ranks, state.clock())
+        if seconds is not None:
+            values = {"num_ranks": link.num_ranks, "bytes": link.num_bytes, "seconds": seconds}
+            state.tell("link", what=link.what, **values)
+    return True
+
+
+def _layers(state: _Run) -> bool:
+    """Measure layers; tell whether the time was enough."""
+    limits: dict[int, int] = {}
+    for point in state.job.points:
+        if point.micro_batch_size >= limits.get(point.tp, point.micro_batch_size + 1):
+            continue
+        if state.is_over():
+            return False
+        place = {
+            "tp": point.tp,
+            "micro_batch_size": point.micro_batch_size,
+            "layer": point.layer,
+        }
+        state.tell("begin", **place)
+        found = _layer(state, point)
+        gc.collect()
+        if found is None:
+            limits[point.tp] = point.micro_batch_size
+            state.tell("oom", **place)
+        else:
+            state.tell("layer", **place, **found)
+    return True
+
+
+def _layer(state: _Run, point: Point) -> dict[str, float] | None:
+    """Measure one layer; None where it does not fit into memory."""
+    ranks, cuda = state.ranks, state.cuda
+    spans = Spans(clock=state.clock())
+    parallel = SwitchedParallel(
+        rank=ranks.rank % point.tp, size=point.tp, group=ranks.group(point.tp), spans=spans
+    )
+    made = ranks.attempt(lambda: _rehearse(state, point, parallel))
+    if made is None:
+        return None
+    subject, sizes = made
+    parallel.silent = False
+    repeats = ranks.largest(repeats_for(warm_up(subject, cuda=cuda)))
+    launch = time_launch(subject, cuda=cuda)
+    times = time_passes(subject, spans, repeats, cuda=cuda)
+    medians = {
+        key: statistics.median(ranks.gather(value)) for key, value in {**times, **launch}.items()
+    }
+    most = {key: float(ranks.largest(value)) for key, value in sizes.items()}
+    return {**medians, **most, "repeats": repeats}
+
+
+def _rehearse(
+    state: _Run, point: Point, parallel: SwitchedParallel
+) -> tuple[Subject, dict[str, int]]:
+    """Build a layer and run it without talking to anyone: if memory is short, it is so here."""
+    parallel.silent = True
+    subject = make_subject(state.job.trial, point, parallel, state.ranks.device)
+    subject.backward(subject.forward())
+    return subject, footprint(subject, cuda=state.cuda)
+
+
+def hardware(*, cuda: bool) -> str:
+    """Name the device that this rank runs on."""
+    if cuda:
+        return str(torch.cuda.get_device_name())
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    name = models[0] if models else platform.machine()
+    return f"{name}, {torch.get_num_threads()} of {len(models)} threads per rank"
+
+
+def versions() -> str:
+    """Name what the measurement depends on."""
+    cuda = f", CUDA {torch.version.cuda}" if torch.version.cuda else ""
+    return (
+        f"Python {platform.python_version()}, torch {torch.__version__}{cuda}, "
+        f"DeepSpeed {deepspeed.__version__}"
+    )

@@ -1,0 +1,151 @@
+"""What is timed: one layer, or the loss, with inputs as they are in training."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from amp_ray.training.image import image_layers, picture_loss
+from amp_ray.training.job import Job
+from amp_ray.training.parallel import TensorParallel
+from amp_ray.training.profiling.job import Point
+from amp_ray.training.ranks import shard_range
+from amp_ray.training.shapes import RGB_CHANNELS, ImageShape, TextShape, layer_kinds
+from amp_ray.training.text import text_layers
+from amp_ray.training.vocabulary import CrossEntropy
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(slots=True)
+class SwitchedParallel(TensorParallel):
+    """Tensor-parallel ranks that can be told not to talk.
+
+    Args:
+        silent: Whether an all-reduce does nothing, so that a rank that runs out of memory
+            leaves no other waiting.
+    """
+
+    silent: bool = False
+
+    def all_reduce(self, value: Tensor, *, largest: bool = False) -> Tensor:
+        """Sum a tensor over the ranks, or take its largest values, in place, unless silent."""
+        # Not super(): slots=True makes a new class, which super() without arguments misses.
+        return value if self.silent else TensorParallel.all_reduce(self, value, largest=largest)
+
+
+@dataclass(slots=True, kw_only=True)
+class Subject:
+    """A forward pass and its backward pass, ready to run.
+
+    Args:
+        run: The forward pass.
+        source: What goes in.
+        module: Whose parameters get gradients; None for a loss.
+        gradient: What comes back from the next layer; None for a loss, a scalar.
+    """
+
+    run: Callable[[Tensor], Tensor]
+    source: Tensor
+    module: nn.Module | None
+    gradient: Tensor | None = field(default=None)
+
+    def forward(self) -> Tensor:
+        """Run the forward pass."""
+        return self.run(self.source)
+
+    def backward(self, output: Tensor) -> None:
+        """Run the backward pass."""
+        torch.autograd.backward(output, self.gradient)
+
+    def parameters(self) -> list[Any]:
+        """Return the layer's parameters."""
+        return [] if self.module is None else list(self.module.parameters())
+
+    def forget_gradients(self) -> None:
+        """Drop all gradients: adding to earlier ones is not the layer's own work."""
+        for leaf in (self.source, *self.parameters()):
+            leaf.grad = None
+
+
+def make_subject(job: Job, point: Point, parallel: TensorParallel, device: Any) -> Subject:  # noqa: ANN401
+    """Build a layer with its inputs, or the loss.
+
+    Args:
+        job: Model, precision and seed.
+        point: Which layer, at which micro-batch size.
+        parallel: The ranks that share it.
+        device: Where it runs.
+    """
+    dtype = DTYPES[job.precision]
+    source = _source(job, point, parallel, device)
+    if point.layer == len(layer_kinds(job.model)):
+        return Subject(run=_text_loss(job, point, parallel, device), source=source, module=None)
+    image = isinstance(job.model, ImageShape)
+    layers = (image_layers if image else text_layers)(job.model, parallel, job.seed)
+    spec = layers[point.layer]
+    module = spec.build().to(device=device, dtype=dtype)
+    # A tied layer is the table at the other end, used by a function of its own.
+    tied = getattr(spec, "forward_fn", None)
+
+    def run(value: Tensor) -> Tensor:
+        output = module(value) if tied is None else tied(module, value)
+        # The plan counts a picture's loss among the operators of the last layer.
+        return picture_loss(output, targets) if targets is not None else output
+
+    targets: Tensor | None = None
+    if image and point.layer == len(layers) - 1:
+        pixels = (point.micro_batch_size, source.shape[1], RGB_CHANNELS)
+        targets = torch.rand(pixels, device=device)
+        return Subject(run=run, source=source, module=module)
+    parallel.silent, silent = True, parallel.silent
+    with torch.no_grad():
+        gradient = torch.randn_like(run(source))
+    parallel.silent = silent
+    return Subject(run=run, source=source, module=module, gradient=gradient)
+
+
+def _source(job: Job, point: Point, parallel: TensorParallel, device: Any) -> Tensor:  # noqa: ANN401
+    """Return what goes into a layer."""
+    extent = input_extent(job.model, point, parallel)
+    if isinstance(job.model, TextShape) and point.layer == 0:
+        return torch.randint(0, job.model.vocab_size, extent, device=device)
+    first = point.layer == 0
+    dtype = torch.float32 if first else DTYPES[job.precision]
+    return torch.randn(extent, device=device, dtype=dtype, requires_grad=not first)
+
+
+def input_extent(
+    shape: TextShape | ImageShape, point: Point, parallel: TensorParallel
+) -> tuple[int, ...]:
+    """Return the sizes of what goes into a layer."""
+    batch = point.micro_batch_size
+    if isinstance(shape, TextShape):
+        if point.layer == 0:
+            return batch, shape.sequence_length
+        if point.layer == len(layer_kinds(shape)):
+            first, end = shard_range(shape.vocab_size, parallel.rank, parallel.size)
+            return batch, shape.sequence_length, end - first
+        return batch, shape.sequence_length, shape.hidden_size
+    if point.layer == 0:
+        return batch, shape.latent_size
+    # What the block before hands on; the first block and the input stand at the lowest level.
+    before = point.layer - 2
+    level = shape.level_of_block(before) if before >= 0 else 0
+    return batch, shape.side(level) ** 2, shape.width(level)
+
+
+def _text_loss(
+    job: Job,
+    point: Point,
+    parallel: TensorParallel,
+    device: Any,  # noqa: ANN401
+) -> Callable[[Tensor], Tensor]:
+    """Return the loss behind the last layer, with targets."""
+    assert isinstance(job.model, TextShape)
+    loss = CrossEntropy(job.model, parallel)
+    extent = (point.micro_batch_size, job.model.sequence_length)
+    targets = torch.randint(0, job.model.vocab_size, extent, device=device)
+    return lambda logits: loss(logits, targets)

@@ -1,0 +1,102 @@
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Run = Callable[..., Any]
+
+PLAN_KEYS = {
+    "schema",
+    "experiment",
+    "cost_model",
+    "num_candidates",
+    "num_feasible",
+    "search_s",
+    "lower_bound_s",
+    "ranking",
+}
+
+
+def test_json_alone_on_stdout_has_the_keys_of_the_contract(amp_ray: Run, small: Path) -> None:
+    ended = amp_ray("plan", small, "--json")
+    assert ended.code == 0
+    assert ended.err == ""
+    assert ended.json.keys() >= PLAN_KEYS
+    assert ended.json["schema"] == 1
+    assert ended.json["num_candidates"] == 16
+
+
+def test_json_into_a_file_leaves_stdout_empty(amp_ray: Run, small: Path, tmp_path: Path) -> None:
+    target = tmp_path / "plan.json"
+    ended = amp_ray("plan", small, "--json", target)
+    assert ended.out == ""
+    assert json.loads(target.read_text(encoding="utf-8"))["experiment"] == "small"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["plan.json", "small.yaml"]
+
+
+def test_top_limits_the_rows(amp_ray: Run, small: Path) -> None:
+    assert len(amp_ray("plan", small, "--top", "3", "--json").json["ranking"]) == 3
+
+
+def test_all_lists_every_candidate(amp_ray: Run, small: Path) -> None:
+    small.write_text(small.read_text().replace("num_heads: 8", "num_heads: 1"), encoding="utf-8")
+    plan = amp_ray("plan", small, "--all", "--json").json
+    assert len(plan["ranking"]) == plan["num_candidates"] == 16
+    assert [row["feasible"] for row in plan["ranking"]] == [True] * 9 + [False] * 7
+
+
+def test_the_table_names_columns_and_the_rest(amp_ray: Run, small: Path) -> None:
+    out = amp_ray("plan", small, "--top", "2").out
+    for word in ("s/iter", "compute", "bubble", "p2p", "sync", "optim", "peak/limit GiB", "bounds"):
+        assert word in out
+    assert "14 more feasible strategies" in out
+
+
+def test_no_feasible_strategy_counts_every_reason(amp_ray: Run, small: Path) -> None:
+    text = small.read_text().replace("slots: 2,", "slots: 2, memory_gib: 1,")
+    small.write_text(text.replace("num_heads: 8", "num_heads: 1"), encoding="utf-8")
+    ended = amp_ray("plan", small)
+    assert ended.code == 3
+    assert "no feasible strategy: 9 out of memory, 7 tp does not divide" in ended.err
+
+
+def test_a_json_result_never_overwrites_an_experiment(amp_ray: Run, small: Path) -> None:
+    before = small.read_text(encoding="utf-8")
+    ended = amp_ray("plan", small, "--json", small)
+    assert ended.code == 2
+    assert "not written over an input file" in ended.err
+    assert small.read_text(encoding="utf-8") == before
+
+
+def test_the_published_planner_is_selectable(amp_ray: Run) -> None:
+    experiment = Path(__file__).parents[3] / "experiments" / "homogeneous.yaml"
+    plan = amp_ray("plan", experiment, "--all", "--cost-model", "amp-2022", "--json").json
+    assert plan["cost_model"] == "amp-2022"
+    assert plan["num_candidates"] == 53
+    assert plan["ranking"][0]["iteration_time_s"] == pytest.approx(1.2443, abs=5e-5)
+
+
+def test_the_same_answer_for_any_hash_seed_and_repetition(amp_ray: Run, small: Path) -> None:
+    first, second = (amp_ray("plan", small, "--all", "--json").json for _ in range(2))
+    first.pop("search_s")
+    second.pop("search_s")
+    assert first == second
+
+
+def test_unknown_commands_and_options_are_bad_input(amp_ray: Run, small: Path) -> None:
+    assert amp_ray("plna", small).code == 2
+    assert amp_ray("plan", small, "--tpo", "3").code == 2
+    assert amp_ray("plan").code == 2
+
+
+def test_interrupting_ends_with_130(
+    amp_ray: Run, small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys.modules["amp_ray.cli.plan"], "plan_experiment", interrupted)
+    assert amp_ray("plan", small).code == 130

@@ -1,0 +1,47 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+Run = Callable[..., Any]
+
+CSV = "tp,pp,dp,micro_batch_size,bounds\n2,2,1,2,0 4 9\n1,4,1,1,\n1,1,4,2,0 9\n"
+
+
+def test_rows_come_in_the_order_of_the_file(amp_ray: Run, small: Path, tmp_path: Path) -> None:
+    strategies = tmp_path / "mine.csv"
+    strategies.write_text(CSV, encoding="utf-8")
+    ended = amp_ray("score", small, "--strategies", strategies, "--json")
+    assert ended.code == 0
+    rows = ended.json["rows"]
+    assert ended.json["schema"] == 1
+    assert [row["strategy"]["pp"] for row in rows] == [2, 4, 1]
+    assert rows[0]["strategy"]["bounds"] == [0, 4, 9]
+    assert len(rows[1]["strategy"]["bounds"]) == 5
+    assert {row["position"] for row in rows} == {None}
+
+
+def test_a_ranking_can_be_scored_again(amp_ray: Run, small: Path, tmp_path: Path) -> None:
+    ranking = amp_ray("plan", small, "--all", "--json").json["ranking"]
+    strategies = tmp_path / "plan.json"
+    strategies.write_text(json.dumps([row["strategy"] for row in ranking]), encoding="utf-8")
+    rows = amp_ray("score", small, "--strategies", strategies, "--json").json["rows"]
+    assert [row["iteration_time_s"] for row in rows] == [row["iteration_time_s"] for row in ranking]
+
+
+def test_the_table_shows_every_strategy(amp_ray: Run, small: Path, tmp_path: Path) -> None:
+    strategies = tmp_path / "mine.csv"
+    strategies.write_text(CSV, encoding="utf-8")
+    out = amp_ray("score", small, "--strategies", strategies).out
+    assert "3 strategies" in out
+    assert "0 4 9" in out
+
+
+def test_the_published_planner_scores_too(amp_ray: Run, tmp_path: Path) -> None:
+    strategies = tmp_path / "mine.csv"
+    strategies.write_text("tp,pp,dp,micro_batch_size,bounds\n1,2,8,1,0 15 30\n", encoding="utf-8")
+    experiment = Path(__file__).parents[3] / "experiments" / "homogeneous.yaml"
+    ended = amp_ray(
+        "score", experiment, "--strategies", strategies, "--cost-model", "amp-2022", "--json"
+    )
+    assert round(ended.json["rows"][0]["iteration_time_s"], 4) == 1.2665

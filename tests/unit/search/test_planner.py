@@ -1,0 +1,172 @@
+import pytest
+
+from amp_ray.cost.estimate import Estimate, Infeasible
+from amp_ray.search.planner import AmpRayPlanner, evaluate, search
+from amp_ray.spec.strategy import Candidate, Strategy
+from amp_ray.spec.strategy_file import Context, parse_strategies
+from amp_ray.testing.experiments import small_experiment
+
+MEGATRON = ("name: small", "name: small\nruntime: megatron")
+
+
+def quiet(_done: int, _total: int) -> None:
+    """Show no progress."""
+
+
+def pipeline(pp: int, *, num_micro_batches: int = 4) -> Candidate:
+    return Candidate(
+        micro_batch_size=2,
+        tp=1,
+        dp=4 // pp,
+        pp=pp,
+        num_micro_batches=num_micro_batches // (4 // pp),
+    )
+
+
+def planned(candidate: Candidate, *replacements: tuple[str, str]) -> Estimate:
+    result = AmpRayPlanner(experiment=small_experiment(*replacements)).plan(candidate)
+    assert isinstance(result, Estimate)
+    return result
+
+
+def test_a_search_ranks_every_candidate() -> None:
+    experiment = small_experiment()
+    ranking = search(experiment, AmpRayPlanner(experiment=experiment), progress=quiet)
+    assert len(ranking.results) == ranking.num_feasible == 16
+    times = [result.iteration_time_s for result in ranking.results if isinstance(result, Estimate)]
+    assert times == sorted(times)
+
+
+def test_a_search_is_repeatable() -> None:
+    first, second = (
+        search(experiment, AmpRayPlanner(experiment=experiment), progress=quiet)
+        for experiment in (small_experiment(), small_experiment())
+    )
+    assert first == second
+
+
+def test_progress_runs_from_none_to_all() -> None:
+    experiment = small_experiment()
+    seen: list[tuple[int, int]] = []
+    search(
+        experiment,
+        AmpRayPlanner(experiment=experiment),
+        progress=lambda done, total: seen.append((done, total)),
+    )
+    assert seen[0] == (0, 16)
+    assert seen[-1] == (16, 16)
+
+
+def every_cut(planner: AmpRayPlanner, candidate: Candidate) -> list[Estimate]:
+    """Estimate two stages with every cut."""
+    num_layers = planner.experiment.model.num_layers
+    results = [
+        planner.score(Strategy.uniform(candidate, (0, cut, num_layers)))
+        for cut in range(1, num_layers)
+    ]
+    return [result for result in results if isinstance(result, Estimate)]
+
+
+def test_the_cuts_are_the_best_by_simulation_too() -> None:
+    experiment = small_experiment(("global_batch_size: 8", "global_batch_size: 64"))
+    planner = AmpRayPlanner(experiment=experiment)
+    candidate = pipeline(2, num_micro_batches=32)
+    best = planner.plan(candidate)
+    assert isinstance(best, Estimate)
+    fastest_s = min(result.iteration_time_s for result in every_cut(planner, candidate))
+    assert best.iteration_time_s == pytest.approx(fastest_s, rel=0.02)
+
+
+def test_scoring_the_planned_strategy_gives_the_planned_estimate() -> None:
+    planner = AmpRayPlanner(experiment=small_experiment())
+    result = planner.plan(pipeline(4))
+    assert isinstance(result, Estimate)
+    assert planner.score(result.strategy) == result
+
+
+def test_too_little_memory_is_estimated_and_told() -> None:
+    result = planned(pipeline(2), ("slots: 2,", "slots: 2, memory_gib: 2.5,"))
+    assert not result.feasible
+    assert result.iteration_time_s > 0
+    assert "out of memory: stage" in str(result.reasons[0])
+
+
+def test_memory_moves_the_cuts_before_it_makes_a_plan_infeasible() -> None:
+    wide = ("vocab_size: 1024", "vocab_size: 50000")
+    planner = AmpRayPlanner(experiment=small_experiment(wide))
+    free = planner.plan(pipeline(2))
+    assert isinstance(free, Estimate)
+    least_bytes = min(max(result.peak_memory_bytes) for result in every_cut(planner, pipeline(2)))
+    assert least_bytes < max(free.peak_memory_bytes)
+    limit_gib = (least_bytes + 1) / 2**30
+    tight = planned(pipeline(2), wide, ("slots: 2,", f"slots: 2, memory_gib: {limit_gib},"))
+    assert tight.strategy.bounds != free.strategy.bounds
+    assert tight.feasible
+
+
+@pytest.mark.parametrize(
+    ("candidate", "replacements", "kind"),
+    [
+        (
+            Candidate(micro_batch_size=8, tp=1, dp=1, pp=4, num_micro_batches=1),
+            (("num_layers: 6", "num_layers: 6, layer_list: runtime"), MEGATRON),
+            "pp does not divide the blocks",
+        ),
+        (
+            Candidate(micro_batch_size=8, tp=4, dp=1, pp=1, num_micro_batches=1),
+            (("num_heads: 8", "num_heads: 2"),),
+            "tp does not divide the attention heads",
+        ),
+    ],
+)
+def test_candidates_that_no_strategy_can_have_are_told(
+    candidate: Candidate, replacements: tuple[tuple[str, str], ...], kind: str
+) -> None:
+    result = AmpRayPlanner(experiment=small_experiment(*replacements)).plan(candidate)
+    assert isinstance(result, Infeasible)
+    assert result.reason.kind == kind
+
+
+def test_more_stages_than_layers_is_a_result() -> None:
+    sixteen = ("{count: 2, device: T4, slots: 2", "{count: 4, device: T4, slots: 4")
+    planner = AmpRayPlanner(experiment=small_experiment(sixteen))
+    result = planner.plan(Candidate(micro_batch_size=1, tp=1, dp=1, pp=16, num_micro_batches=8))
+    assert isinstance(result, Infeasible)
+    assert str(result.reason) == "more stages than layers: pp 16, 9 layers"
+
+
+def test_every_stage_has_parameters_where_the_runtime_needs_them() -> None:
+    published = (
+        ("vocab_size: 1024", "vocab_size: 1024, layer_list: amp-2022"),
+        ("{count: 2, device: T4, slots: 2", "{count: 2, device: T4, slots: 4"),
+    )
+    experiment = small_experiment(*published)
+    result = AmpRayPlanner(experiment=experiment).plan(
+        Candidate(micro_batch_size=1, tp=1, dp=1, pp=8, num_micro_batches=8)
+    )
+    assert isinstance(result, Estimate)
+    assert result.feasible
+
+
+def test_even_blocks_where_the_runtime_knows_nothing_else() -> None:
+    result = planned(Candidate(micro_batch_size=2, tp=1, dp=2, pp=2, num_micro_batches=2), MEGATRON)
+    assert result.strategy.bounds == (0, 4, 9)
+
+
+def test_given_strategies_keep_their_cuts_and_others_get_the_best() -> None:
+    experiment = small_experiment()
+    planner = AmpRayPlanner(experiment=experiment)
+    context = Context(
+        cluster=experiment.cluster,
+        num_layers=experiment.model.num_layers,
+        global_batch_size=experiment.global_batch_size,
+        recompute="none",
+    )
+    text = "tp,pp,dp,micro_batch_size,bounds\n1,2,2,2,0 2 9\n1,2,2,2,\n"
+    given, free = (
+        evaluate(planner, entry) for entry in parse_strategies(text, file="s.csv", context=context)
+    )
+    assert isinstance(given, Estimate)
+    assert isinstance(free, Estimate)
+    assert given.strategy.bounds == (0, 2, 9)
+    assert free.iteration_time_s <= given.iteration_time_s
