@@ -8,6 +8,8 @@ that ends after a work layer ends, in the list, right after its entry.
 from dataclasses import dataclass
 from itertools import pairwise
 
+from amp_ray.errors import InputError
+
 PARAMETERS_PER_SQUARED_HIDDEN_SIZE = 12
 """Weights of a transformer layer over its squared hidden size: 4 of attention, 8 of the MLP."""
 
@@ -186,7 +188,8 @@ def work_bounds(chain: Chain, bounds: tuple[int, ...]) -> tuple[int, ...]:
         Half-open, in layers of the chain.
 
     Raises:
-        ValueError: If the bounds do not cover the list, or leave a stage without work.
+        ValueError: If the bounds do not cover the list.
+        InputError: If they leave a stage without work.
     """
     found = tuple(sum(entry < bound for entry in chain.work_entries) for bound in bounds)
     if bounds[:1] != (0,) or bounds[-1] != chain.num_entries:
@@ -197,7 +200,7 @@ def work_bounds(chain: Chain, bounds: tuple[int, ...]) -> tuple[int, ...]:
             f"bounds={bounds} leave a stage without a work layer: every stage needs one of the "
             f"entries {chain.work_entries}"
         )
-        raise ValueError(msg)
+        raise InputError(msg)  # a user's strategy may be so; the published planner's never is
     return found
 
 

@@ -84,7 +84,7 @@ def fit_linear(problem: LinearProblem) -> LinearFit:
     """
     values = np.zeros(problem.slopes.shape[1])
     error, weights = problem.prior_error, np.ones(len(problem.offset))
-    covariance = np.diag(problem.prior_sigma**2)
+    covariance: FloatArray = np.diag(problem.prior_sigma**2)
     for _ in range(_MAX_ROUNDS):
         before = np.append(values, error)
         weights = huber_weights((problem.offset + problem.slopes @ values) / error)

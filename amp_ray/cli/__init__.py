@@ -3,8 +3,10 @@
 import click
 
 from amp_ray import __version__
+from amp_ray.cli.calibrate import calibrate_command
 from amp_ray.cli.exits import run_command
 from amp_ray.cli.plan import plan
+from amp_ray.cli.profile import profile
 from amp_ray.cli.score import score
 
 
@@ -14,7 +16,9 @@ def commands() -> None:
     """Plan model-parallel training: which tp, pp, dp, micro-batch and stage cuts are fastest?"""
 
 
+commands.add_command(calibrate_command)
 commands.add_command(plan)
+commands.add_command(profile)
 commands.add_command(score)
 
 

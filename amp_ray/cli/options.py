@@ -57,6 +57,24 @@ def cost_model_option(command: _F) -> _F:
     )(command)
 
 
+def calibration_options(command: _F) -> _F:
+    """Take ``--calibration FILE`` and ``--transfer-calibration``."""
+    transfer = click.option(
+        "--transfer-calibration",
+        "transfer",
+        is_flag=True,
+        help="Take from a calibration of another model, cluster or runtime what holds here too.",
+    )
+    calibration = click.option(
+        "--calibration",
+        "calibration_path",
+        metavar="FILE",
+        type=click.Path(path_type=Path),
+        help="Constants that amp-ray calibrate has fitted to this experiment's trials.",
+    )
+    return calibration(transfer(command))
+
+
 def configure_logging(*, verbose: bool) -> None:
     """Send log lines to stderr; quiet unless asked."""
     level = logging.INFO if verbose else logging.WARNING

@@ -9,6 +9,7 @@ from rich.progress import Progress
 
 from amp_ray.cli.exits import NOT_FEASIBLE, SUCCESS
 from amp_ray.cli.options import (
+    calibration_options,
     configure_logging,
     cost_model_option,
     experiment_argument,
@@ -18,6 +19,7 @@ from amp_ray.cli.options import (
     write_json,
 )
 from amp_ray.report.tables import ranking_table, reasons_text
+from amp_ray.runtime.calibrating import with_calibration
 from amp_ray.runtime.files import load_experiment
 from amp_ray.runtime.planning import Planned, plan_experiment
 
@@ -41,6 +43,7 @@ _DEFAULT_ROWS = 10
     help="Every candidate, the infeasible last with their reason.",
 )
 @cost_model_option
+@calibration_options
 @json_option
 @verbose_option
 def plan(
@@ -49,12 +52,16 @@ def plan(
     num_rows: int,
     show_all: bool,
     cost_model: str,
+    calibration_path: Path | None,
+    transfer: bool,
     json_target: str | None,
     verbose: bool,
 ) -> int:
     """Search the strategies of an experiment and rank them by predicted time."""
     configure_logging(verbose=verbose)
-    experiment = load_experiment(experiment_path)
+    experiment = with_calibration(
+        load_experiment(experiment_path), calibration_path, transfer=transfer
+    )
     with Progress(
         console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()
     ) as bar:

@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from amp_ray.cli.options import (
+    calibration_options,
     configure_logging,
     cost_model_option,
     experiment_argument,
@@ -14,9 +15,9 @@ from amp_ray.cli.options import (
     write_json,
 )
 from amp_ray.report.tables import results_table
+from amp_ray.runtime.calibrating import with_calibration
 from amp_ray.runtime.files import load_experiment, load_strategies
-from amp_ray.runtime.planning import make_planner
-from amp_ray.search.planner import evaluate
+from amp_ray.runtime.planning import make_planner, score_given
 from amp_ray.search.rows import SCHEMA, row
 
 
@@ -31,6 +32,7 @@ from amp_ray.search.rows import SCHEMA, row
     help="CSV (tp,pp,dp,micro_batch_size[,bounds]) or JSON list of strategies.",
 )
 @cost_model_option
+@calibration_options
 @json_option
 @verbose_option
 def score(
@@ -38,15 +40,18 @@ def score(
     experiment_path: Path,
     strategies_path: Path,
     cost_model: str,
+    calibration_path: Path | None,
+    transfer: bool,
     json_target: str | None,
     verbose: bool,
 ) -> None:
     """Estimate given strategies: what would this take?"""
     configure_logging(verbose=verbose)
-    experiment = load_experiment(experiment_path)
+    experiment = with_calibration(
+        load_experiment(experiment_path), calibration_path, transfer=transfer
+    )
     given = load_strategies(strategies_path, experiment)
-    planner = make_planner(experiment, cost_model)
-    results = [evaluate(planner, entry) for entry in given]
+    results = score_given(make_planner(experiment, cost_model), given)
     if json_target is not None:
         rows = [row(result, None, experiment.cluster) for result in results]
         write_json({"schema": SCHEMA, "rows": rows}, json_target)

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from amp_ray.cli.exits import run_command
-from amp_ray.cli.options import cost_model_option, json_option, verbose_option
+from amp_ray.cli.options import calibration_options, cost_model_option, json_option, verbose_option
 from amp_ray.cli.plan import plan
 from amp_ray.errors import InputError
 
@@ -29,6 +29,7 @@ def run_experiment(script: str, description: str) -> None:
     @click.option("--top", "num_rows", type=click.IntRange(min=1), default=10, show_default=True)
     @click.option("--all", "show_all", is_flag=True, help="Show every candidate.")
     @cost_model_option
+    @calibration_options
     @json_option
     @verbose_option
     @click.pass_context

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from amp_ray.cost.roofline import Rank
+from amp_ray.cost.topology import IntArray
 from amp_ray.spec.model import Layer, Model
 from amp_ray.spec.profile import Anchor, Profile
 from amp_ray.spec.traits import RuntimeTraits
@@ -97,7 +98,7 @@ def _cheapest_launch_s(
         if layer.num_kernels
         for measured in found.alone.values()
     ]
-    return min(prices)
+    return min(prices, default=0.0)
 
 
 def interpolate(ratios: Mapping[int, float], micro_batch_size: int) -> float:
@@ -114,12 +115,12 @@ def interpolate(ratios: Mapping[int, float], micro_batch_size: int) -> float:
     return float(np.interp(math.log(micro_batch_size), logs, [ratios[size] for size in sizes]))
 
 
-def _later_half(positions: np.ndarray) -> np.ndarray:
+def _later_half(positions: IntArray) -> IntArray:
     """Return the positions of the layers that ran on a warm device."""
     return positions[len(positions) // 2 :]
 
 
-def _pooled(anchors: Mapping[int, Anchor], positions: np.ndarray, runs: int) -> dict[int, Measured]:
+def _pooled(anchors: Mapping[int, Anchor], positions: IntArray, runs: int) -> dict[int, Measured]:
     """Pool equal layers and divide by the number of runs that the time holds."""
     return {
         size: Measured(

@@ -78,9 +78,31 @@ def simulate_overlapped(stage_s: FloatArray, send_s: FloatArray, m: int) -> floa
     return float(clock.max())
 
 
-@numba.njit("f8(f8[:,::1],f8[::1],i8[::1],i8,i8)", cache=True)
+@numba.njit("f8(f8[:,::1],f8[::1],f8[::1],i8,i8,f8)", cache=True)
+def peak_with(
+    layers: FloatArray,
+    stage: FloatArray,
+    tied: FloatArray,
+    start: int,
+    end: int,
+    temporary: float,
+) -> float:
+    """Return the peak bytes of a stage ``[start, end)`` whose largest temporary is known.
+
+    Arrays as in `stage_peak`.
+    """
+    parameters = layers[0, end] - layers[0, start]
+    if start <= tied[0] and tied[1] < end and tied[0] >= 0:
+        parameters -= tied[2]
+    kept = stage[1] * (layers[1, end] - layers[1, start])
+    buffers = stage[2] * layers[3, start] + stage[3] * layers[3, end]
+    tail = max(stage[4] * min(parameters, stage[5]), stage[6] * parameters)
+    return float(stage[7] + stage[0] * parameters + stage[8] * (kept + buffers + temporary + tail))
+
+
+@numba.njit("f8(f8[:,::1],f8[::1],f8[::1],i8,i8)", cache=True)
 def stage_peak(
-    layers: FloatArray, stage: FloatArray, tied: IntArray, start: int, end: int
+    layers: FloatArray, stage: FloatArray, tied: FloatArray, start: int, end: int
 ) -> float:
     """Return the peak bytes of one rank of a stage that takes layers ``[start, end)``.
 
@@ -95,23 +117,21 @@ def stage_peak(
         start: First layer.
         end: Layer after the last.
     """
-    parameters = layers[0, end] - layers[0, start]
-    if start <= tied[0] and tied[1] < end and tied[0] >= 0:
-        parameters -= tied[2]
     temporary = 0.0
     for layer in range(start, end):
         temporary = max(temporary, layers[2, layer])
-    buffers = stage[2] * layers[3, start] + stage[3] * layers[3, end]
-    run = stage[1] * (layers[1, end] - layers[1, start]) + buffers + temporary
-    tail = max(stage[4] * min(parameters, stage[5]), stage[6] * parameters)
-    return float(stage[7] + stage[0] * parameters + stage[8] * (run + tail))
+    return float(peak_with(layers, stage, tied, start, end, temporary))
 
 
-@numba.njit("i8[:,::1](f8[:,::1],f8[:,::1],i8[::1],f8[::1])", cache=True)
+@numba.njit("i8[:,::1](f8[:,::1],f8[:,::1],f8[::1],f8[::1])", cache=True)
 def earliest_starts(
-    layers: FloatArray, stages: FloatArray, tied: IntArray, limits: FloatArray
+    layers: FloatArray, stages: FloatArray, tied: FloatArray, limits: FloatArray
 ) -> IntArray:
-    """Return the smallest start from which every stage with this end fits.
+    """Return the earliest start from which a stage with this end fits.
+
+    A longer stage can need less than a shorter one, where a smaller tensor crosses the boundary
+    at its start: so starts close to the end that do not fit are passed over, and the earliest
+    start of the first run of starts that do is returned.
 
     Args:
         layers: As in `stage_peak`.
@@ -120,17 +140,19 @@ def earliest_starts(
         limits: Shape ``(num_stages,)``. Bytes that a rank of the stage may need.
 
     Returns:
-        Shape ``(num_stages, num_layers + 1)``; the end itself where not even one layer fits.
+        Shape ``(num_stages, num_layers + 1)``; the end itself where no stage fits.
     """
     num_layers = layers.shape[1] - 1
     starts = np.zeros((len(limits), num_layers + 1), np.int64)
     for stage in range(len(limits)):
         for end in range(1, num_layers + 1):
-            start = end
-            while start > 0:
-                peak = stage_peak(layers, stages[stage], tied, start - 1, end)
-                if peak > limits[stage]:
+            starts[stage, end] = end
+            temporary = 0.0
+            for start in range(end - 1, -1, -1):
+                temporary = max(temporary, layers[2, start])
+                peak = peak_with(layers, stages[stage], tied, start, end, temporary)
+                if peak <= limits[stage]:
+                    starts[stage, end] = start
+                elif starts[stage, end] < end:
                     break
-                start -= 1
-            starts[stage, end] = start
     return starts

@@ -111,19 +111,24 @@ class LayerCosts:
         )
 
     def _passing(self, anchors: LayerAnchors, rank: Rank) -> tuple[float, float, float]:
-        """Time a layer without counted work: what was measured, on the host, whatever the size."""
+        """Time a layer without counted work by what was measured, whatever its size.
+
+        Where only the forward pass was measured, the backward pass takes as long.
+        """
         if not anchors.at_tp:
             return 0.0, 0.0, 0.0
-        forward_s = interpolate(
-            {size: measured.forward_s for size, measured in anchors.at_tp.items()},
-            rank.micro_batch_size,
-        )
-        return forward_s, forward_s, 0.0
+        forward = {size: measured.forward_s for size, measured in anchors.at_tp.items()}
+        backward = {
+            size: measured.backward_s
+            for size, measured in anchors.at_tp.items()
+            if measured.backward_s is not None
+        }
+        size = rank.micro_batch_size
+        return interpolate(forward, size), interpolate(backward or forward, size), 0.0
 
     def _accumulation_s(self, layer: Layer, rank: Rank) -> float:
-        """Time of adding a micro-batch's gradients of the layer's matrices to the step's."""
-        if not layer.gemms:
-            return 0.0
+        """Time of adding a micro-batch's gradients to the step's, a kernel per tensor."""
+        held = [op for op in layer.operators if op.sharded_parameters or op.replicated_parameters]
         parameters = layer.sharded_parameters / rank.tp + layer.replicated_parameters
-        num_bytes = parameters * self.traits.bytes_per_parameter(rank.precision).accumulation
-        return stream_s(num_bytes, len(layer.gemms), rank.device, self.constants)
+        per = self.traits.bytes_per_parameter(rank.precision)
+        return stream_s(parameters * per.accumulation, len(held), rank.device, self.constants)

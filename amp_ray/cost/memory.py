@@ -6,50 +6,135 @@ from itertools import pairwise
 
 import numpy as np
 
+from amp_ray.cost.cuts import boundary_bytes
 from amp_ray.cost.kernels import FloatArray, IntArray, earliest_starts, stage_peak
 from amp_ray.cost.roofline import Rank
+from amp_ray.cost.weights import Weights
 from amp_ray.spec.constants import Constants
 from amp_ray.spec.model import Layer, Model
 from amp_ray.spec.optimizer import Optimizer
-from amp_ray.spec.strategy import Recompute
+from amp_ray.spec.strategy import Candidate, Recompute
 from amp_ray.spec.traits import RuntimeTraits
 
 CHECKPOINT_BUFFERS = 2
 """With full recompute what enters a stage is kept per micro-batch as its checkpoint already; at
 each end there is one buffer for what arrives and one for what is sent."""
 
+LIVE_TEMPORARIES = 3
+"""Tensors of an operator's largest saved size that live while it runs: one that it reads, one
+that it writes, one gradient."""
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class MemoryModel:
-    """Peak bytes of the stages of one kind of rank.
+
+def in_flight(stage: int, pp: int, num_micro_batches: int, virtual_stages: int = 1) -> float:
+    """Return the micro-batches whose activations a stage holds at once.
+
+    Under 1F1B a stage runs one forward pass ahead for every stage behind it. With ``v`` chunks
+    per stage it runs ``2 (pp - 1 - stage) + (v - 1) pp`` chunks ahead, each of ``1 / v`` of
+    its layers.
+
+    Args:
+        stage: From 0.
+        pp: Number of stages.
+        num_micro_batches: Per replica.
+        virtual_stages: ``v``.
+
+    Returns:
+        A whole number without chunks, else possibly a fraction.
+
+    References:
+        Narayanan et al., arXiv:2104.04473, section 2.2; Korthikanti et al., arXiv:2205.05198.
+
+    Example:
+        >>> in_flight(0, 4, 16), in_flight(3, 4, 16), in_flight(0, 4, 2), in_flight(0, 4, 16, 2)
+        (4.0, 1.0, 2.0, 5.5)
+    """
+    if virtual_stages == 1:
+        return float(min(pp - stage, num_micro_batches))
+    chunks = 2 * (pp - 1 - stage) + (virtual_stages - 1) * pp + 1
+    return float(min(chunks / virtual_stages, num_micro_batches))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LayerMemory:
+    """Bytes that layers need on one rank, whatever stage they are in.
 
     Args:
         model: The chain of layers.
         rank: tp, micro-batch size, precision; the device does not matter.
         recompute: What blocks compute again.
-        dp: Data parallel degree.
-        pp: Number of stages.
-        num_micro_batches: Per replica.
-        zero_stage: What is sharded over dp.
-        optimizer: What keeps moments.
         traits: What the runtime keeps.
-        constants: Context and allocator.
     """
 
     model: Model
     rank: Rank
     recompute: Recompute
-    dp: int
-    pp: int
-    num_micro_batches: int
-    zero_stage: int
+    traits: RuntimeTraits
+
+    def rows(self, weights: Weights) -> FloatArray:
+        """Return the rows of `stage_peak`, shape ``(4, num_layers + 1)``.
+
+        Prefix sums of parameters and kept bytes, temporary bytes of each layer, and bytes that
+        cross each boundary.
+        """
+        layers, positions = self.model.distinct_layers
+        kept = np.array([self.kept_bytes(layer) for layer in layers])[list(positions)]
+        temporary = np.array([self.temporary_bytes(layer) for layer in layers])[list(positions)]
+        rows = np.zeros((4, self.model.num_layers + 1))
+        rows[0] = weights.prefix
+        np.cumsum(kept, out=rows[1, 1:])
+        rows[2, :-1] = temporary
+        rows[3] = boundary_bytes(self.model, self.rank)
+        rows[3, 1:-1] += self.traits.mask_bytes
+        return rows
+
+    def kept_bytes(self, layer: Layer) -> float:
+        """Bytes that one micro-batch in flight keeps: everything saved, or a block's input."""
+        size, width = self.rank.micro_batch_size, self.rank.bytes_per_element
+        if self._runs_again(layer):
+            return size * width * layer.output_elements  # as large as its input
+        return size * layer.saved_bytes(tp=self.rank.tp, bytes_per_element=width)
+
+    def temporary_bytes(self, layer: Layer) -> float:
+        """Bytes that live while the layer runs: its working set, or logits and their copies.
+
+        A block that is computed again has all that it saves alive for one micro-batch.
+        """
+        tp, width = self.rank.tp, self.rank.bytes_per_element
+        logits = layer.logits * self.traits.logit_bytes / tp
+        if self._runs_again(layer):
+            working = layer.saved_bytes(tp=tp, bytes_per_element=width)
+        else:
+            working = LIVE_TEMPORARIES * layer.largest_saved_bytes(tp=tp, bytes_per_element=width)
+        return self.rank.micro_batch_size * max(logits, working)
+
+    def _runs_again(self, layer: Layer) -> bool:
+        """Tell whether the layer is computed again in the backward pass."""
+        return self.recompute == "full" and layer.kind == "block"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MemoryModel:
+    """Peak bytes of the stages of a candidate.
+
+    Args:
+        layers: Shape ``(4, num_layers + 1)``. Rows of `LayerMemory`.
+        weights: What a rank holds.
+        candidate: Degrees and recompute.
+        rank: Its precision counts.
+        optimizer: What it keeps.
+        zero_stage: What is sharded over dp.
+        traits: What the runtime keeps.
+        constants: Context and allocator.
+    """
+
+    layers: FloatArray
+    weights: Weights
+    candidate: Candidate
+    rank: Rank
     optimizer: Optimizer
+    zero_stage: int
     traits: RuntimeTraits
     constants: Constants
-
-    def in_flight(self, stage: int) -> int:
-        """Micro-batches whose activations a stage holds at once under 1F1B."""
-        return min(self.pp - stage, self.num_micro_batches)
 
     def peak_bytes(self, bounds: tuple[int, ...]) -> tuple[float, ...]:
         """Return the peak of each stage.
@@ -58,12 +143,12 @@ class MemoryModel:
             bounds: Shape ``(pp + 1,)``.
         """
         return tuple(
-            float(stage_peak(self._layers, self._stages[stage], self._tied, start, end))
+            float(stage_peak(self.layers, self._stages[stage], self._tied, start, end))
             for stage, (start, end) in enumerate(pairwise(bounds))
         )
 
     def earliest_starts(self, limits_bytes: FloatArray) -> IntArray:
-        """Return per stage and end the smallest start from which every stage fits.
+        """Return per stage and end the smallest start from which a stage fits.
 
         Args:
             limits_bytes: Shape ``(pp,)``. What the smallest device of each stage has.
@@ -71,84 +156,39 @@ class MemoryModel:
         Returns:
             Shape ``(pp, num_layers + 1)``; the end itself where nothing fits.
         """
-        return earliest_starts(self._layers, self._stages, self._tied, limits_bytes)
-
-    @cached_property
-    def _layers(self) -> FloatArray:
-        """Rows for the kernels: prefix sums of parameters and kept bytes, then the rest."""
-        layers, positions = self.model.distinct_layers
-        columns = np.array(
-            [
-                (
-                    layer.sharded_parameters / self.rank.tp + layer.replicated_parameters,
-                    self._kept_bytes(layer),
-                    self._temporary_bytes(layer),
-                    self._boundary_bytes(layer),
-                )
-                for layer in layers
-            ]
-        )[list(positions)].T
-        rows = np.zeros((4, self.model.num_layers + 1))
-        np.cumsum(columns[:2], axis=1, out=rows[:2, 1:])
-        rows[2, :-1] = columns[2]
-        rows[3, 1:] = columns[3]
-        rows[3, -1] = 0.0
-        return rows
+        return earliest_starts(self.layers, self._stages, self._tied, limits_bytes)
 
     @cached_property
     def _stages(self) -> FloatArray:
-        """Columns for the kernels, one row per stage."""
-        traits, full = self.traits, self.recompute == "full"
-        parameter = traits.bytes_per_parameter(self.rank.precision)
-        shards = self.dp if self.zero_stage >= 1 else 1
-        states = parameter.kept + (parameter.master + self.optimizer.moment_bytes) / shards
-        return np.array(
-            [
+        """Columns of `stage_peak`, one row per stage."""
+        traits, candidate = self.traits, self.candidate
+        per = traits.bytes_per_parameter(self.rank.precision)
+        shards = candidate.dp if self.zero_stage >= 1 else 1
+        states = per.kept + (per.master + self.optimizer.moment_bytes) / shards
+        full = candidate.recompute == "full"
+        rows = []
+        for stage in range(candidate.pp):
+            flying = in_flight(
+                stage, candidate.pp, candidate.num_micro_batches, traits.virtual_stages
+            )
+            rows.append(
                 (
                     states,
-                    in_flight,
-                    CHECKPOINT_BUFFERS if full else in_flight + 1,
-                    CHECKPOINT_BUFFERS if full else in_flight,
-                    parameter.bucket if self.dp > 1 else 0.0,
+                    flying,
+                    CHECKPOINT_BUFFERS if full else flying + 1,
+                    CHECKPOINT_BUFFERS if full else flying,
+                    per.bucket if candidate.dp > 1 else 0.0,
                     traits.bucket_elements,
-                    parameter.step / shards,
+                    per.step / shards,
                     traits.context_bytes * self.constants.context_scale,
                     traits.allocator_factor * self.constants.allocator_scale,
                 )
-                for in_flight in map(self.in_flight, range(self.pp))
-            ],
-            dtype=np.float64,
-        )
+            )
+        return np.array(rows, dtype=np.float64)
 
     @cached_property
-    def _tied(self) -> IntArray:
+    def _tied(self) -> FloatArray:
         """Positions of the two layers that share a weight, and its parameters on this rank."""
-        where = [i for i, layer in enumerate(self.model.layers) if layer.tied_parameters]
-        if len(where) != 2:  # noqa: PLR2004 - a weight is shared by two layers or by none
-            return np.array([-1, -1, 0], np.int64)
-        return np.array(
-            [*where, self.model.layers[where[0]].tied_parameters // self.rank.tp], np.int64
-        )
-
-    def _kept_bytes(self, layer: Layer) -> float:
-        """Bytes that one micro-batch in flight keeps: everything saved, or a block's input."""
-        size, width = self.rank.micro_batch_size, self.rank.bytes_per_element
-        if self.recompute == "full" and layer.kind == "block":
-            return size * width * layer.output_elements
-        return size * layer.saved_bytes(tp=self.rank.tp, bytes_per_element=width)
-
-    def _temporary_bytes(self, layer: Layer) -> float:
-        """Bytes that live while the layer runs: its working set, or logits and their copies."""
-        size, width = self.rank.micro_batch_size, self.rank.bytes_per_element
-        logits = size * layer.logits * self.traits.logit_bytes / self.rank.tp
-        if self.recompute == "full" and layer.kind == "block":
-            working = layer.saved_bytes(tp=self.rank.tp, bytes_per_element=width)
-        else:
-            working = 3 * layer.largest_saved_bytes(tp=self.rank.tp, bytes_per_element=width)
-        return max(logits, size * working)
-
-    def _boundary_bytes(self, layer: Layer) -> float:
-        """Bytes of a micro-batch that cross the boundary after a layer."""
-        size, width = self.rank.micro_batch_size, self.rank.bytes_per_element
-        share = self.rank.tp if layer.output_sharded else 1
-        return size * width * layer.output_elements / share + self.traits.mask_bytes
+        tied = self.weights.tied
+        found = (-1, -1, 0) if tied is None else (tied.first, tied.last, tied.parameters)
+        return np.array(found, dtype=np.float64)

@@ -1,4 +1,4 @@
-"""Time of one kernel on one device: whole waves of tiles, memory traffic, launch gap."""
+"""Time of one kernel on one device: whole tiles, memory traffic, launch gap."""
 
 import math
 from collections.abc import Iterable
@@ -96,7 +96,7 @@ def gemm_phases(gemm: Gemm, rank: Rank, constants: Constants) -> Phases:
         Seconds of both passes.
     """
     rows, columns, inner, batch = (
-        gemm.rows,
+        float(gemm.rows),
         float(gemm.columns),
         float(gemm.inner),
         float(gemm.batch),
@@ -107,6 +107,8 @@ def gemm_phases(gemm: Gemm, rank: Rank, constants: Constants) -> Phases:
         inner /= rank.tp
     elif gemm.shard == "batch":
         batch /= rank.tp
+    elif gemm.shard == "rows":
+        rows /= rank.tp
     if gemm.has_weight:
         rows *= rank.micro_batch_size
     else:
@@ -124,8 +126,9 @@ def gemm_s(
 ) -> float:
     """Time one (batched) matrix product.
 
-    The product is computed in tiles that occupy all multiprocessors in waves, a started wave
-    counts whole; then the result is written. It never beats reading and writing everything once.
+    A started tile counts whole. Tiles are spread evenly over the multiprocessors; where there
+    are fewer tiles than multiprocessors the product lasts as long as one tile. Then the result
+    is written. It never beats reading and writing everything once.
 
     Args:
         rows: Rows of the product.

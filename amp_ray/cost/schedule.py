@@ -1,5 +1,7 @@
 """The 1F1B pipeline schedule: closed form, event simulation, text."""
 
+import numpy as np
+
 from amp_ray.cost.kernels import FloatArray, simulate_blocking, simulate_overlapped
 
 
@@ -60,7 +62,64 @@ def simulate_s(
 
     Returns:
         Seconds until the last backward pass ends.
+
+    Raises:
+        ValueError: If the shapes disagree or ``num_micro_batches < 1``.
     """
+    if send_s.shape[1] != stage_s.shape[1] - 1 or num_micro_batches < 1:
+        message = (
+            f"{stage_s.shape[1]} stages need {stage_s.shape[1] - 1} cuts and at least one "
+            f"micro-batch, found {send_s.shape[1]} cuts and {num_micro_batches} micro-batches"
+        )
+        raise ValueError(message)
+    stages, sends = np.ascontiguousarray(stage_s), np.ascontiguousarray(send_s)
     if blocking:
-        return float(simulate_blocking(stage_s, send_s, num_micro_batches, duplex))
-    return float(simulate_overlapped(stage_s, send_s, num_micro_batches))
+        return float(simulate_blocking(stages, sends, num_micro_batches, duplex))
+    return float(simulate_overlapped(stages, sends, num_micro_batches))
+
+
+def schedule_text(pp: int, num_micro_batches: int) -> str:
+    """Print the schedule: a line per stage, a column per step, ``2F0`` = stage 2, forward 0.
+
+    Every pass takes one step here, as in DeepSpeed's own schedule: stage ``j`` has forward ``i``
+    in step ``2 i + j`` and backward ``i`` in step ``2 i + 2 pp - 1 - j``.
+
+    Args:
+        pp: Number of stages.
+        num_micro_batches: ``m``.
+
+    Returns:
+        Comma-separated values; an idle step is empty.
+
+    Example:
+        >>> print(schedule_text(2, 2))
+        0F0,,0F1,0B0,,0B1
+        ,1F0,1B0,1F1,1B1,
+    """
+    lines = []
+    for stage in range(pp):
+        steps = [""] * (2 * (num_micro_batches + pp - 1))
+        for i in range(num_micro_batches):
+            steps[2 * i + stage] = f"{stage}F{i}"
+            steps[2 * i + 2 * pp - 1 - stage] = f"{stage}B{i}"
+        lines.append(",".join(steps))
+    return "\n".join(lines)
+
+
+def bubble_fraction(pp: int, num_micro_batches: int, virtual_stages: int = 1) -> float:
+    """Return the idle share of a pipeline of equal stages with free transfers.
+
+    Args:
+        pp: Number of stages.
+        num_micro_batches: ``m``.
+        virtual_stages: Model chunks per stage, which divide fill and drain.
+
+    References:
+        Narayanan et al., arXiv:2104.04473, section 2.2.
+
+    Example:
+        >>> bubble_fraction(4, 12)
+        0.2
+    """
+    idle = (pp - 1) / virtual_stages
+    return idle / (num_micro_batches + idle)

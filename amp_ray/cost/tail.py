@@ -1,17 +1,18 @@
 """What follows the pipeline: tied embedding, gradient all-reduce, optimizer."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from amp_ray.cost.collective import Path, all_gather_s, all_reduce_s, start_s
 from amp_ray.cost.roofline import stream_s
-from amp_ray.cost.topology import IntArray, Topology
+from amp_ray.cost.topology import FloatArray, IntArray, Topology
 from amp_ray.cost.weights import Weights
 from amp_ray.spec.constants import Constants
 from amp_ray.spec.device import Device
 from amp_ray.spec.optimizer import Optimizer
-from amp_ray.spec.traits import RuntimeTraits
+from amp_ray.spec.traits import ParameterBytes, RuntimeTraits
 from amp_ray.units import BYTES_PER_ELEMENT, Precision
 
 
@@ -28,7 +29,7 @@ class Tail:
     optimizer_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class TailModel:
     """Times the end of an iteration.
 
@@ -84,8 +85,7 @@ class TailModel:
         """
         if dp == 1:
             return 0.0
-        start = start_s(self.constants, self.traits)
-        per = self.traits.bytes_per_parameter(self.precision)
+        per, start = self._per_parameter, self._start_s
         seconds = all_reduce_s(parameters * per.gradient, dp, ring, start)
         seconds += stream_s(parameters * per.bucket_traffic, 0, device, self.constants)
         if self.zero_stage >= 1:
@@ -102,8 +102,7 @@ class TailModel:
             device: What runs it.
         """
         shards = dp if self.zero_stage >= 1 else 1
-        per = self.traits.bytes_per_parameter(self.precision)
-        num_bytes = per.step_traffic + self.optimizer.update_traffic_bytes
+        num_bytes = self._per_parameter.step_traffic + self.optimizer.update_traffic_bytes
         return stream_s(parameters / shards * num_bytes, 0, device, self.constants)
 
     def _slowest(self, grid: IntArray) -> list[Device]:
@@ -116,7 +115,7 @@ class TailModel:
         ]
 
     def _add_tied(
-        self, sync: np.ndarray, grid: IntArray, bounds: tuple[int, ...], weights: Weights
+        self, sync: FloatArray, grid: IntArray, bounds: tuple[int, ...], weights: Weights
     ) -> None:
         """Add the all-reduce of a weight to the two stages that hold it, where they differ."""
         if weights.tied is None:
@@ -124,8 +123,18 @@ class TailModel:
         first, last = weights.tied.stages(bounds)
         if first == last:
             return
-        per = self.traits.bytes_per_parameter(self.precision)
-        num_bytes = weights.tied.parameters * per.tied
-        start = start_s(self.constants, self.traits)
+        num_bytes = weights.tied.parameters * self._per_parameter.tied
         pairs = self.topology.rings(np.stack([grid[first].ravel(), grid[last].ravel()], axis=1))
-        sync[[first, last]] += max(all_reduce_s(num_bytes, 2, path, start) for path in pairs.paths)
+        sync[[first, last]] += max(
+            all_reduce_s(num_bytes, 2, path, self._start_s) for path in pairs.paths
+        )
+
+    @cached_property
+    def _start_s(self) -> float:
+        """Start of one collective."""
+        return start_s(self.constants, self.traits)
+
+    @cached_property
+    def _per_parameter(self) -> ParameterBytes:
+        """What a parameter takes in this precision."""
+        return self.traits.bytes_per_parameter(self.precision)

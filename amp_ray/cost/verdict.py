@@ -106,13 +106,15 @@ def exceeds_probability(ratio: float, error: float) -> float:
     """Return the chance that a limit is exceeded, the estimate having a lognormal error.
 
     Args:
-        ratio: Estimate over limit.
+        ratio: Estimate over limit; nothing needs nothing.
         error: Sigma of the logarithm of true over estimated value.
 
     Example:
         >>> exceeds_probability(1.0, 0.1)
         0.5
     """
+    if ratio <= 0:
+        return 0.0
     return 0.5 * math.erfc(-math.log(ratio) / (error * math.sqrt(2)))
 
 

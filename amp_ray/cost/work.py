@@ -84,9 +84,11 @@ class LayerWork:
     def collective_ratio(self, rank: Rank, ring: Path) -> float:
         """Return measured over counted time of the all-reduces, where measured times hold them.
 
-        What a measured forward pass takes longer than the computation is its all-reduces.
+        What a measured forward pass takes longer than the computation is its all-reduces. A
+        profile is measured within a node, so it says nothing about a ring that leaves it.
         """
-        if rank.tp == self.anchors.alone_tp or not self.anchors.at_tp:
+        inside = ring.num_nodes == 1
+        if not inside or rank.tp == self.anchors.alone_tp or not self.anchors.at_tp:
             return 1.0
         size = min(self.anchors.at_tp)
         at_size = replace(rank, micro_batch_size=size)

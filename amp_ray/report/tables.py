@@ -118,9 +118,7 @@ def _notes(ranking: Ranking, *, num_shown: int) -> list[Text]:
     if ranking.num_tied > 1:
         share = f"{100 * ranking.relative_error:.0f} %"
         notes.append(
-            Text(
-                f"= the first {ranking.num_tied} are ties within the model's error of {share}"
-            )
+            Text(f"= the first {ranking.num_tied} are ties within the model's error of {share}")
         )
     num_hidden = ranking.num_feasible - num_shown
     if num_hidden > 0:

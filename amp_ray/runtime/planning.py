@@ -1,15 +1,20 @@
-"""Run a search in this process and time it."""
+"""Search or score in this process, and lead what was asked wrongly to its place in a file."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from amp_ray.baselines.amp2022 import Amp2022Planner
-from amp_ray.search.planner import AmpRayPlanner, Planner, search
+from amp_ray.cost.estimate import Result
+from amp_ray.errors import placed
+from amp_ray.search.planner import AmpRayPlanner, Planner, evaluate, search
 from amp_ray.search.ranking import Ranking
 from amp_ray.search.rows import SCHEMA, ranking_rows
+from amp_ray.search.space import uniform_candidates
 from amp_ray.spec.experiment import Experiment
+from amp_ray.spec.strategy import candidate_of
+from amp_ray.spec.strategy_file import Given
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,9 +41,14 @@ class Planned:
 
 
 def make_planner(experiment: Experiment, cost_model: str) -> Planner:
-    """Return the planner behind a ``--cost-model`` name."""
+    """Return the planner behind a ``--cost-model`` name.
+
+    Raises:
+        InputError: If the experiment is not one that the published planner can take.
+    """
     if cost_model == "amp-2022":
-        return Amp2022Planner(experiment=experiment)
+        with placed(experiment.where(), ValueError):
+            return Amp2022Planner(experiment=experiment)
     return AmpRayPlanner(experiment=experiment)
 
 
@@ -51,12 +61,43 @@ def plan_experiment(
         experiment: What to plan.
         cost_model: Whose predictions.
         progress: Called with (candidates done, candidates in all).
+
+    Raises:
+        InputError: If the limits leave no candidate, or the profile lacks what one needs.
     """
     start_s = time.perf_counter()
-    ranking = search(experiment, make_planner(experiment, cost_model), progress=progress)
+    planner = make_planner(experiment, cost_model)
+    with placed(experiment.where("search"), ValueError):
+        uniform_candidates(experiment)
+    with placed(experiment.where("profile")):
+        ranking = search(experiment, planner, progress=progress)
     return Planned(
         experiment=experiment,
         cost_model=cost_model,
         ranking=ranking,
         search_s=time.perf_counter() - start_s,
     )
+
+
+def score_given(planner: Planner, given: Sequence[Given]) -> list[Result]:
+    """Estimate the strategies that a user names.
+
+    Args:
+        planner: Whose predictions.
+        given: Strategies with their places in a file.
+
+    Returns:
+        Results in the same order.
+
+    Raises:
+        InputError: If a strategy is not one that the planner can estimate, or the profile lacks
+            what it needs.
+    """
+    results = []
+    for entry in given:
+        if entry.strategy is not None:
+            with placed(entry.where, ValueError):
+                candidate_of(entry.strategy)
+        with placed(entry.where):
+            results.append(evaluate(planner, entry))
+    return results

@@ -30,6 +30,7 @@ class ProfileDescription(Section):
     includes_all_reduces: Flag = False
     hardware: Text
     versions: Text
+    date: Text | None = None
 
 
 def parse_profile(

@@ -275,18 +275,16 @@ def _check_chain(stages: Sequence[Stage]) -> None:
 
 
 def _check_samples(stages: Sequence[Stage], micro_batch_size: int) -> None:
-    """Refuse stages that do not pass the same samples on.
+    """Refuse stages that do not pass the same samples on, or say so in a second way.
 
-    There is one way to say a thing: without shares all stages have one dp, and shares are told
-    only where some dp is above 1, then by every stage.
+    Without shares all stages have one dp; with shares some dp is above 1, and each stage has some.
     """
-    dps = [stage.dp for stage in stages]
-    if all(stage.shares is None for stage in stages):
+    dps, shares = [stage.dp for stage in stages], [stage.shares for stage in stages]
+    if all(share is None for share in shares):
         if len(set(dps)) > 1:
             message = f"stages with dp {dps} need shares: which rank takes which samples"
             raise ValueError(message)
         return
-    shares = [stage.shares for stage in stages]
     if max(dps) == 1 or any(share is None or sum(share) != micro_batch_size for share in shares):
         message = (
             f"shares {shares}: every stage needs some, each adding up to micro_batch_size "

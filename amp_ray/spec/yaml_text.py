@@ -103,25 +103,39 @@ def _one_message(text: str, file: str) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Reader:
-    """Turns nodes into plain values and notes the line of everything below them."""
+    """Turns nodes into plain values and notes the line of everything below them.
+
+    Args:
+        file: Name of the file, for messages.
+        lines: Filled while reading.
+        open_nodes: Identities of the nodes that are being read, to find one within itself.
+    """
 
     file: str
     lines: dict[Path, int] = field(default_factory=dict)
+    open_nodes: set[int] = field(default_factory=set)
 
-    def value(self, node: yaml.Node, path: Path) -> Any:  # noqa: ANN401 - YAML values are of any plain type
-        """Return the plain value of a node."""
+    def value(self, node: yaml.Node, path: Path) -> Any:  # noqa: ANN401 - any plain type
+        """Return the plain value of a node.
+
+        Raises:
+            InputError: If it has a tag, or stands within itself by an alias.
+        """
         if node.tag not in _TAGS:
             message = f"found the tag {node.tag!r}; write the value alone"
             raise InputError(message, where=self._where(node))
+        if isinstance(node, yaml.ScalarNode):
+            return _meaning(node)
+        if id(node) in self.open_nodes:
+            message = "a value cannot stand within itself"
+            raise InputError(message, where=self._where(node))
+        self.open_nodes.add(id(node))
         if isinstance(node, yaml.MappingNode):
-            return self._mapping(node, path)
-        if isinstance(node, yaml.SequenceNode):
-            return [self._entry(child, (*path, index)) for index, child in enumerate(node.value)]
-        word: str = node.value
-        if isinstance(node, yaml.ScalarNode) and node.style is not None:
-            return word
-        read = next((read for pattern, read in _PLAIN if pattern.fullmatch(word)), str)
-        return read(word)
+            result: Any = self._mapping(node, path)
+        else:
+            result = [self._entry(child, (*path, index)) for index, child in enumerate(node.value)]
+        self.open_nodes.remove(id(node))
+        return result
 
     def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
         """Return a mapping; no key may stand in it twice."""
@@ -148,3 +162,12 @@ class _Reader:
     def _where(self, node: yaml.Node) -> Where:
         """Return the place of a node."""
         return Where(file=self.file, line=node.start_mark.line + 1)
+
+
+def _meaning(node: yaml.ScalarNode) -> Any:  # noqa: ANN401 - any plain type
+    """Return what a word means; a quoted one is text."""
+    word: str = node.value
+    if node.style is not None:
+        return word
+    read = next((read for pattern, read in _PLAIN if pattern.fullmatch(word)), str)
+    return read(word)

@@ -67,7 +67,7 @@ def _host_peak(both: Any) -> int:  # noqa: ANN401 - a function
     activities = [torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
         both()
-    events = [
+    events: list[tuple[int, int]] = [
         (event.start_ns(), event.nbytes())
         for event in profile.profiler.kineto_results.events()
         if event.name() == "[memory]"

@@ -32,7 +32,7 @@ class LinkPoint:
 
     Args:
         what: ``p2p`` or ``all_reduce``.
-        num_ranks: Ranks of a group; all ranks are divided into such groups, which talk at once.
+        num_ranks: Ranks of a group, two for p2p; all groups of consecutive ranks talk at once.
         num_bytes: Size of the message, or of the tensor that is reduced.
     """
 
@@ -56,6 +56,12 @@ class ProfileJob:
     links: tuple[LinkPoint, ...]
     points: tuple[Point, ...]
     seconds: float
+
+    @property
+    def group_sizes(self) -> tuple[int, ...]:
+        """Sizes of the groups of ranks that add something up."""
+        adding = {link.num_ranks for link in self.links if link.what == "all_reduce"}
+        return tuple(sorted(adding | {point.tp for point in self.points}))
 
 
 def load_profile_job(path: str) -> ProfileJob:
@@ -88,7 +94,7 @@ def read_profile_job(record: Mapping[str, Any]) -> ProfileJob:
         seconds=fields.number("seconds"),
     )
     fields.finish()
-    for size in {point.tp for point in job.points} | {link.num_ranks for link in job.links}:
+    for size in job.group_sizes:
         if job.trial.grid.num_ranks % size:
             message = f"{job.trial.grid.num_ranks} ranks cannot be divided into groups of {size}"
             raise ValueError(message)

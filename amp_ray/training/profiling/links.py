@@ -15,8 +15,8 @@ MIN_REPEATS: Final = 4
 MAX_REPEATS: Final = 30
 WARMUP_REPEATS: Final = 2
 BYTES_PER_ELEMENT: Final = 4
-ROUND_TRIP: Final = 2
-"""Messages of a round trip."""
+PAIR: Final = 2
+"""Ranks that exchange messages, and messages of a round trip."""
 
 
 def time_link(point: LinkPoint, ranks: Ranks, clock: Clock) -> float | None:
@@ -42,7 +42,7 @@ def time_link(point: LinkPoint, ranks: Ranks, clock: Clock) -> float | None:
     repeats = int(min(MAX_REPEATS, max(MIN_REPEATS, TARGET_S / max(once_s, 1e-9))))
     repeats = ranks.largest(repeats)
     times = _times(point, ranks, clock, value, repeats)
-    share = ROUND_TRIP if point.what == "p2p" else 1
+    share = PAIR if point.what == "p2p" else 1
     return statistics.median(ranks.gather(statistics.median(times) / share))
 
 
@@ -55,7 +55,7 @@ def _times(
     for _ in range(repeats):
         start = clock.mark()
         if point.what == "p2p":
-            _there_and_back(ranks, point.num_ranks, value)
+            _there_and_back(ranks, value)
         else:
             torch.distributed.all_reduce(value, group=ranks.group(point.num_ranks))
         marks.append((start, clock.mark()))
@@ -63,13 +63,13 @@ def _times(
     return [clock.seconds(start, end) for start, end in marks]
 
 
-def _there_and_back(ranks: Ranks, distance: int, value: Tensor) -> None:
-    """Exchange with the partner: lower ranks of a pair send first."""
-    half = distance // 2
-    place = ranks.rank % distance
+def _there_and_back(ranks: Ranks, value: Tensor) -> None:
+    """Exchange with the neighbour, even ranks first; the last of an odd number has none."""
+    even = ranks.rank % PAIR == 0
+    partner = ranks.rank + 1 if even else ranks.rank - 1
+    if partner == ranks.size:
+        return
     send: Any = torch.distributed.send
     receive: Any = torch.distributed.recv
-    first, second = (send, receive) if place < half else (receive, send)
-    partner = ranks.rank + half if place < half else ranks.rank - half
-    first(value, partner)
-    second(value, partner)
+    for exchange in (send, receive) if even else (receive, send):
+        exchange(value, partner)

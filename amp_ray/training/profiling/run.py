@@ -35,8 +35,7 @@ class _Run:
         connect(job.trial, cuda=self.cuda)
         local_rank = int(os.environ["LOCAL_RANK"])
         device = torch.device("cuda", local_rank) if self.cuda else torch.device("cpu")
-        sizes = {point.tp for point in job.points} | {link.num_ranks for link in job.links}
-        self.ranks = Ranks(device, sizes)
+        self.ranks = Ranks(device, job.group_sizes)
 
     def clock(self) -> Clock:
         """Return a clock of the device."""

@@ -70,7 +70,7 @@ class Subject:
             leaf.grad = None
 
 
-def make_subject(job: Job, point: Point, parallel: TensorParallel, device: Any) -> Subject:  # noqa: ANN401
+def make_subject(job: Job, point: Point, parallel: SwitchedParallel, device: Any) -> Subject:  # noqa: ANN401
     """Build a layer with its inputs, or the loss.
 
     Args:
@@ -84,7 +84,10 @@ def make_subject(job: Job, point: Point, parallel: TensorParallel, device: Any) 
     if point.layer == len(layer_kinds(job.model)):
         return Subject(run=_text_loss(job, point, parallel, device), source=source, module=None)
     image = isinstance(job.model, ImageShape)
-    layers = (image_layers if image else text_layers)(job.model, parallel, job.seed)
+    if isinstance(job.model, ImageShape):
+        layers = image_layers(job.model, parallel, job.seed)
+    else:
+        layers = text_layers(job.model, parallel, job.seed)
     spec = layers[point.layer]
     module = spec.build().to(device=device, dtype=dtype)
     # A tied layer is the table at the other end, used by a function of its own.

@@ -1,0 +1,75 @@
+"""``amp-ray calibrate``: fit constants to measurements once, and say what came of it."""
+
+from pathlib import Path
+
+import click
+
+from amp_ray.calibration import Choice, calibrate, calibration_to_json
+from amp_ray.cli.options import (
+    configure_logging,
+    experiment_argument,
+    json_option,
+    table_console,
+    verbose_option,
+    write_json,
+)
+from amp_ray.errors import InputError, Where
+from amp_ray.report.calibration import calibration_view
+from amp_ray.runtime.calibrating import load_observations
+from amp_ray.runtime.files import load_experiment
+
+
+@click.command("calibrate")
+@experiment_argument
+@click.option(
+    "--measurements",
+    "measurements_path",
+    required=True,
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="CSV of strategies with measured_s: seconds, oom or failed.",
+)
+@click.option(
+    "-o",
+    "--output",
+    "output_path",
+    required=True,
+    metavar="CALIBRATION",
+    type=click.Path(path_type=Path),
+    help="File to write the calibration to (JSON).",
+)
+@click.option(
+    "--constants",
+    "names",
+    metavar="A,B,...",
+    help="Fit these constants; by default those that the measurements tell most about.",
+)
+@json_option
+@verbose_option
+def calibrate_command(  # noqa: PLR0913 - one parameter per option
+    *,
+    experiment_path: Path,
+    measurements_path: Path,
+    output_path: Path,
+    names: str | None,
+    json_target: str | None,
+    verbose: bool,
+) -> None:
+    """Fit a few named constants to measured trials of an experiment."""
+    configure_logging(verbose=verbose)
+    experiment = load_experiment(experiment_path)
+    observations = load_observations(measurements_path, experiment)
+    chosen = None if names is None else tuple(name.strip() for name in names.split(","))
+    try:
+        calibration = calibrate(experiment, observations, Choice(names=chosen))
+    except InputError:
+        raise
+    except ValueError as error:
+        raise InputError(str(error), where=Where(file=str(measurements_path))) from error
+    record = calibration_to_json(calibration)
+    write_json(record, str(output_path))
+    if json_target is not None:
+        write_json(record, json_target)
+        return
+    table_console().print(calibration_view(calibration))
+    click.echo(f"written to {output_path}; use it with --calibration {output_path}", err=True)

@@ -1,0 +1,190 @@
+"""``amp-ray profile``: measure layers, memory and links on the hosts."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from amp_ray.cli.exits import SUCCESS, TRIALS_FAILED
+from amp_ray.cli.options import (
+    configure_logging,
+    experiment_argument,
+    json_option,
+    verbose_option,
+    write_json,
+)
+from amp_ray.runtime.host import Host, LocalHost
+from amp_ray.runtime.link_report import LinkReport, cluster_yaml, link_reports, loss_yaml
+from amp_ray.runtime.profile_folder import ProfileFolder
+from amp_ray.runtime.profile_parts import load_unprofiled, profile_parts
+from amp_ray.runtime.profiling import PartReport, Settings, measure
+from amp_ray.units import BITS_PER_BYTE, GIGA, MICROSECONDS_PER_SECOND
+
+_DEFAULT_SECONDS = 300.0
+"""Enough for four distinct layers, three tp and five micro-batch sizes of a few milliseconds to
+half a second each."""
+
+
+@click.command()
+@experiment_argument
+@click.option(
+    "-o",
+    "--output",
+    "output",
+    required=True,
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help="Folder of the profile; a profile that it holds is completed.",
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    default=_DEFAULT_SECONDS,
+    show_default=True,
+    help="Time to measure, for each device type; run again to go on.",
+)
+@click.option("--local", "is_local", is_flag=True, help="Measure on this machine.")
+@click.option(
+    "--identity",
+    "identities",
+    multiple=True,
+    metavar="FILE",
+    help="Private key file for SSH; by default those of ~/.ssh/config.",
+)
+@click.option("--known-hosts", metavar="FILE", help="Keys of the hosts.  [~/.ssh/known_hosts]")
+@click.option("--python", metavar="PATH", help="Interpreter on the hosts.  [python3]")
+@json_option
+@verbose_option
+def profile(
+    *,
+    experiment_path: Path,
+    output: Path,
+    seconds: float,
+    is_local: bool,
+    json_target: str | None,
+    verbose: bool,
+    **ssh: Any,  # noqa: ANN401 - the options of `_make_host`
+) -> int:
+    """Measure the layers, memory and links that a plan of EXPERIMENT.yaml asks for.
+
+    One host of every device type measures, with all of its slots at work, as in training. What is
+    measured is kept at once: interrupt it and run it again, and it goes on.
+    """
+    configure_logging(verbose=verbose)
+    experiment = load_unprofiled(experiment_path)
+    is_local = is_local or experiment.trials.backend == "local"
+    parts = profile_parts(experiment, is_local=is_local)
+    folder = ProfileFolder(output, experiment.model, experiment.precision)
+    settings = Settings(
+        seconds=seconds,
+        make_host=_make_host(is_local=is_local, **ssh),
+        say=_say if verbose else lambda _line: None,
+    )
+    try:
+        reports = measure(experiment, parts, folder, settings)
+    finally:
+        # Whatever ends it: what is complete can be planned with.
+        files = folder.write()
+    links = link_reports(folder.records, experiment)
+    snippet = cluster_yaml(experiment, links) + loss_yaml(folder.records, experiment)
+    if json_target is not None:
+        write_json(_to_json(output, files, reports, links, snippet), json_target)
+    else:
+        _print(output, files, reports, links)
+        click.echo(snippet)
+    for report in reports:
+        if report.problem is not None:
+            click.echo(f"amp-ray: {report.part.name}: {report.problem}", err=True)
+    return TRIALS_FAILED if any(report.problem for report in reports) else SUCCESS
+
+
+def _make_host(
+    *, is_local: bool, identities: tuple[str, ...], known_hosts: str | None, python: str | None
+) -> Callable[[str], Host]:
+    """Return what makes a host of a name."""
+    if is_local:
+        options = {} if python is None else {"python": python}
+        return lambda name: LocalHost(name, **options)
+    from amp_ray.runtime.ssh import SshHost
+    from amp_ray.runtime.ssh_target import SshSettings
+
+    given: dict[str, Any] = {"known_hosts": known_hosts, "python": python}
+    settings = SshSettings(
+        identities=identities, **{key: value for key, value in given.items() if value is not None}
+    )
+    return lambda name: SshHost(name, settings)
+
+
+def _say(line: str) -> None:
+    """Tell progress."""
+    click.echo(line, err=True)
+
+
+def _print(
+    output: Path,
+    files: tuple[str, ...],
+    reports: tuple[PartReport, ...],
+    links: tuple[LinkReport, ...],
+) -> None:
+    """Say what there is now."""
+    click.echo(f"{output}: {', '.join(files)}")
+    for report in reports:
+        left = f"{report.num_missing} measurements missing" if report.num_missing else "complete"
+        large = "".join(
+            f"; at tp {tp} micro-batch size {size} does not fit"
+            for tp, size in sorted(report.too_large.items())
+        )
+        click.echo(f"{report.part.name}: {left}{large}")
+    if any(report.num_missing for report in reports):
+        click.echo("Run the command again, or with more --seconds, to measure the rest.")
+    for link in links:
+        apart = "; ".join(
+            f"{what} alone {fit.bytes_per_s * BITS_PER_BYTE / GIGA:.3g} Gbit/s, "
+            f"{fit.latency_s * MICROSECONDS_PER_SECOND:.3g} us"
+            for what, fit in link.apart.items()
+        )
+        click.echo(
+            f"{link.place.scope} {link.place.devices}: {link.gbit_per_s:.3g} Gbit/s, "
+            f"{link.latency_us:.3g} us, typical error {link.error_fraction:.0%} ({apart})"
+        )
+    click.echo(
+        f"\nTo plan with it: profile: {{source: table, path: {output}}}, and for the links:\n"
+    )
+
+
+def _to_json(
+    output: Path,
+    files: tuple[str, ...],
+    reports: tuple[PartReport, ...],
+    links: tuple[LinkReport, ...],
+    snippet: str,
+) -> dict[str, Any]:
+    """Return the object of ``profile --json``."""
+    return {
+        "schema": 1,
+        "folder": str(output),
+        "files": list(files),
+        "parts": [
+            {
+                "scope": report.part.place.scope,
+                "devices": report.part.place.devices,
+                "hosts": [node.name for node in report.part.nodes],
+                "num_missing": report.num_missing,
+                "too_large": {str(tp): size for tp, size in report.too_large.items()},
+                "problem": report.problem,
+            }
+            for report in reports
+        ],
+        "links": [
+            {
+                "scope": link.place.scope,
+                "devices": link.place.devices,
+                "gbit_per_s": link.gbit_per_s,
+                "latency_us": link.latency_us,
+                "error_fraction": link.error_fraction,
+            }
+            for link in links
+        ],
+        "yaml": snippet,
+    }

@@ -1,0 +1,76 @@
+"""Measurements and calibrations from files, for the experiments that they belong to."""
+
+from pathlib import Path
+
+from amp_ray.calibration import Observation, apply_calibration, parse_calibration
+from amp_ray.cost.estimate import Estimate
+from amp_ray.errors import InputError, Where
+from amp_ray.runtime.files import load_strategies, read_text
+from amp_ray.runtime.planning import make_planner, score_given
+from amp_ray.spec.experiment import Experiment
+from amp_ray.spec.strategy import Strategy
+from amp_ray.spec.strategy_file import Given
+
+
+def load_observations(path: Path, experiment: Experiment) -> list[Observation]:
+    """Read measured strategies; where cuts are left out, they ran with the planner's own.
+
+    Args:
+        path: Strategies file with a column ``measured_s``; lines without a value are left out.
+        experiment: What was given.
+
+    Raises:
+        InputError: If the file cannot be read, names what the experiment cannot have, or holds
+            no measurement.
+    """
+    measured = [
+        given
+        for given in load_strategies(path, experiment)
+        if given.measured_s is not None or given.failure is not None
+    ]
+    if not measured:
+        message = "no measurement in it: expected a column measured_s with seconds, oom or failed"
+        raise InputError(message, where=Where(file=str(path)))
+    return [
+        Observation(
+            experiment=experiment,
+            strategy=_strategy(given, experiment),
+            outcome=given.failure or "measured",
+            measured_s=given.measured_s,
+            where=given.where,
+        )
+        for given in measured
+    ]
+
+
+def with_calibration(experiment: Experiment, path: Path | None, *, transfer: bool) -> Experiment:
+    """Return an experiment with the constants of a calibration file, if one is given.
+
+    Args:
+        experiment: What is to be planned.
+        path: Calibration file, or None.
+        transfer: Whether it may be one of another model, cluster or runtime.
+
+    Raises:
+        InputError: If the file is no calibration, or was made for something else.
+    """
+    if path is None:
+        if transfer:
+            message = "--transfer-calibration needs --calibration FILE"
+            raise InputError(message)
+        return experiment
+    calibration = parse_calibration(read_text(path), file=str(path))
+    try:
+        return apply_calibration(calibration, experiment, transfer=transfer)
+    except ValueError as error:
+        raise InputError(str(error), where=Where(file=str(path))) from error
+
+
+def _strategy(given: Given, experiment: Experiment) -> Strategy:
+    """Return the strategy that ran."""
+    if given.strategy is not None:
+        return given.strategy
+    (result,) = score_given(make_planner(experiment, "amp-ray"), [given])
+    if isinstance(result, Estimate):
+        return result.strategy
+    raise InputError(str(result.reason), where=given.where)

@@ -1,0 +1,123 @@
+"""From measured messages to the figures of an experiment file."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from amp_ray.cost.collective import RING_OVERHEAD_RANKS, start_s
+from amp_ray.spec.experiment import Experiment
+from amp_ray.trials.link_fit import LinkFit, LinkSample, fit_link
+from amp_ray.trials.profile_grid import LinkPoint, loss_position
+from amp_ray.trials.profile_records import LinkPlace, ProfileRecords
+from amp_ray.units import BITS_PER_BYTE, GIGA, MICROSECONDS_PER_SECOND
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkReport:
+    """What the cost model should be told of a link.
+
+    Args:
+        place: Which link.
+        gbit_per_s: ``intra_gbit_per_s`` or ``inter_gbit_per_s``.
+        latency_us: ``intra_latency_us`` or ``inter_latency_us``.
+        error_fraction: Median error of these two over all messages.
+        apart: The same from messages and from all-reduces alone, by what they are.
+    """
+
+    place: LinkPlace
+    gbit_per_s: float
+    latency_us: float
+    error_fraction: float
+    apart: dict[str, LinkFit]
+
+
+def link_reports(records: ProfileRecords, experiment: Experiment) -> tuple[LinkReport, ...]:
+    """Fit every link that was measured by the cost model's own formulas.
+
+    Args:
+        records: What was measured.
+        experiment: Its constants and traits tell what a message costs besides the link.
+    """
+    places = sorted({place for place, _ in records.links}, key=lambda place: place.devices)
+    return tuple(
+        _report(place, {p: s for (at, p), s in records.links.items() if at == place}, experiment)
+        for place in sorted(places, key=lambda place: place.scope, reverse=True)
+    )
+
+
+def cluster_yaml(experiment: Experiment, reports: Iterable[LinkReport]) -> str:
+    """Write the ``cluster.nodes`` of an experiment with the measured figures.
+
+    What was not measured stands as the experiment has it.
+    """
+    intra = {report.place.devices: report for report in reports if report.place.scope == "intra"}
+    inter = {report.place.devices: report for report in reports if report.place.scope == "inter"}
+    lines = ["cluster:", "  nodes:"]
+    for node in experiment.cluster.nodes:
+        name = node.device.name
+        figures = [f"device: {name}", f"slots: {node.num_slots}"]
+        notes = []
+        for scope, stated, found in (
+            ("intra", node.intra, intra.get(name)),
+            ("inter", node.inter, inter.get(name)),
+        ):
+            gbit = stated.bandwidth_bytes_per_s * BITS_PER_BYTE / GIGA
+            latency_us = stated.latency_s * MICROSECONDS_PER_SECOND
+            if found is None:
+                notes.append(f"{scope} not measured")
+            else:
+                gbit, latency_us = found.gbit_per_s, found.latency_us
+            figures += [f"{scope}_gbit_per_s: {gbit:.4g}", f"{scope}_latency_us: {latency_us:.4g}"]
+        note = f"  # {', '.join(notes)}" if notes else ""
+        lines.append(f"    - {{{', '.join(figures)}}}{note}")
+    return "\n".join(lines) + "\n"
+
+
+def loss_yaml(records: ProfileRecords, experiment: Experiment) -> str:
+    """Write the constant by which the cost model knows the loss; empty where none was measured.
+
+    The loss is no part of the layers' times. It is counted as memory traffic per logit; this is
+    the traffic that would take as long as was measured, the median over devices and sizes.
+    """
+    loss = loss_position(experiment.model)
+    logits = experiment.model.layers[-1].logits
+    devices = {device.name: device for device in experiment.cluster.device_types}
+    found = sorted(
+        (float(values["forward_s"]) + float(values["backward_s"]))
+        * devices[device].memory_bytes_per_s
+        * experiment.constants.memory_efficiency
+        * point.tp
+        / (logits * point.micro_batch_size)
+        for (device, point), values in records.layers.items()
+        if point.layer == loss and device in devices
+    )
+    if not found:
+        return ""
+    return f"constants:\n  loss_bytes_per_logit: {found[len(found) // 2]:.4g}\n"
+
+
+def _report(place: LinkPlace, times: dict[LinkPoint, float], experiment: Experiment) -> LinkReport:
+    """Fit one link."""
+    constants = experiment.constants
+    start = start_s(constants, experiment.traits)
+    samples: dict[str, list[LinkSample]] = {}
+    for point, seconds in times.items():
+        samples.setdefault(point.what, []).append(_sample(point, seconds, start, place))
+    fit = fit_link([sample for group in samples.values() for sample in group])
+    share = constants.intra_efficiency if place.scope == "intra" else constants.nic_efficiency
+    return LinkReport(
+        place=place,
+        gbit_per_s=fit.bytes_per_s / share * BITS_PER_BYTE / GIGA,
+        latency_us=fit.latency_s / constants.latency_scale * MICROSECONDS_PER_SECOND,
+        error_fraction=fit.error_fraction,
+        apart={what: fit_link(group) for what, group in samples.items()},
+    )
+
+
+def _sample(point: LinkPoint, seconds: float, start: float, place: LinkPlace) -> LinkSample:
+    """Say what the cost model counts for a message or a ring all-reduce."""
+    if point.what == "p2p":
+        return LinkSample(num_steps=1, num_bytes=point.num_bytes, start_s=start, seconds=seconds)
+    steps = 2 * (point.num_ranks - 1)
+    ring = 1 + RING_OVERHEAD_RANKS / point.num_ranks if place.scope == "intra" else 1.0
+    num_bytes = steps / point.num_ranks * point.num_bytes * ring
+    return LinkSample(num_steps=steps, num_bytes=num_bytes, start_s=start, seconds=seconds)

@@ -1,0 +1,186 @@
+"""``amp-ray profile``: measures what is missing, hosts in parallel, and keeps it as it comes."""
+
+import datetime as dt
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from importlib import resources
+from importlib.resources.abc import Traversable
+from typing import Any, Final
+
+from amp_ray.runtime.host import Host
+from amp_ray.runtime.launcher import Launcher
+from amp_ray.runtime.overheard import OverheardHost
+from amp_ray.runtime.profile_folder import ProfileFolder
+from amp_ray.runtime.profile_parts import Part
+from amp_ray.spec.experiment import Experiment
+from amp_ray.trials.outcome import Measured, Outcome, OutOfMemory
+from amp_ray.trials.profile_grid import LayerPoint, LinkPoint
+from amp_ray.trials.profile_launch import profile_job, profile_launch, read_end
+from amp_ray.trials.profile_records import record_of_event
+
+_MAX_LAUNCHES: Final = 12
+"""Of one part: each but the last ends with a size for which the kernel ended a rank."""
+
+_PROGRAM_PARTS: Final = ("__init__.py", "training")
+"""Of this package, sent to the hosts: what they run is what is installed here."""
+
+Say = Callable[[str], None]
+"""Takes a line about progress, on any thread."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How a profile is made.
+
+    Args:
+        seconds: For each device type; what does not fit in is left to the next run.
+        make_host: Opens nothing yet.
+        say: Gets progress.
+    """
+
+    seconds: float
+    make_host: Callable[[str], Host]
+    say: Say
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartReport:
+    """What came of a part.
+
+    Args:
+        part: Which.
+        num_missing: Points that are still to be measured.
+        too_large: Smallest micro-batch size that does not fit, by tp.
+        problem: Why it could not go on; None if it could.
+    """
+
+    part: Part
+    num_missing: int
+    too_large: Mapping[int, int] = field(default_factory=dict)
+    problem: str | None = None
+
+
+def measure(
+    experiment: Experiment, parts: Sequence[Part], folder: ProfileFolder, settings: Settings
+) -> tuple[PartReport, ...]:
+    """Measure what is missing: device types at the same time, links between hosts one by one.
+
+    Args:
+        experiment: What is profiled.
+        parts: As ``profile_parts`` returns them.
+        folder: Where it is written; what it already has is not measured again.
+        settings: How.
+
+    Returns:
+        A report per part, in their order.
+    """
+    run = _Run(experiment, folder, settings)
+    within = [part for part in parts if part.place.scope == "intra"]
+    between = [part for part in parts if part.place.scope == "inter"]
+    with ThreadPoolExecutor(max_workers=max(1, len(within))) as pool:
+        reports = list(pool.map(run.part, within))
+    return (*reports, *map(run.part, between))
+
+
+class _Run:
+    """One run of the command."""
+
+    def __init__(self, experiment: Experiment, folder: ProfileFolder, settings: Settings) -> None:
+        """Take what every part needs."""
+        self._experiment, self._folder, self._settings = experiment, folder, settings
+        self._program = _program_files()
+
+    def part(self, part: Part) -> PartReport:
+        """Measure a part until nothing is missing, the time is up or something is wrong."""
+        end = time.monotonic() + self._settings.seconds
+        problem: str | None = None
+        begun: dict[str, Any] = {}
+        for _ in range(_MAX_LAUNCHES):
+            work = self._missing(part)
+            seconds = end - time.monotonic()
+            if not any(work) or seconds <= 0:
+                break
+            begun.clear()
+            outcome = self._launch(part, work, seconds, begun)
+            if isinstance(outcome, OutOfMemory) and begun:
+                # The kernel ended a rank: what was begun last is too large; the others go on.
+                self._folder.add({**begun, "record": "oom", "devices": part.place.devices})
+                continue
+            problem = None if isinstance(outcome, Measured) else outcome.reason
+            break
+        links, layers = self._missing(part)
+        limits = self._folder.records.limits
+        return PartReport(
+            part=part,
+            num_missing=len(links) + len(layers),
+            too_large={
+                tp: size for (device, tp), size in limits.items() if device == part.place.devices
+            },
+            problem=problem,
+        )
+
+    def _missing(self, part: Part) -> tuple[tuple[LinkPoint, ...], tuple[LayerPoint, ...]]:
+        """Return what a part still lacks."""
+        records = self._folder.records
+        return (
+            records.missing_links(part.place, part.links),
+            records.missing_layers(part.place.devices, part.layers),
+        )
+
+    def _launch(
+        self,
+        part: Part,
+        work: tuple[tuple[LinkPoint, ...], tuple[LayerPoint, ...]],
+        seconds: float,
+        begun: dict[str, Any],
+    ) -> Outcome:
+        """Launch once; ``begun`` gets what was begun last."""
+        say, date = self._settings.say, dt.datetime.now(tz=dt.UTC).date().isoformat()
+        say(f"{part.name}: {len(work[0])} messages and {len(work[1])} layers to measure")
+
+        def hear(event: Mapping[str, Any]) -> None:
+            record = record_of_event(event, place=part.place, date=date)
+            if record is not None:
+                self._folder.add(record)
+            if event.get("event") == "begin":
+                keys = ("tp", "micro_batch_size", "layer")
+                begun.update({key: event[key] for key in keys})
+                say(f"{part.name}: " + ", ".join(f"{key} {event[key]}" for key in keys))
+
+        hosts = [OverheardHost(self._settings.make_host(node.name), hear) for node in part.nodes]
+        run_folder = self._folder.new_run(part.name)
+        trial = profile_job(
+            trial_id=f"profile-{run_folder.name}",
+            model=self._experiment.model,
+            precision=self._experiment.precision,
+            device=part.nodes[0].device.name,
+            num_ranks=len(part.places),
+        )
+        launch = profile_launch(
+            trial,
+            part.places,
+            work=work,
+            seconds=seconds,
+            program=(hosts[0].python, self._program),
+        )
+        with Launcher(hosts) as launcher:
+            return launcher.run(launch, run_folder, reader=read_end)
+
+
+def _program_files() -> dict[str, bytes]:
+    """Return the source files of the program that measures, by relative path."""
+    package = resources.files("amp_ray")
+    found: dict[str, bytes] = {}
+
+    def take(entry: Traversable, path: str) -> None:
+        if entry.is_dir():
+            for inner in sorted(entry.iterdir(), key=lambda item: item.name):
+                take(inner, f"{path}/{inner.name}")
+        elif entry.name.endswith(".py"):
+            found[path] = entry.read_bytes()
+
+    for part in _PROGRAM_PARTS:
+        take(package / part, f"amp_ray/{part}")
+    return found

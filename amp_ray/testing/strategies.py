@@ -1,0 +1,147 @@
+"""Hypothesis strategies for the nouns: hostfiles, clusters, and strategies that run on them."""
+
+from hypothesis import strategies as st
+
+from amp_ray.spec.catalogue import CATALOGUE
+from amp_ray.spec.cluster import Cluster, Link, Node
+from amp_ray.spec.hostfile import HostSlots
+from amp_ray.spec.strategy import RECOMPUTE, Candidate, Stage, Strategy
+
+_MAX_NODES = 4
+_MAX_SLOTS = 4
+_MAX_DEGREE = 4
+_MAX_LAYERS = 12
+_MAX_SAMPLES = 8
+
+_HOST_NAMES = st.text(
+    st.characters(codec="utf-8", exclude_categories=("C", "Z"), exclude_characters="#"), min_size=1
+).filter(lambda name: not name.startswith("-"))
+"""Any printable text that a hostfile can hold."""
+
+
+def hosts() -> st.SearchStrategy[tuple[HostSlots, ...]]:
+    """Draw the lines of a hostfile: at least one host, none twice, unequal slots."""
+    entry = st.builds(HostSlots, host=_HOST_NAMES, num_slots=st.integers(1, 999_999_999))
+    lines = st.lists(entry, min_size=1, max_size=6, unique_by=lambda line: line.host)
+    return lines.map(tuple)
+
+
+def links() -> st.SearchStrategy[Link]:
+    """Draw a link between a slow network and a fast switch."""
+    return st.builds(
+        Link, bandwidth_bytes_per_s=st.floats(1e6, 1e12), latency_s=st.floats(0.0, 1e-3)
+    )
+
+
+@st.composite
+def clusters(draw: st.DrawFn) -> Cluster:
+    """Draw a cluster of up to four nodes with unequal devices, slots and links."""
+    num_nodes = draw(st.integers(1, _MAX_NODES))
+    nodes = tuple(
+        Node(
+            name=f"host-{index}",
+            device=draw(st.sampled_from(list(CATALOGUE.values()))),
+            num_slots=draw(st.integers(1, _MAX_SLOTS)),
+            intra=draw(links()),
+            inter=draw(links()),
+        )
+        for index in range(num_nodes)
+    )
+    pairs = [(low, high) for high in range(num_nodes) for low in range(high)]
+    known = draw(st.lists(st.sampled_from(pairs), unique=True)) if pairs else []
+    return Cluster(nodes=nodes, pair_links={pair: draw(links()) for pair in known})
+
+
+def candidates() -> st.SearchStrategy[Candidate]:
+    """Draw a small candidate of the uniform space."""
+    degree = st.integers(1, _MAX_DEGREE)
+    return st.builds(
+        Candidate,
+        micro_batch_size=st.integers(1, _MAX_SAMPLES),
+        tp=degree,
+        dp=degree,
+        pp=degree,
+        num_micro_batches=st.integers(1, _MAX_SAMPLES),
+        recompute=st.sampled_from(RECOMPUTE),
+    )
+
+
+@st.composite
+def bounds(draw: st.DrawFn, pp: int) -> tuple[int, ...]:
+    """Draw cuts of a short chain into ``pp`` stages."""
+    num_layers = draw(st.integers(pp, pp + _MAX_LAYERS))
+    inner = st.lists(
+        st.integers(1, num_layers - 1) if pp > 1 else st.nothing(),
+        min_size=pp - 1,
+        max_size=pp - 1,
+        unique=True,
+    )
+    return (0, *sorted(draw(inner)), num_layers)
+
+
+@st.composite
+def uniform_strategies(draw: st.DrawFn) -> Strategy:
+    """Draw a strategy with one tp, dp and recompute, its ranks anywhere."""
+    candidate = draw(candidates())
+    placement = draw(st.permutations(range(candidate.num_devices)))
+    return Strategy.uniform(candidate, draw(bounds(candidate.pp)), tuple(placement))
+
+
+@st.composite
+def strategies_on(draw: st.DrawFn, cluster: Cluster, *, uses_all: bool = False) -> Strategy:
+    """Draw a strategy whose stages may differ in everything.
+
+    Args:
+        draw: Given by hypothesis.
+        cluster: Where it runs.
+        uses_all: Whether it must run on every device.
+    """
+    sizes = draw(_groups(cluster.num_devices, uses_all=uses_all))
+    degrees = [draw(_degrees(size)) for size in sizes]
+    dps = [dp for _, dp in degrees]
+    cuts = draw(bounds(len(sizes)))
+    samples = draw(st.integers(max(dps), max(dps) + _MAX_SAMPLES))
+    told = len(set(dps)) > 1 or (max(dps) > 1 and draw(st.booleans()))
+    stages = tuple(
+        Stage(
+            first_layer=cuts[index],
+            end_layer=cuts[index + 1],
+            tp=tp,
+            dp=dp,
+            recompute=draw(st.sampled_from(RECOMPUTE)),
+            shares=draw(_shares(samples, dp)) if told else None,
+        )
+        for index, (tp, dp) in enumerate(degrees)
+    )
+    devices = draw(st.permutations(range(cluster.num_devices)))
+    return Strategy(
+        stages=stages,
+        micro_batch_size=samples,
+        num_micro_batches=draw(st.integers(1, _MAX_SAMPLES)),
+        placement=tuple(devices[: sum(sizes)]),
+    )
+
+
+@st.composite
+def _groups(draw: st.DrawFn, num_devices: int, *, uses_all: bool) -> list[int]:
+    """Draw how many devices each stage gets; some may be left over."""
+    sizes = [draw(st.integers(1, num_devices))]
+    while (left := num_devices - sum(sizes)) and (uses_all or draw(st.booleans())):
+        sizes.append(draw(st.integers(1, left)))
+    return sizes
+
+
+@st.composite
+def _degrees(draw: st.DrawFn, num_devices: int) -> tuple[int, int]:
+    """Draw tp and dp whose product is a stage's number of devices."""
+    tp = draw(st.sampled_from([tp for tp in range(1, num_devices + 1) if num_devices % tp == 0]))
+    return tp, num_devices // tp
+
+
+@st.composite
+def _shares(draw: st.DrawFn, samples: int, dp: int) -> tuple[int, ...]:
+    """Draw positive shares of the samples of a micro-batch."""
+    inner = st.integers(1, samples - 1) if dp > 1 else st.nothing()
+    cuts = draw(st.lists(inner, min_size=dp - 1, max_size=dp - 1, unique=True))
+    ends = [0, *sorted(cuts), samples]
+    return tuple(end - first for first, end in zip(ends, ends[1:], strict=False))

@@ -1,0 +1,136 @@
+"""What a profile run measures: layers by tp and micro-batch size, messages by size."""
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any, Final, Literal
+
+from amp_ray.spec.model import Model
+
+SMALLEST_MESSAGE_BYTES: Final = 1024
+LARGEST_MESSAGE_BYTES: Final = 64 * 1024 * 1024
+MESSAGE_STEP: Final = 4
+
+MIN_SIZE_RATIO: Final = 1.8
+"""Between measured micro-batch sizes: the cost model interpolates in their logarithm."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class LayerPoint:
+    """One layer, or the loss, at one tp and micro-batch size; smaller sizes come first.
+
+    Args:
+        micro_batch_size: Samples.
+        tp: Tensor parallel degree.
+        layer: First position of the layer among its equals; the number of layers for the loss.
+    """
+
+    micro_batch_size: int
+    tp: int
+    layer: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what the program on the hosts reads."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkPoint:
+    """One message, or all-reduce, of one size.
+
+    Args:
+        what: Which of them.
+        num_ranks: Ranks that talk to each other.
+        num_bytes: Size of the message or of the reduced tensor.
+    """
+
+    what: Literal["p2p", "all_reduce"]
+    num_ranks: int
+    num_bytes: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what the program on the hosts reads."""
+        return {"what": self.what, "num_ranks": self.num_ranks, "bytes": self.num_bytes}
+
+
+def first_positions(model: Model) -> tuple[int, ...]:
+    """Return the first position of every distinct layer: what is measured once for all equals."""
+    _, index = model.distinct_layers
+    return tuple(index.index(number) for number in range(max(index) + 1))
+
+
+def loss_position(model: Model) -> int | None:
+    """Return the number that stands for the loss; None where it belongs to the last layer."""
+    return model.num_layers if model.layers[-1].added else None
+
+
+def fitting_tps(model: Model, tps: Iterable[int], num_slots: int) -> tuple[int, ...]:
+    """Return the degrees that divide the slots of a host and the model."""
+    shape = model.shape
+    parts = [num_slots, shape.num_heads, shape.num_key_value_heads]
+    if shape.family != "transgan":
+        parts.append(shape.feed_forward_size)
+    return tuple(tp for tp in sorted(set(tps)) if all(part % tp == 0 for part in parts))
+
+
+def thinned(sizes: Iterable[int]) -> tuple[int, ...]:
+    """Leave out sizes that lie close to a smaller one; the ends stay.
+
+    Example:
+        >>> thinned([1, 2, 3, 4, 5, 6, 10, 12, 15, 20, 30, 60])
+        (1, 2, 4, 10, 20, 60)
+    """
+    found = sorted(set(sizes))
+    kept = found[:1]
+    for size in found[1:]:
+        if size >= MIN_SIZE_RATIO * kept[-1]:
+            kept.append(size)
+    if kept and kept[-1] != found[-1]:
+        # The last kept one lies close below the end; the end is what must not be extrapolated.
+        kept = [*(kept[:-1] if len(kept) > 1 else kept), found[-1]]
+    return tuple(kept)
+
+
+def layer_points(model: Model, pairs: Iterable[tuple[int, int]]) -> tuple[LayerPoint, ...]:
+    """Return everything to measure of the layers, the largest sizes last.
+
+    Args:
+        model: The chain of layers.
+        pairs: Each tp and micro-batch size.
+    """
+    loss = loss_position(model)
+    layers = (*first_positions(model), *(() if loss is None else (loss,)))
+    return tuple(
+        sorted(
+            LayerPoint(micro_batch_size=size, tp=tp, layer=layer)
+            for tp, size in set(pairs)
+            for layer in layers
+        )
+    )
+
+
+def link_points(num_ranks: int) -> tuple[LinkPoint, ...]:
+    """Return every message size among so many ranks, smallest first.
+
+    Example:
+        >>> {(point.what, point.num_ranks) for point in link_points(4)} == {
+        ...     ("p2p", 2),
+        ...     ("all_reduce", 2),
+        ...     ("all_reduce", 4),
+        ... }
+        True
+    """
+    groups: list[tuple[Literal["p2p", "all_reduce"], int]] = [
+        ("all_reduce", number) for number in range(2, num_ranks + 1) if num_ranks % number == 0
+    ]
+    if num_ranks > 1:
+        groups.insert(0, ("p2p", 2))
+    sizes = []
+    size = SMALLEST_MESSAGE_BYTES
+    while size <= LARGEST_MESSAGE_BYTES:
+        sizes.append(size)
+        size *= MESSAGE_STEP
+    return tuple(
+        LinkPoint(what=what, num_ranks=number, num_bytes=size)
+        for size in sizes
+        for what, number in groups
+    )

@@ -1,0 +1,236 @@
+"""What holds for every hostfile, cluster and strategy."""
+
+import json
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from amp_ray.spec.cluster import Cluster
+from amp_ray.spec.experiment_file import ModelSection
+from amp_ray.spec.families import build_model
+from amp_ray.spec.hostfile import HostSlots, format_hostfile, parse_hostfile
+from amp_ray.spec.shape import model_shape
+from amp_ray.spec.strategy import Candidate, Strategy, candidate_of
+from amp_ray.spec.strategy_file import Context, parse_strategies
+from amp_ray.spec.strategy_json import strategy_from_json, strategy_to_json
+from amp_ray.spec.table_file import parse_device_table
+from amp_ray.spec.yaml_text import parse_yaml
+from amp_ray.testing.strategies import (
+    bounds,
+    candidates,
+    clusters,
+    hosts,
+    strategies_on,
+    uniform_strategies,
+)
+
+
+@given(lines=hosts())
+def test_a_hostfile_is_read_as_it_was_written(lines: tuple[HostSlots, ...]) -> None:
+    assert parse_hostfile(format_hostfile(lines)) == lines
+
+
+@given(lines=hosts(), data=st.data())
+def test_comments_and_blank_lines_change_no_hostfile(
+    lines: tuple[HostSlots, ...], data: st.DataObject
+) -> None:
+    noise = st.sampled_from(["", "   ", "# comment", "\t# a slots=1"])
+    text = "".join(
+        f"{data.draw(noise)}\n  {line.host}\t slots = {line.num_slots} # {index}\n"
+        for index, line in enumerate(lines)
+    )
+    assert parse_hostfile(text) == lines
+
+
+@given(cluster=clusters())
+def test_every_device_has_its_own_slot(cluster: Cluster) -> None:
+    places = list(zip(cluster.node_of_device, cluster.slot_of_device, strict=True))
+    assert places == [
+        (index, slot) for index, node in enumerate(cluster.nodes) for slot in range(node.num_slots)
+    ]
+
+
+@given(cluster=clusters(), data=st.data())
+def test_a_link_is_the_same_in_both_directions(cluster: Cluster, data: st.DataObject) -> None:
+    node = st.integers(0, len(cluster.nodes) - 1)
+    one, other = data.draw(node), data.draw(node)
+    assert cluster.link(one, other) == cluster.link(other, one)
+
+
+@given(strategy=uniform_strategies())
+def test_ranks_count_tp_fastest_then_dp_then_stages(strategy: Strategy) -> None:
+    candidate = candidate_of(strategy)
+    ranks = [
+        strategy.rank(stage=stage, dp_index=dp_index, tp_index=tp_index)
+        for stage in range(candidate.pp)
+        for dp_index in range(candidate.dp)
+        for tp_index in range(candidate.tp)
+    ]
+    assert ranks == list(range(candidate.num_devices))
+
+
+@given(cluster=clusters(), data=st.data())
+def test_ranks_of_stages_that_differ_are_numbered_through(
+    cluster: Cluster, data: st.DataObject
+) -> None:
+    strategy = data.draw(strategies_on(cluster))
+    ranks = [
+        strategy.rank(stage=index, dp_index=dp_index, tp_index=tp_index)
+        for index, stage in enumerate(strategy.stages)
+        for dp_index in range(stage.dp)
+        for tp_index in range(stage.tp)
+    ]
+    assert ranks == list(range(len(strategy.placement)))
+
+
+@given(cluster=clusters(), data=st.data())
+def test_the_devices_of_all_stages_are_the_placement(cluster: Cluster, data: st.DataObject) -> None:
+    strategy = data.draw(strategies_on(cluster))
+    devices = [device for stage in range(strategy.pp) for device in strategy.devices(stage)]
+    assert tuple(devices) == strategy.placement
+
+
+@given(strategy=uniform_strategies())
+def test_bounds_cover_the_chain_without_empty_stages(strategy: Strategy) -> None:
+    assert strategy.bounds[0] == 0
+    assert all(first < end for first, end in pairwise(strategy.bounds))
+    assert strategy.bounds[-1] == strategy.stages[-1].end_layer
+
+
+@given(candidate=candidates(), data=st.data())
+def test_a_strategy_remembers_its_candidate(candidate: Candidate, data: st.DataObject) -> None:
+    strategy = Strategy.uniform(candidate, data.draw(bounds(candidate.pp)))
+    assert candidate_of(strategy) == candidate
+    assert strategy.global_batch_size == candidate.global_batch_size
+
+
+@given(cluster=clusters(), data=st.data())
+def test_a_strategy_is_read_from_json_as_it_was_written(
+    cluster: Cluster, data: st.DataObject
+) -> None:
+    strategy = data.draw(strategies_on(cluster))
+    record = json.loads(json.dumps(strategy_to_json(strategy, cluster)))
+    assert strategy_from_json(record, cluster) == strategy
+
+
+@given(cluster=clusters(), data=st.data())
+def test_a_json_file_gives_the_strategies_that_were_written(
+    cluster: Cluster, data: st.DataObject
+) -> None:
+    strategy = data.draw(strategies_on(cluster, uses_all=True))
+    context = Context(
+        cluster=cluster,
+        num_layers=strategy.bounds[-1],
+        global_batch_size=strategy.global_batch_size,
+        recompute="none",
+    )
+    text = json.dumps([strategy_to_json(strategy, cluster)])
+    (found,) = parse_strategies(text, file="strategies.json", context=context)
+    assert found.strategy == strategy
+
+
+@given(candidate=candidates(), data=st.data())
+def test_a_csv_file_gives_the_strategies_that_were_written(
+    candidate: Candidate, data: st.DataObject
+) -> None:
+    cuts = data.draw(bounds(candidate.pp))
+    node = data.draw(clusters()).nodes[0]
+    context = Context(
+        cluster=Cluster(nodes=(replace(node, num_slots=candidate.num_devices),)),
+        num_layers=cuts[-1],
+        global_batch_size=candidate.global_batch_size,
+        recompute=candidate.recompute,
+    )
+    text = (
+        "tp,pp,dp,micro_batch_size,bounds\n"
+        f"{candidate.tp},{candidate.pp},{candidate.dp},{candidate.micro_batch_size},"
+        f"{' '.join(map(str, cuts))}\n"
+    )
+    (found,) = parse_strategies(text, file="strategies.csv", context=context)
+    assert (found.candidate, found.strategy) == (candidate, Strategy.uniform(candidate, cuts))
+
+
+@given(
+    times=st.dictionaries(
+        st.tuples(st.integers(1, 8), st.integers(1, 64)),
+        st.lists(st.tuples(st.floats(0, 1e3), st.floats(0, 1e3)), min_size=3, max_size=3),
+        min_size=1,
+        max_size=4,
+    ),
+    data=st.data(),
+)
+def test_a_table_is_read_in_any_order_of_its_lines(
+    times: dict[tuple[int, int], list[tuple[float, float]]], data: st.DataObject
+) -> None:
+    lines = [
+        f"{layer},{tp},{size},{forward_s!r},{backward_s!r}"
+        for (tp, size), rows in times.items()
+        for layer, (forward_s, backward_s) in enumerate(rows)
+    ]
+    header = "layer,tp,micro_batch_size,forward_s,backward_s"
+    text = "\n".join([header, *data.draw(st.permutations(lines))])
+    table = parse_device_table(text, num_layers=3, file="T4.csv")
+    assert set(table) == set(times)
+    for key, anchor in table.items():
+        assert anchor.backward_s is not None
+        found = np.stack([anchor.forward_s, anchor.backward_s], axis=1)
+        np.testing.assert_array_equal(found, times[key])
+
+
+_WORDS = st.text(st.characters(codec="utf-8", exclude_categories=("C", "Z")), max_size=20)
+_SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**17), 10**17)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | _WORDS
+)
+_VALUES = st.recursive(
+    _SCALARS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(_WORDS, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(values=st.dictionaries(_WORDS, _VALUES, max_size=4), indent=st.sampled_from([None, 1]))
+def test_json_is_yaml_of_the_same_meaning(values: dict[str, object], indent: int | None) -> None:
+    text = json.dumps(values, ensure_ascii=False, indent=indent)
+    assert parse_yaml(text, file="x.yaml").values == values
+
+
+@given(keys=st.lists(_WORDS, unique=True, max_size=8), data=st.data())
+def test_every_key_knows_its_line(keys: list[str], data: st.DataObject) -> None:
+    text, lines = "{", {}
+    for key in keys:
+        text += "\n" * data.draw(st.integers(0, 3))
+        lines[(key,)] = text.count("\n") + 1
+        text += f"{json.dumps(key, ensure_ascii=False)}: 1,"
+    assert parse_yaml(text + "}", file="x.yaml").lines == lines
+
+
+@given(
+    num_layers=st.integers(1, 6),
+    heads=st.integers(1, 4),
+    head_size=st.integers(1, 16),
+    tokens=st.integers(1, 64),
+    vocab_size=st.integers(1, 500),
+)
+def test_parameters_of_gpt2_follow_the_formula(
+    num_layers: int, heads: int, head_size: int, tokens: int, vocab_size: int
+) -> None:
+    hidden = heads * head_size
+    section = ModelSection(
+        family="gpt2",
+        num_layers=num_layers,
+        hidden_size=hidden,
+        num_heads=heads,
+        sequence_length=tokens,
+        vocab_size=vocab_size,
+    )
+    model = build_model(model_shape(section), layer_list="runtime")
+    block = 12 * hidden**2 + 13 * hidden
+    ends = (vocab_size + tokens) * hidden + 2 * hidden
+    assert model.num_parameters == num_layers * block + ends
