@@ -24,7 +24,7 @@ MEMORY_CONSTANTS: Final = ("context_scale", "allocator_scale")
 TIME_CONSTANTS: Final = tuple(name for name in PRIOR_SIGMA if name not in MEMORY_CONSTANTS)
 """Constants that times depend on and that may be fitted: those with a prior."""
 
-GRID: Final = 0.25
+GRID: Final = 0.5
 """Spacing, in prior sigmas, of the points at which models are made linear. Calibrations that lie
 close to each other share such a point and so the predictions around it; a mode is never further
 from its point than half of it, where the model is as good as linear."""

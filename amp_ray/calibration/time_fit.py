@@ -101,20 +101,21 @@ def choose_time(
         constants: Prior values.
 
     Returns:
-        The fit, and by name why chosen constants were dropped again.
+        The fit, and by name why constants were dropped that had been chosen; others took their
+        places.
     """
     plans = [observation.plan for observation in observations]
-    slopes = predictor.time_slopes(plans, TIME_CONSTANTS, PRIOR)
-    names = order_by_effect(slopes, TIME_CONSTANTS, min(most, len(plans)))
     dropped: dict[str, str] = {}
     while True:
+        left = [name for name in TIME_CONSTANTS if name not in dropped]
+        slopes = predictor.time_slopes(plans, left, PRIOR)
+        names = order_by_effect(slopes, left, min(most, len(plans)))
         found = fit_time(predictor, observations, names, constants)
         shares = identified(found.fit.covariance, names)
-        if not len(names) or shares.max() <= IDENTIFIED_SHARE:
+        if not names or shares.max() <= IDENTIFIED_SHARE:
             return found, dropped
         worst = int(np.argmax(shares))
         dropped[names[worst]] = not_identified(float(shares[worst]), len(plans))
-        names = [name for name in names if name != names[worst]]
 
 
 def left_out_times(

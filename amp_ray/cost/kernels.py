@@ -131,7 +131,8 @@ def earliest_starts(
 
     A longer stage can need less than a shorter one, where a smaller tensor crosses the boundary
     at its start: so starts close to the end that do not fit are passed over, and the earliest
-    start of the first run of starts that do is returned.
+    start of the first run of starts that do is returned. What a longer stage can spare is no more
+    than the buffer at its start and a weight that it would hold twice; beyond that none fits.
 
     Args:
         layers: As in `stage_peak`.
@@ -151,8 +152,10 @@ def earliest_starts(
             for start in range(end - 1, -1, -1):
                 temporary = max(temporary, layers[2, start])
                 peak = peak_with(layers, stages[stage], tied, start, end, temporary)
+                buffers = stages[stage, 8] * stages[stage, 2] * layers[3, start]
+                spared = buffers + stages[stage, 0] * max(tied[2], 0.0)
                 if peak <= limits[stage]:
                     starts[stage, end] = start
-                elif starts[stage, end] < end:
+                elif starts[stage, end] < end or peak - spared > limits[stage]:
                     break
     return starts

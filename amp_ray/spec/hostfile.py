@@ -49,7 +49,7 @@ def parse_hostfile(text: str, *, file: str = "hostfile") -> tuple[HostSlots, ...
             stands there twice, a slot count that is not a positive integer, or no host at all.
 
     Example:
-        >>> parse_hostfile("a slots=4  # fast\\n\\nb slots=2\\n")[1]
+        >>> parse_hostfile("a slots=4  # fast\n\nb slots=2\n")[1]
         HostSlots(host='b', num_slots=2)
     """
     lines: dict[str, int] = {}
