@@ -16,7 +16,7 @@ from amp_ray.calibration.fingerprint import (
     fingerprint,
 )
 from amp_ray.calibration.observation import Outcome
-from amp_ray.calibration.predictions import PRIOR, TIME_CONSTANTS, Plan, Predictor
+from amp_ray.calibration.predictions import PRIOR, Plan, Predictor
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import Strategy
 
@@ -235,9 +235,9 @@ def prediction_covariance(
     plans: list[Plan] = [(experiment, strategy) for strategy in strategies]
     predictor = predictor or Predictor()
     slopes = predictor.time_slopes(plans, calibration.time_constants, PRIOR)
-    common = slopes @ np.array(calibration.covariance) @ slopes.T
-    own: FloatArray = calibration.time_error**2 * np.eye(len(plans))
-    return common + own
+    own = calibration.time_error**2 * np.eye(len(plans))
+    covariance: FloatArray = slopes @ np.array(calibration.covariance) @ slopes.T + own
+    return covariance
 
 
 def predictive_error(
@@ -253,6 +253,3 @@ def predictive_error(
     covariance = prediction_covariance(calibration, experiment, strategies, predictor)
     sigma: FloatArray = np.sqrt(np.diag(covariance))
     return sigma
-
-
-assert set(TIME_CONSTANTS) <= set(SCOPES)

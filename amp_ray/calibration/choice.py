@@ -11,7 +11,11 @@ from amp_ray.spec.constants import PRIOR_SIGMA
 FloatArray = NDArray[np.float64]
 
 IDENTIFIED_SHARE: Final = 0.9
-"""A constant is identified if trials leave at most this share of its prior uncertainty."""
+"""The rule keeps a constant if trials leave at most this share of its prior uncertainty."""
+
+TOLD_SHARE: Final = 0.99
+"""A constant that a person names is fitted if trials leave at most this share: where they tell
+next to nothing, its prior would be sold as a result."""
 
 NO_EFFECT: Final = 1e-6
 """Relative change of a time below which a constant has no effect, only rounding."""
@@ -78,9 +82,9 @@ def identified(covariance: FloatArray, names: Sequence[str]) -> FloatArray:
     return shares
 
 
-def not_identified(share: float, num_trials: int) -> str:
+def not_identified(share: float, num_trials: int, asked: float = IDENTIFIED_SHARE) -> str:
     """Say why a constant is not identified."""
     return (
         f"not identified: {num_trials} trials leave {100 * share:.0f} % of its prior uncertainty "
-        f"(at most {100 * IDENTIFIED_SHARE:.0f} % is asked for)"
+        f"(at most {100 * asked:.0f} % is asked for)"
     )

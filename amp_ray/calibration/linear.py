@@ -89,7 +89,7 @@ def fit_linear(problem: LinearProblem) -> LinearFit:
         before = np.append(values, error)
         weights = huber_weights((problem.offset + problem.slopes @ values) / error)
         weighted = problem.slopes.T * (weights / error**2)
-        covariance = np.linalg.inv(weighted @ problem.slopes + np.diag(problem.prior_sigma**-2.0))
+        covariance = inverse(weighted @ problem.slopes + np.diag(problem.prior_sigma**-2.0))
         values = -covariance @ weighted @ problem.offset
         residuals = problem.offset + problem.slopes @ values
         num_learnt = len(values) - float(np.diag(covariance) @ problem.prior_sigma**-2.0)
@@ -97,6 +97,18 @@ def fit_linear(problem: LinearProblem) -> LinearFit:
         if np.abs(np.append(values, error) - before).max() < _TOLERANCE:
             break
     return LinearFit(values=values, error=error, weights=weights, covariance=covariance)
+
+
+def inverse(matrix: FloatArray) -> FloatArray:
+    """Return the inverse of a symmetric positive matrix."""
+    inverted: FloatArray = np.linalg.inv(matrix).astype(np.float64)
+    return inverted
+
+
+def robust_loss(scaled: FloatArray) -> float:
+    """Return the pseudo-Huber loss of residuals in units of the error, summed."""
+    per_trial = np.sqrt(1.0 + (scaled / HUBER_SCALE) ** 2) - 1.0
+    return HUBER_SCALE**2 * float(per_trial.sum())
 
 
 def huber_weights(scaled: FloatArray) -> FloatArray:

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from amp_ray.calibration.linear import HUBER_SCALE, learnt_error
+from amp_ray.calibration.linear import HUBER_SCALE, inverse, learnt_error
 from amp_ray.cost.verdict import exceeds_probability
 
 FloatArray = NDArray[np.float64]
@@ -23,20 +23,41 @@ _TOLERANCE: Final = 1e-7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StagePeaks:
+    """Predicted peaks of a trial's stages; sums of parts that are proportional to constants.
+
+    Args:
+        prior_bytes: Shape ``(pp,)``. With every constant at its prior.
+        parts_bytes: Shape ``(pp, num_parameters)``. The part of it that grows with each constant.
+    """
+
+    prior_bytes: FloatArray
+    parts_bytes: FloatArray
+
+    def at(self, values: FloatArray) -> FloatArray:
+        """Return the peaks where the constants' logarithms have risen by ``values``."""
+        peaks: FloatArray = self.prior_bytes + self.parts_bytes @ np.expm1(values)
+        return peaks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Peaks:
     """The measured peaks of one trial: of every stage, or of the largest.
 
     Args:
-        offset: Shape ``(num_peaks,)``. Logarithm of predicted over measured bytes, at the prior.
-        slopes: Shape ``(num_peaks, num_parameters)``.
+        predicted: Of its stages.
+        measured_bytes: Shape ``(pp,)`` or ``(1,)``.
     """
 
-    offset: FloatArray
-    slopes: FloatArray
+    predicted: StagePeaks
+    measured_bytes: FloatArray
 
     def residual(self, values: FloatArray) -> float:
         """Return the root mean square logarithm of predicted over measured bytes."""
-        return math.sqrt(float(((self.offset + self.slopes @ values) ** 2).mean()))
+        peaks = self.predicted.at(values)
+        if len(peaks) != len(self.measured_bytes):
+            peaks = peaks.max(keepdims=True)
+        return math.sqrt(float((np.log(peaks / self.measured_bytes) ** 2).mean()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -44,21 +65,21 @@ class Limit:
     """A censored observation: whether a trial needed more than there was.
 
     Args:
-        offset: Logarithm of the fullest stage's peak over its limit, at the prior.
-        slopes: Shape ``(num_parameters,)``.
+        predicted: Peaks of its stages.
+        limits_bytes: Shape ``(pp,)``. What their devices have.
         failed: Whether the trial did not finish.
         other_probability: Chance that it failed for another reason: the launcher's time limit.
     """
 
-    offset: float
-    slopes: FloatArray
+    predicted: StagePeaks
+    limits_bytes: FloatArray
     failed: bool
     other_probability: float = 0.0
 
     def loss(self, values: FloatArray, error: float) -> float:
         """Return minus the logarithm of the chance of what happened."""
-        ratio = math.exp(self.offset + float(self.slopes @ values))
-        finishes = 1.0 - exceeds_probability(ratio, error)
+        fullness = float((self.predicted.at(values) / self.limits_bytes).max())
+        finishes = 1.0 - exceeds_probability(fullness, error)
         finishes *= 1.0 - self.other_probability
         chance = 1.0 - finishes if self.failed else finishes
         return -math.log(LAPSE_PROBABILITY + (1.0 - 2.0 * LAPSE_PROBABILITY) * chance)
@@ -66,7 +87,7 @@ class Limit:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MemoryProblem:
-    """Peaks and limits, linear in the parameters.
+    """Peaks and limits, and the priors of the constants that they depend on.
 
     Args:
         peaks: Measured peaks.
@@ -124,14 +145,14 @@ def fit_memory(problem: MemoryProblem) -> MemoryFit:
         before = np.append(values, error)
         loss = _at_error(problem, error)
         gradient, curvature = _derivatives(loss, values)
-        values = _descend(loss, values, np.linalg.solve(curvature, gradient))
+        values = _descend(loss, values, inverse(curvature) @ gradient)
         if problem.peaks:
             residuals = np.array([peaks.residual(values) for peaks in problem.peaks])
             error = learnt_error(residuals, error, problem.prior_error, len(values))
         if np.abs(np.append(values, error) - before).max() < _TOLERANCE:
             break
     _, curvature = _derivatives(_at_error(problem, error), values)
-    return MemoryFit(values=values, error=error, covariance=np.linalg.inv(curvature))
+    return MemoryFit(values=values, error=error, covariance=inverse(curvature))
 
 
 def _at_error(problem: MemoryProblem, error: float) -> Callable[[FloatArray], float]:

@@ -1,27 +1,30 @@
 """What trials tell about memory, as a problem for `amp_ray.calibration.memory_fit`."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from amp_ray.calibration.choice import IDENTIFIED_SHARE, identified, not_identified, prior_sigma
-from amp_ray.calibration.memory_fit import Limit, MemoryFit, MemoryProblem, Peaks, fit_memory
+from amp_ray.calibration.memory_fit import (
+    Limit,
+    MemoryFit,
+    MemoryProblem,
+    Peaks,
+    StagePeaks,
+    fit_memory,
+)
 from amp_ray.calibration.observation import Observation
 from amp_ray.calibration.predictions import (
-    GRID,
     MEMORY_CONSTANTS,
+    PRIOR,
     Point,
     Prediction,
     Predictor,
-    nearest_grid_point,
 )
-from amp_ray.calibration.time_fit import FURTHEST, MAX_ROUNDS
 from amp_ray.cost.verdict import exceeds_probability
 from amp_ray.spec.constants import Constants
-
-FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -63,20 +66,15 @@ class MemoryTrials:
         )
 
     def fit(self, names: Sequence[str]) -> MemoryFit:
-        """Find the most probable constants; made linear anew until the point stays.
+        """Find the most probable constants.
+
+        A peak is a sum of parts that each grow with one constant, so that three predictions per
+        trial tell its peaks for all values of two constants.
 
         Args:
             names: Constants to fit; may be none.
         """
-        sigma = prior_sigma(names)
-        at, seen = np.zeros(len(names)), set[Point]()
-        while True:
-            fit = fit_memory(self._problem(names, at, sigma))
-            seen.add(Point.of(names, at))
-            reached = np.clip(fit.values, at - FURTHEST * sigma, at + FURTHEST * sigma)
-            at = nearest_grid_point(reached, sigma)
-            if Point.of(names, at) in seen or len(seen) == MAX_ROUNDS:
-                return fit
+        return fit_memory(self._problem(names))
 
     def choose(self, most: int) -> tuple[tuple[str, ...], MemoryFit, dict[str, str]]:
         """Fit the constants that these trials can tell.
@@ -98,34 +96,32 @@ class MemoryTrials:
             dropped[worst] = not_identified(float(shares.max()), len(self.observations))
             names.remove(worst)
 
-    def _problem(self, names: Sequence[str], at: FloatArray, sigma: FloatArray) -> MemoryProblem:
-        """Make peaks and limits linear around a point."""
+    def _problem(self, names: Sequence[str]) -> MemoryProblem:
+        """Return what the trials tell about some constants."""
         plans = [observation.plan for observation in self.observations]
-        around = Point.of(names, at)
-        here = self.predictor.predict(plans, around)
-        steps = GRID * sigma
-        there = [
-            self.predictor.predict(plans, around.moved(name, step))
-            for name, step in zip(names, steps, strict=True)
-        ]
+        base = self.predictor.predict(plans, PRIOR)
+        doubled = [self.predictor.predict(plans, PRIOR.moved(name, math.log(2))) for name in names]
         peaks, limits = [], []
         for index, observation in enumerate(self.observations):
-            moved = [predictions[index] for predictions in there]
+            prior = np.array(base[index].peaks_bytes)
+            parts = [np.array(each[index].peaks_bytes) - prior for each in doubled]
+            predicted = StagePeaks(
+                prior_bytes=prior,
+                parts_bytes=np.array(parts).reshape(len(names), len(prior)).T,
+            )
             if observation.peak_memory_bytes:
-                offset, slopes = _peaks(observation, here[index], moved, steps)
-                peaks.append(Peaks(offset=offset - slopes @ at, slopes=slopes))
+                measured = np.array(observation.peak_memory_bytes)
+                peaks.append(Peaks(predicted=predicted, measured_bytes=measured))
             else:
-                now = here[index].log_fullness
-                rise = np.array([prediction.log_fullness - now for prediction in moved]) / steps
-                limits.append(self._limit(index, now - float(rise @ at), rise))
+                limits.append(self._limit(index, predicted))
         return MemoryProblem(
             peaks=tuple(peaks),
             limits=tuple(limits),
-            prior_sigma=sigma,
+            prior_sigma=prior_sigma(names),
             prior_error=self.constants.memory_error,
         )
 
-    def _limit(self, index: int, offset: float, slopes: FloatArray) -> Limit:
+    def _limit(self, index: int, predicted: StagePeaks) -> Limit:
         """Return what it tells that a trial finished, or that it did not."""
         outcome, prediction = self.observations[index].outcome, self.times[index]
         other = 0.0
@@ -133,30 +129,8 @@ class MemoryTrials:
             slow = prediction.time_s / prediction.launch_limit_s
             other = exceeds_probability(slow, self.constants.time_error)
         return Limit(
-            offset=offset,
-            slopes=slopes,
+            predicted=predicted,
+            limits_bytes=np.array(prediction.limits_bytes),
             failed=outcome != "measured",
             other_probability=other,
         )
-
-
-def _peaks(
-    observation: Observation,
-    here: Prediction,
-    moved: Sequence[Prediction],
-    steps: FloatArray,
-) -> tuple[FloatArray, FloatArray]:
-    """Return predicted over measured peaks and their slopes, as logarithms."""
-    measured = np.log(observation.peak_memory_bytes)
-    now = _log_peaks(here, len(measured))
-    slopes = [
-        (_log_peaks(prediction, len(measured)) - now) / step
-        for prediction, step in zip(moved, steps, strict=True)
-    ]
-    return now - measured, np.array(slopes).reshape(len(steps), len(measured)).T
-
-
-def _log_peaks(prediction: Prediction, num_measured: int) -> FloatArray:
-    """Return predicted peaks in the form of the measured ones: per stage, or the largest."""
-    peaks: FloatArray = np.log(prediction.peaks_bytes)
-    return peaks if num_measured == len(peaks) else peaks.max(keepdims=True)

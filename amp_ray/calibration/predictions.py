@@ -24,14 +24,9 @@ MEMORY_CONSTANTS: Final = ("context_scale", "allocator_scale")
 TIME_CONSTANTS: Final = tuple(name for name in PRIOR_SIGMA if name not in MEMORY_CONSTANTS)
 """Constants that times depend on and that may be fitted: those with a prior."""
 
-GRID: Final = 0.5
-"""Spacing, in prior sigmas, of the points at which models are made linear. Calibrations that lie
-close to each other share such a point and so the predictions around it; a mode is never further
-from its point than half of it, where the model is as good as linear."""
-
-_STEP: Final = 0.01
-"""Step of a difference quotient in the logarithm of a constant: large against rounding, small
-against every prior."""
+_STEP: Final = 0.25
+"""Step of a difference quotient in prior sigmas, to both sides: a time is the longer of device and
+host in many places, and its slope at such a kink is that of neither side."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,18 +63,6 @@ PRIOR: Final = Point()
 """Every constant at its physical value."""
 
 
-def nearest_grid_point(logs: FloatArray, sigma: FloatArray) -> FloatArray:
-    """Return the logarithms of the nearest point at which models are made linear.
-
-    Args:
-        logs: Shape ``(num_names,)``.
-        sigma: Shape ``(num_names,)``. Of the priors.
-    """
-    spacing = GRID * sigma
-    nearest: FloatArray = np.round(logs / spacing) * spacing
-    return nearest
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
     """What one strategy takes at one point.
@@ -97,12 +80,6 @@ class Prediction:
     limits_bytes: tuple[float, ...]
     fails_certainly: bool
     launch_limit_s: float | None
-
-    @property
-    def log_fullness(self) -> float:
-        """Logarithm of peak over limit, of the stage that comes closest."""
-        pairs = zip(self.peaks_bytes, self.limits_bytes, strict=True)
-        return math.log(max(peak / limit for peak, limit in pairs))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -146,10 +123,11 @@ class Predictor:
         Returns:
             Shape ``(num_plans, num_names)``.
         """
-        base = self.log_times(plans, point)
-        columns = [
-            (self.log_times(plans, point.moved(name, _STEP)) - base) / _STEP for name in names
-        ]
+        columns = []
+        for name in names:
+            step = _STEP * PRIOR_SIGMA[name]
+            ahead, behind = (self.log_times(plans, point.moved(name, way)) for way in (step, -step))
+            columns.append((ahead - behind) / (2.0 * step))
         return np.array(columns).reshape(len(names), len(plans)).T
 
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -15,23 +15,26 @@ from amp_ray.calibration.choice import (
     order_by_effect,
     prior_sigma,
 )
-from amp_ray.calibration.linear import LinearFit, LinearProblem, fit_linear
+from amp_ray.calibration.linear import LinearFit, LinearProblem, fit_linear, inverse, robust_loss
 from amp_ray.calibration.observation import Observation
 from amp_ray.calibration.predictions import (
     PRIOR,
     TIME_CONSTANTS,
+    Plan,
     Point,
     Predictor,
-    nearest_grid_point,
 )
-from amp_ray.spec.constants import Constants
 
 FloatArray = NDArray[np.float64]
 
-FURTHEST: Final = 1.5
+_FURTHEST: Final = 1.5
 """Prior sigmas that one step may go: beyond, the linear model is not to be trusted."""
 
-MAX_ROUNDS: Final = 8
+_CLOSE: Final = 0.05
+"""A step of less than this share of every prior sigma ends the search."""
+
+_MAX_ROUNDS: Final = 8
+_MAX_HALVINGS: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -54,109 +57,161 @@ class TimeFit:
         return Point.of(self.names, self.fit.values)
 
 
-def fit_time(
-    predictor: Predictor,
-    observations: Sequence[Observation],
-    names: Sequence[str],
-    constants: Constants,
-) -> TimeFit:
-    """Find the most probable constants of time by Gauss-Newton steps.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TimeTrials:
+    """Trials that tell their time.
 
     Args:
         predictor: Predicts at points.
-        observations: Trials that tell their time.
-        names: Constants to fit; may be none.
-        constants: Their prior values; the prior error of times stands there too.
+        observations: Steady, measured trials.
+        prior_error: Expected lognormal sigma of a predicted time.
     """
-    sigma = prior_sigma(names)
-    plans = [observation.plan for observation in observations]
-    measured = np.log([observation.measured_s or math.nan for observation in observations])
-    at, seen = np.zeros(len(names)), set[Point]()
-    while True:
-        around = Point.of(names, at)
-        slopes = predictor.time_slopes(plans, names, around)
-        problem = LinearProblem(
-            offset=predictor.log_times(plans, around) - measured - slopes @ at,
-            slopes=slopes,
-            prior_sigma=sigma,
-            prior_error=constants.time_error,
-        )
+
+    predictor: Predictor
+    observations: tuple[Observation, ...]
+    prior_error: float
+
+    @property
+    def plans(self) -> list[Plan]:
+        """What was run."""
+        return [observation.plan for observation in self.observations]
+
+    def residuals(self, point: Point) -> FloatArray:
+        """Return the logarithm of predicted over measured times, shape ``(num_trials,)``."""
+        measured = [observation.measured_s or math.nan for observation in self.observations]
+        residuals: FloatArray = self.predictor.log_times(self.plans, point) - np.log(measured)
+        return residuals
+
+    def slopes(self, names: Sequence[str], point: Point) -> FloatArray:
+        """Return how times change with constants, shape ``(num_trials, num_names)``."""
+        return self.predictor.time_slopes(self.plans, names, point)
+
+    def choose(self, most: int) -> tuple[list[str], dict[str, str]]:
+        """Choose constants that these trials can tell, by the linear model around the prior.
+
+        Args:
+            most: How many at most; never more than there are trials.
+
+        Returns:
+            Names, first choice first; and by name why others were dropped that had been chosen,
+            whose places went to the next ones.
+        """
+        dropped: dict[str, str] = {}
+        while True:
+            left = [name for name in TIME_CONSTANTS if name not in dropped]
+            slopes = self.slopes(left, PRIOR)
+            names = order_by_effect(slopes, left, min(most, len(self.observations)))
+            where = [left.index(name) for name in names]
+            covariance = fit_linear(self._linear(names, PRIOR, slopes[:, where])).covariance
+            shares = identified(covariance, names)
+            if not names or shares.max() <= IDENTIFIED_SHARE:
+                return names, dropped
+            worst = int(np.argmax(shares))
+            dropped[names[worst]] = not_identified(float(shares[worst]), len(self.observations))
+
+    def fit(self, names: Sequence[str], *, thorough: bool) -> TimeFit:
+        """Find the most probable constants by Gauss-Newton steps.
+
+        The slopes are those at the prior, which a predictor remembers, and are corrected by what
+        every step shows (Broyden's update).
+
+        Args:
+            names: Constants to fit; may be none.
+            thorough: Whether slopes are then computed anew until no step is left.
+        """
+        slopes = self.slopes(names, PRIOR)
+        found = self._steps(names, np.zeros(len(names)), slopes, anew=False)
+        if thorough:
+            slopes = self.slopes(names, found.point)
+            found = self._steps(names, found.fit.values, slopes, anew=True)
+        return found
+
+    def _steps(
+        self, names: Sequence[str], at: FloatArray, slopes: FloatArray, *, anew: bool
+    ) -> TimeFit:
+        """Step until no step is left; slopes are computed anew after each, or corrected."""
+        sigma = prior_sigma(names)
+        problem = self._linear(names, Point.of(names, at), slopes)
         fit = fit_linear(problem)
-        seen.add(around)
-        reached = np.clip(fit.values, at - FURTHEST * sigma, at + FURTHEST * sigma)
-        at = nearest_grid_point(reached, sigma)
-        if Point.of(names, at) in seen or len(seen) == MAX_ROUNDS:
-            return TimeFit(names=tuple(names), problem=problem, fit=fit)
+        for _ in range(_MAX_ROUNDS):
+            furthest = _FURTHEST * sigma
+            reached = self._descend(names, at, np.clip(fit.values - at, -furthest, furthest), fit)
+            if (np.abs(reached - at) <= _CLOSE * sigma).all():
+                break
+            around = Point.of(names, reached)
+            if anew:
+                slopes = self.slopes(names, around)
+            else:
+                slopes = self._corrected(names, slopes, at, reached)
+            at = reached
+            problem = self._linear(names, around, slopes)
+            fit = fit_linear(problem)
+        return TimeFit(names=tuple(names), problem=problem, fit=replace(fit, values=at))
 
+    def _linear(self, names: Sequence[str], around: Point, slopes: FloatArray) -> LinearProblem:
+        """Return the linear model around a point."""
+        at = np.array([dict(around.logs).get(name, 0.0) for name in names])
+        return LinearProblem(
+            offset=self.residuals(around) - slopes @ at,
+            slopes=slopes,
+            prior_sigma=prior_sigma(names),
+            prior_error=self.prior_error,
+        )
 
-def choose_time(
-    predictor: Predictor, observations: Sequence[Observation], most: int, constants: Constants
-) -> tuple[TimeFit, dict[str, str]]:
-    """Fit the constants that these trials can tell.
+    def _corrected(
+        self, names: Sequence[str], slopes: FloatArray, start: FloatArray, end: FloatArray
+    ) -> FloatArray:
+        """Return slopes that agree with what a step has changed."""
+        step = (end - start) / prior_sigma(names)
+        change = self.residuals(Point.of(names, end)) - self.residuals(Point.of(names, start))
+        missed = change - slopes @ (end - start)
+        corrected: FloatArray = slopes + np.outer(missed, step / prior_sigma(names)) / (step @ step)
+        return corrected
 
-    Args:
-        predictor: Predicts at points.
-        observations: Trials that tell their time.
-        most: How many constants at most; never more than there are trials.
-        constants: Prior values.
+    def _descend(
+        self, names: Sequence[str], start: FloatArray, step: FloatArray, fit: LinearFit
+    ) -> FloatArray:
+        """Go along a step as far as the loss falls: at a kink, less than all of it."""
 
-    Returns:
-        The fit, and by name why constants were dropped that had been chosen; others took their
-        places.
-    """
-    plans = [observation.plan for observation in observations]
-    dropped: dict[str, str] = {}
-    while True:
-        left = [name for name in TIME_CONSTANTS if name not in dropped]
-        slopes = predictor.time_slopes(plans, left, PRIOR)
-        names = order_by_effect(slopes, left, min(most, len(plans)))
-        found = fit_time(predictor, observations, names, constants)
-        shares = identified(found.fit.covariance, names)
-        if not names or shares.max() <= IDENTIFIED_SHARE:
-            return found, dropped
-        worst = int(np.argmax(shares))
-        dropped[names[worst]] = not_identified(float(shares[worst]), len(plans))
+        def loss(logs: FloatArray) -> float:
+            prior = float(((logs / prior_sigma(names)) ** 2).sum()) / 2
+            return robust_loss(self.residuals(Point.of(names, logs)) / fit.error) + prior
 
+        here = loss(start)
+        for halvings in range(_MAX_HALVINGS + 1):
+            reached = start + step * 0.5**halvings
+            if loss(reached) < here:
+                return reached
+        return start
 
-def left_out_times(
-    predictor: Predictor, observations: Sequence[Observation], found: TimeFit
-) -> FloatArray:
-    """Predict every trial by a calibration that has not seen it.
+    def left_out_times(self, found: TimeFit) -> list[float]:
+        """Predict every trial by a calibration that has not seen it.
 
-    The fits use the linear model around the mode of all trials; the predictions are exact.
+        The fits use the linear model around the mode of all trials; the predictions are exact.
 
-    Args:
-        predictor: Predicts at points.
-        observations: Trials that tell their time.
-        found: The fit to all of them.
+        Args:
+            found: The fit to all of them.
 
-    Returns:
-        Shape ``(num_observations,)``. Seconds.
-    """
-    times = []
-    for index, observation in enumerate(observations):
-        fit = fit_linear(found.problem.without(index))
-        point = Point.of(found.names, fit.values)
-        times.append(predictor.predict([observation.plan], point)[0].time_s)
-    return np.array(times)
+        Returns:
+            Shape ``(num_trials,)``. Seconds.
+        """
+        times = []
+        for index, plan in enumerate(self.plans):
+            fit = fit_linear(found.problem.without(index))
+            point = Point.of(found.names, fit.values)
+            times.append(self.predictor.predict([plan], point)[0].time_s)
+        return times
 
+    def covariance(self, found: TimeFit) -> FloatArray:
+        """Return the posterior covariance of all constants of time, not only the fitted ones.
 
-def posterior_covariance(
-    predictor: Predictor, observations: Sequence[Observation], found: TimeFit
-) -> FloatArray:
-    """Return the posterior covariance of all constants of time, those that were not fitted too.
+        Args:
+            found: The fit, whose error and weights count.
 
-    Args:
-        predictor: Predicts at points.
-        observations: Trials that tell their time.
-        found: The fit, whose error and weights count.
-
-    Returns:
-        Shape ``(num_time_constants, num_time_constants)``, of the logarithms.
-    """
-    plans = [observation.plan for observation in observations]
-    slopes = predictor.time_slopes(plans, TIME_CONSTANTS, PRIOR)
-    weighted = slopes.T * (found.fit.weights / found.fit.error**2)
-    precision = weighted @ slopes + np.diag(prior_sigma(TIME_CONSTANTS) ** -2.0)
-    covariance: FloatArray = np.linalg.inv(precision)
-    return covariance
+        Returns:
+            Shape ``(num_time_constants, num_time_constants)``, of the logarithms.
+        """
+        slopes = self.slopes(TIME_CONSTANTS, PRIOR)
+        weighted = slopes.T * (found.fit.weights / found.fit.error**2)
+        precision = weighted @ slopes + np.diag(prior_sigma(TIME_CONSTANTS) ** -2.0)
+        return inverse(precision)

@@ -46,7 +46,7 @@ from amp_ray.runtime.files import load_experiment
 )
 @json_option
 @verbose_option
-def calibrate_command(  # noqa: PLR0913 - one parameter per option
+def calibrate_command(
     *,
     experiment_path: Path,
     measurements_path: Path,

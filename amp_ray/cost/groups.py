@@ -83,7 +83,7 @@ class GroupTables:
     layer_costs: LayerCosts
     device_types: tuple[Device, ...]
     precision: Precision
-    _known: dict[_Group, tuple[FloatArray, bool]] = field(default_factory=dict)
+    _known: dict[_Group, tuple[FloatArray, bool]] = field(init=False, default_factory=dict)
 
     def kinds(self, candidate: Candidate, types: IntArray, rings: Rings) -> RankKinds:
         """Return the layer times of a grid's groups.

@@ -6,7 +6,7 @@ import numpy as np
 
 from amp_ray.cost.anchors import LayerAnchors, interpolate, layer_anchors
 from amp_ray.cost.collective import Path
-from amp_ray.cost.roofline import Rank, stream_s
+from amp_ray.cost.roofline import Phases, Rank, stream_s
 from amp_ray.cost.work import LayerWork
 from amp_ray.spec.constants import Constants
 from amp_ray.spec.model import Layer, Model
@@ -89,26 +89,34 @@ class LayerCosts:
             return self._passing(anchors, rank)
         work = LayerWork(layer=layer, anchors=anchors, traits=self.traits, constants=self.constants)
         compute = work.compute(rank)
-        collective = work.collective_ratio(rank, ring)
+        forward_talk_s, backward_talk_s = self._visible_talk_s(work, compute, rank, ring)
         runs, again = 1, 0
         if layer.kind == "block":
             runs, again = self.traits.forward_runs, int(recompute == "full")
-        forward_talk_s, backward_talk_s = (
-            collective * work.all_reduces_s(direction, rank, ring)
-            + work.restarts_s(direction, rank)
+        forward_s = compute.forward_s + forward_talk_s
+        backward_s = compute.backward_s + backward_talk_s + self._accumulation_s(layer, rank)
+        talk_s = (runs + again) * forward_talk_s + backward_talk_s
+        return runs * forward_s, again * forward_s + backward_s, talk_s
+
+    def _visible_talk_s(
+        self, work: LayerWork, compute: Phases, rank: Rank, ring: Path
+    ) -> tuple[float, float]:
+        """Return what the all-reduces add to each pass.
+
+        Where the runtime does not wait for them, they first fill the time in which the device
+        waits for the host.
+        """
+        ratio = work.collective_ratio(rank, ring)
+        forward_s, backward_s = (
+            ratio * work.all_reduces_s(direction, rank, ring) + work.restarts_s(direction, rank)
             for direction in ("forward", "backward")
         )
         if self.traits.overlaps_backward_all_reduce:
-            backward_talk_s = max(0.0, backward_talk_s - compute.weight_gradient_s)
-        accumulation_s = self._accumulation_s(layer, rank)
-        return (
-            runs * (compute.forward_s + forward_talk_s),
-            again * (compute.forward_s + forward_talk_s)
-            + compute.backward_s
-            + backward_talk_s
-            + accumulation_s,
-            (runs + again) * forward_talk_s + backward_talk_s,
-        )
+            backward_s -= compute.weight_gradient_s
+        if not self.traits.waits_for_all_reduces:
+            forward_s -= compute.forward_idle_s
+            backward_s -= compute.backward_idle_s
+        return max(0.0, forward_s), max(0.0, backward_s)
 
     def _passing(self, anchors: LayerAnchors, rank: Rank) -> tuple[float, float, float]:
         """Time a layer without counted work by what was measured, whatever its size.

@@ -58,8 +58,10 @@ class CostModel:
     """
 
     experiment: Experiment
-    _weights: dict[int, Weights] = field(default_factory=dict)
-    _layer_memory: dict[tuple[int, int, Recompute], FloatArray] = field(default_factory=dict)
+    _weights: dict[int, Weights] = field(init=False, default_factory=dict)
+    _layer_memory: dict[tuple[int, int, Recompute], FloatArray] = field(
+        init=False, default_factory=dict
+    )
 
     def costs(
         self, candidate: Candidate, placement: tuple[int, ...] | None = None

@@ -49,17 +49,21 @@ class Rank:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phases:
-    """Device seconds of the two passes of one micro-batch.
+    """Seconds of the two passes of one micro-batch.
 
     Args:
         forward_s: One run of the forward pass.
         backward_s: One run of the backward pass.
         weight_gradient_s: The part of it that needs no result from other ranks.
+        forward_idle_s: Part of the forward pass in which the device waits for the host.
+        backward_idle_s: The same of the backward pass.
     """
 
     forward_s: float
     backward_s: float
     weight_gradient_s: float = 0.0
+    forward_idle_s: float = 0.0
+    backward_idle_s: float = 0.0
 
     def __add__(self, other: "Phases") -> "Phases":
         """Run one after the other."""
@@ -67,6 +71,18 @@ class Phases:
             forward_s=self.forward_s + other.forward_s,
             backward_s=self.backward_s + other.backward_s,
             weight_gradient_s=self.weight_gradient_s + other.weight_gradient_s,
+            forward_idle_s=self.forward_idle_s + other.forward_idle_s,
+            backward_idle_s=self.backward_idle_s + other.backward_idle_s,
+        )
+
+    def corrected(self, forward: float, backward: float) -> "Phases":
+        """Multiply both passes."""
+        return Phases(
+            forward_s=self.forward_s * forward,
+            backward_s=self.backward_s * backward,
+            weight_gradient_s=self.weight_gradient_s * backward,
+            forward_idle_s=self.forward_idle_s * forward,
+            backward_idle_s=self.backward_idle_s * backward,
         )
 
 

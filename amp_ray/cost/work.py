@@ -58,12 +58,7 @@ class LayerWork:
         device, host = self._device_and_host(rank)
         forward, backward = self._residuals(rank, device, host)
         phases = self._bounded(rank, device=device * self.constants.profile_scale, host=host)
-        corrected = Phases(
-            forward_s=phases.forward_s * forward,
-            backward_s=phases.backward_s * backward,
-            weight_gradient_s=phases.weight_gradient_s * backward,
-        )
-        return corrected + added
+        return phases.corrected(forward, backward) + added
 
     def all_reduces_s(self, direction: AllReduce, rank: Rank, ring: Path) -> float:
         """Time the tensor-parallel all-reduces of one pass by the links alone."""
@@ -103,14 +98,16 @@ class LayerWork:
     def _bounded(self, rank: Rank, *, device: float, host: float) -> Phases:
         """Return the slower of device and host in each pass."""
         phases = device_phases(self.layer.measurable, rank, self.constants)
+        forward_s = device * phases.forward_s
+        backward_s = device * self.constants.backward_scale * phases.backward_s
         host_s = host * self.host_s
+        host_backward_s = self.constants.host_backward_ratio * host_s
         return Phases(
-            forward_s=max(device * phases.forward_s, host_s),
-            backward_s=max(
-                device * self.constants.backward_scale * phases.backward_s,
-                self.constants.host_backward_ratio * host_s,
-            ),
+            forward_s=max(forward_s, host_s),
+            backward_s=max(backward_s, host_backward_s),
             weight_gradient_s=device * phases.weight_gradient_s,
+            forward_idle_s=max(0.0, host_s - forward_s),
+            backward_idle_s=max(0.0, host_backward_s - backward_s),
         )
 
     def _device_and_host(self, rank: Rank) -> tuple[float, float]:

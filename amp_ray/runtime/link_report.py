@@ -1,6 +1,6 @@
 """From measured messages to the figures of an experiment file."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from amp_ray.cost.collective import RING_OVERHEAD_RANKS, start_s
@@ -8,7 +8,7 @@ from amp_ray.spec.experiment import Experiment
 from amp_ray.trials.link_fit import LinkFit, LinkSample, fit_link
 from amp_ray.trials.profile_grid import LinkPoint, loss_position
 from amp_ray.trials.profile_records import LinkPlace, ProfileRecords
-from amp_ray.units import BITS_PER_BYTE, GIGA, MICROSECONDS_PER_SECOND
+from amp_ray.units import BITS_PER_BYTE, BYTES_PER_ELEMENT, GIGA, MICROSECONDS_PER_SECOND
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,15 +33,25 @@ class LinkReport:
 def link_reports(records: ProfileRecords, experiment: Experiment) -> tuple[LinkReport, ...]:
     """Fit every link that was measured by the cost model's own formulas.
 
+    All-reduces as small as those within layers are taken from the layers: one that follows
+    computation takes several times as long as one of many in a row, because ranks arrive apart.
+
     Args:
         records: What was measured.
         experiment: Its constants and traits tell what a message costs besides the link.
     """
-    places = sorted({place for place, _ in records.links}, key=lambda place: place.devices)
-    return tuple(
-        _report(place, {p: s for (at, p), s in records.links.items() if at == place}, experiment)
-        for place in sorted(places, key=lambda place: place.scope, reverse=True)
-    )
+    places = {place for place, _ in records.links}
+    reports = []
+    for place in sorted(places, key=lambda place: (place.scope != "intra", place.devices)):
+        within = _within_layers(records, place, experiment) if place.scope == "intra" else []
+        largest = max((num_bytes for num_bytes, _ in within), default=0.0)
+        samples = {"all_reduce within layers": [sample for _, sample in within]}
+        for (at, point), seconds in records.links.items():
+            if at == place and (point.what == "p2p" or point.num_bytes > largest):
+                sample = _sample(point, seconds, _start_s(experiment), place)
+                samples.setdefault(point.what, []).append(sample)
+        reports.append(_report(place, samples, experiment))
+    return tuple(reports)
 
 
 def cluster_yaml(experiment: Experiment, reports: Iterable[LinkReport]) -> str:
@@ -95,13 +105,11 @@ def loss_yaml(records: ProfileRecords, experiment: Experiment) -> str:
     return f"constants:\n  loss_bytes_per_logit: {found[len(found) // 2]:.4g}\n"
 
 
-def _report(place: LinkPlace, times: dict[LinkPoint, float], experiment: Experiment) -> LinkReport:
+def _report(
+    place: LinkPlace, samples: Mapping[str, Sequence[LinkSample]], experiment: Experiment
+) -> LinkReport:
     """Fit one link."""
     constants = experiment.constants
-    start = start_s(constants, experiment.traits)
-    samples: dict[str, list[LinkSample]] = {}
-    for point, seconds in times.items():
-        samples.setdefault(point.what, []).append(_sample(point, seconds, start, place))
     fit = fit_link([sample for group in samples.values() for sample in group])
     share = constants.intra_efficiency if place.scope == "intra" else constants.nic_efficiency
     return LinkReport(
@@ -109,15 +117,54 @@ def _report(place: LinkPlace, times: dict[LinkPoint, float], experiment: Experim
         gbit_per_s=fit.bytes_per_s / share * BITS_PER_BYTE / GIGA,
         latency_us=fit.latency_s / constants.latency_scale * MICROSECONDS_PER_SECOND,
         error_fraction=fit.error_fraction,
-        apart={what: fit_link(group) for what, group in samples.items()},
+        apart={what: fit_link(group) for what, group in samples.items() if group},
     )
 
 
+def _start_s(experiment: Experiment) -> float:
+    """Return what a message costs before the link sees it."""
+    return start_s(experiment.constants, experiment.traits)
+
+
+def _within_layers(
+    records: ProfileRecords, place: LinkPlace, experiment: Experiment
+) -> list[tuple[float, LinkSample]]:
+    """Return the all-reduces of every measured layer: the size of the largest, and all of them."""
+    found = []
+    layers = experiment.model.layers
+    for (device, point), values in records.layers.items():
+        if device != place.devices or point.tp == 1 or point.layer >= len(layers):
+            continue
+        layer = layers[point.layer]
+        width = BYTES_PER_ELEMENT[experiment.precision] * point.micro_batch_size
+        sizes = [
+            elements * width
+            for direction in ("forward", "backward")
+            for elements in layer.all_reduce_elements(direction)
+        ]
+        seconds = float(values["all_reduce_s"])
+        if sizes and seconds > 0:
+            steps, volume = _ring(point.tp, sum(sizes), place)
+            sample = LinkSample(
+                num_steps=steps * len(sizes),
+                num_bytes=volume,
+                start_s=_start_s(experiment) * len(sizes),
+                seconds=seconds,
+            )
+            found.append((max(sizes), sample))
+    return found
+
+
 def _sample(point: LinkPoint, seconds: float, start: float, place: LinkPlace) -> LinkSample:
-    """Say what the cost model counts for a message or a ring all-reduce."""
-    if point.what == "p2p":
-        return LinkSample(num_steps=1, num_bytes=point.num_bytes, start_s=start, seconds=seconds)
-    steps = 2 * (point.num_ranks - 1)
-    ring = 1 + RING_OVERHEAD_RANKS / point.num_ranks if place.scope == "intra" else 1.0
-    num_bytes = steps / point.num_ranks * point.num_bytes * ring
-    return LinkSample(num_steps=steps, num_bytes=num_bytes, start_s=start, seconds=seconds)
+    """Say what the cost model counts for a message or an all-reduce."""
+    steps, volume = 1.0, float(point.num_bytes)
+    if point.what == "all_reduce":
+        steps, volume = _ring(point.num_ranks, point.num_bytes, place)
+    return LinkSample(num_steps=steps, num_bytes=volume, start_s=start, seconds=seconds)
+
+
+def _ring(num_ranks: int, num_bytes: float, place: LinkPlace) -> tuple[float, float]:
+    """Return steps and bytes of a ring all-reduce, as ``amp_ray.cost`` counts them."""
+    steps = 2.0 * (num_ranks - 1)
+    overhead = 1 + RING_OVERHEAD_RANKS / num_ranks if place.scope == "intra" else 1.0
+    return steps, steps / num_ranks * num_bytes * overhead

@@ -20,6 +20,9 @@ from amp_ray.spec.traits import RuntimeTraits
 
 NO_LIMIT: Final[IntArray] = np.empty(0, np.int64)
 
+EVALUATIONS_TO_TELL: Final = 4
+"""Caps that are tried for a candidate that cannot run: its cuts need not be proven best."""
+
 
 def best_bounds(
     costs: CandidateCosts, traits: RuntimeTraits, latest_start: IntArray
@@ -32,15 +35,16 @@ def best_bounds(
         latest_start: As in `Limits`.
 
     Returns:
-        Bounds. Where nothing fits, the best without memory limits; where a stage would have no
-        parameters all the same, the best with such stages.
+        Bounds. Where nothing fits, good ones without memory limits, to tell by how much the
+        candidate fails; where a stage would have no parameters all the same, with such stages.
     """
-    for limits in (
-        Limits(memory=True, latest_start=latest_start),
-        Limits(memory=False, latest_start=latest_start),
-        Limits(memory=False, latest_start=NO_LIMIT),
+    for limits, max_evaluations in (
+        (Limits(memory=True, latest_start=latest_start), None),
+        (Limits(memory=False, latest_start=latest_start), EVALUATIONS_TO_TELL),
+        (Limits(memory=False, latest_start=NO_LIMIT), EVALUATIONS_TO_TELL),
     ):
-        solution = solve(partition_problem(costs, traits, limits))
+        problem = partition_problem(costs, traits, limits)
+        solution = solve(problem, max_evaluations=max_evaluations)
         if isinstance(solution, PartitionSolution):
             return solution.bounds
     message = "without limits every chain with enough layers has a partition"

@@ -124,7 +124,7 @@ class ExperimentFile(Section):
     cluster: ClusterSection
     profile: ProfileSection = ProfileSection()
     precision: Precision = "fp16"
-    optimizer: Literal["adam", "sgd"] = "adam"
+    optimizer: Literal["adam", "adamw", "sgd"] = "adam"
     zero_stage: Annotated[int, Field(ge=0, le=3, strict=True)] = 0
     recompute: Literal["none", "full"] = "none"
     runtime: Text = "deepspeed"

@@ -6,7 +6,6 @@ from typing import Annotated, Any
 
 from pydantic import Discriminator, Field, Tag
 
-from amp_ray.errors import InputError
 from amp_ray.spec.cluster import Cluster
 from amp_ray.spec.section import Count, Index, Section, Text, validate
 from amp_ray.spec.strategy import Recompute, Stage, Strategy
@@ -99,7 +98,7 @@ def strategy_from_json(
             )
         if checked.num_micro_batches is None:
             message = "key 'num_micro_batches' is missing"
-            raise InputError(message, where=document.where())
+            raise ValueError(message)
         strategy = Strategy(
             stages=stages,
             micro_batch_size=checked.micro_batch_size,

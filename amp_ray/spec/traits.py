@@ -121,6 +121,11 @@ class RuntimeTraits:
             )
             raise ValueError(message)
 
+    @property
+    def waits_for_all_reduces(self) -> bool:
+        """Whether the host stops at every all-reduce until the device has done it."""
+        return self.synchronisation_s > 0
+
     def bytes_per_parameter(self, precision: Precision) -> "ParameterBytes":
         """Return what a parameter and its gradient take when training in a precision.
 

@@ -23,15 +23,18 @@ class Pass:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
-    """A stage meets a neighbour to hand over tensors, gradients first.
+    """A stage meets a neighbour to hand over tensors.
 
     Attributes:
         cut: The lower of the two stages.
-        tensors: What crosses, as the passes that made them.
+        tensors: What crosses, as the passes that made it.
     """
 
     cut: int
     tensors: frozenset[Pass]
+
+
+Instruction = Pass | Exchange
 
 
 def passes(stage: int, pp: int, num_micro_batches: int) -> list[Pass]:
@@ -54,11 +57,11 @@ def passes(stage: int, pp: int, num_micro_batches: int) -> list[Pass]:
     return order + [Pass(direction="backward", micro_batch=i) for i in rest]
 
 
-def instructions(stage: int, pp: int, num_micro_batches: int) -> list[Pass | Exchange]:
+def instructions(stage: int, pp: int, num_micro_batches: int) -> list[Instruction]:
     """List what a stage of a blocking runtime does: passes, and exchanges between them.
 
-    Between two passes it hands over what the first one made and takes what the second one needs;
-    where both are the same neighbour's business, it is one exchange.
+    Between two passes it hands over what the first one made and takes what the second one needs,
+    activations first.
 
     Args:
         stage: From 0.
@@ -66,23 +69,46 @@ def instructions(stage: int, pp: int, num_micro_batches: int) -> list[Pass | Exc
         num_micro_batches: Per replica.
     """
     order = passes(stage, pp, num_micro_batches)
-    done: list[Pass | Exchange] = []
+    done: list[Instruction] = []
     for before, after in pairwise((None, *order, None)):
-        wanted: dict[int, set[Pass]] = {}
-        if before is not None:
-            # A forward result goes to the stage behind, a gradient to the stage before.
-            cut = stage if before.direction == "forward" else stage - 1
-            wanted.setdefault(cut, set()).add(before)
+        wanted: list[tuple[Pass, int]] = []
+        if before is not None:  # an activation goes to the stage behind, a gradient before
+            wanted.append((before, stage if before.direction == "forward" else stage - 1))
         if after is not None:
-            cut = stage - 1 if after.direction == "forward" else stage
-            wanted.setdefault(cut, set()).add(after)
+            wanted.append((after, stage - 1 if after.direction == "forward" else stage))
         done += [
-            Exchange(cut=cut, tensors=frozenset(tensors))
-            for cut, tensors in wanted.items()
+            Exchange(cut=cut, tensors=frozenset({tensor}))
+            for tensor, cut in sorted(wanted, key=lambda pair: pair[0].direction != "forward")
             if 0 <= cut < pp - 1
         ]
         done += [] if after is None else [after]
     return done
+
+
+def merged(lists: list[list[Instruction]]) -> list[list[Instruction]]:
+    """Make one exchange of two that follow each other at both ends of a cut.
+
+    Args:
+        lists: Instructions of each stage.
+    """
+    pairs = [
+        {
+            (one, other)
+            for one, other in pairwise(todo)
+            if isinstance(one, Exchange) and isinstance(other, Exchange) and one.cut == other.cut
+        }
+        for todo in lists
+    ]
+    result: list[list[Instruction]] = []
+    for stage, todo in enumerate(lists):
+        neighbours = [pairs[other] for other in (stage - 1, stage + 1) if 0 <= other < len(lists)]
+        common = {pair for pair in pairs[stage] if any(pair in known for known in neighbours)}
+        seconds: set[Instruction] = {other for _, other in common}
+        whole: dict[Instruction, Instruction] = {
+            one: Exchange(cut=one.cut, tensors=one.tensors | other.tensors) for one, other in common
+        }
+        result.append([whole.get(item, item) for item in todo if item not in seconds])
+    return result
 
 
 def run_blocking(
@@ -104,6 +130,7 @@ def run_blocking(
     """
     pp = stage_s.shape[1]
     lists = [instructions(stage, pp, num_micro_batches) for stage in range(pp)]
+    lists = merged(lists) if duplex else lists
     at, clock = [0] * pp, [0.0] * pp
     while any(at[stage] < len(lists[stage]) for stage in range(pp)):
         ready = next(_ready(lists, at), None)
@@ -124,16 +151,19 @@ def run_blocking(
 
 
 def _ready(
-    lists: list[list[Pass | Exchange]], at: list[int]
-) -> Iterator[tuple[tuple[int, ...], Pass | Exchange]]:
+    lists: list[list[Instruction]], at: list[int]
+) -> Iterator[tuple[tuple[int, ...], Instruction]]:
     """Find what can be executed now: a pass, or an exchange that both ends have come to."""
     current = [todo[i] if i < len(todo) else None for todo, i in zip(lists, at, strict=True)]
     for stage, instruction in enumerate(current):
         if isinstance(instruction, Pass):
             yield (stage,), instruction
-        elif instruction is not None and instruction.cut == stage:
-            if current[stage + 1] == instruction:
-                yield (stage, stage + 1), instruction
+        elif (
+            instruction is not None
+            and instruction.cut == stage
+            and current[stage + 1] == instruction
+        ):
+            yield (stage, stage + 1), instruction
 
 
 def _row(tensor: Pass) -> int:

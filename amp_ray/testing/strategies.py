@@ -1,5 +1,7 @@
 """Hypothesis strategies for the nouns: hostfiles, clusters, and strategies that run on them."""
 
+import itertools
+
 from hypothesis import strategies as st
 
 from amp_ray.spec.catalogue import CATALOGUE
@@ -144,4 +146,4 @@ def _shares(draw: st.DrawFn, samples: int, dp: int) -> tuple[int, ...]:
     inner = st.integers(1, samples - 1) if dp > 1 else st.nothing()
     cuts = draw(st.lists(inner, min_size=dp - 1, max_size=dp - 1, unique=True))
     ends = [0, *sorted(cuts), samples]
-    return tuple(end - first for first, end in zip(ends, ends[1:], strict=False))
+    return tuple(end - first for first, end in itertools.pairwise(ends))

@@ -2,7 +2,21 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import exp, log
 from statistics import median
+from typing import Final
+
+_Link = tuple[float, float]
+"""Seconds per step, seconds per byte."""
+
+_LEAST_LATENCY_S: Final = 1e-9
+"""No link has less; a fit that ends here found none."""
+
+_MAX_ROUNDS: Final = 100
+_DAMPING: Final = 1e-3
+_DAMPING_FACTOR: Final = 4.0
+_LONGEST_MOVE: Final = 2.0
+"""In the logarithm, at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,9 +52,10 @@ class LinkFit:
 
 
 def fit_link(samples: Sequence[LinkSample]) -> LinkFit:
-    """Fit rate and latency so that relative errors are least squares; neither is negative.
+    """Fit rate and latency so that the logarithms of predicted over measured are least squares.
 
-    Small messages tell the latency and large ones the rate, so each counts by its own size.
+    Small messages tell the latency and large ones the rate, and half as long is as wrong as
+    twice as long: relative errors would prefer what is too short.
 
     Args:
         samples: At least one.
@@ -60,35 +75,56 @@ def fit_link(samples: Sequence[LinkSample]) -> LinkFit:
     if not samples or min(sample.seconds for sample in samples) <= 0:
         message = f"a link is fitted to positive times, found {list(samples)}"
         raise ValueError(message)
-    latency_s, s_per_byte = _solve(samples)
-    errors = [
-        abs(
-            (sample.start_s + latency_s * sample.num_steps + s_per_byte * sample.num_bytes)
-            / sample.seconds
-            - 1
-        )
-        for sample in samples
-    ]
-    return LinkFit(bytes_per_s=1 / s_per_byte, latency_s=latency_s, error_fraction=median(errors))
+    link = _first_guess(samples)
+    error, damping = _error(samples, link), _DAMPING
+    for _ in range(_MAX_ROUNDS):
+        trial = _step(samples, link, damping)
+        trial_error = _error(samples, trial)
+        if trial_error < error:
+            link, error, damping = trial, trial_error, damping / _DAMPING_FACTOR
+        else:
+            damping *= _DAMPING_FACTOR
+    ratios = [_predicted_s(sample, link) / sample.seconds for sample in samples]
+    return LinkFit(
+        bytes_per_s=1 / link[1],
+        latency_s=link[0] if link[0] > _LEAST_LATENCY_S else 0.0,
+        error_fraction=median(abs(ratio - 1) for ratio in ratios),
+    )
 
 
-def _solve(samples: Sequence[LinkSample]) -> tuple[float, float]:
-    """Solve the normal equations of two unknowns, with a latency of zero where it came out less."""
-    steps = [sample.num_steps / sample.seconds for sample in samples]
-    sizes = [sample.num_bytes / sample.seconds for sample in samples]
-    goals = [1 - sample.start_s / sample.seconds for sample in samples]
-    aa, ab, bb = _dot(steps, steps), _dot(steps, sizes), _dot(sizes, sizes)
-    ag, bg = _dot(steps, goals), _dot(sizes, goals)
+def _first_guess(samples: Sequence[LinkSample]) -> _Link:
+    """Take the latency from the sample with the fewest bytes and the rate from that with most."""
+    small = min(samples, key=lambda sample: sample.num_bytes / sample.num_steps)
+    large = max(samples, key=lambda sample: sample.num_bytes)
+    latency_s = max((small.seconds - small.start_s) / small.num_steps, _LEAST_LATENCY_S)
+    return latency_s, large.seconds / large.num_bytes
+
+
+def _predicted_s(sample: LinkSample, link: _Link) -> float:
+    """Return what a sample would take."""
+    return sample.start_s + link[0] * sample.num_steps + link[1] * sample.num_bytes
+
+
+def _error(samples: Sequence[LinkSample], link: _Link) -> float:
+    """Return the sum of squared logarithms."""
+    return sum(log(_predicted_s(sample, link) / sample.seconds) ** 2 for sample in samples)
+
+
+def _step(samples: Sequence[LinkSample], link: _Link, damping: float) -> _Link:
+    """Take a step of Levenberg and Marquardt in the logarithms, which keeps both positive."""
+    aa = ab = bb = ag = bg = 0.0
+    for sample in samples:
+        predicted_s = _predicted_s(sample, link)
+        a = link[0] * sample.num_steps / predicted_s
+        b = link[1] * sample.num_bytes / predicted_s
+        goal = log(sample.seconds / predicted_s)
+        aa, ab, bb = aa + a * a, ab + a * b, bb + b * b
+        ag, bg = ag + a * goal, bg + b * goal
+    aa, bb = aa + damping, bb + damping
     determinant = aa * bb - ab * ab
-    latency_s = (ag * bb - bg * ab) / determinant if determinant > 0 else 0.0
-    s_per_byte = (bg - max(latency_s, 0.0) * ab) / bb
-    if s_per_byte <= 0:
-        # All time is latency and noise; the largest message still bounds the rate from below.
-        largest = max(samples, key=lambda sample: sample.num_bytes)
-        s_per_byte = largest.seconds / largest.num_bytes
-    return max(latency_s, 0.0), s_per_byte
-
-
-def _dot(left: Sequence[float], right: Sequence[float]) -> float:
-    """Return the sum of products."""
-    return sum(a * b for a, b in zip(left, right, strict=True))
+    moves = (ag * bb - bg * ab) / determinant, (bg * aa - ag * ab) / determinant
+    latency_s, s_per_byte = (
+        value * exp(max(-_LONGEST_MOVE, min(_LONGEST_MOVE, move)))
+        for value, move in zip(link, moves, strict=True)
+    )
+    return max(latency_s, _LEAST_LATENCY_S), s_per_byte

@@ -30,7 +30,7 @@ cluster:
 precision: bf16
 recompute: full
 zero_stage: 1
-global_batch_size: 1536
+global_batch_size: 512
 """
 
 

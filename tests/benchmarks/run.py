@@ -7,6 +7,7 @@ say wall.
 import platform
 import sys
 from collections.abc import Iterable, Mapping
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 
@@ -15,16 +16,19 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import bench_partition
-import bench_search
+
+PARTS = {
+    "bench_search": "Search: experiment to ranking",
+    "bench_partition": "Exact partition solver",
+}
 
 
 def main() -> None:
     """Print the machine and one table per part."""
     console = Console(width=130)
     console.print(_machine())
-    console.print(_table("Search: experiment to ranking", bench_search.rows()))
-    console.print(_table("Exact partition solver", bench_partition.rows()))
+    for module, title in PARTS.items():
+        console.print(_table(title, import_module(module).rows()))
 
 
 def _machine() -> str:

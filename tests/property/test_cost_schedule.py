@@ -9,6 +9,9 @@ from amp_ray.testing.pipelines import Pass, passes, run_blocking, run_overlapped
 RELATIVE = 1e-12
 """Sums in another order differ by rounding only."""
 
+CLOSE = 0.03
+"""How far the closed form may be off where stages differ by at most 5 %."""
+
 
 @st.composite
 def pipelines(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, int]:
@@ -21,7 +24,8 @@ def pipelines(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, int]:
 
 @given(pipelines(), st.booleans())
 def test_blocking_simulation_equals_executed_instructions(
-    pipeline: tuple[np.ndarray, np.ndarray, int], duplex: bool
+    pipeline: tuple[np.ndarray, np.ndarray, int],
+    duplex: bool,  # noqa: FBT001 - drawn
 ) -> None:
     found = simulate_s(*pipeline, blocking=True, duplex=duplex)
     assert found == pytest.approx(run_blocking(*pipeline, duplex=duplex), rel=RELATIVE)
@@ -46,7 +50,9 @@ def test_overlapping_and_duplex_never_take_longer_than_blocking(
 
 @given(pipelines(), st.booleans(), st.floats(0.001, 1000))
 def test_scaling_every_time_scales_the_iteration(
-    pipeline: tuple[np.ndarray, np.ndarray, int], blocking: bool, factor: float
+    pipeline: tuple[np.ndarray, np.ndarray, int],
+    blocking: bool,  # noqa: FBT001 - drawn
+    factor: float,
 ) -> None:
     stage_s, send_s, m = pipeline
     once = simulate_s(stage_s, send_s, m, blocking=blocking)
@@ -82,15 +88,26 @@ def test_closed_form_is_exact_for_equal_stages_and_free_transfers(
     assert 1 - busy_s / closed_s == pytest.approx(bubble_fraction(len(equal[0]), m), abs=1e-9)
 
 
-@given(pipelines())
-def test_closed_form_bounds_free_transfers_from_above_and_half_of_it_from_below(
+@given(pipelines(), st.booleans())
+def test_no_iteration_beats_its_slowest_stage_or_its_first_micro_batch(
     pipeline: tuple[np.ndarray, np.ndarray, int],
+    blocking: bool,  # noqa: FBT001 - drawn
 ) -> None:
     stage_s, send_s, m = pipeline
-    free = np.zeros_like(send_s)
-    closed_s = closed_form_s(stage_s.sum(axis=0), free.sum(axis=0), m)
-    simulated_s = simulate_s(stage_s, free, m, blocking=False)
-    assert closed_s * 0.5 <= simulated_s
+    totals = stage_s.sum(axis=0)
+    bound = max(m * totals.max(), totals.sum() + send_s.sum())
+    assert simulate_s(*pipeline, blocking=blocking) >= bound * (1 - RELATIVE)
+
+
+@given(st.integers(1, 16), st.integers(1, 4), st.integers(0, 2**32 - 1))
+def test_closed_form_is_close_for_a_good_partition(pp: int, fill: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    forward_s = rng.uniform(0.95, 1.0, pp)
+    stage_s = np.array([forward_s, 2 * forward_s])
+    free = np.zeros((2, pp - 1))
+    closed_s = closed_form_s(stage_s.sum(axis=0), free.sum(axis=0), fill * pp)
+    simulated_s = simulate_s(stage_s, free, fill * pp, blocking=False)
+    assert closed_s * (1 - CLOSE) <= simulated_s <= closed_s * (1 + RELATIVE)
 
 
 @given(st.integers(1, 6), st.integers(1, 9))

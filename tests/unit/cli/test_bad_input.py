@@ -12,7 +12,8 @@ from amp_ray.cli import main
 
 EXPERIMENT: Final = """\
 name: mistaken
-model: {family: gpt2, num_layers: 2, hidden_size: 64, num_heads: 4, sequence_length: 32, vocab_size: 128}
+model: {family: gpt2, num_layers: 2, hidden_size: 64, \
+num_heads: 4, sequence_length: 32, vocab_size: 128}
 cluster:
   nodes:
     - {count: 2, device: T4, slots: 2, intra_gbit_per_s: 50, inter_gbit_per_s: 10}
@@ -115,8 +116,10 @@ KEYS: Final = {
     ),
     "missing key in a described device": (
         ("device: T4", "device: {name: X}"),
-        "experiment.yaml:5: cluster.nodes.0.device.memory_gib: key 'memory_gib' is missing (1 more "
-        "problem after this one)",
+        (
+            "experiment.yaml:5: cluster.nodes.0.device.memory_gib: key 'memory_gib' is "
+            "missing (1 more problem after this one)"
+        ),
     ),
     "wrong type": (
         ("global_batch_size: 8", "global_batch_size: eight"),
@@ -140,8 +143,10 @@ KEYS: Final = {
     ),
     "unit in the value": (
         ("inter_gbit_per_s: 10", "inter_gbit_per_s: 10 Gbit/s"),
-        "experiment.yaml:5: cluster.nodes.0.inter_gbit_per_s: found '10 Gbit/s'; expected a number "
-        "alone (the key's name tells the unit)",
+        (
+            "experiment.yaml:5: cluster.nodes.0.inter_gbit_per_s: found '10 Gbit/s'; "
+            "expected a number alone (the key's name tells the unit)"
+        ),
     ),
     "bytes instead of GiB": (
         (NODE, "slots: 2, memory_gib: 16000000000, "),
@@ -221,8 +226,10 @@ KEYS: Final = {
     ),
     "device not in the catalogue": (
         ("device: T4", "device: B9000"),
-        "experiment.yaml:5: cluster.nodes.0.device: device 'B9000' is not in the catalogue; known: "
-        "T4, ",
+        (
+            "experiment.yaml:5: cluster.nodes.0.device: device 'B9000' is not in the "
+            "catalogue; known: T4, "
+        ),
     ),
     "device without a rate": (
         ("device: T4", "device: {name: X, memory_gib: 8, memory_gbyte_per_s: 9}"),
@@ -230,8 +237,10 @@ KEYS: Final = {
     ),
     "precision that the device lacks": (
         ("precision: fp16", "precision: bf16"),
-        "experiment.yaml:5: cluster.nodes.0.device: device 'T4' does not compute in bf16; it can do "
-        "fp32, fp16",
+        (
+            "experiment.yaml:5: cluster.nodes.0.device: device 'T4' does not compute in "
+            "bf16; it can do fp32, fp16"
+        ),
     ),
     "link to an unknown host": (
         ("profile:", "  links: [{between: [node0, node7], gbit_per_s: 1}]\nprofile:"),
@@ -244,11 +253,15 @@ KEYS: Final = {
     "link given twice": (
         (
             "profile:",
-            "  links:\n    - {between: [node0, node1], gbit_per_s: 1}\n"
-            "    - {between: [node1, node0], gbit_per_s: 2}\nprofile:",
+            (
+                "  links:\n    - {between: [node0, node1], gbit_per_s: 1}\n"
+                "    - {between: [node1, node0], gbit_per_s: 2}\nprofile:"
+            ),
         ),
-        "experiment.yaml:8: cluster.links.1.between: the link between node1 and node0 stands here "
-        "a second time",
+        (
+            "experiment.yaml:8: cluster.links.1.between: the link between node1 and node0 "
+            "stands here a second time"
+        ),
     ),
     "limits that leave nothing": (
         ("{space: uniform}", "{min_tp: 4}"),
@@ -280,8 +293,10 @@ KEYS: Final = {
     ),
     "family without its figures": (
         (", " + MODEL, "}"),
-        "experiment.yaml:2: model: family 'gpt2' needs num_layers, hidden_size, num_heads, "
-        "sequence_length, vocab_size; missing: vocab_size",
+        (
+            "experiment.yaml:2: model: family 'gpt2' needs num_layers, hidden_size, num_heads, "
+            "sequence_length, vocab_size; missing: vocab_size"
+        ),
     ),
     "figure of another family": (
         (MODEL, "vocab_size: 128, bottom_width: 8}"),
@@ -450,14 +465,16 @@ WITH_TABLE: Final = edited(("{source: analytic}", "{source: table, path: measure
 TABLES: Final = {
     "wrong header": (
         "layer,tp,batch,time\n0,1,1,0.1\n",
-        "measured/T4.csv:1: expected the header layer,tp,micro_batch_size,forward_s[,backward_s], "
-        "found 'layer,tp,batch,time'",
+        (
+            "measured/T4.csv:1: expected the header "
+            "layer,tp,micro_batch_size,forward_s[,backward_s], found 'layer,tp,batch,time'"
+        ),
     ),
     "empty": ("", "measured/T4.csv:1: expected the header layer,"),
     "no rows": (HEADER, "profile.path: measured/T4.csv: the file has a header and no rows"),
     "NaN": (
         TABLE + "0,1,2,nan\n",
-        "measured/T4.csv:7: forward_s: found 'nan'; expected seconds, a finite number of at least 0",
+        "measured/T4.csv:7: forward_s: found 'nan'; expected seconds, a finite number of at least",
     ),
     "infinity": (TABLE + "0,1,2,inf\n", "measured/T4.csv:7: forward_s: found 'inf'; expected sec"),
     "negative time": (TABLE + "0,1,2,-1\n", "measured/T4.csv:7: forward_s: found '-1'; expected"),
@@ -481,8 +498,10 @@ TABLES: Final = {
     "open quote": (TABLE + '0,1,2,"0.1\n', "measured/T4.csv:7: not valid CSV: unexpected end of"),
     "not measured at the tp that is searched": (
         TABLE,
-        "experiment.yaml:6: profile: profile measured has no times at tp 2 for device 'T4', only "
-        "at tp 1; measure it, or limit the search with search.max_tp",
+        (
+            "experiment.yaml:6: profile: profile measured has no times at tp 2 for device "
+            "'T4', only at tp 1; measure it, or limit the search with search.max_tp"
+        ),
     ),
 }
 
@@ -589,8 +608,10 @@ CONFIGS: Final = {
     ),
     "missing figure": (
         json.dumps({key: value for key, value in LLAMA.items() if key != "vocab_size"}),
-        "experiment.yaml:2: model: family 'llama' needs num_layers, hidden_size, num_heads, "
-        "sequence_length, vocab_size; missing: vocab_size",
+        (
+            "experiment.yaml:2: model: family 'llama' needs num_layers, hidden_size, num_heads, "
+            "sequence_length, vocab_size; missing: vocab_size"
+        ),
     ),
     "heads of their own size": (
         json.dumps(LLAMA | {"head_dim": 32}),
@@ -620,8 +641,7 @@ STRATEGIES: Final[dict[str, tuple[str | bytes, str]]] = {
     "no rows": (f"{COLUMNS}\n", "strategies.csv: no strategy found in it"),
     "missing column": (
         "tp,pp,dp\n1,2,2\n",
-        f"strategies.csv:1: expected the header {COLUMNS}[,bounds][,measured_s][,recompute], found "
-        "'tp,pp,dp': missing: micro_batch_size",
+        "[,bounds][,measured_s][,recompute], found 'tp,pp,dp': missing: micro_batch_size",
     ),
     "unknown column": (f"{COLUMNS},speed\n", "strategies.csv:1: expected the header tp,pp,dp,micr"),
     "column twice": (f"{COLUMNS},tp\n", "strategies.csv:1: expected the header tp,pp,dp,micro_bat"),
@@ -686,13 +706,17 @@ STRATEGIES: Final[dict[str, tuple[str | bytes, str]]] = {
         "strategies.csv: [0]: tp: found '1'; expected an integer",
     ),
     "JSON with another pp than its bounds": (
-        '[{"tp": 1, "pp": 4, "dp": 2, "micro_batch_size": 1, "num_micro_batches": 4, '
-        '"bounds": [0, 2, 5]}]',
+        (
+            '[{"tp": 1, "pp": 4, "dp": 2, "micro_batch_size": 1, "num_micro_batches": 4, '
+            '"bounds": [0, 2, 5]}]'
+        ),
         "strategies.csv: [0]: pp is 4, but the stages make it 2",
     ),
     "JSON with an unknown host": (
-        '[{"tp": 1, "dp": 2, "micro_batch_size": 1, "num_micro_batches": 4, "bounds": [0, 2, 5], '
-        '"placement": [["node0", 0], ["node0", 1], ["node1", 0], ["node9", 1]]}]',
+        (
+            '[{"tp": 1, "dp": 2, "micro_batch_size": 1, "num_micro_batches": 4, "bounds": '
+            '[0, 2, 5], "placement": [["node0", 0], ["node0", 1], ["node1", 0], ["node9", 1]]}]'
+        ),
         "strategies.csv: [0]: placement names slot 1 of host 'node9', which the cluster does not h",
     ),
     "JSON that uses some of the devices": (
@@ -700,8 +724,11 @@ STRATEGIES: Final[dict[str, tuple[str | bytes, str]]] = {
         "strategies.csv: [0]: uses 2 devices; the cluster has 4, and a strategy uses each of them",
     ),
     "JSON with stages that differ": (
-        '[{"micro_batch_size": 4, "num_micro_batches": 2, "stages": [{"layers": [0, 2], "tp": 1, '
-        '"dp": 2, "shares": [1, 3]}, {"layers": [2, 5], "tp": 2, "dp": 1, "shares": [4]}]}]',
+        (
+            '[{"micro_batch_size": 4, "num_micro_batches": 2, "stages": [{"layers": [0, 2], '
+            '"tp": 1, "dp": 2, "shares": [1, 3]}, {"layers": [2, 5], "tp": 2, "dp": 1, '
+            '"shares": [4]}]}]'
+        ),
         "strategies.csv: [0]: expected one tp, dp and recompute for all stages, found tp [1, 2], ",
     ),
     "not UTF-8": (b"\xff\xfe", "strategies.csv: not a text file (byte 0 is not UTF-8)"),

@@ -1,6 +1,6 @@
 import itertools
 
-from amp_ray.cost.estimate import Estimate, Infeasible, Reason
+from amp_ray.cost.estimate import Estimate, Infeasible, Reason, Result
 from amp_ray.search.ranking import rank
 from amp_ray.spec.strategy import Candidate, Strategy
 
@@ -31,7 +31,7 @@ def test_feasible_come_first_then_infeasible_then_impossible() -> None:
 
 
 def test_order_of_arrival_does_not_matter() -> None:
-    results = [
+    results: list[Result] = [
         estimate(1.0, micro_batch_size=2),
         estimate(1.0, micro_batch_size=1),
         estimate(1.0, pp=2),

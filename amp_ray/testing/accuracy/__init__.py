@@ -1,0 +1,1 @@
+"""How far the cost model is off on published measurements: loaders, metrics, figures."""

@@ -1,0 +1,56 @@
+"""Print how far the cost model is off on published measurements, as ``make accuracy`` does.
+
+Tables that are not shipped are looked for in ``shared/data`` beside the checkout, in the folder
+that the environment names as ``AMP_RAY_DATA``, or in ``--data``; absent ones are named. A change of
+the cost model states its effect by a new golden copy:
+
+    python experiments/accuracy.py --golden tests/golden/accuracy.json
+"""
+
+import json
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from amp_ray.runtime.files import write_text
+from amp_ray.testing.accuracy.sections import SECTIONS, Sources, compute, rounded
+from amp_ray.testing.accuracy.view import figures_table
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+WIDTH = 200
+
+
+@click.command(help="Print the cost model's error on published measurements.")
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path),
+    envvar="AMP_RAY_DATA",
+    default=REPOSITORY.parent / "shared" / "data",
+    show_default=True,
+    help="Folder of the published tables.",
+)
+@click.option("--draws", type=click.IntRange(min=0), default=100, show_default=True)
+@click.option("--golden", type=click.Path(path_type=Path), help="Write the figures to FILE too.")
+def main(data: Path, draws: int, golden: Path | None) -> None:
+    """Compute and print every section."""
+    console = Console(width=WIDTH)
+    sources = Sources(repository=REPOSITORY, data=data, num_draws=draws)
+    record = {}
+    for name, section in SECTIONS.items():
+        figures = compute(name, sources)
+        if isinstance(figures, str):
+            console.print(f"[red]{section.title}[/red]\nleft out: {figures}\n")
+            continue
+        record[name] = rounded(figures)
+        console.print(figures_table(section.title, figures), "")
+    if draws:
+        console.print(
+            f"bands: 5 .. 95 % of {draws} draws with every constant times its own lognormal(0.3)"
+        )
+    if golden is not None:
+        write_text(golden, json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

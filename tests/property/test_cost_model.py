@@ -1,0 +1,342 @@
+from dataclasses import dataclass, fields, replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from hypothesis.vendor.pretty import RepresentationPrinter
+
+from amp_ray.cost.estimate import Breakdown, Estimate
+from amp_ray.cost.memory import MemoryModel
+from amp_ray.cost.model import CostModel
+from amp_ray.spec.catalogue import CATALOGUE
+from amp_ray.spec.cluster import Cluster, Link, Node
+from amp_ray.spec.constants import Constants
+from amp_ray.spec.experiment import Experiment
+from amp_ray.spec.strategy import Candidate, Recompute, Strategy
+from amp_ray.spec.traits import RUNTIMES
+from amp_ray.testing.experiments import small_experiment
+
+SMALL = small_experiment()
+SLOTS = 2
+CLOSE = 1e-9
+
+DEVICES = ("T4", "V100-16", "A100-40")
+RUNTIME_NAMES = tuple(RUNTIMES)
+
+links = st.builds(
+    Link,
+    bandwidth_bytes_per_s=st.floats(1e8, 1e11),
+    latency_s=st.floats(0, 1e-4),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A strategy and what it is planned for."""
+
+    experiment: Experiment
+    strategy: Strategy
+
+    def __repr__(self) -> str:
+        given, plan = self.experiment, self.strategy
+        parallel = f"tp {plan.tp}, dp {plan.dp}, bounds {plan.bounds}, recompute {plan.recompute}"
+        batch = f"micro-batch {plan.micro_batch_size} x {plan.num_micro_batches}"
+        train = f"{given.precision}, {given.optimizer}, ZeRO {given.zero_stage}"
+        hosts = [(node.device.name, node.intra, node.inter) for node in given.cluster.nodes]
+        return f"<{given.traits.name}: {parallel}, {batch}, {train}, {hosts}>"
+
+    def _repr_pretty_(self, printer: RepresentationPrinter, _cycle: bool) -> None:  # noqa: FBT001
+        printer.text(repr(self))  # else hypothesis prints every field
+
+    def estimate(self) -> Estimate:
+        return CostModel(experiment=self.experiment).estimate(self.strategy)
+
+    def on(self, cluster: Cluster) -> "Case":
+        return replace(self, experiment=replace(self.experiment, cluster=cluster))
+
+
+@st.composite
+def nodes(draw: st.DrawFn) -> Node:
+    device = CATALOGUE[draw(st.sampled_from(DEVICES))]
+    return Node(name="", device=device, num_slots=SLOTS, intra=draw(links), inter=draw(links))
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    """A small GPT on up to four nodes of two devices each, under any runtime."""
+    tp, dp, pp = (draw(st.sampled_from([1, 2])) for _ in range(3))
+    num_nodes = -(-tp * dp * pp // SLOTS)
+    cluster = Cluster(
+        nodes=tuple(replace(draw(nodes()), name=str(index)) for index in range(num_nodes))
+    )
+    num_layers = SMALL.model.num_layers
+    cuts = draw(st.sets(st.integers(1, num_layers - 1), min_size=pp - 1, max_size=pp - 1))
+    recompute: Recompute = draw(st.sampled_from(["none", "full"]))
+    candidate = Candidate(
+        micro_batch_size=draw(st.sampled_from([1, 2, 4])),
+        tp=tp,
+        dp=dp,
+        pp=pp,
+        num_micro_batches=draw(st.integers(1, 8)),
+        recompute=recompute,
+    )
+    experiment = replace(
+        SMALL,
+        cluster=cluster,
+        traits=RUNTIMES[draw(st.sampled_from(RUNTIME_NAMES))],
+        optimizer=draw(st.sampled_from(["adam", "sgd"])),
+        precision=draw(st.sampled_from(["fp16", "fp32"])),
+        zero_stage=draw(st.sampled_from([0, 1])),
+    )
+    bounds = (0, *sorted(cuts), num_layers)
+    return Case(experiment=experiment, strategy=Strategy.uniform(candidate, bounds))
+
+
+def with_nodes(cluster: Cluster, **changes: object) -> Cluster:
+    """Change every node."""
+    changed = (replace(node, **changes) for node in cluster.nodes)  # type: ignore[arg-type]
+    return replace(cluster, nodes=tuple(changed))
+
+
+def with_devices(cluster: Cluster, **factors: float) -> Cluster:
+    """Multiply figures of every data sheet."""
+    changed = tuple(
+        replace(
+            node,
+            device=replace(
+                node.device,
+                **{
+                    name: None if value is None else type(value)(value * factor)
+                    for name, factor in factors.items()
+                    for value in [getattr(node.device, name)]
+                },
+            ),
+        )
+        for node in cluster.nodes
+    )
+    return replace(cluster, nodes=changed)
+
+
+RATES = ("fp32_flops", "fp16_flops", "memory_bytes_per_s")
+
+
+@given(cases())
+def test_breakdown_adds_up_and_has_no_negative_part(case: Case) -> None:
+    estimate = case.estimate()
+    assert estimate.breakdown is not None
+    parts = [getattr(estimate.breakdown, part.name) for part in fields(Breakdown)]
+    assert min(parts) >= 0
+    assert sum(parts) == pytest.approx(estimate.iteration_time_s, rel=CLOSE)
+
+
+@given(cases(), st.floats(0.1, 10))
+def test_scaling_every_rate_and_delay_scales_the_time(case: Case, factor: float) -> None:
+    faster = with_devices(case.experiment.cluster, **dict.fromkeys(RATES, factor))
+    faster = replace(
+        faster,
+        nodes=tuple(
+            replace(node, intra=scaled(node.intra, factor), inter=scaled(node.inter, factor))
+            for node in faster.nodes
+        ),
+    )
+    constants = case.experiment.constants
+    delays = {
+        name: getattr(constants, name) / factor
+        for name in (
+            "kernel_gap_s",
+            "host_s_per_kernel",
+            "host_s_per_micro_batch",
+            "host_s_per_iteration",
+            "collective_start_s",
+        )
+    }
+    traits = case.experiment.traits
+    experiment = replace(
+        case.experiment,
+        cluster=faster,
+        constants=replace(constants, **delays),
+        traits=replace(traits, synchronisation_s=traits.synchronisation_s / factor),
+    )
+    after = replace(case, experiment=experiment).estimate().iteration_time_s
+    assert after == pytest.approx(case.estimate().iteration_time_s / factor, rel=1e-6)
+
+
+def scaled(link: Link, factor: float) -> Link:
+    """Return a link that is faster in every respect."""
+    return Link(
+        bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * factor,
+        latency_s=link.latency_s / factor,
+    )
+
+
+@given(cases(), st.sampled_from(RATES), st.floats(1, 10))
+def test_a_faster_device_never_makes_an_iteration_longer(
+    case: Case, rate: str, factor: float
+) -> None:
+    faster = case.on(with_devices(case.experiment.cluster, **{rate: factor}))
+    before, after = case.estimate(), faster.estimate()
+    assert after.iteration_time_s <= before.iteration_time_s * (1 + CLOSE)
+    assert after.peak_memory_bytes == before.peak_memory_bytes
+
+
+@given(cases(), st.sampled_from(["intra", "inter"]), st.floats(1, 100))
+def test_a_faster_link_never_makes_an_iteration_longer(
+    case: Case, name: str, factor: float
+) -> None:
+    cluster = case.experiment.cluster
+    faster = replace(
+        cluster,
+        nodes=tuple(
+            replace(node, **{name: scaled(getattr(node, name), factor)}) for node in cluster.nodes
+        ),
+    )
+    before, after = case.estimate(), case.on(faster).estimate()
+    assert after.iteration_time_s <= before.iteration_time_s * (1 + CLOSE)
+
+
+@given(cases(), st.floats(1, 10))
+def test_more_memory_never_makes_a_strategy_less_likely_to_run(case: Case, factor: float) -> None:
+    small = case.on(with_devices(case.experiment.cluster, memory_bytes=0.02))
+    large = small.on(with_devices(small.experiment.cluster, memory_bytes=factor))
+    before, after = small.estimate(), large.estimate()
+    assert after.iteration_time_s == before.iteration_time_s
+    assert after.failure_probability <= before.failure_probability
+    assert after.feasible >= before.feasible
+
+
+@given(cases())
+def test_equal_replicas_take_what_one_takes_and_the_sync(case: Case) -> None:
+    first = case.experiment.cluster.nodes[0]
+    equal = case.on(with_nodes(case.experiment.cluster, device=first.device, intra=first.intra))
+    strategy = equal.strategy
+    assume(strategy.dp == 2 and strategy.tp == 2)  # every group fills a node
+    candidate = Candidate(
+        micro_batch_size=strategy.micro_batch_size,
+        tp=2,
+        dp=1,
+        pp=strategy.pp,
+        num_micro_batches=strategy.num_micro_batches,
+        recompute=strategy.stages[0].recompute,
+    )
+    placement = tuple(strategy.devices(stage)[i] for stage in range(strategy.pp) for i in (0, 1))
+    alone = Strategy.uniform(candidate, strategy.bounds, placement)
+    wide = Link(bandwidth_bytes_per_s=1e15, latency_s=0.0)  # so that sharing it costs nothing
+    equal = equal.on(with_nodes(equal.experiment.cluster, inter=wide))
+    both, one = equal.estimate().breakdown, replace(equal, strategy=alone).estimate().breakdown
+    assert both is not None
+    assert one is not None
+    for part in ("compute_s", "tensor_parallel_s", "bubble_s", "pipeline_p2p_s"):
+        assert getattr(both, part) == pytest.approx(getattr(one, part), rel=1e-6, abs=1e-9)
+
+
+@given(cases())
+def test_order_of_nodes_does_not_matter_where_all_hold_the_same(case: Case) -> None:
+    assume(case.strategy.pp == 1)
+    turned = case.on(replace(case.experiment.cluster, nodes=case.experiment.cluster.nodes[::-1]))
+    before, after = case.estimate(), turned.estimate()
+    assert after.iteration_time_s == pytest.approx(before.iteration_time_s, rel=CLOSE)
+    assert after.peak_memory_bytes == before.peak_memory_bytes
+    assert after.feasible == before.feasible
+
+
+@given(cases())
+def test_larger_micro_batches_need_more_memory(case: Case) -> None:
+    larger = replace(case.strategy, micro_batch_size=2 * case.strategy.micro_batch_size)
+    before, after = case.estimate(), replace(case, strategy=larger).estimate()
+    pairs = zip(before.peak_memory_bytes, after.peak_memory_bytes, strict=True)
+    assert all(large > small for small, large in pairs)
+    assert after.iteration_time_s >= before.iteration_time_s * (1 - CLOSE)
+
+
+@given(cases(), st.data())
+def test_a_stage_within_another_one_needs_less_memory(case: Case, data: st.DataObject) -> None:
+    # blocks only: boundaries between them are all alike
+    memory = CostModel(experiment=case.experiment).costs(candidate(case)).memory
+    blocks = case.experiment.model.indices("block")
+    first, last = blocks[0] + 1, blocks[-1]
+    start = data.draw(st.integers(first, last - 2))
+    end = data.draw(st.integers(start + 2, last))
+    inner = (0, start, end, case.experiment.model.num_layers)
+    outer = (0, start - 1, end, case.experiment.model.num_layers)
+    memory = replace(memory, candidate=replace(candidate(case), pp=3))
+    assert memory.peak_bytes(inner)[1] < memory.peak_bytes(outer)[1]
+
+
+def candidate(case: Case) -> Candidate:
+    """Return what the strategy was cut from."""
+    strategy = case.strategy
+    tp, dp = strategy.tp, strategy.dp
+    assert tp is not None
+    assert dp is not None
+    return Candidate(
+        micro_batch_size=strategy.micro_batch_size,
+        tp=tp,
+        dp=dp,
+        pp=strategy.pp,
+        num_micro_batches=strategy.num_micro_batches,
+        recompute=strategy.stages[0].recompute,
+    )
+
+
+@given(cases(), st.data())
+def test_earliest_starts_agree_with_the_peaks(case: Case, data: st.DataObject) -> None:
+    plan = candidate(case)
+    memory = CostModel(experiment=case.experiment).costs(plan).memory
+    num_layers = case.experiment.model.num_layers
+    table = {
+        (stage, start, end): peak_of(memory, stage, start, end)
+        for stage in range(plan.pp)
+        for end in range(1, num_layers + 1)
+        for start in range(end)
+    }
+    limits = [data.draw(st.sampled_from(sorted(table.values()))) for _ in range(plan.pp)]
+    found = memory.earliest_starts(np.array(limits))
+    for stage, limit in enumerate(limits):
+        for end in range(1, num_layers + 1):
+            fits = [table[stage, start, end] <= limit for start in range(end)]
+            wanted = end
+            if any(fits):
+                last = max(start for start in range(end) if fits[start])
+                wanted = max((s + 1 for s in range(last) if not fits[s]), default=0)
+            assert found[stage, end] == wanted
+
+
+def peak_of(memory: MemoryModel, stage: int, start: int, end: int) -> float:
+    """Return the peak of one stage that takes ``[start, end)``, whatever the others take."""
+    around = (start,) * (stage + 1) + (end,) * (memory.candidate.pp - stage)
+    return memory.peak_bytes(around)[stage]
+
+
+@given(cases())
+def test_stage_times_are_sums_of_their_layers(case: Case) -> None:
+    costs = CostModel(experiment=case.experiment).costs(candidate(case))
+    times = costs.kinds.stage_times(case.strategy.bounds)
+    layers = np.diff(costs.kinds.tables, axis=2)
+    for stage, (first, end) in enumerate(pairwise(case.strategy.bounds)):
+        for replica, kind in enumerate(costs.kinds.kind[stage]):
+            wanted = layers[kind, :, first:end].sum(axis=1)
+            np.testing.assert_allclose(times[:, stage, replica], wanted, rtol=1e-9, atol=1e-15)
+
+
+@given(cases())
+def test_partition_objective_never_flatters_a_stage(case: Case) -> None:
+    costs = CostModel(experiment=case.experiment).costs(candidate(case))
+    rows, of_stage = costs.kinds.stage_rows()
+    bounds = case.strategy.bounds
+    exact = costs.kinds.stage_times(bounds)[:2].sum(axis=0).max(axis=1)
+    for stage, (first, end) in enumerate(pairwise(bounds)):
+        upper = rows[of_stage[stage], end] - rows[of_stage[stage], first]
+        assert upper >= exact[stage] * (1 - CLOSE)
+
+
+@given(st.sampled_from([part.name for part in fields(Constants)]), cases(), st.floats(1.01, 3))
+def test_no_constant_makes_an_iteration_negative_or_endless(
+    name: str, case: Case, factor: float
+) -> None:
+    constants = case.experiment.constants
+    moved = replace(constants, **{name: getattr(constants, name) * factor})
+    estimate = replace(case, experiment=replace(case.experiment, constants=moved)).estimate()
+    assert 0 < estimate.iteration_time_s < np.inf
+    assert 0 <= estimate.failure_probability <= 1

@@ -1,0 +1,130 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from amp_ray.cost.estimate import Breakdown
+from amp_ray.cost.model import EXTRAPOLATED, CostModel
+from amp_ray.spec.experiment import Experiment
+from amp_ray.spec.profile import Anchor, Profile
+from amp_ray.spec.strategy import Candidate, Stage, Strategy
+
+
+def strategy(
+    bounds: tuple[int, ...], placement: tuple[int, ...] | None = None, *, dp: int = 1, m: int = 4
+) -> Strategy:
+    candidate = Candidate(micro_batch_size=1, tp=1, dp=dp, pp=len(bounds) - 1, num_micro_batches=m)
+    return Strategy.uniform(candidate, bounds, placement)
+
+
+def test_one_device_computes_and_updates(experiment: Experiment) -> None:
+    estimate = CostModel(experiment=experiment).estimate(strategy((0, 4)))
+    # 4 micro-batches x 4 blocks x 3 s; 400 parameters x 12 bytes at 1000 B/s
+    assert estimate.breakdown == Breakdown(compute_s=48.0, optimizer_s=4.8)
+    assert estimate.iteration_time_s == pytest.approx(52.8)
+    # 400 x 4 bytes of states, 400 kept, 300 at work
+    assert estimate.peak_memory_bytes == (2300.0,)
+    assert estimate.memory_limit_bytes == (10_000.0,)
+    assert estimate.feasible
+    assert estimate.warnings == ()
+
+
+def test_stages_on_two_nodes_send_between_them(experiment: Experiment) -> None:
+    estimate = CostModel(experiment=experiment).estimate(strategy((0, 2, 4), (0, 2)))
+    found = estimate.breakdown
+    assert found is not None
+    assert found.compute_s == pytest.approx(24.0)
+    assert found.bubble_s == pytest.approx(6.0)
+    assert found.pipeline_p2p_s > 0
+    assert found.optimizer_s == pytest.approx(2.4)
+    assert estimate.iteration_time_s == pytest.approx(found.total_s)
+
+
+def test_replicas_add_their_gradients(experiment: Experiment) -> None:
+    inside = CostModel(experiment=experiment).estimate(strategy((0, 4), (0, 1), dp=2))
+    assert inside.breakdown is not None
+    assert inside.breakdown.gradient_sync_s == pytest.approx(1.0)
+
+
+def test_host_time_counts_per_micro_batch_and_per_iteration(experiment: Experiment) -> None:
+    constants = replace(experiment.constants, host_s_per_micro_batch=0.5, host_s_per_iteration=0.25)
+    slow_host = replace(experiment, constants=constants)
+    estimate = CostModel(experiment=slow_host).estimate(strategy((0, 4)))
+    assert estimate.iteration_time_s == pytest.approx(52.8 + 4 * 0.5 + 0.25)
+
+
+def test_default_placement_is_rank_order(experiment: Experiment) -> None:
+    model = CostModel(experiment=experiment)
+    candidate = Candidate(micro_batch_size=1, tp=2, dp=1, pp=2, num_micro_batches=4)
+    assert model.costs(candidate).grid.tolist() == [[[0, 1]], [[2, 3]]]
+
+
+def test_cuts_of_a_candidate_share_its_costs(experiment: Experiment) -> None:
+    model = CostModel(experiment=experiment)
+    candidate = Candidate(micro_batch_size=1, tp=1, dp=1, pp=2, num_micro_batches=4)
+    costs = model.costs(candidate)
+    for bounds in ((0, 1, 4), (0, 2, 4), (0, 3, 4)):
+        whole = model.estimate(strategy(bounds))
+        assert model.estimate_cut(costs, strategy(bounds)) == whole
+
+
+def test_a_model_with_other_input_starts_without_tables(experiment: Experiment) -> None:
+    model = CostModel(experiment=experiment)
+    before = model.estimate(strategy((0, 4)))
+    slower = replace(experiment.constants, memory_efficiency=0.5)
+    after = replace(model, experiment=replace(experiment, constants=slower))
+    estimate = after.estimate(strategy((0, 4)))
+    assert estimate.iteration_time_s == pytest.approx(2 * before.iteration_time_s)
+
+
+def test_smallest_device_of_a_stage_limits_it(experiment: Experiment) -> None:
+    first, second = experiment.cluster.nodes
+    small = replace(second.device, name="small", memory_bytes=2_000)
+    cluster = replace(experiment.cluster, nodes=(first, replace(second, device=small)))
+    model = CostModel(experiment=replace(experiment, cluster=cluster))
+    estimate = model.estimate(strategy((0, 4), (0, 2), dp=2))
+    assert estimate.memory_limit_bytes == (2_000.0,)
+    assert [reason.kind for reason in estimate.reasons] == ["out of memory"]
+    assert estimate.failure_probability > 0.5
+
+
+def test_warning_where_the_profile_is_extrapolated(experiment: Experiment) -> None:
+    profile = Profile(source="test", tables={"toy": {(1, 2): Anchor(forward_s=np.ones(4))}})
+    model = CostModel(experiment=replace(experiment, profile=profile))
+    assert model.estimate(strategy((0, 4))).warnings == (EXTRAPOLATED,)
+
+
+def test_adam_needs_more_than_sgd(experiment: Experiment) -> None:
+    sgd = CostModel(experiment=experiment).estimate(strategy((0, 4)))
+    adam = CostModel(experiment=replace(experiment, optimizer="adam")).estimate(strategy((0, 4)))
+    assert adam.peak_memory_bytes[0] - sgd.peak_memory_bytes[0] == 400 * 8
+    assert adam.iteration_time_s - sgd.iteration_time_s == pytest.approx(400 * 16 / 1000)
+
+
+def test_unknown_optimizer_is_refused(experiment: Experiment) -> None:
+    model = CostModel(experiment=replace(experiment, optimizer="lion"))
+    with pytest.raises(ValueError, match="'lion' is not known; known: adam, adamw, sgd"):
+        model.estimate(strategy((0, 4)))
+
+
+def test_bounds_must_cover_the_model(experiment: Experiment) -> None:
+    model = CostModel(experiment=experiment)
+    for bounds in ((0, 3), (0, 5)):
+        with pytest.raises(ValueError, match=r"the model has 4 layers.*found \[0, "):
+            model.estimate(strategy(bounds))
+
+
+def test_devices_must_exist(experiment: Experiment) -> None:
+    model = CostModel(experiment=experiment)
+    with pytest.raises(ValueError, match="4 devices, numbered from 0; found a rank on device 9"):
+        model.estimate(strategy((0, 4), (9,)))
+
+
+def test_stages_must_be_alike(experiment: Experiment) -> None:
+    stages = (
+        Stage(first_layer=0, end_layer=2, tp=1, dp=1),
+        Stage(first_layer=2, end_layer=4, tp=1, dp=1, recompute="full"),
+    )
+    mixed = Strategy(stages=stages, micro_batch_size=1, num_micro_batches=4, placement=(0, 1))
+    with pytest.raises(ValueError, match="expected one tp, dp and recompute"):
+        CostModel(experiment=experiment).estimate(mixed)

@@ -1,0 +1,182 @@
+from dataclasses import replace
+
+import pytest
+
+from amp_ray.cost.roofline import (
+    Phases,
+    Rank,
+    device_phases,
+    elementwise_phases,
+    gemm_phases,
+    gemm_s,
+    stream_s,
+)
+from amp_ray.spec.constants import Constants
+from amp_ray.spec.device import Device
+from amp_ray.spec.operator import Elementwise, Gemm
+
+TILE_FLOPS = 2.0 * 128 * 256 * 1000
+"""One full tile over an inner dimension of 1000: 1 s on the fast device below."""
+
+
+@pytest.fixture
+def multiplier(device: Device) -> Device:
+    """One tile per second; memory is free."""
+    return replace(device, fp16_flops=TILE_FLOPS, memory_bytes_per_s=1e30)
+
+
+@pytest.fixture
+def fast(rank: Rank, multiplier: Device) -> Rank:
+    return replace(rank, device=multiplier)
+
+
+def test_a_full_tile_takes_its_operations_over_the_rate(fast: Rank, constants: Constants) -> None:
+    assert gemm_s(128, 256, 1000, 1, fast, constants) == pytest.approx(1.0)
+
+
+def test_a_tile_may_lie_on_its_side(fast: Rank, constants: Constants) -> None:
+    assert gemm_s(256, 128, 1000, 1, fast, constants) == pytest.approx(1.0)
+
+
+def test_a_started_tile_counts_whole(fast: Rank, constants: Constants) -> None:
+    assert gemm_s(129, 256, 1000, 1, fast, constants) == pytest.approx(2.0)
+
+
+def test_a_small_product_takes_a_small_tile_at_its_lower_rate(
+    fast: Rank, constants: Constants
+) -> None:
+    # 32 x 32 is 1/32 of a full tile, at 0.3 of the rate
+    assert gemm_s(32, 32, 1000, 1, fast, constants) == pytest.approx(1 / 32 / 0.3)
+
+
+def test_products_of_a_batch_add_up(fast: Rank, constants: Constants) -> None:
+    assert gemm_s(128, 256, 1000, 3, fast, constants) == pytest.approx(3.0)
+
+
+def test_a_single_tile_uses_one_of_four_multiprocessors(
+    fast: Rank, multiplier: Device, constants: Constants
+) -> None:
+    four = replace(fast, device=replace(multiplier, num_multiprocessors=4))
+    assert gemm_s(32, 32, 1000, 1, four, constants) == pytest.approx(4 / 32 / 0.3)
+
+
+def test_work_is_cut_into_smaller_tiles_where_multiprocessors_idle(
+    fast: Rank, multiplier: Device, constants: Constants
+) -> None:
+    four = replace(fast, device=replace(multiplier, num_multiprocessors=4))
+    # eight tiles of 64 x 64 keep all busy, at 0.6 of the rate
+    assert gemm_s(128, 256, 1000, 1, four, constants) == pytest.approx(1 / 0.6)
+
+
+def test_a_long_inner_dimension_is_split_over_idle_multiprocessors(
+    fast: Rank, multiplier: Device, constants: Constants
+) -> None:
+    four = replace(fast, device=replace(multiplier, num_multiprocessors=4))
+    assert gemm_s(128, 256, 4096, 1, four, constants) == pytest.approx(4.096)
+
+
+def test_product_waits_for_its_bytes_where_memory_is_slow(rank: Rank, constants: Constants) -> None:
+    # (3 x 5) x (5 x 7): 15 + 35 read, 21 written, 2 bytes each, at 1000 bytes/s
+    assert gemm_s(3, 7, 5, 1, rank, constants) == pytest.approx(0.142)
+
+
+def test_result_is_written_after_the_last_multiplication(
+    fast: Rank, multiplier: Device, constants: Constants
+) -> None:
+    writing = replace(fast, device=replace(multiplier, memory_bytes_per_s=2.0 * 128 * 256))
+    # 1 s to multiply and 1 s to write; reading (128 + 256) x 1000 elements takes 11.7 s more
+    read_s = 384 * 1000 / (128 * 256)
+    assert gemm_s(128, 256, 1000, 1, writing, constants) == pytest.approx(read_s + 1.0)
+    narrow = gemm_s(128, 256, 10, 1, writing, constants)
+    assert narrow == pytest.approx(0.01 + 1.0 + max(0.0, 384 * 10 / (128 * 256) - 0.01))
+
+
+def test_a_launch_gap_comes_on_top(fast: Rank, constants: Constants) -> None:
+    gap = replace(constants, kernel_gap_s=0.25)
+    assert gemm_s(128, 256, 1000, 1, fast, gap) == pytest.approx(1.25)
+
+
+def gemm(**given: object) -> Gemm:
+    sizes: dict[str, object] = {"name": "g", "rows": 128, "columns": 256, "inner": 1024}
+    return Gemm(**(sizes | given))  # type: ignore[arg-type]
+
+
+def test_samples_join_the_rows_of_a_product_with_a_weight(fast: Rank, constants: Constants) -> None:
+    two = replace(fast, micro_batch_size=2)
+    phases = gemm_phases(gemm(), two, constants)
+    assert phases.forward_s == pytest.approx(gemm_s(256, 256, 1024, 1, fast, constants))
+
+
+def test_samples_join_the_batch_of_a_product_without_a_weight(
+    fast: Rank, constants: Constants
+) -> None:
+    two = replace(fast, micro_batch_size=2)
+    phases = gemm_phases(gemm(has_weight=False, rows=129), two, constants)
+    assert phases.forward_s == pytest.approx(gemm_s(129, 256, 1024, 2, fast, constants))
+    assert phases.weight_gradient_s == 0.0
+
+
+@pytest.mark.parametrize(
+    ("shard", "sizes"),
+    [
+        ("none", (128, 256, 1024, 4)),
+        ("rows", (64, 256, 1024, 4)),
+        ("columns", (128, 128, 1024, 4)),
+        ("inner", (128, 256, 512, 4)),
+        ("batch", (128, 256, 1024, 2)),
+    ],
+)
+def test_tensor_parallelism_divides_the_sharded_dimension(
+    shard: str, sizes: tuple[int, int, int, int], fast: Rank, constants: Constants
+) -> None:
+    two = replace(fast, tp=2)
+    rows, columns, inner, batch = sizes
+    phases = gemm_phases(gemm(shard=shard, batch=4), two, constants)
+    assert phases.forward_s == pytest.approx(gemm_s(rows, columns, inner, batch, fast, constants))
+
+
+def test_backward_pass_is_the_products_of_both_gradients(fast: Rank, constants: Constants) -> None:
+    phases = gemm_phases(gemm(), fast, constants)
+    left_s = gemm_s(128, 1024, 256, 1, fast, constants)
+    right_s = gemm_s(1024, 256, 128, 1, fast, constants)
+    assert phases.backward_s == pytest.approx(left_s + right_s)
+    assert phases.weight_gradient_s == pytest.approx(right_s)
+
+
+def test_elementwise_kernel_takes_the_bytes_that_it_reads_and_writes(
+    rank: Rank, constants: Constants
+) -> None:
+    op = Elementwise(name="e", forward_elements=500, backward_elements=1000)
+    assert elementwise_phases(op, rank, constants) == Phases(forward_s=1.0, backward_s=2.0)
+    single = replace(rank, precision="fp32", micro_batch_size=3)
+    assert elementwise_phases(op, single, constants) == Phases(forward_s=6.0, backward_s=12.0)
+
+
+def test_tensor_parallelism_divides_a_sharded_kernel_only(rank: Rank, constants: Constants) -> None:
+    op = Elementwise(name="e", forward_elements=500, backward_elements=500)
+    two = replace(rank, tp=2)
+    assert elementwise_phases(op, two, constants).forward_s == 1.0
+    assert elementwise_phases(replace(op, sharded=True), two, constants).forward_s == 0.5
+
+
+def test_loss_moves_its_bytes_per_logit_half_in_each_pass(rank: Rank, constants: Constants) -> None:
+    op = Elementwise(name="loss", forward_elements=0, backward_elements=0, logits=100)
+    lossy = replace(constants, loss_bytes_per_logit=60.0)
+    assert elementwise_phases(op, rank, lossy) == Phases(forward_s=3.0, backward_s=3.0)
+
+
+def test_backward_pass_launches_two_kernels_per_kernel(rank: Rank, constants: Constants) -> None:
+    op = Elementwise(name="e", forward_elements=0, backward_elements=0, num_kernels=3)
+    phases = elementwise_phases(op, rank, replace(constants, kernel_gap_s=1.0))
+    assert phases == Phases(forward_s=3.0, backward_s=6.0)
+
+
+def test_streaming_takes_bytes_and_gaps(device: Device, constants: Constants) -> None:
+    half = replace(constants, memory_efficiency=0.5, kernel_gap_s=1.0)
+    assert stream_s(1000, 2, device, half) == 4.0
+
+
+def test_operators_run_one_after_the_other(rank: Rank, constants: Constants) -> None:
+    op = Elementwise(name="e", forward_elements=500, backward_elements=1000)
+    assert device_phases((op, op), rank, constants) == Phases(forward_s=2.0, backward_s=4.0)
+    assert device_phases((), rank, constants) == Phases(forward_s=0.0, backward_s=0.0)

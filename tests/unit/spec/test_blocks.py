@@ -1,0 +1,81 @@
+import pytest
+
+from amp_ray.spec.blocks import Width, gpt_block, llama_block
+from amp_ray.spec.model import Layer
+
+TOKENS, HIDDEN, HEADS = 8, 32, 4
+WIDTH = Width(tokens=TOKENS, hidden=HIDDEN, heads=HEADS, key_value_heads=HEADS, feed_forward=128)
+GROUPED = Width(tokens=TOKENS, hidden=HIDDEN, heads=HEADS, key_value_heads=2, feed_forward=96)
+
+
+def flops(layer: Layer) -> float:
+    return sum(product.flops for product in layer.gemms)
+
+
+def test_parameters_of_a_gpt_block_follow_the_formula() -> None:
+    assert gpt_block(WIDTH, name="block").num_parameters == 12 * HIDDEN**2 + 13 * HIDDEN
+
+
+def test_work_of_a_gpt_block_follows_the_formula() -> None:
+    expected = 24 * TOKENS * HIDDEN**2 + 4 * TOKENS**2 * HIDDEN
+    assert flops(gpt_block(WIDTH, name="block")) == expected
+
+
+def test_activations_of_a_gpt_block_follow_korthikanti() -> None:
+    found = gpt_block(WIDTH, name="block").saved_bytes(tp=1, bytes_per_element=2)
+    assert found == 34 * TOKENS * HIDDEN + 5 * HEADS * TOKENS**2
+
+
+def test_sharded_activations_of_a_gpt_block_follow_korthikanti() -> None:
+    found = gpt_block(WIDTH, name="block").saved_bytes(tp=4, bytes_per_element=2)
+    assert found == TOKENS * HIDDEN * (10 + 24 / 4) + 5 * HEADS * TOKENS**2 / 4
+
+
+@pytest.mark.parametrize("layer", [gpt_block(WIDTH, name="b"), llama_block(WIDTH, name="b")])
+def test_each_pass_of_a_block_has_two_all_reduces_of_the_stream(layer: Layer) -> None:
+    for direction in ("forward", "backward"):
+        assert layer.all_reduce_elements(direction) == (TOKENS * HIDDEN,) * 2
+
+
+def test_parameters_of_a_llama_block_follow_the_formula() -> None:
+    attention = 2 * HIDDEN**2 + 2 * HIDDEN * (2 * HIDDEN // HEADS)
+    expected = attention + 3 * HIDDEN * 96 + 2 * HIDDEN
+    assert llama_block(GROUPED, name="block").num_parameters == expected
+
+
+def test_grouped_queries_keep_the_attention_work() -> None:
+    found = {product.name: product for product in llama_block(GROUPED, name="block").gemms}
+    assert found["scores"].flops == 2 * TOKENS**2 * HIDDEN
+    assert found["qkv"].columns == HIDDEN + 2 * (2 * HIDDEN // HEADS)
+
+
+def test_without_dropout_no_mask_is_kept() -> None:
+    block = gpt_block(WIDTH, name="block", dropout=False)
+    assert sum(kernel.saved_mask_bytes for kernel in block.elementwise) == 0
+
+
+def test_a_window_limits_the_attention_matrix() -> None:
+    windowed = Width(tokens=64, hidden=32, heads=4, key_value_heads=4, feed_forward=128, window=16)
+    found = {product.name: product for product in gpt_block(windowed, name="block").gemms}
+    assert found["scores"].flops == 2 * 64 * 16 * 32
+
+
+def test_unfused_kernels_launch_and_keep_more() -> None:
+    unfused = Width(
+        tokens=TOKENS, hidden=HIDDEN, heads=HEADS, key_value_heads=HEADS, feed_forward=128,
+        fused=False,
+    )  # fmt: skip
+    plain, fused = gpt_block(unfused, name="block"), gpt_block(WIDTH, name="block")
+    assert plain.num_kernels > fused.num_kernels
+    assert plain.saved_bytes(tp=1, bytes_per_element=2) > fused.saved_bytes(
+        tp=1, bytes_per_element=2
+    )
+
+
+def test_heads_that_stay_whole_are_on_every_rank() -> None:
+    whole = Width(
+        tokens=TOKENS, hidden=HIDDEN, heads=HEADS, key_value_heads=HEADS, feed_forward=128,
+        shards_heads=False,
+    )  # fmt: skip
+    found = {product.name: product for product in gpt_block(whole, name="block").gemms}
+    assert (found["scores"].shard, found["qkv"].shard) == ("none", "columns")

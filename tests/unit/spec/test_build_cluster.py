@@ -1,0 +1,78 @@
+import pytest
+
+from amp_ray.errors import InputError
+from amp_ray.spec.cluster import (
+    DEFAULT_INTER_LATENCY_S,
+    DEFAULT_INTRA_LATENCY_S,
+    Cluster,
+    Link,
+)
+from amp_ray.testing.experiments import SMALL, experiment_from
+
+NODES = "    - {count: 2, device: T4, slots: 2, intra_gbit_per_s: 50, inter_gbit_per_s: 10}\n"
+MINE = "{name: mine, memory_gib: 2, memory_gbyte_per_s: 100, fp16_tflops: 3}"
+
+
+def cluster(nodes: str = NODES, hostfile: str | None = None, links: str = "") -> Cluster:
+    named = "" if hostfile is None else "  hostfile: hosts\n"
+    text = SMALL.replace("  nodes:\n" + NODES, f"{named}  nodes:\n{nodes}{links}")
+    return experiment_from(text, {} if hostfile is None else {"hosts": hostfile}).cluster
+
+
+def test_nodes_without_a_hostfile_are_numbered() -> None:
+    assert [node.name for node in cluster().nodes] == ["node0", "node1"]
+
+
+def test_nodes_with_a_hostfile_are_named_in_its_order() -> None:
+    assert [node.name for node in cluster(hostfile="b slots=2\na slots=2\n").nodes] == ["b", "a"]
+
+
+def test_rates_and_latencies_become_si_units() -> None:
+    found = cluster(NODES.replace("}", ", intra_latency_us: 3, inter_latency_us: 40}")).nodes[0]
+    assert found.intra == Link(bandwidth_bytes_per_s=6.25e9, latency_s=3e-6)
+    assert found.inter == Link(bandwidth_bytes_per_s=1.25e9, latency_s=4e-5)
+
+
+def test_latencies_that_are_left_out_are_the_defaults() -> None:
+    node = cluster().nodes[0]
+    assert node.intra.latency_s == DEFAULT_INTRA_LATENCY_S
+    assert node.inter.latency_s == DEFAULT_INTER_LATENCY_S
+
+
+def test_entries_may_differ() -> None:
+    other = "    - {device: V100-16, slots: 8, intra_gbit_per_s: 170, inter_gbit_per_s: 10}\n"
+    found = cluster(NODES + other)
+    assert [(node.device.name, node.num_slots) for node in found.nodes] == [
+        ("T4", 2),
+        ("T4", 2),
+        ("V100-16", 8),
+    ]
+
+
+def test_memory_may_be_less_than_the_data_sheet_says() -> None:
+    found = cluster(NODES.replace("slots: 2", "slots: 2, memory_gib: 1.5")).nodes[0].device
+    assert (found.name, found.memory_gib) == ("T4", 1.5)
+
+
+def test_a_described_device_becomes_si_units() -> None:
+    found = cluster(NODES.replace("T4", MINE)).nodes[0].device
+    assert (found.name, found.memory_gib, found.memory_bytes_per_s) == ("mine", 2.0, 1e11)
+    assert (found.fp16_flops, found.bf16_flops) == (3e12, None)
+
+
+def test_a_described_device_needs_the_rate_of_the_precision() -> None:
+    with pytest.raises(InputError, match="'mine' does not compute in fp16; it can do bf16"):
+        cluster(NODES.replace("T4", MINE.replace("fp16", "bf16")))
+
+
+def test_a_pair_of_nodes_may_have_its_own_link() -> None:
+    links = "  links: [{between: [node1, node0], gbit_per_s: 8, latency_us: 7}]\n"
+    assert cluster(links=links).pair_links == {
+        (0, 1): Link(bandwidth_bytes_per_s=1e9, latency_s=7e-6)
+    }
+
+
+def test_links_speak_the_names_of_the_hostfile() -> None:
+    links = "  links: [{between: [node0, node1], gbit_per_s: 8}]\n"
+    with pytest.raises(InputError, match=r"links\.0\.between: host 'node0' is not one of a, b"):
+        cluster(hostfile="a slots=2\nb slots=2\n", links=links)

@@ -1,0 +1,67 @@
+import pytest
+
+from amp_ray.errors import InputError
+from amp_ray.spec.constants import Constants
+from amp_ray.spec.traits import RUNTIMES
+from amp_ray.testing.experiments import SMALL, experiment_from
+
+
+@pytest.mark.parametrize("name", RUNTIMES)
+def test_every_runtime_can_be_chosen(name: str) -> None:
+    text = SMALL + f"runtime: {name}\n"
+    assert experiment_from(text).traits == RUNTIMES[name]
+
+
+def test_traits_are_set_in_the_records_own_types() -> None:
+    text = SMALL + "traits: {shards_heads: false, virtual_stages: 2, context_bytes: 7}\n"
+    traits = experiment_from(text).traits
+    assert (traits.shards_heads, traits.virtual_stages, traits.context_bytes) == (False, 2, 7.0)
+
+
+def test_a_trait_without_a_value_of_its_own_takes_a_number() -> None:
+    text = SMALL + "traits: {launch_limit_s: 60, launch_iterations: 10}\n"
+    assert experiment_from(text).traits.launch_limit_s == 60.0
+
+
+@pytest.mark.parametrize(
+    ("trait", "message"),
+    [
+        ("speed: 1", "traits.speed: unknown trait 'speed'; those that can be set: vocabulary_mul"),
+        ("name: x", "traits.name: unknown trait 'name'"),
+        ("shards_heads: 1", "traits.shards_heads: found 1; expected true or false"),
+        ("virtual_stages: true", "traits.virtual_stages: found True; expected an integer of at l"),
+        ("virtual_stages: 1.5", "traits.virtual_stages: found 1.5; expected an integer of at lea"),
+        ("virtual_stages: 0", "traits: virtual_stages must be at least 1"),
+        ("context_bytes: -1", "traits.context_bytes: found -1; expected a number of at least 0"),
+        ("context_bytes: .inf", "traits.context_bytes: found inf; expected a number of at least"),
+        ("context_bytes: big", "traits.context_bytes: found 'big'; expected a number of at leas"),
+        ("launch_limit_s: 60", "traits: launch_limit_s 60.0 needs launch_iterations of at leas"),
+    ],
+)
+def test_a_wrong_trait_is_refused(trait: str, message: str) -> None:
+    with pytest.raises(InputError, match=rf"^test\.yaml:\d+: {message}"):
+        experiment_from(SMALL + f"traits: {{{trait}}}\n")
+
+
+def test_a_zero_stage_that_the_runtime_lacks_is_refused() -> None:
+    with pytest.raises(
+        InputError, match="found 2; runtime 'deepspeed' works with zero_stage up to"
+    ):
+        experiment_from(SMALL + "zero_stage: 2\n")
+
+
+def test_a_trait_may_raise_the_zero_stage() -> None:
+    text = SMALL + "zero_stage: 2\ntraits: {max_zero_stage: 2}\n"
+    assert experiment_from(text).zero_stage == 2
+
+
+def test_constants_are_the_shipped_ones_unless_set() -> None:
+    assert experiment_from(SMALL).constants == Constants()
+    assert experiment_from(SMALL + "constants: {gemm_scale: 0.5}\n").constants.gemm_scale == 0.5
+
+
+def test_an_unknown_constant_is_refused() -> None:
+    with pytest.raises(
+        InputError, match=r"constants\.speed: unknown constant 'speed'; known: gemm"
+    ):
+        experiment_from(SMALL + "constants: {speed: 1}\n")

@@ -1,0 +1,126 @@
+import json
+
+import pytest
+
+from amp_ray.errors import InputError
+from amp_ray.spec.catalogue import find_device
+from amp_ray.spec.cluster import Cluster, Link, Node
+from amp_ray.spec.strategy import Candidate, Recompute, Strategy
+from amp_ray.spec.strategy_file import Context, Given, parse_strategies
+
+LINK = Link(bandwidth_bytes_per_s=1e9, latency_s=0.0)
+CLUSTER = Cluster(
+    nodes=(Node(name="a", device=find_device("T4"), num_slots=4, intra=LINK, inter=LINK),)
+)
+CANDIDATE = Candidate(micro_batch_size=1, tp=1, dp=2, pp=2, num_micro_batches=4)
+HEADER = "tp,pp,dp,micro_batch_size,bounds,measured_s\n"
+RECORD = {"tp": 1, "pp": 2, "dp": 2, "micro_batch_size": 1}
+
+
+def parse(text: str, recompute: Recompute = "none") -> tuple[Given, ...]:
+    context = Context(cluster=CLUSTER, num_layers=5, global_batch_size=8, recompute=recompute)
+    return parse_strategies(text, file="given", context=context)
+
+
+def test_a_line_without_bounds_leaves_the_cuts_to_the_solver() -> None:
+    (found,) = parse(HEADER + "1,2,2,1,,\n")
+    assert (found.candidate, found.strategy) == (CANDIDATE, None)
+
+
+def test_a_line_with_bounds_is_a_complete_strategy() -> None:
+    (found,) = parse(HEADER + "1,2,2,1,0 2 5,\n")
+    assert found.strategy == Strategy.uniform(CANDIDATE, (0, 2, 5))
+
+
+def test_columns_may_stand_in_any_order_with_spaces_and_quotes() -> None:
+    (found,) = parse('bounds, dp, pp, tp, micro_batch_size\n"0 2 5", 2, 2, 1, 1\n')
+    assert found.strategy == Strategy.uniform(CANDIDATE, (0, 2, 5))
+
+
+@pytest.mark.parametrize(
+    ("cell", "measured"),
+    [
+        ("", (None, None)),
+        ("1.25", (1.25, None)),
+        ("oom", (None, "oom")),
+        ("failed", (None, "failed")),
+    ],
+)
+def test_a_measurement_is_seconds_or_a_word_for_a_failure(
+    cell: str, measured: tuple[float | None, str | None]
+) -> None:
+    (found,) = parse(f"{HEADER}1,2,2,1,,{cell}\n")
+    assert (found.measured_s, found.failure) == measured
+
+
+def test_each_strategy_knows_its_line() -> None:
+    found = parse(HEADER + "1,2,2,1,,\n\n2,1,2,1,,\n")
+    assert [str(entry.where) for entry in found] == ["given:2", "given:4"]
+
+
+def test_columns_at_the_end_may_be_left_out_of_a_line() -> None:
+    (found,) = parse(HEADER + "1,2,2,1\n")
+    assert (found.strategy, found.measured_s) == (None, None)
+
+
+def test_recompute_is_the_experiments_unless_told() -> None:
+    found = parse("tp,pp,dp,micro_batch_size,recompute\n1,2,2,1,\n1,2,2,1,none\n", "full")
+    assert [entry.candidate and entry.candidate.recompute for entry in found] == ["full", "none"]
+
+
+def test_json_without_bounds_leaves_the_cuts_to_the_solver() -> None:
+    (found,) = parse(json.dumps([RECORD]))
+    assert (found.candidate, found.strategy) == (CANDIDATE, None)
+
+
+def test_a_row_of_a_ranking_stands_for_its_strategy() -> None:
+    row = {"position": 1, "strategy": RECORD | {"bounds": None, "placement": None}}
+    assert parse(json.dumps([row]))[0].candidate == CANDIDATE
+
+
+def test_json_with_bounds_takes_the_experiments_recompute() -> None:
+    record = RECORD | {"num_micro_batches": 4, "bounds": [0, 2, 5]}
+    (found,) = parse(json.dumps([record]), "full")
+    assert found.strategy is not None
+    assert found.strategy.recompute == "full"
+
+
+def test_stages_say_their_own_recompute() -> None:
+    stages = [{"layers": [0, 5], "tp": 4, "dp": 1}]
+    record = {"micro_batch_size": 1, "num_micro_batches": 8, "stages": stages}
+    (found,) = parse(json.dumps([record]), "full")
+    assert found.strategy is not None
+    assert found.strategy.recompute == "none"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_micro_batches": 3}, r"num_micro_batches: found 3; global_batch_size 8 makes it 4"),
+        ({"recompute": ["none", "full"]}, r"recompute: found .*; without bounds, expected one wor"),
+        ({"dp": 3}, "tp 1 x pp 2 x dp 3 = 6 devices; the cluster has 4"),
+        (
+            {"num_micro_batches": 3, "bounds": [0, 2, 5]},
+            "makes 6 samples per step; the experiment has global_batch_size 8",
+        ),
+        (
+            {"num_micro_batches": 4, "bounds": [0, 2, 4]},
+            "bounds: found 0 2 4; expected 0 to 5, the number of the model's layers",
+        ),
+    ],
+)
+def test_a_strategy_of_another_experiment_is_refused(
+    changes: dict[str, object], message: str
+) -> None:
+    with pytest.raises(InputError, match=rf"^given: \[0\]: {message}"):
+        parse(json.dumps([RECORD | changes]))
+
+
+def test_a_number_of_too_many_digits_is_refused() -> None:
+    with pytest.raises(InputError, match=r"^given: not usable JSON"):
+        parse(f"[{'9' * 5000}]")
+
+
+def test_a_header_tells_everything_that_is_wrong_with_it() -> None:
+    with pytest.raises(InputError, match=r"missing: pp, micro_batch_size; unknown: x; twice: tp$"):
+        parse("tp,tp,dp,x\n")

@@ -1,0 +1,126 @@
+import copy
+from typing import Any
+
+import pytest
+
+from amp_ray.errors import InputError
+from amp_ray.spec.catalogue import find_device
+from amp_ray.spec.cluster import Cluster, Link, Node
+from amp_ray.spec.strategy import Candidate, Stage, Strategy
+from amp_ray.spec.strategy_json import strategy_from_json, strategy_to_json
+
+LINK = Link(bandwidth_bytes_per_s=1e9, latency_s=0.0)
+CLUSTER = Cluster(
+    nodes=tuple(
+        Node(name=name, device=find_device("T4"), num_slots=2, intra=LINK, inter=LINK)
+        for name in ("a", "b")
+    )
+)
+UNIFORM = Strategy.uniform(
+    Candidate(micro_batch_size=2, tp=1, dp=2, pp=2, num_micro_batches=4), (0, 3, 5), (3, 2, 1, 0)
+)
+DIFFERENT = Strategy(
+    stages=(
+        Stage(first_layer=0, end_layer=3, tp=1, dp=2, shares=(1, 3)),
+        Stage(first_layer=3, end_layer=5, tp=2, dp=1, recompute="full", shares=(4,)),
+    ),
+    micro_batch_size=4,
+    num_micro_batches=2,
+    placement=(0, 1, 2, 3),
+)
+
+
+def record(strategy: Strategy = UNIFORM, **changes: object) -> dict[str, Any]:
+    return copy.deepcopy(strategy_to_json(strategy, CLUSTER)) | changes
+
+
+def test_a_uniform_strategy_is_written_by_the_contract() -> None:
+    assert record() == {
+        "tp": 1,
+        "pp": 2,
+        "dp": 2,
+        "micro_batch_size": 2,
+        "num_micro_batches": 4,
+        "bounds": [0, 3, 5],
+        "recompute": "none",
+        "placement": [["b", 1], ["b", 0], ["a", 1], ["a", 0]],
+    }
+
+
+def test_stages_that_differ_are_spelled_out() -> None:
+    found = record(DIFFERENT)
+    assert (found["tp"], found["dp"], found["recompute"]) == (None, None, ["none", "full"])
+    assert found["stages"][1] == {
+        "layers": [3, 5],
+        "tp": 2,
+        "dp": 1,
+        "devices": [2, 3],
+        "recompute": "full",
+        "shares": [4],
+    }
+
+
+def test_a_placement_that_is_left_out_is_the_order_of_the_devices() -> None:
+    assert strategy_from_json(record(placement=None), CLUSTER).placement == (0, 1, 2, 3)
+
+
+def test_recompute_may_differ_by_stage() -> None:
+    found = strategy_from_json(record(recompute=["full", "none"]), CLUSTER)
+    assert [stage.recompute for stage in found.stages] == ["full", "none"]
+
+
+def test_stages_alone_are_enough() -> None:
+    found = record(DIFFERENT, tp=None, pp=None, dp=None, bounds=None, recompute=None)
+    for stage in found["stages"]:
+        del stage["devices"]
+    assert strategy_from_json(found, CLUSTER) == DIFFERENT
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tp": "1"}, "strategy: tp: found '1'; expected an integer"),
+        ({"tp": 1.0}, "strategy: tp: found 1.0; expected an integer"),
+        ({"tp": None}, "strategy: a strategy needs tp, dp and bounds, or stages"),
+        ({"pp": 3}, "strategy: pp is 3, but the stages make it 2"),
+        ({"bounds": [0]}, r"strategy: bounds: found \[0\]; expected"),
+        ({"bounds": [1, 3, 5]}, r"strategy: bounds run from 0 to the number of layers, found \[1"),
+        ({"bounds": [0, 5, 3]}, r"strategy: a stage needs layers, found \[5, 3\)"),
+        ({"bounds": "0 3 5"}, "strategy: bounds: found '0 3 5'; expected a list"),
+        ({"num_micro_batches": None}, "strategy: key 'num_micro_batches' is missing"),
+        ({"recompute": "some"}, "strategy: recompute: found 'some'; expected 'none' or 'full'"),
+        ({"recompute": ["none"]}, "strategy: found 1 values of recompute for 2 stages"),
+        ({"placement": [["a", 0]]}, "strategy: placement must give 4 ranks a device each"),
+        ({"placement": [["a", 2]]}, "strategy: placement names slot 2 of host 'a', which the clu"),
+        ({"placement": [["a"]]}, "strategy: placement.0.1: entry 1 is missing"),
+        ({"placement": ["a"]}, "strategy: placement.0: found 'a'; expected a list"),
+        ({"speed": 1}, "strategy: speed: unknown key 'speed'; known here: tp, pp"),
+        ({"stages": []}, r"strategy: stages: found \[\]; expected"),
+        ({"stages": [{"layers": [0, 5]}]}, "strategy: stages.0.tp: key 'tp' is missing"),
+    ],
+)
+def test_a_mistake_is_led_to_its_key(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError, match=f"^{message}"):
+        strategy_from_json(record() | changes, CLUSTER)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("tp", 2, "tp is 2, but the stages make it None"),
+        ("bounds", [0, 2, 5], r"bounds is \[0, 2, 5\], but the stages make it \[0, 3, 5\]"),
+        ("recompute", "full", "recompute is full, but the stages make it None"),
+    ],
+)
+def test_keys_that_contradict_the_stages_are_refused(key: str, value: object, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        strategy_from_json(record(DIFFERENT) | {key: value}, CLUSTER)
+
+
+def test_devices_are_the_ranks_of_their_stage() -> None:
+    found = record(DIFFERENT)
+    found["stages"][0]["devices"] = [1, 0]
+    with pytest.raises(
+        InputError, match=r"devices of stage 0 are its ranks \[0, 1\], found \[1, 0"
+    ):
+        strategy_from_json(found, CLUSTER)

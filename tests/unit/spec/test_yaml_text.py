@@ -1,0 +1,120 @@
+import math
+from typing import Any
+
+import pytest
+
+from amp_ray.errors import InputError
+from amp_ray.spec.yaml_text import Document, parse_yaml
+
+TEXT = """\
+name: x
+nodes:
+  - {count: 2}
+  -
+    count: 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("word", "value"),
+    [
+        ("12", 12),
+        ("-3", -3),
+        ("010", 10),
+        ("1.5", 1.5),
+        (".5", 0.5),
+        ("1e-5", 1e-5),
+        ("1E3", 1000.0),
+        (".inf", math.inf),
+        ("-.inf", -math.inf),
+        ("true", True),
+        ("False", False),
+        ("~", None),
+        ("null", None),
+        ("", None),
+        ("yes", "yes"),
+        ("off", "off"),
+        ("12:30", "12:30"),
+        ("2024-01-31", "2024-01-31"),
+        ("0x10", "0x10"),
+        ("1_000", "1_000"),
+        ("'12'", "12"),
+        ('"true"', "true"),
+        ("''", ""),
+    ],
+)
+def test_a_word_means_what_yaml_1_2_says(word: str, value: object) -> None:
+    found = parse_yaml(f"key: {word}", file="x").values["key"]
+    assert (found, type(found)) == (value, type(value))
+
+
+def test_nan_is_a_number() -> None:
+    assert math.isnan(parse_yaml("key: .nan", file="x").values["key"])
+
+
+def test_an_integer_of_many_digits_stays_text() -> None:
+    digits = "9" * 5000
+    assert parse_yaml(f"key: {digits}", file="x").values["key"] == digits
+
+
+def test_keys_are_text_whatever_they_look_like() -> None:
+    assert parse_yaml("1: a\ntrue: b\n", file="x").values == {"1": "a", "true": "b"}
+
+
+def test_an_alias_repeats_a_value() -> None:
+    values = parse_yaml("a: &x {b: 1}\nc: [*x, *x]\n", file="x").values
+    assert values == {"a": {"b": 1}, "c": [{"b": 1}, {"b": 1}]}
+
+
+def test_keys_and_entries_know_their_lines() -> None:
+    assert parse_yaml(TEXT, file="x").lines == {
+        ("name",): 1,
+        ("nodes",): 2,
+        ("nodes", 0): 3,
+        ("nodes", 0, "count"): 3,
+        ("nodes", 1): 5,
+        ("nodes", 1, "count"): 5,
+    }
+
+
+@pytest.mark.parametrize(
+    ("path", "place"),
+    [
+        (("nodes", 1, "count"), "x.yaml:5: nodes.1.count"),
+        (("nodes", 1, "device"), "x.yaml:5: nodes.1.device"),
+        (("cluster", "nodes"), "x.yaml: cluster.nodes"),
+        ((), "x.yaml"),
+    ],
+)
+def test_a_place_is_that_of_the_nearest_parent_in_the_file(
+    path: tuple[str | int, ...], place: str
+) -> None:
+    assert str(parse_yaml(TEXT, file="x.yaml").where(*path)) == place
+
+
+def test_a_check_of_a_value_is_led_to_its_place() -> None:
+    document = parse_yaml(TEXT, file="x.yaml")
+    with pytest.raises(InputError, match=r"^x\.yaml:1: name: "), document.at("name"):
+        int("x")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "x: expected a mapping .* found an empty file"),
+        ("- a", "x: expected a mapping .* found a list"),
+        ("a: 1\na: 2", "x:2: key 'a' stands here and on line 1: keep one"),
+        ("a: {b: 1", "x:1: not valid YAML: .*; the file ends here: is it cut short"),
+        ("a: !!int x", "x:1: found the tag .*int'; write the value alone"),
+        ("a: &b [*b]", "x:1: a value cannot stand within itself"),
+        ("[a]: 1", "x:1: expected a word as the key"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_with_its_line(text: str, message: str) -> None:
+    with pytest.raises(InputError, match=f"^{message}"):
+        parse_yaml(text, file="x")
+
+
+def test_a_document_can_be_made_of_values_alone() -> None:
+    values: dict[str, Any] = {"a": 1}
+    assert str(Document(file="x", values=values).where("a")) == "x: a"

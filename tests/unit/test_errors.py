@@ -1,0 +1,49 @@
+import pytest
+
+from amp_ray.errors import InputError, Where, placed
+
+LINE = Where(file="x.yaml", line=3, key="name")
+
+
+@pytest.mark.parametrize(
+    ("where", "text"),
+    [
+        (Where(file="x"), "x"),
+        (Where(file="x", line=3), "x:3"),
+        (Where(file="x", key="a.b"), "x: a.b"),
+        (Where(file="x", line=3, key="a"), "x:3: a"),
+    ],
+)
+def test_a_place_leaves_out_what_is_unknown(where: Where, text: str) -> None:
+    assert str(where) == text
+
+
+def test_a_place_can_be_narrowed_to_a_key() -> None:
+    assert Where(file="x", line=3).at("tp") == Where(file="x", line=3, key="tp")
+
+
+def fail(error: Exception) -> None:
+    raise error
+
+
+def test_an_error_without_a_line_is_led_to_the_one_that_caused_it() -> None:
+    error = InputError("no such file", where=Where(file="hosts"))
+    with pytest.raises(InputError, match=r"^x\.yaml:3: name: hosts: no such file$"), placed(LINE):
+        fail(error)
+
+
+def test_an_error_with_a_line_of_its_own_stays_as_it_is() -> None:
+    error = InputError("wrong", where=Where(file="hosts", line=7))
+    with pytest.raises(InputError, match=r"^hosts:7: wrong$"), placed(LINE):
+        fail(error)
+
+
+def test_a_plain_value_error_may_be_our_own_mistake() -> None:
+    with pytest.raises(ValueError, match=r"^ours$") as caught, placed(LINE):
+        fail(ValueError("ours"))
+    assert not isinstance(caught.value, InputError)
+
+
+def test_a_plain_value_error_is_led_to_the_place_where_asked() -> None:
+    with pytest.raises(InputError, match=r"^x\.yaml:3: name: theirs$"), placed(LINE, ValueError):
+        fail(ValueError("theirs"))
