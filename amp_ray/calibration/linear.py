@@ -12,8 +12,8 @@ HUBER_SCALE: Final = 1.345
 """Where the loss turns from square to linear, in units of the error: 95 % efficient for normal
 errors (Huber, Robust Statistics)."""
 
-NORMAL_SHARE: Final = 0.6646
-"""Mean of ``w(z) z^2`` with the weight below for standard normal ``z``: makes the learnt error
+NORMAL_SHARE: Final = 0.4934
+"""Mean of ``(w(z) z)^2`` with the weight below for standard normal ``z``: makes the learnt error
 agree with the standard deviation where errors are normal."""
 
 PRIOR_TRIALS: Final = 4
@@ -126,13 +126,16 @@ def learnt_error(
 ) -> float:
     """Return the standard deviation of residuals, shrunk to its prior value.
 
+    However far off an outlier is, it counts as a few trials that are off by the error
+    (Huber's proposal 2).
+
     Args:
         residuals: Shape ``(num_trials,)``.
         error: Present value, by which outliers are told.
         prior_error: Prior value.
         num_learnt: Degrees of freedom that the parameters have used up.
     """
-    weights = huber_weights(residuals / error)
-    squares = float((weights * residuals**2).sum()) / NORMAL_SHARE
+    weighted = huber_weights(residuals / error) * residuals
+    squares = float((weighted**2).sum()) / NORMAL_SHARE
     num_free = max(0.0, len(residuals) - num_learnt)
     return float(np.sqrt((PRIOR_TRIALS * prior_error**2 + squares) / (PRIOR_TRIALS + num_free)))

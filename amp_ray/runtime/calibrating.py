@@ -16,21 +16,18 @@ def load_observations(path: Path, experiment: Experiment) -> list[Observation]:
     """Read measured strategies; where cuts are left out, they ran with the planner's own.
 
     Args:
-        path: Strategies file with a column ``measured_s``; lines without a value are left out.
+        path: Strategies file with a column ``measured_s``.
         experiment: What was given.
 
     Raises:
-        InputError: If the file cannot be read, names what the experiment cannot have, or holds
-            no measurement.
+        InputError: If the file cannot be read, names what the experiment cannot have, or leaves
+            out what came of a strategy.
     """
-    measured = [
-        given
-        for given in load_strategies(path, experiment)
-        if given.measured_s is not None or given.failure is not None
-    ]
-    if not measured:
-        message = "no measurement in it: expected a column measured_s with seconds, oom or failed"
-        raise InputError(message, where=Where(file=str(path)))
+    measured = load_strategies(path, experiment)
+    for given in measured:
+        if given.measured_s is None and given.failure is None:
+            message = "nothing was measured; expected measured_s with seconds, oom or failed"
+            raise InputError(message, where=given.where)
     return [
         Observation(
             experiment=experiment,

@@ -4,7 +4,7 @@ This is the function that every worker maps; a search is nothing but that map an
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol
 
@@ -109,16 +109,20 @@ class AmpRayPlanner:
         return self.cost_model.estimate_cut(costs, Strategy.uniform(candidate, bounds))
 
     def score(self, strategy: Strategy) -> Result:
-        """Estimate a complete strategy."""
-        return self.cost_model.estimate(strategy)
+        """Estimate a complete strategy; one that tensor parallelism cannot divide is told so."""
+        estimate = self.cost_model.estimate(strategy)
+        undivided = self._undivided(strategy.stages[0].tp)
+        if undivided is None:
+            return estimate
+        reasons = (undivided, *estimate.reasons)
+        return replace(estimate, reasons=reasons, launchable=False, failure_probability=1.0)
 
     def _refuse(self, candidate: Candidate) -> Reason | None:
         """Tell why no strategy can be made of a candidate."""
         model, traits = self.experiment.model, self.experiment.traits
-        heads = model.shape.num_heads
-        if traits.shards_heads and heads % candidate.tp:
-            detail = f"tp {candidate.tp}, num_heads {heads}"
-            return Reason(kind="tp does not divide the attention heads", detail=detail)
+        undivided = self._undivided(candidate.tp)
+        if undivided is not None:
+            return undivided
         if candidate.pp > model.num_layers:
             detail = f"pp {candidate.pp}, {model.num_layers} layers"
             return Reason(kind="more stages than layers", detail=detail)
@@ -127,3 +131,13 @@ class AmpRayPlanner:
             detail = f"pp {candidate.pp}, {blocks} blocks"
             return Reason(kind="pp does not divide the blocks", detail=detail)
         return None
+
+    def _undivided(self, tp: int) -> Reason | None:
+        """Tell which heads tensor parallelism of this degree would have to divide and cannot."""
+        shape = self.experiment.model.shape
+        heads = {"num_heads": shape.num_heads, "num_key_value_heads": shape.num_key_value_heads}
+        undivided = [f"{name} {count}" for name, count in heads.items() if count % tp]
+        if not undivided or not self.experiment.traits.shards_heads:
+            return None
+        detail = f"tp {tp}, {undivided[0]}"
+        return Reason(kind="tp does not divide the attention heads", detail=detail)

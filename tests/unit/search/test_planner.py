@@ -170,3 +170,21 @@ def test_given_strategies_keep_their_cuts_and_others_get_the_best() -> None:
     assert isinstance(free, Estimate)
     assert given.strategy.bounds == (0, 2, 9)
     assert free.iteration_time_s <= given.iteration_time_s
+
+
+def test_a_given_strategy_that_heads_cannot_be_divided_for_is_told_so() -> None:
+    planner = AmpRayPlanner(experiment=small_experiment(("num_heads: 8", "num_heads: 1")))
+    candidate = Candidate(micro_batch_size=2, tp=2, dp=2, pp=1, num_micro_batches=2)
+    result = planner.score(Strategy.uniform(candidate, (0, 9)))
+    assert isinstance(result, Estimate)
+    assert not result.feasible
+    assert not result.launchable
+    assert str(result.reasons[0]).startswith("tp does not divide the attention heads: tp 2")
+
+
+def test_key_value_heads_must_be_divided_too() -> None:
+    llama = ("family: gpt2", "family: llama, num_key_value_heads: 1")
+    candidate = Candidate(micro_batch_size=2, tp=2, dp=2, pp=1, num_micro_batches=2)
+    result = AmpRayPlanner(experiment=small_experiment(llama)).plan(candidate)
+    assert isinstance(result, Infeasible)
+    assert str(result.reason).endswith("num_key_value_heads 1")

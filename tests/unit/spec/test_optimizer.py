@@ -1,6 +1,7 @@
 import pytest
 
 from amp_ray.spec.optimizer import OPTIMIZERS, find_optimizer
+from amp_ray.testing.experiments import small_experiment
 
 
 @pytest.mark.parametrize(
@@ -19,3 +20,10 @@ def test_unknown_optimizer_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ValueError, match="'lion' is not known; known: adam, adamw, sgd"):
         find_optimizer("lion")
     assert set(OPTIMIZERS) == {"adam", "adamw", "sgd"}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_experiment_may_name_every_optimizer(name: str) -> None:
+    batch = "global_batch_size: 8"
+    experiment = small_experiment((batch, f"optimizer: {name}\n{batch}"))
+    assert find_optimizer(experiment.optimizer).name == name

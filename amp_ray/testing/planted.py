@@ -1,0 +1,43 @@
+"""Trials of a cluster whose constants are known: what a calibration has to find again."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from amp_ray.calibration import Observation
+from amp_ray.cost.estimate import Estimate
+from amp_ray.cost.model import CostModel
+from amp_ray.search.planner import AmpRayPlanner
+from amp_ray.search.space import uniform_candidates
+from amp_ray.spec.experiment import Experiment
+from amp_ray.spec.strategy import Strategy
+
+
+def small_strategies(experiment: Experiment) -> tuple[Strategy, ...]:
+    """Return every strategy that the planner makes of an experiment."""
+    planner = AmpRayPlanner(experiment=experiment)
+    results = [planner.plan(candidate) for candidate in uniform_candidates(experiment)]
+    return tuple(result.strategy for result in results if isinstance(result, Estimate))
+
+
+def planted_observations(
+    experiment: Experiment, strategies: Sequence[Strategy], ratios: Mapping[str, float]
+) -> list[Observation]:
+    """Return trials as they would be where constants differ from the experiment's.
+
+    Args:
+        experiment: With the constants that are the priors.
+        strategies: What is run.
+        ratios: True value over prior, by name of the constant.
+    """
+    true = {name: getattr(experiment.constants, name) * ratio for name, ratio in ratios.items()}
+    constants = replace(experiment.constants, **true)
+    model = CostModel(experiment=replace(experiment, constants=constants))
+    return [
+        Observation(
+            experiment=experiment,
+            strategy=strategy,
+            outcome="measured",
+            measured_s=model.estimate(strategy).iteration_time_s,
+        )
+        for strategy in strategies
+    ]

@@ -1,0 +1,29 @@
+from collections.abc import Callable, Mapping
+
+import pytest
+
+from amp_ray.calibration import Observation
+from amp_ray.spec.experiment import Experiment
+from amp_ray.spec.strategy import Strategy
+from amp_ray.testing.experiments import small_experiment
+from amp_ray.testing.planted import planted_observations, small_strategies
+
+Plant = Callable[[Mapping[str, float]], list[Observation]]
+
+
+@pytest.fixture(scope="package")
+def small() -> Experiment:
+    """Four T4, small GPT."""
+    return small_experiment()
+
+
+@pytest.fixture(scope="package")
+def strategies(small: Experiment) -> tuple[Strategy, ...]:
+    """Every strategy that the planner makes of it."""
+    return small_strategies(small)
+
+
+@pytest.fixture
+def plant(small: Experiment, strategies: tuple[Strategy, ...]) -> Plant:
+    """Trials of a cluster whose constants differ from the priors by given ratios."""
+    return lambda ratios: planted_observations(small, strategies, ratios)
