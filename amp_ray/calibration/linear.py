@@ -12,7 +12,7 @@ HUBER_SCALE: Final = 1.345
 """Where the loss turns from square to linear, in units of the error: 95 % efficient for normal
 errors (Huber, Robust Statistics)."""
 
-NORMAL_SHARE: Final = 0.4934
+NORMAL_SHARE: Final = 0.4632
 """Mean of ``(w(z) z)^2`` with the weight below for standard normal ``z``: makes the learnt error
 agree with the standard deviation where errors are normal."""
 

@@ -30,7 +30,7 @@ FloatArray = NDArray[np.float64]
 _FURTHEST: Final = 1.5
 """Prior sigmas that one step may go: beyond, the linear model is not to be trusted."""
 
-_CLOSE: Final = 0.05
+_CLOSE: Final = 0.02
 """A step of less than this share of every prior sigma ends the search."""
 
 _MAX_ROUNDS: Final = 8

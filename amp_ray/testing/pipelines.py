@@ -124,20 +124,13 @@ def run_blocking(
 
     Returns:
         Seconds until the last stage has ended.
-
-    Raises:
-        RuntimeError: If the stages wait for each other in a circle.
     """
     pp = stage_s.shape[1]
     lists = [instructions(stage, pp, num_micro_batches) for stage in range(pp)]
     lists = merged(lists) if duplex else lists
     at, clock = [0] * pp, [0.0] * pp
     while any(at[stage] < len(lists[stage]) for stage in range(pp)):
-        ready = next(_ready(lists, at), None)
-        if ready is None:
-            message = f"deadlock at {at}"
-            raise RuntimeError(message)
-        stages, instruction = ready
+        stages, instruction = next(ready_steps(lists, at))  # none left would be a deadlock
         if isinstance(instruction, Pass):
             seconds = float(stage_s[_row(instruction), stages[0]])
         else:
@@ -150,10 +143,18 @@ def run_blocking(
     return max(clock)
 
 
-def _ready(
+def ready_steps(
     lists: list[list[Instruction]], at: list[int]
 ) -> Iterator[tuple[tuple[int, ...], Instruction]]:
-    """Find what can be executed now: a pass, or an exchange that both ends have come to."""
+    """Find what can be executed now: a pass, or an exchange that both ends have come to.
+
+    Args:
+        lists: Instructions of each stage.
+        at: How many of them each stage has done.
+
+    Yields:
+        The stages that take part, and the instruction.
+    """
     current = [todo[i] if i < len(todo) else None for todo, i in zip(lists, at, strict=True)]
     for stage, instruction in enumerate(current):
         if isinstance(instruction, Pass):

@@ -1,6 +1,6 @@
 """Trials of a cluster whose constants are known: what a calibration has to find again."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from amp_ray.calibration import Observation
@@ -10,6 +10,9 @@ from amp_ray.search.planner import AmpRayPlanner
 from amp_ray.search.space import uniform_candidates
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import Strategy
+
+Plant = Callable[[Mapping[str, float]], list[Observation]]
+"""From ratios of constants to trials."""
 
 
 def small_strategies(experiment: Experiment) -> tuple[Strategy, ...]:

@@ -1,14 +1,9 @@
-from collections.abc import Callable, Mapping
-
 import pytest
 
-from amp_ray.calibration import Observation
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import Strategy
 from amp_ray.testing.experiments import small_experiment
-from amp_ray.testing.planted import planted_observations, small_strategies
-
-Plant = Callable[[Mapping[str, float]], list[Observation]]
+from amp_ray.testing.planted import Plant, planted_observations, small_strategies
 
 
 @pytest.fixture(scope="package")

@@ -52,6 +52,7 @@ def test_an_outlier_hardly_moves_the_fit() -> None:
     spoilt = fit_linear(problem([-0.1] * 19 + [-3.0], [[1.0]] * 20))
     assert abs(spoilt.values[0] - clean.values[0]) < 0.02
     assert spoilt.weights[-1] < 0.1
+    assert spoilt.error < 0.1
 
 
 def test_learnt_error_agrees_with_the_spread_of_normal_errors() -> None:

@@ -90,9 +90,6 @@ def test_error_is_learnt_from_measured_peaks_only() -> None:
 
 def test_no_constant_is_a_fit_too() -> None:
     nothing = MemoryProblem(
-        peaks=(), limits=(limit(15.0, failed=True),), prior_sigma=np.empty(0), prior_error=0.08
-    )
-    with_nothing = MemoryProblem(
         peaks=(),
         limits=(
             Limit(
@@ -107,4 +104,4 @@ def test_no_constant_is_a_fit_too() -> None:
         prior_error=0.08,
     )
     assert nothing.num_trials == 1
-    assert fit_memory(with_nothing).values.tolist() == []
+    assert fit_memory(nothing).values.tolist() == []

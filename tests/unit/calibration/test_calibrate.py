@@ -1,0 +1,183 @@
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from amp_ray.calibration import Calibration, Choice, Observation, Predictor, calibrate
+from amp_ray.spec.constants import PRIOR_SIGMA
+from amp_ray.spec.experiment import Experiment
+from amp_ray.spec.strategy import Strategy
+from amp_ray.testing.experiments import small_experiment
+from amp_ray.testing.planted import Plant, planted_observations, small_strategies
+
+TIMES = Choice(names=("host_scale", "nic_efficiency"))
+
+
+def ratio(calibration: Calibration, name: str) -> float:
+    """A fitted constant over its prior."""
+    return next(each.ratio for each in calibration.constants if each.name == name)
+
+
+def with_times(trials: Sequence[Observation], factors: Sequence[float]) -> list[Observation]:
+    """Multiply measured times."""
+    return [
+        replace(trial, measured_s=(trial.measured_s or math.nan) * factor)
+        for trial, factor in zip(trials, factors, strict=True)
+    ]
+
+
+def test_constants_at_their_priors_stay_there(small: Experiment, plant: Plant) -> None:
+    found = calibrate(small, plant({}))
+    assert [each.ratio for each in found.constants] == pytest.approx(
+        [1.0] * found.num_constants, abs=0.02
+    )
+
+
+def test_planted_constants_are_found(small: Experiment, plant: Plant) -> None:
+    found = calibrate(small, plant({"host_scale": 1.4, "nic_efficiency": 0.8}), TIMES)
+    assert ratio(found, "host_scale") == pytest.approx(1.4, rel=0.05)
+    assert ratio(found, "nic_efficiency") == pytest.approx(0.8, rel=0.05)
+    assert (found.mean_error("after_s") or 1) < 0.2 * (found.mean_error("before_s") or 0)
+
+
+def test_an_outlier_hardly_moves_constants(small: Experiment, plant: Plant) -> None:
+    trials = plant({"host_scale": 1.4})
+    spoilt = with_times(trials, [5.0] + [1.0] * (len(trials) - 1))
+    assert ratio(calibrate(small, spoilt, TIMES), "host_scale") == pytest.approx(1.4, rel=0.08)
+
+
+def test_unsteady_and_failed_trials_play_no_part_in_times(small: Experiment, plant: Plant) -> None:
+    trials = plant({"host_scale": 1.4})
+    unsteady = replace(trials[0], measured_s=9.0, spread_s=5.0)
+    failed = replace(trials[1], outcome="failed", measured_s=None)
+    with_them = calibrate(small, [unsteady, failed, *trials[2:]], TIMES)
+    without = calibrate(small, trials[2:], TIMES)
+    assert ratio(with_them, "host_scale") == pytest.approx(ratio(without, "host_scale"))
+    assert [trial.tells_time for trial in with_them.trials[:3]] == [False, False, True]
+    assert with_them.trials[0].left_out_s is None
+
+
+def test_the_rule_chooses_at_most_as_many_constants_as_it_may(
+    small: Experiment, plant: Plant
+) -> None:
+    found = calibrate(small, plant({}), Choice(most_time=2, most_memory=0))
+    assert found.num_constants <= 2
+
+
+def test_the_rule_never_chooses_more_constants_than_trials(small: Experiment, plant: Plant) -> None:
+    found = calibrate(small, plant({"host_scale": 1.4})[:1])
+    assert (
+        sum(each.name not in {"context_scale", "allocator_scale"} for each in found.constants) == 1
+    )
+
+
+def test_the_rule_does_not_depend_on_what_was_measured(small: Experiment, plant: Plant) -> None:
+    trials = plant({})
+    scaled = with_times(trials, np.linspace(0.8, 1.2, len(trials)).tolist())
+    names = [[each.name for each in calibrate(small, each).constants] for each in (trials, scaled)]
+    assert names[0] == names[1]
+
+
+def test_every_constant_is_fitted_or_refused_with_a_reason(small: Experiment, plant: Plant) -> None:
+    found = calibrate(small, plant({}))
+    names = {each.name for each in found.constants} | {each.name for each in found.refused}
+    assert names == set(PRIOR_SIGMA)
+    assert all(each.reason for each in found.refused)
+    assert found.num_constants + len(found.refused) == len(PRIOR_SIGMA)
+
+
+def test_a_constant_that_no_trial_depends_on_is_told(
+    small: Experiment, strategies: tuple[Strategy, ...], plant: Plant
+) -> None:
+    alone = [trial for trial in plant({}) if trial.strategy.dp == 4]
+    reasons = {each.name: each.reason for each in calibrate(small, alone).refused}
+    assert "depends on it" in reasons["profile_scale"]
+
+
+def test_left_out_error_is_larger_than_the_error_of_the_fit(
+    small: Experiment, plant: Plant
+) -> None:
+    trials = plant({"host_scale": 1.3})
+    wobbles = np.random.default_rng(3).normal(0, 0.03, len(trials))
+    found = calibrate(small, with_times(trials, np.exp(wobbles).tolist()), TIMES)
+    assert (found.mean_error("left_out_s") or 0) > (found.mean_error("after_s") or 1)
+
+
+def test_left_out_predictions_are_those_of_a_calibration_without_the_trial(
+    small: Experiment, plant: Plant
+) -> None:
+    trials = plant({"host_scale": 1.3})
+    wobbles = np.random.default_rng(3).normal(0, 0.03, len(trials))
+    noisy = with_times(trials, np.exp(wobbles).tolist())
+    found = calibrate(small, noisy, TIMES)
+    for left in (0, 5, 11):
+        others = calibrate(small, noisy[:left] + noisy[left + 1 :], TIMES)
+        changed = replace(small, constants=replace(small.constants, **others.values()))
+        again = calibrate(changed, [replace(noisy[left], experiment=changed)], Choice(most_time=0))
+        assert found.trials[left].left_out_s == pytest.approx(again.trials[0].before_s, rel=3e-3)
+
+
+def test_a_quick_calibration_is_close_to_a_thorough_one(small: Experiment, plant: Plant) -> None:
+    trials = plant({"host_scale": 1.4, "intra_efficiency": 0.7})
+    quick = calibrate(small, trials, thorough=False)
+    thorough = calibrate(small, trials)
+    assert quick.mean_error("after_s") == pytest.approx(thorough.mean_error("after_s"), abs=0.005)
+    assert quick.mean_error("left_out_s") is None
+
+
+def test_a_predictor_changes_nothing_but_the_time_it_takes(small: Experiment, plant: Plant) -> None:
+    trials, predictor = plant({"host_scale": 1.4}), Predictor()
+    calibrate(small, trials[:4], predictor=predictor)
+    assert calibrate(small, trials, predictor=predictor) == calibrate(small, trials)
+
+
+def test_order_of_trials_does_not_matter(small: Experiment, plant: Plant) -> None:
+    trials = plant({"host_scale": 1.4})
+    forwards, backwards = (calibrate(small, each) for each in (trials, trials[::-1]))
+    for ours, theirs in zip(forwards.constants, backwards.constants, strict=True):
+        assert ours.name == theirs.name
+        assert ours.value == pytest.approx(theirs.value, rel=1e-6)
+
+
+def test_out_of_memory_where_the_model_sees_room_raises_memory() -> None:
+    tight = small_experiment(("device: T4, slots: 2", "device: T4, slots: 2, memory_gib: 2.6"))
+    strategies = small_strategies(tight)
+    trials = [
+        replace(trial, outcome="oom", measured_s=None)
+        for trial in planted_observations(tight, strategies, {})
+    ]
+    found = calibrate(tight, trials, Choice(names=("context_scale",)))
+    assert ratio(found, "context_scale") > 1.0
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (("hosts_scale",), "hosts_scale"),
+        (("host_scale", "host_scale"), "once each"),
+        ((), "at least one"),
+        (("profile_scale",), "profile_scale is not identified"),
+        (("context_scale",), "context_scale is not identified"),
+    ],
+)
+def test_names_that_cannot_be_fitted_are_refused(
+    small: Experiment, plant: Plant, names: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        calibrate(small, plant({}), Choice(names=names))
+
+
+def test_fewer_usable_trials_than_named_constants_are_refused(
+    small: Experiment, plant: Plant
+) -> None:
+    trials = plant({})[:3]
+    trials[1:] = [replace(trial, outcome="failed", measured_s=None) for trial in trials[1:]]
+    with pytest.raises(ValueError, match=r"2 constants .* found 1 of 3"):
+        calibrate(small, trials, TIMES)
+
+
+def test_no_trial_at_all_is_refused(small: Experiment) -> None:
+    with pytest.raises(ValueError, match="no trial"):
+        calibrate(small, [])
