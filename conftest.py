@@ -5,6 +5,7 @@ from typing import Final
 
 NEEDS: Final = {
     "amp_ray/training": ("torch", "deepspeed"),
+    "tests/integration/profiling": ("torch", "deepspeed"),
     "tests/integration/training": ("torch", "deepspeed"),
 }
 """Folders whose modules import packages of an extra when they are imported."""

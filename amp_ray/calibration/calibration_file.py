@@ -1,6 +1,7 @@
 """Calibrations as JSON text, with a schema number."""
 
 import json
+import math
 from dataclasses import asdict
 from typing import Annotated, Any, Final
 
@@ -64,6 +65,12 @@ def _check(calibration: Calibration, where: Where) -> None:
     unknown = [fitted.name for fitted in calibration.constants if fitted.name not in SCOPES]
     if unknown:
         message = f"unknown constant {unknown[0]!r}; known: {', '.join(PRIOR_SIGMA)}"
+        raise InputError(message, where=where.at("constants"))
+    numbers = [calibration.time_error, calibration.memory_error]
+    for fitted in calibration.constants:
+        numbers += [fitted.prior, fitted.value, fitted.prior_sigma, fitted.sigma]
+    if not all(math.isfinite(number) and number > 0 for number in numbers):
+        message = "expected positive numbers for every constant, sigma and error"
         raise InputError(message, where=where.at("constants"))
     size = len(calibration.time_constants)
     known = set(calibration.time_constants) <= set(SCOPES)

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
-from amp_ray.spec.model import Model
+from amp_ray.spec.model import Layer, Model
 
 SMALLEST_MESSAGE_BYTES: Final = 1024
 LARGEST_MESSAGE_BYTES: Final = 64 * 1024 * 1024
@@ -52,10 +52,23 @@ class LinkPoint:
         return {"what": self.what, "num_ranks": self.num_ranks, "bytes": self.num_bytes}
 
 
+def equal_layers(model: Model) -> tuple[int, ...]:
+    """Return for every layer the first position of a layer that does the same work.
+
+    A block behind one of another kind also up-samples, which the plan's operators leave out.
+    """
+    first: dict[tuple[Layer, Layer | None], int] = {}
+    found = []
+    for position, layer in enumerate(model.layers):
+        before = model.layers[position - 1] if position else None
+        changes = before is not None and before.kind == layer.kind and before != layer
+        found.append(first.setdefault((layer, before if changes else None), position))
+    return tuple(found)
+
+
 def first_positions(model: Model) -> tuple[int, ...]:
     """Return the first position of every distinct layer: what is measured once for all equals."""
-    _, index = model.distinct_layers
-    return tuple(index.index(number) for number in range(max(index) + 1))
+    return tuple(sorted(set(equal_layers(model))))
 
 
 def loss_position(model: Model) -> int | None:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from amp_ray.spec.model import Model
-from amp_ray.trials.profile_grid import LayerPoint, first_positions, loss_position
+from amp_ray.trials.profile_grid import LayerPoint, equal_layers, first_positions, loss_position
 from amp_ray.trials.profile_records import ProfileRecords
 
 DESCRIPTION_FILE: Final = "profile.yaml"
@@ -88,12 +88,10 @@ def _device_table(
     records: ProfileRecords, model: Model, device: str, pairs: Sequence[tuple[int, int]]
 ) -> str:
     """Write ``DEVICE.csv``: what was measured of a layer stands at all its equals."""
-    first = first_positions(model)
-    _, index = model.distinct_layers
     rows = []
     for tp, size in pairs:
-        for layer, number in enumerate(index):
-            point = LayerPoint(micro_batch_size=size, tp=tp, layer=first[number])
+        for layer, first in enumerate(equal_layers(model)):
+            point = LayerPoint(micro_batch_size=size, tp=tp, layer=first)
             times = records.layers[device, point]
             seconds = (_number(times[key]) for key in ("forward_s", "backward_s"))
             rows.append((layer, tp, size, *seconds))

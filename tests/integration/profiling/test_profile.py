@@ -1,0 +1,213 @@
+"""``amp-ray profile`` on this machine's CPU, and a plan from what it wrote."""
+
+import csv
+import json
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.integration
+
+REPOSITORY = Path(__file__).parents[3]
+DEADLINE_S = 150.0
+"""A guard against hangs; the longest run takes 20 s."""
+
+MODEL: dict[str, Any] = {
+    "family": "gpt2",
+    "num_layers": 3,
+    "hidden_size": 32,
+    "num_heads": 4,
+    "sequence_length": 16,
+    "vocab_size": 61,
+}
+EXPERIMENT = f"""\
+name: tiny
+model: {json.dumps(MODEL)}
+cluster:
+  nodes:
+    - {{device: cpu, slots: 2, intra_gbit_per_s: 20, inter_gbit_per_s: 20}}
+profile: {{source: table, path: profile}}
+precision: fp32
+global_batch_size: 2
+trials: {{backend: local}}
+"""
+NUM_LAYERS = 6
+NUM_POINTS = 5 * 2 * 2
+"""Four distinct layers and the loss, tp 1 and 2, micro-batches of 1 and 2."""
+
+IMAGE: dict[str, Any] = {
+    "family": "transgan",
+    "depth": [2, 0, 2],
+    "hidden_size": 64,
+    "num_heads": 4,
+    "bottom_width": 2,
+    "latent_size": 13,
+    "window_size": 2,
+}
+
+
+def amp_ray(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the command as a user does."""
+    path = os.pathsep.join([str(REPOSITORY), *sys.path])
+    return subprocess.run(
+        [sys.executable, "-m", "amp_ray", *arguments],
+        env={**os.environ, "PYTHONPATH": path},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=DEADLINE_S,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profiled:
+    """A profile that was made.
+
+    Args:
+        folder: With the experiment file in it.
+        result: What ``--json`` said.
+    """
+
+    folder: Path
+    result: dict[str, Any]
+
+    def rows(self, name: str) -> list[dict[str, str]]:
+        """Return the rows of a table."""
+        text = (self.folder / "profile" / name).read_text(encoding="utf-8")
+        return list(csv.DictReader(text.splitlines()))
+
+
+@pytest.fixture(scope="module")
+def profiled(tmp_path_factory: pytest.TempPathFactory) -> Profiled:
+    """Make the profile of the tiny model once, with an interruption by the time limit."""
+    folder = tmp_path_factory.mktemp("profile")
+    (folder / "e.yaml").write_text(EXPERIMENT, encoding="utf-8")
+    first = amp_ray(folder, "profile", "e.yaml", "-o", "profile", "--seconds", "8", "-v", "--json")
+    assert first.returncode == 0, first.stderr
+    ended = amp_ray(folder, "profile", "e.yaml", "-o", "profile", "--seconds", "90", "--json")
+    assert ended.returncode == 0, ended.stderr
+    return Profiled(folder=folder, result=json.loads(ended.stdout))
+
+
+def test_everything_was_measured_in_two_runs(profiled: Profiled) -> None:
+    (part,) = profiled.result["parts"]
+    assert (part["num_missing"], part["problem"], part["too_large"]) == (0, None, {})
+    layers = profiled.rows("details/layers.csv")
+    assert len(layers) == NUM_POINTS
+    records = (profiled.folder / "profile/details/records.jsonl").read_text(encoding="utf-8")
+    kinds = [json.loads(line)["record"] for line in records.splitlines()]
+    # Nothing twice: the second run went on where the first one ended.
+    assert kinds.count("layer") == NUM_POINTS
+    assert kinds.count("link") == 2 * 9
+
+
+def test_every_layer_has_positive_times(profiled: Profiled) -> None:
+    rows = profiled.rows("cpu.csv")
+    assert len(rows) == NUM_LAYERS * 2 * 2
+    assert all(float(row["forward_s"]) > 0 and float(row["backward_s"]) > 0 for row in rows)
+
+
+def test_all_reduces_are_told_apart(profiled: Profiled) -> None:
+    for row in profiled.rows("details/layers.csv"):
+        talks = row["tp"] == "2" and row["layer"] != "4"
+        assert (float(row["all_reduce_s"]) > 0) == talks, row
+
+
+def test_kept_memory_is_what_autograd_holds(profiled: Profiled) -> None:
+    kept = {
+        (row["layer"], row["tp"], row["micro_batch_size"]): int(row["kept_bytes"])
+        for row in profiled.rows("details/memory.csv")
+    }
+    stream = 16 * 32 * 4
+    # The norm keeps its input, and mean and deviation of each of 16 tokens.
+    assert kept["4", "1", "1"] == stream + 2 * 16 * 4
+    # The head keeps its input; an embedding the tokens, which are of 8 bytes.
+    assert kept["5", "1", "1"] == stream
+    assert kept["0", "1", "2"] == 2 * 16 * 8
+    assert stream * 10 < kept["1", "1", "1"] < stream * 40
+    assert kept["1", "1", "2"] > 1.8 * kept["1", "1", "1"]
+    assert kept["1", "2", "1"] < kept["1", "1", "1"]
+
+
+def test_a_plan_reads_it(profiled: Profiled) -> None:
+    planned = amp_ray(profiled.folder, "plan", "e.yaml", "--json")
+    assert planned.returncode == 0, planned.stderr
+    best = json.loads(planned.stdout)["ranking"][0]
+    assert best["iteration_time_s"] > 0
+
+
+def test_links_can_be_pasted_into_the_experiment(profiled: Profiled) -> None:
+    (link,) = profiled.result["links"]
+    assert link["scope"] == "intra"
+    assert link["gbit_per_s"] > 0
+    head, _, _ = EXPERIMENT.partition("cluster:")
+    _, _, tail = EXPERIMENT.partition("precision:")
+    pasted = head + profiled.result["yaml"] + "precision:" + tail
+    (profiled.folder / "pasted.yaml").write_text(pasted, encoding="utf-8")
+    assert amp_ray(profiled.folder, "plan", "pasted.yaml").returncode == 0
+
+
+def run_program(folder: Path, model: dict[str, Any], points: list[dict[str, int]]) -> list[Any]:
+    """Run the program on one rank; return its events."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    num_layers = 6
+    strategy = {"tp": 1, "pp": 1, "dp": 1, "micro_batch_size": 1, "num_micro_batches": 1}
+    trial = {
+        "trial_id": "t",
+        "out_dir": str(folder),
+        "model": model,
+        "strategy": {**strategy, "bounds": [0, num_layers]},
+        "global_batch_size": 1,
+        "steps": 1,
+        "device": "cpu",
+    }
+    job = {"trial": trial, "links": [], "points": points, "seconds": 60}
+    (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
+    ended = subprocess.run(
+        [sys.executable, "-m", "amp_ray.training.profiling", "job.json"],
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(REPOSITORY), *sys.path]),
+            "RANK": "0",
+            "LOCAL_RANK": "0",
+            "WORLD_SIZE": "1",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "GLOO_SOCKET_IFNAME": "lo",
+        },
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=DEADLINE_S,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert json.loads((folder / "result.json").read_text(encoding="utf-8"))["complete"]
+    return [json.loads(line) for line in ended.stdout.splitlines()]
+
+
+def test_out_of_memory_ends_the_size_and_not_the_run(tmp_path: Path) -> None:
+    huge = 2**42
+    places = [(huge, 1), (huge, 0), (2 * huge, 0), (1, 4)]
+    points = [{"tp": 1, "micro_batch_size": size, "layer": layer} for size, layer in places]
+    events = run_program(tmp_path, MODEL, points)
+    kinds = [event["event"] for event in events if event["event"] in {"oom", "layer"}]
+    assert kinds == ["oom", "layer"]
+
+
+def test_every_layer_of_a_generator_is_measured(tmp_path: Path) -> None:
+    points = [{"tp": 1, "micro_batch_size": 2, "layer": layer} for layer in range(6)]
+    events = run_program(tmp_path, IMAGE, points)
+    found = {event["layer"]: event for event in events if event["event"] == "layer"}
+    assert sorted(found) == list(range(6))
+    # The first block of the upper level up-samples and keeps what that needs.
+    assert found[3]["temporary_bytes"] > found[4]["temporary_bytes"]

@@ -1,0 +1,172 @@
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from amp_ray.calibration import (
+    Calibration,
+    Choice,
+    apply_calibration,
+    calibrate,
+    prediction_covariance,
+    predictive_error,
+    transferable,
+)
+from amp_ray.spec.constants import PRIOR_SIGMA
+from amp_ray.spec.experiment import Experiment
+from amp_ray.spec.strategy import Strategy
+from amp_ray.testing.experiments import small_experiment
+from amp_ray.testing.planted import Plant, small_strategies
+
+CHOICE = Choice(names=("gemm_scale", "host_scale", "nic_efficiency"))
+"""One constant of a device, one of the library, one of the site."""
+
+GROWN = (
+    ("hidden_size: 256", "hidden_size: 1024"),
+    ("sequence_length: 128", "sequence_length: 256"),
+)
+"""Layers that keep host or device busy, by micro-batch: both can be told from trials."""
+
+
+def grown(*replacements: tuple[str, str]) -> Experiment:
+    """The small experiment with larger layers."""
+    return small_experiment(*GROWN, *replacements)
+
+
+@pytest.fixture(scope="module")
+def small() -> Experiment:
+    """Four T4, larger layers."""
+    return grown()
+
+
+@pytest.fixture(scope="module")
+def strategies(small: Experiment) -> tuple[Strategy, ...]:
+    """Every strategy that the planner makes of it."""
+    return small_strategies(small)
+
+
+@pytest.fixture
+def calibration(small: Experiment, plant: Plant) -> Calibration:
+    """Fitted to a cluster that differs in all three."""
+    return calibrate(
+        small, plant({"gemm_scale": 0.9, "host_scale": 1.4, "nic_efficiency": 0.7}), CHOICE
+    )
+
+
+def test_applying_sets_the_fitted_constants_and_the_learnt_errors(
+    small: Experiment, calibration: Calibration
+) -> None:
+    constants = apply_calibration(calibration, small).constants
+    assert {name: getattr(constants, name) for name in CHOICE.names or ()} == calibration.values()
+    assert constants.time_error == calibration.time_error
+    assert constants.memory_error == calibration.memory_error
+
+
+def test_names_of_hosts_limits_and_batch_do_not_matter(calibration: Calibration) -> None:
+    other = grown(("name: small", "name: other"), ("global_batch_size: 8", "global_batch_size: 16"))
+    assert apply_calibration(calibration, other).constants.host_scale > 1.0
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "part"),
+    [
+        ("num_layers: 6", "num_layers: 8", r"model: model\.num_layers is 6 .* 8 here"),
+        ("slots: 2", "slots: 4", r"cluster: cluster\.nodes\.0\.slots is 2 .* 4 here"),
+        ("device: T4", "device: A30", r"cluster: .*name is 'T4' .* 'A30' here"),
+        ("inter_gbit_per_s: 10", "inter_gbit_per_s: 25", r"inter\.bandwidth_bytes_per_s"),
+        ("global", "runtime: megatron\nglobal", r"runtime: runtime\.name is 'deepspeed'"),
+        ("global", "precision: fp32\nglobal", r"runtime: .*precision is 'fp16'"),
+    ],
+)
+def test_a_calibration_of_something_else_is_refused_by_name(
+    calibration: Calibration, old: str, new: str, part: str
+) -> None:
+    other = grown((old, new))
+    with pytest.raises(ValueError, match=part):
+        apply_calibration(calibration, other)
+
+
+def test_transfer_is_named_in_the_refusal(calibration: Calibration) -> None:
+    other = grown(("num_layers: 6", "num_layers: 8"))
+    with pytest.raises(ValueError, match="--transfer-calibration"):
+        apply_calibration(calibration, other)
+
+
+def test_to_another_model_everything_is_transferred(calibration: Calibration) -> None:
+    other = grown(("num_layers: 6", "num_layers: 8"))
+    assert transferable(calibration, other) == CHOICE.names
+    changed = apply_calibration(calibration, other, transfer=True).constants
+    assert changed.nic_efficiency == calibration.values()["nic_efficiency"]
+    assert changed.time_error == other.constants.time_error
+
+
+def test_to_other_links_the_sites_constants_are_not_transferred(calibration: Calibration) -> None:
+    other = grown(("inter_gbit_per_s: 10", "inter_gbit_per_s: 25"))
+    assert transferable(calibration, other) == ("gemm_scale", "host_scale")
+
+
+def test_to_other_devices_only_the_librarys_constants_are_transferred(
+    calibration: Calibration,
+) -> None:
+    other = grown(("device: T4", "device: A30"))
+    assert transferable(calibration, other) == ("host_scale",)
+    changed = apply_calibration(calibration, other, transfer=True).constants
+    assert changed.gemm_scale == other.constants.gemm_scale
+
+
+def test_trials_make_predictions_more_certain(
+    small: Experiment, strategies: tuple[Strategy, ...], plant: Plant
+) -> None:
+    trials = plant({"host_scale": 1.2})
+    one, all_of_them = (calibrate(small, each, thorough=False) for each in (trials[:1], trials))
+    before, after = (
+        predictive_error(found, apply_calibration(found, small), strategies)
+        for found in (one, all_of_them)
+    )
+    assert (after < before).all()
+
+
+def test_a_trial_makes_what_is_like_it_more_certain_than_the_rest(
+    small: Experiment, strategies: tuple[Strategy, ...], plant: Plant
+) -> None:
+    trials = plant({})
+    found = calibrate(small, trials[:1], thorough=False)
+    nothing = replace(
+        found,
+        covariance=tuple(
+            tuple(float(value) for value in row)
+            for row in np.diag([PRIOR_SIGMA[name] ** 2 for name in found.time_constants])
+        ),
+        time_error=small.constants.time_error,
+    )
+    gains = predictive_error(found, small, strategies) / predictive_error(
+        nothing, small, strategies
+    )
+    assert gains[0] == gains.min()
+    assert gains.max() > gains.min() + 0.05
+
+
+def test_an_error_is_never_below_what_is_left_after_the_fit(
+    small: Experiment, strategies: tuple[Strategy, ...], calibration: Calibration
+) -> None:
+    calibrated = apply_calibration(calibration, small)
+    assert (predictive_error(calibration, calibrated, strategies) >= calibration.time_error).all()
+
+
+def test_errors_of_like_strategies_go_together(
+    small: Experiment, strategies: tuple[Strategy, ...], calibration: Calibration
+) -> None:
+    calibrated = apply_calibration(calibration, small)
+    covariance = prediction_covariance(calibration, calibrated, strategies)
+    sigma = predictive_error(calibration, calibrated, strategies)
+    assert covariance == pytest.approx(covariance.T)
+    assert np.sqrt(np.diag(covariance)) == pytest.approx(sigma)
+    assert np.linalg.eigvalsh(covariance).min() > 0
+
+
+def test_mean_error_counts_measured_trials_only(calibration: Calibration) -> None:
+    errors = [abs(t.after_s / (t.measured_s or math.nan) - 1) for t in calibration.trials]
+    assert calibration.mean_error("after_s") == pytest.approx(np.mean(errors))
+    failed = replace(calibration.trials[0], outcome="oom", measured_s=None)
+    assert replace(calibration, trials=(failed,)).mean_error("after_s") is None
