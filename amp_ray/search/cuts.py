@@ -1,6 +1,6 @@
 """Where to cut a candidate: its costs become a partition problem, the answer becomes bounds."""
 
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -32,41 +32,29 @@ def best_bounds(
     Args:
         costs: The candidate's times and memory.
         traits: What the runtime does.
-        latest_start: As in `Limits`.
+        latest_start: Shape ``(num_layers + 1,)``. Last start of a stage that ends at each boundary
+            and has what every stage needs; empty where stages need nothing.
 
     Returns:
         Bounds. Where nothing fits, good ones without memory limits, to tell by how much the
         candidate fails; where a stage would have no parameters all the same, with such stages.
     """
-    for limits, max_evaluations in (
-        (Limits(memory=True, latest_start=latest_start), None),
-        (Limits(memory=False, latest_start=latest_start), EVALUATIONS_TO_TELL),
-        (Limits(memory=False, latest_start=NO_LIMIT), EVALUATIONS_TO_TELL),
-    ):
-        problem = partition_problem(costs, traits, limits)
-        solution = solve(problem, max_evaluations=max_evaluations)
+    problem = partition_problem(costs, traits, latest_start)
+    solution = solve(problem)
+    if isinstance(solution, PartitionSolution):
+        return solution.bounds
+    roomy = replace(problem, options=replace(problem.options, memory_row=NO_LIMIT))
+    free = replace(roomy, tables=replace(roomy.tables, latest_start=NO_LIMIT))
+    for unlimited in (roomy, free):
+        solution = solve(unlimited, max_evaluations=EVALUATIONS_TO_TELL)
         if isinstance(solution, PartitionSolution):
             return solution.bounds
     message = "without limits every chain with enough layers has a partition"
     raise AssertionError(message)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Limits:
-    """What cuts must respect beside the objective.
-
-    Args:
-        memory: Stages must fit their devices.
-        latest_start: Shape ``(num_layers + 1,)``. Last start of a stage that ends at each boundary
-            and has what every stage needs; empty where stages need nothing.
-    """
-
-    memory: bool
-    latest_start: IntArray
-
-
 def partition_problem(
-    costs: CandidateCosts, traits: RuntimeTraits, limits: Limits
+    costs: CandidateCosts, traits: RuntimeTraits, latest_start: IntArray
 ) -> PartitionProblem:
     """Pose the partition problem of a candidate.
 
@@ -76,9 +64,8 @@ def partition_problem(
     Args:
         costs: The candidate's times and memory.
         traits: What the runtime does.
-        limits: What cuts must respect.
+        latest_start: As in `best_bounds`.
     """
-    pp = costs.candidate.pp
     time_prefix_s, time_row = costs.kinds.stage_rows()
     cut_time_s, cut_row = costs.cuts.rows(duplex=traits.duplex_transfers)
     start_s, end_s, beat_row = _beats(cut_time_s, cut_row, blocking=traits.blocking_transfers)
@@ -87,8 +74,8 @@ def partition_problem(
         cut_time_s=cut_time_s,
         beat_start_s=start_s,
         beat_end_s=end_s,
-        earliest_start=_earliest_starts(costs) if limits.memory else NO_LIMIT,
-        latest_start=limits.latest_start,
+        earliest_start=_earliest_starts(costs),
+        latest_start=latest_start,
     )
     return chain_problem(
         tables,
@@ -96,7 +83,7 @@ def partition_problem(
         time_row=time_row,
         cut_row=cut_row,
         beat_row=beat_row,
-        memory_row=np.arange(pp) if limits.memory else None,
+        memory_row=np.arange(costs.candidate.pp),
     )
 
 

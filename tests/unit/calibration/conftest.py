@@ -18,7 +18,7 @@ def strategies(small: Experiment) -> tuple[Strategy, ...]:
     return small_strategies(small)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def plant(small: Experiment, strategies: tuple[Strategy, ...]) -> Plant:
     """Trials of a cluster whose constants differ from the priors by given ratios."""
     return lambda ratios: planted_observations(small, strategies, ratios)

@@ -46,7 +46,7 @@ def strategies(small: Experiment) -> tuple[Strategy, ...]:
     return small_strategies(small)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def calibration(small: Experiment, plant: Plant) -> Calibration:
     """Fitted to a cluster that differs in all three."""
     return calibrate(

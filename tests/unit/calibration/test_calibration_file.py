@@ -12,7 +12,7 @@ from amp_ray.testing.planted import Plant
 Record = dict[str, Any]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def calibration(small: Experiment, plant: Plant) -> Calibration:
     """Fitted by the rule."""
     return calibrate(small, plant({"host_scale": 1.4})[:6])

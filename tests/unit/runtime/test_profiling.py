@@ -34,6 +34,7 @@ class Measuring:
     """
 
     def __init__(self, *, limit: int = 99, cut: int = 999) -> None:
+        """Have not been asked yet."""
         self.limit, self.cut = limit, cut
         self.jobs: list[dict[str, Any]] = []
 

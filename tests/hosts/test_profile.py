@@ -1,0 +1,60 @@
+"""A profile over SSH: one host measures its layers, two hosts the link between them."""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from amp_ray.runtime.link_report import link_reports
+from amp_ray.runtime.profile_folder import ProfileFolder
+from amp_ray.runtime.profile_parts import profile_parts
+from amp_ray.runtime.profiling import Settings, measure
+from amp_ray.runtime.ssh import SshHost
+from amp_ray.testing.experiments import experiment_from
+
+from .conftest import Bench, MakeCluster, wait_for
+
+pytestmark = [
+    pytest.mark.hosts,
+    pytest.mark.skipif(
+        not (find_spec("torch") and find_spec("deepspeed")),
+        reason="torch and DeepSpeed are not installed: pip install 'amp-ray[training]'",
+    ),
+]
+
+LINK_BITS_PER_S = 500_000_000
+EXPERIMENT = """\
+name: tiny
+model: {family: llama, num_layers: 2, hidden_size: 16, num_heads: 2, sequence_length: 8,
+        vocab_size: 32}
+cluster:
+  hostfile: hostfile
+  nodes:
+    - {count: 2, device: cpu, slots: 2, intra_gbit_per_s: 20, inter_gbit_per_s: 20}
+precision: fp32
+global_batch_size: 4
+search: {micro_batch_sizes: [1]}
+"""
+
+
+def test_links_between_hosts_are_found_as_they_are(
+    make_cluster: MakeCluster, tmp_path: Path
+) -> None:
+    bench = Bench(make_cluster(link_bits_per_s=LINK_BITS_PER_S), tmp_path)
+    hostfile = "".join(f"{host.address} slots=2\n" for host in bench.cluster.hosts)
+    experiment = experiment_from(EXPERIMENT, {"hostfile": hostfile})
+    folder = ProfileFolder(tmp_path / "profile", experiment.model, experiment.precision)
+    settings = Settings(
+        seconds=8.0, make_host=lambda name: SshHost(name, bench.ssh), say=lambda _line: None
+    )
+    parts = profile_parts(experiment, is_local=False)
+    within, between = measure(experiment, parts, folder, settings)
+    assert (within.problem, between.problem) == (None, None)
+    assert within.num_missing == 0
+    assert "cpu.csv" in folder.write()
+    intra, inter = link_reports(folder.records, experiment)
+    assert inter.gbit_per_s == pytest.approx(LINK_BITS_PER_S / 1e9, rel=0.5)
+    assert intra.gbit_per_s > 2 * inter.gbit_per_s
+    for host in bench.cluster.hosts:
+        wait_for(lambda host=host: not bench.cluster.programs(host))  # type: ignore[misc]
+        assert bench.folders_on(host) == []
