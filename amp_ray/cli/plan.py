@@ -87,6 +87,6 @@ def _print(planned: Planned, *, num_rows: int | None) -> None:
     num = len(planned.ranking.results)
     title = (
         f"{planned.experiment.name}: {num} candidates in {planned.search_s:.3f} s, "
-        f"cost model {planned.cost_model}, profile {planned.experiment.profile.source}"
+        f"cost model {planned.cost_model}, {planned.experiment.profile.source}"
     )
     table_console().print(ranking_table(planned.ranking, title=title, num_rows=num_rows))

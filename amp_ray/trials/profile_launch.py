@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from amp_ray.spec.model import Model, ModelShape
-from amp_ray.trials.launch import RESULT_FILE, Launch, rank_commands
+from amp_ray.trials.launch import FOLDER, RESULT_FILE, Launch, rank_commands
 from amp_ray.trials.profile_grid import LayerPoint, LinkPoint
 from amp_ray.trials.result import Measurement
 
@@ -102,7 +102,8 @@ def profile_launch(
         trial_id=str(trial["trial_id"]),
         commands=rank_commands(argv, places),
         files={**files, JOB_FILE: json.dumps(job, indent=1).encode()},
-        environment={"OMP_NUM_THREADS": "1"},
+        # Torch's compiler makes its cache where it is imported; there, it goes with the trial.
+        environment={"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": f"{FOLDER}/cache"},
         timeout_s=seconds + GRACE_S,
     )
 

@@ -1,0 +1,157 @@
+import re
+from dataclasses import replace
+from itertools import combinations
+from typing import Final
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from amp_ray.calibration import (
+    Choice,
+    Observation,
+    Predictor,
+    apply_calibration,
+    calibrate,
+    predictive_error,
+)
+from amp_ray.calibration.predictions import MEMORY_CONSTANTS, PRIOR
+from amp_ray.spec.constants import PRIOR_SIGMA
+from amp_ray.spec.experiment import Experiment
+from amp_ray.testing.experiments import small_experiment
+from amp_ray.testing.planted import planted_observations, small_strategies
+
+SMALL: Final = small_experiment()
+STRATEGIES: Final = small_strategies(SMALL)
+LARGE: Final = small_experiment(
+    ("hidden_size: 256", "hidden_size: 1024"), ("sequence_length: 128", "sequence_length: 512")
+)
+"""Activations that weigh beside context and parameters."""
+
+LARGE_STRATEGIES: Final = small_strategies(LARGE)
+
+PREDICTOR: Final = Predictor()
+"""Remembers predictions across examples; they are values."""
+
+PLANTED: Final = ("host_scale", "nic_efficiency", "intra_efficiency")
+NOISE: Final = 0.01
+NUM_EXAMPLES: Final = settings().max_examples // 6
+"""An example is a calibration of many trials."""
+
+
+def ratio_of(name: str) -> st.SearchStrategy[float]:
+    """A true value within 1.5 sigma of its prior."""
+    return st.floats(-1.5, 1.5).map(lambda sigmas: float(np.exp(sigmas * PRIOR_SIGMA[name])))
+
+
+RATIOS: Final = st.fixed_dictionaries({name: ratio_of(name) for name in PLANTED})
+
+
+def noisy(trials: list[Observation], seed: int, outliers: int = 0) -> list[Observation]:
+    """Multiply times by a little noise, and a few by a lot."""
+    generator = np.random.default_rng(seed)
+    factors = np.exp(generator.normal(0.0, NOISE, len(trials)))
+    factors[generator.choice(len(trials), outliers, replace=False)] *= 3.0
+    return [
+        replace(trial, measured_s=(trial.measured_s or 0.0) * float(factor))
+        for trial, factor in zip(trials, factors, strict=True)
+    ]
+
+
+def error(experiment: Experiment, ratios: dict[str, float]) -> float:
+    """Return how far an experiment's predictions are from the truth, as a mean logarithm."""
+    truth, found = (
+        np.log([trial.measured_s or 0.0 for trial in trials])
+        for trials in (
+            planted_observations(SMALL, STRATEGIES, ratios),
+            planted_observations(experiment, STRATEGIES, {}),
+        )
+    )
+    return float(np.abs(found - truth).mean())
+
+
+@given(ratios=RATIOS, seed=st.integers(0, 1000))
+@settings(max_examples=NUM_EXAMPLES)
+def test_planted_constants_are_recovered(ratios: dict[str, float], seed: int) -> None:
+    trials = noisy(planted_observations(SMALL, STRATEGIES, ratios), seed)
+    found = calibrate(SMALL, trials, Choice(names=PLANTED), predictor=PREDICTOR)
+    for constant in found.constants:
+        off = abs(np.log(constant.ratio / ratios[constant.name]))
+        assert off < max(4.0 * constant.sigma, 0.02)
+
+
+@given(ratios=RATIOS, seed=st.integers(0, 1000))
+@settings(max_examples=NUM_EXAMPLES)
+def test_the_rule_predicts_a_planted_cluster_with_noise_and_outliers(
+    ratios: dict[str, float], seed: int
+) -> None:
+    trials = noisy(planted_observations(SMALL, STRATEGIES, ratios), seed, outliers=1)
+    found = calibrate(SMALL, trials, predictor=PREDICTOR, thorough=False)
+    after = error(apply_calibration(found, SMALL), ratios)
+    assert after < max(0.35 * error(SMALL, ratios), 0.03)
+
+
+@given(trial=st.sampled_from(range(len(STRATEGIES))), log_factor=st.floats(-0.7, 0.7))
+@settings(max_examples=NUM_EXAMPLES)
+def test_one_trial_never_reorders_the_others_beyond_the_models_error(
+    trial: int, log_factor: float
+) -> None:
+    before = planted_observations(SMALL, STRATEGIES, {})
+    measured_s = (before[trial].measured_s or 0.0) * float(np.exp(log_factor))
+    found = calibrate(
+        SMALL, [replace(before[trial], measured_s=measured_s)], predictor=PREDICTOR, thorough=False
+    )
+    calibrated = apply_calibration(found, SMALL)
+    sigma = predictive_error(found, calibrated, STRATEGIES, PREDICTOR)
+    prior = np.log([each.measured_s or 0.0 for each in before])
+    after = np.log(
+        [each.measured_s or 0.0 for each in planted_observations(calibrated, STRATEGIES, {})]
+    )
+    others = [index for index in range(len(STRATEGIES)) if index != trial]
+    for i, j in combinations(others, 2):
+        if (prior[i] - prior[j]) * (after[i] - after[j]) < 0:
+            assert abs(prior[i] - prior[j]) < 2.0 * np.hypot(sigma[i], sigma[j])
+
+
+@given(
+    chosen=st.lists(st.sampled_from(sorted(PRIOR_SIGMA)), min_size=1, max_size=4, unique=True),
+    count=st.integers(1, 5),
+)
+@settings(max_examples=NUM_EXAMPLES)
+def test_named_constants_are_fitted_or_refused_but_never_dropped(
+    chosen: list[str], count: int
+) -> None:
+    trials = planted_observations(SMALL, STRATEGIES, {})[:count]
+    choice = Choice(names=tuple(chosen))
+    try:
+        found = {each.name for each in calibrate(SMALL, trials, choice).constants}
+    except ValueError as error:
+        found = set(chosen) if re.search("not identified|at least as many", str(error)) else set()
+    assert found == set(chosen)
+
+
+@given(context=st.floats(0.5, 2.0), allocator=st.floats(0.9, 1.1), seed=st.integers(0, 1000))
+@settings(max_examples=NUM_EXAMPLES)
+def test_planted_memory_is_recovered_from_measured_peaks(
+    context: float, allocator: float, seed: int
+) -> None:
+    ratios = dict(zip(MEMORY_CONSTANTS, (context, allocator), strict=True))
+    true = replace(LARGE, constants=replace(LARGE.constants, **ratios))
+    found = Predictor().predict([(true, each) for each in LARGE_STRATEGIES], PRIOR)
+    generator = np.random.default_rng(seed)
+    trials = [
+        Observation(
+            experiment=LARGE,
+            strategy=strategy,
+            outcome="measured",
+            measured_s=prediction.time_s,
+            peak_memory_bytes=tuple(
+                peak * float(np.exp(generator.normal(0, NOISE))) for peak in prediction.peaks_bytes
+            ),
+        )
+        for strategy, prediction in zip(LARGE_STRATEGIES, found, strict=True)
+    ]
+    choice = Choice(names=MEMORY_CONSTANTS)
+    for constant in calibrate(LARGE, trials, choice, predictor=PREDICTOR, thorough=False).constants:
+        off = abs(np.log(constant.ratio / ratios[constant.name]))
+        assert off < max(4.0 * constant.sigma, 0.02)
