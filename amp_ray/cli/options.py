@@ -16,6 +16,7 @@ from amp_ray.runtime.files import write_text
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 STDOUT = "-"
+OURS = "amp-ray"
 
 _INPUT_SUFFIXES = (".yaml", ".yml", ".csv")
 _PIPE_WIDTH = 180
@@ -50,8 +51,8 @@ def cost_model_option(command: _F) -> _F:
     return click.option(
         "--cost-model",
         "cost_model",
-        type=click.Choice(["amp-ray", "amp-2022"]),
-        default="amp-ray",
+        type=click.Choice([OURS, "amp-2022"]),
+        default=OURS,
         show_default=True,
         help="Whose predictions: ours, or the published baseline's formulas.",
     )(command)
@@ -73,6 +74,17 @@ def calibration_options(command: _F) -> _F:
         help="Constants that amp-ray calibrate has fitted to this experiment's trials.",
     )
     return calibration(transfer(command))
+
+
+def refuse_useless(cost_model: str, calibration_path: Path | None) -> None:
+    """Refuse a calibration for a cost model that has no constants.
+
+    Raises:
+        InputError: If both are asked for.
+    """
+    if calibration_path is not None and cost_model != OURS:
+        message = f"--calibration fits constants of cost model {OURS}; {cost_model} has none"
+        raise InputError(message)
 
 
 def configure_logging(*, verbose: bool) -> None:

@@ -14,6 +14,7 @@ from amp_ray.cli.options import (
     cost_model_option,
     experiment_argument,
     json_option,
+    refuse_useless,
     table_console,
     verbose_option,
     write_json,
@@ -59,6 +60,7 @@ def plan(
 ) -> int:
     """Search the strategies of an experiment and rank them by predicted time."""
     configure_logging(verbose=verbose)
+    refuse_useless(cost_model, calibration_path)
     experiment = with_calibration(
         load_experiment(experiment_path), calibration_path, transfer=transfer
     )

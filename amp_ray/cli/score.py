@@ -10,6 +10,7 @@ from amp_ray.cli.options import (
     cost_model_option,
     experiment_argument,
     json_option,
+    refuse_useless,
     table_console,
     verbose_option,
     write_json,
@@ -47,6 +48,7 @@ def score(
 ) -> None:
     """Estimate given strategies: what would this take?"""
     configure_logging(verbose=verbose)
+    refuse_useless(cost_model, calibration_path)
     experiment = with_calibration(
         load_experiment(experiment_path), calibration_path, transfer=transfer
     )

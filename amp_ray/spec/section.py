@@ -35,6 +35,10 @@ _LONGEST_VALUE: Final = 60
 """Characters of a found value that a message shows."""
 
 
+_UNKNOWN = "extra_forbidden"
+"""Pydantic's word for a key that a mapping does not have."""
+
+
 class Section(BaseModel):
     """A mapping whose keys are all known."""
 
@@ -64,17 +68,20 @@ def validate(section: type[_S], document: Document) -> _S:
 def _input_error(
     section: type[Section], document: Document, findings: list[ErrorDetails]
 ) -> InputError:
-    """Make one message from pydantic's findings: the first one in the file's order."""
+    """Make one message from pydantic's findings: the first one in the file's order.
+
+    On one line an unknown key comes first: a misspelt one is missing under its right name too.
+    """
     located = sorted(
         (
-            (document.where(*path).line or 0, index, path, finding)
+            (document.where(*path).line or 0, finding["type"] != _UNKNOWN, index, path, finding)
             for index, finding in enumerate(findings)
             for path in [_path(document.values, finding)]
         ),
-        key=lambda entry: entry[:2],
+        key=lambda entry: entry[:3],
     )
-    _, _, path, finding = located[0]
-    more = len({entry[2] for entry in located}) - 1
+    *_, path, finding = located[0]
+    more = len({entry[3] for entry in located}) - 1
     suffix = "" if more == 0 else f" ({more} more problem{'s' if more > 1 else ''} after this one)"
     return InputError(_message(section, path, finding) + suffix, where=document.where(*path))
 
@@ -90,14 +97,14 @@ def _path(values: Any, finding: ErrorDetails) -> Path:  # noqa: ANN401 - plain v
         if known:
             values = values[part]
             path.append(part)
-        elif is_last and finding["type"] in {"missing", "extra_forbidden"}:
+        elif is_last and finding["type"] in {"missing", _UNKNOWN}:
             path.append(part)
     return tuple(path)
 
 
 def _message(section: type[Section], path: Path, finding: ErrorDetails) -> str:
     """Say what was found and what is expected."""
-    if finding["type"] == "extra_forbidden":
+    if finding["type"] == _UNKNOWN:
         known = _known_keys(section, path[:-1])
         close = difflib.get_close_matches(str(path[-1]), known, n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(known)}"

@@ -100,3 +100,13 @@ def test_interrupting_ends_with_130(
 
     monkeypatch.setattr(sys.modules["amp_ray.cli.plan"], "plan_experiment", interrupted)
     assert amp_ray("plan", small).code == 130
+
+
+def test_a_calibration_is_refused_where_there_are_no_constants(
+    amp_ray: Run, small: Path, tmp_path: Path
+) -> None:
+    ended = amp_ray(
+        "plan", small, "--cost-model", "amp-2022", "--calibration", tmp_path / "any.json"
+    )
+    assert ended.code == 2
+    assert "amp-2022 has none" in ended.err
