@@ -1,6 +1,7 @@
 """``amp-ray profile``: measure layers, memory and links on the hosts."""
 
-from collections.abc import Callable
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,13 @@ from amp_ray.cli.options import (
     verbose_option,
     write_json,
 )
-from amp_ray.runtime.host import Host, LocalHost
 from amp_ray.runtime.link_report import LinkReport, cluster_yaml, link_reports, loss_yaml
+from amp_ray.runtime.make_hosts import host_maker
 from amp_ray.runtime.profile_folder import ProfileFolder
 from amp_ray.runtime.profile_parts import load_unprofiled, profile_parts
 from amp_ray.runtime.profiling import PartReport, Settings, measure
+from amp_ray.spec.access import SshSettings
+from amp_ray.spec.experiment import Experiment
 from amp_ray.units import BITS_PER_BYTE, GIGA, MICROSECONDS_PER_SECOND
 
 _DEFAULT_SECONDS = 300.0
@@ -50,10 +53,10 @@ half a second each."""
     "identities",
     multiple=True,
     metavar="FILE",
-    help="Private key file for SSH; by default those of ~/.ssh/config.",
+    help="Private key file for SSH; by default those of trials.ssh, else of ~/.ssh/config.",
 )
-@click.option("--known-hosts", metavar="FILE", help="Keys of the hosts.  [~/.ssh/known_hosts]")
-@click.option("--python", metavar="PATH", help="Interpreter on the hosts.  [python3]")
+@click.option("--known-hosts", metavar="FILE", help="Keys of the hosts.  [trials.ssh.known_hosts]")
+@click.option("--python", metavar="PATH", help="Interpreter on the hosts.  [trials.python]")
 @json_option
 @verbose_option
 def profile(
@@ -64,7 +67,7 @@ def profile(
     is_local: bool,
     json_target: str | None,
     verbose: bool,
-    **ssh: Any,  # noqa: ANN401 - the options of `_make_host`
+    **ssh: Any,  # noqa: ANN401 - the options that are fields of SshSettings
 ) -> int:
     """Measure the layers, memory and links that a plan of EXPERIMENT.yaml asks for.
 
@@ -74,12 +77,15 @@ def profile(
     configure_logging(verbose=verbose)
     experiment = load_unprofiled(experiment_path)
     is_local = is_local or experiment.trials.backend == "local"
+    if is_local:
+        experiment = replace(experiment, trials=replace(experiment.trials, backend="local"))
     parts = profile_parts(experiment, is_local=is_local)
     folder = ProfileFolder(output, experiment.model, experiment.precision)
     settings = Settings(
         seconds=seconds,
-        make_host=_make_host(is_local=is_local, **ssh),
+        make_host=host_maker(experiment, _settings_of(experiment, ssh)),
         say=_say if verbose else lambda _line: None,
+        python=ssh["python"] or experiment.trials.python,
     )
     try:
         reports = measure(experiment, parts, folder, settings)
@@ -99,21 +105,23 @@ def profile(
     return TRIALS_FAILED if any(report.problem for report in reports) else SUCCESS
 
 
-def _make_host(
-    *, is_local: bool, identities: tuple[str, ...], known_hosts: str | None, python: str | None
-) -> Callable[[str], Host]:
-    """Return what makes a host of a name."""
-    if is_local:
-        options = {} if python is None else {"python": python}
-        return lambda name: LocalHost(name, **options)
-    from amp_ray.runtime.ssh import SshHost
-    from amp_ray.runtime.ssh_target import SshSettings
+def _settings_of(experiment: Experiment, given: Mapping[str, Any]) -> SshSettings:
+    """Return how hosts are reached: by the options, else by the experiment file.
 
-    given: dict[str, Any] = {"known_hosts": known_hosts, "python": python}
-    settings = SshSettings(
-        identities=identities, **{key: value for key, value in given.items() if value is not None}
-    )
-    return lambda name: SshHost(name, settings)
+    Paths of options start at the current folder, those of the file at its own.
+    """
+    chosen = {key: value for key, value in given.items() if value}
+    for key in ("known_hosts", "identities"):
+        if key in chosen:
+            chosen[key] = _absolute(chosen[key])
+    return replace(experiment.trials.ssh, **chosen)
+
+
+def _absolute(names: str | tuple[str, ...]) -> Any:  # noqa: ANN401 - as many as were given
+    """Lead paths to the current folder."""
+    if isinstance(names, tuple):
+        return tuple(_absolute(name) for name in names)
+    return str(Path(names).expanduser().absolute())
 
 
 def _say(line: str) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from amp_ray.runtime.link import AgentLink, AgentSettings, Message
+from amp_ray.runtime.watch import Watch
 from amp_ray.trials.causes import Sign
 from amp_ray.trials.launch import (
     FOLDER,
@@ -35,29 +36,29 @@ class Attempt:
     def __init__(
         self,
         launch: Launch,
-        name: str,
-        links: Mapping[str, AgentLink],
-        inbox: "queue.SimpleQueue[tuple[str, Message]]",
+        folders: Mapping[str, str],
+        agents: tuple[Mapping[str, AgentLink], "queue.SimpleQueue[tuple[str, Message]]"],
         settings: AgentSettings,
+        watch: Watch,
     ) -> None:
         """Take what is needed; nothing is started.
 
         Args:
             launch: The trial.
-            name: Of its folder on the hosts.
-            links: An agent per host, by host name.
-            inbox: Where their messages arrive, with the agent's tag.
-            settings: How agents behave.
+            folders: Names of its folders on the hosts, by host.
+            agents: One per host, by host name, and where their messages arrive with their tags.
+            settings: How they behave.
+            watch: Who follows.
         """
-        self.name = name
         self.signs: list[Sign] = []
         self.files: dict[str, dict[str, bytes]] = {host: {} for host in launch.hosts}
         self.events: list[dict[str, Any]] = []
         self.lost: set[str] = set()
         self.prepared: dict[str, Message] = {}
-        self._launch, self._settings = launch, settings
-        self._links, self._inbox = links, inbox
-        self._hosts = {links[host].tag: host for host in launch.hosts}
+        self._launch, self._folders = launch, folders
+        self._settings, self._watch = settings, watch
+        self._links, self._inbox = agents
+        self._hosts = {self._links[host].tag: host for host in launch.hosts}
         self._pending = set(launch.hosts)
         self._exits: list[tuple[str, Message, float]] = []
         self._oom_kills: dict[str, int] = {}
@@ -76,7 +77,11 @@ class Attempt:
         return {event["host"]: event["left"] for event in done if not event["clean"]}
 
     def run(self) -> None:
-        """Prepare, start, follow to the end; afterwards the attributes tell what happened."""
+        """Prepare, start, follow to the end; afterwards the attributes tell what happened.
+
+        Raises:
+            InterruptedTrialError: If someone wants it to end; agents are still at work then.
+        """
         self._prepare()
         if not self.signs:
             self._begin()
@@ -94,7 +99,7 @@ class Attempt:
             link.send(
                 kind="prepare",
                 base=self._settings.base,
-                name=self.name,
+                name=self._folders[host],
                 addresses=list(link.host.addresses),
                 port=number == 0,
             )
@@ -114,7 +119,7 @@ class Attempt:
                 kind="job",
                 files=files,
                 cwd=self._launch.cwd,
-                slots=[command.slot for command in ranks],
+                slots=[slot for command in ranks for slot in command.all_slots],
                 ranks=[self.describe(command) for command in ranks],
                 deadline_s=self._launch.timeout_s,
                 settle_s=self._settings.settle_s,
@@ -174,7 +179,8 @@ class Attempt:
     # ------------------------------------------------------------------ messages
 
     def _turn(self) -> None:
-        """Take one message, or notice silence."""
+        """Take one message, or notice silence or an interruption."""
+        self._watch.check()
         try:
             tag, message = self._inbox.get(timeout=_POLL_S)
         except queue.Empty:
@@ -211,6 +217,7 @@ class Attempt:
 
     def _on_said(self, host: str, message: Message, time_s: float) -> None:
         """A rank sent an event; only its report of a failure matters here."""
+        self._watch.listener(message["data"])
         sign = sign_of_event(host, message, time_s)
         if sign is not None:
             self._add(sign)

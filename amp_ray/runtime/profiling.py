@@ -5,15 +5,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from importlib import resources
-from importlib.resources.abc import Traversable
 from typing import Any, Final
 
-from amp_ray.runtime.host import Host
 from amp_ray.runtime.launcher import Launcher
-from amp_ray.runtime.overheard import OverheardHost
+from amp_ray.runtime.make_hosts import MakeHost
 from amp_ray.runtime.profile_folder import ProfileFolder
 from amp_ray.runtime.profile_parts import Part
+from amp_ray.runtime.program_files import source_files
 from amp_ray.spec.experiment import Experiment
 from amp_ray.trials.outcome import Measured, Outcome, OutOfMemory
 from amp_ray.trials.profile_grid import LayerPoint, LinkPoint
@@ -22,9 +20,6 @@ from amp_ray.trials.profile_records import record_of_event
 
 _MAX_LAUNCHES: Final = 12
 """Of one part: each but the last ends with a size for which the kernel ended a rank."""
-
-_PROGRAM_PARTS: Final = ("__init__.py", "training")
-"""Of this package, sent to the hosts: what they run is what is installed here."""
 
 Say = Callable[[str], None]
 """Takes a line about progress, on any thread."""
@@ -38,11 +33,13 @@ class Settings:
         seconds: For each device type; what does not fit in is left to the next run.
         make_host: Opens nothing yet.
         say: Gets progress.
+        python: Interpreter that measures; None for the one that runs the hosts' agents.
     """
 
     seconds: float
-    make_host: Callable[[str], Host]
+    make_host: MakeHost
     say: Say
+    python: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +87,7 @@ class _Run:
     def __init__(self, experiment: Experiment, folder: ProfileFolder, settings: Settings) -> None:
         """Take what every part needs."""
         self._experiment, self._folder, self._settings = experiment, folder, settings
-        self._program = _program_files()
+        self._program = source_files()
 
     def part(self, part: Part) -> PartReport:
         """Measure a part until nothing is missing, the time is up or something is wrong."""
@@ -149,7 +146,7 @@ class _Run:
                 begun.update({key: event[key] for key in keys})
                 say(f"{part.name}: " + ", ".join(f"{key} {event[key]}" for key in keys))
 
-        hosts = [OverheardHost(self._settings.make_host(node.name), hear) for node in part.nodes]
+        hosts = [self._settings.make_host(node.name) for node in part.nodes]
         run_folder = self._folder.new_run(part.name)
         trial = profile_job(
             trial_id=f"profile-{run_folder.name}",
@@ -163,24 +160,7 @@ class _Run:
             part.places,
             work=work,
             seconds=seconds,
-            program=(hosts[0].python, self._program),
+            program=(self._settings.python or hosts[0].python, self._program),
         )
-        with Launcher(hosts) as launcher:
+        with Launcher(hosts, listener=hear) as launcher:
             return launcher.run(launch, run_folder, reader=read_end)
-
-
-def _program_files() -> dict[str, bytes]:
-    """Return the source files of the program that measures, by relative path."""
-    package = resources.files("amp_ray")
-    found: dict[str, bytes] = {}
-
-    def take(entry: Traversable, path: str) -> None:
-        if entry.is_dir():
-            for inner in sorted(entry.iterdir(), key=lambda item: item.name):
-                take(inner, f"{path}/{inner.name}")
-        elif entry.name.endswith(".py"):
-            found[path] = entry.read_bytes()
-
-    for part in _PROGRAM_PARTS:
-        take(package / part, f"amp_ray/{part}")
-    return found

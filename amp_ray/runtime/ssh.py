@@ -15,13 +15,13 @@ from amp_ray.runtime.host import Channel, Completed
 from amp_ray.runtime.ssh_target import (
     Lookup,
     Route,
-    SshSettings,
     add_key_command,
     find_routes,
     forget_key_command,
     known_hosts_name,
     parse_target,
 )
+from amp_ray.spec.access import SshSettings
 
 _MS_PER_S: Final = 1000
 _READ_BYTES: Final = 64 * 1024

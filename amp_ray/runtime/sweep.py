@@ -1,9 +1,10 @@
-"""After an agent was lost: end and remove what it may have left, and verify that."""
+"""After an agent or a controller was lost: end and remove what it may have left, and verify it."""
 
+import contextlib
 import queue
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 from amp_ray.errors import HostError
 from amp_ray.runtime.host import Host
@@ -25,6 +26,11 @@ class Debt:
     tag: str
     folder: str
 
+    @property
+    def folders(self) -> list[str]:
+        """Names of the trial's folder and of the warm process's."""
+        return [self.folder, f"{self.tag}-warm"]
+
 
 def sweep_host(host: Host, settings: AgentSettings, debts: Iterable[Debt]) -> list[str]:
     """Sweep a host with an agent of its own.
@@ -40,32 +46,73 @@ def sweep_host(host: Host, settings: AgentSettings, debts: Iterable[Debt]) -> li
     Raises:
         HostError: If the host cannot be reached or does not answer.
     """
-    host.connect()
-    inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
-    # Without isolation: from inside a PID namespace the lost agent's processes cannot be seen.
-    outside = replace(settings, isolate=False)
-    link = AgentLink(host, outside, lambda _tag, message: inbox.put(message))
-    try:
-        left: list[str] = []
-        for debt in debts:
-            link.send(kind="sweep", tag=debt.tag, base=settings.base, names=[debt.folder])
-            left += _answer(inbox, host.name)
-        return left
-    finally:
-        link.close()
-        link.wait(_TIMEOUT_S)
+    with _Sweeper.on(host, settings) as sweeper:
+        return [
+            process
+            for debt in debts
+            for process in sweeper.ask(tag=debt.tag, base=settings.base, names=debt.folders)
+        ]
 
 
-def _answer(inbox: "queue.SimpleQueue[Message]", name: str) -> list[str]:
-    """Wait for the result of a sweep."""
-    message: Message = {"kind": "none"}
-    while message["kind"] != "swept":
+def sweep_trials(host: Host, settings: AgentSettings, trial_ids: Sequence[str]) -> list[str]:
+    """Sweep a host of all attempts at some trials, whichever controller made them.
+
+    Their agents are known by no tag any more; folders carry the trials' names, and processes
+    the folders'. No other process and no other folder is touched.
+
+    Args:
+        host: Connected or not.
+        settings: Of the lost agents.
+        trial_ids: Of trials that nobody runs any more.
+
+    Returns:
+        The processes that would not go, each described; empty after a verified sweep.
+
+    Raises:
+        HostError: If the host cannot be reached or does not answer.
+    """
+    with _Sweeper.on(host, settings) as sweeper:
+        return sweeper.ask(tag=None, base=settings.base, trials=[*trial_ids])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sweeper:
+    """An agent that only sweeps.
+
+    Args:
+        link: To it.
+        inbox: Its answers.
+    """
+
+    link: AgentLink
+    inbox: "queue.SimpleQueue[Message]"
+
+    @classmethod
+    @contextlib.contextmanager
+    def on(cls, host: Host, settings: AgentSettings) -> "Iterator[_Sweeper]":
+        """Start it on a host, and end it."""
+        host.connect()
+        inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        # Without isolation: from inside a PID namespace the lost processes cannot be seen.
+        outside = replace(settings, isolate=False)
+        link = AgentLink(host, outside, lambda _tag, message: inbox.put(message))
         try:
-            message = inbox.get(timeout=_TIMEOUT_S)
-        except queue.Empty:
-            message = {"kind": "lost", "text": f"no answer to a sweep within {_TIMEOUT_S} s"}
-        if message["kind"] == "lost":
-            text = f"{name}: {message['text']}"
-            raise HostError(text)
-    left: list[str] = message["left"]
-    return left
+            yield cls(link=link, inbox=inbox)
+        finally:
+            link.close()
+            link.wait(_TIMEOUT_S)
+
+    def ask(self, **what: Any) -> list[str]:  # noqa: ANN401 - JSON
+        """Have it sweep, and wait for what is left."""
+        self.link.send(kind="sweep", **what)
+        message: Message = {"kind": "none"}
+        while message["kind"] != "swept":
+            try:
+                message = self.inbox.get(timeout=_TIMEOUT_S)
+            except queue.Empty:
+                message = {"kind": "lost", "text": f"no answer to a sweep within {_TIMEOUT_S} s"}
+            if message["kind"] == "lost":
+                text = f"{self.link.host.name}: {message['text']}"
+                raise HostError(text)
+        left: list[str] = message["left"]
+        return left

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from amp_ray.trials.launch import Launch
+from amp_ray.trials.launch import Launch, RankCommand
 from amp_ray.trials.outcome import Outcome, outcome_to_json
 
 _RERUN_HEAD: Final = """#!/bin/sh
@@ -49,7 +49,7 @@ class TrialFolder:
                 {
                     "rank": command.rank,
                     "host": command.host,
-                    "slot": command.slot,
+                    "slots": list(command.all_slots),
                     "argv": list(command.argv),
                     "environment": dict(command.environment),
                 }
@@ -73,7 +73,7 @@ class TrialFolder:
         where = '"$FOLDER"' if launch.cwd is None else shlex.quote(launch.cwd)
         for command, rank in zip(launch.commands, ranks, strict=True):
             variables = [f"{key}={text}" for key, text in sorted(rank["environment"].items())]
-            lines.append(f"# rank {command.rank} on {command.host}, slot {command.slot}")
+            lines.append(f"# {_ranks(command)} on {command.host}, {_slots(command)}")
             lines.append(f"cd {where} && {shlex.join(['env', *variables, *rank['argv']])}\n")
         (self.path / "rerun.sh").write_text("\n".join(lines), encoding="utf-8")
 
@@ -99,3 +99,15 @@ class TrialFolder:
         partial = self.path / f"{name}.part"
         partial.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         partial.replace(self.path / name)
+
+
+def _ranks(command: RankCommand) -> str:
+    """Name the ranks of a command."""
+    last = command.rank + len(command.all_slots) - 1
+    return f"rank {command.rank}" if last == command.rank else f"ranks {command.rank} to {last}"
+
+
+def _slots(command: RankCommand) -> str:
+    """Name their slots."""
+    word = "slot" if len(command.all_slots) == 1 else "slots"
+    return f"{word} {', '.join(map(str, command.all_slots))}"

@@ -1,12 +1,15 @@
 """An experiment: everything that is given, as values."""
 
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal
 
 from amp_ray.errors import Where
+from amp_ray.spec.access import SshSettings
 from amp_ray.spec.cluster import Cluster
 from amp_ray.spec.constants import Constants
 from amp_ray.spec.model import Model
+from amp_ray.spec.own_program import OwnProgram
 from amp_ray.spec.profile import Profile
 from amp_ray.spec.strategy import Recompute
 from amp_ray.spec.traits import RuntimeTraits
@@ -45,13 +48,28 @@ class TrialSettings:
         num_steps: Optimizer steps that a trial measures.
         num_warmup_steps: Steps before them, not measured.
         timeout_s: Wall time after which a trial is given up.
+        ssh: How hosts are reached.
+        launcher: What starts the ranks of a host: our agent, or DeepSpeed's launcher.
+        warm: Whether agents keep a process that has imported what a trial needs.
+        python: Interpreter that trains, where it is not the one that runs the agent.
+        environment: Variables of every rank.
+        host_groups: Names of the hosts of every group; trials of different groups run side by
+            side. The first group is the cluster that is planned for.
+        program: What is run instead of the package's own training program.
     """
 
-    backend: str
+    backend: Literal["ssh", "local"]
     budget: int
     num_steps: int
     num_warmup_steps: int
     timeout_s: float
+    ssh: SshSettings = field(default_factory=SshSettings)
+    launcher: Literal["agent", "deepspeed"] = "agent"
+    warm: bool = True
+    python: str | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    host_groups: tuple[tuple[str, ...], ...] = ()
+    program: OwnProgram | None = None
 
 
 NO_DOCUMENT: Final = Document(file="experiment")

@@ -1,7 +1,7 @@
-"""What a trial starts: one command per rank, and the files that it needs."""
+"""What a trial starts: commands that play its ranks, and the files that it needs."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Final
@@ -17,14 +17,15 @@ RESULT_FILE: Final = "result.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankCommand:
-    """One process.
+    """One process that is started: a rank, or one that starts several ranks of its host itself.
 
     Args:
-        rank: Its number.
+        rank: Its number; of several ranks, which follow each other, the lowest.
         host: Name of the host that it runs on.
-        slot: Device index there.
+        slot: Device index there, of that rank.
         argv: Program and arguments; no shell ever sees them.
-        environment: Of this rank alone.
+        environment: Of this process alone.
+        slots: Device indices of all its ranks in their order; empty for one rank.
     """
 
     rank: int
@@ -32,6 +33,12 @@ class RankCommand:
     slot: int
     argv: tuple[str, ...]
     environment: Mapping[str, str]
+    slots: tuple[int, ...] = ()
+
+    @property
+    def all_slots(self) -> tuple[int, ...]:
+        """Device indices of its ranks, of which there is at least one."""
+        return self.slots or (self.slot,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +47,7 @@ class Launch:
 
     Args:
         trial_id: Unique; a folder is named after it and its result has to carry it.
-        commands: One per process, rank 0 first.
+        commands: In the order of their ranks, rank 0 first.
         files: Relative path to content, put into the trial's folder on every host.
         environment: Of all ranks.
         cwd: Where the programs start, on every host; None for the trial's folder.
@@ -64,15 +71,7 @@ class Launch:
                 outside the folder, the id is no plain name, or the limit is not positive.
         """
         _check_id(self.trial_id)
-        ranks = [command.rank for command in self.commands]
-        if ranks != list(range(len(ranks))) or not ranks:
-            message = f"commands must be those of rank 0, 1, 2, ..., found ranks {ranks}"
-            raise ValueError(message)
-        places = Counter((command.host, command.slot) for command in self.commands)
-        twice = [place for place, number in places.items() if number > 1]
-        if twice:
-            message = f"each slot can take one rank, found {twice} used twice"
-            raise ValueError(message)
+        _check_commands(self.commands)
         for name in self.files:
             parts = name.split("/")
             if not all(parts) or ".." in parts:
@@ -94,6 +93,84 @@ def _check_id(trial_id: str) -> None:
     if not (plain.isascii() and plain.isalnum()) or trial_id.startswith((".", "-")):
         message = f"trial_id may have letters, digits, '-', '_' and '.', found {trial_id!r}"
         raise ValueError(message)
+
+
+def _check_commands(commands: Sequence[RankCommand]) -> None:
+    """Refuse commands that leave a rank out, or that play two ranks at one place."""
+    firsts = [command.rank for command in commands]
+    expected, found = 0, bool(firsts)
+    for command in commands:
+        found = found and command.rank == expected and command.slot == command.all_slots[0]
+        expected += len(command.all_slots)
+    if not found:
+        message = f"commands must be those of rank 0, 1, 2, ..., found ranks {firsts}"
+        if any(command.slots for command in commands):
+            message += f" for slots {[list(command.all_slots) for command in commands]}"
+        raise ValueError(message)
+    places = Counter((command.host, slot) for command in commands for slot in command.all_slots)
+    twice = [place for place, number in places.items() if number > 1]
+    if twice:
+        message = f"each slot can take one rank, found {twice} used twice"
+        raise ValueError(message)
+
+
+def slots_by_host(placement: Sequence[tuple[str, int]]) -> dict[str, tuple[int, ...]]:
+    """Gather the slots of every host, both in the order of the ranks.
+
+    Example:
+        >>> slots_by_host([("b", 1), ("a", 0), ("b", 0)])
+        {'b': (1, 0), 'a': (0,)}
+    """
+    found: dict[str, list[int]] = {}
+    for host, slot in placement:
+        found.setdefault(host, []).append(slot)
+    return {host: tuple(slots) for host, slots in found.items()}
+
+
+def node_commands(
+    argv_of_node: Callable[[int], Sequence[str]], placement: Sequence[tuple[str, int]]
+) -> tuple[RankCommand, ...]:
+    """Give every host one command that starts all of its ranks.
+
+    Such a command numbers ranks host by host, whatever order the placement has; the hosts come
+    in the order of their lowest ranks.
+
+    Args:
+        argv_of_node: From the number of a host, counted from 0, to program and arguments.
+        placement: Host and slot of each rank.
+
+    Returns:
+        One command per host; its environment says how many ranks there are, here and in all.
+
+    Example:
+        >>> [c.rank for c in node_commands(lambda _: ["true"], [("a", 0), ("b", 0), ("a", 1)])]
+        [0, 2]
+    """
+    hosts = slots_by_host(placement)
+    commands: list[RankCommand] = []
+    rank = 0
+    for node, (host, slots) in enumerate(hosts.items()):
+        environment = {
+            "NODE_RANK": str(node),
+            "NUM_NODES": str(len(hosts)),
+            "WORLD_SIZE": str(len(placement)),
+            "LOCAL_SIZE": str(len(slots)),
+            "LOCAL_WORLD_SIZE": str(len(slots)),
+            "MASTER_ADDR": MASTER_ADDRESS,
+            "MASTER_PORT": MASTER_PORT,
+        }
+        commands.append(
+            RankCommand(
+                rank=rank,
+                host=host,
+                slot=slots[0],
+                argv=tuple(argv_of_node(node)),
+                environment=environment,
+                slots=slots,
+            )
+        )
+        rank += len(slots)
+    return tuple(commands)
 
 
 def rank_commands(

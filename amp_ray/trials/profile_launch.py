@@ -4,33 +4,16 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from amp_ray.spec.model import Model, ModelShape
-from amp_ray.trials.launch import FOLDER, RESULT_FILE, Launch, rank_commands
+from amp_ray.spec.model import Model
+from amp_ray.trials.job_file import ENVIRONMENT, JOB_FILE, shape_to_json, torch_device
+from amp_ray.trials.launch import RESULT_FILE, Launch, rank_commands
 from amp_ray.trials.profile_grid import LayerPoint, LinkPoint
 from amp_ray.trials.result import Measurement
 
-JOB_FILE: Final = "job.json"
 PROGRAM: Final = "amp_ray.training.profiling"
-
-CPU_DEVICE: Final = "cpu"
-"""The catalogue's name for a core of a CPU; every other device is asked for its GPU."""
 
 GRACE_S: Final = 300.0
 """Start-up, and the last thing that was begun before the time was up."""
-
-_TEXT_KEYS: Final = (
-    *("num_layers", "hidden_size", "num_heads", "num_key_value_heads", "feed_forward_size"),
-    *("sequence_length", "vocab_size", "tied_embedding"),
-)
-_IMAGE_KEYS: Final = (
-    *("depth", "hidden_size", "num_heads", "bottom_width", "latent_size", "window_size"),
-)
-
-
-def shape_to_json(shape: ModelShape) -> dict[str, Any]:
-    """Return a model as the training program reads it."""
-    keys = _IMAGE_KEYS if shape.family == "transgan" else _TEXT_KEYS
-    return {"family": shape.family, **{key: getattr(shape, key) for key in keys}}
 
 
 def profile_job(
@@ -67,7 +50,7 @@ def profile_job(
         "global_batch_size": num_ranks,
         "steps": 1,
         "precision": precision,
-        "device": CPU_DEVICE if device.casefold() == CPU_DEVICE else "cuda",
+        "device": torch_device([device]),
     }
 
 
@@ -102,8 +85,7 @@ def profile_launch(
         trial_id=str(trial["trial_id"]),
         commands=rank_commands(argv, places),
         files={**files, JOB_FILE: json.dumps(job, indent=1).encode()},
-        # Torch's compiler makes its cache where it is imported; there, it goes with the trial.
-        environment={"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": f"{FOLDER}/cache"},
+        environment=ENVIRONMENT,
         timeout_s=seconds + GRACE_S,
     )
 

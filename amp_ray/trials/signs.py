@@ -7,6 +7,9 @@ from amp_ray.trials.causes import Sign, SignKind, kind_of_text, last_error
 
 SIGKILL: Final = 9
 
+KILLED_CODES: Final = (128 + SIGKILL, 256 - SIGKILL)
+"""How shells, and how programs written in Python, pass on that a process of theirs was killed."""
+
 EXIT_CODE_KINDS: Final[dict[int, SignKind]] = {42: "memory", 43: "communication", 44: "port"}
 """Codes by which the training program tells its cause."""
 
@@ -25,6 +28,13 @@ TROUBLE_KINDS: Final[dict[str, SignKind]] = {
 }
 """The agent's words for what is wrong with a host."""
 
+NEEDED_MODULES: Final = ("torch", "deepspeed")
+
+MISSING_ADVICE: Final = (
+    "; install it on that host for the interpreter that trains, or name another interpreter as "
+    "trials.python"
+)
+
 NUM_KEPT_LINES: Final = 20
 """Of a rank's output, in an outcome."""
 
@@ -38,9 +48,9 @@ def sign_of_event(host: str, message: Mapping[str, Any], time_s: float) -> Sign 
     return Sign(
         kind=EVENT_KINDS.get(str(data.get("cause")), "crash"),
         host=host,
-        rank=message["rank"],
+        rank=_speaker(message),
         time_s=time_s,
-        text=f"{data.get('type', 'error')}: {data.get('message', '')}",
+        text=_with_advice(f"{data.get('type', 'error')}: {data.get('message', '')}"),
         lines=keep_last([str(line) for line in lines]) if isinstance(lines, list) else (),
     )
 
@@ -70,7 +80,7 @@ def sign_of_exit(
         host=host,
         rank=message["rank"],
         time_s=time_s,
-        text=describe_exit(code, signal, lines),
+        text=_with_advice(describe_exit(code, signal, lines)),
         lines=keep_last(lines),
     )
 
@@ -111,11 +121,24 @@ def keep_last(lines: Sequence[str]) -> tuple[str, ...]:
     return tuple(lines[-NUM_KEPT_LINES:])
 
 
+def _with_advice(text: str) -> str:
+    """Add what to do about an interpreter that cannot train."""
+    missing = any(f"No module named '{name}'" in text for name in NEEDED_MODULES)
+    return text + MISSING_ADVICE if missing else text
+
+
+def _speaker(message: Mapping[str, Any]) -> int:
+    """Return the rank that sent an event: where a process plays several, the event says which."""
+    said = message["data"].get("rank")
+    own: int = message["rank"]
+    return said if isinstance(said, int) and said >= 0 else own
+
+
 def _kind_of_exit(
     code: int | None, signal: int | None, lines: Sequence[str], *, num_oom_kills: int
 ) -> SignKind:
     """Sort the end of a rank that nobody asked to end."""
-    if signal == SIGKILL:
+    if signal == SIGKILL or code in KILLED_CODES:
         return "memory" if num_oom_kills > 0 else "killed"
     if code in EXIT_CODE_KINDS:
         return EXIT_CODE_KINDS[code]

@@ -20,7 +20,7 @@ message       meaning, controller to agent
 ``job``       write files, start ranks
 ``stop``      end the job, or only its preparation
 ``warm``      start the process that imports modules once and forks ranks
-``sweep``     end what another agent's tag marks, remove its folders by name
+``sweep``     end what another agent's tag or a trial's folder marks, remove the folders
 ============  ==========================================================================
 
 ============  ==========================================================================

@@ -7,7 +7,7 @@ from pathlib import Path
 
 MODULES = (
     *("bundle", "processes", "isolation", "network", "stdio"),
-    *("rank", "warm", "job", "main"),
+    *("rank", "warm", "job", "leftovers", "main"),
 )
 """In the order of their imports."""
 

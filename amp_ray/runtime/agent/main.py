@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from .isolation import isolate
 from .job import Job, base_folder, inherited, make_folder
+from .leftovers import sweep
 from .network import find_address, free_port
 from .processes import (
     become_subreaper,
@@ -23,13 +24,13 @@ from .processes import (
     end_all,
     reap,
     set_name,
-    tagged,
 )
 from .rank import trouble
 from .stdio import Stdio, read_first_line
 from .warm import Warm
 
 if TYPE_CHECKING:
+    from pathlib import Path
     from types import FrameType
 
     from .rank import Rank
@@ -58,6 +59,7 @@ class Agent:
         self._job: Job | None = None
         self._warm: Warm | None = None
         self._folder: str | None = None
+        self._warm_folder: Path | None = None
         self._alarm = child_alarm()[0]
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._told_to_end)
@@ -81,6 +83,8 @@ class Agent:
         self._finish("lease")
         self._remove_folder()
         end_all(descendants, self._start["grace_s"], self._reap)
+        if self._warm_folder is not None:
+            shutil.rmtree(self._warm_folder, ignore_errors=True)
 
     def _turn(self, timeout_s: float) -> None:
         """Wait for something, and move bytes."""
@@ -161,21 +165,19 @@ class Agent:
         self._stdio.say(kind="done", reason=message["reason"], clean=True, left=[], num_oom_kills=0)
 
     def _warm_up(self, message: Message) -> None:
-        """Start the warm process."""
+        """Start the warm process, in a folder for what its imports write."""
+        folder = base_folder(message["base"]) / f"{self._start['tag']}-warm"
         try:
-            self._warm = Warm(message, {**inherited(), **message["environment"]})
+            make_folder(folder)
+            self._warm_folder = folder
+            self._warm = Warm(message, inherited(), folder)
         except OSError as error:
-            self._stdio.say(
-                kind="warm", problem=f"{message['python']}: {error.strerror}", import_s=0.0
-            )
+            problem = f"{error.filename or message['python']}: {error.strerror}"
+            self._stdio.say(kind="warm", problem=problem, import_s=0.0)
 
     def _sweep(self, message: Message) -> None:
-        """End what another agent's tag marks, and remove its folders by name."""
-        found = [describe(pid) for pid in tagged(message["tag"])]
-        left = end_all(lambda: tagged(message["tag"]), 0.0, self._reap)
-        for name in message["names"]:
-            shutil.rmtree(base_folder(message["base"]) / name, ignore_errors=True)
-        self._stdio.say(kind="swept", found=found, left=[describe(pid) for pid in left])
+        """End what an agent's tag or a trial's folder marks, and remove the folders by name."""
+        self._stdio.say(kind="swept", **sweep(message, self._reap))
 
     # ------------------------------------------------------------------ ranks
 

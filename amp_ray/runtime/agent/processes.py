@@ -54,15 +54,17 @@ def descendants(spared: Sequence[int] = ()) -> list[int]:
 
 def tagged(tag: str) -> list[int]:
     """List the processes that carry a tag in their environment or as an argument."""
-    marks = (("environ", f"{TAG_VARIABLE}={tag}".encode()), ("cmdline", tag.encode()))
+    return [*marked(f"{TAG_VARIABLE}={tag}"), *marked(tag, name="cmdline")]
+
+
+def marked(mark: str, name: str = "environ") -> list[int]:
+    """List the processes other than this one with a word among their variables or arguments."""
     found = []
     for pid in process_table():
-        for name, mark in marks:
-            with contextlib.suppress(OSError):
-                words = Path(f"/proc/{pid}/{name}").read_bytes().split(b"\0")
-                if mark in words and pid != os.getpid():
-                    found.append(pid)
-                    break
+        with contextlib.suppress(OSError):
+            words = Path(f"/proc/{pid}/{name}").read_bytes().split(b"\0")
+            if mark.encode() in words and pid != os.getpid():
+                found.append(pid)
     return found
 
 

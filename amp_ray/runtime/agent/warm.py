@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 READ_BYTES = 64 * 1024
 DESCRIPTOR = struct.Struct("i")
 
+OWN_FOLDER = "@AMP_RAY_FOLDER@"
+"""In a variable of the warm process: its own folder, which goes with the agent."""
+
 DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
 """An open one means a device context, which does not survive a fork."""
 
@@ -36,13 +39,16 @@ DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
 class Warm:
     """The agent's end."""
 
-    def __init__(self, request: Mapping[str, Any], environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, request: Mapping[str, Any], environment: Mapping[str, str], folder: Path
+    ) -> None:
         """Start the process; it reports when it is ready.
 
         Args:
-            request: ``python``, and the ``modules`` to import, as ``module`` or ``module:function``
-                to call a function of it too.
-            environment: In which they are imported.
+            request: ``python``, the ``modules`` to import, as ``module`` or ``module:function``
+                to call a function of it too, and the ``environment`` in which.
+            environment: Which that adds to.
+            folder: For what the imports write.
 
         Raises:
             OSError: If that Python cannot be started.
@@ -51,10 +57,14 @@ class Warm:
         self.ready = False
         self.socket, theirs = socket.socketpair()
         names = json.dumps(request["modules"])
+        given = {
+            name: text.replace(OWN_FOLDER, str(folder))
+            for name, text in request["environment"].items()
+        }
         with theirs:
             self.process = subprocess.Popen(
                 [self.python, "-u", "-c", BOOTSTRAP, "warm", str(theirs.fileno()), names],
-                env=environment,
+                env={**environment, **given},
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,

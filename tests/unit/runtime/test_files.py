@@ -11,7 +11,8 @@ from amp_ray.runtime.files import (
     read_text,
     write_text,
 )
-from amp_ray.testing.experiments import SMALL
+from amp_ray.testing.experiments import SMALL, small_experiment
+from amp_ray.testing.metis import metis_profile_files
 
 
 def test_text_is_read_with_or_without_a_byte_order_mark(tmp_path: Path) -> None:
@@ -98,6 +99,23 @@ def test_what_is_not_shipped_is_refused_with_what_is(name: str) -> None:
         InputError, match="no such profile is shipped; there are shipped:amp-2022-g"
     ):
         ExperimentFiles(base=Path("elsewhere")).folder(name)
+
+
+def test_a_metis_profile_is_read_from_its_json_files_only(tmp_path: Path) -> None:
+    (tmp_path / "README.txt").write_bytes(b"\xff")
+    for name, text in metis_profile_files().items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    experiment = small_experiment(("num_layers: 6", "num_layers: 2"))
+    profile = ExperimentFiles(base=tmp_path).foreign_profile(
+        "metis", ".", experiment.model, experiment.cluster.device_types
+    )
+    assert sorted(profile.tables["T4"]) == [(1, 1), (1, 2), (2, 1), (2, 2)]
+
+
+def test_a_missing_folder_of_another_planner_is_refused(tmp_path: Path) -> None:
+    experiment = small_experiment()
+    with pytest.raises(InputError, match="missing: no such folder"):
+        ExperimentFiles(base=tmp_path).foreign_profile("metis", "missing", experiment.model, ())
 
 
 def test_an_experiment_and_its_strategies_are_read(tmp_path: Path) -> None:

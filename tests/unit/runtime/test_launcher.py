@@ -3,7 +3,7 @@
 import base64
 import json
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import pytest
@@ -11,6 +11,7 @@ import pytest
 from amp_ray.errors import HostError
 from amp_ray.runtime.launcher import Launcher, WarmUp
 from amp_ray.runtime.link import AgentSettings
+from amp_ray.runtime.pool import InterruptedTrialError
 from amp_ray.testing.scripted_host import FOLDER, Message, Script, ScriptedHost, well_behaved
 from amp_ray.trials.launch import FOLDER as FOLDER_PLACEHOLDER
 from amp_ray.trials.launch import Launch, rank_commands
@@ -231,3 +232,141 @@ def test_an_agent_that_cannot_be_ended_in_time_is_given_up(tmp_path: Path) -> No
     thread.join()
     assert isinstance(outcome, Unreachable)
     assert "did not end the trial in time" in outcome.reason
+
+
+def test_events_of_ranks_are_heard_as_they_come(tmp_path: Path) -> None:
+    def script(message: Message) -> Iterable[Message | bytes]:
+        if message.get("kind") == "job":
+            yield {"kind": "said", "rank": 0, "data": {"event": "step", "step": 3}}
+        yield from with_result(message)
+
+    heard: list[Mapping[str, object]] = []
+    with Launcher([ScriptedHost("a", script)], SETTINGS, listener=heard.append) as launcher:
+        launcher.run(plain_launch("a"), tmp_path / "t")
+    assert heard == [{"event": "step", "step": 3}]
+
+
+def plain_launch(*names: str) -> Launch:
+    commands = rank_commands(["run"], [(name, 0) for name in names])
+    return Launch(trial_id="t", commands=commands, files={}, environment={})
+
+
+class Endless:
+    """Agents of which the first trial runs until it is interrupted."""
+
+    def __init__(self) -> None:
+        """Have started nothing yet."""
+        self.started = threading.Event()
+
+    def __call__(self, message: Message) -> Iterable[Message | bytes]:
+        if message.get("kind") == "job" and not self.started.is_set():
+            self.started.set()
+            return ()
+        return with_result(message)
+
+
+def test_a_trial_can_be_interrupted_from_any_thread_and_another_run_after_it(
+    tmp_path: Path,
+) -> None:
+    script = Endless()
+    with Launcher([ScriptedHost("a", script)], SETTINGS) as launcher:
+
+        def interrupt() -> None:
+            script.started.wait(10)
+            launcher.interrupt()
+
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        with pytest.raises(InterruptedTrialError):
+            launcher.run(plain_launch("a"), tmp_path / "first")
+        thread.join()
+        assert not (tmp_path / "first/outcome.json").exists()
+        assert isinstance(launcher.run(plain_launch("a"), tmp_path / "second"), Measured)
+
+
+def test_an_interrupt_between_trials_does_nothing(tmp_path: Path) -> None:
+    with Launcher([ScriptedHost("a", with_result)], SETTINGS) as launcher:
+        launcher.interrupt()
+        assert isinstance(launcher.run(plain_launch("a"), tmp_path / "t"), Measured)
+
+
+def test_waiting_for_a_warm_process_can_be_interrupted(tmp_path: Path) -> None:
+    asked = threading.Event()
+
+    def script(message: Message) -> Iterable[Message | bytes]:
+        if message.get("kind") == "warm":
+            asked.set()
+        return well_behaved(message)
+
+    host = ScriptedHost("a", script)
+    with Launcher([host], SETTINGS, warm_up=WARM_UP) as launcher:
+
+        def interrupt() -> None:
+            asked.wait(10)
+            launcher.interrupt()
+
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        with pytest.raises(InterruptedTrialError):
+            launcher.run(plain_launch("a"), tmp_path / "t")
+        thread.join()
+    assert not [message for message in host.heard if message.get("kind") == "prepare"]
+
+
+def warm_with(problem: str) -> Script:
+    def script(message: Message) -> Iterable[Message | bytes]:
+        if message.get("kind") == "warm":
+            yield {"kind": "warm", "problem": problem, "import_s": 0.1}
+        yield from with_result(message)
+
+    return script
+
+
+def test_a_trial_waits_for_warm_processes_once(tmp_path: Path) -> None:
+    host = ScriptedHost("a", warm_with(""))
+    with Launcher([host], SETTINGS, warm_up=WARM_UP) as launcher:
+        for number in range(2):
+            outcome = launcher.run(plain_launch("a"), tmp_path / str(number))
+            assert isinstance(outcome, Measured)
+        assert launcher.warm()["a"]["import_s"] == 0.1
+    assert len([message for message in host.heard if message.get("kind") == "warm"]) == 1
+
+
+def test_where_nothing_can_be_warmed_up_it_is_said_once_and_trials_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Launcher(
+        [ScriptedHost("a", warm_with("no module torch"))], SETTINGS, warm_up=WARM_UP
+    ) as launcher:
+        for number in range(2):
+            outcome = launcher.run(plain_launch("a"), tmp_path / str(number))
+            assert isinstance(outcome, Measured)
+    assert [record.message for record in caplog.records] == [
+        "a: ranks start afresh: no module torch"
+    ]
+
+
+def test_attempts_of_a_controller_that_has_died_are_swept_everywhere() -> None:
+    def script(message: Message) -> Iterable[Message | bytes]:
+        if message.get("kind") == "sweep":
+            yield {"kind": "swept", "found": ["7 x"], "left": ["7 x"]}
+
+    stubborn, away = ScriptedHost("a", script), ScriptedHost("b", well_behaved, refuses="b is away")
+    clean = ScriptedHost("c", well_behaved)
+    with Launcher([stubborn, away, clean], SETTINGS) as launcher:
+        assert launcher.sweep_trials(["t-1", "t-2"]) == ["a: 7 x", "b is away"]
+    (asked,) = [message for message in clean.heard if message.get("kind") == "sweep"]
+    assert (asked["tag"], asked["trials"]) == (None, ["t-1", "t-2"])
+
+
+def test_hosts_that_are_one_machine_get_folders_of_their_own(tmp_path: Path) -> None:
+    hosts = ScriptedHost("a", with_result), ScriptedHost("b", well_behaved)
+    run(tmp_path, *hosts)
+    names = {
+        message["name"]
+        for host in hosts
+        for message in host.heard
+        if message.get("kind") == "prepare"
+    }
+    assert len(names) == 2
+    assert all(name.startswith("amp-ray-t-") for name in names)

@@ -3,7 +3,8 @@ from pathlib import Path
 import pytest
 
 from amp_ray.errors import HostError, InputError
-from amp_ray.runtime.ssh_target import SshSettings, SshTarget, find_routes, parse_target
+from amp_ray.runtime.ssh_target import SshTarget, find_routes, parse_target
+from amp_ray.spec.access import SshSettings
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import pytest
 from amp_ray.errors import InputError
 from amp_ray.spec.catalogue import find_device
 from amp_ray.spec.profile import ANALYTIC, Anchor, Profile
+from amp_ray.spec.published_profile import PublishedEntry, PublishedProfile
 
 
 def anchor(*seconds: float) -> Anchor:
@@ -44,3 +45,38 @@ def test_times_that_cannot_be_are_refused(seconds: float) -> None:
 def test_times_cannot_be_changed() -> None:
     with pytest.raises(ValueError, match="read-only"):
         anchor(1.0).forward_s[0] = 2.0
+
+
+def published(*tps: int) -> Profile:
+    """Return a profile of a T4 at these degrees that another planner published."""
+    one = np.array([1.0])
+    entry = PublishedEntry(
+        layer_s=one,
+        layer_memory_bytes=one,
+        layer_parameter_bytes=one,
+        forward_backward_s=None,
+        optimizer_s=0.0,
+        batch_generator_s=0.0,
+    )
+    return Profile(
+        source="profile x",
+        tables={"T4": {(tp, 1): anchor(1.0) for tp in tps}},
+        includes_all_reduces=True,
+        published=PublishedProfile(source="x", entries={("T4", tp, 1): entry for tp in tps}),
+    )
+
+
+def test_a_degree_that_nobody_published_is_a_gap() -> None:
+    assert published(1, 2).gap([find_device("T4")], 2) is None
+    assert published(1, 2).gap([find_device("T4")], 4) == "tp 4 on T4"
+    assert published(1, 2).gap([find_device("T4"), find_device("H100")], 1) == "tp 1 on H100"
+
+
+def test_times_with_all_reduces_need_tp_1_beside_them() -> None:
+    assert published(2, 4).gap([find_device("T4")], 2) == "tp 1 on T4"
+
+
+def test_our_own_profiles_have_no_gaps_since_they_can_be_measured() -> None:
+    profile = Profile(source="profile x", tables={"T4": {(1, 1): anchor(1.0)}})
+    assert profile.gap([find_device("T4")], 2) is None
+    assert ANALYTIC.gap([find_device("T4")], 2) is None

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from amp_ray.trials.launch import MASTER_ADDRESS, Launch, fill_in, rank_commands
+from amp_ray.trials.launch import MASTER_ADDRESS, Launch, fill_in, node_commands, rank_commands
 
 COMMANDS = rank_commands(["run"], [("a", 0), ("a", 1), ("b", 0)])
 LAUNCH = Launch(trial_id="t-1", commands=COMMANDS, files={"a/b": b""}, environment={})
@@ -44,3 +44,40 @@ def test_what_cannot_start_is_refused(change: dict[str, object], message: str) -
 def test_only_placeholders_are_filled_in() -> None:
     values = {MASTER_ADDRESS: "10.0.0.1"}
     assert fill_in(f"{{x}} %s {MASTER_ADDRESS}:5", values) == "{x} %s 10.0.0.1:5"
+
+
+def node(number: int) -> list[str]:
+    return ["launch", str(number)]
+
+
+def test_a_command_per_host_starts_the_ranks_of_its_host() -> None:
+    commands = node_commands(node, [("b", 1), ("a", 0), ("b", 0)])
+    assert [(c.host, c.rank, c.slot, c.all_slots) for c in commands] == [
+        ("b", 0, 1, (1, 0)),
+        ("a", 2, 0, (0,)),
+    ]
+    assert [c.argv for c in commands] == [("launch", "0"), ("launch", "1")]
+    names = ("NODE_RANK", "NUM_NODES", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
+    assert [commands[0].environment[name] for name in names] == ["0", "2", "3", "2", MASTER_ADDRESS]
+    assert "RANK" not in commands[0].environment
+
+
+def test_commands_for_several_ranks_can_be_launched() -> None:
+    commands = node_commands(node, [("b", 1), ("a", 0), ("b", 0)])
+    assert replace(LAUNCH, commands=commands).hosts == ("b", "a")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rank": 1}, r"found ranks \[0, 1\] for slots \[\[0, 1\], \[0\]\]"),
+        ({"slot": 3, "slots": (0,)}, "found ranks"),
+        ({"host": "a", "slot": 1}, r"\('a', 1\).*used twice"),
+    ],
+)
+def test_ranks_of_several_are_counted_too(change: dict[str, object], message: str) -> None:
+    first, second = node_commands(node, [("a", 0), ("a", 1), ("b", 0)])
+    slots = {"slots": ()} if "slot" in change and "slots" not in change else {}
+    wrong = replace(second, **{**slots, **change})  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=message):
+        replace(LAUNCH, commands=(first, wrong))

@@ -25,6 +25,8 @@ def exit_message(**more: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
         (exit_message(signal=9), 0, "killed"),
         (exit_message(signal=9), 1, "memory"),
         (exit_message(signal=11), 1, "killed"),
+        (exit_message(code=247), 0, "killed"),
+        (exit_message(code=137), 1, "memory"),
         (exit_message(signal=6, tail=["terminate called: std::bad_alloc"]), 0, "memory"),
         (exit_message(code=1, tail=["MemoryError"]), 0, "memory"),
     ],
@@ -78,3 +80,27 @@ def test_a_deadline_names_who_was_still_running() -> None:
     sign = sign_of_deadline("a", ended, 5.0, timeout_s=5.0)
     assert sign.text == "still running after 5.0 s: on a rank 2, 3"
     assert sign.lines == ("x",)
+
+
+def test_a_failure_is_that_of_the_rank_that_reports_it() -> None:
+    data = {"event": "failed", "rank": 3, "type": "X", "message": "y"}
+    sign = sign_of_event("a", {"rank": 2, "data": data}, 1.0)
+    assert sign is not None
+    assert sign.rank == 3
+
+
+def test_an_interpreter_that_cannot_train_is_answered_with_what_to_do() -> None:
+    text = "No module named 'torch'"
+    data = {"event": "failed", "type": "ModuleNotFoundError", "message": text}
+    said = sign_of_event("a", {"rank": 0, "data": data}, 1.0)
+    ended = sign_of_exit("a", exit_message(code=1, tail=[text]), 1.0, num_oom_kills=0)
+    for sign in (said, ended):
+        assert sign is not None
+        assert "trials.python" in sign.text
+
+
+def test_a_missing_module_of_the_users_is_left_to_the_user() -> None:
+    message = exit_message(code=1, tail=["No module named 'torchvision'"])
+    sign = sign_of_exit("a", message, 1.0, num_oom_kills=0)
+    assert sign is not None
+    assert "trials.python" not in sign.text

@@ -1,0 +1,211 @@
+"""The agents of some hosts: started when they are needed, kept between trials, swept after."""
+
+import queue
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final, TypeVar
+
+from amp_ray.errors import HostError, InputError
+from amp_ray.runtime.host import Host
+from amp_ray.runtime.link import AgentLink, AgentSettings, Message
+from amp_ray.runtime.sweep import Debt, sweep_host, sweep_trials
+from amp_ray.runtime.watch import Watch
+
+_POLL_S: Final = 0.1
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarmUp:
+    """What a warm process imports on every host.
+
+    Args:
+        python: The interpreter, the same text as the first argument of the trials' commands.
+        modules: ``module``, or ``module:function`` to call a function of it too.
+        environment: In which they are imported; ``FOLDER`` in it stands for a folder of its own.
+    """
+
+    python: str
+    modules: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+class Agents:
+    """One agent per host, started in parallel, and what lost ones may have left behind."""
+
+    def __init__(
+        self, hosts: Iterable[Host], settings: AgentSettings, warm_up: WarmUp | None
+    ) -> None:
+        """Take the hosts; nothing is opened yet.
+
+        Args:
+            hosts: With different names.
+            settings: How agents behave.
+            warm_up: What warm processes import; None to have none.
+        """
+        self.settings = settings
+        self.links: dict[str, AgentLink] = {}
+        self.inbox: queue.SimpleQueue[tuple[str, Message]] = queue.SimpleQueue()
+        self._hosts = {host.name: host for host in hosts}
+        self._warm_up = warm_up
+        self._debts: dict[str, list[Debt]] = {name: [] for name in self._hosts}
+        self._answers: dict[str, Message] = {}
+        self._answered = threading.Condition()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All hosts."""
+        return tuple(self._hosts)
+
+    def check(self, names: Sequence[str], who: str) -> None:
+        """Refuse hosts that are not there.
+
+        Raises:
+            InputError: If there is one.
+        """
+        unknown = [name for name in names if name not in self._hosts]
+        if unknown:
+            message = f"{who} needs {unknown}, but the hosts are {[*self._hosts]}"
+            raise InputError(message)
+
+    def open(self, names: Sequence[str]) -> dict[str, str]:
+        """Make sure of an agent on each host, in parallel; return what failed, by host."""
+        missing = [name for name in names if not self._is_ready(name)]
+        results = in_parallel(self._open_one, missing)
+        return {name: text for name, text in zip(missing, results, strict=True) if text}
+
+    def warm(self, names: Sequence[str], watch: Watch) -> dict[str, Message]:
+        """Wait until the warm processes of open agents are ready, or have said why they are not.
+
+        Returns:
+            Per host ``problem``, empty if there is none, and ``import_s``; nothing where no warm
+            processes are wanted.
+
+        Raises:
+            InterruptedTrialError: If somebody wants no more of it.
+        """
+        if self._warm_up is None:
+            return {}
+        tags = {name: self.links[name].tag for name in names}
+        while True:
+            watch.check()
+            for name, tag in tags.items():
+                if self.links[name].silent_s > self.settings.lease_s:
+                    text = f"no sign of life for {self.settings.lease_s} s"
+                    self._answers.setdefault(tag, {"kind": "lost", "problem": text})
+            with self._answered:
+                if all(tag in self._answers for tag in tags.values()):
+                    return {name: self._answers[tag] for name, tag in tags.items()}
+                self._answered.wait(_POLL_S)
+
+    def give_up(self, folders: Mapping[str, str]) -> None:
+        """Leave agents that are lost, or could not clean up; their hosts have to be swept.
+
+        Args:
+            folders: Name of the trial's folder on each of their hosts.
+        """
+        for name, folder in folders.items():
+            link = self.links.pop(name)
+            link.close()
+            self._debts[name].append(Debt(tag=link.tag, folder=folder))
+
+    def abandon(self, folders: Mapping[str, str]) -> None:
+        """End agents in the middle of a trial, and wait until they have cleaned up.
+
+        Args:
+            folders: Name of the trial's folder on each of their hosts.
+        """
+        links = {name: self.links.pop(name) for name in folders}
+        for link in links.values():
+            link.close()
+        for name, link in links.items():
+            if not link.wait(self.settings.grace_s + self.settings.lease_s):
+                self._debts[name].append(Debt(tag=link.tag, folder=folders[name]))
+
+    def sweep(self) -> dict[str, list[str]]:
+        """End and remove whatever lost agents have left on hosts that can be reached again.
+
+        Returns:
+            Per host with a debt, what is still there; a host that cannot be reached has one line.
+        """
+        names = [name for name, debts in self._debts.items() if debts]
+        return dict(zip(names, in_parallel(self._pay, names), strict=True))
+
+    def sweep_trials(self, trial_ids: Sequence[str]) -> list[str]:
+        """End and remove what trials of a controller that has died have left on any host.
+
+        Returns:
+            What is still there, and the hosts that cannot be reached, each a line.
+        """
+
+        def sweep(name: str) -> list[str]:
+            try:
+                left = sweep_trials(self._hosts[name], self.settings, trial_ids)
+            except HostError as error:
+                return [str(error)]
+            return [f"{name}: {process}" for process in left]
+
+        return [line for lines in in_parallel(sweep, self.names) for line in lines]
+
+    def close(self) -> None:
+        """End all agents, wait until they have cleaned up, sweep once more, disconnect."""
+        links = [*self.links.values()]
+        for link in links:
+            link.close()
+        for link in links:
+            link.wait(self.settings.grace_s + self.settings.lease_s)
+        self.links.clear()
+        self.sweep()
+        for host in self._hosts.values():
+            host.close()
+
+    def _is_ready(self, name: str) -> bool:
+        """Tell whether a host has an agent at work and no debts."""
+        link = self.links.get(name)
+        return link is not None and link.is_alive and not self._debts[name]
+
+    def _open_one(self, name: str) -> str:
+        """Start an agent; return what prevents it, or nothing."""
+        try:
+            left = self._pay(name)
+            if left:
+                return f"{name}: an earlier trial left {', '.join(left)}"
+            self._hosts[name].connect()
+            self.links[name] = AgentLink(self._hosts[name], self.settings, self._take)
+        except HostError as error:
+            return str(error)
+        if self._warm_up is not None:
+            request: dict[str, Any] = asdict(self._warm_up)
+            self.links[name].send(kind="warm", base=self.settings.base, **request)
+        return ""
+
+    def _take(self, tag: str, message: Message) -> None:
+        """Queue what an agent says; remember what it says of its warm process."""
+        self.inbox.put((tag, message))
+        if message["kind"] in {"warm", "lost"}:
+            with self._answered:
+                self._answers.setdefault(tag, {"problem": message.get("text"), **message})
+                self._answered.notify_all()
+
+    def _pay(self, name: str) -> list[str]:
+        """Sweep a host; return what is left there."""
+        if not self._debts[name]:
+            return []
+        try:
+            left = sweep_host(self._hosts[name], self.settings, self._debts[name])
+        except HostError as error:
+            return [str(error)]
+        if not left:
+            self._debts[name].clear()
+        return left
+
+
+def in_parallel(work: Callable[[str], _T], names: Sequence[str]) -> list[_T]:
+    """Do something for several hosts at once; a thread per host, which waits most of the time."""
+    if len(names) <= 1:
+        return [work(name) for name in names]
+    with ThreadPoolExecutor(max_workers=len(names)) as pool:
+        return list(pool.map(work, names))

@@ -1,0 +1,199 @@
+"""Groups of hosts that run trials side by side: what a driver asks of them, and threads that do."""
+
+import contextlib
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol
+
+from amp_ray.errors import AmpRayError, HostError
+from amp_ray.spec.strategy import Strategy
+from amp_ray.trials.outcome import Crashed, Outcome, Unreachable
+
+CLOSE_TIMEOUT_S: Final = 30.0
+"""What a runner may take to end its trial and clean up: more than any lease."""
+
+
+class InterruptedTrialError(AmpRayError):
+    """A trial was ended on purpose before it was over; it may be run again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One attempt at one trial.
+
+    Args:
+        number: Of the trial, within its study.
+        attempt: From 0; above it only after a host was unreachable or the driver ended.
+        trial_id: Unique, a plain file name.
+        strategy: What to run; its placement is in devices of one group.
+        folder: Of this attempt, on the driver's machine; not yet made.
+    """
+
+    number: int
+    attempt: int
+    trial_id: str
+    strategy: Strategy
+    folder: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """An attempt that is over.
+
+    Args:
+        task: Which.
+        outcome: What came of it; None if it was interrupted.
+        group: Where it ran.
+    """
+
+    task: Task
+    outcome: Outcome | None
+    group: int
+
+
+class Runner(Protocol):
+    """Runs one trial after the other on one group of hosts."""
+
+    def run(self, task: Task) -> Outcome:
+        """Run a trial to its end.
+
+        Raises:
+            InterruptedTrialError: If ``interrupt`` was called.
+        """
+        ...
+
+    def interrupt(self) -> None:
+        """End the trial that runs, from any thread; does nothing where none does."""
+        ...
+
+    def sweep(self, trial_ids: Sequence[str]) -> list[str]:
+        """End and remove what attempts of a driver that has died have left; say what stays."""
+        ...
+
+    def close(self) -> None:
+        """End everything that was started, and disconnect."""
+        ...
+
+
+class Pool(Protocol):
+    """All groups of hosts of a study."""
+
+    @property
+    def num_groups(self) -> int:
+        """How many groups there are, in use or not."""
+        ...
+
+    def free(self) -> tuple[int, ...]:
+        """Return the groups that are idle and in use."""
+        ...
+
+    def start(self, task: Task, group: int) -> None:
+        """Start a trial on a group that is free."""
+        ...
+
+    def wait(self, timeout_s: float) -> list[Finished]:
+        """Wait until some attempts are over or the time is; return those that are."""
+        ...
+
+    def set_aside(self, group: int) -> None:
+        """Use a group no more."""
+        ...
+
+    def sweep(self, trial_ids: Sequence[str]) -> list[str]:
+        """Have every group sweep; see ``Runner.sweep``."""
+        ...
+
+    def close(self) -> None:
+        """Interrupt what runs, and return when everything is clean."""
+        ...
+
+
+class ThreadPool:
+    """A pool in this process: a thread per group, which waits most of the time."""
+
+    def __init__(self, make_runner: Callable[[int], Runner], num_groups: int) -> None:
+        """Make the runners; they open nothing yet.
+
+        Args:
+            make_runner: From the number of a group to its runner.
+            num_groups: How many.
+        """
+        self._runners = tuple(make_runner(group) for group in range(num_groups))
+        self._aside: set[int] = set()
+        self._threads: dict[int, threading.Thread] = {}
+        self._done: queue.SimpleQueue[Finished] = queue.SimpleQueue()
+
+    @property
+    def num_groups(self) -> int:
+        """How many groups there are."""
+        return len(self._runners)
+
+    def free(self) -> tuple[int, ...]:
+        """Return the groups that are idle and in use."""
+        busy = self._aside | self._threads.keys()
+        return tuple(group for group in range(self.num_groups) if group not in busy)
+
+    def start(self, task: Task, group: int) -> None:
+        """Start a trial on a group that is free."""
+        assert group in self.free()
+        name = f"trial {task.trial_id}"
+        thread = threading.Thread(target=self._run, args=(task, group), name=name, daemon=True)
+        self._threads[group] = thread
+        thread.start()
+
+    def wait(self, timeout_s: float) -> list[Finished]:
+        """Wait until some attempts are over or the time is; return those that are."""
+        finished = []
+        with contextlib.suppress(queue.Empty):
+            finished.append(self._done.get(timeout=timeout_s))
+            while True:
+                finished.append(self._done.get_nowait())
+        for entry in finished:
+            self._threads.pop(entry.group).join()
+        return finished
+
+    def set_aside(self, group: int) -> None:
+        """Use a group no more."""
+        self._aside.add(group)
+
+    def sweep(self, trial_ids: Sequence[str]) -> list[str]:
+        """Have every group sweep."""
+        return [line for runner in self._runners for line in sweep_lines(runner, trial_ids)]
+
+    def close(self) -> None:
+        """Interrupt what runs, and return when everything is clean."""
+        for group in self._threads:
+            self._runners[group].interrupt()
+        for thread in self._threads.values():
+            thread.join(CLOSE_TIMEOUT_S)
+        for runner in self._runners:
+            runner.close()
+
+    def _run(self, task: Task, group: int) -> None:
+        """Run one attempt in its thread; whatever happens, it is reported."""
+        outcome = run_task(self._runners[group], task)
+        self._done.put(Finished(task=task, outcome=outcome, group=group))
+
+
+def run_task(runner: Runner, task: Task) -> Outcome | None:
+    """Run an attempt; what goes wrong becomes an outcome, an interruption None."""
+    try:
+        return runner.run(task)
+    except InterruptedTrialError:
+        return None
+    except HostError as error:
+        return Unreachable(reason=str(error), host="", wall_s=0.0)
+    except Exception as error:  # noqa: BLE001 - a thread must tell its end, whatever it is
+        reason = f"the launcher failed: {type(error).__name__}: {error}"
+        return Crashed(reason=reason, kind="start", rank=None, host="", lines=(), wall_s=0.0)
+
+
+def sweep_lines(runner: Runner, trial_ids: Sequence[str]) -> list[str]:
+    """Sweep one group; a host that cannot be reached has one line."""
+    try:
+        return runner.sweep(trial_ids)
+    except HostError as error:
+        return [str(error)]

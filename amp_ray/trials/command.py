@@ -1,0 +1,203 @@
+"""A strategy as a launch: job file, commands and environment of our training program."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from amp_ray.errors import InputError
+from amp_ray.spec.experiment import Experiment
+from amp_ray.spec.strategy import Strategy
+from amp_ray.spec.strategy_json import strategy_to_json
+from amp_ray.trials.ds_config import NO_CLIPPING, ds_config, slices_transfers
+from amp_ray.trials.job_file import (
+    ENVIRONMENT,
+    JOB_FILE,
+    THREADS_VARIABLE,
+    shape_to_json,
+    torch_device,
+)
+from amp_ray.trials.launch import Launch, rank_commands
+from amp_ray.trials.node_launch import deepspeed_commands, launch_order
+from amp_ray.trials.placement import Place, hostfile_text, placement
+from amp_ray.trials.program import program_launch, program_problem, program_reader
+from amp_ray.trials.result import Reader, read_result
+from amp_ray.trials.runtime_strategy import runtime_strategy, why_not_launchable
+
+PROGRAM: Final = "amp_ray.training"
+
+CONFIG_FILE: Final = "ds_config.json"
+HOSTFILE: Final = "hostfile"
+"""Beside the job file, for people: to read a trial, and to repeat it with DeepSpeed's tools."""
+
+LEARNING_RATES: Final = {"sgd": 1e-2}
+OTHER_LEARNING_RATE: Final = 1e-4
+"""Usual ones: a trial's steps take the same time with any, but losses should stay finite."""
+
+WAIT_FRACTION: Final = 0.5
+"""Of the trial's limit: a rank that waits longer says so itself, before the trial is ended."""
+
+WARM_MODULES: Final = (
+    *("torch", "torch._dynamo", "deepspeed", "deepspeed.pipe"),
+    "deepspeed.runtime.zero.muon.muon_optimizer",
+)
+"""All that our training program imports of others; DeepSpeed imports the last with ZeRO only."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preload:
+    """What a process imports once to fork ranks from.
+
+    Args:
+        modules: In this order.
+        environment: In which.
+    """
+
+    modules: tuple[str, ...]
+    environment: Mapping[str, str]
+
+
+def trial_launch(
+    experiment: Experiment,
+    strategy: Strategy,
+    *,
+    trial_id: str,
+    hosts: Sequence[str],
+    files: Mapping[str, bytes],
+    python: str,
+) -> Launch:
+    """Return a strategy, ready to start.
+
+    Args:
+        experiment: What is trained, and how trials run.
+        strategy: Its bounds count in the experiment's list of layers.
+        trial_id: Unique, a plain file name.
+        hosts: Names of the hosts that play the nodes of the experiment's cluster.
+        files: The program's sources, or the files of the user's own program.
+        python: Interpreter that trains.
+
+    Raises:
+        InputError: If the strategy cannot be launched, with the reason and what to change.
+    """
+    if experiment.trials.program is not None:
+        return program_launch(
+            experiment, strategy, trial_id=trial_id, hosts=hosts, files=files, python=python
+        )
+    chosen = runtime_strategy(experiment, strategy)
+    places = placement(experiment, strategy, hosts)
+    argv = [python, "-u", "-m", PROGRAM, JOB_FILE]
+    by_node = experiment.trials.launcher == "deepspeed"
+    return Launch(
+        trial_id=trial_id,
+        commands=deepspeed_commands([python, *argv[3:]], places)
+        if by_node
+        else rank_commands(argv, places),
+        files={
+            **files,
+            JOB_FILE: _to_json(_job(experiment, chosen, trial_id, places)),
+            CONFIG_FILE: _to_json(ds_config(experiment, chosen)),
+            HOSTFILE: hostfile_text(places).encode(),
+        },
+        environment=_environment(experiment),
+        timeout_s=experiment.trials.timeout_s,
+    )
+
+
+def trial_problem(experiment: Experiment, strategy: Strategy) -> str | None:
+    """Say why a strategy cannot be run as a trial, and what to change; None if it can."""
+    if experiment.trials.program is not None:
+        return program_problem(experiment, strategy)
+    return why_not_launchable(experiment, strategy)
+
+
+def trial_warm_up(experiment: Experiment) -> Preload | None:
+    """Return what may be imported before a trial; None where every rank starts afresh.
+
+    Only what others wrote is: the program's own files come with each trial.
+    """
+    trials = experiment.trials
+    if not trials.warm or trials.program is not None or trials.launcher != "agent":
+        return None
+    # Asking the driver how many GPUs there are would make CUDA useless in every child; NVML is
+    # asked instead.
+    environment = {**_environment(experiment), "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+    return Preload(modules=WARM_MODULES, environment=environment)
+
+
+def trial_reader(experiment: Experiment) -> Reader:
+    """Return what finds the measurement in what a trial has left."""
+    trials = experiment.trials
+    if trials.program is None:
+        return read_result
+    return program_reader(
+        trials.program,
+        trials.num_steps,
+        trials.num_warmup_steps,
+        global_batch_size=experiment.global_batch_size,
+        timeout_s=trials.timeout_s,
+    )
+
+
+def _job(
+    experiment: Experiment, strategy: Strategy, trial_id: str, places: Sequence[Place]
+) -> dict[str, Any]:
+    """Return what every rank reads."""
+    trials = experiment.trials
+    job = {
+        "trial_id": trial_id,
+        "out_dir": ".",
+        "model": shape_to_json(experiment.model.shape),
+        "strategy": {
+            **strategy_to_json(strategy, experiment.cluster),
+            "placement": [list(place) for place in places],
+        },
+        "global_batch_size": experiment.global_batch_size,
+        "steps": trials.num_steps,
+        "warmup_steps": trials.num_warmup_steps,
+        "precision": experiment.precision,
+        "optimizer": experiment.optimizer,
+        "learning_rate": LEARNING_RATES.get(experiment.optimizer, OTHER_LEARNING_RATE),
+        "gradient_clipping": NO_CLIPPING,
+        "zero_stage": experiment.zero_stage,
+        "sliced_transfers": slices_transfers(experiment),
+        "device": _device(experiment),
+        "num_threads": _num_threads(experiment),
+        "init_timeout_s": trials.timeout_s * WAIT_FRACTION,
+        "communication_timeout_s": trials.timeout_s * WAIT_FRACTION,
+    }
+    if trials.launcher == "deepspeed":
+        job["launch_order"] = [list(place) for place in launch_order(places)]
+    return job
+
+
+def _device(experiment: Experiment) -> str:
+    """Return torch's word for the cluster's devices."""
+    return torch_device(device.name for device in experiment.cluster.device_types)
+
+
+def _environment(experiment: Experiment) -> dict[str, str]:
+    """Return the variables of every rank; the user's win."""
+    return {
+        **ENVIRONMENT,
+        "DS_ACCELERATOR": _device(experiment),
+        **experiment.trials.environment,
+    }
+
+
+def _num_threads(experiment: Experiment) -> int:
+    """Return the threads of a rank on a CPU.
+
+    Raises:
+        InputError: If the variable that says so holds something else.
+    """
+    text = _environment(experiment)[THREADS_VARIABLE]
+    if not (text.isascii() and text.isdigit() and int(text) > 0):
+        where = experiment.document.where("trials", "environment", THREADS_VARIABLE)
+        message = f"found {text!r}; expected a number of threads per rank, such as 1"
+        raise InputError(message, where=where)
+    return int(text)
+
+
+def _to_json(record: Mapping[str, Any]) -> bytes:
+    """Write an object for programs and people."""
+    return json.dumps(record, indent=1).encode() + b"\n"

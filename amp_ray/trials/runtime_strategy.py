@@ -1,0 +1,165 @@
+"""A strategy in the layers that our training program runs, or why it cannot be launched.
+
+Published experiments count their bounds in the artifact's list of layers: no-ops have entries of
+their own there, and the loss stands apart from the head. Every such entry belongs to the layer
+of our list that it stands for; a cut moves with the layers on its two sides.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Final
+
+from amp_ray.errors import InputError
+from amp_ray.spec.experiment import Experiment
+from amp_ray.spec.families import build_model
+from amp_ray.spec.model import LayerKind, Model
+from amp_ray.spec.strategy import Strategy
+
+RUNTIMES: Final = ("deepspeed", "amp-2022", "amp-2022-transgan")
+"""What our training program runs: its own experiments, and those published by AMP's authors."""
+
+MAX_ZERO_STAGE: Final = 1
+"""DeepSpeed refuses ZeRO-2 and ZeRO-3 with a PipelineModule."""
+
+_NO_LAYER: Final[tuple[LayerKind, ...]] = ("noop", "loss")
+"""Entries that start no layer of the program: they vanish, or belong to the layer before."""
+
+
+def runtime_strategy(experiment: Experiment, strategy: Strategy) -> Strategy:
+    """Return a strategy as our training program runs it.
+
+    Bounds are those of its own list of layers. Where the experiment's runtime always computes the
+    forward pass of a block twice, every stage does.
+
+    Args:
+        experiment: Which list its bounds count in, and what the runtime does.
+        strategy: What to run.
+
+    Raises:
+        InputError: If it cannot be launched, with the reason and what to change.
+    """
+    reason = why_not_launchable(experiment, strategy)
+    if reason is not None:
+        message = f"{describe(strategy)} cannot be launched: {reason}"
+        raise InputError(message, where=experiment.document.where())
+    bounds = runtime_bounds(experiment.model, strategy.bounds)
+    again = experiment.traits.forward_runs > 1
+    stages = tuple(
+        replace(
+            stage,
+            first_layer=first,
+            end_layer=end,
+            recompute="full" if again else stage.recompute,
+        )
+        for stage, (first, end) in zip(strategy.stages, pairwise(bounds), strict=True)
+    )
+    return replace(strategy, stages=stages)
+
+
+def why_not_launchable(experiment: Experiment, strategy: Strategy) -> str | None:
+    """Say why our training program cannot run a strategy, and what to change; None if it can."""
+    return next(_reasons(experiment, strategy), None)
+
+
+def describe(strategy: Strategy) -> str:
+    """Name a strategy in a message."""
+
+    def each(name: str) -> str:
+        values = list(dict.fromkeys(getattr(stage, name) for stage in strategy.stages))
+        return f"{name} {'/'.join(map(str, values))}"
+
+    bounds = " ".join(map(str, strategy.bounds))
+    return (
+        f"strategy {each('tp')}, pp {strategy.pp}, {each('dp')}, micro-batch size "
+        f"{strategy.micro_batch_size}, bounds {bounds}"
+    )
+
+
+def runtime_bounds(model: Model, bounds: Sequence[int]) -> tuple[int, ...]:
+    """Return bounds in the training program's list of layers.
+
+    Args:
+        model: The list that ``bounds`` count in.
+        bounds: ``(0, ..., model.num_layers)``.
+
+    Returns:
+        ``(0, ..., number of the program's layers)``; two may be equal where nothing of a stage
+        is left.
+    """
+    firsts = _first_entries(model)
+    return tuple(sum(entry < bound for entry in firsts) for bound in bounds)
+
+
+def _first_entries(model: Model) -> tuple[int, ...]:
+    """Return for every layer of the program's list the entry of the model's that it starts at.
+
+    A layer at the end that no entry stands for (the published TransGAN list has no head) goes
+    with the last entry that computes something.
+    """
+    wanted = [layer.kind for layer in build_model(model.shape, layer_list="runtime").layers]
+    kept = [
+        (entry, layer.kind)
+        for entry, layer in enumerate(model.layers)
+        if layer.kind not in _NO_LAYER
+    ]
+    assert [kind for _, kind in kept] == wanted[: len(kept)], "lists of one model differ in order"
+    entries = [entry for entry, _ in kept]
+    return (*entries, *entries[-1:] * (len(wanted) - len(entries)))
+
+
+def _reasons(experiment: Experiment, strategy: Strategy) -> Iterator[str]:
+    """Find what stands against a launch, the most fundamental first."""
+    model, cluster = experiment.model, experiment.cluster
+    if experiment.traits.name not in RUNTIMES:
+        yield (
+            f"runtime {experiment.traits.name!r} is another program than ours; give its command "
+            "as 'trials: {program: {argv: [...]}}', or plan with 'runtime: deepspeed'"
+        )
+    if not strategy.is_uniform:
+        yield "its stages have different tp or dp, or shares of samples; DeepSpeed runs one of each"
+    if experiment.zero_stage > MAX_ZERO_STAGE:
+        yield f"zero_stage {experiment.zero_stage} does not work with a pipeline; use 0 or 1"
+    if strategy.bounds[-1] != model.num_layers:
+        yield f"its bounds end at {strategy.bounds[-1]}, the model has {model.num_layers} layers"
+        return
+    if strategy.global_batch_size != experiment.global_batch_size:
+        yield (
+            f"it makes {strategy.global_batch_size} samples per step, global_batch_size is "
+            f"{experiment.global_batch_size}"
+        )
+    if max(strategy.placement) >= cluster.num_devices:
+        yield (
+            f"it is placed on device {max(strategy.placement)}, the cluster has devices 0 to "
+            f"{cluster.num_devices - 1}"
+        )
+    yield from _undivided(experiment, strategy)
+    yield from _empty_stages(model, strategy.bounds)
+
+
+def _undivided(experiment: Experiment, strategy: Strategy) -> Iterator[str]:
+    """Find sizes of the model that tensor parallelism would have to divide and cannot."""
+    shape = experiment.model.shape
+    sizes = {
+        "num_heads": shape.num_heads,
+        "num_key_value_heads": shape.num_key_value_heads,
+        "feed_forward_size": shape.feed_forward_size,
+    }
+    for name, size in sizes.items():
+        tps = [stage.tp for stage in strategy.stages if size % stage.tp]
+        if tps:
+            yield f"tp {tps[0]} does not divide {name} {size}; choose another tp"
+
+
+def _empty_stages(model: Model, bounds: Sequence[int]) -> Iterator[str]:
+    """Find stages of which nothing is left in the training program's list."""
+    ends = pairwise(runtime_bounds(model, bounds))
+    for stage, (first, end) in enumerate(ends):
+        if first == end:
+            names = dict.fromkeys(
+                layer.name for layer in model.layers[bounds[stage] : bounds[stage + 1]]
+            )
+            yield (
+                f"stage {stage} (layers {bounds[stage]} to {bounds[stage + 1] - 1}: "
+                f"{', '.join(names)}) has no layer of the training program; move the cut"
+            )

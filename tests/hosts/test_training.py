@@ -1,0 +1,223 @@
+"""Real training over SSH: the same model whatever the strategy, and what a start takes."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from amp_ray.runtime.pool import Task
+from amp_ray.runtime.trial_runner import TrialRunner, make_runner
+from amp_ray.spec.experiment import Experiment
+from amp_ray.spec.strategy import Candidate, Strategy
+from amp_ray.testing.experiments import experiment_from
+from amp_ray.testing.hosts import HostCluster
+from amp_ray.trials.outcome import Measured
+
+from .conftest import Bench, MakeCluster
+
+pytestmark = [
+    pytest.mark.hosts,
+    pytest.mark.skipif(
+        not (find_spec("torch") and find_spec("deepspeed")),
+        reason="torch and DeepSpeed are not installed: pip install 'amp-ray[training]'",
+    ),
+]
+
+TEXT = """\
+name: tiny
+model: {family: gpt2, num_layers: 4, hidden_size: 32, num_heads: 4, sequence_length: 16,
+        vocab_size: 61}
+cluster:
+  hostfile: hostfile
+  nodes:
+    - {count: COUNT, device: cpu, slots: 2, intra_gbit_per_s: 20, inter_gbit_per_s: 10}
+precision: fp32
+optimizer: sgd
+global_batch_size: 8
+trials: {backend: ssh, steps: 5, warmup_steps: 2, timeout_s: 120}
+"""
+TOLERANCE = 1e-5
+NUM_STEPS = 7
+HANG_GUARD_S = 60.0
+"""Of a start; the limits of the design are met by a wide margin on an idle machine."""
+
+
+def strategy(
+    bounds: tuple[int, ...], placement: tuple[int, ...], *, tp: int = 1, dp: int = 1, size: int = 2
+) -> Strategy:
+    candidate = Candidate(
+        micro_batch_size=size,
+        tp=tp,
+        dp=dp,
+        pp=len(bounds) - 1,
+        num_micro_batches=8 // (dp * size),
+    )
+    return Strategy.uniform(candidate, bounds, placement)
+
+
+def recomputed(plain: Strategy, *stages: int) -> Strategy:
+    """Let some stages compute their forward pass twice."""
+    return replace(
+        plain,
+        stages=tuple(
+            replace(stage, recompute="full") if number in stages else stage
+            for number, stage in enumerate(plain.stages)
+        ),
+    )
+
+
+# Devices 0, 2, 4 and 6 are the first slots of four hosts, 1, 3, 5 and 7 the second ones.
+REFERENCE = strategy((0, 7), (0,), size=8)
+STRATEGIES = {
+    "tensor parallel over four hosts": strategy((0, 7), (0, 2, 4, 6), tp=4, size=4),
+    "data parallel over four hosts": strategy((0, 7), (6, 4, 2, 0), dp=4, size=1),
+    "uneven pipeline over four hosts": strategy((0, 1, 5, 6, 7), (4, 1, 6, 2)),
+    "replicas apart, pipelines across": strategy((0, 3, 7), (0, 4, 2, 6), dp=2),
+    "all three mixed, placed at random": recomputed(
+        strategy((0, 2, 7), (5, 0, 6, 3, 1, 7, 2, 4), tp=2, dp=2), 0
+    ),
+}
+SHARDED = strategy((0, 5, 7), (3, 0, 1, 2), dp=2)
+"""With ZeRO-1, which is the experiment's."""
+
+
+@dataclass
+class Trials:
+    """Runs strategies, each in a folder of its own.
+
+    Args:
+        folder: Of all trials.
+        runner: Where they run.
+        number: Of those that were run.
+    """
+
+    folder: Path
+    runner: TrialRunner
+    number: int = 0
+
+    def losses(self, chosen: Strategy) -> list[float]:
+        """Run a strategy and return what every step lost."""
+        outcome = self.run(chosen)
+        assert isinstance(outcome, Measured), outcome
+        (path,) = self.last.glob("hosts/*/result.json")
+        found: list[float] = json.loads(path.read_text(encoding="utf-8"))["losses"]
+        assert len(found) == NUM_STEPS
+        return found
+
+    def run(self, chosen: Strategy) -> object:
+        self.number += 1
+        task = Task(
+            number=self.number, attempt=0, trial_id=self.name, strategy=chosen, folder=self.last
+        )
+        return self.runner.run(task)
+
+    @property
+    def name(self) -> str:
+        return f"study-{self.number}"
+
+    @property
+    def last(self) -> Path:
+        return self.folder / self.name
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        """Read what the agents said in the last trial."""
+        lines = (self.last / "events.jsonl").read_text(encoding="utf-8").splitlines()
+        return [event for event in map(json.loads, lines) if event["kind"] == kind]
+
+    def first_step_s(self) -> float:
+        """Return when the last rank of the last trial had done its first step, since launch."""
+        return max(
+            float(event["time_s"])
+            for event in self.events("said")
+            if event["data"]["event"] == "first_step"
+        )
+
+
+MakeTrials = Callable[..., Trials]
+
+
+@pytest.fixture
+def make_trials(tmp_path: Path) -> Iterator[MakeTrials]:
+    """Make runners on test hosts; at the end nothing may be left there."""
+    opened: list[tuple[Trials, Bench]] = []
+
+    def make(cluster: HostCluster, **changes: Any) -> Trials:  # noqa: ANN401 - of the experiment
+        bench = Bench(cluster, tmp_path)
+        folder = tmp_path / str(len(opened))
+        trials = Trials(folder, make_runner(experiment(bench, **changes), "ssh", 0))
+        opened.append((trials, bench))
+        return trials
+
+    yield make
+    for trials, _ in opened:
+        trials.runner.close()
+    for _, bench in opened:
+        hosts = bench.cluster.hosts
+        bench.wait_for(lambda: not any(bench.cluster.programs(host) for host in hosts))  # noqa: B023
+        assert [bench.folders_on(host) for host in hosts] == [[]] * len(hosts)
+
+
+def experiment(bench: Bench, **changes: Any) -> Experiment:  # noqa: ANN401 - Experiment's own
+    hosts = bench.cluster.hosts
+    hostfile = "".join(f"{host.address} slots=2\n" for host in hosts)
+    found = experiment_from(TEXT.replace("COUNT", str(len(hosts))), {"hostfile": hostfile})
+    trials = {"ssh": bench.ssh, **changes.pop("trials", {})}
+    return replace(found, trials=replace(found.trials, **trials), **changes)
+
+
+def largest_difference(found: list[float], expected: list[float]) -> float:
+    return max(abs(one - other) for one, other in zip(found, expected, strict=True))
+
+
+def test_every_strategy_trains_the_same_model_over_ssh(
+    make_cluster: MakeCluster, make_trials: MakeTrials
+) -> None:
+    cluster = make_cluster(num_hosts=4)
+    trials = make_trials(cluster)
+    expected = trials.losses(REFERENCE)
+    assert max(expected) - min(expected) > 1000 * TOLERANCE
+    differences = {
+        name: largest_difference(trials.losses(chosen), expected)
+        for name, chosen in STRATEGIES.items()
+    }
+    assert {event["warm"] for event in trials.events("started")} == {True}
+    trials.runner.close()
+    sharded = make_trials(cluster, zero_stage=1)
+    differences["ZeRO-1"] = largest_difference(sharded.losses(SHARDED), expected)
+    assert {name: apart for name, apart in differences.items() if apart >= TOLERANCE} == {}
+
+
+def test_a_start_is_fast_with_warm_processes_and_possible_without(
+    make_cluster: MakeCluster, make_trials: MakeTrials
+) -> None:
+    """``pytest -rP`` shows what was measured."""
+    cluster = make_cluster(num_hosts=2)
+    chosen = strategy((0, 3, 7), (0, 1, 2, 3), dp=2)
+    warm, cold = make_trials(cluster), make_trials(cluster, trials={"warm": False})
+    found = {}
+    for name, trials in (("warm", warm), ("cold", cold)):
+        trials.losses(chosen)
+        trials.losses(chosen)
+        found[name] = trials.first_step_s()
+        sys.stdout.write(f"{name}: first step done {found[name]:.2f} s after the launch\n")
+        were_warm = {event["warm"] for event in trials.events("started")}
+        assert were_warm == {name == "warm"}
+        trials.runner.close()
+    assert max(found.values()) < HANG_GUARD_S
+
+
+def test_deepspeeds_launcher_trains_the_same_model_over_ssh(
+    make_cluster: MakeCluster, make_trials: MakeTrials
+) -> None:
+    cluster = make_cluster(num_hosts=2)
+    trials = make_trials(cluster, trials={"launcher": "deepspeed"})
+    expected = trials.losses(REFERENCE)
+    placed = strategy((0, 4, 7), (3, 0, 2, 1), tp=2)
+    assert largest_difference(trials.losses(placed), expected) < TOLERANCE
+    # One command per host, which starts both ranks.
+    assert sorted(event["rank"] for event in trials.events("started")) == [0, 2]

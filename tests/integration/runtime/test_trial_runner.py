@@ -1,0 +1,273 @@
+"""Real training on this machine, which plays two nodes of two CPU devices each."""
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from amp_ray.errors import AmpRayError
+from amp_ray.runtime.host import LocalHost
+from amp_ray.runtime.link import AgentSettings
+from amp_ray.runtime.pool import InterruptedTrialError, Task
+from amp_ray.runtime.program_files import source_files
+from amp_ray.runtime.trial_runner import TrialRunner
+from amp_ray.spec.experiment import Experiment
+from amp_ray.spec.strategy import Candidate, Strategy
+from amp_ray.testing.experiments import experiment_from
+from amp_ray.trials.command import WARM_MODULES
+from amp_ray.trials.ds_config import ds_config
+from amp_ray.trials.job_file import shape_to_json
+from amp_ray.trials.outcome import Crashed, Measured, Outcome
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.skipif(
+        not (find_spec("torch") and find_spec("deepspeed")),
+        reason="torch and DeepSpeed are not installed: pip install 'amp-ray[training]'",
+    ),
+]
+
+TEXT = """\
+name: tiny
+model: {family: gpt2, num_layers: 4, hidden_size: 32, num_heads: 4, sequence_length: 16,
+        vocab_size: 61}
+cluster:
+  nodes:
+    - {count: 2, device: cpu, slots: 2, intra_gbit_per_s: 20, inter_gbit_per_s: 20}
+precision: fp32
+optimizer: sgd
+global_batch_size: 8
+trials: {backend: local, steps: 5, warmup_steps: 2, timeout_s: 120}
+"""
+EXPERIMENT = experiment_from(TEXT)
+TOLERANCE = 1e-5
+HANG_GUARD_S = 60.0
+ALONE = Candidate(micro_batch_size=8, tp=1, dp=1, pp=1, num_micro_batches=1)
+CROSSED = Candidate(micro_batch_size=2, tp=2, dp=1, pp=2, num_micro_batches=4)
+REFERENCE = Strategy.uniform(ALONE, (0, 7))
+STRATEGY = Strategy.uniform(CROSSED, (0, 2, 7), (3, 0, 1, 2))
+
+
+@dataclass
+class Trials:
+    """Runs strategies, each in a folder of its own.
+
+    Args:
+        folder: Of all trials.
+        runner: Where they run.
+        number: Of those that were run.
+    """
+
+    folder: Path
+    runner: TrialRunner
+    number: int = 0
+
+    def run(self, strategy: Strategy) -> Outcome:
+        self.number += 1
+        trial_id = f"study-{self.number}"
+        folder = self.folder / trial_id
+        task = Task(
+            number=self.number, attempt=0, trial_id=trial_id, strategy=strategy, folder=folder
+        )
+        return self.runner.run(task)
+
+    def result(self) -> dict[str, Any]:
+        """Read what the last trial wrote."""
+        (path,) = (self.folder / f"study-{self.number}").glob("hosts/*/result.json")
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return found
+
+    def events(self) -> list[dict[str, Any]]:
+        """Read what the agents said in the last trial."""
+        path = self.folder / f"study-{self.number}/events.jsonl"
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+    def were_warm(self) -> list[bool]:
+        return [event["warm"] for event in self.events() if event["kind"] == "started"]
+
+
+def make(folder: Path, experiment: Experiment = EXPERIMENT) -> Trials:
+    settings = AgentSettings(base=str(folder / "base"), grace_s=0.3)
+    return Trials(folder, TrialRunner(experiment, 0, LocalHost, settings))
+
+
+def with_trials(**changes: Any) -> Experiment:  # noqa: ANN401 - TrialSettings' own
+    return replace(EXPERIMENT, trials=replace(EXPERIMENT.trials, **changes))
+
+
+@pytest.fixture(scope="module")
+def trials(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trials]:
+    """Warm processes for all tests of this file; at the end no file of theirs is left."""
+    found = make(tmp_path_factory.mktemp("trials"))
+    yield found
+    found.runner.close()
+    assert [*(found.folder / "base").iterdir()] == []
+
+
+@pytest.fixture(scope="module")
+def losses(trials: Trials) -> list[float]:
+    """Return the losses of one rank alone."""
+    assert isinstance(trials.run(REFERENCE), Measured)
+    found: list[float] = trials.result()["losses"]
+    return found
+
+
+def largest_difference(found: Sequence[float], expected: Sequence[float]) -> float:
+    return max(abs(one - other) for one, other in zip(found, expected, strict=True))
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + HANG_GUARD_S
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+
+
+def test_a_placed_pipeline_trains_what_one_rank_does(trials: Trials, losses: list[float]) -> None:
+    outcome = trials.run(STRATEGY)
+    assert isinstance(outcome, Measured), outcome
+    assert largest_difference(trials.result()["losses"], losses) < TOLERANCE
+    assert len(outcome.step_time_s) == 7
+    assert outcome.num_warmup_steps >= 2
+    assert len(outcome.peak_memory_bytes) == 2
+    assert trials.were_warm() == [True] * 4
+
+
+def test_training_moves_the_losses(losses: list[float]) -> None:
+    """Else equal losses would prove nothing."""
+    assert max(losses) - min(losses) > 1000 * TOLERANCE
+
+
+def test_a_trial_that_is_interrupted_ends_and_the_next_one_runs(
+    trials: Trials, losses: list[float]
+) -> None:
+    base = trials.folder / "base"
+    endless = replace(EXPERIMENT, trials=replace(EXPERIMENT.trials, num_steps=100_000))
+    long = Trials(trials.folder / "long", TrialRunner(endless, 0, LocalHost, settings_in(base)))
+    ended: list[type[BaseException]] = []
+
+    def work() -> None:
+        try:
+            long.run(STRATEGY)
+        except AmpRayError as error:
+            ended.append(type(error))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    wait_for(lambda: [*base.glob("amp-ray-study-1-*/rank-0.log")])
+    long.runner.interrupt()
+    thread.join(HANG_GUARD_S)
+    assert ended == [InterruptedTrialError]
+    assert [*base.glob("amp-ray-study-*")] == []
+    long.runner.close()
+    assert isinstance(trials.run(REFERENCE), Measured)
+    assert largest_difference(trials.result()["losses"], losses) < TOLERANCE
+
+
+def settings_in(base: Path) -> AgentSettings:
+    return AgentSettings(base=str(base), grace_s=0.3)
+
+
+def test_deepspeeds_launcher_starts_the_same_training(losses: list[float], tmp_path: Path) -> None:
+    found = make(tmp_path, with_trials(launcher="deepspeed"))
+    outcome = found.run(STRATEGY)
+    assert isinstance(outcome, Measured), outcome
+    assert largest_difference(found.result()["losses"], losses) < TOLERANCE
+    assert len(found.were_warm()) == 2
+    found.runner.close()
+
+
+@pytest.mark.parametrize("launcher", ["agent", "deepspeed"])
+def test_an_interpreter_without_torch_is_told_with_what_to_do(
+    tmp_path: Path, launcher: str
+) -> None:
+    python = tmp_path / "bare python"
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "$@"\n', encoding="ascii")
+    python.chmod(0o755)
+    found = make(tmp_path, with_trials(python=str(python), launcher=launcher))
+    outcome = found.run(STRATEGY)
+    found.runner.close()
+    assert isinstance(outcome, Crashed)
+    assert "No module named" in outcome.reason
+    assert "trials.python" in outcome.reason
+    assert found.were_warm() == [False] * (4 if launcher == "agent" else 2)
+
+
+def test_what_a_dead_driver_has_left_is_swept_and_nothing_else(
+    trials: Trials, tmp_path: Path
+) -> None:
+    base = trials.folder / "base"
+    mine, others = base / "amp-ray-study-3-0a1b2c", base / "amp-ray-study-31-0a1b2c"
+    sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
+    processes = []
+    for folder in (mine, others):
+        folder.mkdir(parents=True)
+        processes.append(subprocess.Popen(sleep, env={"AMP_RAY_FOLDER": str(folder)}))
+    lost, alive = processes
+    wait_for(lambda: b"AMP_RAY_FOLDER" in Path(f"/proc/{lost.pid}/environ").read_bytes())
+    assert trials.runner.sweep(["study-3"]) == []
+    assert lost.wait(HANG_GUARD_S) != 0
+    assert alive.poll() is None
+    assert (mine.exists(), others.exists()) == (False, True)
+    alive.kill()
+    alive.wait()
+    others.rmdir()
+
+
+def test_the_files_beside_the_job_say_what_deepspeed_is_told() -> None:
+    from amp_ray.training.job import read_job  # noqa: PLC0415 - torch, where it is installed
+    from amp_ray.training.pipeline import deepspeed_config  # noqa: PLC0415
+
+    record = {
+        "trial_id": "t",
+        "out_dir": ".",
+        "model": shape_to_json(EXPERIMENT.model.shape),
+        "strategy": {
+            "tp": 2,
+            "dp": 1,
+            "pp": 2,
+            "micro_batch_size": 2,
+            "num_micro_batches": 4,
+            "bounds": [0, 2, 7],
+        },
+        "global_batch_size": 8,
+        "steps": 1,
+    }
+    told = deepspeed_config(read_job(record), num_parameters=1)
+    told.pop("steps_per_print")
+    told["zero_optimization"].pop("reduce_bucket_size")
+    assert told.items() <= ds_config(EXPERIMENT, STRATEGY).items()
+
+
+def test_warm_processes_import_all_that_training_needs_of_others(tmp_path: Path) -> None:
+    for name, content in source_files().items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    program = f"""
+import importlib, sys
+for name in {WARM_MODULES!r}:
+    importlib.import_module(name)
+before = set(sys.modules)
+importlib.import_module("amp_ray.training.loop")
+sys.exit(", ".join(name for name in set(sys.modules) - before if not name.startswith("amp_ray")))
+"""
+    environment = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
+    environment |= {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
+    ended = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.stderr.splitlines()[-1:] in ([], [""]), ended.stderr

@@ -1,0 +1,200 @@
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from amp_ray.errors import AmpRayError, InputError
+from amp_ray.runtime import actor_pool
+from amp_ray.runtime.actor_pool import ActorLostError, ActorPool
+from amp_ray.runtime.pool import Pool, Task
+from amp_ray.runtime.search_crew import Hello
+from amp_ray.runtime.trial_worker import Ran
+from amp_ray.spec.strategy import Candidate, Strategy
+from amp_ray.trials.outcome import Crashed, TimedOut, Unreachable
+
+STRATEGY = Strategy.uniform(
+    Candidate(micro_batch_size=1, tp=1, dp=1, pp=1, num_micro_batches=1), (0, 2)
+)
+OUTCOME = TimedOut(reason="test", timeout_s=1.0, lines=(), wall_s=1.0)
+NEVER = object()
+"""Result of a call that does not end."""
+
+
+class FakeActors:
+    """Actors whose results are laid down before; a call is its number in `calls`."""
+
+    def __init__(self, **results: list[Any]) -> None:
+        """Take the results of every method, in the order of the calls."""
+        self.results = {"open": [], "run": [], "sweep": [], **results}
+        self.calls: list[tuple[Any, ...]] = []
+        self.answers: dict[int, Any] = {}
+        self.begun: list[int] = []
+        self.ended: list[int] = []
+
+    def begin(self, group: int) -> None:
+        self.begun.append(group)
+
+    def call(self, group: int, method: str, *arguments: object) -> int:
+        number = len(self.calls)
+        self.calls.append((group, method, *arguments))
+        laid_down = self.results.get(method)
+        default = Hello.here() if method == "open" else None
+        self.answers[number] = laid_down.pop(0) if laid_down else default
+        return number
+
+    def ready(self, calls: Iterable[Any], timeout_s: float) -> list[Any]:
+        del timeout_s
+        return [call for call in calls if self.answers[call] is not NEVER]
+
+    def result(self, call: Any) -> Any:  # noqa: ANN401
+        answer = self.answers[call]
+        if isinstance(answer, ActorLostError | ZeroDivisionError):
+            raise answer
+        return answer
+
+    def end(self, group: int) -> None:
+        self.ended.append(group)
+
+    def methods(self) -> list[tuple[int, str]]:
+        return [(group, method) for group, method, *_ in self.calls]
+
+
+def task(folder: Path = Path("study/t")) -> Task:
+    return Task(number=4, attempt=0, trial_id="trial-4", strategy=STRATEGY, folder=folder)
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give up soon."""
+    for name in ("SWEEP_TIMEOUT_S", "CLOSE_TIMEOUT_S", "RETRY_S"):
+        monkeypatch.setattr(actor_pool, name, 0.01)
+
+
+def ran(outcome: TimedOut | None = OUTCOME, **files: bytes) -> Ran:
+    return Ran(outcome=outcome, files=files)
+
+
+def test_actors_start_side_by_side() -> None:
+    actors = FakeActors()
+    pool: Pool = ActorPool(actors, 3)
+    assert actors.begun == [0, 1, 2]
+    assert (pool.num_groups, pool.free()) == (3, (0, 1, 2))
+
+
+def test_an_attempt_is_over_once(tmp_path: Path) -> None:
+    pool = ActorPool(FakeActors(run=[ran(log=b"x")]), 2)
+    pool.start(task(tmp_path / "t"), 1)
+    assert pool.free() == (0,)
+    (finished,) = pool.wait(1.0)
+    assert (finished.task, finished.group, finished.outcome) == (task(tmp_path / "t"), 1, OUTCOME)
+    assert (tmp_path / "t" / "log").read_bytes() == b"x"
+    assert (pool.free(), pool.wait(1.0)) == ((0, 1), [])
+
+
+def test_an_actor_is_told_the_absolute_folder() -> None:
+    actors = FakeActors(run=[ran()])
+    pool = ActorPool(actors, 1)
+    pool.start(task(), 0)
+    assert actors.calls[-1][2].folder == Path.cwd() / "study" / "t"
+    assert pool.wait(1.0)[0].task == task()
+
+
+def test_an_interrupted_attempt_has_no_outcome() -> None:
+    pool = ActorPool(FakeActors(run=[ran(None)]), 1)
+    pool.start(task(), 0)
+    assert pool.wait(1.0)[0].outcome is None
+
+
+def test_a_group_that_is_set_aside_is_not_free() -> None:
+    pool = ActorPool(FakeActors(), 2)
+    pool.set_aside(0)
+    assert pool.free() == (1,)
+
+
+def test_a_dead_actor_is_replaced_once_by_one_that_sweeps() -> None:
+    actors = FakeActors(run=[ActorLostError("its node died"), ActorLostError("again")])
+    pool = ActorPool(actors, 1)
+    pool.start(task(), 0)
+    outcome = pool.wait(1.0)[0].outcome
+    assert isinstance(outcome, Unreachable)
+    assert outcome.reason == "the actor of host group 0 died: its node died"
+    assert (actors.begun, actors.ended, pool.free()) == ([0, 0], [0], (0,))
+    assert actors.calls[-1] == (0, "open", ("trial-4",))
+    pool.start(task(), 0)
+    assert isinstance(pool.wait(1.0)[0].outcome, Unreachable)
+    assert (actors.begun, pool.free()) == ([0, 0], ())
+
+
+def test_a_replacement_is_tried_until_the_dead_node_is_noticed() -> None:
+    lost = ActorLostError("scheduled on a dead node")
+    actors = FakeActors(run=[ActorLostError("died")], open=[Hello.here(), lost, lost])
+    pool = ActorPool(actors, 1)
+    pool.start(task(), 0)
+    pool.wait(1.0)
+    assert (actors.begun, pool.free()) == ([0, 0, 0, 0], (0,))
+
+
+@pytest.mark.parametrize("opened", [NEVER, InputError("no file"), ActorLostError("dead")])
+def test_a_group_whose_actor_cannot_be_replaced_is_set_aside(
+    opened: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    results = [Hello.here(), *[opened] * 1000]
+    actors = FakeActors(run=[ActorLostError("died")], open=results)
+    pool = ActorPool(actors, 1, start_timeout_s=0.05)
+    pool.start(task(), 0)
+    assert isinstance(pool.wait(1.0)[0].outcome, Unreachable)
+    assert pool.free() == ()
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+    assert caplog.messages[0].startswith("host group 0 is set aside: ")
+
+
+def test_a_mistake_of_ours_is_a_crash_and_told() -> None:
+    pool = ActorPool(FakeActors(run=[ZeroDivisionError("oh")]), 1)
+    pool.start(task(), 0)
+    outcome = pool.wait(1.0)[0].outcome
+    assert isinstance(outcome, Crashed)
+    assert outcome.reason == "the launcher failed: ZeroDivisionError: oh"
+    assert pool.free() == (0,)
+
+
+def test_an_actor_that_does_not_start_is_told_and_all_are_ended() -> None:
+    actors = FakeActors(open=[Hello.here(), NEVER])
+    with pytest.raises(AmpRayError, match=r"host groups \[1\] have not started in 0\.01 s"):
+        ActorPool(actors, 2, start_timeout_s=0.01)
+    assert actors.ended == [0, 1]
+
+
+def test_wrong_input_is_raised_as_it_is_and_all_are_ended() -> None:
+    actors = FakeActors(open=[InputError("no file")])
+    with pytest.raises(InputError, match=r"^no file$"):
+        ActorPool(actors, 2)
+    assert actors.ended == [0, 1]
+
+
+def test_another_version_on_a_node_is_refused() -> None:
+    actors = FakeActors(open=[Hello(version="0.0.1", pid=1, host="node7")])
+    with pytest.raises(AmpRayError, match="node7 has amp-ray"):
+        ActorPool(actors, 1)
+
+
+def test_every_group_sweeps_or_says_why_not() -> None:
+    sweeps = [["a stays"], ActorLostError("dead"), NEVER]
+    pool = ActorPool(FakeActors(sweep=sweeps), 3)
+    assert pool.sweep(("a",)) == [
+        "a stays",
+        "host group 1 was not swept: dead",
+        "host group 2 was not swept in 0.01 s",
+    ]
+
+
+def test_closing_interrupts_what_runs_and_ends_all() -> None:
+    actors = FakeActors(run=[NEVER])
+    pool = ActorPool(actors, 2)
+    pool.start(task(), 1)
+    pool.close()
+    assert actors.methods()[3:] == [(1, "interrupt"), (0, "close"), (1, "close")]
+    assert actors.ended == [0, 1]
+    pool.close()
+    assert actors.ended == [0, 1]

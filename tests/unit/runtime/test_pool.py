@@ -1,0 +1,141 @@
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from amp_ray.errors import HostError
+from amp_ray.runtime.pool import InterruptedTrialError, Task, ThreadPool
+from amp_ray.spec.strategy import Candidate, Strategy
+from amp_ray.trials.outcome import Crashed, Measured, Outcome, Unreachable
+
+GUARD_S = 20.0
+
+STRATEGY = Strategy.uniform(
+    Candidate(micro_batch_size=1, tp=1, dp=1, pp=1, num_micro_batches=1), (0, 1)
+)
+DONE = Measured(
+    iteration_time_s=1.0,
+    spread_s=0.0,
+    step_time_s=(1.0,),
+    num_warmup_steps=0,
+    peak_memory_bytes=(),
+    wall_s=0.0,
+)
+
+
+class Scripted:
+    """A runner that does what the trial's id says."""
+
+    def __init__(self, group: int) -> None:
+        """Take the number of the group."""
+        self.group = group
+        self.closed = False
+        self.go = threading.Event()
+        self.stop = threading.Event()
+
+    def run(self, task: Task) -> Outcome:
+        if task.trial_id == "host":
+            message = "no route"
+            raise HostError(message)
+        if task.trial_id == "bug":
+            message = "oops"
+            raise RuntimeError(message)
+        if task.trial_id == "slow":
+            assert self.stop.wait(GUARD_S)
+            raise InterruptedTrialError
+        if task.trial_id == "wait":
+            assert self.go.wait(GUARD_S)
+        return DONE
+
+    def interrupt(self) -> None:
+        self.stop.set()
+
+    def sweep(self, trial_ids: Sequence[str]) -> list[str]:
+        if self.group:
+            message = f"group {self.group} is down"
+            raise HostError(message)
+        return [f"{trial_id} stays" for trial_id in trial_ids]
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Runners:
+    def __init__(self) -> None:
+        """Nothing is made yet."""
+        self.made: list[Scripted] = []
+
+    def __call__(self, group: int) -> Scripted:
+        self.made.append(Scripted(group))
+        return self.made[-1]
+
+
+@pytest.fixture
+def runners() -> Runners:
+    return Runners()
+
+
+@pytest.fixture
+def pool(runners: Runners) -> Iterator[ThreadPool]:
+    pool = ThreadPool(runners, 2)
+    yield pool
+    pool.close()
+
+
+def task(trial_id: str) -> Task:
+    return Task(
+        number=0, attempt=0, trial_id=trial_id, strategy=STRATEGY, folder=Path("unused") / trial_id
+    )
+
+
+def test_a_trial_occupies_its_group_until_it_is_told(pool: ThreadPool) -> None:
+    pool.start(task("any"), 1)
+    assert pool.free() == (0,)
+    (finished,) = pool.wait(GUARD_S)
+    assert (finished.task.trial_id, finished.outcome, finished.group) == ("any", DONE, 1)
+    assert pool.free() == (0, 1)
+
+
+def test_groups_run_side_by_side(pool: ThreadPool, runners: Runners) -> None:
+    pool.start(task("wait"), 0)
+    pool.start(task("any"), 1)
+    assert [finished.group for finished in pool.wait(GUARD_S)] == [1]
+    runners.made[0].go.set()
+    assert [finished.group for finished in pool.wait(GUARD_S)] == [0]
+
+
+@pytest.mark.parametrize(
+    ("trial_id", "kind", "reason"),
+    [("host", Unreachable, "no route"), ("bug", Crashed, "RuntimeError: oops")],
+)
+def test_whatever_a_runner_raises_is_told(
+    pool: ThreadPool, trial_id: str, kind: type[Outcome], reason: str
+) -> None:
+    pool.start(task(trial_id), 0)
+    (finished,) = pool.wait(GUARD_S)
+    assert isinstance(finished.outcome, kind)
+    assert reason in str(finished.outcome.reason)
+
+
+def test_nothing_to_tell_is_told_after_the_time(pool: ThreadPool) -> None:
+    assert pool.wait(0.01) == []
+
+
+def test_closing_interrupts_what_runs_and_tells_it_without_an_outcome(
+    pool: ThreadPool, runners: Runners
+) -> None:
+    pool.start(task("slow"), 0)
+    pool.close()
+    (finished,) = pool.wait(0.0)
+    assert finished.outcome is None
+    assert all(runner.closed for runner in runners.made)
+
+
+def test_a_group_that_is_set_aside_is_not_free(pool: ThreadPool) -> None:
+    pool.set_aside(0)
+    assert pool.free() == (1,)
+
+
+def test_every_group_sweeps_and_one_that_is_down_has_a_line(pool: ThreadPool) -> None:
+    assert pool.sweep(["x", "y"]) == ["x stays", "y stays", "group 1 is down"]

@@ -1,0 +1,159 @@
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from amp_ray.errors import InputError
+from amp_ray.spec.experiment import Experiment
+from amp_ray.spec.own_program import OwnProgram
+from amp_ray.spec.strategy import Candidate, Strategy
+from amp_ray.testing.experiments import experiment_from, small_experiment
+from amp_ray.training.job import read_job
+from amp_ray.trials.command import (
+    WARM_MODULES,
+    trial_launch,
+    trial_problem,
+    trial_reader,
+    trial_warm_up,
+)
+from amp_ray.trials.launch import FOLDER, Launch
+from amp_ray.trials.result import read_result
+
+CANDIDATE = Candidate(micro_batch_size=2, tp=2, dp=1, pp=2, num_micro_batches=4)
+PLACED = Strategy.uniform(CANDIDATE, (0, 4, 9), (3, 0, 1, 2))
+PROGRAM = OwnProgram(argv=("{python}", "train.py"))
+
+
+def experiment(**trials: Any) -> Experiment:  # noqa: ANN401 - TrialSettings' own
+    plain = small_experiment()
+    return replace(plain, trials=replace(plain.trials, **trials))
+
+
+def launch(given: Experiment, strategy: Strategy = PLACED) -> Launch:
+    return trial_launch(
+        given,
+        strategy,
+        trial_id="t-1",
+        hosts=["a", "b"],
+        files={"amp_ray/__init__.py": b""},
+        python="/py",
+    )
+
+
+def job(found: Launch) -> dict[str, Any]:
+    record: dict[str, Any] = json.loads(found.files["job.json"])
+    return record
+
+
+def test_the_training_program_reads_the_job() -> None:
+    found = read_job(job(launch(experiment(num_steps=7, num_warmup_steps=3))))
+    grid = found.grid
+    assert (grid.tp, grid.dp, grid.pp, grid.bounds) == (2, 1, 2, (0, 4, 9))
+    assert grid.rank_map == (0, 1, 2, 3)
+    assert (found.trial_id, found.steps, found.warmup_steps) == ("t-1", 7, 3)
+    assert (found.precision, found.optimizer, found.device) == ("fp16", "adam", "cuda")
+
+
+def test_every_rank_is_started_where_the_strategy_places_it() -> None:
+    found = launch(experiment())
+    assert [(c.host, c.slot) for c in found.commands] == [("b", 1), ("a", 0), ("a", 1), ("b", 0)]
+    assert found.commands[0].argv == ("/py", "-u", "-m", "amp_ray.training", "job.json")
+    assert job(found)["strategy"]["placement"] == [["b", 1], ["a", 0], ["a", 1], ["b", 0]]
+
+
+def test_with_deepspeeds_launcher_the_job_says_which_process_is_where() -> None:
+    found = launch(experiment(launcher="deepspeed"))
+    assert [(c.host, c.all_slots) for c in found.commands] == [("b", (1, 0)), ("a", (0, 1))]
+    assert found.commands[0].argv[-2:] == ("amp_ray.training", "job.json")
+    assert read_job(job(found)).grid.rank_map == (0, 2, 3, 1)
+
+
+def test_a_published_strategy_is_run_in_our_layers() -> None:
+    text = """\
+name: published
+model: {family: gpt2, num_layers: 24, hidden_size: 64, num_heads: 4, sequence_length: 8,
+        vocab_size: 64}
+cluster:
+  nodes: [{count: 2, device: T4, slots: 2, intra_gbit_per_s: 50, inter_gbit_per_s: 10}]
+runtime: amp-2022
+global_batch_size: 8
+"""
+    strategy = Strategy.uniform(CANDIDATE, (0, 9, 30))
+    found = read_job(job(launch(experiment_from(text), strategy)))
+    assert found.grid.bounds == (0, 8, 27)
+    assert found.grid.recompute == ("full", "full")
+
+
+def test_what_cannot_be_launched_is_refused_before_anything_starts() -> None:
+    with pytest.raises(InputError, match="bounds end at 8"):
+        launch(experiment(), Strategy.uniform(CANDIDATE, (0, 4, 8)))
+
+
+def test_beside_the_job_lies_what_a_person_repeats_it_with() -> None:
+    found = launch(experiment())
+    config = json.loads(found.files["ds_config.json"])
+    assert config["train_batch_size"] == 8
+    assert found.files["hostfile"] == b"b slots=2\na slots=2\n"
+    assert "amp_ray/__init__.py" in found.files
+
+
+def test_limits_of_a_rank_end_before_the_trial() -> None:
+    found = launch(experiment(timeout_s=90.0))
+    record = job(found)
+    assert found.timeout_s == 90.0
+    assert record["init_timeout_s"] < 90.0
+    assert record["communication_timeout_s"] < 90.0
+
+
+def test_gradient_clipping_is_said() -> None:
+    assert job(launch(experiment()))["gradient_clipping"] == 0.0
+
+
+def test_the_users_variables_win() -> None:
+    found = launch(experiment(environment={"OMP_NUM_THREADS": "4", "NCCL_DEBUG": "WARN"}))
+    assert found.environment["NCCL_DEBUG"] == "WARN"
+    assert found.environment["OMP_NUM_THREADS"] == "4"
+    assert job(found)["num_threads"] == 4
+
+
+@pytest.mark.parametrize("text", ["", "0", "many", "1.5"])
+def test_a_number_of_threads_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match=r"trials\.environment\.OMP_NUM_THREADS: found"):
+        launch(experiment(environment={"OMP_NUM_THREADS": text}))
+
+
+def test_nothing_is_written_outside_of_the_trials_folder() -> None:
+    found = launch(experiment())
+    assert found.environment["TORCHINDUCTOR_CACHE_DIR"].startswith(FOLDER)
+    assert job(found)["out_dir"] == "."
+
+
+def test_warm_processes_import_what_others_wrote() -> None:
+    preload = trial_warm_up(experiment(environment={"X": "y"}))
+    assert preload is not None
+    assert preload.modules == WARM_MODULES
+    assert preload.environment["X"] == "y"
+    assert preload.environment["DS_ACCELERATOR"] == "cuda"
+
+
+@pytest.mark.parametrize(
+    "settings", [{"warm": False}, {"launcher": "deepspeed"}, {"program": PROGRAM}]
+)
+def test_where_ranks_are_not_forked_nothing_is_warmed_up(settings: dict[str, Any]) -> None:
+    assert trial_warm_up(experiment(**settings)) is None
+
+
+def test_an_own_program_is_started_and_read_its_own_way() -> None:
+    given = experiment(program=PROGRAM)
+    assert launch(given).commands[0].argv == ("/py", "train.py")
+    assert trial_reader(given) is not read_result
+    assert trial_reader(experiment()) is read_result
+
+
+@pytest.mark.parametrize("program", [None, PROGRAM])
+def test_what_stands_against_a_trial_can_be_asked_before(program: OwnProgram | None) -> None:
+    given = experiment(program=program)
+    assert trial_problem(given, PLACED) is None
+    wrong = Strategy.uniform(CANDIDATE, (0, 4, 8))
+    assert "bounds end at 8" in str(trial_problem(given, wrong))

@@ -1,0 +1,51 @@
+import pytest
+
+from amp_ray.spec.strategy import Candidate, Strategy
+from amp_ray.testing.experiments import small_experiment
+from amp_ray.trials.ds_config import ds_config
+
+CANDIDATE = Candidate(micro_batch_size=2, tp=1, dp=2, pp=2, num_micro_batches=2)
+STRATEGY = Strategy.uniform(CANDIDATE, (0, 4, 9))
+
+
+def with_keys(text: str) -> dict[str, object]:
+    experiment = small_experiment(("global_batch_size: 8", f"global_batch_size: 8\n{text}"))
+    return ds_config(experiment, STRATEGY)
+
+
+def test_the_batch_is_that_of_all_replicas_and_micro_batches() -> None:
+    config = with_keys("precision: fp32")
+    assert config["train_batch_size"] == 8
+    assert config["train_micro_batch_size_per_gpu"] == 2
+    assert config["gradient_accumulation_steps"] == 2
+
+
+@pytest.mark.parametrize(
+    ("precision", "keys"), [("fp32", set()), ("fp16", {"fp16"}), ("bf16", {"bf16"})]
+)
+def test_precision_is_that_of_the_experiment(precision: str, keys: set[str]) -> None:
+    # A T4 has no bf16 units of its own.
+    text = f"precision: {precision}"
+    experiment = small_experiment(
+        ("global_batch_size: 8", f"global_batch_size: 8\n{text}"), ("device: T4", "device: A100")
+    )
+    config = ds_config(experiment, STRATEGY)
+    assert config.keys() & {"fp16", "bf16"} == keys
+
+
+def test_gradients_are_not_clipped_by_a_silent_default() -> None:
+    assert with_keys("precision: fp32")["gradient_clipping"] == 0.0
+
+
+def test_the_optimizer_is_the_programs_own() -> None:
+    config = with_keys("zero_stage: 1")
+    assert "optimizer" not in config
+    assert config["zero_optimization"] == {"stage": 1}
+    assert config["zero_allow_untested_optimizer"] is True
+
+
+@pytest.mark.parametrize("gradients", [True, False])
+def test_transfers_are_sliced_where_both_kinds_are(gradients: bool) -> None:  # noqa: FBT001
+    word = str(gradients).lower()
+    config = with_keys(f"traits: {{sliced_activations: true, sliced_gradients: {word}}}")
+    assert config["pipeline"] == {"pipe_partitioned": gradients, "grad_partitioned": gradients}

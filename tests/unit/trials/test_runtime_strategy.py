@@ -1,0 +1,150 @@
+from dataclasses import replace
+
+import pytest
+
+from amp_ray.errors import InputError
+from amp_ray.spec.experiment import Experiment
+from amp_ray.spec.strategy import Candidate, Stage, Strategy
+from amp_ray.testing.experiments import experiment_from, small_experiment
+from amp_ray.trials.runtime_strategy import runtime_bounds, runtime_strategy, why_not_launchable
+
+TEXT = """\
+name: published
+model: {family: gpt2, num_layers: 24, hidden_size: 64, num_heads: 4, sequence_length: 8,
+        vocab_size: 64}
+cluster:
+  nodes: [{count: 2, device: T4, slots: 2, intra_gbit_per_s: 50, inter_gbit_per_s: 10}]
+runtime: amp-2022
+global_batch_size: 8
+"""
+PICTURES = TEXT.replace(
+    """{family: gpt2, num_layers: 24, hidden_size: 64, num_heads: 4, sequence_length: 8,
+        vocab_size: 64}""",
+    """{family: transgan, hidden_size: 1024, num_heads: 4, depth: [12, 0, 0, 0, 0, 12],
+        bottom_width: 9, window_size: 18}""",
+).replace("amp-2022", "amp-2022-transgan")
+
+
+def strategy(*bounds: int, tp: int = 1, dp: int = 1, samples: int = 8) -> Strategy:
+    pp = len(bounds) - 1
+    candidate = Candidate(
+        micro_batch_size=2, tp=tp, dp=dp, pp=pp, num_micro_batches=samples // (2 * dp)
+    )
+    return Strategy.uniform(candidate, bounds)
+
+
+def test_bounds_of_the_own_list_stay_as_they_are() -> None:
+    experiment, chosen = small_experiment(), strategy(0, 2, 5, 9)
+    assert runtime_strategy(experiment, chosen) == chosen
+
+
+# Published GPT-2: 0 embedding, 1 no-op, 2 to 25 blocks, 26 no-op, 27 norm, 28 head, 29 loss.
+# The program's: 0 embedding, 1 to 24 blocks, 25 norm, 26 head with loss.
+@pytest.mark.parametrize(
+    ("published", "expected"),
+    [
+        ((0, 30), (0, 27)),
+        ((0, 1, 30), (0, 1, 27)),
+        ((0, 2, 30), (0, 1, 27)),
+        ((0, 3, 30), (0, 2, 27)),
+        ((0, 9, 15, 21, 30), (0, 8, 14, 20, 27)),
+        ((0, 26, 30), (0, 25, 27)),
+        ((0, 27, 30), (0, 25, 27)),
+        ((0, 28, 30), (0, 26, 27)),
+    ],
+)
+def test_published_bounds_of_gpt2_move_with_their_layers(
+    published: tuple[int, ...], expected: tuple[int, ...]
+) -> None:
+    assert runtime_strategy(experiment_from(TEXT), strategy(*published)).bounds == expected
+
+
+# Published TransGAN: 0 input, 1 to 2 no-ops, 3 to 14 blocks, 15 to 40 no-ops, 41 to 52 blocks,
+# 53 to 55 no-ops. The program's: 0 input, 1 to 24 blocks, 25 head.
+@pytest.mark.parametrize(
+    ("published", "expected"),
+    [
+        ((0, 56), (0, 26)),
+        ((0, 3, 56), (0, 1, 26)),
+        ((0, 15, 56), (0, 13, 26)),
+        ((0, 30, 56), (0, 13, 26)),
+        ((0, 41, 52, 56), (0, 13, 24, 26)),
+    ],
+)
+def test_published_bounds_of_transgan_move_with_their_layers(
+    published: tuple[int, ...], expected: tuple[int, ...]
+) -> None:
+    assert runtime_strategy(experiment_from(PICTURES), strategy(*published)).bounds == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "published", "message"),
+    [
+        (TEXT, (0, 1, 2, 30), r"stage 1 \(layers 1 to 1: noop\) has no layer"),
+        (TEXT, (0, 29, 30), r"stage 1 \(layers 29 to 29: loss\) has no layer"),
+        (PICTURES, (0, 20, 30, 56), r"stage 1 \(layers 20 to 29: noop\) has no layer"),
+        (PICTURES, (0, 53, 56), r"stage 1 \(layers 53 to 55: noop\) has no layer"),
+    ],
+)
+def test_a_stage_of_which_nothing_is_left_is_refused(
+    text: str, published: tuple[int, ...], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        runtime_strategy(experiment_from(text), strategy(*published))
+
+
+def test_blocks_are_computed_twice_where_the_published_runtime_did() -> None:
+    chosen = runtime_strategy(experiment_from(TEXT), strategy(0, 9, 30))
+    assert chosen.recompute == "full"
+    assert runtime_strategy(experiment_from(PICTURES), strategy(0, 56)).recompute == "none"
+
+
+def test_degrees_and_placement_are_kept() -> None:
+    candidate = Candidate(micro_batch_size=2, tp=2, dp=1, pp=2, num_micro_batches=4)
+    published = Strategy.uniform(candidate, (0, 15, 30), (3, 1, 2, 0))
+    chosen = runtime_strategy(experiment_from(TEXT), published)
+    assert (chosen.tp, chosen.dp, chosen.placement) == (2, 1, (3, 1, 2, 0))
+
+
+def uneven() -> Strategy:
+    stages = (
+        Stage(first_layer=0, end_layer=4, tp=2, dp=1),
+        Stage(first_layer=4, end_layer=9, tp=1, dp=1),
+    )
+    return Strategy(stages=stages, micro_batch_size=2, num_micro_batches=4, placement=(0, 1, 2))
+
+
+@pytest.mark.parametrize(
+    ("experiment", "chosen", "reason"),
+    [
+        (small_experiment(), uneven(), "different tp or dp"),
+        (small_experiment(), strategy(0, 8), "bounds end at 8, the model has 9 layers"),
+        (small_experiment(), strategy(0, 9, samples=4), "4 samples per step, global_batch_size"),
+        (small_experiment(), strategy(0, 9, tp=16), "on device 15, the cluster has devices 0 to 3"),
+        (small_experiment(), strategy(0, 9, tp=3), "tp 3 does not divide num_heads 8"),
+        (
+            experiment_from(TEXT.replace("amp-2022", "megatron")),
+            strategy(0, 27),
+            "runtime 'megatron' is another program than ours; give its command as 'trials: ",
+        ),
+        (
+            replace(small_experiment(), zero_stage=2),
+            strategy(0, 9),
+            "zero_stage 2 does not work with a pipeline",
+        ),
+    ],
+)
+def test_what_cannot_be_launched_is_refused_with_what_to_change(
+    experiment: Experiment, chosen: Strategy, reason: str
+) -> None:
+    assert reason in str(why_not_launchable(experiment, chosen))
+    with pytest.raises(InputError, match=r"test\.yaml: strategy tp .* cannot be launched: "):
+        runtime_strategy(experiment, chosen)
+
+
+def test_what_can_be_launched_has_no_reason() -> None:
+    assert why_not_launchable(small_experiment(), strategy(0, 2, 9, tp=2)) is None
+
+
+def test_bounds_with_an_empty_stage_are_mapped_too() -> None:
+    assert runtime_bounds(experiment_from(TEXT).model, (0, 1, 2, 30)) == (0, 1, 1, 27)
