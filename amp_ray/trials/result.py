@@ -1,7 +1,7 @@
 """What a trial's program measured, read from the files that it left."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -28,14 +28,35 @@ class Measurement:
 
 
 Reader = Callable[[Mapping[str, bytes], str], Measurement]
-"""Takes files of rank 0's host by name and the trial's id; raises ValueError without a result."""
+"""Takes the files of a trial, as ``all_files`` returns them, and its id; raises ValueError without
+a result."""
+
+
+def all_files(files: Mapping[str, Mapping[str, bytes]], hosts: Sequence[str]) -> dict[str, bytes]:
+    """Put the files of all hosts together: a rank's log or metric may lie on any of them.
+
+    Args:
+        files: By host and name.
+        hosts: In the order of their ranks; where several have a name, the first one's counts, and
+            a result is that of the first or none.
+
+    Example:
+        >>> all_files({"a": {"x": b"1"}, "b": {"x": b"2", "y": b"3"}}, ["a", "b"])
+        {'x': b'1', 'y': b'3'}
+    """
+    found: dict[str, bytes] = {}
+    for host in hosts:
+        for name, data in files[host].items():
+            if host == hosts[0] or name != RESULT_FILE:
+                found.setdefault(name, data)
+    return found
 
 
 def read_result(files: Mapping[str, bytes], trial_id: str) -> Measurement:
     """Read ``result.json``.
 
     Args:
-        files: By name, of the host of rank 0.
+        files: By name; the result is that of rank 0's host.
         trial_id: That the result has to carry: an older one proves nothing.
 
     Raises:

@@ -1,0 +1,119 @@
+"""How a user's program tells its iteration times; travels into the trial's folder.
+
+There it is ``amp_ray_metric.py``, for ``import amp_ray_metric``. It needs nothing but Python 3.8.
+Outside a trial it does nothing, so that the same program runs without one.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+FOLDER_VARIABLE = "AMP_RAY_FOLDER"
+TRIAL_VARIABLE = "AMP_RAY_TRIAL_ID"
+RANKS_PER_STAGE_VARIABLE = "AMP_RAY_RANKS_PER_STAGE"
+
+RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID", "NODE_RANK")
+"""Where launchers put a process's number; the first that is set counts."""
+
+_times: list[float] = []
+_state: dict[str, Any] = {"pid": None, "stage": None}
+
+
+@contextlib.contextmanager
+def step() -> Iterator[None]:
+    """Measure one optimizer step, from this rank's view; a step that raises does not count."""
+    _synchronise()
+    start = time.perf_counter()
+    yield
+    _synchronise()
+    report_step(time.perf_counter() - start)
+
+
+def report_step(seconds: float) -> None:
+    """Tell what one step took, warm-up steps too; everything is written when the program ends."""
+    _times.append(float(seconds))
+    if _state["pid"] != os.getpid():
+        _state["pid"] = os.getpid()
+        atexit.register(_save_at_exit, os.getpid())
+
+
+def report_iteration_times(seconds: Iterable[float]) -> None:
+    """Tell what all steps took, in order, warm-up steps too; instead of what was told before."""
+    _times[:] = [float(value) for value in seconds]
+    save()
+
+
+def set_stage(stage: int) -> None:
+    """Name this rank's pipeline stage, where ranks do not count tp first, then dp, then stages."""
+    _state["stage"] = int(stage)
+
+
+def save() -> None:
+    """Write what was told so far; for a program that ends by ``os._exit``."""
+    folder, trial_id = os.environ.get(FOLDER_VARIABLE), os.environ.get(TRIAL_VARIABLE)
+    if not folder or not trial_id:
+        return
+    rank = _rank()
+    record = {
+        "trial_id": trial_id,
+        "rank": rank,
+        "num_ranks": int(os.environ.get("WORLD_SIZE", "1")),
+        "stage": _stage(rank),
+        "step_s": _times,
+        "peak_memory_bytes": _peak_memory_bytes(),
+    }
+    path = os.path.join(folder, f"metric-rank-{rank}.json")  # noqa: PTH118 - no more than needed
+    with open(f"{path}.part", "w", encoding="ascii") as file:  # noqa: PTH123
+        json.dump(record, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(f"{path}.part", path)  # noqa: PTH105
+
+
+def _save_at_exit(pid: int) -> None:
+    """Write at the end of the process that was measured, not of one that it has forked."""
+    if os.getpid() == pid:
+        save()
+
+
+def _rank() -> int:
+    """Return this process's number."""
+    found = [os.environ[name] for name in RANK_VARIABLES if name in os.environ]
+    return int(found[0]) if found else 0
+
+
+def _stage(rank: int) -> int | None:
+    """Return the pipeline stage of a rank, where it is known."""
+    ranks = os.environ.get(RANKS_PER_STAGE_VARIABLE)
+    if _state["stage"] is not None or not ranks:
+        stage: int | None = _state["stage"]
+        return stage
+    return rank // int(ranks)
+
+
+def _cuda() -> Any:  # noqa: ANN401 - torch.cuda, which this file does not import
+    """Return ``torch.cuda`` if the program uses it."""
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    return cuda if cuda is not None and cuda.is_initialized() else None
+
+
+def _synchronise() -> None:
+    """Wait for the device, whose work would otherwise count for a later step."""
+    cuda = _cuda()
+    if cuda is not None:
+        cuda.synchronize()
+
+
+def _peak_memory_bytes() -> int | None:
+    """Return the most that this rank's tensors took on its device; None on a CPU."""
+    cuda = _cuda()
+    return None if cuda is None else int(cuda.max_memory_allocated())

@@ -1,0 +1,136 @@
+"""Iteration times that a user's own program told by calls, a file per rank."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from amp_ray.trials.launch import RESULT_FILE
+from amp_ray.trials.result import Measurement, read_result
+from amp_ray.trials.step_times import check_times, same_length, slowest_of
+
+HELPER_FILE: Final = "amp_ray_metric.py"
+"""Name in the trial's folder of the module that the program imports."""
+
+METRIC_FILES: Final = "metric-rank-*.json"
+"""Pattern of what that module writes."""
+
+_FILE: Final = re.compile(r"metric-rank-(\d+)\.json")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What one rank told.
+
+    Args:
+        num_ranks: Of the trial, as far as it knows.
+        stage: Its pipeline stage; None if unknown.
+        step_time_s: All steps.
+        peak_memory_bytes: Most that its tensors took; None if unknown.
+    """
+
+    num_ranks: int
+    stage: int | None
+    step_time_s: tuple[float, ...]
+    peak_memory_bytes: int | None
+
+
+def read_told(files: Mapping[str, bytes], trial_id: str, *, num_warmup_steps: int) -> Measurement:
+    """Read what all ranks told, or ``result.json``, which a program may write itself.
+
+    A step takes as long as on the slowest of the ranks that told it. Ranks may stay silent.
+
+    Args:
+        files: What came back from all hosts, by name.
+        trial_id: That they have to carry.
+        num_warmup_steps: Steps that do not count, from the first.
+
+    Raises:
+        ValueError: If nobody told anything, or what was told is no measurement.
+    """
+    told = {
+        int(match[1]): _read(name, files[name], trial_id)
+        for name in files
+        if (match := _FILE.fullmatch(name))
+    }
+    if not told and RESULT_FILE not in files:
+        message = (
+            "the metric never appeared: no rank called report_step, step or "
+            f"report_iteration_times of {HELPER_FILE.removesuffix('.py')}, and there is no "
+            f"{RESULT_FILE}"
+        )
+        raise ValueError(message)
+    if not told:
+        result = read_result(files, trial_id)
+        peaks = result.peak_memory_bytes
+        return _checked(
+            result.step_time_s, result.num_warmup_steps or num_warmup_steps, peaks, RESULT_FILE
+        )
+    by_name = {f"rank {rank}": told[rank].step_time_s for rank in sorted(told)}
+    same_length(by_name)
+    times = slowest_of(tuple(by_name.values()))
+    return _checked(times, num_warmup_steps, _peaks(tuple(told.values())), ", ".join(by_name))
+
+
+def _checked(
+    times: tuple[float, ...], num_warmup_steps: int, peaks: tuple[int, ...], source: str
+) -> Measurement:
+    """Return a measurement of which something is left after the warm-up."""
+    check_times(times, source=source)
+    if len(times) <= num_warmup_steps:
+        message = (
+            f"{source} told {len(times)} steps, none of them after {num_warmup_steps} warm-up "
+            "steps; the program has to train for total_steps steps"
+        )
+        raise ValueError(message)
+    return Measurement(
+        step_time_s=times, num_warmup_steps=num_warmup_steps, peak_memory_bytes=peaks
+    )
+
+
+def _peaks(told: tuple[Told, ...]) -> tuple[int, ...]:
+    """Return the peak of every stage, or the largest of all; nothing if a rank did not tell."""
+    peaks = [rank.peak_memory_bytes for rank in told if rank.peak_memory_bytes is not None]
+    if len(peaks) < max(rank.num_ranks for rank in told):
+        return ()
+    stages = sorted({rank.stage for rank in told if rank.stage is not None})
+    if stages != list(range(len(stages))) or any(rank.stage is None for rank in told):
+        return (max(peaks),)
+    return tuple(
+        max(rank.peak_memory_bytes or 0 for rank in told if rank.stage == stage) for stage in stages
+    )
+
+
+def _read(name: str, data: bytes, trial_id: str) -> Told:
+    """Read one rank's file.
+
+    Raises:
+        ValueError: If it is of another trial or form.
+    """
+    try:
+        record: Any = json.loads(data)
+        found = record["trial_id"]
+        told = Told(
+            num_ranks=int(record["num_ranks"]),
+            stage=_count(record["stage"]),
+            step_time_s=tuple(float(value) for value in record["step_s"]),
+            peak_memory_bytes=_count(record["peak_memory_bytes"]),
+        )
+    except (ValueError, TypeError, KeyError) as error:
+        message = f"{name} is not what {HELPER_FILE} writes: {type(error).__name__}: {error}"
+        raise ValueError(message) from None
+    if found != trial_id:
+        message = f"{name} is of trial {found!r}, not of {trial_id!r}"
+        raise ValueError(message)
+    return told
+
+
+def _count(value: object) -> int | None:
+    """Read a count that may be unknown."""
+    if value is None:
+        return None
+    if not isinstance(value, int) or value < 0:
+        message = f"expected a count or null, found {value!r}"
+        raise TypeError(message)
+    return value

@@ -1,0 +1,54 @@
+"""Times that several ranks told of the same steps."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+LEAST_STEP_S: Final = 1e-6
+"""No optimizer step is faster than the launch of a single kernel, which takes microseconds."""
+
+
+def check_times(step_time_s: Sequence[float], *, source: str) -> None:
+    """Refuse what no step can have taken.
+
+    Args:
+        step_time_s: In seconds.
+        source: Where they stand.
+
+    Raises:
+        ValueError: If a time is no number, or nothing, or less than any step takes.
+    """
+    for index, seconds in enumerate(step_time_s):
+        if not math.isfinite(seconds) or seconds < LEAST_STEP_S:
+            message = (
+                f"entry {index} of {source} says that a step took {seconds:g} s; expected at least "
+                f"{LEAST_STEP_S:g} s"
+            )
+            raise ValueError(message)
+
+
+def same_length(times: Mapping[str, Sequence[float]]) -> int:
+    """Return how many steps each of several ranks told.
+
+    Raises:
+        ValueError: If they differ.
+    """
+    counts = {source: len(values) for source, values in times.items()}
+    if len(set(counts.values())) > 1:
+        told = ", ".join(f"{source}: {number}" for source, number in counts.items())
+        message = (
+            f"ranks tell different numbers of steps ({told}); let one rank tell, or each equally "
+            "often"
+        )
+        raise ValueError(message)
+    return next(iter(counts.values()))
+
+
+def slowest_of(times: Sequence[Sequence[float]]) -> tuple[float, ...]:
+    """Return the time of the slowest rank at every step.
+
+    Example:
+        >>> slowest_of([[1.0, 2.0], [3.0, 1.0]])
+        (3.0, 2.0)
+    """
+    return tuple(map(max, zip(*times, strict=True)))

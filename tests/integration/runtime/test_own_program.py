@@ -1,0 +1,334 @@
+"""Programs that users bring, as trials on this machine."""
+
+import importlib.util
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from amp_ray.cost.estimate import Estimate
+from amp_ray.runtime.files import load_experiment
+from amp_ray.runtime.host import LocalHost
+from amp_ray.runtime.launcher import Launcher
+from amp_ray.runtime.link import AgentSettings
+from amp_ray.runtime.planning import make_planner
+from amp_ray.runtime.program_files import program_files
+from amp_ray.search.space import uniform_candidates
+from amp_ray.spec.experiment import Experiment
+from amp_ray.spec.strategy import Candidate, Strategy
+from amp_ray.testing.experiments import small_experiment
+from amp_ray.trials.command import trial_launch, trial_reader
+from amp_ray.trials.outcome import Crashed, Measured, Outcome
+from amp_ray.trials.placeholders import PLACEHOLDERS, SEVERAL
+
+pytestmark = pytest.mark.integration
+
+HOSTS = ("node0", "node1")
+HOSTILE = (
+    "it's",
+    'a "b"',
+    "; touch x",
+    "$(touch x)",
+    "`touch x`",
+    "a\nb",
+    " a  b ",
+    "*",
+    "ü",
+    "\\",
+)
+
+Run = Callable[..., Outcome]
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    return tmp_path / "base; $(with) 'quotes'"
+
+
+@pytest.fixture
+def launcher(base: Path) -> Iterator[Launcher]:
+    settings = AgentSettings(base=str(base), grace_s=0.2)
+    with Launcher([LocalHost(name) for name in HOSTS], settings) as opened:
+        yield opened
+    assert list(base.glob("*")) == []
+
+
+@pytest.fixture
+def run(launcher: Launcher, tmp_path: Path) -> Run:
+    """Run the program of an experiment; what it needs is read and sent as for every trial."""
+
+    def start(experiment: Experiment, strategy: Strategy, *, files: str = "") -> Outcome:
+        launch = trial_launch(
+            experiment,
+            strategy,
+            trial_id="t",
+            hosts=HOSTS[: len(experiment.cluster.nodes)],
+            files=program_files(experiment, Path(files or tmp_path)),
+            python=sys.executable,
+        )
+        folder = tmp_path / f"trial {len(list(tmp_path.glob('trial *')))}"
+        return launcher.run(launch, folder, reader=trial_reader(experiment))
+
+    return start
+
+
+def needs(*names: str) -> None:
+    """Skip a test whose program imports what is not installed."""
+    missing = [name for name in names if importlib.util.find_spec(name) is None]
+    if missing:
+        pytest.skip(f"{' and '.join(missing)} not installed: pip install 'amp-ray[training]'")
+
+
+def experiment(program: str, *arguments: str, trials: str = "", **keys: Any) -> Experiment:  # noqa: ANN401
+    """Return four CPU slots on two hosts and a Python program."""
+    section = {"argv": ["{python}", "-c", program.replace("{", "{{").replace("}", "}}")], **keys}
+    section["argv"] += arguments
+    lines = "".join(f"    {key}: {json.dumps(value)}\n" for key, value in section.items())
+    text = f"trials:\n  steps: 3\n  warmup_steps: 1\n  timeout_s: 60\n{trials}  program:\n{lines}"
+    return small_experiment(
+        ("device: T4", "device: cpu"),
+        ("global_batch_size: 8\n", f"precision: fp32\nglobal_batch_size: 8\n{text}"),
+    )
+
+
+def strategy(**changes: Any) -> Strategy:  # noqa: ANN401 - any key of a candidate
+    values = {"tp": 1, "pp": 2, "dp": 2, "micro_batch_size": 2, "num_micro_batches": 2}
+    candidate = Candidate(**{**values, **changes})
+    return Strategy.uniform(candidate, (0, 4, 9) if candidate.pp == 2 else (0, 9))
+
+
+TELL = "import amp_ray_metric; amp_ray_metric.report_iteration_times([9, 3, 1, 2])\n"
+
+
+def log(tmp_path: Path, rank: int) -> str:
+    (path,) = tmp_path.glob(f"trial 0/hosts/*/rank-{rank}.log")
+    return path.read_text(encoding="utf-8")
+
+
+# ----------------------------------------------------------------------- the documented example
+
+
+def example(repository: Path, language: str) -> str:
+    """Return the first block of a language in the document."""
+    text = (repository / "docs/own-program.md").read_text(encoding="utf-8")
+    found = re.search(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    assert found is not None
+    return found[1]
+
+
+def test_the_documented_example_is_planned_and_measured(
+    run: Run, tmp_path: Path, repository: Path
+) -> None:
+    needs("torch")
+    folder = tmp_path / "a user's folder"
+    folder.mkdir()
+    (folder / "train.py").write_text(example(repository, "python"), encoding="utf-8")
+    path = folder / "experiment.yaml"
+    path.write_text(example(repository, "yaml"), encoding="utf-8")
+    given = load_experiment(path)
+    planner = make_planner(given, "amp-ray")
+    results = [planner.plan(candidate) for candidate in uniform_candidates(given)]
+    strategies = [result.strategy for result in results if isinstance(result, Estimate)]
+    assert {(chosen.tp, chosen.pp, chosen.dp) for chosen in strategies} == {(1, 1, 2)}
+    assert len(strategies) >= 2
+    for chosen in strategies[:2]:
+        outcome = run(given, chosen, files=str(folder))
+        assert isinstance(outcome, Measured), outcome
+        assert len(outcome.step_time_s) == given.trials.num_steps + given.trials.num_warmup_steps
+        assert outcome.num_warmup_steps >= given.trials.num_warmup_steps
+        assert 0 < outcome.iteration_time_s < outcome.wall_s
+
+
+# --------------------------------------------------------------------------------- what arrives
+
+
+def test_hostile_arguments_arrive_unchanged(run: Run, tmp_path: Path) -> None:
+    program = TELL + "import json, sys; print(json.dumps(sys.argv[1:]))"
+    assert isinstance(run(experiment(program, *HOSTILE), strategy()), Measured)
+    assert json.loads(log(tmp_path, 3)) == [*HOSTILE]
+
+
+def test_every_placeholder_is_filled_in_on_every_rank(run: Run, tmp_path: Path) -> None:
+    names = sorted(PLACEHOLDERS.keys() - SEVERAL)
+    program = TELL + "import json, sys; print(json.dumps(sys.argv[1:]))"
+    words = [f"{{{name}}}" for name in names]
+    assert isinstance(run(experiment(program, *words), strategy()), Measured)
+    found = [dict(zip(names, json.loads(log(tmp_path, rank)), strict=True)) for rank in range(4)]
+    assert [(own["rank"], own["local_rank"], own["node_rank"]) for own in found] == [
+        *(("0", "0", "0"), ("1", "1", "0"), ("2", "0", "1"), ("3", "1", "1")),
+    ]
+    assert found[0]["python"] == sys.executable
+    assert (found[0]["tp"], found[0]["stage_blocks"]) == ("1", "3,3")
+    assert (found[0]["master_addr"], found[0]["trial_id"]) == ("127.0.0.1", "t")
+    assert len({own["master_port"] for own in found}) == 1
+    assert found[0]["master_port"].isdigit()
+    assert not any("@" in value or "{" in value for own in found for value in own.values())
+
+
+def test_generated_files_are_where_the_placeholders_say(run: Run, tmp_path: Path) -> None:
+    program = TELL + "import sys; print(*(open(path).read() for path in sys.argv[1:]), sep='&')"
+    files = ("{strategy}", "{hostfile}", "{ds_config}", "{trial_dir}/hostfile")
+    assert isinstance(run(experiment(program, *files), strategy()), Measured)
+    record, hostfile, config, again = log(tmp_path, 2).split("&")
+    assert json.loads(record)["placement"][2] == ["node1", 0]
+    assert json.loads(config)["train_batch_size"] == 8
+    assert hostfile.strip() == again.strip() == "node0 slots=2\nnode1 slots=2"
+
+
+def test_files_variables_and_folder_are_the_users(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "net").mkdir()
+    (tmp_path / "net/__init__.py").write_text("NAME = 'mine'\n", encoding="ascii")
+    (tmp_path / "code").mkdir()
+    program = TELL + "import net, os; print(net.NAME, os.environ['A'], os.getcwd())"
+    given = experiment(
+        program,
+        files=["net/__init__.py"],
+        cwd=str(tmp_path / "code"),
+        trials='  environment: {A: "{dp} $HOME {{}}"}\n',
+    )
+    assert isinstance(run(given, strategy()), Measured)
+    assert log(tmp_path, 1) == f"mine 2 $HOME {{}} {tmp_path / 'code'}\n"
+
+
+def test_further_files_are_brought_back(run: Run, tmp_path: Path) -> None:
+    program = TELL + "import os; open(f'notes-{os.environ[\"RANK\"]}.txt', 'w').write('n')"
+    assert isinstance(run(experiment(program, collect=["notes-*"]), strategy()), Measured)
+    found = sorted(path.parent.name for path in tmp_path.glob("trial 0/hosts/*/notes-*"))
+    assert found == ["node0", "node0", "node1", "node1"]
+
+
+# ------------------------------------------------------------------------------ what is measured
+
+
+def test_the_slowest_rank_of_all_hosts_counts(run: Run) -> None:
+    program = (
+        "import amp_ray_metric, os\n"
+        "rank = float(os.environ['RANK'])\n"
+        "for seconds in (9, 3, 1 + rank, 2): amp_ray_metric.report_step(seconds)\n"
+    )
+    outcome = run(experiment(program), strategy())
+    assert isinstance(outcome, Measured), outcome
+    assert outcome.step_time_s == (9.0, 3.0, 4.0, 2.0)
+    assert outcome.iteration_time_s == 3.0
+
+
+def test_megatrons_log_is_read_from_the_last_rank_on_another_host(run: Run) -> None:
+    program = (
+        "import os\n"
+        "if os.environ['RANK'] == '3':\n"
+        "    for n, ms in enumerate((900, 300, 400, 200), 1):\n"
+        "        print(f' iteration {n:8d}/ 4 | elapsed time per iteration (ms): {ms:.1f} |')\n"
+    )
+    outcome = run(experiment(program, "{megatron_flags}", metric="megatron"), strategy())
+    assert isinstance(outcome, Measured), outcome
+    assert outcome.step_time_s == (0.9, 0.3, 0.4, 0.2)
+
+
+def test_one_command_per_node_starts_its_ranks_itself(run: Run, tmp_path: Path) -> None:
+    program = (
+        "import os, subprocess, sys\n"
+        "assert 'RANK' not in os.environ\n"
+        "count = int(os.environ['NPROC_PER_NODE'])\n"
+        "first = count * int(os.environ['NODE_RANK'])\n"
+        f"inner = {TELL!r}\n"
+        "for rank in range(first, first + count):\n"
+        "    variables = {**os.environ, 'RANK': str(rank)}\n"
+        "    subprocess.run([sys.executable, '-c', inner], env=variables, check=True)\n"
+        "print(*sys.argv[1:])\n"
+    )
+    given = experiment(program, "{node_rank}/{num_nodes}", "{slots_per_node}", per="node")
+    outcome = run(given, strategy())
+    assert isinstance(outcome, Measured), outcome
+    assert outcome.iteration_time_s == 2.0
+    assert log(tmp_path, 0) == "0/2 2\n"
+    told = sorted(path.name for path in tmp_path.glob("trial 0/hosts/*/metric-rank-*.json"))
+    assert told == [f"metric-rank-{rank}.json" for rank in range(4)]
+
+
+def test_torchrun_starts_the_ranks_of_a_node(run: Run) -> None:
+    needs("torch")
+    inner = "import os\nfor n in range(1, 5): print(f'took {n}.{os.environ[\"RANK\"]}', flush=True)"
+    argv = [
+        *("{python}", "-m", "torch.distributed.run", "--tee=3", "--nnodes={num_nodes}"),
+        *("--nproc-per-node={slots_per_node}", "--node-rank={node_rank}"),
+        *("--master-addr={master_addr}", "--master-port={master_port}"),
+        *("--no-python", "{python}", "-c"),
+    ]
+    escaped = inner.replace("{", "{{").replace("}", "}}")
+    metric = {"pattern": "^took (.*)$"}
+    outcome = run(experiment("", argv=[*argv, escaped], per="node", metric=metric), strategy())
+    assert isinstance(outcome, Measured), outcome
+    assert outcome.step_time_s == (1.3, 2.3, 3.3, 4.3)
+
+
+DEEPSPEED_PROGRAM = """
+import sys
+import deepspeed, torch
+deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # else it is compiled, for minutes
+deepspeed.init_distributed("gloo")
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+config, steps, micro_batches = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+for _ in range(steps * micro_batches):
+    engine.backward(engine(torch.randn(2, 8)).square().mean())
+    engine.step()
+"""
+
+
+def test_deepspeeds_engine_logs_what_is_read(run: Run) -> None:
+    needs("torch", "deepspeed")
+    given = experiment(
+        DEEPSPEED_PROGRAM,
+        *("{ds_config}", "{total_steps}", "{num_micro_batches}"),
+        metric="deepspeed",
+        trials="  environment: {DS_ACCELERATOR: cpu}\n",
+    )
+    # One rank on each host: what rank 0 logs has to be found among the files of both.
+    candidate = Candidate(tp=1, pp=1, dp=2, micro_batch_size=2, num_micro_batches=2)
+    outcome = run(given, Strategy.uniform(candidate, (0, 9), (2, 0)))
+    assert isinstance(outcome, Measured), outcome
+    # Its clock starts with the third of the four steps.
+    assert len(outcome.step_time_s) == 2
+
+
+# ----------------------------------------------------------------------------------- what fails
+
+
+def test_a_metric_that_never_appears_crashes_with_the_pattern_and_the_last_lines(run: Run) -> None:
+    program = "import os\nfor n in range(30): print(os.environ['RANK'], n)\n"
+    pattern = r"took ([0-9.]+) \w+"
+    outcome = run(experiment(program, metric={"pattern": pattern}), strategy())
+    assert isinstance(outcome, Crashed)
+    assert outcome.kind == "no-result"
+    assert repr(pattern) in outcome.reason
+    assert "rank-0.log, rank-1.log, rank-2.log, rank-3.log" in outcome.reason
+    assert outcome.lines == tuple(f"0 {n}" for n in range(10, 30))
+
+
+def test_a_program_that_tells_nothing_crashes_with_what_to_call(run: Run) -> None:
+    outcome = run(experiment("print('all is well')"), strategy())
+    assert isinstance(outcome, Crashed)
+    assert outcome.kind == "no-result"
+    assert "no rank called report_step" in outcome.reason
+    assert outcome.lines == ("all is well",)
+
+
+def test_a_rank_that_fails_after_telling_its_times_is_no_measurement(run: Run) -> None:
+    program = TELL + "import os, sys; sys.exit('broken' if os.environ['RANK'] == '2' else 0)"
+    outcome = run(experiment(program), strategy())
+    assert isinstance(outcome, Crashed)
+    assert (outcome.kind, outcome.rank, outcome.host) == ("crash", 2, "node1")
+    assert outcome.lines[-1] == "broken"
+
+
+def test_a_program_that_does_not_exist_is_told(run: Run) -> None:
+    given = experiment("", argv=["no such program"])
+    outcome = run(given, strategy())
+    assert isinstance(outcome, Crashed)
+    assert outcome.kind == "start"
+    assert "no such program" in outcome.reason
