@@ -273,7 +273,7 @@ KEYS: Final = {
     ),
     "profile that is none": (
         ("{source: analytic}", "{source: guess}"),
-        "experiment.yaml:6: profile.source: found 'guess'; expected 'analytic' or 'table'",
+        "experiment.yaml:6: profile.source: found 'guess'; expected 'analytic', 'table' or 'm",
     ),
     "analytic profile with a path": (
         ("{source: analytic}", "{path: measured}"),

@@ -1,5 +1,8 @@
 from pathlib import Path
 
+import pytest
+
+from amp_ray.cli.exits import FAILURE
 from amp_ray.testing.experiments import SMALL
 
 from .conftest import Run
@@ -24,3 +27,27 @@ def test_another_list_of_layers_is_bad_input(amp_ray: Run, tmp_path: Path) -> No
     ended = amp_ray("profile", path, "-o", tmp_path / "p", "--local")
     assert ended.code == 2
     assert "layer list" in ended.err
+
+
+def missing_key(amp_ray: Run, folder: Path, *options: str) -> str:
+    """Profile hosts whose key file does not exist; return the message, which names the file."""
+    path = folder / "e.yaml"
+    ssh = "{identities: [keys/own], config: null}"
+    path.write_text(SMALL + f"trials: {{ssh: {ssh}}}\n", encoding="utf-8")
+    ended = amp_ray("profile", path, "-o", folder / "p", *options)
+    assert ended.code == FAILURE
+    return ended.err
+
+
+def test_hosts_are_reached_as_the_experiment_says(amp_ray: Run, tmp_path: Path) -> None:
+    assert f"key file {tmp_path}/keys/own does not exist" in missing_key(amp_ray, tmp_path)
+
+
+def test_options_win_and_start_at_the_current_folder(
+    amp_ray: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    message = missing_key(amp_ray, tmp_path, "--identity", "other", "--known-hosts", "known")
+    assert f"key file {here}/other does not exist" in message

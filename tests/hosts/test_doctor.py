@@ -1,0 +1,359 @@
+"""The doctor on real hosts: each illness is found, named and mended; nothing stays behind."""
+
+import json
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from amp_ray.runtime.doctor import Diagnosis, diagnose, preflight
+from amp_ray.runtime.make_hosts import host_maker
+from amp_ray.spec.experiment import Experiment
+from amp_ray.testing._namespaces import generate_key
+from amp_ray.testing.experiments import experiment_from
+from amp_ray.trials.findings import Finding
+
+from .conftest import Bench, MakeCluster, wait_for
+
+pytestmark = pytest.mark.hosts
+
+PYTHON = "/run/tmp/python"
+"""On each host's own disk."""
+
+EXPERIMENT = """\
+name: tiny
+model: {{family: gpt2, num_layers: 4, hidden_size: 16, num_heads: 2, sequence_length: 8,
+        vocab_size: 32}}
+cluster:
+  hostfile: hostfile
+  nodes:
+    - {{count: {count}, device: cpu, slots: 1, intra_gbit_per_s: 20, inter_gbit_per_s: 20,
+        memory_gib: 0.1}}
+precision: fp32
+global_batch_size: 4
+trials:
+  ssh: {{user: root, config: null, connect_timeout_s: 2, python: {python},
+        known_hosts: {known_hosts}, identities: [{identity}]}}
+"""
+
+
+class Ward:
+    """The hosts of a bench as an experiment, and what the doctor says of them."""
+
+    def __init__(self, bench: Bench) -> None:
+        """Take a bench; the first host is well in every test."""
+        self.bench = bench
+        self.names = [host.address for host in bench.cluster.hosts]
+        self.known_hosts = bench.cluster.known_hosts
+        self.identity = bench.cluster.identity
+        self.python = sys.executable
+
+    @property
+    def text(self) -> str:
+        """The experiment file."""
+        return EXPERIMENT.format(
+            count=len(self.names),
+            python=self.python,
+            known_hosts=self.known_hosts,
+            identity=self.identity,
+        )
+
+    @property
+    def hostfile(self) -> str:
+        """The file that it names."""
+        return "".join(f"{name} slots=1\n" for name in self.names)
+
+    @property
+    def experiment(self) -> Experiment:
+        return experiment_from(self.text, {"hostfile": self.hostfile})
+
+    def diagnose(self) -> Diagnosis:
+        experiment = self.experiment
+        return diagnose(experiment, host_maker(experiment))
+
+    def problem(self, position: int, check: str, level: str = "error") -> Finding:
+        """Return the one finding of a check, and see that no other host has an error."""
+        found = self.diagnose()
+        name = self.names[position]
+        assert {finding.host for finding in found.errors} <= {name}
+        (finding,) = [
+            finding
+            for finding in found.findings
+            if (finding.host, finding.check, finding.level) == (name, check, level)
+        ]
+        return finding
+
+    def run(self, command: str | None) -> str:
+        """Run the command that mends something, as a person would."""
+        assert command is not None
+        argv = self.bench.cluster.controller_command(["sh", "-c", command])
+        return subprocess.run(argv, check=True, capture_output=True, text=True).stdout
+
+
+@pytest.fixture
+def ward(bench: Bench) -> Iterator[Ward]:
+    """Two hosts; whatever was found, nothing of ours may run or lie on them afterwards."""
+    yield Ward(bench)
+    check_left(bench)
+
+
+def check_left(bench: Bench) -> None:
+    alive = [host for host in bench.cluster.hosts if Path(f"/proc/{host.init_pid}/root").exists()]
+    wait_for(lambda: not any(bench.cluster.programs(host) for host in alive))
+    assert [bench.folders_on(host) for host in alive] == [[]] * len(alive)
+
+
+def test_hosts_that_are_well_have_no_error(ward: Ward) -> None:
+    found = ward.diagnose()
+    assert found.errors == []
+    checks = {finding.check for finding in found.findings if finding.level == "ok"}
+    assert checks >= {"login", "agent Python", "Python", "cores", "limits", "clock", "leftovers"}
+    assert checks >= {"address", "port", "peers"}
+    addresses = [finding.found for finding in found.findings if finding.check == "address"]
+    assert addresses == [f"{name} on eth0" for name in ward.names]
+    assert preflight(ward.experiment, host_maker(ward.experiment)) == []
+
+
+def test_a_host_that_is_down_delays_no_other(ward: Ward) -> None:
+    ward.names.append("10.77.0.99")
+    start = time.monotonic()
+    finding = ward.problem(2, "reach")
+    # One limit of 2 s, not one for every host and step.
+    assert time.monotonic() - start < 15
+    assert "10.77.0.99" in finding.found
+    assert finding.command is not None
+    assert finding.command.startswith("ssh -v -o ConnectTimeout=2")
+
+
+def test_a_crashed_host_is_told_from_those_that_are_well(ward: Ward) -> None:
+    ward.bench.cluster.set_link(ward.bench.cluster.hosts[1], up=False)
+    assert ward.problem(1, "reach").expected == "an SSH server that answers within 2 s"
+    ward.bench.cluster.set_link(ward.bench.cluster.hosts[1], up=True)
+
+
+def test_an_unknown_key_is_mended_by_the_command(ward: Ward) -> None:
+    lines = ward.known_hosts.read_text(encoding="ascii").splitlines()
+    ward.known_hosts = ward.bench.folder / "known_hosts"
+    ward.known_hosts.write_text(lines[0] + "\n", encoding="ascii")
+    finding = ward.problem(1, "host key")
+    assert "SHA256:" in finding.found
+    ward.run(finding.command)
+    assert ward.diagnose().errors == []
+
+
+def test_a_changed_key_is_mended_by_the_command(ward: Ward) -> None:
+    first, second = ward.bench.cluster.hosts
+    lines = ward.known_hosts.read_text(encoding="ascii").splitlines()
+    key = lines[0].replace(first.address, second.address).replace(first.name, second.name)
+    ward.known_hosts = ward.bench.folder / "known_hosts"
+    ward.known_hosts.write_text(f"{lines[0]}\n{key}\n", encoding="ascii")
+    finding = ward.problem(1, "host key")
+    assert "changed" in finding.found
+    ward.run(finding.command)
+    assert ward.diagnose().errors == []
+
+
+def test_a_missing_key_file_is_made_by_the_command(ward: Ward) -> None:
+    ward.identity = ward.bench.folder / "nokey"
+    found = ward.diagnose()
+    assert [finding.check for finding in found.errors] == ["login"] * 2
+    command = found.errors[0].command
+    assert command == f"ssh-keygen -t ed25519 -f {ward.identity}"
+
+
+def test_a_refused_key_is_told_with_its_name(ward: Ward) -> None:
+    ward.identity = ward.bench.folder / "other"
+    generate_key(ward.identity, "other")
+    errors = ward.diagnose().errors
+    assert [finding.check for finding in errors] == ["login"] * 2
+    assert errors[1].command == shlex.join(
+        [
+            *("ssh-copy-id", "-o", f"UserKnownHostsFile={ward.known_hosts}"),
+            *("-i", str(ward.identity), f"root@{ward.names[1]}"),
+        ]
+    )
+
+
+def test_a_python_that_is_not_there_is_told_and_others_are_listed(ward: Ward) -> None:
+    ward.python = "/opt/no/python"
+    errors = ward.diagnose().errors
+    assert [finding.check for finding in errors] == ["agent Python"] * 2
+    assert "/opt/no/python" in errors[0].found
+    assert "/usr/bin/python3" in ward.run(errors[0].command)
+
+
+def test_an_own_interpreter_without_torch_is_told_with_pip(ward: Ward) -> None:
+    experiment = ward.experiment
+    bare = ward.bench.folder / "bare"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", bare], check=True)
+    trials = replace(experiment.trials, python=str(bare / "bin/python"))
+    experiment = replace(experiment, trials=trials)
+    errors = diagnose(experiment, host_maker(experiment)).errors
+    assert {(finding.check, finding.found) for finding in errors} == {
+        ("torch", "no torch"),
+        ("deepspeed", "no deepspeed"),
+    }
+    assert f"{bare}/bin/python -m pip install" in str(errors[0].command)
+
+
+def test_a_full_disk_is_told(make_cluster: MakeCluster, tmp_path: Path) -> None:
+    ward = Ward(Bench(make_cluster(disk_bytes=2**25), tmp_path))
+    disk = Path(f"/proc/{ward.bench.cluster.hosts[1].init_pid}/root/run/tmp/data")
+    filler = ["/usr/bin/head", "-c", str(2**26), "/dev/zero"]
+    with disk.open("wb") as file:
+        assert subprocess.run(filler, stdout=file, stderr=subprocess.PIPE, check=False).returncode
+    finding = ward.problem(1, "disk")
+    assert "/run/tmp: No space left on device, 0 MiB free" in finding.found
+    assert "/run/tmp" in ward.run(finding.command)
+    disk.unlink()
+    check_left(ward.bench)
+
+
+def test_leftovers_on_a_full_disk_are_removed_by_the_command(ward: Ward) -> None:
+    tmp = Path(f"/proc/{ward.bench.cluster.hosts[1].init_pid}/root/run/tmp")
+    folder = tmp / "amp-ray-study-3-0-0123abcd"
+    folder.mkdir()
+    finding = ward.problem(1, "leftovers", level="warning")
+    assert finding.found.startswith("1 folders of earlier trials")
+    ward.run(finding.command)
+    assert not folder.exists()
+
+
+def test_a_host_that_takes_its_own_name_for_the_loopback_is_warned_of(ward: Ward) -> None:
+    finding = ward.problem(1, "own name", level="warning")
+    assert "127.0.1.1" in finding.found
+    assert finding.expected == ward.names[1]
+    # The test hosts' /etc/hosts is mounted, so that sed writes it anew beside; a copy shows it.
+    words = shlex.split(shlex.split(str(finding.command))[-1])
+    assert words[:2] == ["sed", "-i"]
+    before = "127.0.0.1 localhost\n127.0.1.1 host2\n"
+    edited = ward.run(f"printf %s {shlex.quote(before)} | sed {shlex.quote(words[2])}")
+    assert edited == f"127.0.0.1 localhost\n{ward.names[1]} host2\n"
+
+
+def test_peers_that_drop_connections_are_named(make_cluster: MakeCluster, tmp_path: Path) -> None:
+    ward = Ward(Bench(make_cluster(num_hosts=3), tmp_path))
+    first, second, third = ward.bench.cluster.hosts
+    # Each of the two sends what is for the other nowhere; both still answer the controller.
+    ward.bench.cluster.run_in(second, ["ip", "route", "add", "blackhole", third.address])
+    errors = ward.diagnose().errors
+    assert {(finding.host, finding.check) for finding in errors} == {
+        (second.address, "peers"),
+        (third.address, "peers"),
+    }
+    by_host = {finding.host: finding for finding in errors}
+    assert third.address in by_host[second.address].found
+    assert first.address not in by_host[second.address].found
+    assert f"iptables -I INPUT -s {second.address} -j ACCEPT" in str(
+        by_host[second.address].command
+    )
+
+
+def test_two_names_for_one_machine_are_refused(ward: Ward) -> None:
+    ward.names.append(f"{ward.names[1]}:22")
+    finding = ward.problem(2, "machine")
+    assert finding.found == f"is the same machine as {ward.names[1]}"
+
+
+def test_what_a_login_prints_does_not_disturb(ward: Ward) -> None:
+    home = Path(f"/proc/{ward.bench.cluster.hosts[0].init_pid}/root/run/home")
+    (home / ".bashrc").write_text('echo Welcome; echo "{}"; echo [1] >&2\n', encoding="ascii")
+    assert ward.diagnose().errors == []
+
+
+def test_the_command_line_tells_all_and_ends_with_4(ward: Ward) -> None:
+    ward.names.append("10.77.0.99")
+    path = ward.bench.folder / "tiny.yaml"
+    path.write_text(ward.text, encoding="utf-8")
+    (ward.bench.folder / "hostfile").write_text(ward.hostfile, encoding="utf-8")
+    command = [sys.executable, "-m", "amp_ray", "doctor", str(path)]
+    argv = ward.bench.cluster.controller_command(command)
+    ended = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
+    assert (ended.returncode, ended.stderr) == (4, "")
+    assert ended.stdout.splitlines()[-1].startswith("1 error, ")
+    ended = subprocess.run([*argv, "--json"], capture_output=True, text=True, check=False)
+    record = json.loads(ended.stdout)
+    assert (ended.returncode, record["schema"], record["ok"]) == (4, 1, False)
+    assert [host["error"] for host in record["hosts"]] == [0, 0, 1]
+
+
+def test_a_killed_doctor_leaves_nothing_on_any_host(ward: Ward) -> None:
+    slow = ward.bench.folder / "slow"
+    slow.write_text("#!/bin/sh\nsleep 300\n", encoding="utf-8")
+    slow.chmod(0o755)
+    path = ward.bench.folder / "tiny.yaml"
+    text = ward.text.replace("trials:\n", f"trials:\n  python: {slow}\n")
+    path.write_text(text, encoding="utf-8")
+    (ward.bench.folder / "hostfile").write_text(ward.hostfile, encoding="utf-8")
+    command = [sys.executable, "-m", "amp_ray", "doctor", str(path)]
+    cluster = ward.bench.cluster
+    with subprocess.Popen(cluster.controller_command(command)) as process:
+        wait_for(
+            lambda: all(
+                any("sleep" in program.command for program in cluster.programs(host))
+                for host in cluster.hosts
+            )
+        )
+        process.kill()
+    start = time.monotonic()
+    wait_for(lambda: not any(cluster.programs(host) for host in cluster.hosts))
+    assert time.monotonic() - start < 5
+
+
+@contextmanager
+def pythons(ward: Ward, *bodies: str) -> Iterator[None]:
+    """Give each host a shell script of its own that it takes for Python, for a while."""
+    hosts = ward.bench.cluster.hosts
+    scripts = [Path(f"/proc/{host.init_pid}/root{PYTHON}") for host in hosts]
+    for script, body in zip(scripts, bodies, strict=True):
+        script.write_text(f"#!/bin/sh\n{body}\n", encoding="utf-8")
+        script.chmod(0o755)
+    yield
+    for script in scripts:
+        script.unlink()
+
+
+def test_a_clock_that_is_off_is_a_warning(ward: Ward) -> None:
+    """No host has a clock of its own here, so the second one's Python tells another time."""
+    plain = f'exec {sys.executable} "$@"'
+    shift = "import time; real = time.time; time.time = lambda: real() - 3600"
+    shifted = f"""
+[ "$1" = -I ] || {plain}
+exec {sys.executable} -I -u -c "{shift}
+$4" "$5"
+"""
+    ward.python = PYTHON
+    with pythons(ward, plain, shifted):
+        finding = ward.problem(1, "clock", level="warning")
+    assert finding.found.startswith("3600.0")
+    assert "s behind this machine" in finding.found
+    assert "timedatectl set-ntp true" in str(finding.command)
+
+
+def test_interpreters_that_differ_are_told(ward: Ward) -> None:
+    """The second host trains with a Python of its own, where DeepSpeed is another."""
+    packages = ward.bench.folder / "packages"
+    for name, version in (("torch", "2.12.0"), ("deepspeed", "0.18.0")):
+        (packages / name).mkdir(parents=True)
+        (packages / name / "__init__.py").touch()
+        info = packages / f"{name}-{version}.dist-info"
+        info.mkdir()
+        head = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        (info / "METADATA").write_text(head, encoding="utf-8")
+    other = f"PYTHONPATH={shlex.quote(str(packages))} "
+    experiment = ward.experiment
+    trials = replace(experiment.trials, python=PYTHON)
+    experiment = replace(experiment, trials=trials)
+    with pythons(ward, *(f'{path}exec {sys.executable} "$@"' for path in ("", other))):
+        found = diagnose(experiment, host_maker(experiment))
+    alike = {finding.check: finding for finding in found.errors}
+    assert set(alike) == {"torch alike", "deepspeed alike"}
+    assert {finding.host for finding in found.errors} == {ward.names[1]}
+    assert alike["torch alike"].found == "torch 2.12.0"
+    assert "pip install deepspeed==0.19.8" in str(alike["deepspeed alike"].command)

@@ -1,0 +1,107 @@
+import importlib
+import json
+from pathlib import Path
+
+import pytest
+
+from amp_ray.errors import HostError
+from amp_ray.runtime.host import Host
+from amp_ray.testing.experiments import SMALL
+
+from .conftest import Run
+
+ON_CPU = SMALL.replace("device: T4", "memory_gib: 0.01, device: cpu") + "precision: fp32\n"
+RAY_CLUSTER = """\
+cluster_name: old
+provider: {type: local, head_ip: 192.0.2.1}
+auth: {ssh_user: ada}
+initial_workers: 2
+"""
+
+
+@pytest.fixture
+def on_cpu(tmp_path: Path) -> Path:
+    """The small experiment, for this machine."""
+    path = tmp_path / "small.yaml"
+    path.write_text(ON_CPU, encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def with_hosts(on_cpu: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The small experiment with a hostfile, and hosts that nobody can reach."""
+    text = ON_CPU.replace("cluster:\n", "cluster:\n  hostfile: hosts\n")
+    on_cpu.write_text(text, encoding="utf-8")
+    (on_cpu.parent / "hosts").write_text("a slots=2\nb slots=2\n", encoding="utf-8")
+
+    def refuse(name: str) -> Host:
+        message = f"ada@{name}: Connection refused"
+        raise HostError(message)
+
+    # The package's attribute of that name is the command.
+    module = importlib.import_module("amp_ray.cli.doctor")
+    monkeypatch.setattr(module, "host_maker", lambda _experiment: refuse)
+    return on_cpu
+
+
+def test_a_missing_experiment_is_bad_input(amp_ray: Run, tmp_path: Path) -> None:
+    ended = amp_ray("doctor", tmp_path / "none.yaml")
+    assert ended.code == 2
+    assert "no such file" in ended.err
+
+
+def test_an_experiment_without_hosts_is_bad_input(amp_ray: Run, on_cpu: Path) -> None:
+    ended = amp_ray("doctor", on_cpu)
+    assert ended.code == 2
+    assert "cluster.hostfile" in ended.err
+    assert "--trials local" in ended.err
+
+
+def test_this_machine_as_json(amp_ray: Run, on_cpu: Path, tmp_path: Path) -> None:
+    target = tmp_path / "found.json"
+    ended = amp_ray("doctor", on_cpu, "--trials", "local", "--json", target)
+    record = json.loads(target.read_text(encoding="utf-8"))
+    # Torch may not be installed here.
+    assert ended.code == (0 if record["ok"] else 4)
+    assert (ended.out, ended.err) == ("", "")
+    assert (record["schema"], record["experiment"]) == (1, "small")
+    assert [host["name"] for host in record["hosts"]] == ["localhost"]
+    checks = {entry["check"] for entry in record["findings"]}
+    assert {"agent Python", "cores", "disk", "clock"} <= checks
+
+
+def test_hosts_with_an_error_end_with_4_and_a_table(amp_ray: Run, with_hosts: Path) -> None:
+    ended = amp_ray("doctor", with_hosts)
+    assert (ended.code, ended.err) == (4, "")
+    assert "small: 2 hosts" in ended.out
+    assert ended.out.count("ssh -v -o ConnectTimeout=10") == 2
+    assert ended.out.splitlines()[-1] == "2 errors"
+
+
+def test_json_alone_on_stdout(amp_ray: Run, with_hosts: Path) -> None:
+    ended = amp_ray("doctor", with_hosts, "--json")
+    assert (ended.code, ended.err, ended.json["ok"]) == (4, "", False)
+    assert [entry["check"] for entry in ended.json["findings"]] == ["reach", "reach"]
+
+
+def test_a_profile_that_is_not_there_yet_does_not_matter(amp_ray: Run, with_hosts: Path) -> None:
+    text = with_hosts.read_text(encoding="utf-8")
+    with_hosts.write_text(text + "profile: {source: table, path: none}\n", encoding="utf-8")
+    assert amp_ray("doctor", with_hosts).code == 4
+
+
+def test_a_ray_cluster_file_is_explained(amp_ray: Run, tmp_path: Path) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text(RAY_CLUSTER, encoding="utf-8")
+    ended = amp_ray("doctor", path)
+    assert (ended.code, ended.out) == (2, "")
+    assert "Ray's cluster launcher" in ended.err
+    assert f"{path}:4: initial_workers: " in ended.err
+    path.write_text(RAY_CLUSTER.replace("initial_workers: 2\n", ""), encoding="utf-8")
+    ended = amp_ray("doctor", path)
+    assert ended.code == 2
+    assert "no longer follows" not in ended.err
+
+
+def test_settings_of_another_backend_are_refused(amp_ray: Run, on_cpu: Path) -> None:
+    assert amp_ray("doctor", on_cpu, "--trials", "ray").code == 2
