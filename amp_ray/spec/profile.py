@@ -1,6 +1,6 @@
 """What was measured of the layers: times to anchor the cost model at, or none at all."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from amp_ray.errors import InputError
 from amp_ray.spec.device import Device
+from amp_ray.spec.published_profile import PublishedProfile
 
 FloatArray = NDArray[np.float64]
 
@@ -56,12 +57,15 @@ class Profile:
         tables: Anchors by device name; empty for an analytic profile.
         forward_runs: How often the measured forward pass of a block was computed within its time.
         includes_all_reduces: Whether tensor-parallel all-reduces are within the measured times.
+        published: What the tables were made from, where another planner published it. What such
+            a profile lacks nobody can measure anew, so candidates that need it are dropped.
     """
 
     source: str
     tables: Mapping[str, DeviceTable] = field(default_factory=dict)
     forward_runs: int = 1
     includes_all_reduces: bool = False
+    published: PublishedProfile | None = None
 
     @property
     def is_measured(self) -> bool:
@@ -86,13 +90,38 @@ class Profile:
             raise InputError(message)
         found = {size: anchor for (at_tp, size), anchor in table.items() if at_tp == tp}
         if not found:
-            known = sorted({at_tp for at_tp, _ in table})
+            known = _tps(table)
             message = (
                 f"{self.source} has no times at tp {tp} for device {device.name!r}, only at tp "
                 f"{', '.join(map(str, known))}; measure it, or limit the search with search.max_tp"
             )
             raise InputError(message)
         return found
+
+    def gap(self, devices: Iterable[Device], tp: int) -> str | None:
+        """Tell what a candidate needs and a published profile does not have.
+
+        Args:
+            devices: Types that the candidate runs on.
+            tp: Its tensor parallel degree.
+
+        Returns:
+            The missing tp and device in words; None if nothing is missing, and for a profile of
+            our own, which can be measured anew: there `anchors` raises.
+        """
+        if self.published is None:
+            return None
+        needed = {1, tp} if self.includes_all_reduces else {tp}
+        for device in devices:
+            missing = sorted(needed.difference(_tps(self.tables.get(device.name, {}))))
+            if missing:
+                return f"tp {missing[0]} on {device.name}"
+        return None
+
+
+def _tps(table: DeviceTable) -> list[int]:
+    """Return the tensor parallel degrees of a table, ascending."""
+    return sorted({tp for tp, _ in table})
 
 
 ANALYTIC = Profile(source="analytic")

@@ -1,0 +1,247 @@
+"""Metis's cluster file, and the cluster that it describes together with a hostfile."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Final, Literal
+
+from pydantic import ConfigDict, Field
+
+from amp_ray.errors import InputError, Where
+from amp_ray.formats.json_text import parse_json
+from amp_ray.formats.metis_hosts import MetisHost, node_names, parse_metis_hostfile
+from amp_ray.spec.catalogue import CATALOGUE
+from amp_ray.spec.cluster import (
+    DEFAULT_INTER_LATENCY_S,
+    DEFAULT_INTRA_LATENCY_S,
+    Cluster,
+    Link,
+    Node,
+)
+from amp_ray.spec.device import Device
+from amp_ray.spec.section import Positive, Section, Text, validate
+from amp_ray.spec.yaml_text import Document
+from amp_ray.units import GIGA, MEGA, gib_to_bytes
+
+BandwidthUnit = Literal["GB/s", "bytes/s"]
+
+LARGEST_GBYTE_PER_S: Final = 10_000.0
+"""No link between devices is faster; a larger number is in bytes per second."""
+
+SMALLEST_BYTES_PER_S: Final = float(MEGA)
+"""No link that trains models is slower; a smaller number is in GB per second."""
+
+BOARD_FRACTION: Final = 1.1
+"""Nominal memory of a board over what processes can use: the driver and ECC keep up to a tenth."""
+
+_LARGEST_GIB: Final = 10_000.0
+"""More memory than this is a slip of the unit."""
+
+
+class HostSection(Section):
+    """What the cluster file says of one address; Metis reads no other key."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    instance_type: Text
+    inter_bandwidth: Positive
+    intra_bandwidth: Positive
+    memory: Annotated[float, Field(gt=0, le=_LARGEST_GIB, strict=True)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetisClusterFile:
+    """A cluster file.
+
+    Args:
+        file: Its name, for messages.
+        hosts: What it says of every address, as it stands there.
+        unit: Of its bandwidths.
+        notes: What was recognised, for people.
+    """
+
+    file: str
+    hosts: Mapping[str, HostSection]
+    unit: BandwidthUnit
+    notes: tuple[str, ...]
+
+    def bytes_per_s(self, bandwidth: float) -> float:
+        """Return a bandwidth of the file in SI units."""
+        return bandwidth * GIGA if self.unit == "GB/s" else bandwidth
+
+    def memory_bytes(self) -> dict[str, int]:
+        """Return the nominal memory of every device type, in capitals, as Metis checks it.
+
+        Where addresses disagree about a type, the smaller one counts.
+        """
+        found: dict[str, int] = {}
+        for host in self.hosts.values():
+            kind, size = host.instance_type.upper(), gib_to_bytes(host.memory)
+            found[kind] = min(size, found.get(kind, size))
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetisCluster:
+    """A cluster in our nouns, with what was recognised on the way.
+
+    Args:
+        cluster: Nodes in the hostfile's order.
+        notes: For people.
+    """
+
+    cluster: Cluster
+    notes: tuple[str, ...]
+
+
+def parse_metis_clusterfile(
+    text: str, *, file: str = "clusterfile.json", unit: BandwidthUnit | None = None
+) -> MetisClusterFile:
+    """Read a cluster file: ``{IP: {instance_type, inter_bandwidth, intra_bandwidth, memory}}``.
+
+    Memory is in GiB. Bandwidth is in GB/s in the authors' files and in bytes/s in their README;
+    without ``unit`` the numbers tell which.
+
+    Args:
+        text: The file's text.
+        file: Its name, for messages.
+        unit: Of the bandwidths, where the user tells it.
+
+    Raises:
+        InputError: If the text is not JSON, a key is missing or wrong, or the bandwidths are
+            in no unit or not all in the same.
+    """
+    values = parse_json(text, file=file)
+    if not values:
+        message = "no host in it: expected entries such as '0.0.0.1': {'instance_type': ...}"
+        raise InputError(message, where=Where(file=file))
+    hosts = {address: _host(entry, address, file) for address, entry in values.items()}
+    found, seen_at = _unit(hosts, file, unit)
+    notes = () if unit else (f"{file}: bandwidths are read as {found}, {seen_at}",)
+    return MetisClusterFile(file=file, hosts=hosts, unit=found, notes=notes)
+
+
+def metis_cluster(
+    hostfile_text: str, clusterfile: MetisClusterFile, *, file: str = "hostfile"
+) -> MetisCluster:
+    """Build the cluster of a hostfile and a cluster file.
+
+    Args:
+        hostfile_text: Text of the hostfile.
+        clusterfile: What its addresses are.
+        file: Name of the hostfile, for messages.
+
+    Raises:
+        InputError: If the hostfile is wrong, names an address that the cluster file lacks, or the
+            catalogue has no such device type.
+    """
+    hosts = parse_metis_hostfile(hostfile_text, file=file)
+    names = node_names(hosts)
+    nodes = tuple(
+        _node(name, host, clusterfile, file) for name, host in zip(names, hosts, strict=True)
+    )
+    notes = [
+        f"{file}:{host.line}: {host.address} stands there again; this node is {name}"
+        for name, host in zip(names, hosts, strict=True)
+        if name != host.address
+    ]
+    used = {host.address: node.device for host, node in zip(hosts, nodes, strict=True)}
+    notes += [
+        f"{clusterfile.file}: {address}: {said.instance_type} with {said.memory:g} GiB is read as "
+        f"{device.name}, of which {device.memory_gib:.2f} GiB can be used"
+        for address, device in used.items()
+        for said in [clusterfile.hosts[address]]
+    ]
+    return MetisCluster(cluster=Cluster(nodes=nodes), notes=(*clusterfile.notes, *notes))
+
+
+def _host(entry: object, address: str, file: str) -> HostSection:
+    """Check what stands behind one address."""
+    if not isinstance(entry, dict):
+        message = f"found {entry!r}; expected a JSON object"
+        raise InputError(message, where=Where(file=file, key=address))
+    try:
+        return validate(HostSection, Document(file=file, values=entry))
+    except InputError as error:
+        key = None if error.where is None else error.where.key
+        message = str(error).removeprefix(f"{error.where}: ")
+        where = Where(file=file, key=address if key is None else f"{address}.{key}")
+        raise InputError(message, where=where) from None
+
+
+def _unit(
+    hosts: Mapping[str, HostSection], file: str, told: BandwidthUnit | None
+) -> tuple[BandwidthUnit, str]:
+    """Return the unit of all bandwidths, and the range of numbers that told it."""
+    numbers = {
+        f"{address}.{key}": getattr(host, key)
+        for address, host in hosts.items()
+        for key in ("inter_bandwidth", "intra_bandwidth")
+    }
+    fits: dict[str, BandwidthUnit | None] = {key: _fits(value) for key, value in numbers.items()}
+    first = told or next((unit for unit in fits.values() if unit is not None), None)
+    wrong = next((key for key, unit in fits.items() if unit is None or unit != first), None)
+    if first is None or wrong is not None:
+        key = wrong or next(iter(numbers))
+        other = "" if first is None else f", here all in {first}"
+        message = (
+            f"found {numbers[key]:g}; expected GB/s (at most {LARGEST_GBYTE_PER_S:g}) or bytes/s "
+            f"(at least {SMALLEST_BYTES_PER_S:g}){other}"
+        )
+        raise InputError(message, where=Where(file=file, key=key))
+    return first, f"found {min(numbers.values()):g} to {max(numbers.values()):g}"
+
+
+def _fits(bandwidth: float) -> BandwidthUnit | None:
+    """Return the only unit in which a number is a plausible bandwidth."""
+    if bandwidth <= LARGEST_GBYTE_PER_S:
+        return "GB/s"
+    return "bytes/s" if bandwidth >= SMALLEST_BYTES_PER_S else None
+
+
+def _node(name: str, host: MetisHost, clusterfile: MetisClusterFile, file: str) -> Node:
+    """Return one node of the cluster."""
+    said = clusterfile.hosts.get(host.address)
+    if said is None:
+        message = (
+            f"found host {host.address!r}; {clusterfile.file} describes "
+            f"{', '.join(clusterfile.hosts)}"
+        )
+        raise InputError(message, where=Where(file=file, line=host.line))
+    where = Where(file=clusterfile.file, key=f"{host.address}.instance_type")
+    return Node(
+        name=name,
+        device=_device(said, where),
+        num_slots=host.num_slots,
+        intra=Link(
+            bandwidth_bytes_per_s=clusterfile.bytes_per_s(said.intra_bandwidth),
+            latency_s=DEFAULT_INTRA_LATENCY_S,
+        ),
+        inter=Link(
+            bandwidth_bytes_per_s=clusterfile.bytes_per_s(said.inter_bandwidth),
+            latency_s=DEFAULT_INTER_LATENCY_S,
+        ),
+    )
+
+
+def _device(said: HostSection, where: Where) -> Device:
+    """Return the board of the catalogue that comes closest in memory.
+
+    Metis's memory is nominal. Where that is the board's own, what the catalogue says can be used
+    of it counts; else the number is taken as it is.
+    """
+    kind = said.instance_type.casefold()
+    boards = [
+        device
+        for name, device in CATALOGUE.items()
+        if name.casefold() == kind or name.casefold().startswith(f"{kind}-")
+    ]
+    if not boards:
+        message = (
+            f"found {said.instance_type!r}; the catalogue knows "
+            f"{', '.join(dict.fromkeys(name.partition('-')[0] for name in CATALOGUE))}"
+        )
+        raise InputError(message, where=where)
+    board = min(boards, key=lambda device: (abs(device.memory_gib - said.memory), device.name))
+    if board.memory_gib <= said.memory <= BOARD_FRACTION * board.memory_gib:
+        return board
+    return replace(board, memory_bytes=gib_to_bytes(said.memory))

@@ -1,0 +1,90 @@
+"""Metis's hostfile: ``IP slots=8`` as its code reads it, ``IP 8`` as its README writes it."""
+
+import re
+from dataclasses import dataclass
+
+from amp_ray.errors import InputError, Where
+from amp_ray.spec.cells import is_count
+
+_LINE = re.compile(r"(?P<host>[^\s#-]\S*)\s+(?:slots\s*=\s*)?(?P<slots>\S+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetisHost:
+    """One line of the file.
+
+    Args:
+        address: What the cluster file describes; several lines may name the same.
+        num_slots: Its devices.
+        line: Where it stands.
+    """
+
+    address: str
+    num_slots: int
+    line: int
+
+
+def parse_metis_hostfile(text: str, *, file: str = "hostfile") -> tuple[MetisHost, ...]:
+    r"""Read a hostfile of either form; comments (``#``) and blank lines are skipped.
+
+    An address may stand there several times: for Metis it names a kind of node.
+
+    Args:
+        text: The file's text.
+        file: Its name, for messages.
+
+    Returns:
+        One entry per line, in the file's order.
+
+    Raises:
+        InputError: With file and line, for a line of another form, a slot count that is no
+            positive integer, or no host at all.
+
+    Example:
+        >>> [host.num_slots for host in parse_metis_hostfile("0.0.0.1 slots=16\n\n0.0.0.2  8\n")]
+        [16, 8]
+    """
+    hosts = tuple(
+        _parse_line(content, Where(file=file, line=number), number)
+        for number, line in enumerate(text.splitlines(), start=1)
+        for content in [line.partition("#")[0].strip()]
+        if content
+    )
+    if not hosts:
+        message = "no host found: expected lines like '0.0.0.1 slots=8' or '0.0.0.1 8'"
+        raise InputError(message, where=Where(file=file))
+    return hosts
+
+
+def node_names(hosts: tuple[MetisHost, ...]) -> tuple[str, ...]:
+    r"""Give every node a name: its address, with a number where that stands there again.
+
+    Args:
+        hosts: Lines of a hostfile.
+
+    Example:
+        >>> node_names(parse_metis_hostfile("a 4\na 4\nb 4"))
+        ('a', 'a-2', 'b')
+    """
+    names: list[str] = []
+    for host in hosts:
+        name, number = host.address, 1
+        while name in names:
+            number += 1
+            name = f"{host.address}-{number}"
+        names.append(name)
+    return tuple(names)
+
+
+def _parse_line(content: str, where: Where, number: int) -> MetisHost:
+    """Read one line without its comment."""
+    match = _LINE.fullmatch(content)
+    if match is None:
+        message = f"found {content!r}; expected 'IP slots=N' or 'IP N'"
+        raise InputError(message, where=where)
+    if not is_count(match["slots"]):
+        message = (
+            f"slots must be a positive integer, found {match['slots']!r} for host {match['host']!r}"
+        )
+        raise InputError(message, where=where)
+    return MetisHost(address=match["host"], num_slots=int(match["slots"]), line=number)

@@ -1,0 +1,190 @@
+"""Profiles as other planners publish them: whole models by device type, tp and micro-batch size."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from amp_ray.spec.device import Device
+
+FloatArray = NDArray[np.float64]
+
+Key = tuple[str, int, int]
+"""Device type, tp, micro-batch size."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PublishedEntry:
+    """What was measured of a model on one device type at one (tp, micro-batch size).
+
+    Args:
+        layer_s: Shape ``(num_layers,)``. Forward plus backward of one micro-batch.
+        layer_memory_bytes: Shape ``(num_layers,)``. Weights, states and activations of a layer.
+        layer_parameter_bytes: Shape ``(num_layers,)``. Weights of a layer, before tp divides them.
+        forward_backward_s: Both passes of the whole model; None where it was not published.
+        optimizer_s: The optimizer step of the whole model.
+        batch_generator_s: Making one micro-batch.
+
+    Raises:
+        ValueError: If the arrays differ in length, or a value is negative or not finite.
+    """
+
+    layer_s: FloatArray
+    layer_memory_bytes: FloatArray
+    layer_parameter_bytes: FloatArray
+    forward_backward_s: float | None
+    optimizer_s: float
+    batch_generator_s: float
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot be, and make the arrays read-only."""
+        arrays = (self.layer_s, self.layer_memory_bytes, self.layer_parameter_bytes)
+        lengths = [len(array) for array in arrays]
+        if min(lengths) != max(lengths) or not lengths[0]:
+            message = f"times, memory and parameters need one value per layer, found {lengths}"
+            raise ValueError(message)
+        scalars = [self.optimizer_s, self.batch_generator_s, self.forward_backward_s or 0.0]
+        values = np.concatenate([*arrays, scalars])
+        if not (np.isfinite(values).all() and (values >= 0).all()):
+            wrong = values[~(np.isfinite(values) & (values >= 0))]
+            message = f"published values must be finite and not negative, found {wrong.tolist()}"
+            raise ValueError(message)
+        for array in arrays:
+            array.setflags(write=False)
+
+    @property
+    def num_layers(self) -> int:
+        """Length of the chain that was measured."""
+        return len(self.layer_s)
+
+    @property
+    def rest_s(self) -> float | None:
+        """What both passes take beyond the sum of the layers; None where that is not known.
+
+        In the files of Metis this is the output embedding and the loss: it grows with the
+        micro-batch and shrinks with tp as they do, and its output layer has next to no time.
+        """
+        if self.forward_backward_s is None:
+            return None
+        return self.forward_backward_s - float(self.layer_s.sum())
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PublishedProfile:
+    """All entries of a published profile.
+
+    Args:
+        source: Where it comes from, for messages and reports.
+        entries: At least one; all of the same chain of layers. Their order does not matter.
+        notes: What was recognised while reading it, for people.
+
+    Raises:
+        ValueError: If there is no entry, or entries differ in their number of layers.
+    """
+
+    source: str
+    entries: Mapping[Key, PublishedEntry]
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse what is no profile of one model."""
+        lengths = sorted({entry.num_layers for entry in self.entries.values()})
+        if len(lengths) != 1:
+            message = f"{self.source}: a profile is of one chain of layers, found {lengths}"
+            raise ValueError(message)
+
+    @cached_property
+    def num_layers(self) -> int:
+        """Length of the chain that was measured."""
+        return next(iter(self.entries.values())).num_layers
+
+    @cached_property
+    def types(self) -> tuple[str, ...]:
+        """Device types that were measured, in alphabetical order."""
+        return tuple(sorted({kind for kind, _, _ in self.entries}))
+
+    def tps(self, kind: str) -> tuple[int, ...]:
+        """Return the tensor parallel degrees that were measured on a device type, ascending."""
+        return tuple(sorted({tp for of, tp, _ in self.entries if of == kind}))
+
+    def sizes(self, kind: str, tp: int) -> tuple[int, ...]:
+        """Return the micro-batch sizes that were measured on a device type, ascending."""
+        return tuple(sorted(size for of, at, size in self.entries if (of, at) == (kind, tp)))
+
+    def type_of(self, device: Device) -> str | None:
+        """Return the measured type that a device is of; None where there is none.
+
+        Other planners tell device types apart, not their memory: ``A100`` covers ``A100-40`` and
+        ``A100-80``. Case does not matter; an entry with the device's whole name comes first.
+        """
+        known = {kind.casefold(): kind for kind in self.types}
+        name = device.name.casefold()
+        return known.get(name) or known.get(name.partition("-")[0])
+
+    def entry(self, kind: str, tp: int, size: int) -> PublishedEntry | None:
+        """Return an entry, interpolated between two micro-batch sizes where it was not measured.
+
+        Times and memory are affine in the micro-batch size to a good approximation, so each value
+        is interpolated linearly between its neighbours. Nothing is extrapolated.
+
+        Args:
+            kind: Device type.
+            tp: Tensor parallel degree; only those that were measured have entries.
+            size: Micro-batch size.
+
+        Returns:
+            The entry; None outside of what was measured.
+        """
+        found = self.entries.get((kind, tp, size))
+        if found is not None:
+            return found
+        around = [pair for pair in pairwise(self.sizes(kind, tp)) if pair[0] < size < pair[1]]
+        if not around:
+            return None
+        low, high = around[0]
+        weight = (size - low) / (high - low)
+        return _between(self.entries[kind, tp, low], self.entries[kind, tp, high], weight)
+
+
+def gaps(entries: Iterable[Key]) -> tuple[tuple[str, int, tuple[int, ...]], ...]:
+    """Return, per device type and tp, the micro-batch sizes that only others were measured at.
+
+    Args:
+        entries: Keys of a profile.
+
+    Returns:
+        Type, tp and sizes, in ascending order; complete rows are left out.
+
+    Example:
+        >>> gaps([("T4", 1, 1), ("T4", 1, 2), ("T4", 2, 1)])
+        (('T4', 2, (2,)),)
+    """
+    found: dict[tuple[str, int], set[int]] = {}
+    for kind, tp, size in entries:
+        found.setdefault((kind, tp), set()).add(size)
+    every = set().union(*found.values())
+    return tuple(
+        (kind, tp, tuple(sorted(every - sizes)))
+        for (kind, tp), sizes in sorted(found.items())
+        if every - sizes
+    )
+
+
+def _between(low: PublishedEntry, high: PublishedEntry, weight: float) -> PublishedEntry:
+    """Interpolate every value of two entries linearly."""
+    whole = None
+    if low.forward_backward_s is not None and high.forward_backward_s is not None:
+        whole = low.forward_backward_s + weight * (high.forward_backward_s - low.forward_backward_s)
+    return PublishedEntry(
+        layer_s=low.layer_s + weight * (high.layer_s - low.layer_s),
+        layer_memory_bytes=low.layer_memory_bytes
+        + weight * (high.layer_memory_bytes - low.layer_memory_bytes),
+        layer_parameter_bytes=low.layer_parameter_bytes,
+        forward_backward_s=whole,
+        optimizer_s=low.optimizer_s + weight * (high.optimizer_s - low.optimizer_s),
+        batch_generator_s=low.batch_generator_s
+        + weight * (high.batch_generator_s - low.batch_generator_s),
+    )
