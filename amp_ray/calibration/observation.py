@@ -11,9 +11,10 @@ from amp_ray.trials.outcome import Outcome as TrialOutcome
 
 Outcome = Literal["measured", "oom", "failed"]
 
-UNSTEADY_FRACTION: Final = 0.10
+UNSTEADY_FRACTION: Final = 0.25
 """A trial whose steps spread (interquartile range) over more than this share of their median was
-disturbed; repeats of one run on a quiet cluster differ by 3-9 % in all (BigScience chronicles)."""
+disturbed. Ten normal steps that spread so far know their median to 7 %, which is what repeats of
+one run on a quiet cluster differ by (3-9 %, BigScience chronicles)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

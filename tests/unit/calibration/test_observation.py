@@ -23,7 +23,7 @@ def measured(small: Experiment, strategy: Strategy, spread_s: float | None) -> O
     )
 
 
-@pytest.mark.parametrize(("spread_s", "tells"), [(None, True), (0.1, True), (0.11, False)])
+@pytest.mark.parametrize(("spread_s", "tells"), [(None, True), (0.25, True), (0.26, False)])
 def test_an_unsteady_trial_tells_no_time(
     small: Experiment, strategies: tuple[Strategy, ...], spread_s: float | None, *, tells: bool
 ) -> None:

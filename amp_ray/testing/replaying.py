@@ -1,0 +1,158 @@
+"""A study played against recorded answers: no driver, no clock, the same result every time."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from amp_ray.calibration import Observation, Predictor
+from amp_ray.search.planner import AmpRayPlanner
+from amp_ray.spec.experiment import Experiment
+from amp_ray.spec.strategy import Strategy
+from amp_ray.trials.outcome import Crashed, Measured, Outcome, OutOfMemory
+from amp_ray.tuner import (
+    Certificate,
+    KeptPredictor,
+    Knowledge,
+    TunerSettings,
+    TunerState,
+    begin,
+    certify,
+    learn,
+    next_trials,
+    record,
+    start,
+)
+
+Answers = Mapping[Strategy, Outcome]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """A study that was played to its end.
+
+    Args:
+        state: Its last state.
+        knowledge: What was learnt from it.
+        certificate: The last one; None where nothing was measured.
+    """
+
+    state: TunerState
+    knowledge: Knowledge
+    certificate: Certificate | None
+
+    @property
+    def num_trials(self) -> int:
+        """How many trials were run."""
+        return len(self.state.trials)
+
+    @property
+    def num_failed(self) -> int:
+        """How many of them were not measured."""
+        return sum(not isinstance(told.outcome, Measured) for told in self.state.trials)
+
+    def found_at(self, strategy: Strategy) -> int | None:
+        """Return after how many trials a strategy had been run, if it was."""
+        numbers = (t.trial.number for t in self.state.trials if t.trial.strategy == strategy)
+        first = next(numbers, None)
+        return None if first is None else first + 1
+
+
+def measured(time_s: float, *, spread_fraction: float = 0.0) -> Measured:
+    """Return the outcome of a trial that took so long."""
+    return Measured(
+        iteration_time_s=time_s,
+        spread_s=spread_fraction * time_s,
+        step_time_s=(time_s,),
+        num_warmup_steps=0,
+        peak_memory_bytes=(),
+        wall_s=time_s,
+    )
+
+
+def out_of_memory() -> OutOfMemory:
+    """Return the outcome of a trial that ran out of memory."""
+    return OutOfMemory(reason="recorded as out of memory", rank=None, host="", lines=(), wall_s=0)
+
+
+def crashed() -> Crashed:
+    """Return the outcome of a trial without a result."""
+    reason = "no result is recorded"
+    return Crashed(reason=reason, kind="no-result", rank=None, host="", lines=(), wall_s=0)
+
+
+def answers(observations: Sequence[Observation]) -> dict[Strategy, Outcome]:
+    """Return what trials would answer that were observed before."""
+    return {
+        each.strategy: measured(each.measured_s)
+        if each.measured_s is not None
+        else out_of_memory()
+        if each.outcome == "oom"
+        else crashed()
+        for each in observations
+    }
+
+
+def fastest(recorded: Answers) -> tuple[Strategy, float]:
+    """Return the fastest recorded strategy and its seconds.
+
+    Raises:
+        ValueError: If none was measured.
+    """
+    times = {
+        strategy: outcome.iteration_time_s
+        for strategy, outcome in recorded.items()
+        if isinstance(outcome, Measured)
+    }
+    best = min(times, key=times.__getitem__)
+    return best, times[best]
+
+
+def with_factors(experiment: Experiment, factors: Mapping[str, float]) -> Experiment:
+    """Return an experiment whose constants are multiplied by factors, by name."""
+    given = experiment.constants
+    changed = {name: getattr(given, name) * factor for name, factor in factors.items()}
+    return replace(experiment, constants=replace(given, **changed))
+
+
+def study(
+    experiment: Experiment,
+    recorded: Answers,
+    settings: TunerSettings,
+    order: Sequence[Strategy] | None = None,
+) -> TunerState:
+    """Begin a study whose candidates are the recorded strategies."""
+    planner = AmpRayPlanner(experiment=experiment)
+    return begin(experiment, [planner.score(each) for each in recorded], settings, order)
+
+
+def play(
+    state: TunerState,
+    answer: Callable[[Strategy, int], Outcome],
+    *,
+    num_groups: int = 1,
+    seed: int = 0,
+    predictor: Predictor | None = None,
+) -> Replay:
+    """Play a study until it stops.
+
+    Args:
+        state: Where it starts.
+        answer: What comes of a strategy; it is told the trial's number too.
+        num_groups: How many trials run side by side.
+        seed: Decides which of several running trials ends first.
+        predictor: Remembers predictions.
+    """
+    predictor = predictor or KeptPredictor()
+    generator = np.random.default_rng(seed)
+    while True:
+        knowledge = learn(state, predictor)
+        free = num_groups - len(state.running)
+        for trial in next_trials(state, free, predictor, knowledge):
+            state = start(state, trial)
+        running = state.running
+        if not running:
+            certificate = certify(state, knowledge)
+            return Replay(state=state, knowledge=knowledge, certificate=certificate)
+        ended = running[int(generator.integers(len(running)))]
+        state = record(state, ended.number, answer(ended.strategy, ended.number))

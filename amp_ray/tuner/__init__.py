@@ -1,0 +1,43 @@
+"""The tuner: a study folds over outcomes; nothing here waits, launches or draws by chance."""
+
+from amp_ray.tuner.certificate import Certificate, certify
+from amp_ray.tuner.kept_predictor import KeptPredictor
+from amp_ray.tuner.knowledge import Knowledge, learn
+from amp_ray.tuner.policy import next_trials, why_stop
+from amp_ray.tuner.recommendation import Recommendation, Tie, recommend
+from amp_ray.tuner.state import (
+    POLICIES,
+    Policy,
+    Told,
+    Trial,
+    TunerSettings,
+    TunerState,
+    begin,
+    record,
+    start,
+)
+from amp_ray.tuner.surprise import Surprise, surprises
+
+__all__ = [
+    "POLICIES",
+    "Certificate",
+    "KeptPredictor",
+    "Knowledge",
+    "Policy",
+    "Recommendation",
+    "Surprise",
+    "Tie",
+    "Told",
+    "Trial",
+    "TunerSettings",
+    "TunerState",
+    "begin",
+    "certify",
+    "learn",
+    "next_trials",
+    "recommend",
+    "record",
+    "start",
+    "surprises",
+    "why_stop",
+]

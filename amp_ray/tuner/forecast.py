@@ -1,0 +1,29 @@
+"""How well a study's own forecasts have come true: the model's error as seen from outside."""
+
+import math
+
+from amp_ray.calibration.linear import PRIOR_TRIALS
+from amp_ray.trials.outcome import Measured
+from amp_ray.tuner.state import TunerState
+
+
+def widening(state: TunerState) -> float:
+    """Return by what factor errors are larger than the model says, at least 1.
+
+    Every trial was predicted before it ran, with an error. The mean square of how far off the
+    predictions were, in units of that error, should be 1. It is not where the model itself is
+    wrong: a fit afterwards explains such a trial away, the forecast does not. As many trials as
+    count for the prior of the error count as having come true exactly as well as they should.
+
+    Args:
+        state: The study. Repeats tell nothing about the model and play no part.
+    """
+    squares = [
+        (math.log(told.outcome.iteration_time_s / told.trial.predicted_s) / told.trial.sigma) ** 2
+        for told in state.trials
+        if isinstance(told.outcome, Measured)
+        and told.trial.repeats is None
+        and told.trial.sigma > 0.0
+    ]
+    mean = (PRIOR_TRIALS + math.fsum(squares)) / (PRIOR_TRIALS + len(squares))
+    return max(1.0, math.sqrt(mean))

@@ -1,0 +1,170 @@
+"""What trials have taught: calibrated predictions with their errors, and a new ranking."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from amp_ray.calibration import Calibration, Observation, Predictor, calibrate
+from amp_ray.cost.estimate import Estimate
+from amp_ray.search.ranking import Ranking, rank
+from amp_ray.spec.experiment import Experiment
+from amp_ray.tuner.belief import Belief
+from amp_ray.tuner.chance import Chances
+from amp_ray.tuner.forecast import widening
+from amp_ray.tuner.kept_predictor import KeptPredictor
+from amp_ray.tuner.lesson import Lesson
+from amp_ray.tuner.standing import Standing, observations, stand
+from amp_ray.tuner.state import TunerState
+
+MOST_OBSERVATIONS: Final = 200
+"""A calibration to more strategies takes seconds and hardly tells more."""
+
+MOST_JUDGED: Final = 512
+"""Candidates that nobody has run whose errors are worked out, the most promising ones: each costs
+about thirty predictions once. The others share one cautious guess."""
+
+MOST_JUDGED_AT_FIRST: Final = 32
+"""The same before a trial has told anything, when only the first launches are to be chosen."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Knowledge:
+    """What is known of every candidate.
+
+    Args:
+        experiment: With calibrated constants.
+        calibration: None until a trial has told something.
+        standing: What was measured, what failed, what runs.
+        estimates: Calibrated predictions, in the order of the study's candidates.
+        belief: The joint distribution of those candidates whose errors were worked out.
+        widening: By what factor errors have turned out larger than the model says.
+        ranking: All candidates by calibrated prediction.
+    """
+
+    experiment: Experiment
+    calibration: Calibration | None
+    standing: Standing
+    estimates: tuple[Estimate, ...]
+    belief: Belief
+    widening: float
+    ranking: Ranking
+
+    @property
+    def time_error(self) -> float:
+        """Lognormal sigma of a predicted time, apart from what all predictions share."""
+        return self.experiment.constants.time_error
+
+    def sigma(self, place: int) -> float:
+        """Return the lognormal sigma of one candidate's predicted time, as the model says.
+
+        A candidate whose error was not worked out gets the largest of the others.
+        """
+        if place in self.belief.places:
+            return float(self.belief.sigma[self.belief.places.index(place)])
+        return float(self.belief.sigma.max(initial=self.time_error))
+
+    def proposable(self) -> tuple[int, ...]:
+        """Return what may be run as something new, the fastest prediction first."""
+        new = [
+            place
+            for place, estimate in enumerate(self.estimates)
+            if estimate.feasible and estimate.launchable and self.standing.is_new(place)
+        ]
+        return tuple(sorted(new, key=lambda place: (self.estimates[place].iteration_time_s, place)))
+
+    def untested(self) -> tuple[int, ...]:
+        """Return what has told nothing yet and has a chance to finish; what runs is among it."""
+        return tuple(
+            place
+            for place, estimate in enumerate(self.estimates)
+            if estimate.launchable
+            and estimate.failure_probability < 1
+            and place not in self.standing.closed
+        )
+
+    def expected(self) -> tuple[int, ...]:
+        """Return what is untested and expected to run."""
+        return tuple(place for place in self.untested() if self.estimates[place].feasible)
+
+    def doubtful(self) -> tuple[int, ...]:
+        """Return what is untested and expected to fail, though not for certain."""
+        return tuple(place for place in self.untested() if not self.estimates[place].feasible)
+
+    def chances(self, places: Sequence[int], belief: Belief | None = None) -> Chances:
+        """Return the chances that candidates are faster than a limit, errors widened.
+
+        Args:
+            places: Which.
+            belief: What would be known after trials that have not ended; None means as it is.
+        """
+        belief = belief or self.belief
+        estimates = [self.estimates[place] for place in places]
+        rows = {place: row for row, place in enumerate(belief.places)}
+        sigma, widest = belief.sigma, self.sigma(-1)
+        sigmas = [sigma[rows[place]] if place in rows else widest for place in places]
+        return Chances(
+            log_mean=np.log([estimate.iteration_time_s for estimate in estimates]),
+            sigma=self.widening * np.array(sigmas, dtype=np.float64),
+            finishes=np.array([1.0 - estimate.failure_probability for estimate in estimates]),
+            degrees=belief.degrees,
+        )
+
+
+def learn(state: TunerState, predictor: Predictor) -> Knowledge:
+    """Calibrate with all trials so far and predict every candidate anew.
+
+    Args:
+        state: The study.
+        predictor: Remembers predictions between calls; a `KeptPredictor` serves long studies.
+    """
+    standing = stand(state)
+    strategies = [estimate.strategy for estimate in state.candidates]
+    told = observations(state.experiment, strategies, standing, MOST_OBSERVATIONS)
+    unrun = _promising(state, standing, MOST_JUDGED if told else MOST_JUDGED_AT_FIRST)
+    lesson = Lesson(
+        given=state.experiment,
+        candidates=state.candidates,
+        calibration=_calibrate(state.experiment, list(told.values()), predictor),
+        told=tuple(told),
+        judged=tuple(sorted({*told, *unrun})),
+        unrun=unrun,
+        predictor=predictor,
+    )
+    estimates = lesson.estimates
+    return Knowledge(
+        experiment=lesson.experiment,
+        calibration=lesson.calibration,
+        standing=standing,
+        estimates=estimates,
+        belief=lesson.belief(),
+        widening=widening(state),
+        ranking=rank(estimates, relative_error=lesson.experiment.constants.time_error),
+    )
+
+
+def _calibrate(
+    experiment: Experiment, trials: Sequence[Observation], predictor: Predictor
+) -> Calibration | None:
+    """Calibrate; None where there is nothing to learn from."""
+    if not trials:
+        return None
+    if isinstance(predictor, KeptPredictor):
+        return predictor.calibrated(experiment, trials)
+    return calibrate(experiment, trials, predictor=predictor, thorough=False)
+
+
+def _promising(state: TunerState, standing: Standing, most: int) -> tuple[int, ...]:
+    """Return the candidates that were not run to an end, the first ones of the ranking.
+
+    Running ones are always among them. Candidates stand in the ranking's order, feasible ones
+    first, so that the first ones are the promising ones.
+    """
+    waiting = [
+        place
+        for place, estimate in enumerate(state.candidates)
+        if estimate.launchable and estimate.failure_probability < 1 and standing.is_new(place)
+    ]
+    running = (place for place in standing.running if place not in standing.closed)
+    return tuple(sorted({*running, *waiting[:most]}))

@@ -1,0 +1,138 @@
+"""From a calibration to predictions of every candidate, no single trial having too loud a voice."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from amp_ray.calibration import Calibration, Predictor, apply_calibration
+from amp_ray.calibration.choice import prior_sigma
+from amp_ray.calibration.linear import LinearProblem
+from amp_ray.calibration.predictions import PRIOR, TIME_CONSTANTS
+from amp_ray.cost.estimate import Estimate
+from amp_ray.cost.model import CostModel
+from amp_ray.spec.experiment import Experiment
+from amp_ray.tuner.belief import Belief, degrees_of_freedom, log_residuals, time_covariance
+from amp_ray.tuner.influence import influences, limit_influences
+
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Lesson:
+    """What trials say about candidates.
+
+    Args:
+        given: The experiment, with the constants that are the priors.
+        candidates: Uncalibrated.
+        calibration: None where no trial has told anything.
+        told: Places of the strategies that the calibration was made from, in its order.
+        judged: Places of the candidates to predict; those of ``told`` are among them.
+        unrun: Those of them that nobody has run.
+        predictor: Remembers predictions.
+    """
+
+    given: Experiment
+    candidates: Sequence[Estimate]
+    calibration: Calibration | None
+    told: Sequence[int]
+    judged: tuple[int, ...]
+    unrun: tuple[int, ...]
+    predictor: Predictor
+
+    @cached_property
+    def experiment(self) -> Experiment:
+        """The experiment with calibrated constants."""
+        if self.calibration is None:
+            return self.given
+        return apply_calibration(self.calibration, self.given)
+
+    @cached_property
+    def estimates(self) -> tuple[Estimate, ...]:
+        """Predictions of all candidates.
+
+        Those that were not judged are scaled by the most favourable change of an unrun one that
+        was, and keep their verdict: a cautious guess where a prediction would cost too much.
+        """
+        if self.calibration is None:
+            return tuple(self.candidates)
+        changes = [self._log_s[place] - _log_s(self.candidates[place]) for place in self.unrun]
+        scale = math.exp(min(changes, default=0.0))
+        return tuple(
+            replace(self._predicted[place], iteration_time_s=math.exp(self._log_s[place]))
+            if place in self._log_s
+            else replace(estimate, iteration_time_s=estimate.iteration_time_s * scale)
+            for place, estimate in enumerate(self.candidates)
+        )
+
+    def belief(self) -> Belief:
+        """Return the joint distribution of the judged candidates' times."""
+        strategies = [self.candidates[place].strategy for place in self.judged]
+        estimates = [self.estimates[place] for place in self.judged]
+        return Belief(
+            places=self.judged,
+            log_mean=np.array([_log_s(estimate) for estimate in estimates]),
+            covariance=time_covariance(self.given, strategies, self.calibration, self.predictor),
+            finishes=np.array([1.0 - estimate.failure_probability for estimate in estimates]),
+            degrees=degrees_of_freedom(self.calibration),
+        )
+
+    @cached_property
+    def _predicted(self) -> Mapping[int, Estimate]:
+        """Calibrated predictions of the judged candidates as the cost model makes them."""
+        model = CostModel(experiment=self.experiment)
+        return {place: model.estimate(self.candidates[place].strategy) for place in self.judged}
+
+    @cached_property
+    def _log_s(self) -> Mapping[int, float]:
+        """Logarithms of the judged candidates' times, every trial's influence limited."""
+        logs = {place: _log_s(estimate) for place, estimate in self._predicted.items()}
+        unrun = list(self.unrun)
+        limited = limit_influences(
+            np.array([logs[place] for place in unrun]),
+            self._influences([logs[place] for place in unrun]),
+            self.given.constants.time_error,
+        )
+        return logs | dict(zip(unrun, map(float, limited), strict=True))
+
+    def _influences(self, log_s: Sequence[float]) -> FloatArray:
+        """Return what each trial has changed in the predictions of unrun candidates.
+
+        A single trial has changed all that is different from the uncalibrated prediction.
+
+        Args:
+            log_s: With all trials.
+
+        Returns:
+            Shape ``(num_trials, num_unrun)``.
+        """
+        assert self.calibration is not None
+        trials = zip(self.told, self.calibration.trials, strict=True)
+        told = [place for place, trial in trials if trial.tells_time]
+        if len(told) == 1:
+            before = [_log_s(self.candidates[place]) for place in self.unrun]
+            return (np.array(log_s) - before).reshape(1, -1)
+        fitted = [each for each in self.calibration.constants if each.name in TIME_CONSTANTS]
+        names = [constant.name for constant in fitted]
+        slopes = self._slopes(told, names)
+        mode = np.array([math.log(constant.ratio) for constant in fitted])
+        problem = LinearProblem(
+            offset=log_residuals(self.calibration) - slopes @ mode,
+            slopes=slopes,
+            prior_sigma=prior_sigma(names),
+            prior_error=self.given.constants.time_error,
+        )
+        return influences(problem, self._slopes(self.unrun, names))
+
+    def _slopes(self, places: Sequence[int], names: Sequence[str]) -> FloatArray:
+        """Return how times of candidates change with constants, around the prior."""
+        plans = [(self.given, self.candidates[place].strategy) for place in places]
+        return self.predictor.time_slopes(plans, names, PRIOR)
+
+
+def _log_s(estimate: Estimate) -> float:
+    """Return the logarithm of an estimate's time."""
+    return math.log(estimate.iteration_time_s)

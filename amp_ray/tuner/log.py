@@ -1,0 +1,64 @@
+"""A growing sequence whose every version stays valid, at the price of a few pointers a change."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar
+
+Item = TypeVar("Item")
+
+CHUNK: Final = 128
+"""Items that stand together. A change copies one chunk and the list of chunks, so that the best
+size is about the root of the length: 10,000 trials are 79 chunks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Log(Generic[Item]):
+    """An immutable sequence that is cheap to extend and to correct.
+
+    Args:
+        chunks: Runs of `CHUNK` items; only the last one may be shorter.
+
+    Example:
+        >>> [*Log().appended("a").appended("b").replaced(0, "c")]
+        ['c', 'b']
+    """
+
+    chunks: tuple[tuple[Item, ...], ...] = ()
+
+    def __len__(self) -> int:
+        """Return the number of items."""
+        return CHUNK * (len(self.chunks) - 1) + len(self.chunks[-1]) if self.chunks else 0
+
+    def __getitem__(self, index: int) -> Item:
+        """Return one item, counted from 0.
+
+        Raises:
+            IndexError: If there is none.
+        """
+        if not 0 <= index < len(self):
+            message = f"the log has {len(self)} items, asked for number {index}"
+            raise IndexError(message)
+        return self.chunks[index // CHUNK][index % CHUNK]
+
+    def __iter__(self) -> Iterator[Item]:
+        """Yield every item, first one first."""
+        for chunk in self.chunks:
+            yield from chunk
+
+    def appended(self, item: Item) -> "Log[Item]":
+        """Return the sequence with one more item."""
+        if self.chunks and len(self.chunks[-1]) < CHUNK:
+            return Log(chunks=(*self.chunks[:-1], (*self.chunks[-1], item)))
+        return Log(chunks=(*self.chunks, (item,)))
+
+    def replaced(self, index: int, item: Item) -> "Log[Item]":
+        """Return the sequence with another item at one place.
+
+        Raises:
+            IndexError: If there is no such place.
+        """
+        self[index]
+        at, inner = divmod(index, CHUNK)
+        chunk = self.chunks[at]
+        changed = (*chunk[:inner], item, *chunk[inner + 1 :])
+        return Log(chunks=(*self.chunks[:at], changed, *self.chunks[at + 1 :]))

@@ -1,0 +1,131 @@
+"""Which strategies are run next, and when nothing more is."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Final
+
+import numpy as np
+
+from amp_ray.calibration import Predictor
+from amp_ray.calibration.observation import UNSTEADY_FRACTION
+from amp_ray.tuner.belief import time_covariance
+from amp_ray.tuner.certificate import certify
+from amp_ray.tuner.explore import explore
+from amp_ray.tuner.knowledge import Knowledge, learn
+from amp_ray.tuner.repeats import to_repeat
+from amp_ray.tuner.standing import IQR_PER_SIGMA, stand
+from amp_ray.tuner.state import Trial, TunerState
+
+_REPEAT_SIGMA: Final = UNSTEADY_FRACTION / IQR_PER_SIGMA
+"""How far a run may lie from another one of the same strategy before one counts as disturbed."""
+
+_MOST_RESERVED: Final = 2
+"""So many of a budget's last trials go to uncertain leaders rather than to something new."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Choice:
+    """A trial without its number."""
+
+    place: int
+    predicted_s: float
+    sigma: float
+    reason: str
+    repeats: int | None = None
+
+
+def next_trials(
+    state: TunerState, free: int, predictor: Predictor, knowledge: Knowledge | None = None
+) -> tuple[Trial, ...]:
+    """Decide what to launch now.
+
+    Args:
+        state: The study.
+        free: How many trials may start.
+        predictor: Remembers predictions between calls.
+        knowledge: What `learn` made of this state, if the caller has it already.
+
+    Returns:
+        Up to ``free`` trials, to be given to `start` in this order. None where the budget is
+        spent, the certificate says that nothing expected to run has much to gain, nothing is
+        left, or running trials should be waited for.
+    """
+    room = min(free, state.budget_left)
+    if room <= 0:
+        return ()
+    if state.settings.policy == "best":
+        choices = _best(state, knowledge or learn(state, predictor))
+    else:
+        choices = _in_order(state, predictor)
+    return tuple(
+        Trial(
+            number=number,
+            strategy=state.candidates[choice.place].strategy,
+            predicted_s=choice.predicted_s,
+            sigma=choice.sigma,
+            repeats=choice.repeats,
+            reason=choice.reason,
+        )
+        for number, choice in enumerate(islice(choices, room), start=len(state.trials))
+    )
+
+
+def why_stop(state: TunerState, knowledge: Knowledge) -> str:
+    """Say why a study ends for which `next_trials` has nothing and nothing runs."""
+    certificate = certify(state, knowledge)
+    if state.settings.policy == "best" and certificate is not None and certificate.settled:
+        return certificate.text
+    if not state.budget_left:
+        return f"the budget of {state.settings.budget} trials is spent"
+    doubtful = len(knowledge.doubtful())
+    if doubtful:
+        return f"every strategy expected to run was tried; {doubtful} more might run"
+    return "every strategy that can run was tried"
+
+
+def _in_order(state: TunerState, predictor: Predictor) -> Iterator[_Choice]:
+    """Follow an order that no trial changes; only the published planner's ignores memory."""
+    standing, order, policy = stand(state), state.order, state.settings.policy
+    if policy == "random":
+        drawn = np.random.default_rng(state.settings.seed).permutation(len(order))
+        order = tuple(order[int(index)] for index in drawn)
+    for place in order:
+        estimate = state.candidates[place]
+        expected = estimate.feasible or policy == "amp-2022"
+        if not (expected and estimate.launchable and standing.is_new(place)):
+            continue
+        variance = time_covariance(state.experiment, [estimate.strategy], None, predictor)
+        yield _Choice(
+            place=place,
+            predicted_s=estimate.iteration_time_s,
+            sigma=math.sqrt(variance[0, 0]),
+            reason=f"next in the order of the policy {policy}",
+        )
+
+
+def _best(state: TunerState, knowledge: Knowledge) -> Iterator[_Choice]:
+    """Go where most is to be gained, until little is left to gain; then make the winner certain."""
+    standing = knowledge.standing
+    certificate = certify(state, knowledge)
+    again = to_repeat(standing, state.settings)
+    settled = certificate is not None and certificate.settled
+    if not settled and state.budget_left > min(len(again), _MOST_RESERVED):
+        for promise in explore(knowledge, state.settings):
+            yield _Choice(
+                place=promise.place,
+                predicted_s=knowledge.estimates[promise.place].iteration_time_s,
+                sigma=knowledge.sigma(promise.place),
+                reason=promise.reason,
+            )
+    for place in again:
+        figure = standing.figures[place]
+        first = figure.numbers[0]
+        yield _Choice(
+            place=place,
+            predicted_s=figure.measured_s,
+            sigma=math.hypot(figure.sigma, _REPEAT_SIGMA),
+            reason=f"repeats trial {first}: its spread leaves open which leader is the fastest",
+            repeats=first,
+        )

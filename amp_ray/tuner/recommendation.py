@@ -1,0 +1,137 @@
+"""What to use in the end."""
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+from amp_ray.spec.strategy import Strategy
+from amp_ray.tuner.knowledge import Knowledge
+from amp_ray.tuner.state import TunerState
+
+REPEAT_FRACTION: Final = 0.03
+"""Two runs of one strategy on a quiet cluster differ by 3 % and more (BigScience chronicles)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tie:
+    """A strategy that cannot be told from the recommended one.
+
+    Args:
+        strategy: Which.
+        time_s: What it takes.
+        measured: Whether that was measured; else it is predicted.
+    """
+
+    strategy: Strategy
+    time_s: float
+    measured: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recommendation:
+    """The strategy to use.
+
+    Args:
+        strategy: Which.
+        measured_s: What it took; None if nobody has run it.
+        predicted_s: What the calibrated model says.
+        number: Its first measured trial; None if there is none.
+        ties: Others that are as good as far as anybody can tell, fastest first.
+        reason: One sentence.
+    """
+
+    strategy: Strategy
+    measured_s: float | None
+    predicted_s: float
+    number: int | None
+    ties: tuple[Tie, ...]
+    reason: str
+
+
+def recommend(state: TunerState, knowledge: Knowledge) -> Recommendation | None:
+    """Recommend the best measured strategy, or a better one if it must be much better.
+
+    One that nobody has run is recommended only if it is predicted to be faster than the best
+    measured one by more than the prediction's error.
+
+    Args:
+        state: The study.
+        knowledge: What `learn` made of it.
+
+    Returns:
+        None where nothing was measured and nothing is expected to run.
+    """
+    standing = knowledge.standing
+    first = next(iter(knowledge.proposable()), None)
+    if standing.best is None:
+        return (
+            None if first is None else _predicted(state, knowledge, first, "nothing was measured")
+        )
+    if first is not None:
+        gain = math.log(_best_s(knowledge) / knowledge.estimates[first].iteration_time_s)
+        error = knowledge.sigma(first)
+        if gain > error:
+            why = (
+                f"predicted {100 * math.expm1(gain):.0f} % faster than the best measured, which "
+                f"is more than the prediction's error of {100 * error:.0f} %"
+            )
+            return _predicted(state, knowledge, first, why)
+    return _measured(state, knowledge, standing.best)
+
+
+def _measured(state: TunerState, knowledge: Knowledge, best: int) -> Recommendation:
+    """Recommend the best measured strategy."""
+    figure = knowledge.standing.figures[best]
+    ties = _ties(state, knowledge, best, figure.measured_s)
+    as_good = f"; {len(ties)} more cannot be told from it" if ties else ""
+    return Recommendation(
+        strategy=state.candidates[best].strategy,
+        measured_s=figure.measured_s,
+        predicted_s=knowledge.estimates[best].iteration_time_s,
+        number=figure.numbers[0],
+        ties=ties,
+        reason=f"the fastest of {len(knowledge.standing.figures)} measured strategies{as_good}",
+    )
+
+
+def _predicted(state: TunerState, knowledge: Knowledge, place: int, why: str) -> Recommendation:
+    """Recommend a strategy that nobody has run."""
+    predicted_s = knowledge.estimates[place].iteration_time_s
+    return Recommendation(
+        strategy=state.candidates[place].strategy,
+        measured_s=None,
+        predicted_s=predicted_s,
+        number=None,
+        ties=_ties(state, knowledge, place, predicted_s),
+        reason=f"the best predicted one: {why}",
+    )
+
+
+def _ties(state: TunerState, knowledge: Knowledge, chosen: int, chosen_s: float) -> tuple[Tie, ...]:
+    """Return what is closer to the chosen strategy than the error of the comparison.
+
+    A prediction has the model's own error; two measured times that of a repeat, or of their
+    spread where that is larger.
+    """
+    figures = knowledge.standing.figures
+    chosen_sigma = figures[chosen].sigma if chosen in figures else knowledge.time_error
+    ties = []
+    for place, figure in figures.items():
+        error = max(REPEAT_FRACTION, math.hypot(figure.sigma, chosen_sigma))
+        if place != chosen and math.log(figure.measured_s / chosen_s) <= error:
+            ties.append((figure.measured_s, place, True))
+    for place in knowledge.proposable():
+        predicted_s = knowledge.estimates[place].iteration_time_s
+        if place != chosen and math.log(predicted_s / chosen_s) <= knowledge.time_error:
+            ties.append((predicted_s, place, False))
+    return tuple(
+        Tie(strategy=state.candidates[place].strategy, time_s=time_s, measured=measured)
+        for time_s, place, measured in sorted(ties)
+    )
+
+
+def _best_s(knowledge: Knowledge) -> float:
+    """Return what the best measured strategy takes."""
+    best_s = knowledge.standing.best_s
+    assert best_s is not None
+    return best_s

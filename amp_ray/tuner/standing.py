@@ -1,0 +1,173 @@
+"""Where every candidate stands: measured, failed, running, or not yet run."""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median, stdev
+from typing import Final
+
+from amp_ray.calibration import Observation, observe
+from amp_ray.spec.experiment import Experiment
+from amp_ray.spec.strategy import Strategy
+from amp_ray.trials.outcome import Crashed, Measured, OutOfMemory, TimedOut, Unreachable
+from amp_ray.tuner.state import TunerState
+
+IQR_PER_SIGMA: Final = 1.349
+"""Interquartile range of a normal distribution in units of its sigma."""
+
+MOST_UNREACHABLE: Final = 2
+"""A strategy during which hosts fell silent so often is not tried again: it may be the cause."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """What a strategy takes, as measured.
+
+    Args:
+        measured_s: Median over its runs.
+        sigma: Lognormal sigma of that median: half of how far it may be off by chance.
+        runs: The measured runs.
+        numbers: Their trials' numbers.
+    """
+
+    measured_s: float
+    sigma: float
+    runs: tuple[Measured, ...]
+    numbers: tuple[int, ...]
+
+    @property
+    def typical(self) -> Measured:
+        """The middle run, or the faster one of the two in the middle."""
+        ordered = sorted(self.runs, key=lambda run: run.iteration_time_s)
+        return ordered[(len(ordered) - 1) // 2]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """Where candidates stand, by their place.
+
+    Args:
+        figures: Measured ones.
+        out_of_memory: Those that only ran out of memory, with the number of the last trial.
+        closed: What is not to be run as something new again.
+        silent: Closed without telling anything: timed out, crashed, or hosts fell silent.
+        running: What runs now, in the order of the trials.
+        launched: How often each was launched.
+    """
+
+    figures: Mapping[int, Figure]
+    out_of_memory: Mapping[int, int]
+    closed: frozenset[int]
+    silent: frozenset[int]
+    running: tuple[int, ...]
+    launched: Mapping[int, int]
+
+    @property
+    def best(self) -> int | None:
+        """The fastest measured candidate; the earlier trial wins a tie."""
+        figures = self.figures
+        return min(figures, key=lambda place: figures[place].measured_s, default=None)
+
+    @property
+    def best_s(self) -> float | None:
+        """What the fastest measured candidate takes."""
+        return None if self.best is None else self.figures[self.best].measured_s
+
+    def is_new(self, place: int) -> bool:
+        """Whether a candidate may be run for the first time."""
+        return place not in self.closed and place not in self.running
+
+
+def stand(state: TunerState) -> Standing:
+    """Sort all trials of a study by candidate."""
+    runs: dict[int, list[tuple[int, Measured]]] = {}
+    failed: dict[int, int] = {}
+    silent: set[int] = set()
+    unreachable: dict[int, int] = {}
+    running: list[int] = []
+    for number, told in enumerate(state.trials):
+        place, outcome = told.candidate, told.outcome
+        if isinstance(outcome, Measured):
+            runs.setdefault(place, []).append((number, outcome))
+        elif isinstance(outcome, OutOfMemory):
+            failed[place] = number
+        elif isinstance(outcome, TimedOut | Crashed):
+            silent.add(place)
+        elif isinstance(outcome, Unreachable):
+            unreachable[place] = unreachable.get(place, 0) + 1
+        else:
+            running.append(place)
+    silent |= {place for place, times in unreachable.items() if times >= MOST_UNREACHABLE}
+    return Standing(
+        figures={place: _figure(found) for place, found in runs.items()},
+        out_of_memory={place: number for place, number in failed.items() if place not in runs},
+        closed=frozenset(silent | runs.keys() | failed.keys()),
+        silent=frozenset(silent - runs.keys() - failed.keys()),
+        running=tuple(running),
+        launched=Counter(told.candidate for told in state.trials),
+    )
+
+
+def observations(
+    experiment: Experiment, strategies: Sequence[Strategy], standing: Standing, most: int
+) -> dict[int, Observation]:
+    """Return what a calibration learns from: one observation per strategy.
+
+    Repeats count as their median. Of more than ``most`` strategies the fastest half and, for the
+    rest, those that were told last are taken: the leaders decide what is recommended, and the
+    latest trials are where the search is.
+
+    Args:
+        experiment: What was given.
+        strategies: Of all candidates.
+        standing: Where they stand.
+        most: How many observations at most.
+
+    Returns:
+        By place, in the order of places.
+    """
+    told = {*standing.figures, *standing.out_of_memory}
+    kept = told
+    if len(told) > most:
+        fastest = sorted(standing.figures, key=lambda place: standing.figures[place].measured_s)
+        kept = set(fastest[: most // 2])
+        latest = sorted(told - kept, key=lambda place: -_last(standing, place))
+        kept |= set(latest[: most - len(kept)])
+    return {
+        place: _observation(experiment, strategies[place], standing.figures.get(place))
+        for place in sorted(kept)
+    }
+
+
+def _last(standing: Standing, place: int) -> int:
+    """Return the number of a told candidate's last trial."""
+    figure = standing.figures.get(place)
+    return standing.out_of_memory[place] if figure is None else figure.numbers[-1]
+
+
+def _figure(found: Sequence[tuple[int, Measured]]) -> Figure:
+    """Return the figure of a strategy's runs.
+
+    One run tells by its own steps how steady it is; several tell by their difference too, and the
+    larger of the two is believed.
+    """
+    runs = tuple(run for _, run in found)
+    times = [run.iteration_time_s for run in runs]
+    steps = median(run.spread_s / run.iteration_time_s for run in runs) / IQR_PER_SIGMA
+    between = stdev(map(math.log, times)) if len(times) > 1 else 0.0
+    return Figure(
+        measured_s=median(times),
+        sigma=max(steps, between) / math.sqrt(len(times)),
+        runs=runs,
+        numbers=tuple(number for number, _ in found),
+    )
+
+
+def _observation(experiment: Experiment, strategy: Strategy, figure: Figure | None) -> Observation:
+    """Return what is known of one candidate; without a figure it ran out of memory."""
+    if figure is None:
+        return Observation(experiment=experiment, strategy=strategy, outcome="oom")
+    typical = observe(experiment, strategy, figure.typical)
+    assert typical is not None
+    return replace(typical, measured_s=figure.measured_s)

@@ -1,0 +1,203 @@
+"""A study as a value: what could be tried, what was tried, what came of it."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, Literal, get_args
+
+from amp_ray.cost.estimate import Estimate, Result
+from amp_ray.search.ranking import rank
+from amp_ray.spec.experiment import Experiment
+from amp_ray.spec.strategy import Strategy
+from amp_ray.trials.outcome import Outcome
+from amp_ray.tuner.log import Log
+
+Policy = Literal["best", "predicted-order", "random", "amp-2022"]
+
+POLICIES: Final[tuple[Policy, ...]] = get_args(Policy)
+"""Only ``best`` learns from trials and stops early; the others are there to compare with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TunerSettings:
+    """How a study is led.
+
+    Args:
+        budget: How many trials may be launched.
+        policy: What decides which one is next.
+        seed: Of the policy ``random``; no other one draws anything.
+        tolerance_fraction: Strategies this close to the best are as good as the best.
+        confidence_fraction: How sure a certificate must be.
+        max_repeats: How often one strategy may be run again.
+
+    Raises:
+        ValueError: If a figure is out of its range, or there is no such policy.
+    """
+
+    budget: int
+    policy: Policy = "best"
+    seed: int = 0
+    tolerance_fraction: float = 0.05
+    confidence_fraction: float = 0.95
+    max_repeats: int = 2
+
+    def __post_init__(self) -> None:
+        """Refuse what makes no study."""
+        if self.policy not in POLICIES:
+            message = f"policy is one of {', '.join(POLICIES)}, found {self.policy!r}"
+            raise ValueError(message)
+        for name in ("budget", "seed", "max_repeats"):
+            if getattr(self, name) < 0:
+                message = f"{name} starts at 0, found {getattr(self, name)}"
+                raise ValueError(message)
+        for name in ("tolerance_fraction", "confidence_fraction"):
+            if not 0 < getattr(self, name) < 1:
+                message = f"{name} lies between 0 and 1, found {getattr(self, name)}"
+                raise ValueError(message)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """One launch that was decided on.
+
+    Args:
+        number: Its place in the study, from 0.
+        strategy: What is run.
+        predicted_s: Seconds per iteration that were expected.
+        sigma: Lognormal sigma of that expectation.
+        repeats: Number of the trial that it repeats; None for a strategy's first one.
+        reason: Why it was chosen, one line.
+    """
+
+    number: int
+    strategy: Strategy
+    predicted_s: float
+    sigma: float
+    repeats: int | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """A trial and what came of it.
+
+    Args:
+        trial: What was decided.
+        candidate: Its strategy's place among the candidates.
+        outcome: What came of it; None while it runs.
+    """
+
+    trial: Trial
+    candidate: int
+    outcome: Outcome | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TunerState:
+    """All that a study knows. Every change makes a new one; the old one stays valid.
+
+    Args:
+        experiment: What is planned.
+        candidates: In the order of the uncalibrated ranking, feasible ones first.
+        settings: How the study is led.
+        order: Places of the candidates in the order in which policies other than ``best`` go.
+        trials: Every trial, by number.
+        places: The place of every candidate's strategy.
+    """
+
+    experiment: Experiment
+    candidates: tuple[Estimate, ...]
+    settings: TunerSettings
+    order: tuple[int, ...]
+    trials: Log[Told]
+    places: Mapping[Strategy, int] = field(repr=False, compare=False)
+
+    @property
+    def budget_left(self) -> int:
+        """How many trials may still be launched."""
+        return max(0, self.settings.budget - len(self.trials))
+
+    @property
+    def running(self) -> tuple[Trial, ...]:
+        """Trials that have no outcome yet."""
+        return tuple(told.trial for told in self.trials if told.outcome is None)
+
+
+def begin(
+    experiment: Experiment,
+    results: Iterable[Result],
+    settings: TunerSettings,
+    order: Sequence[Strategy] | None = None,
+) -> TunerState:
+    """Start a study.
+
+    Args:
+        experiment: What is planned.
+        results: Of a search, or of a table's strategies, in any order; those from which no
+            strategy could be made are left out, there is nothing to try.
+        settings: How the study is led.
+        order: The order in which another planner would go; for the policy ``amp-2022``.
+
+    Raises:
+        ValueError: If the policy needs an order and none is given, or the order names what is no
+            candidate.
+    """
+    ranked = rank(results).results
+    candidates = {each.strategy: each for each in reversed(ranked) if isinstance(each, Estimate)}
+    found = tuple(reversed(candidates.values()))
+    places = {estimate.strategy: place for place, estimate in enumerate(found)}
+    return TunerState(
+        experiment=experiment,
+        candidates=found,
+        settings=settings,
+        order=_order(settings, places, order),
+        trials=Log(),
+        places=places,
+    )
+
+
+def start(state: TunerState, trial: Trial) -> TunerState:
+    """Note that a trial was launched.
+
+    Raises:
+        ValueError: If its number is not the next one, or its strategy is no candidate.
+    """
+    if trial.number != len(state.trials):
+        message = f"the next trial is number {len(state.trials)}, found number {trial.number}"
+        raise ValueError(message)
+    place = state.places.get(trial.strategy)
+    if place is None:
+        message = f"trial {trial.number} runs a strategy that is no candidate of this study"
+        raise ValueError(message)
+    told = Told(trial=trial, candidate=place)
+    return replace(state, trials=state.trials.appended(told))
+
+
+def record(state: TunerState, number: int, outcome: Outcome) -> TunerState:
+    """Note what came of a trial. A trial ends once: what is told later changes nothing.
+
+    Raises:
+        ValueError: If no such trial was launched.
+    """
+    if not 0 <= number < len(state.trials):
+        message = f"trial {number} was never launched; the study has {len(state.trials)}"
+        raise ValueError(message)
+    told = state.trials[number]
+    if told.outcome is not None:
+        return state
+    return replace(state, trials=state.trials.replaced(number, replace(told, outcome=outcome)))
+
+
+def _order(
+    settings: TunerSettings, places: Mapping[Strategy, int], order: Sequence[Strategy] | None
+) -> tuple[int, ...]:
+    """Turn another planner's order into places; without one, take the ranking's."""
+    if order is None:
+        if settings.policy == "amp-2022":
+            message = "the policy amp-2022 needs the order of the published planner"
+            raise ValueError(message)
+        return tuple(range(len(places)))
+    strange = sum(strategy not in places for strategy in order)
+    if strange:
+        message = f"the order names {strange} strategies that are no candidates of this study"
+        raise ValueError(message)
+    return tuple(dict.fromkeys(places[strategy] for strategy in order))

@@ -1,0 +1,66 @@
+"""Trials that came out otherwise than they were expected to."""
+
+import math
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Final
+
+from amp_ray.trials.outcome import Measured, OutOfMemory
+from amp_ray.tuner.state import Told, Trial, TunerState
+
+_NORMAL: Final = NormalDist()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surprise:
+    """A trial outside the band that was told when it was launched.
+
+    Args:
+        trial: Which.
+        measured_s: What it took; None if it ran out of memory.
+        low_s: Lower end of the band.
+        high_s: Upper end.
+        text: One sentence for people.
+    """
+
+    trial: Trial
+    measured_s: float | None
+    low_s: float
+    high_s: float
+    text: str
+
+
+def surprises(state: TunerState) -> tuple[Surprise, ...]:
+    """Return the trials that were measured outside their band, or ran out of memory unexpectedly.
+
+    The band has the study's confidence, both sides together.
+    """
+    confidence = state.settings.confidence_fraction
+    width = _NORMAL.inv_cdf((1.0 + confidence) / 2.0)
+    found = (_surprise(state, told, width) for told in state.trials)
+    return tuple(surprise for surprise in found if surprise is not None)
+
+
+def _surprise(state: TunerState, told: Told, width: float) -> Surprise | None:
+    """Compare one trial with what was expected of it."""
+    trial, outcome = told.trial, told.outcome
+    low_s, high_s = (trial.predicted_s * math.exp(way * trial.sigma) for way in (-width, width))
+    if isinstance(outcome, Measured):
+        measured_s = outcome.iteration_time_s
+        if low_s <= measured_s <= high_s:
+            return None
+        where = "faster" if measured_s < low_s else "slower"
+        text = (
+            f"trial {trial.number} was {where} than expected: measured {measured_s:.4g} s, "
+            f"predicted {trial.predicted_s:.4g} s, at most {high_s:.4g} s and at least "
+            f"{low_s:.4g} s with {100 * state.settings.confidence_fraction:.3g} % confidence"
+        )
+        return Surprise(trial=trial, measured_s=measured_s, low_s=low_s, high_s=high_s, text=text)
+    chance = state.candidates[told.candidate].failure_probability
+    if isinstance(outcome, OutOfMemory) and chance < 1.0 - state.settings.confidence_fraction:
+        text = (
+            f"trial {trial.number} ran out of memory, with a chance of {100 * chance:.2g} % to "
+            "fail by the uncalibrated model"
+        )
+        return Surprise(trial=trial, measured_s=None, low_s=low_s, high_s=high_s, text=text)
+    return None
