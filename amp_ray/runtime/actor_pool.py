@@ -1,0 +1,241 @@
+"""A pool with an actor per group: where one dies its trial is unreachable, and it starts again.
+
+No Ray here; `runtime.actors` has the actors.
+"""
+
+import logging
+import time
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Protocol
+
+from amp_ray.errors import AmpRayError
+from amp_ray.runtime.pool import CLOSE_TIMEOUT_S, Finished, Task
+from amp_ray.runtime.search_crew import Hello
+from amp_ray.runtime.trial_worker import Ran, write_files
+from amp_ray.trials.outcome import Crashed, Outcome, Unreachable
+
+_LOGGER = logging.getLogger(__name__)
+
+START_TIMEOUT_S: Final = 60.0
+"""For all actors, side by side: a new process takes 1 s, on a busy machine 10 s."""
+
+RETRY_S: Final = 1.0
+"""Between two attempts to start an actor again."""
+
+SWEEP_TIMEOUT_S: Final = 120.0
+"""For all groups, side by side: hosts that do not answer take a connection's time-out each."""
+
+
+class ActorLostError(AmpRayError):
+    """An actor has died or cannot be reached; what it was doing is unknown."""
+
+
+class TrialActors(Protocol):
+    """One actor per group, each a `trial_worker.TrialWorker` in a process of its own."""
+
+    def begin(self, group: int) -> None:
+        """Start a group's actor anew; returns at once."""
+        ...
+
+    def call(self, group: int, method: str, *arguments: object) -> Hashable:
+        """Call a method; returns at once, with what stands for the result."""
+        ...
+
+    def ready(self, calls: Iterable[Any], timeout_s: float) -> list[Any]:
+        """Wait for the first of some calls to end; return all that have."""
+        ...
+
+    def result(self, call: Any) -> Any:  # noqa: ANN401 - of any method
+        """Return the result of a call that has ended.
+
+        Raises:
+            ActorLostError: If the actor has died.
+            Exception: What the method raised.
+        """
+        ...
+
+    def end(self, group: int) -> None:
+        """Kill a group's actor."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Attempt:
+    """A trial that runs.
+
+    Args:
+        task: Which.
+        group: Where.
+        start_s: Since when, by a steady clock.
+    """
+
+    task: Task
+    group: int
+    start_s: float
+
+
+class ActorPool:
+    """A pool with an actor per group of hosts; see `pool.Pool`."""
+
+    def __init__(
+        self, actors: TrialActors, num_groups: int, *, start_timeout_s: float = START_TIMEOUT_S
+    ) -> None:
+        """Start all actors side by side, and wait for them.
+
+        Args:
+            actors: Not yet begun.
+            num_groups: How many there are.
+            start_timeout_s: For all together.
+
+        Raises:
+            InputError: What making a runner raised.
+            AmpRayError: If an actor does not start in time.
+        """
+        self._actors = actors
+        self._num_groups = num_groups
+        self._start_timeout_s = start_timeout_s
+        self._attempts: dict[Any, _Attempt] = {}
+        self._aside: set[int] = set()
+        self._restarted: set[int] = set()
+        self._begun: set[int] = set()
+        try:
+            self._open(dict.fromkeys(range(num_groups), ()))
+        except BaseException:
+            self._end()
+            raise
+
+    @property
+    def num_groups(self) -> int:
+        """How many groups there are, in use or not."""
+        return self._num_groups
+
+    def free(self) -> tuple[int, ...]:
+        """Return the groups that are idle and in use."""
+        busy = self._aside | {attempt.group for attempt in self._attempts.values()}
+        return tuple(group for group in range(self._num_groups) if group not in busy)
+
+    def start(self, task: Task, group: int) -> None:
+        """Start a trial on a group that is free."""
+        assert group in self.free()
+        # An actor on this machine may have another working folder.
+        sent = replace(task, folder=task.folder.absolute())
+        call = self._actors.call(group, "run", sent)
+        self._attempts[call] = _Attempt(task=task, group=group, start_s=time.monotonic())
+
+    def wait(self, timeout_s: float) -> list[Finished]:
+        """Wait until some attempts are over or the time is; return those that are.
+
+        An actor that has died is started again before this returns, once per group; after that,
+        or if it cannot be, its group is set aside.
+        """
+        ended = [
+            (call, self._attempts.pop(call))
+            for call in self._actors.ready(self._attempts, timeout_s)
+        ]
+        return [self._finish(call, attempt) for call, attempt in ended]
+
+    def set_aside(self, group: int) -> None:
+        """Use a group no more."""
+        self._aside.add(group)
+
+    def sweep(self, trial_ids: Sequence[str]) -> list[str]:
+        """Have every group sweep, side by side."""
+        calls = {self._actors.call(group, "sweep", trial_ids): group for group in self._begun}
+        lines = []
+        for call, group in self._until(calls, SWEEP_TIMEOUT_S).items():
+            try:
+                lines += self._actors.result(call)
+            except ActorLostError as error:
+                lines.append(f"host group {group} was not swept: {error}")
+        lines += [
+            f"host group {group} was not swept in {SWEEP_TIMEOUT_S:g} s" for group in calls.values()
+        ]
+        return lines
+
+    def close(self) -> None:
+        """Interrupt what runs, and return when everything is clean."""
+        running = {attempt.group for attempt in self._attempts.values()}
+        for group in running:
+            self._actors.call(group, "interrupt")
+        self._until({call: a.group for call, a in self._attempts.items()}, CLOSE_TIMEOUT_S)
+        self._attempts.clear()
+        closing = {self._actors.call(group, "close"): group for group in self._begun}
+        self._until(closing, CLOSE_TIMEOUT_S)
+        for group in closing.values():
+            _LOGGER.warning("host group %d was not closed in %g s", group, CLOSE_TIMEOUT_S)
+        self._end()
+
+    def _until(self, calls: dict[Any, int], timeout_s: float) -> dict[Any, int]:
+        """Wait for all calls; move those that have ended from ``calls`` to the result."""
+        ended: dict[Any, int] = {}
+        deadline_s = time.monotonic() + timeout_s
+        while calls and (left_s := deadline_s - time.monotonic()) > 0:
+            for call in self._actors.ready(calls, left_s):
+                ended[call] = calls.pop(call)
+        return ended
+
+    def _open(self, groups: dict[int, Sequence[str]]) -> None:
+        """Start the actors of some groups, each with the trials that its last one left behind."""
+        calls = {}
+        for group, lost in groups.items():
+            self._actors.begin(group)
+            self._begun.add(group)
+            calls[self._actors.call(group, "open", lost)] = group
+        for call, group in self._until(calls, self._start_timeout_s).items():
+            opened = self._actors.result(call)
+            if not isinstance(opened, Hello):
+                raise opened
+            opened.check_version()
+            _LOGGER.info("trial actor %d: process %d on %s", group, opened.pid, opened.host)
+        if calls:
+            message = (
+                f"the trial actors of host groups {sorted(calls.values())} have not started in "
+                f"{self._start_timeout_s:g} s: see whether the nodes of the Ray cluster are alive"
+            )
+            raise AmpRayError(message)
+
+    def _finish(self, call: Any, attempt: _Attempt) -> Finished:  # noqa: ANN401 - see TrialActors
+        """Fetch an outcome; the death of the actor is one."""
+        outcome: Outcome | None
+        try:
+            ran: Ran = self._actors.result(call)
+            write_files(attempt.task.folder, ran.files)
+            outcome = ran.outcome
+        except ActorLostError as error:
+            reason = f"the actor of host group {attempt.group} died: {error}"
+            wall_s = time.monotonic() - attempt.start_s
+            outcome = Unreachable(reason=reason, host="", wall_s=wall_s)
+            self._restart(attempt)
+        except Exception as error:  # noqa: BLE001 - as in pool.run_task: its end must be told
+            reason = f"the launcher failed: {type(error).__name__}: {error}"
+            outcome = Crashed(reason=reason, kind="start", rank=None, host="", lines=(), wall_s=0.0)
+        return Finished(task=attempt.task, outcome=outcome, group=attempt.group)
+
+    def _restart(self, attempt: _Attempt) -> None:
+        """Replace a dead actor once; the new one first ends what the old one has left."""
+        group = attempt.group
+        if group in self._restarted:
+            _LOGGER.warning("host group %d is set aside: its actor died twice", group)
+            self._aside.add(group)
+            return
+        self._restarted.add(group)
+        deadline_s = time.monotonic() + self._start_timeout_s
+        while True:
+            try:
+                self._actors.end(group)
+                self._open({group: (attempt.task.trial_id,)})
+            except AmpRayError as error:
+                # A dead node takes new actors until the cluster has noticed its death.
+                if isinstance(error, ActorLostError) and time.monotonic() < deadline_s:
+                    time.sleep(RETRY_S)
+                    continue
+                _LOGGER.warning("host group %d is set aside: %s", group, error)
+                self._aside.add(group)
+            return
+
+    def _end(self) -> None:
+        """Kill all actors."""
+        for group in self._begun:
+            self._actors.end(group)
+        self._begun.clear()

@@ -1,0 +1,209 @@
+"""From the nodes of a live Ray cluster to a hostfile: Ray's list of them comes in as a value."""
+
+import ipaddress
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from amp_ray.errors import AmpRayError, HostError, InputError
+from amp_ray.spec.hostfile import HostSlots
+
+Record = Mapping[str, Any]
+"""One entry of ``ray.nodes()``."""
+
+_HEAD: Final = "node:__internal_head__"
+_KIND: Final = "accelerator_type:"
+_POLL_S: Final = 0.5
+"""How often the cluster is asked again while nodes are missing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveNode:
+    """A machine of a Ray cluster that is alive.
+
+    Args:
+        address: Under which Ray's processes reach it.
+        num_devices: GPUs that Ray counts there.
+        kind: What Ray calls the GPU, e.g. ``V100``; empty where it knows none.
+        is_head: Whether the cluster's head runs there.
+    """
+
+    address: str
+    num_devices: int
+    kind: str
+    is_head: bool
+
+
+def live_nodes(records: Iterable[Record]) -> tuple[LiveNode, ...]:
+    """List the machines that are alive.
+
+    Ray may list a machine twice, after its node was restarted or where two nodes share it; its
+    devices are the same ones, so the entry with most of them counts.
+
+    Args:
+        records: What ``ray.nodes()`` returns.
+
+    Returns:
+        The head first, then the machines with the head's kind of device, then those with others
+        by kind; by address within a kind.
+    """
+    best: dict[str, LiveNode] = {}
+    for node in map(_node, records):
+        if node is not None:
+            known = best.get(node.address, node)
+            best[node.address] = LiveNode(
+                address=node.address,
+                num_devices=max(node.num_devices, known.num_devices),
+                kind=node.kind or known.kind,
+                is_head=node.is_head or known.is_head,
+            )
+    first = next((node.kind for node in best.values() if node.is_head), "")
+    return tuple(sorted(best.values(), key=lambda node: _order(node, (first,))))
+
+
+def to_hostfile(
+    nodes: Sequence[LiveNode],
+    *,
+    num_slots: int | None = None,
+    with_head: bool = True,
+    kinds: Sequence[str] = (),
+) -> tuple[HostSlots, ...]:
+    """Turn machines into the lines of a hostfile.
+
+    Args:
+        nodes: From ``live_nodes``.
+        num_slots: Slots of every host; None takes Ray's count of GPUs, and leaves out the
+            machines without any.
+        with_head: Whether the head is a host too.
+        kinds: Kinds of device in the order in which their hosts are wanted, as an experiment
+            file has them; the head stays first among its kind.
+
+    Raises:
+        InputError: If a kind is not there, or no host is left.
+        HostError: If a machine is known by an address that other machines cannot reach.
+    """
+    unknown = [kind for kind in kinds if kind not in {node.kind for node in nodes}]
+    if unknown:
+        message = f"no node with {', '.join(unknown)}: found {_listing(nodes)}"
+        raise InputError(message)
+    wanted = [node for node in nodes if with_head or not node.is_head]
+    if kinds:
+        wanted.sort(key=lambda node: _order(node, kinds))
+    if num_slots is None:
+        wanted = [node for node in wanted if node.num_devices > 0]
+    if not wanted:
+        message = (
+            f"no host is left for the hostfile: found {_listing(nodes)}. Machines without GPUs "
+            "need a number of slots to be given"
+        )
+        raise InputError(message)
+    _refuse_loopback(wanted)
+    return tuple(
+        HostSlots(host=node.address, num_slots=num_slots or node.num_devices) for node in wanted
+    )
+
+
+def expected_nodes(cluster_file: Mapping[str, Any]) -> int | None:
+    """Return how many nodes ``ray up`` was asked to start, the head among them.
+
+    Args:
+        cluster_file: What ``ray up`` leaves on the head as ``~/ray_bootstrap_config.yaml``.
+
+    Returns:
+        The number, or None where the file does not say.
+    """
+    types = cluster_file.get("available_node_types")
+    if not isinstance(types, Mapping):
+        return None
+    return 1 + sum(int(kind.get("min_workers", 0)) for kind in types.values())
+
+
+def wait_for_nodes(
+    list_nodes: Callable[[], Iterable[Record]], num_nodes: int, *, timeout_s: float
+) -> tuple[LiveNode, ...]:
+    """Wait until enough machines are alive.
+
+    Args:
+        list_nodes: Asks the cluster, as ``ray.nodes`` does.
+        num_nodes: How many there should be.
+        timeout_s: How long to wait at most; 0 asks once.
+
+    Returns:
+        All that are alive, which may be more.
+
+    Raises:
+        AmpRayError: If they are too few in the end.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        nodes = live_nodes(list_nodes())
+        if len(nodes) >= num_nodes:
+            return nodes
+        if time.monotonic() >= deadline:
+            message = (
+                f"{len(nodes)} of {num_nodes} nodes are alive after {timeout_s:g} s: found "
+                f"{_listing(nodes)}. What became of the others stands on the head, in "
+                "session_latest/logs/monitor* of Ray's folder"
+            )
+            raise AmpRayError(message)
+        time.sleep(min(_POLL_S, max(deadline - time.monotonic(), 0)))
+
+
+def _node(record: Record) -> LiveNode | None:
+    """Read one entry of ``ray.nodes()``; None for the dead."""
+    if not record["Alive"]:
+        return None
+    resources = record["Resources"]
+    kinds = sorted(key.removeprefix(_KIND) for key in resources if key.startswith(_KIND))
+    return LiveNode(
+        address=record["NodeManagerAddress"],
+        num_devices=int(resources.get("GPU", 0)),
+        kind=kinds[0] if kinds else "",
+        is_head=_HEAD in resources,
+    )
+
+
+def _order(node: LiveNode, kinds: Sequence[str]) -> tuple[object, ...]:
+    """Return the sort key: kinds in the order given, then by name; head first, then addresses."""
+    known = node.kind in kinds
+    position = kinds.index(node.kind) if known else len(kinds)
+    return position, node.kind, not node.is_head, *_address_order(node.address)
+
+
+def _address_order(address: str) -> tuple[int, int, str]:
+    """Order addresses by number, so that 10.0.0.9 comes before 10.0.0.10, and names after them."""
+    try:
+        parsed = ipaddress.ip_address(address)
+    except ValueError:
+        return (0, 0, address)
+    return (parsed.version, int(parsed), "")
+
+
+def _refuse_loopback(nodes: Sequence[LiveNode]) -> None:
+    """Refuse addresses that mean another machine wherever they are used."""
+    for node in nodes:
+        if len(nodes) > 1 and _is_loopback(node.address):
+            message = (
+                f"Ray knows {'the head' if node.is_head else 'a node'} as {node.address}, where no "
+                "other machine can reach it: start it with ray start --node-ip-address=ADDRESS"
+            )
+            raise HostError(message)
+
+
+def _is_loopback(address: str) -> bool:
+    """Tell whether an address leads back to whoever uses it."""
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"
+
+
+def _listing(nodes: Sequence[LiveNode]) -> str:
+    """Name machines with their devices, for messages."""
+    return ", ".join(f"{node.address} ({_devices(node)})" for node in nodes) or "none"
+
+
+def _devices(node: LiveNode) -> str:
+    """Name a machine's devices."""
+    return f"{node.num_devices} {node.kind or 'GPU'}" if node.num_devices else "no GPU"

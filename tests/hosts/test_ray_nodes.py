@@ -1,0 +1,216 @@
+"""A Ray cluster of three nodes: real ones but for the machine, which is one."""
+
+import logging
+import os
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from amp_ray.search.planner import AmpRayPlanner, search
+from amp_ray.testing.experiments import small_experiment
+from amp_ray.testing.hosts import HostCluster, NamespaceHost
+
+if TYPE_CHECKING:
+    from tests.hosts.conftest import MakeCluster
+
+pytestmark = pytest.mark.hosts
+
+_LOGGER = logging.getLogger(__name__)
+
+HANG_GUARD_S = 120.0
+LOST_S = 30.0
+"""What the death of a node may cost."""
+
+PORT = 6379
+
+SEARCH = """
+import sys, time
+from amp_ray.runtime.actors import connect, num_cluster_cpus
+from amp_ray.runtime.searching import Workers, search_candidates
+from amp_ray.search.planner import AmpRayPlanner
+from amp_ray.testing.experiments import small_experiment
+
+class SlowPlanner(AmpRayPlanner):
+    def plan(self, candidate):
+        time.sleep(0.5)
+        return super().plan(candidate)
+
+def progress(done, total):
+    print(f"done {done}", flush=True)
+
+experiment = small_experiment()
+planner = SlowPlanner(experiment=experiment)
+with connect():
+    assert num_cluster_cpus() == 3
+    start_s = time.monotonic()
+    ranking = search_candidates(
+        experiment, planner, workers=Workers(address=sys.argv[1]), progress=progress
+    )
+    print(f"wall {time.monotonic() - start_s}")
+print(repr(ranking))
+"""
+
+TRIALS = """
+import os, sys, time
+from pathlib import Path
+from amp_ray.runtime.actors import actor_pool, connect
+from amp_ray.runtime.pool import InterruptedTrialError, Task
+from amp_ray.trials.outcome import TimedOut
+
+class Runner:
+    def __init__(self, group):
+        self.interrupted = False
+        self.swept = ()
+    def run(self, task):
+        host = os.uname().nodename
+        print("runs", task.trial_id, host, flush=True)
+        task.folder.mkdir()
+        (task.folder / "host").write_text(host)
+        if task.trial_id.startswith("long"):
+            while not self.interrupted:
+                time.sleep(0.05)
+            raise InterruptedTrialError
+        return TimedOut(reason=f"{host} {self.swept}", timeout_s=0.0, lines=(), wall_s=0.0)
+    def interrupt(self):
+        self.interrupted = True
+    def sweep(self, trial_ids):
+        self.swept = tuple(trial_ids)
+        return []
+    def close(self):
+        pass
+
+folder = Path(sys.argv[1])
+def start(pool, group, name):
+    pool.start(Task(number=0, attempt=0, trial_id=name, strategy=None, folder=folder / name), group)
+
+with connect():
+    pool = actor_pool(Runner, 3, spread=True)
+    for group in range(3):
+        start(pool, group, f"short-{group}")
+    ended = []
+    while len(ended) < 3:
+        ended += pool.wait(1.0)
+    hosts = {entry.outcome.reason.split()[0]: entry.group for entry in ended}
+    print(sorted(hosts), flush=True)
+    start(pool, hosts["host3"], "long-0")
+    print("running", flush=True)
+    while not (ended := pool.wait(1.0)):
+        pass
+    print(type(ended[0].outcome).__name__, ended[0].outcome.reason.partition(":")[0], flush=True)
+    assert ended[0].group == hosts["host3"] and pool.free() == (0, 1, 2)
+    start(pool, hosts["host3"], "short-again")
+    while not (ended := pool.wait(1.0)):
+        pass
+    print(ended[0].outcome.reason, flush=True)
+    pool.close()
+"""
+
+
+class RayNodes:
+    """Three hosts, each a Ray node with one CPU; the first is the head."""
+
+    def __init__(self, cluster: HostCluster) -> None:
+        """Start Ray on every host, with a token of their own."""
+        self.cluster = cluster
+        self.environment = {
+            **os.environ,
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": secrets.token_hex(),
+            "RAY_ADDRESS": f"{cluster.hosts[0].address}:{PORT}",
+            "TMPDIR": "/run/tmp",
+        }
+        head, *others = cluster.hosts
+        self.start_ray(head, ["--head", f"--port={PORT}", "--include-dashboard=false"])
+        for host in others:
+            self.start_ray(host, [f"--address={head.address}:{PORT}"])
+
+    def start_ray(self, host: NamespaceHost, options: Sequence[str]) -> None:
+        argv = [sys.executable, "-m", "ray.scripts.scripts", "start", *options, "--num-cpus=1"]
+        argv += [f"--node-ip-address={host.address}", "--temp-dir=/run/tmp/ray"]
+        argv += ["--object-store-memory=100000000", "--disable-usage-stats"]
+        done = subprocess.run(
+            self.on(host, argv),
+            env=self.without_address(),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=HANG_GUARD_S,
+        )
+        assert done.returncode == 0, done.stderr + done.stdout
+
+    def without_address(self) -> dict[str, str]:
+        return {name: text for name, text in self.environment.items() if name != "RAY_ADDRESS"}
+
+    def on(self, host: NamespaceHost, argv: Sequence[str]) -> list[str]:
+        flags = ["--net", "--uts", "--mount", "--pid", "--ipc"]
+        return ["nsenter", "--target", str(host.init_pid), *flags, "--", *argv]
+
+    @contextmanager
+    def driver(self, program: str, argument: str) -> Iterator[Iterator[str]]:
+        """Run a driver on the head; its lines as they come."""
+        argv = self.on(self.cluster.hosts[0], [sys.executable, "-c", program, argument])
+        with subprocess.Popen(
+            argv, env=self.environment, stdout=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdout is not None
+            try:
+                yield (line.rstrip("\n") for line in process.stdout)
+                assert process.wait(HANG_GUARD_S) == 0
+            finally:
+                process.kill()
+
+
+@pytest.fixture
+def nodes(make_cluster: "MakeCluster") -> RayNodes:
+    """Three Ray nodes."""
+    return RayNodes(make_cluster(num_hosts=3))
+
+
+def ranking_here() -> str:
+    experiment = small_experiment()
+    planner = AmpRayPlanner(experiment=experiment)
+    return repr(search(experiment, planner, progress=lambda _done, _total: None))
+
+
+def wall_s(lines: Sequence[str]) -> float:
+    return float(lines[-2].removeprefix("wall "))
+
+
+def test_a_node_killed_in_the_middle_costs_time_only(nodes: RayNodes) -> None:
+    address = nodes.environment["RAY_ADDRESS"]
+    with nodes.driver(SEARCH, address) as lines:
+        undisturbed = list(lines)
+    assert undisturbed[-1] == ranking_here()
+    with nodes.driver(SEARCH, address) as lines:
+        disturbed = []
+        for line in lines:
+            disturbed.append(line)
+            if line == "done 4":
+                nodes.cluster.kill_host(nodes.cluster.hosts[2])
+    assert disturbed[-1] == ranking_here()
+    _LOGGER.info("undisturbed %.1f s, disturbed %.1f s", wall_s(undisturbed), wall_s(disturbed))
+    assert wall_s(disturbed) < wall_s(undisturbed) + LOST_S
+
+
+def test_a_trial_on_a_node_that_dies_is_unreachable_and_its_group_starts_elsewhere(
+    nodes: RayNodes, tmp_path: Path
+) -> None:
+    tmp_path.chmod(0o755)
+    with nodes.driver(TRIALS, str(tmp_path)) as lines:
+        assert next(lines) == "['host1', 'host2', 'host3']"
+        written = [(tmp_path / f"short-{group}" / "host").read_text() for group in range(3)]
+        assert sorted(written) == ["host1", "host2", "host3"]
+        assert next(lines) == "running"
+        time.sleep(1.0)
+        nodes.cluster.kill_host(nodes.cluster.hosts[2])
+        assert next(lines).startswith("Unreachable the actor of host group")
+        again = next(lines)
+        assert again in {"host1 ('long-0',)", "host2 ('long-0',)"}
+        assert list(lines) == []

@@ -1,0 +1,260 @@
+"""Ray's own cluster launcher with cluster/local.yaml, on test hosts; the last is the laptop."""
+
+import contextlib
+import hashlib
+import importlib.util
+import json
+import os
+import re
+import secrets
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import yaml
+
+from amp_ray.testing.hosts import HostCluster, NamespaceHost, why_unavailable
+
+pytestmark = pytest.mark.hosts
+
+NUM_WORKERS: Final = 2
+HOME: Final = "/run/home"
+"""Of root on every test host."""
+DISK_BYTES: Final = 2**29
+"""Ray's logs, and the sockets of its processes."""
+HANG_GUARD_S: Final = 150.0
+
+RAY_FOLDER: Final = "/run/tmp"
+"""Test hosts share this machine's /tmp, where Ray would keep its sessions."""
+
+PROBE: Final = """
+import json, os, sys
+with open("probe.json", "w") as file:
+    json.dump({"arguments": sys.argv[1:], "token": os.environ.get("RAY_AUTH_MODE")}, file)
+sys.exit(3)
+"""
+
+
+def why_not() -> str | None:
+    """Say why Ray's launcher cannot be tested here, or None."""
+    if shutil.which("rsync") is None:
+        return "ray up needs rsync: install the Debian package rsync"
+    if importlib.util.find_spec("ray") is None:
+        return "ray up needs Ray: install it with make EXTRAS=dev,ssh,ray venv"
+    return why_unavailable()
+
+
+class Cluster:
+    """Test hosts as `ray up` finds them: reachable by a key, with Python and Ray installed."""
+
+    def __init__(self, hosts: HostCluster, repository: Path) -> None:
+        """Take running hosts: head, workers, laptop."""
+        self.hosts = hosts
+        self.repository = repository
+        # ssh keeps connections in a folder of /tmp that only this name tells from other clusters'.
+        self.name = f"amp-ray-{secrets.token_hex(4)}"
+        self.head, *self.workers = hosts.hosts[:-1]
+        self.laptop = hosts.hosts[-1]
+
+    def home(self, host: NamespaceHost) -> Path:
+        return Path(f"/proc/{host.init_pid}/root{HOME}")
+
+    def furnish(self) -> None:
+        """Lay down what the README asks for."""
+        rsync = Path(shutil.which("rsync") or "").parent
+        for host in (self.head, *self.workers):
+            # Where the setup commands would make an environment and install into it.
+            (self.home(host) / "amp-ray").symlink_to(sys.prefix)
+            profile = f"export PATH={rsync}:$PATH RAY_TMPDIR={RAY_FOLDER}\n"
+            (self.home(host) / ".bashrc").write_text(profile, encoding="utf-8")
+            (self.home(host) / ".ssh").mkdir()
+        home = self.home(self.laptop)
+        for folder in (".ray", ".ssh", "dist"):
+            (home / folder).mkdir()
+        (home / ".ray" / "auth_token").write_text(secrets.token_hex(32), encoding="ascii")
+        shutil.copy(self.hosts.identity, home / ".ssh" / "amp-ray")
+        (home / ".ssh" / "amp-ray").chmod(0o600)
+        (home / "local.yaml").write_text(yaml.safe_dump(self.config()), encoding="utf-8")
+        (home / "probe.py").write_text(PROBE, encoding="utf-8")
+
+    def config(self) -> dict[str, Any]:
+        """Return cluster/local.yaml with what it says to change, and without the network."""
+        text = (self.repository / "cluster" / "local.yaml").read_text(encoding="utf-8")
+        documented = yaml.safe_load(text)["provider"]["head_ip"]
+        config: dict[str, Any] = yaml.safe_load(text.replace(documented, self.head.address))
+        config["provider"]["worker_ips"] = [host.address for host in self.workers]
+        config["auth"]["ssh_user"] = "root"
+        config["cluster_name"] = self.name
+        commands = config["setup_commands"]
+        config["setup_commands"] = [word for word in commands if "pip install" not in word]
+        assert len(config["setup_commands"]) == len(commands) - 1
+        return config
+
+    def run(
+        self, *argv: str, host: NamespaceHost | None = None, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command on a host, by default on the laptop: in all its namespaces, in its home."""
+        target = str((host or self.laptop).init_pid)
+        rsync = Path(shutil.which("rsync") or "").parent
+        folders = [Path(sys.executable).parent, rsync, "/usr/bin", "/bin", "/usr/sbin", "/sbin"]
+        return subprocess.run(
+            [
+                *("nsenter", "--target", target, "--net", "--uts", "--mount", "--pid", "--ipc"),
+                *("--", "sh", "-c", 'cd && exec "$@"', "sh", *argv),
+            ],
+            env={
+                "HOME": HOME,
+                "PATH": ":".join(map(str, folders)),
+                "RAY_TMPDIR": RAY_FOLDER,
+                "RAY_USAGE_STATS_ENABLED": "0",
+                "TMPDIR": RAY_FOLDER,
+                **environment,
+            },
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=HANG_GUARD_S,
+            check=False,
+        )
+
+    def ray(self, command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run one of Ray's launcher commands on the laptop; a failure is a result."""
+        options = ["-y"] if command in {"up", "down"} else []
+        return self.run("ray", command, *options, "local.yaml", *arguments)
+
+    def submit(self, script: Path | str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Hand a script to the head, as the README does."""
+        return self.ray("submit", str(script), "--", *arguments)
+
+    def forget(self) -> None:
+        """Remove what Ray's ssh connections leave in this machine's /tmp."""
+        digest = hashlib.sha256(self.name.encode()).hexdigest()[:10]
+        for folder in Path("/tmp").glob(f"ray_ssh_*/{digest}"):  # noqa: S108 - Ray's choice
+            shutil.rmtree(folder)
+            with contextlib.suppress(OSError):
+                folder.parent.rmdir()
+
+    def ray_processes(self) -> list[str]:
+        """List what still runs on the head and the workers, ssh's kept connections apart."""
+        return [
+            f"{host.name}: {process.command[:80]}"
+            for host in (self.head, *self.workers)
+            for process in self.hosts.programs(host)
+            if not process.name.startswith("ssh")
+        ]
+
+
+def said(done: subprocess.CompletedProcess[str]) -> str:
+    """Return everything that a command said, for messages."""
+    return f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+
+
+@pytest.fixture(scope="module")
+def cluster(repository: Path) -> Iterator[Cluster]:
+    """Bring a cluster up once for all tests, and down at the end, when nothing may be left."""
+    reason = why_not()
+    if reason is not None:
+        if os.environ.get("CI") == "true":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    with (
+        contextlib.ExitStack() as stack,
+        HostCluster(num_hosts=NUM_WORKERS + 2, disk_bytes=DISK_BYTES) as hosts,
+    ):
+        cluster = Cluster(hosts, repository)
+        stack.callback(cluster.forget)  # last of all, when nothing runs any more
+        cluster.furnish()
+        up = cluster.ray("up")
+        assert up.returncode == 0, said(up)
+        # Also counts the nodes: without all of them, no test means anything.
+        done = cluster.submit(
+            repository / "cluster" / "make_hostfile.py", "--slots", "4", "--output", "hostfile"
+        )
+        assert done.returncode == 0, said(done)
+        for argument in readme_commands(repository):
+            done = cluster.ray("exec", argument)
+            assert done.returncode == 0, said(done)
+        yield cluster
+        stop = on_every_node(cluster, "ray", "stop")
+        assert stop.returncode == 0, said(stop)
+        down = cluster.ray("down")
+        assert down.returncode == 0, said(down)
+        deadline = time.monotonic() + HANG_GUARD_S
+        while left := cluster.ray_processes():
+            assert time.monotonic() < deadline, left
+            time.sleep(0.1)
+
+
+def readme_commands(repository: Path) -> list[str]:
+    """Return what cluster/README.md has the head do before trials: to know and open the others."""
+    text = (repository / "cluster" / "README.md").read_text(encoding="utf-8")
+    lines = re.findall(r"\$ (ray exec cluster/(?:X|local)\.yaml \".*\")$", text, re.MULTILINE)
+    commands = [shlex.split(line)[-1] for line in lines]
+    assert [word for command in commands for word in ("scan", "printf") if word in command] == [
+        "scan",
+        "printf",
+    ]
+    return commands
+
+
+def on_every_node(cluster: Cluster, *argv: str) -> subprocess.CompletedProcess[str]:
+    """Run a command on the head and the workers, from the head."""
+    return cluster.submit(cluster.repository / "cluster" / "on_every_node.py", *argv)
+
+
+def test_all_workers_start_and_stand_in_the_hostfile_behind_the_head(cluster: Cluster) -> None:
+    text = (cluster.home(cluster.head) / "hostfile").read_text(encoding="utf-8")
+    hosts = [cluster.head, *cluster.workers]
+    assert text == "".join(f"{host.address} slots=4\n" for host in hosts)
+
+
+def test_a_missing_node_is_an_error_on_the_laptop_too(cluster: Cluster) -> None:
+    script = cluster.repository / "cluster" / "make_hostfile.py"
+    done = cluster.submit(script, "--expect", str(NUM_WORKERS + 2), "--timeout", "0")
+    assert done.returncode == 1, said(done)
+    assert f"{NUM_WORKERS + 1} of {NUM_WORKERS + 2} nodes are alive" in done.stdout
+
+
+def test_an_argument_of_a_submitted_script_arrives_split_at_its_spaces(cluster: Cluster) -> None:
+    # The README's trap: Ray quotes nothing, and an exit code 3 arrives as 1.
+    done = cluster.submit("probe.py", "--budget", "10", "two words")
+    assert done.returncode == 1, said(done)
+    probe = json.loads((cluster.home(cluster.head) / "probe.json").read_text(encoding="utf-8"))
+    assert probe == {"arguments": ["--budget", "10", "two", "words"], "token": "token"}
+
+
+def test_an_experiment_runs_from_the_heads_home(cluster: Cluster) -> None:
+    script = cluster.repository / "experiments" / "het_cluster.py"
+    done = cluster.submit(script, "--top", "2", "--json", "plan.json")
+    assert done.returncode == 0, said(done)
+    plan = json.loads((cluster.home(cluster.head) / "plan.json").read_text(encoding="utf-8"))
+    assert plan["experiment"] == "het_cluster"
+    assert len(plan["ranking"]) == 2
+
+
+def test_a_command_runs_on_every_node(cluster: Cluster) -> None:
+    done = on_every_node(cluster, "hostname")
+    assert done.returncode == 0, said(done)
+    for host in (cluster.head, *cluster.workers):
+        assert f"{host.address}: {host.name}" in done.stdout
+        assert f"{host.address}: exit code 0" in done.stdout
+
+
+def test_strangers_without_the_token_are_turned_away(cluster: Cluster) -> None:
+    status = ["ray", "status", "--address", f"{cluster.head.address}:6379"]
+    welcome = cluster.run(*status, host=cluster.head, RAY_AUTH_MODE="token")
+    assert welcome.returncode == 0, said(welcome)
+    stranger = cluster.run(*status, host=cluster.head, RAY_AUTH_MODE="disabled")
+    assert stranger.returncode != 0, said(stranger)
+    assert "InvalidAuthToken" in stranger.stderr
+
+
+def test_the_token_is_readable_by_its_owner_alone(cluster: Cluster) -> None:
+    for host in (cluster.head, *cluster.workers):
+        assert (cluster.home(host) / ".ray" / "auth_token").stat().st_mode & 0o777 == 0o600

@@ -1,0 +1,193 @@
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from amp_ray.errors import InputError
+from amp_ray.runtime.actor_pool import ActorPool
+from amp_ray.runtime.actors import actor_pool
+from amp_ray.runtime.pool import Finished, InterruptedTrialError, Runner, Task
+from amp_ray.spec.strategy import Candidate, Strategy
+from amp_ray.trials.outcome import Measured, Outcome, Unreachable
+
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("cluster", "sent_by_value")]
+
+_LOGGER = logging.getLogger(__name__)
+
+HANG_GUARD_S = 60.0
+STRATEGY = Strategy.uniform(
+    Candidate(micro_batch_size=1, tp=1, dp=1, pp=1, num_micro_batches=1), (0, 2)
+)
+
+
+def outcome(time_s: float) -> Measured:
+    return Measured(
+        iteration_time_s=time_s,
+        spread_s=0.0,
+        step_time_s=(time_s,),
+        num_warmup_steps=0,
+        peak_memory_bytes=(),
+        wall_s=time_s,
+    )
+
+
+@dataclass(kw_only=True)
+class FakeRunner:
+    """Does what the name of a trial says; leaves notes in a folder."""
+
+    group: int
+    folder: Path
+    interrupted: threading.Event = field(default_factory=threading.Event)
+
+    def run(self, task: Task) -> Outcome:
+        self.note(f"started-{task.trial_id}-{self.group}")
+        what = task.trial_id.partition("-")[0]
+        if what == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if what == "meet":
+            self.wait_for(lambda: len(list(self.folder.glob("started-meet-*"))) == 2)
+        if what == "wait":
+            assert self.interrupted.wait(HANG_GUARD_S)
+            time.sleep(0.3)
+            self.note("clean")
+            raise InterruptedTrialError(task.trial_id)
+        if what == "instant":
+            time.sleep(0.2)
+        task.folder.mkdir()
+        (task.folder / "log").write_text(os.environ.get("OMP_NUM_THREADS", "unset"))
+        return outcome(0.2)
+
+    def wait_for(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + HANG_GUARD_S
+        while not condition():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+    def interrupt(self) -> None:
+        self.interrupted.set()
+
+    def sweep(self, trial_ids: Sequence[str]) -> list[str]:
+        self.note(f"swept-{'-'.join(trial_ids)}-{self.group}")
+        return [f"{self.group} {trial_id}" for trial_id in trial_ids]
+
+    def close(self) -> None:
+        self.note(f"closed-{self.group}")
+
+    def note(self, text: str) -> None:
+        (self.folder / text).touch()
+
+
+@dataclass(frozen=True, kw_only=True)
+class MakeFake:
+    folder: Path
+    refused: int | None = None
+
+    def __call__(self, group: int) -> Runner:
+        if group == self.refused:
+            message = f"group {group} is wrong"
+            raise InputError(message)
+        return FakeRunner(group=group, folder=self.folder)
+
+
+@contextmanager
+def pool_of(num_groups: int, folder: Path) -> Iterator[ActorPool]:
+    pool = actor_pool(MakeFake(folder=folder), num_groups)
+    try:
+        yield pool
+    finally:
+        pool.close()
+
+
+def task(what: str, number: int, folder: Path) -> Task:
+    name = f"{what}-{number}"
+    return Task(number=number, attempt=0, trial_id=name, strategy=STRATEGY, folder=folder / name)
+
+
+def wait(pool: ActorPool, num: int = 1) -> list[Finished]:
+    """Wait for some attempts to end."""
+    finished: list[Finished] = []
+    deadline = time.monotonic() + HANG_GUARD_S
+    while len(finished) < num:
+        assert time.monotonic() < deadline
+        finished += pool.wait(1.0)
+    return finished
+
+
+def test_forty_instant_trials_on_four_groups(tmp_path: Path) -> None:
+    with pool_of(4, tmp_path) as pool:
+        start_s = time.monotonic()
+        finished: list[Finished] = []
+        waiting = list(range(40))
+        while len(finished) < 40:
+            for group in pool.free()[: len(waiting)]:
+                pool.start(task("instant", waiting.pop(0), tmp_path), group)
+            finished += pool.wait(HANG_GUARD_S)
+        wall_s = time.monotonic() - start_s
+    _LOGGER.info("40 trials of 0.2 s on 4 groups: %.2f s", wall_s)
+    assert sorted(entry.task.number for entry in finished) == list(range(40))
+    assert {entry.outcome for entry in finished} == {outcome(0.2)}
+    assert wall_s < HANG_GUARD_S
+
+
+def test_two_groups_run_side_by_side(tmp_path: Path) -> None:
+    with pool_of(2, tmp_path) as pool:
+        pool.start(task("meet", 0, tmp_path), 0)
+        assert pool.free() == (1,)
+        pool.start(task("meet", 1, tmp_path), 1)
+        assert pool.free() == ()
+        finished = wait(pool, 2)
+    assert sorted(entry.group for entry in finished) == [0, 1]
+    assert all(isinstance(entry.outcome, Measured) for entry in finished)
+
+
+def test_closing_interrupts_and_waits_until_it_is_clean(tmp_path: Path) -> None:
+    with pool_of(1, tmp_path) as pool:
+        pool.start(task("wait", 0, tmp_path), 0)
+        while not list(tmp_path.glob("started-*")):
+            assert pool.wait(0.05) == []
+    assert (tmp_path / "clean").exists()
+    assert (tmp_path / "closed-0").exists()
+
+
+def test_a_dead_actor_is_unreachable_once_and_then_set_aside(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pool_of(2, tmp_path) as pool:
+        pool.start(task("die", 0, tmp_path), 1)
+        (first,) = wait(pool)
+        assert isinstance(first.outcome, Unreachable)
+        assert "the actor of host group 1 died" in first.outcome.reason
+        assert (tmp_path / "swept-die-0-1").exists()
+        assert pool.free() == (0, 1)
+        pool.start(task("fine", 1, tmp_path), 1)
+        assert isinstance(wait(pool)[0].outcome, Measured)
+        pool.start(task("die", 2, tmp_path), 1)
+        assert isinstance(wait(pool)[0].outcome, Unreachable)
+        assert pool.free() == (0,)
+        assert pool.num_groups == 2
+        lines = sorted(pool.sweep(["a", "b"]))
+        assert lines[:2] == ["0 a", "0 b"]
+        assert lines[2].startswith("host group 1 was not swept: ")
+    assert capsys.readouterr().out == ""  # Ray is silent where results are printed
+
+
+def test_trials_inherit_the_drivers_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    with pool_of(1, tmp_path) as pool:
+        pool.start(task("fine", 0, tmp_path), 0)
+        wait(pool)
+    assert (tmp_path / "fine-0" / "log").read_text() == "7"
+
+
+def test_a_runner_that_cannot_be_made_is_the_error_itself(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="group 1 is wrong"):
+        actor_pool(MakeFake(folder=tmp_path, refused=1), 2)

@@ -1,0 +1,218 @@
+"""Clusters of their own, each in a process of its own: what is left of them, and who gets in."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from amp_ray.testing._namespaces import descendants, exists
+
+pytestmark = pytest.mark.integration
+
+HANG_GUARD_S = 60.0
+
+SLOW_TO_GO = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
+"""Ray's own, idle: after the death of everything else they try for 60 s to report it, then end."""
+
+TWICE = """
+import os, signal, sys
+before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+environment = dict(os.environ)
+from amp_ray.runtime.actors import connect, num_cluster_cpus
+for num_cpus in (1, 2):
+    with connect("local", num_cpus=num_cpus):
+        assert num_cluster_cpus() == num_cpus
+        with connect("local", num_cpus=7):  # the connection that is there
+            assert num_cluster_cpus() == num_cpus
+        assert before == [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+        print("connected", flush=True)
+        sys.stdin.readline()
+assert {**os.environ, "RAY_CLIENT_MODE": ""} == {**environment, "RAY_CLIENT_MODE": ""}
+"""
+
+SEARCH = """
+import sys, time
+from amp_ray.runtime.searching import Workers, search_candidates
+from amp_ray.search.planner import AmpRayPlanner
+from amp_ray.testing.experiments import small_experiment
+
+class SlowPlanner(AmpRayPlanner):
+    def plan(self, candidate):
+        time.sleep(0.5 if candidate.micro_batch_size == 1 else 600)
+        return super().plan(candidate)
+
+def progress(done, _total):
+    if done == 1:
+        print("connected", flush=True)
+
+experiment = small_experiment()
+planner = SlowPlanner(experiment=experiment)
+try:
+    search_candidates(experiment, planner, workers=Workers(num=2), progress=progress)
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+
+TRIAL = """
+import threading
+from pathlib import Path
+from amp_ray.runtime.actors import actor_pool, connect
+from amp_ray.runtime.pool import Task
+
+class Waiting:
+    def __init__(self, group):
+        del group
+    def run(self, task):
+        print("runs", task)
+        threading.Event().wait()
+
+with connect("local", num_cpus=1):
+    pool = actor_pool(Waiting, 2)
+    for group in range(2):
+        pool.start(
+            Task(number=group, attempt=0, trial_id="t", strategy=None, folder=Path("t")), group
+        )
+    print("connected", flush=True)
+    pool.wait(600.0)
+"""
+
+JOIN = """
+import sys
+from amp_ray.errors import AmpRayError
+from amp_ray.runtime.actors import connect
+try:
+    with connect(sys.argv[1]):
+        print("in")
+except AmpRayError as error:
+    print(error)
+"""
+
+
+@contextmanager
+def started(program: str) -> Iterator[subprocess.Popen[str]]:
+    """Run a program until it says that it is connected; at the end nothing of it may run."""
+    pipe = subprocess.PIPE
+    with (
+        tempfile.TemporaryDirectory(dir="/tmp", ignore_cleanup_errors=True) as folder,
+        subprocess.Popen(
+            [sys.executable, "-c", program],
+            stdin=pipe,
+            stdout=pipe,
+            env={**stranger(), "TMPDIR": folder},
+            text=True,
+            start_new_session=True,
+        ) as process,
+    ):
+        try:
+            wait_for_word(process)
+            children = descendants(process.pid)
+            assert {"gcs_server", "raylet"} <= {child.name for child in children}
+            yield process
+            killed = process.returncode < 0
+            wait_until_gone(
+                [child.pid for child in children if not killed or child.command not in SLOW_TO_GO]
+            )
+            assert killed or list(Path(folder).iterdir()) == []
+        finally:
+            process.kill()
+
+
+def stranger() -> dict[str, str]:
+    """Return an environment that knows nothing of the Ray of other tests."""
+    return {name: text for name, text in os.environ.items() if not name.startswith("RAY_")}
+
+
+def wait_for_word(process: subprocess.Popen[str]) -> None:
+    """Wait until a program prints that it is connected."""
+    assert process.stdout is not None
+    assert process.stdout.readline() == "connected\n"
+
+
+def go_on(process: subprocess.Popen[str]) -> None:
+    """Let a program that waits for a line go on."""
+    assert process.stdin is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+
+
+def wait_until_gone(pids: list[int]) -> None:
+    """Wait until none of some processes is there."""
+    deadline = time.monotonic() + HANG_GUARD_S
+    while left := [pid for pid in pids if exists(pid)]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)
+
+
+def test_nothing_is_left_of_a_cluster_and_another_can_follow() -> None:
+    with started(TWICE) as process:
+        first = descendants(process.pid)
+        go_on(process)
+        wait_for_word(process)
+        assert not {child.pid for child in first} & {
+            child.pid for child in descendants(process.pid)
+        }
+        go_on(process)
+        assert process.wait(HANG_GUARD_S) == 0
+
+
+def test_ctrl_c_ends_a_search_and_its_cluster() -> None:
+    with started(SEARCH) as process:
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to every process of the group
+        assert process.wait(HANG_GUARD_S) == 130
+
+
+def test_actors_end_with_a_driver_that_is_killed() -> None:
+    with started(TRIAL) as process:
+        process.kill()
+        assert process.wait(HANG_GUARD_S) == -signal.SIGKILL
+
+
+def test_only_who_has_the_token_gets_in() -> None:
+    program = (
+        "import os, ray\nfrom amp_ray.runtime.actors import connect\n"
+        "with connect('local', num_cpus=1):\n"
+        "    print('connected', flush=True)\n"
+        "    print(ray.get_runtime_context().gcs_address, flush=True)\n"
+        "    print(os.environ['RAY_AUTH_TOKEN'], flush=True)\n"
+        "    input()\n"
+    )
+    with started(program) as process:
+        assert process.stdout is not None
+        address, token = process.stdout.readline().strip(), process.stdout.readline().strip()
+        right, wrong = (
+            join(address, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=text) for text in (token, "0" * 64)
+        )
+        none = join(address)
+        go_on(process)
+        assert process.wait(HANG_GUARD_S) == 0
+    assert right == "in"
+    for refused in (wrong, none):
+        assert refused.startswith(f"the Ray cluster at {address} cannot be used: ")
+        assert "Authentication token is missing or incorrect" in refused
+
+
+def join(address: str, **environment: str) -> str:
+    """Try to join a cluster; once, not twenty times."""
+    environment = {**stranger(), "RAY_NUM_REDIS_GET_RETRIES": "1", **environment}
+    argv = [sys.executable, "-c", JOIN, address]
+    done = subprocess.run(
+        argv, env=environment, capture_output=True, text=True, check=True, timeout=HANG_GUARD_S
+    )
+    return done.stdout.strip()
+
+
+def test_no_cluster_at_an_address_is_told(repository: Path) -> None:
+    experiment = repository / "experiments" / "homogeneous.yaml"
+    argv = [sys.executable, "-m", "amp_ray", "plan", str(experiment), "--address", "127.0.0.1:1"]
+    done = subprocess.run(
+        argv, env=stranger(), capture_output=True, text=True, check=False, timeout=HANG_GUARD_S
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("amp-ray: no Ray cluster at 127.0.0.1:1: ")

@@ -1,0 +1,135 @@
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import ray
+
+from amp_ray.cost.estimate import Result
+from amp_ray.errors import AmpRayError, InputError, Where
+from amp_ray.runtime import search_crew
+from amp_ray.runtime.files import load_experiment
+from amp_ray.runtime.planning import make_planner
+from amp_ray.runtime.searching import Workers, search_candidates
+from amp_ray.search.planner import AmpRayPlanner, Planner, search
+from amp_ray.search.space import uniform_candidates
+from amp_ray.spec.experiment import Experiment
+from amp_ray.spec.strategy import Candidate, Strategy
+from amp_ray.testing.experiments import small_experiment
+
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("cluster", "sent_by_value")]
+
+SMALL = small_experiment()
+CANDIDATES = uniform_candidates(SMALL)
+
+
+def quiet(_done: int, _total: int) -> None:
+    """Show no progress."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MisfortunePlanner:
+    """Plans as it should, but something happens at some candidates; `MARK` files say it has."""
+
+    planner: AmpRayPlanner
+    killed_at: frozenset[int] = frozenset()
+    wrong_at: frozenset[int] = frozenset()
+    broken_at: frozenset[int] = frozenset()
+    folder: Path = Path()
+
+    @property
+    def relative_error(self) -> float:
+        return self.planner.relative_error
+
+    def plan(self, candidate: Candidate) -> Result:
+        number = uniform_candidates(self.planner.experiment).index(candidate)
+        mark = self.folder / f"killed-{number}"
+        if number in self.killed_at and not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        message = f"candidate {number}"
+        if number in self.wrong_at:
+            raise InputError(message, where=Where(file="profile.csv", line=number))
+        if number in self.broken_at:
+            raise ZeroDivisionError(message)
+        return self.planner.plan(candidate)
+
+    def score(self, strategy: Strategy) -> Result:
+        return self.planner.score(strategy)
+
+
+def with_ray(planner: Planner, num: int, experiment: Experiment = SMALL) -> object:
+    return search_candidates(experiment, planner, workers=Workers(num=num), progress=quiet)
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 3])
+@pytest.mark.parametrize("cost_model", ["amp-ray", "amp-2022"])
+def test_the_ranking_is_the_same_for_any_number_of_workers(
+    repository: Path, cost_model: str, num_workers: int
+) -> None:
+    experiment = load_experiment(repository / "experiments" / "het_cluster.yaml")
+    planner = make_planner(experiment, cost_model)
+    alone = search(experiment, planner, progress=quiet)
+    together = with_ray(planner, num_workers, experiment)
+    assert together == alone
+    assert repr(together) == repr(alone)  # every digit of every float
+
+
+def test_more_workers_than_cpus_search_with_those_that_get_one(cluster: int) -> None:
+    planner = AmpRayPlanner(experiment=SMALL)
+    assert with_ray(planner, 3 * cluster) == search(SMALL, planner, progress=quiet)
+
+
+@pytest.mark.parametrize("num_workers", [1, 3])
+def test_killed_workers_only_cost_time(tmp_path: Path, num_workers: int) -> None:
+    planner = AmpRayPlanner(experiment=SMALL)
+    killed = frozenset({0, 5, len(CANDIDATES) - 1})
+    misfortune = MisfortunePlanner(planner=planner, killed_at=killed, folder=tmp_path)
+    assert with_ray(misfortune, num_workers) == search(SMALL, planner, progress=quiet)
+    assert len(list(tmp_path.glob("killed-*"))) == len(killed)
+
+
+def test_wrong_input_is_the_same_error_as_in_one_process() -> None:
+    planner = MisfortunePlanner(
+        planner=AmpRayPlanner(experiment=SMALL), wrong_at=frozenset({3, 4, 11})
+    )
+    with pytest.raises(InputError) as alone:
+        search(SMALL, planner, progress=quiet)
+    with pytest.raises(InputError) as together:
+        with_ray(planner, 3)
+    assert str(together.value) == str(alone.value) == "profile.csv:3: candidate 3"
+    assert together.value.where == alone.value.where
+
+
+def test_a_mistake_in_a_planner_is_told_with_its_place() -> None:
+    planner = MisfortunePlanner(planner=AmpRayPlanner(experiment=SMALL), broken_at=frozenset({7}))
+    with pytest.raises(ZeroDivisionError, match=r"(?s)in plan.*candidate 7"):
+        with_ray(planner, 2)
+
+
+def test_progress_grows_to_all() -> None:
+    seen: list[tuple[int, int]] = []
+    search_candidates(
+        SMALL,
+        AmpRayPlanner(experiment=SMALL),
+        workers=Workers(num=2),
+        progress=lambda done, total: seen.append((done, total)),
+    )
+    assert seen == sorted(seen)
+    assert seen[-1] == (len(CANDIDATES), len(CANDIDATES))
+    assert len(seen) > 2
+
+
+def test_a_cluster_without_a_free_cpu_is_told(
+    cluster: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search_crew, "START_TIMEOUT_S", 1.5)
+    occupant = ray.remote(SimpleNamespace).options(num_cpus=cluster).remote()
+    ray.get(occupant.__ray_ready__.remote(), timeout=30)
+    try:
+        with pytest.raises(AmpRayError, match=rf"of the {cluster} of the Ray cluster 0 are free"):
+            with_ray(AmpRayPlanner(experiment=SMALL), 2)
+    finally:
+        ray.kill(occupant)
