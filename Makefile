@@ -6,14 +6,15 @@ VENV := .venv
 # Run as modules: a console script remembers the folder that it was installed in.
 RUN := $(VENV)/bin/python -m
 CORE := $(VENV)/.core
+DEMO := $(VENV)/.demo
 STAMP := $(VENV)/.installed
 # The interpreter to make the environment with; by default the first that is fit for it.
 PYTHON ?=
 # What `make venv` and `make test` install beside the core, by name of the extras in pyproject.toml:
 # trials are tested with real training over real SSH.
-EXTRAS ?= dev,ssh,training
+EXTRAS ?= dev,ray,ssh,training
 # Every folder with Python files, for the tools that do not look for them themselves.
-CHECKED := $(sort $(dir $(wildcard amp_ray/*.py experiments/*.py tests/*.py))) conftest.py
+CHECKED := $(sort $(dir $(wildcard amp_ray/*.py cluster/*.py experiments/*.py tests/*.py))) conftest.py
 # Tests that start real processes run alone, after the others and one by one. Status 5 is pytest's word
 # for no tests: all of a suite need an extra that is not installed, and the header has said so.
 SEPARATE := integration hosts
@@ -58,6 +59,13 @@ $(CORE): pyproject.toml constraints.txt
 	@$(INSTALL) .
 	@echo '$(CURDIR)' > $@
 
+# What trials on this machine need: torch and DeepSpeed, no GPU.
+$(DEMO): $(CORE)
+	@rm -f $@
+	@echo "== $(VENV): amp-ray[training], about a minute =="
+	@$(INSTALL) '.[training]'
+	@echo '$(CURDIR)' > $@
+
 $(STAMP): $(CORE)
 	@rm -f $@
 	@echo "== $(VENV): amp-ray[$(EXTRAS)], about a minute =="
@@ -67,7 +75,12 @@ $(STAMP): $(CORE)
 # --------------------------------------------------------------------------------------- use
 
 .PHONY: demo
-demo: $(CORE)  ## Plan an experiment of the AMP paper and print the ranking
+demo: $(DEMO)  ## Plan, run real DeepSpeed trials on this machine's CPU, recalibrate; about three minutes
+	@rm -rf $(VENV)/demo-study
+	$(VENV)/bin/python experiments/demo.py --full --study $(VENV)/demo-study
+
+.PHONY: plan
+plan: $(CORE)  ## Plan an experiment of the AMP paper and print the ranking
 	$(VENV)/bin/amp-ray plan experiments/homogeneous.yaml
 
 .PHONY: bench

@@ -7,6 +7,7 @@ NEEDS: Final = {
     "amp_ray/training": ("torch", "deepspeed"),
     "tests/integration/profiling": ("torch", "deepspeed"),
     "tests/integration/training": ("torch", "deepspeed"),
+    "tests/unit/cluster": ("botocore", "ray"),
 }
 """Folders whose modules import packages of an extra when they are imported."""
 
@@ -25,6 +26,6 @@ def pytest_report_header() -> list[str]:
     """Name what is left out, at the top of the output."""
     return [
         f"NOT COLLECTED: {folder} (not installed: {', '.join(packages)}; "
-        "install it with: make EXTRAS=dev,training venv)"
+        "install it with: make venv)"
         for folder, packages in MISSING.items()
     ]

@@ -25,6 +25,7 @@ MIB: Final = 2**20
 GIB: Final = 2**30
 
 MICROSECONDS_PER_SECOND: Final = 10**6
+MILLISECONDS_PER_SECOND: Final = 10**3
 
 
 def gbit_per_s_to_bytes_per_s(gbit_per_s: float) -> float:
@@ -50,3 +51,13 @@ def gib_to_bytes(gib: float) -> int:
 def microseconds_to_s(microseconds: float) -> float:
     """Convert microseconds, the unit in which latencies are written in files."""
     return microseconds / MICROSECONDS_PER_SECOND
+
+
+def milliseconds_to_s(milliseconds: float) -> float:
+    """Convert milliseconds, the unit of times in other planners' files.
+
+    Example:
+        >>> milliseconds_to_s(250)
+        0.25
+    """
+    return milliseconds / MILLISECONDS_PER_SECOND

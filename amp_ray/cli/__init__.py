@@ -4,10 +4,12 @@ import click
 
 from amp_ray import __version__
 from amp_ray.cli.calibrate import calibrate_command
+from amp_ray.cli.doctor import doctor
 from amp_ray.cli.exits import run_command
 from amp_ray.cli.plan import plan
 from amp_ray.cli.profile import profile
 from amp_ray.cli.score import score
+from amp_ray.cli.tune import tune
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -17,9 +19,11 @@ def commands() -> None:
 
 
 commands.add_command(calibrate_command)
+commands.add_command(doctor)
 commands.add_command(plan)
 commands.add_command(profile)
 commands.add_command(score)
+commands.add_command(tune)
 
 
 def main() -> None:

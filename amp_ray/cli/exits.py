@@ -5,7 +5,7 @@ from typing import Final
 
 import click
 
-from amp_ray.errors import AmpRayError, InputError
+from amp_ray.errors import AmpRayError, HostError, InputError
 
 SUCCESS: Final = 0
 FAILURE: Final = 1
@@ -26,6 +26,8 @@ def run_command(command: click.Command) -> None:
         code = BAD_INPUT
     except InputError as error:
         code = _complain(str(error), BAD_INPUT)
+    except HostError as error:
+        code = _complain(str(error), TRIALS_FAILED)
     except AmpRayError as error:
         code = _complain(str(error), FAILURE)
     sys.exit(code)

@@ -1,14 +1,16 @@
 """Options that several commands share."""
 
+import contextlib
 import json
 import logging
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 from rich.console import Console
+from rich.progress import Progress
 
 from amp_ray.errors import InputError, Where
 from amp_ray.runtime.files import write_text
@@ -26,6 +28,17 @@ def experiment_argument(command: _F) -> _F:
     """Take the experiment file as the first argument."""
     return click.argument(
         "experiment_path", metavar="EXPERIMENT.yaml", type=click.Path(path_type=Path)
+    )(command)
+
+
+def hostfile_option(command: _F) -> _F:
+    """Take ``--hostfile FILE``."""
+    return click.option(
+        "--hostfile",
+        "hostfile_path",
+        metavar="FILE",
+        type=click.Path(path_type=Path),
+        help="Hosts to use, instead of the experiment's own hostfile.",
     )(command)
 
 
@@ -108,6 +121,15 @@ def write_json(record: Mapping[str, Any], target: str) -> None:
         message = "results are not written over an input file; name the result .json"
         raise InputError(message, where=Where(file=target))
     write_text(path, text)
+
+
+@contextlib.contextmanager
+def search_progress() -> Iterator[Callable[[int, int], None]]:
+    """Show on a terminal how far a search is; give what takes (candidates done, in all)."""
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task("searching", total=None, start=True)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def table_console() -> Console:

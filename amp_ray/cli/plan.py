@@ -19,10 +19,12 @@ from amp_ray.cli.options import (
     verbose_option,
     write_json,
 )
+from amp_ray.cli.workers import workers_options
 from amp_ray.report.tables import ranking_table, reasons_text
 from amp_ray.runtime.calibrating import with_calibration
 from amp_ray.runtime.files import load_experiment
 from amp_ray.runtime.planning import Planned, plan_experiment
+from amp_ray.runtime.searching import Workers
 
 _DEFAULT_ROWS = 10
 
@@ -45,6 +47,7 @@ _DEFAULT_ROWS = 10
 )
 @cost_model_option
 @calibration_options
+@workers_options
 @json_option
 @verbose_option
 def plan(
@@ -55,6 +58,8 @@ def plan(
     cost_model: str,
     calibration_path: Path | None,
     transfer: bool,
+    num_workers: int | None,
+    ray_address: str | None,
     json_target: str | None,
     verbose: bool,
 ) -> int:
@@ -71,6 +76,7 @@ def plan(
         planned = plan_experiment(
             experiment,
             cost_model,
+            workers=Workers(num=num_workers, address=ray_address),
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )
     shown = None if show_all else num_rows

@@ -6,13 +6,28 @@ beside the script, in the package's data, and in the checkout that the package w
 
 from importlib import resources
 from pathlib import Path
+from typing import Any, Final
 
 import click
 
 from amp_ray.cli.exits import run_command
-from amp_ray.cli.options import calibration_options, cost_model_option, json_option, verbose_option
+from amp_ray.cli.options import (
+    calibration_options,
+    cost_model_option,
+    hostfile_option,
+    json_option,
+    verbose_option,
+)
 from amp_ray.cli.plan import plan
+from amp_ray.cli.tune import tune
+from amp_ray.cli.tune_options import tune_options
+from amp_ray.cli.workers import workers_options
 from amp_ray.errors import InputError
+
+HOSTFILE: Final = "hostfile"
+
+_PLAN_ONLY = ("num_rows", "show_all", "cost_model")
+_BOTH = ("calibration_path", "transfer", "num_workers", "ray_address", "json_target", "verbose")
 
 
 def run_experiment(script: str, description: str) -> None:
@@ -25,27 +40,56 @@ def run_experiment(script: str, description: str) -> None:
 
     @click.command(help=description, context_settings={"max_content_width": 100})
     @click.option("--full", is_flag=True, help="Prove the plan by real trials.")
-    @click.option("--budget", type=click.IntRange(min=1), help="Trials that --full may run.")
+    @click.option("--budget", type=click.IntRange(min=0), help="Trials that --full may run.")
     @click.option("--top", "num_rows", type=click.IntRange(min=1), default=10, show_default=True)
     @click.option("--all", "show_all", is_flag=True, help="Show every candidate.")
     @cost_model_option
+    @tune_options
+    @hostfile_option
     @calibration_options
+    @workers_options
     @json_option
     @verbose_option
     @click.pass_context
     def command(
-        context: click.Context, /, *, full: bool, budget: int | None, **options: object
+        context: click.Context,
+        /,
+        *,
+        full: bool,
+        **options: Any,  # noqa: ANN401 - those of plan and tune
     ) -> int:
-        if full or budget is not None:
-            message = (
-                "--full and --budget N will run real trials; this version plans only. "
-                "Leave them out to plan"
-            )
-            raise InputError(message)
-        code: int = context.invoke(plan, experiment_path=experiment_file(Path(script)), **options)
-        return code
+        path = experiment_file(Path(script))
+        if full:
+            _refuse(context, [*_PLAN_ONLY], "--full launches trials; it takes no")
+            chosen = {key: value for key, value in options.items() if key not in _PLAN_ONLY}
+            chosen["hostfile_path"] = chosen["hostfile_path"] or find_hostfile(Path(script))
+            return int(context.invoke(tune, experiment_path=path, **chosen))
+        shared = {*_PLAN_ONLY, *_BOTH}
+        _refuse(context, [key for key in options if key not in shared], "only --full takes")
+        chosen = {key: value for key, value in options.items() if key in shared}
+        return int(context.invoke(plan, experiment_path=path, **chosen))
 
     run_command(command)
+
+
+def _refuse(context: click.Context, names: list[str], why: str) -> None:
+    """Refuse options that would be ignored.
+
+    Raises:
+        InputError: If one of them was given.
+    """
+    given = click.core.ParameterSource.COMMANDLINE
+    flags = {parameter.name: parameter.opts[0] for parameter in context.command.params}
+    for name in names:
+        if context.get_parameter_source(name) == given:
+            message = f"{why} {flags[name]}"
+            raise InputError(message)
+
+
+def find_hostfile(script: Path) -> Path | None:
+    """Find a hostfile where a cluster's set-up leaves one: beside the script, here, or at home."""
+    places = (script.parent, Path.cwd(), Path.home())
+    return next((place / HOSTFILE for place in places if (place / HOSTFILE).is_file()), None)
 
 
 def experiment_file(script: Path) -> Path:

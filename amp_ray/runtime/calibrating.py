@@ -34,6 +34,8 @@ def load_observations(path: Path, experiment: Experiment) -> list[Observation]:
             strategy=_strategy(given, experiment),
             outcome=given.failure or "measured",
             measured_s=given.measured_s,
+            spread_s=given.spread_s,
+            peak_memory_bytes=given.peak_memory_bytes,
             where=given.where,
         )
         for given in measured

@@ -1,17 +1,25 @@
 """Reading and writing files: experiments, hostfiles, profiles, strategies, results."""
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Final
 
 from amp_ray.errors import InputError, Where
+from amp_ray.formats.metis import read_metis_profile
+from amp_ray.formats.metis_profile import SUFFIX as METIS_SUFFIX
 from amp_ray.spec.build import build_experiment
+from amp_ray.spec.device import Device
 from amp_ray.spec.experiment import Experiment
+from amp_ray.spec.model import Model
+from amp_ray.spec.profile import Profile
 from amp_ray.spec.strategy_file import Context, Given, parse_strategies
 from amp_ray.spec.yaml_text import parse_yaml
+
+_LOGGER = logging.getLogger(__name__)
 
 _SHIPPED: Final = "shipped:"
 """Prefix of a path that means a folder of the package's own profiles."""
@@ -47,19 +55,28 @@ class ExperimentFiles:
         Raises:
             InputError: If there is no such folder or a file in it cannot be read.
         """
-        folder = self._locate(name)
-        where = Where(file=str(folder))
-        try:
-            paths = sorted(path for path in folder.iterdir() if path.suffix in _PROFILE_SUFFIXES)
-        except FileNotFoundError:
-            message = "no such folder"
-        except NotADirectoryError:
-            message = "this is a file; expected a folder"
-        except (OSError, ValueError) as error:
-            message = f"cannot be read: {_reason(error)}"
-        else:
-            return {path.name: read_text(path) for path in paths}
-        raise InputError(message, where=where)
+        return _texts(self._locate(name), _PROFILE_SUFFIXES)
+
+    def foreign_profile(
+        self, source: str, name: str, model: Model, devices: Iterable[Device]
+    ) -> Profile:
+        """Return a profile in another planner's format; what was recognised is logged.
+
+        Args:
+            source: Whose format: ``metis``.
+            name: Of the folder.
+            model: What the profile must be of.
+            devices: Types that it must cover.
+
+        Raises:
+            InputError: If a file cannot be read or is wrong, or the profile does not fit.
+        """
+        assert source == "metis", source
+        files = _texts(self._locate(name), (METIS_SUFFIX,))
+        profile = read_metis_profile(files, folder=name, model=model, devices=devices)
+        for note in profile.published.notes if profile.published else ():
+            _LOGGER.info("%s", note)
+        return profile
 
     def _locate(self, name: str) -> Path:
         """Resolve a name: shipped data, absolute, or relative to the experiment file."""
@@ -72,16 +89,21 @@ class ExperimentFiles:
             raise InputError(message, where=Where(file=name)) from None
 
 
-def load_experiment(path: Path) -> Experiment:
+def load_experiment(path: Path, hostfile: Path | None = None) -> Experiment:
     """Read an experiment file and every file that it names.
 
     Args:
         path: Of the experiment file.
+        hostfile: Names the hosts instead of the experiment's own hostfile.
 
     Raises:
         InputError: If a file cannot be read or what it says does not fit.
     """
     document = parse_yaml(read_text(path), file=str(path))
+    cluster = document.values.get("cluster")
+    if hostfile is not None and isinstance(cluster, dict):
+        named = {**cluster, "hostfile": str(hostfile.absolute())}
+        document = replace(document, values={**document.values, "cluster": named})
     return build_experiment(document, ExperimentFiles(base=path.parent))
 
 
@@ -142,6 +164,21 @@ def write_text(path: Path, text: str) -> None:
             neighbour.unlink()
         message = f"cannot be written: {_reason(error)}"
         raise InputError(message, where=Where(file=str(path))) from error
+
+
+def _texts(folder: Path, suffixes: Collection[str]) -> dict[str, str]:
+    """Return the text of every file of a folder with one of the suffixes, by file name."""
+    try:
+        paths = sorted(path for path in folder.iterdir() if path.suffix in suffixes)
+    except FileNotFoundError:
+        message = "no such folder"
+    except NotADirectoryError:
+        message = "this is a file; expected a folder"
+    except (OSError, ValueError) as error:
+        message = f"cannot be read: {_reason(error)}"
+    else:
+        return {path.name: read_text(path) for path in paths}
+    raise InputError(message, where=Where(file=str(folder)))
 
 
 def _shipped(name: str) -> Path:

@@ -8,7 +8,8 @@ from typing import Any
 from amp_ray.baselines.amp2022 import Amp2022Planner
 from amp_ray.cost.estimate import Result
 from amp_ray.errors import placed
-from amp_ray.search.planner import AmpRayPlanner, Planner, evaluate, search
+from amp_ray.runtime.searching import AUTO, Workers, search_candidates
+from amp_ray.search.planner import AmpRayPlanner, Planner, evaluate
 from amp_ray.search.ranking import Ranking
 from amp_ray.search.rows import SCHEMA, ranking_rows
 from amp_ray.search.space import uniform_candidates
@@ -53,24 +54,30 @@ def make_planner(experiment: Experiment, cost_model: str) -> Planner:
 
 
 def plan_experiment(
-    experiment: Experiment, cost_model: str, *, progress: Callable[[int, int], None]
+    experiment: Experiment,
+    cost_model: str,
+    *,
+    workers: Workers = AUTO,
+    progress: Callable[[int, int], None],
 ) -> Planned:
     """Search all candidates of an experiment.
 
     Args:
         experiment: What to plan.
         cost_model: Whose predictions.
+        workers: By whom; the ranking does not depend on it.
         progress: Called with (candidates done, candidates in all).
 
     Raises:
         InputError: If the limits leave no candidate, or the profile lacks what one needs.
+        AmpRayError: If a Ray cluster is asked for and cannot be used.
     """
     start_s = time.perf_counter()
     planner = make_planner(experiment, cost_model)
     with placed(experiment.where("search"), ValueError):
         uniform_candidates(experiment)
     with placed(experiment.where("profile")):
-        ranking = search(experiment, planner, progress=progress)
+        ranking = search_candidates(experiment, planner, workers=workers, progress=progress)
     return Planned(
         experiment=experiment,
         cost_model=cost_model,

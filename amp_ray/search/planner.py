@@ -130,7 +130,12 @@ class AmpRayPlanner:
         if traits.partition == "even-blocks" and blocks % candidate.pp:
             detail = f"pp {candidate.pp}, {blocks} blocks"
             return Reason(kind="pp does not divide the blocks", detail=detail)
-        return None
+        return self._unmeasured(candidate.tp)
+
+    def _unmeasured(self, tp: int) -> Reason | None:
+        """Tell what a published profile lacks for a degree; our own can be measured anew."""
+        gap = self.experiment.profile.gap(self.experiment.cluster.device_types, tp)
+        return None if gap is None else Reason(kind="not in the profile", detail=gap)
 
     def _undivided(self, tp: int) -> Reason | None:
         """Tell which heads tensor parallelism of this degree would have to divide and cannot."""

@@ -1,12 +1,15 @@
 """From a checked experiment file to values: names resolved, units converted, parts fitted."""
 
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Iterable, Mapping
+from typing import Final, Protocol
 
 from amp_ray.spec.build_cluster import build_cluster
 from amp_ray.spec.build_runtime import build_constants, build_traits
-from amp_ray.spec.experiment import Experiment, SearchLimits, TrialSettings
-from amp_ray.spec.experiment_file import ExperimentFile, SearchSection, TrialsSection
+from amp_ray.spec.build_trials import build_trials, split_hosts
+from amp_ray.spec.cluster import Cluster
+from amp_ray.spec.device import Device
+from amp_ray.spec.experiment import Experiment, SearchLimits
+from amp_ray.spec.experiment_file import ExperimentFile, SearchSection
 from amp_ray.spec.families import build_model
 from amp_ray.spec.model import Model
 from amp_ray.spec.profile import ANALYTIC, Profile
@@ -15,6 +18,12 @@ from amp_ray.spec.section import validate
 from amp_ray.spec.shape import model_shape
 from amp_ray.spec.traits import RuntimeTraits
 from amp_ray.spec.yaml_text import Document
+
+_PROFILE_FOLDERS: Final = {
+    "table": "a folder with profile.yaml and one CSV per device",
+    "metis": "a folder with files such as DeviceType.A100_tp1_bs1.json",
+}
+"""What a path leads to, by source."""
 
 
 class Files(Protocol):
@@ -26,6 +35,19 @@ class Files(Protocol):
 
     def folder(self, name: str) -> Mapping[str, str]:
         """Return the text of every profile file of a folder, by file name."""
+        ...
+
+    def foreign_profile(
+        self, source: str, name: str, model: Model, devices: Iterable[Device]
+    ) -> Profile:
+        """Return a profile in another planner's format.
+
+        Args:
+            source: Whose format.
+            name: Of the folder.
+            model: What the profile must be of.
+            devices: Types that it must cover.
+        """
         ...
 
 
@@ -44,12 +66,13 @@ def build_experiment(document: Document, files: Files) -> Experiment:
     constants = build_constants(document, checked)
     model = _model(document, checked, files, traits)
     hostfile_text = _text(document, files, checked.cluster.hostfile, "cluster", "hostfile")
-    cluster = build_cluster(document, checked, hostfile_text)
+    whole = build_cluster(document, checked, hostfile_text)
+    cluster, groups = split_hosts(document, whole, checked.trials.host_groups)
     return Experiment(
         name=checked.name,
         model=model,
         cluster=cluster,
-        profile=_profile(document, checked, files, model.num_layers),
+        profile=_profile(document, checked, files, model, cluster),
         constants=constants,
         traits=traits,
         precision=checked.precision,
@@ -58,7 +81,7 @@ def build_experiment(document: Document, files: Files) -> Experiment:
         recompute=checked.recompute,
         global_batch_size=checked.global_batch_size,
         limits=_limits(checked.search),
-        trials=_trials(checked.trials),
+        trials=build_trials(document, checked.trials, groups),
         document=document,
     )
 
@@ -85,7 +108,9 @@ def _model(
         )
 
 
-def _profile(document: Document, checked: ExperimentFile, files: Files, num_layers: int) -> Profile:
+def _profile(
+    document: Document, checked: ExperimentFile, files: Files, model: Model, cluster: Cluster
+) -> Profile:
     """Return the source of layer times."""
     section = checked.profile
     with document.at("profile", "path"):
@@ -95,14 +120,14 @@ def _profile(document: Document, checked: ExperimentFile, files: Files, num_laye
             message = f"found {section.path!r}; source 'analytic' has none, did you mean 'table'?"
             raise ValueError(message)
         if section.path is None:
-            message = (
-                "source 'table' needs 'path', a folder with profile.yaml and one CSV per device"
-            )
+            message = f"source {section.source!r} needs 'path', {_PROFILE_FOLDERS[section.source]}"
             raise ValueError(message)
+        if section.source != "table":
+            return files.foreign_profile(section.source, section.path, model, cluster.device_types)
         return parse_profile(
             files.folder(section.path),
             folder=section.path,
-            num_layers=num_layers,
+            num_layers=model.num_layers,
             precision=checked.precision,
         )
 
@@ -117,15 +142,4 @@ def _limits(section: SearchSection) -> SearchLimits:
         max_dp=section.max_dp,
         micro_batch_sizes=None if sizes is None else tuple(sorted(set(sizes))),
         tp_across_nodes=section.tp_across_nodes,
-    )
-
-
-def _trials(section: TrialsSection) -> TrialSettings:
-    """Return the settings of real trials."""
-    return TrialSettings(
-        backend=section.backend,
-        budget=section.budget,
-        num_steps=section.steps,
-        num_warmup_steps=section.warmup_steps,
-        timeout_s=section.timeout_s,
     )

@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
+from amp_ray.spec.access import SshSettings
+from amp_ray.spec.own_program import BuiltIn, Per
 from amp_ray.spec.section import Count, Flag, Index, Positive, Section, Text
 from amp_ray.spec.traits import LayerList
 from amp_ray.units import Precision
@@ -90,7 +92,7 @@ class ClusterSection(Section):
 class ProfileSection(Section):
     """``profile``: where layer times come from."""
 
-    source: Literal["analytic", "table"] = "analytic"
+    source: Literal["analytic", "table", "metis"] = "analytic"
     path: Text | None = None
 
 
@@ -106,6 +108,44 @@ class SearchSection(Section):
     tp_across_nodes: Flag = False
 
 
+class SshSection(Section):
+    """``trials.ssh``: how hosts are reached."""
+
+    user: Text | None = None
+    identities: list[Text] = Field(default_factory=list)
+    known_hosts: Text = SshSettings().known_hosts
+    config: Text | None = SshSettings().config
+    use_agent: Flag = False
+    connect_timeout_s: Positive = SshSettings().connect_timeout_s
+    python: Text = SshSettings().python
+
+
+class PatternSection(Section):
+    """``trials.program.metric`` as a mapping: where a log tells the time of an iteration."""
+
+    pattern: Text
+    unit: Literal["s", "ms", "us"] = "s"
+
+
+def _metric_kind(metric: object) -> str:
+    """Tell a pattern from a built-in way, so that a mistake is told once."""
+    return "pattern" if isinstance(metric, dict | PatternSection) else "built-in"
+
+
+class ProgramSection(Section):
+    """``trials.program``: the user's own training program."""
+
+    argv: Annotated[list[Text], Field(min_length=1)]
+    per: Per = "rank"
+    metric: Annotated[
+        Annotated[BuiltIn, Tag("built-in")] | Annotated[PatternSection, Tag("pattern")],
+        Discriminator(_metric_kind),
+    ] = "helper"
+    files: list[Text] = Field(default_factory=list)
+    cwd: Text | None = None
+    collect: list[Text] = Field(default_factory=list)
+
+
 class TrialsSection(Section):
     """``trials``: how strategies are measured."""
 
@@ -114,6 +154,13 @@ class TrialsSection(Section):
     steps: Count = 20
     warmup_steps: Index = 5
     timeout_s: Positive = 600.0
+    ssh: SshSection = SshSection()
+    launcher: Literal["agent", "deepspeed"] = "agent"
+    warm: Flag = True
+    python: Text | None = None
+    environment: dict[Text, Text] = Field(default_factory=dict)
+    host_groups: Count = 1
+    program: ProgramSection | None = None
 
 
 class ExperimentFile(Section):

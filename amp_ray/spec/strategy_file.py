@@ -16,7 +16,7 @@ from amp_ray.spec.yaml_text import Document
 Failure = Literal["oom", "failed"]
 
 _DEGREES = ("tp", "pp", "dp", "micro_batch_size")
-_OPTIONAL = ("bounds", "measured_s", "recompute")
+_OPTIONAL = ("bounds", "measured_s", "recompute", "spread_s", "peak_memory_bytes")
 _FAILURES: Final[Mapping[str, Failure]] = {"oom": "oom", "failed": "failed"}
 _RECOMPUTE: Final[Mapping[str, Recompute]] = {"none": "none", "full": "full"}
 
@@ -31,6 +31,9 @@ class Given:
         strategy: The complete strategy; None where cuts are left to the solver.
         measured_s: Seconds per iteration that somebody measured.
         failure: What happened instead of a measurement.
+        spread_s: Interquartile range of the measured steps, if known.
+        peak_memory_bytes: Measured peak of each stage, or one figure for the largest of all;
+            empty if nobody looked.
     """
 
     where: Where
@@ -38,6 +41,8 @@ class Given:
     strategy: Strategy | None
     measured_s: float | None = None
     failure: Failure | None = None
+    spread_s: float | None = None
+    peak_memory_bytes: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +123,15 @@ def _from_cells(cells: Mapping[str, str], where: Where, context: Context) -> Giv
         _check_fit(strategy, where, context)
     measured_s, failure = _measurement(cells.get("measured_s", ""), where.at("measured_s"))
     return Given(
-        where=where, candidate=candidate, strategy=strategy, measured_s=measured_s, failure=failure
+        where=where,
+        candidate=candidate,
+        strategy=strategy,
+        measured_s=measured_s,
+        failure=failure,
+        spread_s=_spread(cells.get("spread_s", ""), measured_s, where.at("spread_s")),
+        peak_memory_bytes=_peaks(
+            cells.get("peak_memory_bytes", ""), candidate.pp, where.at("peak_memory_bytes")
+        ),
     )
 
 
@@ -156,6 +169,30 @@ def _measurement(word: str, where: Where) -> tuple[float | None, Failure | None]
         message = f"found {word!r}; expected positive seconds, or one of {', '.join(_FAILURES)}"
         raise InputError(message, where=where)
     return seconds, None
+
+
+def _spread(word: str, measured_s: float | None, where: Where) -> float | None:
+    """Read the spread of a measurement, or nothing."""
+    if not word:
+        return None
+    seconds = read_seconds(word)
+    if seconds is None or measured_s is None:
+        message = f"found {word!r}; expected seconds from 0 beside a measured_s in seconds"
+        raise InputError(message, where=where)
+    return seconds
+
+
+def _peaks(text: str, pp: int, where: Where) -> tuple[float, ...]:
+    """Read measured peaks: one per stage, one for all, or none."""
+    cells = text.split()
+    peaks = tuple(float(cell) for cell in cells if cell.isascii() and cell.isdigit())
+    if len(peaks) < len(cells):
+        message = f"found {text!r}; expected bytes as whole numbers, separated by spaces"
+        raise InputError(message, where=where)
+    if peaks and len(peaks) not in {1, pp}:
+        message = f"found {len(peaks)} figures; expected one, or one per stage ({pp})"
+        raise InputError(message, where=where)
+    return peaks
 
 
 def _from_json(text: str, file: str, context: Context) -> tuple[Given, ...]:

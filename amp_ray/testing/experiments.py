@@ -1,9 +1,13 @@
 """Small experiments for tests: from a few figures to an `Experiment`, without a file."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
+from amp_ray.formats.metis import read_metis_profile
 from amp_ray.spec.build import build_experiment
+from amp_ray.spec.device import Device
 from amp_ray.spec.experiment import Experiment
+from amp_ray.spec.model import Model
+from amp_ray.spec.profile import Profile
 from amp_ray.spec.yaml_text import parse_yaml
 
 SMALL = """\
@@ -40,6 +44,13 @@ class MemoryFiles:
             for path, text in self._files.items()
             if path.startswith(f"{name}/")
         }
+
+    def foreign_profile(
+        self, source: str, name: str, model: Model, devices: Iterable[Device]
+    ) -> Profile:
+        """Return a profile in Metis's format."""
+        assert source == "metis", source
+        return read_metis_profile(self.folder(name), folder=name, model=model, devices=devices)
 
 
 def experiment_from(text: str, files: Mapping[str, str] | None = None) -> Experiment:

@@ -13,6 +13,7 @@ from amp_ray.search.planner import search
 from amp_ray.search.space import uniform_candidates
 from amp_ray.spec.build import build_experiment
 from amp_ray.spec.experiment import Experiment
+from amp_ray.spec.profile import Profile
 from amp_ray.spec.yaml_text import parse_yaml
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -42,6 +43,10 @@ class NoFiles:
         raise FileNotFoundError(name)
 
     def folder(self, name: str) -> dict[str, str]:
+        """Refuse: nothing is named."""
+        raise FileNotFoundError(name)
+
+    def foreign_profile(self, _source: str, name: str, *_given: object) -> Profile:
         """Refuse: nothing is named."""
         raise FileNotFoundError(name)
 

@@ -29,7 +29,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 def python_files(repository: Path) -> list[Path]:
     """List the modules whose size is limited."""
-    folders = ("amp_ray", "experiments")
+    folders = ("amp_ray", "cluster", "experiments")
     return sorted(path for folder in folders for path in (repository / folder).rglob("*.py"))
 
 

@@ -4,7 +4,8 @@ from amp_ray.cost.estimate import Estimate, Infeasible
 from amp_ray.search.planner import AmpRayPlanner, evaluate, search
 from amp_ray.spec.strategy import Candidate, Strategy
 from amp_ray.spec.strategy_file import Context, parse_strategies
-from amp_ray.testing.experiments import small_experiment
+from amp_ray.testing.experiments import SMALL, experiment_from, small_experiment
+from amp_ray.testing.metis import metis_profile_files
 
 MEGATRON = ("name: small", "name: small\nruntime: megatron")
 
@@ -188,3 +189,17 @@ def test_key_value_heads_must_be_divided_too() -> None:
     result = AmpRayPlanner(experiment=small_experiment(llama)).plan(candidate)
     assert isinstance(result, Infeasible)
     assert str(result.reason).endswith("num_key_value_heads 1")
+
+
+def test_a_degree_that_a_published_profile_lacks_makes_a_candidate_infeasible() -> None:
+    text = SMALL.replace("num_layers: 6", "num_layers: 2") + "profile: {source: metis, path: p}\n"
+    files = metis_profile_files(kinds=("T4",), tps=(1,))
+    experiment = experiment_from(text, {f"p/{name}": text for name, text in files.items()})
+    ranking = search(experiment, AmpRayPlanner(experiment=experiment), progress=quiet)
+    lacking = {
+        result.candidate.tp: str(result.reason)
+        for result in ranking.results
+        if isinstance(result, Infeasible)
+    }
+    assert lacking == {2: "not in the profile: tp 2 on T4"}
+    assert ranking.num_feasible > 0
