@@ -4,8 +4,12 @@ from importlib.util import find_spec
 from typing import Final
 
 NEEDS: Final = {
+    "amp_ray/runtime/actors.py": ("ray",),
     "amp_ray/training": ("torch", "deepspeed"),
+    "tests/hosts/test_ray_nodes.py": ("ray",),
+    "tests/hosts/test_ray_up.py": ("ray",),
     "tests/integration/profiling": ("torch", "deepspeed"),
+    "tests/integration/ray": ("ray",),
     "tests/integration/training": ("torch", "deepspeed"),
     "tests/unit/cluster": ("botocore", "ray"),
 }

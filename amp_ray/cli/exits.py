@@ -5,10 +5,12 @@ from typing import Final
 
 import click
 
-from amp_ray.errors import AmpRayError, HostError, InputError
+from amp_ray.errors import AmpRayError, InputError
 
 SUCCESS: Final = 0
 FAILURE: Final = 1
+"""Of helper programs beside the command line, and of a mistake of ours; no result has it."""
+
 BAD_INPUT: Final = 2
 NOT_FEASIBLE: Final = 3
 TRIALS_FAILED: Final = 4
@@ -26,10 +28,8 @@ def run_command(command: click.Command) -> None:
         code = BAD_INPUT
     except InputError as error:
         code = _complain(str(error), BAD_INPUT)
-    except HostError as error:
+    except AmpRayError as error:  # hosts, disks, a Ray cluster: what trials and searches run on
         code = _complain(str(error), TRIALS_FAILED)
-    except AmpRayError as error:
-        code = _complain(str(error), FAILURE)
     sys.exit(code)
 
 

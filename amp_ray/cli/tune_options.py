@@ -79,8 +79,8 @@ _OPTIONS: Final = (
         type=click.Choice(["auto", "threads", "ray"]),
         default="auto",
         show_default=True,
-        help="What holds the hosts: threads of this process, or Ray actors. auto: actors where "
-        "a Ray cluster is used or trials run side by side over SSH.",
+        help="What holds the hosts: threads of this process, or Ray actors. auto: actors over SSH "
+        "where Ray is installed, and on a Ray cluster.",
     ),
     click.option("--doctor/--no-doctor", default=True, help="Whether hosts are checked before."),
 )

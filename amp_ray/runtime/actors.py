@@ -9,6 +9,7 @@ import logging
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
@@ -249,21 +250,26 @@ class RayTrialActors:
     def __init__(self, make_runner: MakeRunner, *, spread: bool) -> None:
         """Prepare; actors are started by ``begin``."""
         here = _this_node()
-        alive = sorted(node["NodeID"] for node in ray.nodes() if node["Alive"])
-        self._nodes = alive if spread else [here]
+        self._spread = spread
         self._worker = ray.remote(TrialWorker)
         self._make_runner = make_runner
         self._home = Home.of_this_process(here)
         self._actors: dict[int, Any] = {}
+        self._num_begun: Counter[int] = Counter()
 
     def begin(self, group: int) -> None:
-        """Start a group's actor anew, elsewhere if its node is dead."""
-        node = self._nodes[group % len(self._nodes)]
+        """Start a group's actor anew, on the next node if actors are spread."""
+        node = self._home.node
+        if self._spread:
+            alive = sorted(node["NodeID"] for node in ray.nodes() if node["Alive"])
+            node = alive[(group + self._num_begun[group]) % len(alive)]
+        self._num_begun[group] += 1
         worker = self._worker.options(
             num_cpus=0,
             max_restarts=0,
             max_task_retries=0,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node, soft=True),
+            # Soft affinity scatters actors that need no CPU over all nodes.
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node, soft=False),
         )
         self._actors[group] = worker.remote(self._make_runner, group, self._home, _this_node)
 

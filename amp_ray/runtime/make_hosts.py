@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from amp_ray.errors import AmpRayError
+from amp_ray.errors import InputError
 from amp_ray.runtime.host import Host, LocalHost
 from amp_ray.spec.access import SshSettings
 from amp_ray.spec.experiment import Experiment
@@ -26,7 +26,7 @@ def host_maker(experiment: Experiment, ssh: SshSettings | None = None) -> MakeHo
         ssh: Settings instead of those of ``trials``.
 
     Raises:
-        AmpRayError: If SSH is asked for and not installed.
+        InputError: If SSH is asked for and not installed.
     """
     if experiment.trials.backend == "local":
         return LocalHost
@@ -35,7 +35,7 @@ def host_maker(experiment: Experiment, ssh: SshSettings | None = None) -> MakeHo
         from amp_ray.runtime.ssh import SshHost  # noqa: PLC0415 - local trials need no paramiko
     except ModuleNotFoundError as error:
         message = f"trials over SSH need {error.name}: pip install 'amp-ray[ssh]'"
-        raise AmpRayError(message) from None
+        raise InputError(message) from None
     return lambda name: SshHost(name, settings)
 
 

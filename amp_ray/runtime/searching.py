@@ -3,6 +3,7 @@
 import logging
 import os
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -21,8 +22,8 @@ _LOGGER = logging.getLogger(__name__)
 RAY_PAYS_S: Final = 15.0
 """Remaining work from which Ray is worth its start and end, 4 to 8 s."""
 
-NUM_SAMPLES: Final = 5
-"""Candidates to time before anything is concluded from them."""
+NUM_SAMPLES: Final = 8
+"""The last so many candidates tell what the rest will take: candidates grow along the search."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +50,7 @@ AUTO: Final = Workers()
 
 
 class Stopwatch:
-    """Tells from the first candidates what the others will take."""
+    """Tells from the last candidates what the rest will take."""
 
     def __init__(self, num_candidates: int) -> None:
         """Begin.
@@ -57,12 +58,13 @@ class Stopwatch:
         Args:
             num_candidates: How many there are.
         """
-        self._num_candidates = num_candidates
-        self._times_s: list[float] = []
+        self._num_left = num_candidates
+        self._last_s: deque[float] = deque(maxlen=NUM_SAMPLES)
 
     def add(self, time_s: float) -> None:
         """Note what one more candidate took."""
-        self._times_s.append(time_s)
+        self._num_left -= 1
+        self._last_s.append(time_s)
 
     @property
     def remaining_s(self) -> float:
@@ -70,11 +72,10 @@ class Stopwatch:
 
         The slowest candidate is left out: it may have compiled or filled caches for the others.
         """
-        num = len(self._times_s)
-        if num < NUM_SAMPLES:
+        if len(self._last_s) < NUM_SAMPLES:
             return 0.0
-        each_s = (sum(self._times_s) - max(self._times_s)) / (num - 1)
-        return each_s * (self._num_candidates - num)
+        each_s = (sum(self._last_s) - max(self._last_s)) / (NUM_SAMPLES - 1)
+        return each_s * self._num_left
 
 
 def search_candidates(

@@ -8,15 +8,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from amp_ray.calibration.fingerprint import describe_differences
 from amp_ray.errors import InputError, Where
 from amp_ray.runtime.files import write_text
-from amp_ray.runtime.journal import Body, Journal, read_journal
-from amp_ray.runtime.study_lock import StudyLock
+from amp_ray.runtime.journal import Journal, sync_folder
+from amp_ray.runtime.journal_lines import Body
+from amp_ray.runtime.study_lock import LOCK, StudyLock
 
 JOURNAL: Final = "journal.jsonl"
 TRIALS: Final = "trials"
 
-_ID_LENGTH: Final = 8
+_ID_BYTES: Final = 4
+"""Of a study's name: two studies that meet on one host differ in it."""
+
+_MAX_NAMED: Final = 3
+"""Files that a message names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -39,12 +45,14 @@ class Study:
         journal: Open; its first record is the header.
         study_id: Short, and different for every study.
         is_new: Whether nothing has happened in it yet.
+        broken: The driver whose lock was left behind, for people; None if there was none.
     """
 
     folder: Path
     journal: Journal
     study_id: str
     is_new: bool
+    broken: str | None
 
     @property
     def trials_folder(self) -> Path:
@@ -67,66 +75,108 @@ def open_study(folder: Path, header: Mapping[str, Any], *, resume: bool) -> Iter
 
     Raises:
         InputError: If there is a study and ``resume`` is false, or the other way round, or it is
-            one of something else, or another driver is at work on it.
-        AmpRayError: If the folder cannot be written.
+            one of something else, or another driver is at work on it, or the folder cannot be
+            written.
+        AmpRayError: If its journal cannot be written or its file system has no locks.
     """
     header = json.loads(json.dumps(header))  # as it will be read
-    _check_presence(folder, resume=resume)
-    try:
-        (folder / TRIALS).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        message = f"{folder}: a study cannot be kept here: {error.strerror}"
-        raise InputError(message) from error
-    with StudyLock(folder):
-        # Somebody else may have made it in the meantime.
-        _check_presence(folder, resume=resume)
+    _prepare(folder, resume=resume)
+    with StudyLock(folder) as lock:
         journal = Journal.open(folder / JOURNAL)
         try:
             is_new = not journal.records
             if is_new:
-                journal.append({**header, "study": os.urandom(_ID_LENGTH).hex()[:_ID_LENGTH]})
-                found: Body = read_journal(folder / JOURNAL).bodies[0]
+                found: Body = {**header, "study": os.urandom(_ID_BYTES).hex()}
+                journal.append(found)
             else:
                 found = journal.records[0]
-                _check_header(folder, found, header)
-            yield Study(folder=folder, journal=journal, study_id=found["study"], is_new=is_new)
+                _check_is_expected(folder, found, header, resume=resume)
+            _make(folder / TRIALS)
+            yield Study(
+                folder=folder,
+                journal=journal,
+                study_id=found["study"],
+                is_new=is_new,
+                broken=lock.broken,
+            )
         finally:
             journal.close()
 
 
-def _check_presence(folder: Path, *, resume: bool) -> None:
-    """Refuse to overwrite a study, and to go on with none."""
-    path = folder / JOURNAL
+def _prepare(folder: Path, *, resume: bool) -> None:
+    """Have a folder that is a study's, or will be one.
+
+    Raises:
+        InputError: If there is none to go on with, or it is full of something else.
+    """
     try:
-        exists = path.exists() and path.stat().st_size > 0
+        names = sorted(path.name for path in folder.iterdir())
+    except FileNotFoundError:
+        names = []
     except OSError as error:
-        message = f"{folder}: cannot be read: {error.strerror}"
+        message = f"{folder}: a study cannot be kept here: {error.strerror}"
         raise InputError(message) from error
-    if exists and not resume and read_journal(path).bodies:
+    is_study = bool({JOURNAL, LOCK} & set(names))
+    if resume and not is_study:
+        message = f"{folder} has no study to go on with; leave --resume out to begin one"
+        raise InputError(message)
+    others = [name for name in names if not name.startswith(".")]
+    if others and not is_study:
+        named = ", ".join(others[:_MAX_NAMED]) + (", ..." if len(others) > _MAX_NAMED else "")
+        message = f"{folder} has files of something else ({named}): name a new folder by --study"
+        raise InputError(message)
+    if not is_study:
+        _make(folder)
+
+
+def _make(folder: Path) -> None:
+    """Make a folder, so that it survives a crash of the machine.
+
+    Raises:
+        InputError: If it cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        sync_folder(folder.parent)
+    except OSError as error:
+        message = f"{folder}: a study cannot be kept here: {error.strerror}"
+        raise InputError(message) from error
+
+
+def _check_is_expected(
+    folder: Path, found: Body, header: Mapping[str, Any], *, resume: bool
+) -> None:
+    """Refuse to begin a study anew, or to go on with one of something else.
+
+    Raises:
+        InputError: If it is not to be resumed, or something differs; with what does.
+    """
+    where = Where(file=str(folder / JOURNAL), line=1)
+    if found.get("event") != header["event"] or "study" not in found:
+        message = f"this is no header of a study: {found.get('event')!r}"
+        raise InputError(message, where=where)
+    if not resume:
         message = (
             f"{folder} has a study: go on with it by --resume, or name another folder by --study"
         )
         raise InputError(message)
-    if not exists and resume and not folder.is_dir():
-        message = f"{folder} has no study to go on with; leave --resume out to begin one"
-        raise InputError(message)
+    told = [
+        _difference(key, found.get(key), header[key])
+        for key in header
+        if found.get(key) != header[key]
+    ]
+    if told:
+        message = (
+            f"the study is one of experiment {found.get('experiment')!r} with other givens "
+            f"({'; '.join(told)}): its trials say nothing about this one. Name another folder by "
+            "--study"
+        )
+        raise InputError(message, where=where)
 
 
-def _check_header(folder: Path, found: Body, header: Mapping[str, Any]) -> None:
-    """Refuse to go on with a study of something else."""
-    differing = [key for key in header if found.get(key) != header[key]]
-    if not differing:
-        return
-    told = []
-    for key in differing:
-        if isinstance(header[key], Mapping) and isinstance(found.get(key), Mapping):
-            parts = [part for part in header[key] if found[key].get(part) != header[key][part]]
-            told.append(f"{key}: {', '.join(parts)}")
-        else:
-            told.append(f"{key}: {found.get(key)!r} there, {header[key]!r} here")
-    message = (
-        f"the study is one of experiment {found.get('experiment')!r} with other givens "
-        f"({'; '.join(told)}): its trials say nothing about this one. Name another folder by "
-        "--study"
-    )
-    raise InputError(message, where=Where(file=str(folder / JOURNAL), line=1))
+def _difference(key: str, found: object, expected: object) -> str:
+    """Tell what differs; of fingerprints, which figures."""
+    if isinstance(found, Mapping) and isinstance(expected, Mapping):
+        differences = describe_differences(found, expected)
+        return differences.replace("in the calibration", "in the study") or f"{key} differs"
+    return f"{key} is {found!r} in the study, {expected!r} here"

@@ -105,8 +105,9 @@ def make_runner(experiment: Experiment, backend: Backend, group: int) -> TrialRu
         group: Number of the group of hosts.
 
     Raises:
-        InputError: If a host's name has no known form, or a file cannot be read.
-        AmpRayError: If SSH is not installed, or its configuration asks for what is not supported.
+        InputError: If a host's name has no known form, a file cannot be read, or SSH is not
+            installed.
+        HostError: If the SSH configuration asks for what is not supported.
     """
     chosen = replace(experiment, trials=replace(experiment.trials, backend=backend))
     return TrialRunner(chosen, group, host_maker(chosen))

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -104,14 +105,14 @@ class Tuning:
         factory: Callable[[int], Runner] = functools.partial(
             make_runner, portable(experiment), options.backend
         )
-        if not _wants_actors(options, num_groups):
+        if not _wants_actors(options):
             yield ThreadPool(factory, num_groups)
             return
         require_ray()
         from amp_ray.runtime import actors  # noqa: PLC0415 - takes seconds to start
 
-        with actors.trial_pool(factory, num_groups, options.workers.address) as pool:
-            yield pool
+        with actors.connect(options.workers.address):
+            yield actors.actor_pool(factory, num_groups)
 
     def _drive(self, study: Study, state: TunerState, pool: Pool, view: View) -> Ended:
         """Take up what the journal tells, and go on from there."""
@@ -194,9 +195,9 @@ def _num_groups(experiment: Experiment, concurrency: int | None) -> int:
     return concurrency or num_groups
 
 
-def _wants_actors(options: TuneOptions, num_groups: int) -> bool:
-    """Tell whether Ray actors hold the hosts: on a cluster, or for SSH groups side by side."""
+def _wants_actors(options: TuneOptions) -> bool:
+    """Tell whether Ray actors hold the hosts: over SSH where Ray is installed, or on a cluster."""
     if options.pool != "auto":
         return options.pool == "ray"
-    side_by_side = options.backend == "ssh" and num_groups > 1
-    return options.workers.forced or "RAY_ADDRESS" in os.environ or side_by_side
+    over_ssh = options.backend == "ssh" and find_spec("ray") is not None
+    return over_ssh or options.workers.forced or "RAY_ADDRESS" in os.environ

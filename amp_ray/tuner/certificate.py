@@ -61,15 +61,14 @@ def certify(state: TunerState, knowledge: Knowledge) -> Certificate | None:
     limit_s = best_s / (1.0 + settings.tolerance_fraction)
     untested, expected = knowledge.untested(), knowledge.expected()
     all_of_them, likely = knowledge.chances(untested), knowledge.chances(expected)
-    bound_s, likely_s = (each.bound_s(best_s, doubt) for each in (all_of_them, likely))
+    bound_s = all_of_them.bound_s(best_s, doubt)
     chance = all_of_them.any_below(limit_s)
     holds = chance <= doubt
     settled = holds or likely.any_below(limit_s) <= _SETTLED_SHARE * doubt
     told = _bound_text(settings, bound_s, len(untested))
     if settled and not holds:
-        told += (
-            f" ({likely_s:.4g} s without {len(untested) - len(expected)} that are expected to fail)"
-        )
+        likely_s, num_doubtful = likely.bound_s(best_s, doubt), len(untested) - len(expected)
+        told += f" ({likely_s:.4g} s without {num_doubtful} that are expected to fail)"
     return Certificate(
         holds=holds,
         settled=settled,

@@ -19,8 +19,11 @@ _HIGHEST: Final = 3.0
 """Ends of that quadrature in standard deviations of the scale's logarithm, whose lower tail is the
 longer one."""
 
-_NUM_HALVINGS: Final = 25
-"""Of the search for a bound: far below what can be measured."""
+_NUM_HALVINGS: Final = 20
+"""Of the search for a bound: to 0.003 % of an error of 30 %, far below what can be measured."""
+
+_FARTHEST: Final = 100.0
+"""Where it begins: so many sigmas before the fastest expectation nothing is left to doubt."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -65,14 +68,15 @@ class Chances:
         """
         if not len(self.log_mean) or self.any_below(highest_s) <= chance:
             return highest_s
-        low, high = 0.0, highest_s
+        low = float(self.log_mean.min() - _FARTHEST * self.sigma.max())
+        high = math.log(highest_s)
         for _ in range(_NUM_HALVINGS):
             middle = (low + high) / 2
-            if self.any_below(middle) <= chance:
+            if self.any_below(math.exp(middle)) <= chance:
                 low = middle
             else:
                 high = middle
-        return low
+        return math.exp(low)
 
     @cached_property
     def _scales(self) -> tuple[FloatArray, FloatArray]:

@@ -1,10 +1,14 @@
 """How well a study's own forecasts have come true: the model's error as seen from outside."""
 
 import math
+from typing import Final
 
 from amp_ray.calibration.linear import PRIOR_TRIALS
 from amp_ray.trials.outcome import Measured
 from amp_ray.tuner.state import TunerState
+
+NUM_LATEST: Final = 2 * PRIOR_TRIALS
+"""So many of the latest forecasts count: older ones were made by a model that knew less."""
 
 
 def widening(state: TunerState) -> float:
@@ -25,5 +29,6 @@ def widening(state: TunerState) -> float:
         and told.trial.repeats is None
         and told.trial.sigma > 0.0
     ]
-    mean = (PRIOR_TRIALS + math.fsum(squares)) / (PRIOR_TRIALS + len(squares))
+    latest = squares[-NUM_LATEST:]
+    mean = (PRIOR_TRIALS + math.fsum(latest)) / (PRIOR_TRIALS + len(latest))
     return max(1.0, math.sqrt(mean))

@@ -1,8 +1,8 @@
 """A growing sequence whose every version stays valid, at the price of a few pointers a change."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, Generic, TypeVar
+from typing import Final, TypeVar, overload
 
 Item = TypeVar("Item")
 
@@ -12,7 +12,7 @@ size is about the root of the length: 10,000 trials are 79 chunks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Log(Generic[Item]):
+class Log(Sequence[Item]):
     """An immutable sequence that is cheap to extend and to correct.
 
     Args:
@@ -29,16 +29,20 @@ class Log(Generic[Item]):
         """Return the number of items."""
         return CHUNK * (len(self.chunks) - 1) + len(self.chunks[-1]) if self.chunks else 0
 
-    def __getitem__(self, index: int) -> Item:
-        """Return one item, counted from 0.
+    @overload
+    def __getitem__(self, index: int) -> Item: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Item, ...]: ...
+    def __getitem__(self, index: int | slice) -> Item | tuple[Item, ...]:
+        """Return one item, or a tuple of several, as of any sequence.
 
         Raises:
             IndexError: If there is none.
         """
-        if not 0 <= index < len(self):
-            message = f"the log has {len(self)} items, asked for number {index}"
-            raise IndexError(message)
-        return self.chunks[index // CHUNK][index % CHUNK]
+        if isinstance(index, slice):
+            return tuple(self[each] for each in range(*index.indices(len(self))))
+        at, inner = divmod(self._place(index), CHUNK)
+        return self.chunks[at][inner]
 
     def __iter__(self) -> Iterator[Item]:
         """Yield every item, first one first."""
@@ -57,8 +61,15 @@ class Log(Generic[Item]):
         Raises:
             IndexError: If there is no such place.
         """
-        self[index]
-        at, inner = divmod(index, CHUNK)
+        at, inner = divmod(self._place(index), CHUNK)
         chunk = self.chunks[at]
         changed = (*chunk[:inner], item, *chunk[inner + 1 :])
         return Log(chunks=(*self.chunks[:at], changed, *self.chunks[at + 1 :]))
+
+    def _place(self, index: int) -> int:
+        """Count a negative index from the end, and refuse one that is out of range."""
+        place = index + len(self) if index < 0 else index
+        if not 0 <= place < len(self):
+            message = f"the log has {len(self)} items, asked for number {index}"
+            raise IndexError(message)
+        return place

@@ -186,16 +186,13 @@ def test_only_who_has_the_token_gets_in() -> None:
     with started(program) as process:
         assert process.stdout is not None
         address, token = process.stdout.readline().strip(), process.stdout.readline().strip()
-        right, wrong = (
-            join(address, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=text) for text in (token, "0" * 64)
-        )
-        none = join(address)
+        right = join(address, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=token)
+        refused = join(address)
         go_on(process)
         assert process.wait(HANG_GUARD_S) == 0
     assert right == "in"
-    for refused in (wrong, none):
-        assert refused.startswith(f"the Ray cluster at {address} cannot be used: ")
-        assert "Authentication token is missing or incorrect" in refused
+    assert refused.startswith(f"the Ray cluster at {address} cannot be used: ")
+    assert "Authentication token is missing or incorrect" in refused
 
 
 def join(address: str, **environment: str) -> str:

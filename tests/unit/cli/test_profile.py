@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from amp_ray.cli.exits import FAILURE
+from amp_ray.cli.exits import TRIALS_FAILED
 from amp_ray.testing.experiments import SMALL
 
 from .conftest import Run
@@ -35,7 +35,7 @@ def missing_key(amp_ray: Run, folder: Path, *options: str) -> str:
     ssh = "{identities: [keys/own], config: null}"
     path.write_text(SMALL + f"trials: {{ssh: {ssh}}}\n", encoding="utf-8")
     ended = amp_ray("profile", path, "-o", folder / "p", *options)
-    assert ended.code == FAILURE
+    assert ended.code == TRIALS_FAILED
     return ended.err
 
 

@@ -1,21 +1,24 @@
 import errno
 import os
-import resource
 import subprocess
 import sys
+import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from amp_ray.errors import InputError
-from amp_ray.runtime.journal import Journal, JournalError, encode, parse, read_journal
+from amp_ray.runtime.journal import Journal, JournalError, read_journal
+from amp_ray.runtime.journal_lines import encode
 
 EVENTS: list[dict[str, Any]] = [
     {"event": "study", "experiment": "größe"},
     {"event": "started", "number": 0, "predicted_s": 0.1 + 0.2},
     {"event": "ended", "number": 0, "reason": None, "lines": ["a\nb", "{}"]},
 ]
+FULL = OSError(errno.ENOSPC, "No space left on device")
 
 
 def filled(path: Path) -> bytes:
@@ -50,52 +53,63 @@ def test_a_journal_cut_at_any_byte_loads_and_goes_on(tmp_path: Path) -> None:
         assert list(read_journal(path).bodies) == [*EVENTS[:whole], {"event": "more"}]
 
 
-def test_a_changed_byte_is_refused_in_the_middle_and_dropped_at_the_end(tmp_path: Path) -> None:
-    data = filled(tmp_path / "j")
-    lines = data.splitlines(keepends=True)
-    for index in range(3):
-        changed = [*lines]
-        changed[index] = changed[index].replace(b'"event"', b'"evenT"', 1)
-        if index < 2:
-            with pytest.raises(InputError, match=rf"j:{index + 1}: damaged"):
-                parse(b"".join(changed), file="j")
-        else:
-            contents = parse(b"".join(changed), file="j")
-            assert list(contents.bodies) == EVENTS[:2]
-            assert contents.dropped is not None
+def test_reading_leaves_a_torn_record_where_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    torn = filled(path)[:-5]
+    path.write_bytes(torn)
+    assert list(read_journal(path).bodies) == EVENTS[:2]
+    assert path.read_bytes() == torn
 
 
-def test_reordered_and_missing_records_are_refused() -> None:
-    lines = [encode(number, event) for number, event in enumerate(EVENTS)]
-    for order in ((0, 2, 1), (1, 0, 2), (0, 2), (1, 2), (0, 0, 1, 2)):
-        with pytest.raises(InputError, match=r"expected \d"):
-            parse(b"".join(lines[index] for index in order), file="j")
+def test_opening_a_damaged_journal_leaves_it_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    damaged = filled(path).replace(b"predicted_s", b"predicted-s")
+    path.write_bytes(damaged)
+    with pytest.raises(InputError, match="j:2: bytes of this record have changed"):
+        Journal.open(path)
+    assert path.read_bytes() == damaged
 
 
-def test_a_doubled_last_record_is_dropped_with_a_message() -> None:
-    lines = [encode(number, event) for number, event in enumerate(EVENTS)]
-    contents = parse(b"".join([*lines, lines[-1]]), file="j")
-    assert list(contents.bodies) == EVENTS
-    assert contents.dropped == "a second copy of record 2"
+def test_a_record_is_on_the_disk_when_append_returns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "j"
+    synced: list[int] = []
+    real = os.fsync
 
+    def fsync(descriptor: int) -> None:
+        synced.append(path.stat().st_size)
+        real(descriptor)
 
-def test_another_record_with_a_number_that_is_taken_is_refused() -> None:
-    lines = [encode(number, event) for number, event in enumerate(EVENTS)]
-    with pytest.raises(InputError, match="found record 2, expected 3"):
-        parse(b"".join([*lines, encode(2, {"event": "else"})]), file="j")
-
-
-def test_a_newer_format_is_refused_even_in_the_last_line() -> None:
-    line = encode(0, EVENTS[0]).replace(b'"v":1', b'"v":2')
-    with pytest.raises(InputError, match="newer version"):
-        parse(line, file="j")
-
-
-def test_numbers_that_json_has_not_are_our_mistake(tmp_path: Path) -> None:
-    journal = Journal.open(tmp_path / "j")
-    with pytest.raises(ValueError, match="JSON"):
-        journal.append({"event": "x", "time": float("nan")})
+    journal = Journal.open(path)
+    monkeypatch.setattr(os, "fsync", fsync)
+    sizes = []
+    for event in EVENTS:
+        journal.append(event)
+        sizes.append(path.stat().st_size)
     journal.close()
+    assert synced == sizes
+
+
+def test_a_disk_that_takes_a_part_and_then_the_rest_is_good_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.write
+    monkeypatch.setattr(os, "write", lambda to, part: real(to, bytes(part)[:5]))
+    filled(tmp_path / "j")
+    assert list(read_journal(tmp_path / "j").bodies) == EVENTS
+
+
+def failing_write(real: Callable[[int, bytes], int]) -> Callable[[int, bytes], int]:
+    calls: list[int] = []
+
+    def write(descriptor: int, part: bytes) -> int:
+        calls.append(len(part))
+        if len(calls) == 1:
+            return real(descriptor, bytes(part)[:7])
+        raise FULL
+
+    return write
 
 
 def test_a_failed_write_is_taken_back_and_ends_the_journal(
@@ -104,19 +118,12 @@ def test_a_failed_write_is_taken_back_and_ends_the_journal(
     path = tmp_path / "j"
     data = filled(path)
     journal = Journal.open(path)
-    real = os.write
-    calls = []
-
-    def full(descriptor: int, part: bytes) -> int:
-        calls.append(len(part))
-        if len(calls) == 1:
-            return real(descriptor, bytes(part)[:7])
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "write", full)
-    with pytest.raises(JournalError, match=r"j: cannot be written: No space left.*--resume"):
-        journal.append({"event": "x"})
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", failing_write(os.write))
+        with pytest.raises(
+            JournalError, match=r"j: cannot be written: No space left.*Make room.*--resume"
+        ):
+            journal.append({"event": "x"})
     assert path.read_bytes() == data
     with pytest.raises(JournalError, match="No space left"):
         journal.append({"event": "y"})
@@ -124,32 +131,216 @@ def test_a_failed_write_is_taken_back_and_ends_the_journal(
     journal.close()
 
 
-def test_a_real_limit_of_size_leaves_a_journal_that_loads(tmp_path: Path) -> None:
-    program = f"""
-import resource, signal
+def test_a_failed_write_that_cannot_be_taken_back_is_dropped_by_the_next_opening(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "j"
+    filled(path)
+    journal = Journal.open(path)
+
+    def refuse(_descriptor: int, _length: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", failing_write(os.write))
+        patch.setattr(os, "ftruncate", refuse)
+        with pytest.raises(JournalError, match=r"a torn record stays.*Input/output error"):
+            journal.append({"event": "x"})
+    journal.close()
+    again = Journal.open(path)
+    assert list(again.records) == EVENTS
+    assert again.dropped == "line 4: 7 bytes of a record that was never completed"
+    again.close()
+
+
+def test_a_record_that_the_disk_did_not_confirm_is_taken_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "j"
+    data = filled(path)
+    journal = Journal.open(path)
+
+    def refuse(_descriptor: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", refuse)
+        with pytest.raises(JournalError, match="Input/output error"):
+            journal.append({"event": "x"})
+    assert path.read_bytes() == data
+    journal.close()
+
+
+def test_an_interruption_waits_until_the_record_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "j"
+    journal = Journal.open(path)
+    write, fsync = os.write, os.fsync
+    interruptions = ["write", "fsync"]
+
+    def interrupted_write(descriptor: int, part: bytes) -> int:
+        if "write" in interruptions:
+            interruptions.remove("write")
+            write(descriptor, bytes(part)[:7])
+            raise KeyboardInterrupt
+        return write(descriptor, part)
+
+    def interrupted_fsync(descriptor: int) -> None:
+        fsync(descriptor)
+        if "fsync" in interruptions:
+            interruptions.remove("fsync")
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", interrupted_write)
+        patch.setattr(os, "fsync", interrupted_fsync)
+        with pytest.raises(KeyboardInterrupt):
+            journal.append(EVENTS[0])
+    assert not interruptions
+    journal.append(EVENTS[1])
+    journal.close()
+    contents = read_journal(path)
+    assert list(contents.bodies) == EVENTS[:2]
+    assert contents.dropped is None
+
+
+STORM = """
+import signal, sys
+from pathlib import Path
+from amp_ray.runtime.journal import Journal
+
+def interrupt(number, frame):
+    raise KeyboardInterrupt
+
+journal = Journal.open(Path(sys.argv[1]))
+signal.signal(signal.SIGALRM, interrupt)
+told = interruptions = number = 0
+while interruptions < 300:
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.0003 + number % 50 * 0.00002)
+        while True:
+            number += 1
+            journal.append({"event": "x", "number": number})
+            told += 1
+    except KeyboardInterrupt:
+        interruptions += 1
+signal.setitimer(signal.ITIMER_REAL, 0)
+print(told, number)
+"""
+
+
+def test_interruptions_at_any_instant_leave_a_whole_journal(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    ended = subprocess.run(
+        [sys.executable, "-c", STORM, str(path)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    told, last = map(int, ended.stdout.split())
+    contents = read_journal(path)
+    numbers = [body["number"] for body in contents.bodies]
+    assert numbers == sorted(set(numbers))
+    assert told <= len(numbers) <= last
+    assert contents.dropped is None
+
+
+def test_a_second_writer_is_noticed_before_it_can_do_harm(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    filled(path)
+    first, second = Journal.open(path), Journal.open(path)
+    second.append({"event": "x"})
+    data = path.read_bytes()
+    with pytest.raises(JournalError, match="somebody else has changed it"):
+        first.append({"event": "y"})
+    assert path.read_bytes() == data
+    first.close()
+    second.close()
+
+
+def test_a_journal_that_was_removed_takes_no_records(tmp_path: Path) -> None:
+    journal = Journal.open(tmp_path / "j")
+    (tmp_path / "j").unlink()
+    with pytest.raises(JournalError, match="it has been removed"):
+        journal.append({"event": "x"})
+    journal.close()
+
+
+FILL = """
+import resource, signal, sys
 from pathlib import Path
 from amp_ray.runtime.journal import Journal, JournalError
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
-journal = Journal.open(Path({str(tmp_path / "j")!r}))
+path, limit = Path(sys.argv[1]), int(sys.argv[2])
+if limit:
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+journal = Journal.open(path)
 try:
-    for number in range(1000):
-        journal.append({{"event": "x", "number": number}})
+    for number in range(10_000):
+        journal.append({"event": "x", "number": number, "text": "." * 100})
 except JournalError as error:
     print(error)
+journal.close()
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.getrlimit(resource.RLIMIT_FSIZE)[1],) * 2)
+again = Journal.open(path)
+print(again.dropped, [body["number"] for body in again.records] == list(range(number)), number > 9)
 """
+
+
+def test_a_real_limit_of_size_leaves_a_journal_that_loads(tmp_path: Path) -> None:
     ended = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", FILL, str(tmp_path / "j"), "4096"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
     )
-    assert "File too large" in ended.stdout
-    contents = read_journal(tmp_path / "j")
-    assert 10 < len(contents.bodies) < 100
-    assert contents.dropped is None
-    assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] != 4096
+    error, state = ended.stdout.splitlines()
+    assert "File too large" in error
+    assert "Raise the limit of file sizes" in error
+    assert state == "None True True"
 
 
-def test_a_folder_that_is_missing_is_told(tmp_path: Path) -> None:
-    with pytest.raises(JournalError, match="No such file or directory"):
+def test_a_full_file_system_leaves_a_journal_that_loads(tmp_path: Path) -> None:
+    shell = 'mount -t tmpfs -o size=64k none "$1" && exec "$2" -c "$3" "$1/j" 0'
+    own_mounts = ["unshare", "--user", "--map-root-user", "--mount"]
+    if subprocess.run([*own_mounts, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this machine lets us make no user namespace, in which to mount a small disk")
+    ended = subprocess.run(
+        [*own_mounts, "sh", "-c", shell, "sh", str(tmp_path), sys.executable, FILL],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    error, state = ended.stdout.splitlines()
+    assert "No space left on device" in error
+    assert "Make room" in error
+    assert state == "None True True"
+
+
+def test_a_place_that_cannot_have_a_journal_is_told(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"none/j: cannot be opened.*No such file"):
         Journal.open(tmp_path / "none" / "j")
-    with pytest.raises(InputError, match="cannot be read"):
+    (tmp_path / "file").write_text("x", encoding="ascii")
+    with pytest.raises(InputError, match=r"file/j: cannot be opened.*Not a directory"):
+        Journal.open(tmp_path / "file" / "j")
+    with pytest.raises(InputError, match=r"cannot be opened.*Is a directory"):
+        Journal.open(tmp_path)
+    with pytest.raises(InputError, match=r"none/j: cannot be read"):
         read_journal(tmp_path / "none" / "j")
+
+
+def test_an_open_journal_takes_little_more_memory_than_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    places = [[f"node{rank // 8}", rank % 8] for rank in range(64)]
+    path.write_bytes(b"".join(encode(number, {"placement": places}) for number in range(1000)))
+    tracemalloc.start()
+    journal = Journal.open(path)
+    assert all(body["placement"] == places for body in journal.records[1:])
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    journal.close()
+    assert peak_bytes < 1.5 * path.stat().st_size

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from amp_ray.errors import AmpRayError
+from amp_ray.errors import InputError
 from amp_ray.runtime.host import LocalHost
 from amp_ray.runtime.make_hosts import experiment_folder, host_maker, located
 from amp_ray.runtime.ssh import SshHost
@@ -56,5 +56,5 @@ def test_without_paramiko_it_is_said_what_to_install(
 ) -> None:
     monkeypatch.delitem(sys.modules, "amp_ray.runtime.ssh", raising=False)
     monkeypatch.setitem(sys.modules, "paramiko", None)
-    with pytest.raises(AmpRayError, match=r"need paramiko: pip install 'amp-ray\[ssh\]'"):
+    with pytest.raises(InputError, match=r"need paramiko: pip install 'amp-ray\[ssh\]'"):
         host_maker(experiment(tmp_path))

@@ -135,10 +135,17 @@ def test_the_stopwatch_waits_for_enough_samples() -> None:
 
 
 def test_the_stopwatch_leaves_out_a_candidate_that_compiled() -> None:
-    watch = Stopwatch(105)
-    for time_s in (8.0, 0.01, 0.01, 0.01, 0.01):
+    watch = Stopwatch(100 + searching.NUM_SAMPLES)
+    for time_s in (8.0, *[0.01] * (searching.NUM_SAMPLES - 1)):
         watch.add(time_s)
     assert watch.remaining_s == pytest.approx(1.0)
+
+
+def test_the_stopwatch_follows_candidates_that_grow() -> None:
+    watch = Stopwatch(100 + 2 * searching.NUM_SAMPLES)
+    for time_s in (*[0.01] * searching.NUM_SAMPLES, *[1.0] * searching.NUM_SAMPLES):
+        watch.add(time_s)
+    assert watch.remaining_s == pytest.approx(100.0)
 
 
 def test_there_is_a_cpu() -> None:

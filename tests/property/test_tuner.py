@@ -1,0 +1,200 @@
+"""What holds of every study, whatever comes of its trials."""
+
+import functools
+from collections.abc import Callable
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from amp_ray.search.planner import AmpRayPlanner, search
+from amp_ray.search.ranking import Ranking
+from amp_ray.spec.experiment import Experiment
+from amp_ray.spec.strategy import Strategy
+from amp_ray.testing.experiments import small_experiment
+from amp_ray.testing.replaying import crashed, measured, out_of_memory, play
+from amp_ray.trials.outcome import Measured, Outcome, TimedOut, Unreachable
+from amp_ray.tuner import (
+    POLICIES,
+    KeptPredictor,
+    Trial,
+    TunerSettings,
+    TunerState,
+    begin,
+    certify,
+    learn,
+    next_trials,
+    record,
+    start,
+)
+from amp_ray.tuner.log import Log
+
+FAILURES = (
+    out_of_memory(),
+    crashed(),
+    TimedOut(reason="too slow", timeout_s=1.0, lines=(), wall_s=1.0),
+    Unreachable(reason="no answer", host="a", wall_s=1.0),
+)
+
+OUTCOMES = st.one_of(
+    st.builds(
+        lambda factor, spread: measured(factor, spread_fraction=spread),
+        st.floats(0.3, 3.0),
+        st.sampled_from([0.0, 0.02, 0.3]),
+    ),
+    st.sampled_from(FAILURES),
+)
+"""What may come of a trial; a measured time is a multiple of the prediction."""
+
+
+@functools.cache
+def _small() -> tuple[Experiment, Ranking, KeptPredictor]:
+    """The small experiment, planned once; the predictor only remembers."""
+    experiment = small_experiment()
+    planner = AmpRayPlanner(experiment=experiment)
+    ranking = search(experiment, planner, progress=lambda _done, _total: None)
+    return experiment, ranking, KeptPredictor()
+
+
+def _settings() -> st.SearchStrategy[TunerSettings]:
+    """Draw how a study is led."""
+    return st.builds(
+        TunerSettings,
+        budget=st.integers(0, 20),
+        policy=st.sampled_from(POLICIES),
+        seed=st.integers(0, 3),
+        tolerance_fraction=st.sampled_from([0.01, 0.05, 0.2]),
+        confidence_fraction=st.sampled_from([0.6, 0.95, 0.999]),
+        max_repeats=st.integers(0, 2),
+    )
+
+
+def _study(how: TunerSettings) -> TunerState:
+    """A study of the small experiment."""
+    experiment, ranking, _ = _small()
+    first = begin(experiment, ranking.results, TunerSettings(budget=1))
+    order = [each.strategy for each in reversed(first.candidates)]
+    return begin(experiment, ranking.results, how, order if how.policy == "amp-2022" else None)
+
+
+def _answers(state: TunerState, drawn: list[Outcome]) -> Callable[[Strategy, int], Outcome]:
+    """Answer by the trial's number, times in units of what the model says."""
+
+    def answer(strategy: Strategy, number: int) -> Outcome:
+        """What comes of one trial."""
+        outcome = drawn[number % len(drawn)]
+        if not isinstance(outcome, Measured):
+            return outcome
+        time_s = state.candidates[state.places[strategy]].iteration_time_s
+        factor = outcome.iteration_time_s
+        return measured(factor * time_s, spread_fraction=outcome.spread_s / factor)
+
+    return answer
+
+
+@given(_settings(), st.lists(OUTCOMES, min_size=1, max_size=20), st.integers(1, 4))
+@settings(max_examples=40)
+def test_every_study_keeps_its_rules(
+    how: TunerSettings, drawn: list[Outcome], num_groups: int
+) -> None:
+    state, predictor = _study(how), _small()[2]
+    played = play(state, _answers(state, drawn), num_groups=num_groups, predictor=predictor)
+    trials = [told.trial for told in played.state.trials]
+    assert len(trials) <= how.budget
+    assert played.state.running == ()
+    assert [trial.number for trial in trials] == list(range(len(trials)))
+    first = [told for told in played.state.trials if told.trial.repeats is None]
+    final = [told.candidate for told in first if not isinstance(told.outcome, Unreachable)]
+    assert len(set(final)) == len(final)
+    for told in played.state.trials:
+        repeated = told.trial.repeats
+        if repeated is not None:
+            assert how.policy == "best"
+            assert played.state.trials[repeated].candidate == told.candidate
+            assert isinstance(played.state.trials[repeated].outcome, Measured)
+    counts = [told.candidate for told in played.state.trials]
+    assert all(counts.count(place) <= how.max_repeats + 2 for place in set(counts))
+
+
+@given(_settings(), st.lists(OUTCOMES, min_size=1, max_size=12))
+@settings(max_examples=25)
+def test_a_certificate_is_consistent_with_itself(how: TunerSettings, drawn: list[Outcome]) -> None:
+    state, predictor = _study(how), _small()[2]
+    played = play(state, _answers(state, drawn), predictor=predictor)
+    found = certify(played.state, played.knowledge)
+    if found is None:
+        assert not any(isinstance(told.outcome, Measured) for told in played.state.trials)
+        return
+    assert 0.0 < found.bound_s <= found.best_s
+    assert found.gain_fraction >= 0.0
+    assert found.settled or not found.holds
+    limit_s = found.best_s / (1.0 + how.tolerance_fraction)
+    if found.holds:
+        assert found.bound_s >= limit_s * (1 - 1e-3)
+    else:
+        assert found.bound_s <= limit_s * (1 + 1e-3)
+
+
+@given(
+    _settings(),
+    st.lists(OUTCOMES, min_size=1, max_size=12),
+    st.integers(0, 2**16),
+    st.integers(1, 3),
+)
+@settings(max_examples=20)
+def test_a_study_rebuilt_from_its_records_goes_on_in_the_same_way(
+    how: TunerSettings, drawn: list[Outcome], cut: int, num_groups: int
+) -> None:
+    state, predictor = _study(how), _small()[2]
+    answer = _answers(state, drawn)
+    played = play(state, answer, num_groups=num_groups, predictor=predictor)
+    upto = cut % (len(played.state.trials) + 1)
+    rebuilt, original = _study(how), _study(how)
+    for told in played.state.trials[:upto]:
+        rebuilt = start(rebuilt, told.trial)
+    for told in reversed(played.state.trials[:upto]):
+        assert told.outcome is not None
+        rebuilt = record(rebuilt, told.trial.number, told.outcome)
+    for told in played.state.trials[:upto]:
+        assert told.outcome is not None
+        original = record(start(original, told.trial), told.trial.number, told.outcome)
+    assert rebuilt == original
+    fresh = next_trials(rebuilt, num_groups, KeptPredictor())
+    assert fresh == next_trials(original, num_groups, predictor)
+
+
+@given(st.integers(0, 15), st.floats(0.1, 10.0))
+@settings(max_examples=40)
+def test_one_trial_turns_no_certain_order(place: int, factor: float) -> None:
+    state, predictor = _study(TunerSettings(budget=5)), _small()[2]
+    estimate = state.candidates[place]
+    trial = Trial(
+        number=0,
+        strategy=estimate.strategy,
+        predicted_s=estimate.iteration_time_s,
+        sigma=0.1,
+        repeats=None,
+        reason="drawn",
+    )
+    state = record(start(state, trial), 0, measured(factor * estimate.iteration_time_s))
+    unrun = [other for other in range(16) if other != place]
+    before = np.array([state.candidates[other].iteration_time_s for other in unrun])
+    known = learn(state, predictor)
+    after = np.array([known.estimates[other].iteration_time_s for other in unrun])
+    apart = before[None, :] > before[:, None] * np.exp(state.experiment.constants.time_error)
+    assert (after[None, :] > after[:, None])[apart].all()
+
+
+@given(st.lists(st.one_of(st.none(), st.integers(0, 400)), max_size=400))
+def test_a_log_is_a_tuple_that_is_cheap_to_change(changes: list[int | None]) -> None:
+    log: Log[int] = Log()
+    plain: list[int] = []
+    for step, place in enumerate(changes):
+        if place is None or not plain:
+            log, plain = log.appended(step), [*plain, step]
+        else:
+            at = place % len(plain)
+            log = log.replaced(at, step)
+            plain[at] = step
+    assert list(log) == plain
+    assert len(log) == len(plain)

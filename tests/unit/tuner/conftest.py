@@ -1,0 +1,51 @@
+from pathlib import Path
+
+import pytest
+
+from amp_ray.calibration import Observation
+from amp_ray.runtime.calibrating import load_observations
+from amp_ray.runtime.files import load_experiment
+from amp_ray.search.planner import AmpRayPlanner, search
+from amp_ray.search.ranking import Ranking
+from amp_ray.spec.experiment import Experiment
+from amp_ray.testing.experiments import small_experiment
+from amp_ray.testing.replaying import Answers, answers
+from amp_ray.tuner import KeptPredictor
+
+
+@pytest.fixture(scope="package")
+def small() -> Experiment:
+    """Four T4, small GPT: sixteen strategies."""
+    return small_experiment()
+
+
+@pytest.fixture(scope="package")
+def ranking(small: Experiment) -> Ranking:
+    """Everything that the planner makes of it."""
+    planner = AmpRayPlanner(experiment=small)
+    return search(small, planner, progress=lambda _done, _total: None)
+
+
+@pytest.fixture(scope="package")
+def predictor() -> KeptPredictor:
+    """One for all studies of an experiment: it remembers, and changes nothing."""
+    return KeptPredictor()
+
+
+@pytest.fixture(scope="package")
+def homogeneous(repository: Path) -> Experiment:
+    """The published homogeneous experiment."""
+    return load_experiment(repository / "experiments" / "homogeneous.yaml")
+
+
+@pytest.fixture(scope="package")
+def published(repository: Path, homogeneous: Experiment) -> list[Observation]:
+    """Its published trials."""
+    table = repository / "amp_ray" / "data" / "tables" / "amp-2022-homogeneous.csv"
+    return load_observations(table, homogeneous)
+
+
+@pytest.fixture(scope="package")
+def recorded(published: list[Observation]) -> Answers:
+    """What trials of the published strategies answer."""
+    return answers(published)

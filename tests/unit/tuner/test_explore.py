@@ -1,0 +1,96 @@
+import math
+
+import numpy as np
+import pytest
+
+from amp_ray.search.ranking import Ranking
+from amp_ray.spec.experiment import Experiment
+from amp_ray.testing.replaying import measured
+from amp_ray.tuner import (
+    KeptPredictor,
+    TunerSettings,
+    TunerState,
+    begin,
+    learn,
+    next_trials,
+    record,
+    start,
+)
+from amp_ray.tuner.belief import Belief
+from amp_ray.tuner.explore import expected_gain, explore
+
+
+@pytest.fixture
+def state(small: Experiment, ranking: Ranking) -> TunerState:
+    """A study without trials."""
+    return begin(small, ranking.results, TunerSettings(budget=100))
+
+
+def belief(means_s: list[float], sigmas: list[float], finishes: list[float]) -> Belief:
+    """Independent candidates."""
+    return Belief(
+        places=tuple(range(len(means_s))),
+        log_mean=np.log(means_s),
+        covariance=np.diag(np.square(sigmas)),
+        finishes=np.array(finishes),
+        degrees=4.0,
+    )
+
+
+def test_the_expected_gain_is_the_mean_of_what_is_faster() -> None:
+    (gain,) = expected_gain(belief([1.1], [0.2], [1.0]), [0], 1.0)
+    draws = np.random.default_rng(0).normal(math.log(1.1), 0.2, 400_000)
+    assert gain == pytest.approx(np.maximum(0.0, -draws).mean(), rel=0.02)
+
+
+def test_a_faster_expectation_gains_more() -> None:
+    gains = expected_gain(belief([1.0, 1.1], [0.1, 0.1], [1.0, 1.0]), [0, 1], 1.0)
+    assert gains[0] > gains[1]
+
+
+def test_an_uncertain_expectation_gains_more() -> None:
+    gains = expected_gain(belief([1.2, 1.2], [0.05, 0.2], [1.0, 1.0]), [0, 1], 1.0)
+    assert gains[1] > gains[0]
+
+
+def test_a_chance_to_fail_gains_less() -> None:
+    gains = expected_gain(belief([1.0, 1.0], [0.1, 0.1], [1.0, 0.5]), [0, 1], 1.0)
+    assert gains[1] == pytest.approx(gains[0] / 2)
+
+
+def test_errors_that_proved_too_small_gain_more() -> None:
+    one = belief([1.2], [0.1], [1.0])
+    assert expected_gain(one, [0], 1.0, 2.0) > expected_gain(one, [0], 1.0)
+
+
+def test_the_second_of_two_is_chosen_as_if_the_first_took_what_is_predicted(
+    state: TunerState, predictor: KeptPredictor
+) -> None:
+    known = learn(state, predictor)
+    first, second, *_ = explore(known, state.settings)
+    predicted_s = known.estimates[first.place].iteration_time_s
+    assert f"chance to be faster than {predicted_s:.4g} s" in second.reason
+
+
+def test_nothing_more_is_launched_when_what_runs_may_end_the_study(
+    state: TunerState, predictor: KeptPredictor
+) -> None:
+    num_alone = 0
+    while trials := next_trials(state, 1, predictor):
+        last = state
+        state = start(state, trials[0])
+        state = record(state, trials[0].number, measured(trials[0].predicted_s))
+        num_alone += 1
+    (final,) = next_trials(last, 1, predictor)
+    assert next_trials(start(last, final), 3, predictor) == ()
+    assert num_alone < 16
+
+
+def test_after_those_whose_errors_were_worked_out_the_far_ones_follow(
+    state: TunerState, predictor: KeptPredictor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("amp_ray.tuner.knowledge.MOST_JUDGED_AT_FIRST", 2)
+    promises = list(explore(learn(state, predictor), state.settings))
+    assert sorted(promise.place for promise in promises) == list(range(16))
+    assert [promise.place for promise in promises[2:]] == list(range(2, 16))
+    assert promises[-1].reason == "the next prediction, far behind the leaders"

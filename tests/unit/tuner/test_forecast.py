@@ -1,0 +1,79 @@
+import math
+from dataclasses import replace
+
+import pytest
+
+from amp_ray.search.ranking import Ranking
+from amp_ray.spec.experiment import Experiment
+from amp_ray.testing.replaying import measured, out_of_memory
+from amp_ray.trials.outcome import Outcome
+from amp_ray.tuner import Trial, TunerSettings, TunerState, begin, record, start
+from amp_ray.tuner.forecast import NUM_LATEST, widening
+
+SIGMA = 0.1
+
+
+def told(state: TunerState, outcome: Outcome, *, repeats: int | None = None) -> TunerState:
+    """A study after one more trial that was predicted to take 1 s."""
+    number = len(state.trials)
+    trial = Trial(
+        number=number,
+        strategy=state.candidates[number % 16].strategy,
+        predicted_s=1.0,
+        sigma=SIGMA,
+        repeats=repeats,
+        reason="",
+    )
+    return record(start(state, trial), number, outcome)
+
+
+def off_by(sigmas: float) -> Outcome:
+    """A measurement so many sigmas above its prediction."""
+    return measured(math.exp(sigmas * SIGMA))
+
+
+@pytest.fixture
+def state(small: Experiment, ranking: Ranking) -> TunerState:
+    """A study without trials."""
+    return begin(small, ranking.results, TunerSettings(budget=100))
+
+
+def test_errors_are_believed_before_any_trial(state: TunerState) -> None:
+    assert widening(state) == 1.0
+
+
+def test_forecasts_that_come_true_do_not_make_the_model_sure_of_itself(state: TunerState) -> None:
+    for _ in range(5):
+        state = told(state, off_by(0.1))
+    assert widening(state) == 1.0
+
+
+def test_forecasts_that_fail_widen_the_errors(state: TunerState) -> None:
+    assert widening(told(told(state, off_by(3.0)), off_by(-3.0))) == pytest.approx(
+        math.sqrt((4 + 9 + 9) / (4 + 2))
+    )
+
+
+def test_old_forecasts_are_forgotten(state: TunerState) -> None:
+    state = told(state, off_by(10.0))
+    for _ in range(NUM_LATEST):
+        state = told(state, off_by(0.5))
+    assert widening(state) == 1.0
+
+
+def test_repeats_and_failures_play_no_part(state: TunerState) -> None:
+    state = told(state, out_of_memory())
+    assert widening(told(state, off_by(9.0), repeats=0)) == 1.0
+
+
+def test_a_forecast_without_error_is_left_out(state: TunerState) -> None:
+    trial = Trial(
+        number=0,
+        strategy=state.candidates[0].strategy,
+        predicted_s=1.0,
+        sigma=0.0,
+        repeats=None,
+        reason="",
+    )
+    state = start(replace(state), trial)
+    assert widening(record(state, 0, measured(2.0))) == 1.0

@@ -1,0 +1,219 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from amp_ray.calibration import Predictor
+from amp_ray.cost.estimate import Estimate, Reason
+from amp_ray.search.ranking import Ranking
+from amp_ray.spec.experiment import Experiment
+from amp_ray.testing.planted import planted_observations
+from amp_ray.testing.replaying import Answers, crashed, measured, out_of_memory, study
+from amp_ray.trials.outcome import Outcome
+from amp_ray.tuner import (
+    KeptPredictor,
+    Trial,
+    TunerSettings,
+    TunerState,
+    begin,
+    knowledge,
+    learn,
+    record,
+    start,
+)
+
+
+@pytest.fixture
+def state(small: Experiment, ranking: Ranking) -> TunerState:
+    """A study without trials."""
+    return begin(small, ranking.results, TunerSettings(budget=100))
+
+
+def ran(state: TunerState, place: int, outcome: Outcome | None) -> TunerState:
+    """A study after one more trial of a candidate."""
+    estimate, number = state.candidates[place], len(state.trials)
+    trial = Trial(
+        number=number,
+        strategy=estimate.strategy,
+        predicted_s=estimate.iteration_time_s,
+        sigma=0.2,
+        repeats=None,
+        reason="",
+    )
+    started = start(state, trial)
+    return started if outcome is None else record(started, number, outcome)
+
+
+def slower(state: TunerState, place: int, factor: float) -> TunerState:
+    """A study after a trial that took so many times what was predicted."""
+    return ran(state, place, measured(factor * state.candidates[place].iteration_time_s))
+
+
+def times(estimates: tuple[Estimate, ...]) -> list[float]:
+    """Predicted seconds, in the order of candidates."""
+    return [estimate.iteration_time_s for estimate in estimates]
+
+
+def turned(state: TunerState, before: list[float], after: list[float]) -> list[tuple[int, int]]:
+    """Pairs of candidates that nobody has run, apart by more than the error, in a new order."""
+    error = state.experiment.constants.time_error
+    unrun = set(range(len(before))) - {told.candidate for told in state.trials}
+    return [
+        (fast, slow)
+        for fast in unrun
+        for slow in unrun
+        if before[slow] > before[fast] * np.exp(error) and after[slow] <= after[fast]
+    ]
+
+
+def test_without_trials_predictions_are_the_uncalibrated_ones(
+    state: TunerState, predictor: KeptPredictor
+) -> None:
+    known = learn(state, predictor)
+    assert known.calibration is None
+    assert known.estimates == state.candidates
+    assert known.ranking.results == state.candidates
+
+
+def test_trials_move_the_predictions_of_all(state: TunerState, predictor: KeptPredictor) -> None:
+    for place in range(5):
+        state = slower(state, place, 1.3)
+    ratios = np.array(times(learn(state, predictor).estimates)) / times(state.candidates)
+    assert (ratios > 1.1).all()
+
+
+def test_trials_make_predictions_more_certain(state: TunerState, predictor: KeptPredictor) -> None:
+    before = learn(state, predictor)
+    for place in range(6):
+        state = slower(state, place, 1.02)
+    after = learn(state, predictor)
+    assert all(after.sigma(place) < before.sigma(place) for place in range(16))
+
+
+def test_any_predictor_gives_the_same_knowledge(
+    state: TunerState, predictor: KeptPredictor
+) -> None:
+    state = slower(slower(state, 0, 1.2), 3, 1.1)
+    ours, theirs = learn(state, predictor), learn(state, Predictor())
+    assert ours.estimates == theirs.estimates
+    assert ours.belief.covariance.tolist() == theirs.belief.covariance.tolist()
+
+
+@pytest.mark.parametrize("factor", [0.3, 0.6, 1.5, 3.0, 10.0])
+@pytest.mark.parametrize("place", [0, 3, 9, 15])
+def test_one_trial_turns_no_certain_order_of_plans_that_nobody_has_run(
+    state: TunerState, predictor: KeptPredictor, place: int, factor: float
+) -> None:
+    before = times(learn(state, predictor).estimates)
+    state = slower(state, place, factor)
+    assert turned(state, before, times(learn(state, predictor).estimates)) == []
+
+
+@pytest.mark.parametrize("factor", [0.2, 5.0])
+def test_one_odd_trial_among_steady_ones_turns_no_certain_order(
+    state: TunerState, predictor: KeptPredictor, factor: float
+) -> None:
+    for place in range(4):
+        state = slower(state, place, 1.0)
+    before = times(learn(state, predictor).estimates)
+    state = slower(state, 11, factor)
+    assert turned(state, before, times(learn(state, predictor).estimates)) == []
+
+
+def test_several_trials_together_may_turn_an_order(
+    state: TunerState, predictor: KeptPredictor
+) -> None:
+    before = times(state.candidates)
+    strategies = [each.strategy for each in state.candidates[::2]]
+    slow_network = {"nic_efficiency": 0.3, "host_scale": 0.8}
+    for place, trial in enumerate(planted_observations(state.experiment, strategies, slow_network)):
+        assert trial.measured_s is not None
+        state = ran(state, 2 * place, measured(trial.measured_s))
+    assert turned(state, before, times(learn(state, predictor).estimates)) != []
+
+
+def test_running_out_of_memory_makes_what_needs_more_of_it_doubtful(
+    homogeneous: Experiment, recorded: Answers, predictor: KeptPredictor
+) -> None:
+    state = study(homogeneous, recorded, TunerSettings(budget=10))
+    limit = state.candidates[0].memory_limit_bytes[0]
+    by_peak = sorted(
+        (max(each.peak_memory_bytes) / limit, place)
+        for place, each in enumerate(state.candidates)
+        if each.feasible
+    )
+    fullest = by_peak[-1][1]
+    for _, place in by_peak[-5:-1]:
+        state = ran(state, place, out_of_memory())
+    after = learn(state, predictor)
+    assert state.candidates[fullest].feasible
+    assert after.estimates[fullest].failure_probability > 0.8
+    assert fullest in after.doubtful()
+    assert fullest not in after.proposable()
+
+
+def test_only_failures_leave_times_as_they_were(
+    state: TunerState, predictor: KeptPredictor
+) -> None:
+    known = learn(ran(ran(state, 0, out_of_memory()), 1, crashed()), predictor)
+    assert times(known.estimates) == pytest.approx(times(state.candidates))
+
+
+def test_an_unsteady_trial_is_measured_and_teaches_no_time(
+    state: TunerState, predictor: KeptPredictor
+) -> None:
+    known = learn(ran(state, 0, measured(77.0, spread_fraction=0.5)), predictor)
+    assert known.standing.best_s == 77.0
+    assert times(known.estimates) == pytest.approx(times(state.candidates))
+
+
+def test_what_runs_is_untested_and_not_proposable(
+    state: TunerState, predictor: KeptPredictor
+) -> None:
+    known = learn(ran(state, 2, None), predictor)
+    assert 2 in known.untested()
+    assert 2 not in known.proposable()
+
+
+def test_what_cannot_be_launched_is_never_proposed(
+    small: Experiment, ranking: Ranking, predictor: KeptPredictor
+) -> None:
+    first, *rest = ranking.results
+    assert isinstance(first, Estimate)
+    state = begin(small, [replace(first, launchable=False), *rest], TunerSettings(budget=3))
+    known = learn(state, predictor)
+    assert 0 not in known.proposable()
+    assert 0 not in known.untested()
+
+
+def test_what_is_expected_to_fail_is_doubtful_unless_it_must_fail(
+    small: Experiment, ranking: Ranking, predictor: KeptPredictor
+) -> None:
+    one, two, *rest = ranking.results
+    assert isinstance(one, Estimate)
+    assert isinstance(two, Estimate)
+    why = (Reason(kind="out of memory", detail=""),)
+    perhaps = replace(one, reasons=why, failure_probability=0.8)
+    surely = replace(two, reasons=why, failure_probability=1.0)
+    state = begin(small, [perhaps, surely, *rest], TunerSettings(budget=3))
+    known = learn(state, predictor)
+    assert [state.candidates[place].strategy for place in known.doubtful()] == [one.strategy]
+    assert len(known.proposable()) == len(rest)
+
+
+def test_candidates_far_behind_share_a_cautious_guess(
+    state: TunerState, predictor: KeptPredictor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = slower(slower(state, 0, 1.3), 1, 1.2)
+    exact = learn(state, predictor)
+    monkeypatch.setattr(knowledge, "MOST_JUDGED", 4)
+    rough = learn(state, predictor)
+    assert len(rough.belief.places) == 6
+    assert rough.sigma(15) == max(rough.sigma(place) for place in rough.belief.places)
+    assert len(rough.estimates) == len(rough.ranking.results) == 16
+    near = [place for place in rough.belief.places if place > 1]
+    scale = min(rough.estimates[p].iteration_time_s / times(state.candidates)[p] for p in near)
+    assert rough.estimates[15].iteration_time_s == pytest.approx(
+        scale * state.candidates[15].iteration_time_s
+    )
+    assert exact.chances(exact.untested()).any_below(1.0) <= 1.0

@@ -1,0 +1,263 @@
+from dataclasses import replace
+
+import pytest
+
+from amp_ray.cost.estimate import Estimate, Reason
+from amp_ray.search.ranking import Ranking
+from amp_ray.spec.experiment import Experiment
+from amp_ray.spec.strategy import Strategy
+from amp_ray.testing.replaying import Answers, crashed, measured, out_of_memory, play, study
+from amp_ray.trials.outcome import Outcome, TimedOut, Unreachable
+from amp_ray.tuner import (
+    KeptPredictor,
+    Policy,
+    Trial,
+    TunerSettings,
+    TunerState,
+    begin,
+    learn,
+    next_trials,
+    record,
+    start,
+    why_stop,
+)
+
+UNREACHABLE = Unreachable(reason="no answer", host="a", wall_s=1.0)
+TIMED_OUT = TimedOut(reason="too slow", timeout_s=1.0, lines=(), wall_s=1.0)
+
+
+@pytest.fixture
+def state(small: Experiment, ranking: Ranking) -> TunerState:
+    """A study without trials."""
+    return begin(small, ranking.results, TunerSettings(budget=100))
+
+
+def start_all(state: TunerState, trials: tuple[Trial, ...]) -> TunerState:
+    """A study with these trials running."""
+    for trial in trials:
+        state = start(state, trial)
+    return state
+
+
+def with_settings(state: TunerState, **changed: object) -> TunerState:
+    """A study that is led in another way."""
+    return replace(state, settings=replace(state.settings, **changed))  # type: ignore[arg-type]
+
+
+def as_predicted(state: TunerState) -> dict[Strategy, float]:
+    """What the uncalibrated model says."""
+    return {each.strategy: each.iteration_time_s for each in state.candidates}
+
+
+def test_the_first_trial_is_the_best_predicted(state: TunerState, predictor: KeptPredictor) -> None:
+    (trial,) = next_trials(state, 1, predictor)
+    assert trial.strategy == state.candidates[0].strategy
+    assert trial.predicted_s == state.candidates[0].iteration_time_s
+    assert trial.sigma > state.experiment.constants.time_error
+    assert (trial.number, trial.repeats) == (0, None)
+    assert trial.reason == "best predicted of 16 feasible strategies"
+
+
+def test_free_groups_get_different_strategies(state: TunerState, predictor: KeptPredictor) -> None:
+    trials = next_trials(state, 4, predictor)
+    assert [trial.number for trial in trials] == [0, 1, 2, 3]
+    assert len({trial.strategy for trial in trials}) == 4
+
+
+def test_what_runs_is_not_proposed_again(state: TunerState, predictor: KeptPredictor) -> None:
+    first = next_trials(state, 2, predictor)
+    later = next_trials(start_all(state, first), 2, predictor)
+    assert not {trial.strategy for trial in first} & {trial.strategy for trial in later}
+    assert [trial.number for trial in later] == [2, 3]
+
+
+def test_the_same_study_gives_the_same_trials(state: TunerState) -> None:
+    state = record(start_all(state, next_trials(state, 3, KeptPredictor())), 1, measured(0.3))
+    assert next_trials(state, 3, KeptPredictor()) == next_trials(state, 3, KeptPredictor())
+
+
+def test_knowledge_that_is_there_already_is_used(
+    state: TunerState, predictor: KeptPredictor
+) -> None:
+    known = learn(state, predictor)
+    assert next_trials(state, 3, predictor, known) == next_trials(state, 3, predictor)
+
+
+@pytest.mark.parametrize("policy", ["best", "predicted-order", "random"])
+def test_the_budget_is_never_exceeded(
+    state: TunerState, predictor: KeptPredictor, policy: Policy
+) -> None:
+    state = with_settings(state, budget=3, policy=policy)
+    state = start_all(state, next_trials(state, 2, predictor))
+    trials = next_trials(state, 5, predictor)
+    assert len(trials) == 1
+    assert next_trials(start_all(state, trials), 5, predictor) == ()
+
+
+def test_a_budget_of_nothing_launches_nothing(state: TunerState, predictor: KeptPredictor) -> None:
+    assert next_trials(with_settings(state, budget=0), 1, predictor) == ()
+
+
+def test_no_free_group_no_trial(state: TunerState, predictor: KeptPredictor) -> None:
+    assert next_trials(state, 0, predictor) == ()
+
+
+@pytest.mark.parametrize("outcome", [out_of_memory(), crashed(), TIMED_OUT])
+def test_a_strategy_that_failed_is_not_tried_again(
+    state: TunerState, predictor: KeptPredictor, outcome: Outcome
+) -> None:
+    (first,) = next_trials(state, 1, predictor)
+    state = record(start(state, first), 0, outcome)
+    assert first.strategy not in {trial.strategy for trial in next_trials(state, 16, predictor)}
+
+
+def test_a_strategy_whose_host_was_unreachable_is_tried_again(
+    state: TunerState, predictor: KeptPredictor
+) -> None:
+    (first,) = next_trials(state, 1, predictor)
+    state = record(start(state, first), 0, UNREACHABLE)
+    (second,) = next_trials(state, 1, predictor)
+    assert second.strategy == first.strategy
+    assert second.number == 1
+
+
+def test_what_the_model_finds_infeasible_is_not_run(
+    small: Experiment, ranking: Ranking, predictor: KeptPredictor
+) -> None:
+    first, *rest = ranking.results
+    assert isinstance(first, Estimate)
+    why = (Reason(kind="tp does not divide the attention heads", detail=""),)
+    state = begin(
+        small,
+        [replace(first, reasons=why, launchable=False, failure_probability=1.0), *rest],
+        TunerSettings(budget=100, tolerance_fraction=0.01, confidence_fraction=0.999),
+    )
+    played = play(state, lambda _strategy, _number: measured(1.0), predictor=predictor)
+    assert played.found_at(first.strategy) is None
+
+
+def test_a_study_ends_when_the_certificate_holds(
+    state: TunerState, predictor: KeptPredictor
+) -> None:
+    times = as_predicted(state)
+    played = play(state, lambda strategy, _: measured(times[strategy]), predictor=predictor)
+    assert played.certificate is not None
+    assert played.certificate.holds
+    assert played.num_trials < 16
+    assert why_stop(played.state, played.knowledge) == played.certificate.text
+
+
+def test_other_policies_do_not_stop_early(state: TunerState, predictor: KeptPredictor) -> None:
+    state = with_settings(state, policy="predicted-order")
+    times = as_predicted(state)
+    played = play(state, lambda strategy, _: measured(times[strategy]), predictor=predictor)
+    assert [told.candidate for told in played.state.trials] == list(range(16))
+    assert why_stop(played.state, played.knowledge) == "every strategy that can run was tried"
+
+
+def test_random_order_depends_on_the_seed_alone(
+    state: TunerState, predictor: KeptPredictor
+) -> None:
+    orders = [
+        [trial.strategy for trial in next_trials(with_settings(state, **how), 16, predictor)]
+        for how in (
+            {"policy": "random", "seed": 1},
+            {"policy": "random", "seed": 1},
+            {"policy": "random", "seed": 2},
+        )
+    ]
+    assert orders[0] == orders[1]
+    assert orders[0] != orders[2]
+    assert set(orders[0]) == set(orders[2])
+
+
+def test_the_published_planner_runs_what_it_does_not_know_to_fail(
+    small: Experiment, ranking: Ranking, predictor: KeptPredictor
+) -> None:
+    first, second, *rest = ranking.results
+    assert isinstance(first, Estimate)
+    assert isinstance(second, Estimate)
+    why = (Reason(kind="out of memory", detail=""),)
+    failing = replace(first, reasons=why, failure_probability=0.99)
+    state = begin(
+        small,
+        [failing, second, *rest],
+        TunerSettings(budget=2, policy="amp-2022"),
+        [second.strategy, failing.strategy],
+    )
+    trials = next_trials(state, 2, predictor)
+    assert [trial.strategy for trial in trials] == [second.strategy, failing.strategy]
+
+
+def test_groups_wait_rather_than_run_what_may_not_be_needed(
+    state: TunerState, predictor: KeptPredictor
+) -> None:
+    times = as_predicted(state)
+    alone = play(state, lambda strategy, _: measured(times[strategy]), predictor=predictor)
+    beside = play(
+        state, lambda strategy, _: measured(times[strategy]), num_groups=4, predictor=predictor
+    )
+    assert beside.num_trials <= alone.num_trials + 3
+
+
+def noisy(state: TunerState, spread_fraction: float) -> dict[Strategy, Outcome]:
+    """All strategies equally fast, and unsteady."""
+    return {
+        each.strategy: measured(1.0, spread_fraction=spread_fraction) for each in state.candidates
+    }
+
+
+def test_leaders_are_repeated_when_their_spread_leaves_the_winner_open(
+    small: Experiment, ranking: Ranking, predictor: KeptPredictor
+) -> None:
+    state = begin(small, ranking.results[:3], TunerSettings(budget=100))
+    outcomes = noisy(state, 0.3)
+    played = play(state, lambda strategy, _: outcomes[strategy], predictor=predictor)
+    launches = [played.state.trials[number].candidate for number in range(played.num_trials)]
+    assert all(1 < launches.count(place) <= 3 for place in range(3))
+    again = [told.trial for told in played.state.trials if told.trial.repeats is not None]
+    assert {trial.repeats for trial in again} <= {0, 1, 2}
+    assert all(
+        trial.strategy == played.state.trials[trial.repeats or 0].trial.strategy for trial in again
+    )
+    assert again[0].reason.startswith(f"repeats trial {again[0].repeats}:")
+
+
+def test_steady_leaders_are_run_once(
+    small: Experiment, ranking: Ranking, predictor: KeptPredictor
+) -> None:
+    state = begin(small, ranking.results[:3], TunerSettings(budget=100))
+    outcomes = noisy(state, 0.01)
+    played = play(state, lambda strategy, _: outcomes[strategy], predictor=predictor)
+    assert played.num_trials <= 3
+
+
+def test_the_last_trials_of_a_budget_go_to_leaders_that_are_uncertain(
+    state: TunerState, predictor: KeptPredictor
+) -> None:
+    state = with_settings(state, budget=6)
+    outcomes = noisy(state, 0.3)
+    played = play(state, lambda strategy, _: outcomes[strategy], predictor=predictor)
+    repeats = [told.trial.repeats for told in played.state.trials]
+    assert repeats[:4] == [None] * 4
+    assert None not in repeats[4:]
+
+
+def test_a_spent_budget_is_given_as_the_reason_to_stop(
+    state: TunerState, predictor: KeptPredictor
+) -> None:
+    state = with_settings(state, budget=1)
+    played = play(state, lambda _strategy, _number: measured(1.0), predictor=predictor)
+    assert why_stop(played.state, played.knowledge) == "the budget of 1 trials is spent"
+
+
+def test_strategies_that_might_run_after_all_are_told_when_all_others_were_tried(
+    homogeneous: Experiment, recorded: Answers, predictor: KeptPredictor
+) -> None:
+    state = study(homogeneous, recorded, TunerSettings(budget=100, policy="predicted-order"))
+    played = play(state, lambda _strategy, _number: crashed(), predictor=predictor)
+    doubtful = len(played.knowledge.doubtful())
+    assert doubtful > 0
+    assert why_stop(played.state, played.knowledge) == (
+        f"every strategy expected to run was tried; {doubtful} more might run"
+    )

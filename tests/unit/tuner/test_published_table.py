@@ -1,0 +1,107 @@
+"""The policies on the published trials of the homogeneous experiment."""
+
+from dataclasses import fields
+from typing import Final
+
+import numpy as np
+import pytest
+
+from amp_ray.baselines.amp2022 import Amp2022Planner
+from amp_ray.cost.estimate import Estimate
+from amp_ray.spec.constants import Constants
+from amp_ray.spec.experiment import Experiment
+from amp_ray.spec.strategy import Strategy
+from amp_ray.testing.replaying import Answers, Replay, fastest, play, study, with_factors
+from amp_ray.tuner import KeptPredictor, TunerSettings, recommend, surprises
+
+NO_TIME: Final = ("memory_error", "time_error", "context_scale", "allocator_scale")
+TIME: Final = [each.name for each in fields(Constants) if each.name not in NO_TIME]
+
+
+def played(experiment: Experiment, recorded: Answers, settings: TunerSettings) -> Replay:
+    """A study of the recorded strategies."""
+    state = study(experiment, recorded, settings)
+    return play(state, lambda strategy, _: recorded[strategy])
+
+
+@pytest.fixture(scope="module")
+def best(homogeneous: Experiment, recorded: Answers) -> Replay:
+    """Our own policy with the constants as shipped."""
+    return played(homogeneous, recorded, TunerSettings(budget=20))
+
+
+def test_the_best_strategy_is_found_within_two_trials(best: Replay, recorded: Answers) -> None:
+    assert (best.found_at(fastest(recorded)[0]) or 99) <= 2
+
+
+def test_the_certificate_is_right_and_reached_within_five_trials(
+    best: Replay, recorded: Answers
+) -> None:
+    certificate = best.certificate
+    assert best.num_trials <= 5
+    assert certificate is not None
+    assert certificate.holds
+    assert certificate.best_s == fastest(recorded)[1]
+    assert certificate.bound_s >= certificate.best_s / 1.05
+
+
+def test_no_trial_fails_and_none_surprises(best: Replay) -> None:
+    assert best.num_failed == 0
+    assert surprises(best.state) == ()
+
+
+def test_the_best_measured_is_recommended(best: Replay, recorded: Answers) -> None:
+    found = recommend(best.state, best.knowledge)
+    assert found is not None
+    assert (found.strategy, found.measured_s) == fastest(recorded)
+
+
+def test_the_published_order_needs_four_trials_and_one_of_its_first_five_fails(
+    homogeneous: Experiment, recorded: Answers
+) -> None:
+    planner = Amp2022Planner(experiment=homogeneous)
+
+    def predicted_s(strategy: Strategy) -> float:
+        """What the published planner says."""
+        result = planner.score(strategy)
+        assert isinstance(result, Estimate)
+        return result.iteration_time_s
+
+    settings = TunerSettings(budget=5, policy="amp-2022")
+    state = study(homogeneous, recorded, settings, sorted(recorded, key=predicted_s))
+    found = play(state, lambda strategy, _: recorded[strategy])
+    assert found.found_at(fastest(recorded)[0]) == 4
+    assert found.num_failed == 1
+
+
+def test_groups_side_by_side_find_it_with_few_more_trials(
+    homogeneous: Experiment, recorded: Answers
+) -> None:
+    state = study(homogeneous, recorded, TunerSettings(budget=20))
+    found = play(state, lambda strategy, _: recorded[strategy], num_groups=4)
+    assert found.certificate is not None
+    assert found.certificate.holds
+    assert (found.found_at(fastest(recorded)[0]) or 99) <= 4
+    assert found.num_trials <= 8
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_model_with_wrong_constants_never_certifies_what_is_not_so(
+    homogeneous: Experiment, recorded: Answers, seed: int
+) -> None:
+    generator = np.random.default_rng(seed)
+    drawn = generator.uniform(0.7, 1.3, 16) if seed % 2 else generator.choice([0.7, 1.3], 16)
+    wrong = with_factors(homogeneous, dict(zip(TIME, map(float, drawn), strict=True)))
+    found = played(wrong, recorded, TunerSettings(budget=15))
+    certificate, best_s = found.certificate, fastest(recorded)[1]
+    assert certificate is not None
+    assert not certificate.holds or certificate.best_s <= 1.05 * best_s
+    assert certificate.bound_s <= best_s
+
+
+def test_replaying_the_same_study_gives_the_same_trials(
+    homogeneous: Experiment, recorded: Answers, best: Replay
+) -> None:
+    state = study(homogeneous, recorded, TunerSettings(budget=20))
+    again = play(state, lambda strategy, _: recorded[strategy], predictor=KeptPredictor())
+    assert [told.trial for told in again.state.trials] == [told.trial for told in best.state.trials]

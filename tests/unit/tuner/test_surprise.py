@@ -1,0 +1,65 @@
+from dataclasses import replace
+
+import pytest
+
+from amp_ray.cost.estimate import Estimate
+from amp_ray.search.ranking import Ranking
+from amp_ray.spec.experiment import Experiment
+from amp_ray.testing.replaying import crashed, measured, out_of_memory
+from amp_ray.trials.outcome import Outcome
+from amp_ray.tuner import Trial, TunerSettings, TunerState, begin, record, start, surprises
+
+
+def after(
+    small: Experiment, ranking: Ranking, outcome: Outcome | None, *, chance: float = 0.0
+) -> TunerState:
+    """A study after one trial that was predicted to take 1 s with an error of 10 %."""
+    first, *rest = ranking.results
+    assert isinstance(first, Estimate)
+    risky = replace(first, failure_probability=chance)
+    state = begin(small, [risky, *rest], TunerSettings(budget=3))
+    trial = Trial(
+        number=0, strategy=first.strategy, predicted_s=1.0, sigma=0.1, repeats=None, reason=""
+    )
+    state = start(state, trial)
+    return state if outcome is None else record(state, 0, outcome)
+
+
+@pytest.mark.parametrize("time_s", [0.83, 1.0, 1.2])
+def test_a_time_within_the_band_is_no_surprise(
+    small: Experiment, ranking: Ranking, time_s: float
+) -> None:
+    assert surprises(after(small, ranking, measured(time_s))) == ()
+
+
+@pytest.mark.parametrize(("time_s", "word"), [(0.8, "faster"), (1.25, "slower")])
+def test_a_time_outside_the_band_is_told_with_the_band(
+    small: Experiment, ranking: Ranking, time_s: float, word: str
+) -> None:
+    (surprise,) = surprises(after(small, ranking, measured(time_s)))
+    assert surprise.trial.number == 0
+    assert surprise.measured_s == time_s
+    assert (surprise.low_s, surprise.high_s) == pytest.approx((0.822, 1.2165), rel=1e-3)
+    assert surprise.text == (
+        f"trial 0 was {word} than expected: measured {time_s:.4g} s, predicted 1 s, at most "
+        "1.217 s and at least 0.822 s with 95 % confidence"
+    )
+
+
+def test_running_out_of_memory_unexpectedly_is_told(small: Experiment, ranking: Ranking) -> None:
+    (surprise,) = surprises(after(small, ranking, out_of_memory(), chance=0.01))
+    assert surprise.measured_s is None
+    assert "trial 0 ran out of memory, with a chance of 1 % to fail" in surprise.text
+
+
+def test_running_out_of_memory_as_feared_is_no_surprise(
+    small: Experiment, ranking: Ranking
+) -> None:
+    assert surprises(after(small, ranking, out_of_memory(), chance=0.3)) == ()
+
+
+@pytest.mark.parametrize("outcome", [None, crashed()])
+def test_what_tells_nothing_of_the_cost_is_no_surprise(
+    small: Experiment, ranking: Ranking, outcome: Outcome | None
+) -> None:
+    assert surprises(after(small, ranking, outcome)) == ()
