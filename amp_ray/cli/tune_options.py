@@ -32,10 +32,9 @@ class TrialsType(click.ParamType[tuple[Backend, Path | None]]):
             return "ssh", None
         if value == "local":
             return "local", None
-        if value.startswith(_REPLAY) and value != _REPLAY:
-            return "replay", Path(value.removeprefix(_REPLAY))
-        self.fail(f"{value!r} is none of ssh, local, replay:TABLE.csv", param, ctx)
-        return "ssh", None
+        if not value.startswith(_REPLAY) or value == _REPLAY:
+            self.fail(f"{value!r} is none of ssh, local, replay:TABLE.csv", param, ctx)
+        return "replay", Path(value.removeprefix(_REPLAY))
 
 
 _OPTIONS: Final = (

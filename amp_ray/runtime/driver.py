@@ -1,34 +1,30 @@
 """The loop of a study: ask the tuner, start trials, write down what comes of them, learn."""
 
+import contextlib
+import math
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Protocol
 
+from amp_ray.errors import AmpRayError
 from amp_ray.runtime import study_events
 from amp_ray.runtime.pool import Finished, Pool, Task
+from amp_ray.runtime.study_end import Ending, Result
 from amp_ray.runtime.study_events import Open
 from amp_ray.trials.outcome import Unreachable
-from amp_ray.tuner.certificate import Certificate, certify
+from amp_ray.tuner.certificate import certify
 from amp_ray.tuner.kept_predictor import KeptPredictor
 from amp_ray.tuner.knowledge import Knowledge, learn
+from amp_ray.tuner.log import Log
 from amp_ray.tuner.policy import next_trials
 from amp_ray.tuner.state import Told, Trial, TunerState, record, start
 from amp_ray.tuner.surprise import Surprise, surprises
 
 _WAIT_S: Final = 0.5
 """Between looks at the clock while trials run."""
-
-Ending = Literal["budget", "time-budget", "certificate", "exhausted", "hosts"]
-
-ENDINGS: Final[dict[Ending, str]] = {
-    "budget": "the budget of trials is spent",
-    "time-budget": "the time budget is spent",
-    "certificate": "no untested strategy is likely to be better",
-    "exhausted": "every strategy that can run has run",
-    "hosts": "no group of hosts is left that can be reached",
-}
 
 
 class EventLog(Protocol):
@@ -50,6 +46,10 @@ class View(Protocol):
         """See what came of a trial."""
         ...
 
+    def halted(self, trial: Trial) -> None:
+        """See that an attempt is over and the trial is not: it has to run again."""
+        ...
+
     def learned(self, state: TunerState, knowledge: Knowledge) -> None:
         """See what is known now."""
         ...
@@ -66,36 +66,46 @@ class DriverSettings:
     Args:
         trials_folder: Where the folders of attempts are made.
         study_id: Short and different for every study: part of the names of trials.
-        deadline_s: On the monotonic clock; nothing runs beyond it. None for no limit.
-        seconds_before: Wall time that earlier drivers of the study have spent.
+        time_left_s: Nothing runs for longer than this. None for no limit.
+        steady: Makes blocks in which no signal interrupts; see `interruption.Interruption`.
     """
 
     trials_folder: Path
     study_id: str
-    deadline_s: float | None = None
-    seconds_before: float = 0.0
+    time_left_s: float | None = None
+    steady: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
-    """The end of a study, or of one run of its driver.
+class _Again:
+    """A trial that has to run once more.
 
     Args:
-        state: All trials.
-        knowledge: What they taught.
-        certificate: What is known of the strategies that have not run; None without any trial.
-        ending: Why it stopped.
+        trial: Which.
+        attempt: The number of the next attempt.
+        lost: Whether a host was unreachable before: there is no third time.
+        avoided: The group where that was, if another one should have it now.
     """
 
-    state: TunerState
-    knowledge: Knowledge
-    certificate: Certificate | None
-    ending: Ending
+    trial: Trial
+    attempt: int
+    lost: bool
+    avoided: int | None = None
 
-    @property
-    def best_number(self) -> int | None:
-        """Number of the best trial; see `best_trial`."""
-        return best_trial(self.knowledge)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Running:
+    """A trial that runs.
+
+    Args:
+        trial: Which.
+        group: Where.
+        lost: Whether a host was unreachable before.
+    """
+
+    trial: Trial
+    group: int
+    lost: bool
 
 
 class Driver:
@@ -122,144 +132,164 @@ class Driver:
         self._pool, self._log, self._view, self._settings = pool, log, view, settings
         self._predictor = KeptPredictor()
         self._begun_s = time.monotonic()
-        self._waiting: list[tuple[Trial, int, int | None]] = []
-        self._running: dict[int, Trial] = {}
-        self._aside: set[int] = set()
+        self._waiting: list[_Again] = []
+        self._running: dict[int, _Running] = {}
 
-    def run(self, unfinished: Iterable[Open] = ()) -> Result:
+    def run(self, unfinished: Iterable[Open] = (), left: Iterable[str] = ()) -> Result:
         """Drive until the budget is spent, nothing is worth a trial, or no host is left.
 
         Args:
-            unfinished: Attempts of a driver that died; hosts are swept, then they run again.
+            unfinished: Trials of earlier drivers that have to run again.
+            left: Names of attempts of which hosts may still have something; they are swept.
 
         Raises:
             AmpRayError: If the journal cannot be written.
             KeyboardInterrupt: After everything that ran has been ended in order.
         """
+        ending: Ending = "failed"
         try:
-            self._take_up(tuple(unfinished))
-            return self._drive()
+            self._take_up(unfinished, tuple(left))
+            ending = self._drive()
+        except KeyboardInterrupt:
+            ending = "interrupted"
+            self._view.note("interrupted: what runs is being ended")
+            raise
         finally:
-            self._pool.close()
-            for finished in self._pool.wait(0.0):
-                self._end(finished)
-            for trial in tuple(self._running.values()):
-                self._view.note(f"trial {trial.number} did not end in order")
+            self._close(ending)
+        return self.result(ending)
+
+    def result(self, ending: Ending) -> Result:
+        """Return what is known by now."""
+        knowledge = learn(self.state, self._predictor)
+        certificate = certify(self.state, knowledge)
+        return Result(
+            state=self.state, knowledge=knowledge, certificate=certificate, ending=ending
+        )
 
     # ------------------------------------------------------------------ the loop
 
-    def _drive(self) -> Result:
+    def _drive(self) -> Ending:
         """Start what is worth it, wait, learn; until there is no more to start or wait for."""
         knowledge = self._learn()
         while True:
-            ending = self._ending()
-            if ending is None:
+            left_s = self._left_s
+            if left_s <= 0.0:
+                return "time-budget"
+            with self._settings.steady():
                 self._start_some(knowledge)
-            may_go_on = ending is None and self._waiting
-            if ending == "time-budget" or not (self._running or may_go_on):
-                return self._result(knowledge, ending)
-            finished = self._pool.wait(_WAIT_S)
-            for entry in finished:
-                self._end(entry)
+            if not self._running:
+                return self._why(knowledge)
+            finished = self._pool.wait(min(_WAIT_S, left_s))
+            with self._settings.steady():
+                for entry in finished:
+                    self._end(entry)
             if finished:
                 knowledge = self._learn()
-
-    def _ending(self) -> Ending | None:
-        """Tell why nothing may be started, whatever the tuner would like."""
-        deadline_s = self._settings.deadline_s
-        if deadline_s is not None and time.monotonic() >= deadline_s:
-            return "time-budget"
-        return "hosts" if len(self._aside) == self._pool.num_groups else None
 
     def _start_some(self, knowledge: Knowledge) -> None:
         """Fill the free groups: first what has to run again, then what the tuner proposes."""
         free = list(self._pool.free())
-        for entry in tuple(self._waiting):
-            trial, attempt, avoided = entry
-            others = [group for group in free if group != avoided] or free
+        for again in tuple(self._waiting):
+            others = [group for group in free if group != again.avoided] or free
             if others:
-                self._waiting.remove(entry)
+                self._waiting.remove(again)
                 free.remove(others[0])
-                self._start(trial, attempt, others[0])
-        if not free:
-            return
-        proposed = next_trials(self.state, len(free), self._predictor, knowledge)
-        for trial, group in zip(proposed, free, strict=False):
-            self.state = start(self.state, trial)
-            self._start(trial, 0, group)
+                self._start(again, others[0])
+        if free:
+            proposed = next_trials(self.state, len(free), self._predictor, knowledge)
+            for trial, group in zip(proposed, free, strict=False):
+                self._start(_Again(trial=trial, attempt=0, lost=False), group)
 
-    def _result(self, knowledge: Knowledge, ending: Ending | None) -> Result:
-        """Say why it ends, also in the journal."""
+    def _why(self, knowledge: Knowledge) -> Ending:
+        """Say why nothing runs and nothing is started."""
+        if not self._pool.free():
+            return "hosts"
         certificate = certify(self.state, knowledge)
-        if ending is None:
-            if certificate is not None and certificate.holds:
-                ending = "certificate"
-            else:
-                ending = "exhausted" if self.state.budget_left else "budget"
-        self._write({"event": "stopped", "ending": ending, "seconds": self._seconds})
-        return Result(state=self.state, knowledge=knowledge, certificate=certificate, ending=ending)
+        follows_it = self.state.settings.policy == "best"
+        if follows_it and certificate is not None and certificate.settled:
+            return "certificate"
+        return "exhausted" if self.state.budget_left else "budget"
 
-    def _start(self, trial: Trial, attempt: int, group: int) -> None:
+    def _start(self, what: _Again, group: int) -> None:
         """Write down and start one attempt."""
-        name = f"{trial.number:04d}-{attempt}"
+        trial = what.trial
+        name = f"{trial.number:04d}-{what.attempt}"
         task = Task(
             number=trial.number,
-            attempt=attempt,
+            attempt=what.attempt,
             trial_id=f"{self._settings.study_id}-{name}",
             strategy=trial.strategy,
             folder=self._settings.trials_folder / name,
         )
         cluster = self.state.experiment.cluster
-        self._write(study_events.started(trial, task, group, cluster))
-        self._running[trial.number] = trial
+        self._log.append(study_events.started(trial, task, group, cluster, self._seconds))
+        if trial.number == len(self.state.trials):
+            self.state = start(self.state, trial)
+        self._running[trial.number] = _Running(trial=trial, group=group, lost=what.lost)
         self._view.started(trial, group)
         self._pool.start(task, group)
 
     def _end(self, finished: Finished) -> None:
         """Write down what came of an attempt; after an unreachable host there is a second one."""
         task, outcome = finished.task, finished.outcome
-        trial = self._running.pop(task.number)
+        running = self._running.pop(task.number)
         if outcome is None:
-            self._write(study_events.interrupted(task, self._seconds))
+            self._log.append(study_events.interrupted(task, self._seconds))
+            self._view.halted(running.trial)
             return
-        if isinstance(outcome, Unreachable) and self._try_again(trial, task, outcome, finished):
-            return
-        self._write(study_events.ended(task, outcome, self._seconds))
+        if isinstance(outcome, Unreachable):
+            self._on_unreachable(finished.group, outcome, running)
+            if not running.lost:
+                self._try_again(running, task, outcome)
+                return
+        self._log.append(study_events.ended(task, outcome, self._seconds))
         self.state = record(self.state, task.number, outcome)
         told = self.state.trials[task.number]
-        found = {entry.trial.number: entry for entry in surprises(self.state)}
-        self._view.ended(told, found.get(task.number))
+        self._view.ended(told, self._surprise(told))
 
-    def _try_again(
-        self, trial: Trial, task: Task, outcome: Unreachable, finished: Finished
-    ) -> bool:
-        """Set the group of a lost host aside where there is another; tell whether to retry."""
-        others = self._pool.num_groups - len(self._aside | {finished.group})
-        if others or task.attempt:
-            self._set_aside(finished.group, outcome)
-        if task.attempt:
-            return False
-        self._write(study_events.interrupted(task, self._seconds))
-        self._view.note(f"trial {task.number}: {outcome.reason}; it runs once more")
-        self._waiting.append((trial, task.attempt + 1, finished.group))
-        return True
+    def _on_unreachable(self, group: int, outcome: Unreachable, running: _Running) -> None:
+        """Set the group of a lost host aside where there is another, or after a second time."""
+        groups = {*self._pool.free(), *(entry.group for entry in self._running.values())}
+        if groups - {group} or running.lost:
+            self._pool.set_aside(group)
+            self._log.append({"event": "set-aside", "group": group, "reason": outcome.reason})
+            self._view.note(f"group {group} is set aside: {outcome.reason}")
 
-    def _set_aside(self, group: int, outcome: Unreachable) -> None:
-        """Use a group no more."""
-        self._aside.add(group)
-        self._pool.set_aside(group)
-        self._write({"event": "set-aside", "group": group, "reason": outcome.reason})
-        self._view.note(f"group {group} is set aside: {outcome.reason}")
+    def _try_again(self, running: _Running, task: Task, outcome: Unreachable) -> None:
+        """Queue a trial whose host was lost for one more attempt."""
+        event = study_events.interrupted(task, self._seconds, unreachable=outcome.reason)
+        self._log.append(event)
+        trial, attempt = running.trial, task.attempt + 1
+        self._waiting.append(
+            _Again(trial=trial, attempt=attempt, lost=True, avoided=running.group)
+        )
+        self._view.halted(trial)
+        self._view.note(f"trial {trial.number}: {outcome.reason}; it runs once more")
 
     # ------------------------------------------------------------------ the rest
 
-    def _take_up(self, unfinished: tuple[Open, ...]) -> None:
-        """Sweep hosts after a driver that died, and queue what it had begun."""
-        lost = [entry.trial_id for entry in unfinished if not entry.interrupted]
-        if lost:
-            for line in self._pool.sweep(lost):
+    def _take_up(self, unfinished: Iterable[Open], left: tuple[str, ...]) -> None:
+        """Sweep hosts after drivers that died, and queue what has to run again."""
+        self._waiting = [
+            _Again(trial=entry.trial, attempt=entry.attempt + 1, lost=entry.lost)
+            for entry in unfinished
+        ]
+        if left:
+            for line in self._pool.sweep(left):
                 self._view.note(line)
-        self._waiting = [(entry.trial, entry.attempt + 1, None) for entry in unfinished]
+
+    def _close(self, ending: Ending) -> None:
+        """End everything that runs, and write down what came of it; a broken journal stays one."""
+        self._pool.close()
+        is_orderly = ending not in {"interrupted", "failed"}
+        with contextlib.nullcontext() if is_orderly else contextlib.suppress(AmpRayError):
+            with self._settings.steady():
+                for finished in self._pool.wait(0.0):
+                    self._end(finished)
+            seconds = self._seconds
+            self._log.append({"event": "stopped", "ending": ending, "seconds": seconds})
+        for number in self._running:
+            self._view.note(f"trial {number} did not end in order; --resume cleans up after it")
 
     def _learn(self) -> Knowledge:
         """Calibrate with all outcomes and show what is known."""
@@ -267,23 +297,18 @@ class Driver:
         self._view.learned(self.state, knowledge)
         return knowledge
 
-    def _write(self, event: dict[str, Any]) -> None:
-        """Write an event down."""
-        self._log.append(event)
+    def _surprise(self, told: Told) -> Surprise | None:
+        """Judge one trial; all of them each time would take longer and longer."""
+        alone = replace(self.state, trials=Log[Told]().appended(told))
+        return next(iter(surprises(alone)), None)
 
     @property
     def _seconds(self) -> float:
         """Wall time of this driver so far."""
         return time.monotonic() - self._begun_s
 
-
-def best_trial(knowledge: Knowledge) -> int | None:
-    """Return the number of the trial that stands for the best measured strategy; None without any.
-
-    Of several runs of it, that is the one in the middle, whose time counts.
-    """
-    best = knowledge.standing.best
-    if best is None:
-        return None
-    figure = knowledge.standing.figures[best]
-    return figure.numbers[figure.runs.index(figure.typical)]
+    @property
+    def _left_s(self) -> float:
+        """Wall time that is left."""
+        limit_s = self._settings.time_left_s
+        return math.inf if limit_s is None else limit_s - self._seconds

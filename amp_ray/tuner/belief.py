@@ -46,17 +46,6 @@ class Belief:
         sigma: FloatArray = np.sqrt(np.maximum(np.diag(self.covariance), _LEAST_VARIANCE))
         return sigma
 
-    def only(self, rows: Sequence[int]) -> "Belief":
-        """Return what is expected of some of the candidates, by their rows here."""
-        chosen = list(rows)
-        return replace(
-            self,
-            places=tuple(self.places[row] for row in chosen),
-            log_mean=self.log_mean[chosen],
-            covariance=self.covariance[np.ix_(chosen, chosen)],
-            finishes=self.finishes[chosen],
-        )
-
     def as_if_measured(self, row: int) -> "Belief":
         """Return what would be known if one candidate took just what is expected of it.
 

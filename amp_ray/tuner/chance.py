@@ -53,12 +53,6 @@ class Chances:
         sums = (self.finishes[:, None] * self._below(limit_s, scales)).sum(axis=0)
         return float(np.minimum(sums, 1.0) @ weights)
 
-    def each_below(self, limit_s: float) -> FloatArray:
-        """Return each one's chance to finish and to take less, shape ``(num_candidates,)``."""
-        scales, weights = self._scales
-        chances: FloatArray = self.finishes * (self._below(limit_s, scales) @ weights)
-        return chances
-
     def bound_s(self, highest_s: float, chance: float) -> float:
         """Return the time below which any comes with at most this chance.
 

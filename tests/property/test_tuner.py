@@ -93,7 +93,7 @@ def _answers(state: TunerState, drawn: list[Outcome]) -> Callable[[Strategy, int
 
 
 @given(_settings(), st.lists(OUTCOMES, min_size=1, max_size=20), st.integers(1, 4))
-@settings(max_examples=40)
+@settings(max_examples=25)
 def test_every_study_keeps_its_rules(
     how: TunerSettings, drawn: list[Outcome], num_groups: int
 ) -> None:
@@ -141,7 +141,7 @@ def test_a_certificate_is_consistent_with_itself(how: TunerSettings, drawn: list
     st.integers(0, 2**16),
     st.integers(1, 3),
 )
-@settings(max_examples=20)
+@settings(max_examples=12)
 def test_a_study_rebuilt_from_its_records_goes_on_in_the_same_way(
     how: TunerSettings, drawn: list[Outcome], cut: int, num_groups: int
 ) -> None:
@@ -164,7 +164,7 @@ def test_a_study_rebuilt_from_its_records_goes_on_in_the_same_way(
 
 
 @given(st.integers(0, 15), st.floats(0.1, 10.0))
-@settings(max_examples=40)
+@settings(max_examples=25)
 def test_one_trial_turns_no_certain_order(place: int, factor: float) -> None:
     state, predictor = _study(TunerSettings(budget=5)), _small()[2]
     estimate = state.candidates[place]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from amp_ray.errors import InputError
-from amp_ray.runtime.journal import Journal, JournalError, read_journal
+from amp_ray.runtime.journal import Journal, JournalError, read_journal, sync_folder
 from amp_ray.runtime.journal_lines import encode
 
 EVENTS: list[dict[str, Any]] = [
@@ -344,3 +344,29 @@ def test_an_open_journal_takes_little_more_memory_than_its_file(tmp_path: Path) 
     tracemalloc.stop()
     journal.close()
     assert peak_bytes < 1.5 * path.stat().st_size
+
+
+@pytest.mark.parametrize("call", ["open", "fsync"])
+def test_a_folder_that_cannot_be_synchronised_is_taken_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    codes = {"open": errno.EACCES, "fsync": errno.EINVAL}
+
+    def refuse(*_arguments: object) -> None:
+        raise OSError(codes[call], os.strerror(codes[call]))
+
+    monkeypatch.setattr(os, call, refuse)
+    sync_folder(tmp_path)
+
+
+def test_a_disk_that_fails_under_a_folder_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_descriptor: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(InputError, match=r"j: cannot be opened for writing: Input/output error"):
+        Journal.open(tmp_path / "j")
+    with pytest.raises(OSError, match="Input/output error"):
+        sync_folder(tmp_path)

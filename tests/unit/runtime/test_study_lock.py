@@ -70,8 +70,12 @@ def test_a_second_driver_is_refused_by_pid_and_host_of_the_first(tmp_path: Path)
 
 
 def test_a_lock_is_free_after_its_release(tmp_path: Path) -> None:
-    with StudyLock(tmp_path):
-        pass
+    with StudyLock(tmp_path) as lock:
+        lock.release()
+        with StudyLock(tmp_path):
+            lock.release()  # of what is another's by now
+            with pytest.raises(InputError, match="being driven"):
+                StudyLock(tmp_path).acquire()
     with StudyLock(tmp_path) as lock:
         assert lock.broken is None
 

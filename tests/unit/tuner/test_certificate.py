@@ -118,6 +118,21 @@ def test_a_fast_strategy_that_may_fail_counts_with_its_chance_to_finish(
     assert found[0] > found[1] > found[2]
 
 
+def test_trials_are_pointless_where_only_what_is_expected_to_fail_might_gain(
+    small: Experiment, ranking: Ranking, predictor: KeptPredictor
+) -> None:
+    state = begin(small, [ranking.results[0], ranking.results[15]], TunerSettings(budget=100))
+    state = tell(state, predictor)
+    known = learn(state, predictor)
+    why = (Reason(kind="out of memory", detail=""),)
+    first, second = known.estimates
+    doubtful = replace(second, reasons=why, failure_probability=0.5, iteration_time_s=0.01)
+    found = certify(state, replace(known, estimates=(first, doubtful)))
+    assert found is not None
+    assert (found.holds, found.settled) == (False, True)
+    assert f"({found.best_s:.4g} s without 1 that are expected to fail)" in found.text
+
+
 def test_a_strategy_that_crashed_is_named_and_not_counted(
     state: TunerState, predictor: KeptPredictor
 ) -> None:

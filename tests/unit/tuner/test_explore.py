@@ -1,11 +1,12 @@
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from amp_ray.search.ranking import Ranking
 from amp_ray.spec.experiment import Experiment
-from amp_ray.testing.replaying import measured
+from amp_ray.testing.replaying import measured, out_of_memory
 from amp_ray.tuner import (
     KeptPredictor,
     TunerSettings,
@@ -73,17 +74,28 @@ def test_the_second_of_two_is_chosen_as_if_the_first_took_what_is_predicted(
 
 
 def test_nothing_more_is_launched_when_what_runs_may_end_the_study(
+    small: Experiment, ranking: Ranking, predictor: KeptPredictor
+) -> None:
+    fast, slow = ranking.results[0], ranking.results[15]
+    state = begin(small, [fast, slow], TunerSettings(budget=100))
+    (trial,) = next_trials(state, 4, predictor)
+    running = start(state, trial)
+    assert next_trials(running, 3, predictor) == ()
+    (other,) = next_trials(record(running, 0, out_of_memory()), 3, predictor)
+    assert other.strategy == state.candidates[1].strategy
+
+
+def test_a_repeat_that_runs_is_no_question_asked_already(
     state: TunerState, predictor: KeptPredictor
 ) -> None:
-    num_alone = 0
-    while trials := next_trials(state, 1, predictor):
-        last = state
-        state = start(state, trials[0])
-        state = record(state, trials[0].number, measured(trials[0].predicted_s))
-        num_alone += 1
-    (final,) = next_trials(last, 1, predictor)
-    assert next_trials(start(last, final), 3, predictor) == ()
-    assert num_alone < 16
+    (trial,) = next_trials(state, 1, predictor)
+    state = record(start(state, trial), 0, measured(trial.predicted_s))
+    again = start(state, replace(trial, number=1, repeats=0))
+    here, there = (
+        [promise.place for promise in explore(learn(each, predictor), each.settings)]
+        for each in (state, again)
+    )
+    assert here == there
 
 
 def test_after_those_whose_errors_were_worked_out_the_far_ones_follow(

@@ -121,12 +121,13 @@ def test_one_odd_trial_among_steady_ones_turns_no_certain_order(
 
 
 def test_several_trials_together_may_turn_an_order(
-    state: TunerState, predictor: KeptPredictor
+    homogeneous: Experiment, recorded: Answers, predictor: KeptPredictor
 ) -> None:
+    state = study(homogeneous, recorded, TunerSettings(budget=100))
     before = times(state.candidates)
-    strategies = [each.strategy for each in state.candidates[::2]]
-    slow_network = {"nic_efficiency": 0.3, "host_scale": 0.8}
-    for place, trial in enumerate(planted_observations(state.experiment, strategies, slow_network)):
+    strategies = [each.strategy for each in state.candidates[:40:2]]
+    slow_links = {"intra_efficiency": 0.3}
+    for place, trial in enumerate(planted_observations(homogeneous, strategies, slow_links)):
         assert trial.measured_s is not None
         state = ran(state, 2 * place, measured(trial.measured_s))
     assert turned(state, before, times(learn(state, predictor).estimates)) != []

@@ -41,7 +41,7 @@ def test_predictions_come_near_the_planted_truth(lesson: Lesson, small: Experime
         planted_observations(small, strategies, {"host_scale": 1.5}),
         strict=True,
     ):
-        assert estimate.iteration_time_s == pytest.approx(truth.measured_s, rel=0.05)
+        assert estimate.iteration_time_s == pytest.approx(truth.measured_s, rel=0.1)
 
 
 def test_the_belief_expects_what_the_estimates_say(lesson: Lesson) -> None:

@@ -108,6 +108,16 @@ def test_an_unsteady_measurement_ties_with_more(
     assert other in {tie.strategy for tie in unsteady.ties if tie.measured}
 
 
+def test_the_best_measured_is_recommended_when_everything_was_run(
+    small: Experiment, ranking: Ranking, predictor: KeptPredictor
+) -> None:
+    state = ran(begin(small, ranking.results[:1], TunerSettings(budget=3)), 0, 1.3)
+    found = recommended(state, predictor)
+    assert found.number == 0
+    assert found.ties == ()
+    assert found.reason == "the fastest of 1 measured strategies"
+
+
 def test_nothing_is_recommended_where_nothing_can_run(
     small: Experiment, ranking: Ranking, predictor: KeptPredictor
 ) -> None:

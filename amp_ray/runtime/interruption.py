@@ -1,0 +1,64 @@
+"""Signals that end a command in order: at once, or as soon as what must not be cut is done."""
+
+import contextlib
+import signal
+from collections.abc import Iterator
+from types import FrameType, TracebackType
+from typing import Any, Final, Self
+
+SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Ctrl-C, what ``kill`` and service managers send, and a terminal that closes."""
+
+
+class Interruption:
+    """Turns signals into ``KeyboardInterrupt``, but never inside of `steady`.
+
+    Use it in the main thread. A signal that the process was told to ignore stays ignored: that is
+    what ``nohup`` does.
+    """
+
+    def __init__(self) -> None:
+        """Change nothing yet."""
+        self._before: dict[signal.Signals, Any] = {}
+        self._is_steady = False
+        self._is_pending = False
+
+    def __enter__(self) -> Self:
+        """Take the signals over."""
+        for number in SIGNALS:
+            if signal.getsignal(number) != signal.SIG_IGN:
+                self._before[number] = signal.signal(number, self._arrived)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Give them back."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before.clear()
+
+    @contextlib.contextmanager
+    def steady(self) -> Iterator[None]:
+        """Let a signal wait until the end of a ``with`` block, which should be short.
+
+        Raises:
+            KeyboardInterrupt: At the end, if a signal came meanwhile.
+        """
+        self._is_steady = True
+        try:
+            yield
+        finally:
+            self._is_steady = False
+        if self._is_pending:
+            self._is_pending = False
+            raise KeyboardInterrupt
+
+    def _arrived(self, _number: int, _frame: FrameType | None) -> None:
+        """Interrupt now or later."""
+        if not self._is_steady:
+            raise KeyboardInterrupt
+        self._is_pending = True
