@@ -1,11 +1,7 @@
 """``amp-ray tune``: plan, launch, measure, recalibrate, repeat."""
 
-import contextlib
-import signal
-from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
@@ -26,15 +22,14 @@ from amp_ray.cli.options import (
 from amp_ray.cli.tune_options import tune_options
 from amp_ray.cli.workers import workers_options
 from amp_ray.errors import InputError
-from amp_ray.report.study import end_view, study_view
 from amp_ray.runtime.calibrating import with_calibration
 from amp_ray.runtime.files import load_experiment
-from amp_ray.runtime.preflight import check_hosts
-from amp_ray.runtime.searching import Workers
-from amp_ray.runtime.study_result import study_json
-from amp_ray.runtime.study_space import TuneOptions
-from amp_ray.runtime.tuning import prepare
 from amp_ray.spec.experiment import Experiment
+
+if TYPE_CHECKING:  # loaded where a study runs, so that planning starts no slower
+    from amp_ray.runtime.study_end import Result
+    from amp_ray.runtime.study_space import TuneOptions
+    from amp_ray.runtime.tuning import Tuning
 
 
 @click.command()
@@ -63,7 +58,7 @@ def tune(
     """Launch the most promising strategies, measure, recalibrate, repeat.
 
     Stops when no untested strategy is likely to be better than the best measured one, when every
-    strategy that can run has run, or when the budget is spent.
+    strategy that is expected to run has run, or when the budget is spent.
     """
     configure_logging(verbose=verbose)
     experiment = with_calibration(
@@ -94,28 +89,56 @@ def tune_experiment(
     Returns:
         The exit code of the contract.
     """
+    from amp_ray.runtime.preflight import check_hosts
+    from amp_ray.runtime.tuning import prepare
+
     asked = _asked(experiment, **options)
     folder = study_path or Path(f"{experiment.name}-study")
     with search_progress() as progress:
         tuning = prepare(experiment, asked, progress)
     if not tuning.space.num_feasible:
-        click.echo("amp-ray: no feasible strategy to try; amp-ray plan tells why", err=True)
+        click.echo(f"amp-ray: {tuning.space.why_none}", err=True)
         return NOT_FEASIBLE
     if asked.table is not None:
         click.echo(f"replay: outcomes come from {asked.table}, nothing is launched", err=True)
     elif doctor:
         check_hosts(tuning.experiment)
-    with _ended_by_signals(), study_view(Console(stderr=True)) as view:
+    result = _run(tuning, folder, resume=resume)
+    return _show(result, folder, json_target)
+
+
+def _run(tuning: "Tuning", folder: Path, *, resume: bool) -> "Result":
+    """Run a study before people's eyes; signals end it in order."""
+    from amp_ray.report.study import study_view
+    from amp_ray.runtime.interruption import Interruption
+
+    with Interruption() as interruption:
         try:
-            ended = tuning.run(folder, view, resume=resume)
+            with study_view(Console(stderr=True)) as view:
+                return tuning.run(folder, view, resume=resume, steady=interruption.steady)
         except KeyboardInterrupt:
-            click.echo(f"amp-ray: ended; go on with --study {folder} --resume", err=True)
+            text = f"everything is kept; the same command with --study {folder} --resume goes on"
+            click.echo(f"amp-ray: {text}", err=True)
             raise
+
+
+def _show(result: "Result", folder: Path, json_target: str | None) -> int:
+    """Show how a study ended; return the exit code."""
+    from amp_ray.report.study import end_view
+    from amp_ray.runtime.study_result import study_json
+
     if json_target is not None:
-        write_json(study_json(ended, str(folder)), json_target)
+        write_json(study_json(result, str(folder)), json_target)
     if json_target != STDOUT:
-        table_console().print(end_view(ended, str(folder)))
-    if ended.best_number is not None:
+        table_console().print(end_view(result, str(folder)))
+    if result.ending == "hosts":
+        click.echo(
+            "amp-ray: no group of hosts is left that can be reached; amp-ray doctor tells why, "
+            f"and --study {folder} --resume goes on",
+            err=True,
+        )
+        return TRIALS_FAILED
+    if result.best_number is not None:
         return SUCCESS
     click.echo("amp-ray: no trial was measured", err=True)
     return TRIALS_FAILED
@@ -129,12 +152,22 @@ def _asked(
     num_workers: int | None,
     ray_address: str | None,
     **options: Any,  # noqa: ANN401 - fields of TuneOptions
-) -> TuneOptions:
-    """Complete what was asked by what the experiment says."""
+) -> "TuneOptions":
+    """Complete what was asked by what the experiment says.
+
+    Raises:
+        InputError: If there is no budget to measure with.
+    """
+    from amp_ray.runtime.searching import Workers
+    from amp_ray.runtime.study_space import TuneOptions
+
     backend, table = trials or (experiment.trials.backend, None)
     budget = experiment.trials.budget if budget is None else budget
     if budget == 0:
-        message = "a budget of 0 trials measures nothing; amp-ray plan ranks without trials"
+        message = (
+            "a budget of 0 trials measures nothing: give --budget 1 or more, or rank without "
+            "trials by amp-ray plan"
+        )
         raise InputError(message)
     return TuneOptions(
         backend=backend,  # type: ignore[arg-type]
@@ -143,19 +176,3 @@ def _asked(
         workers=Workers(num=num_workers, address=ray_address),
         **options,
     )
-
-
-@contextlib.contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """End in order when asked to by a signal, as by Ctrl-C: trials first."""
-
-    def interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
-        raise KeyboardInterrupt
-
-    signals = (signal.SIGTERM, signal.SIGHUP)
-    before = [signal.signal(number, interrupt) for number in signals]
-    try:
-        yield
-    finally:
-        for number, handler in zip(signals, before, strict=True):
-            signal.signal(number, handler)

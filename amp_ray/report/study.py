@@ -10,7 +10,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from amp_ray.runtime.driver import ENDINGS, Result, best_trial
+from amp_ray.runtime.study_end import ENDINGS, Result, best_trial
 from amp_ray.spec.strategy import Strategy
 from amp_ray.trials.outcome import Measured, Outcome, outcome_to_json
 from amp_ray.tuner.knowledge import Knowledge

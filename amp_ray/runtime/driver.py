@@ -248,11 +248,15 @@ class Driver:
         self._view.ended(told, self._surprise(told))
 
     def _on_unreachable(self, group: int, outcome: Unreachable, running: _Running) -> None:
-        """Set the group of a lost host aside where there is another, or after a second time."""
+        """Set the group of a lost host aside where there is another, or after a second time.
+
+        Where no host is named, what died was only the process that held the group: a pool starts
+        another one, and says by itself when the group cannot be used any more.
+        """
         groups = {*self._pool.free(), *(entry.group for entry in self._running.values())}
-        if groups - {group} or running.lost:
-            self._pool.set_aside(group)
+        if running.lost or (outcome.host and groups - {group}):
             self._log.append({"event": "set-aside", "group": group, "reason": outcome.reason})
+            self._pool.set_aside(group)
             self._view.note(f"group {group} is set aside: {outcome.reason}")
 
     def _try_again(self, running: _Running, task: Task, outcome: Unreachable) -> None:

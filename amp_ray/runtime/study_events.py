@@ -2,36 +2,40 @@
 
 import datetime as dt
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
 
 from amp_ray.errors import InputError, Where
 from amp_ray.runtime.pool import Task
 from amp_ray.spec.cluster import Cluster
 from amp_ray.spec.strategy import Strategy
 from amp_ray.spec.strategy_json import strategy_from_json, strategy_to_json
-from amp_ray.trials.outcome import Outcome, outcome_from_json, outcome_to_json
+from amp_ray.trials.outcome import Outcome, Unreachable, outcome_from_json, outcome_to_json
 from amp_ray.tuner.state import Trial, TunerState, record, start
 
-JOURNAL: Final = "journal.jsonl"
+_HEADER_LINES = 1
+"""Of a journal, before its events."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Open:
-    """An attempt that was begun and has no end in the journal.
+    """A trial that was begun and has no outcome in the journal.
 
     Args:
         trial: What was launched.
-        attempt: Which attempt at it.
-        trial_id: The name of its folders.
-        interrupted: Whether the driver ended it in order: then nothing of it is left on hosts.
+        attempt: Its last attempt.
+        trial_id: The name of that attempt's folders.
+        interrupted: Whether the driver ended the attempt in order, so that nothing is left of it.
+        lost: Whether a host was unreachable during one of its attempts.
     """
 
     trial: Trial
     attempt: int
     trial_id: str
-    interrupted: bool
+    interrupted: bool = False
+    lost: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,15 +45,20 @@ class Rebuilt:
     Args:
         state: With every trial that was told.
         open: Trials without an outcome, by number.
+        left: Names of attempts of which something may be left on hosts: their driver died, or a
+            host could not be reached.
         seconds: Wall time that the drivers before have spent.
     """
 
     state: TunerState
     open: tuple[Open, ...]
+    left: tuple[str, ...]
     seconds: float
 
 
-def started(trial: Trial, task: Task, group: int, cluster: Cluster) -> dict[str, Any]:
+def started(
+    trial: Trial, task: Task, group: int, cluster: Cluster, seconds: float
+) -> dict[str, Any]:
     """Return the event of an attempt that is about to be launched."""
     return {
         "event": "started",
@@ -62,6 +71,7 @@ def started(trial: Trial, task: Task, group: int, cluster: Cluster) -> dict[str,
         "sigma": trial.sigma,
         "repeats": trial.repeats,
         "chosen": trial.reason,
+        "seconds": seconds,
         "at": now(),
     }
 
@@ -78,12 +88,19 @@ def ended(task: Task, outcome: Outcome, seconds: float) -> dict[str, Any]:
     }
 
 
-def interrupted(task: Task, seconds: float) -> dict[str, Any]:
-    """Return the event of an attempt that the driver ended before it was over."""
+def interrupted(task: Task, seconds: float, *, unreachable: str | None = None) -> dict[str, Any]:
+    """Return the event of an attempt that is over while its trial is not.
+
+    Args:
+        task: The attempt.
+        seconds: Wall time of this driver so far.
+        unreachable: Why a host could not be reached; None if the driver ended the attempt.
+    """
     return {
         "event": "interrupted",
         "number": task.number,
         "attempt": task.attempt,
+        "unreachable": unreachable,
         "seconds": seconds,
         "at": now(),
     }
@@ -102,56 +119,154 @@ def rebuild(
     Args:
         state: At the beginning of the study.
         cluster: Whose hosts strategies name.
-        events: Bodies of its records.
+        events: Bodies of its records, the header left out.
         file: The journal, for messages.
 
     Raises:
-        InputError: If an event does not fit what came before it.
+        InputError: If an event does not fit what came before it, or a trial ran what the
+            experiment does not choose from any more.
     """
-    open_: dict[int, Open] = {}
-    strategies: dict[str, Strategy] = {}
-    seconds = spent = 0.0
-    for number, event in enumerate(events, start=1):
-        spent = float(event.get("seconds", spent))
-        if event["event"] == "resumed":
-            seconds, spent = seconds + spent, 0.0
-        elif event["event"] == "started":
-            key = json.dumps(event["strategy"], sort_keys=True)
-            if key not in strategies:
-                strategies[key] = strategy_from_json(event["strategy"], cluster, file=file)
-            trial = _trial(event, strategies[key])
-            if trial.number == len(state.trials):
-                state = start(state, trial)
-            open_[trial.number] = Open(
-                trial=state.trials[trial.number].trial,
-                attempt=event["attempt"],
-                trial_id=event["trial_id"],
-                interrupted=False,
-            )
-        elif event["event"] in {"ended", "interrupted"}:
-            begun = open_.pop(event["number"], None)
-            if begun is None:
-                message = f"record {number} ends trial {event['number']}, which was not running"
-                raise InputError(message, where=Where(file=file))
-            if event["event"] == "ended":
-                state = record(state, event["number"], outcome_from_json(event))
-            else:
-                open_[event["number"]] = Open(
-                    trial=begun.trial,
-                    attempt=begun.attempt,
-                    trial_id=begun.trial_id,
-                    interrupted=True,
-                )
-    return Rebuilt(state=state, open=tuple(open_.values()), seconds=seconds + spent)
-
-
-def _trial(event: Mapping[str, Any], strategy: Strategy) -> Trial:
-    """Read the trial of a ``started`` event."""
-    return Trial(
-        number=event["number"],
-        strategy=strategy,
-        predicted_s=event["predicted_s"],
-        sigma=event["sigma"],
-        repeats=event["repeats"],
-        reason=event["chosen"],
+    replay = _Replay(state=state, cluster=cluster, file=file)
+    for line, event in enumerate(events, start=1 + _HEADER_LINES):
+        with _placed(Where(file=file, line=line)):
+            replay.take(event)
+    return Rebuilt(
+        state=replay.state,
+        open=tuple(replay.open.values()),
+        left=tuple(replay.left),
+        seconds=replay.seconds + replay.spent,
     )
+
+
+@dataclass(slots=True, kw_only=True)
+class _Replay:
+    """Where a replay stands.
+
+    Args:
+        state: By now.
+        cluster: Whose hosts strategies name.
+        file: The journal, for messages.
+        open: Trials without an outcome.
+        left: Names of attempts of which something may be left; an ordered set.
+        seconds: Wall time of all drivers but the last.
+        spent: Wall time of the last driver.
+        strategies: Those that were read, by their JSON text.
+    """
+
+    state: TunerState
+    cluster: Cluster
+    file: str
+    open: dict[int, Open] = field(default_factory=dict)
+    left: dict[str, None] = field(default_factory=dict)
+    seconds: float = 0.0
+    spent: float = 0.0
+    strategies: dict[str, Strategy] = field(default_factory=dict)
+
+    def take(self, event: Mapping[str, Any]) -> None:
+        """Apply one event; kinds that are not known are of no consequence."""
+        self.spent = float(event.get("seconds", self.spent))
+        kind = event["event"]
+        if kind == "resumed":
+            self.seconds, self.spent = self.seconds + self.spent, 0.0
+        elif kind == "started":
+            self._start(event)
+        elif kind == "interrupted":
+            self._interrupt(event)
+        elif kind == "ended":
+            self._end(event)
+
+    def _start(self, event: Mapping[str, Any]) -> None:
+        """An attempt began."""
+        number, trial_id = event["number"], event["trial_id"]
+        self.left[trial_id] = None
+        if number == len(self.state.trials):
+            self.state = start(self.state, self._trial(event))
+        elif number not in self.open:
+            message = f"trial {number} begins again and is not open"
+            raise ValueError(message)
+        before = self.open.get(number)
+        self.open[number] = Open(
+            trial=self.state.trials[number].trial,
+            attempt=event["attempt"],
+            trial_id=trial_id,
+            lost=before is not None and before.lost,
+        )
+
+    def _interrupt(self, event: Mapping[str, Any]) -> None:
+        """An attempt was ended, or lost its host."""
+        begun = self._begun(event)
+        lost = event.get("unreachable") is not None
+        if not lost:
+            del self.left[begun.trial_id]
+        self.open[event["number"]] = Open(
+            trial=begun.trial,
+            attempt=begun.attempt,
+            trial_id=begun.trial_id,
+            interrupted=not lost,
+            lost=lost or begun.lost,
+        )
+
+    def _end(self, event: Mapping[str, Any]) -> None:
+        """A trial has its outcome; it has one only, and what is told later changes nothing."""
+        number = event["number"]
+        if number not in self.open and 0 <= number < len(self.state.trials):
+            return
+        begun = self._begun(event)
+        outcome = outcome_from_json(event)
+        self.state = record(self.state, number, outcome)
+        if not isinstance(outcome, Unreachable):
+            del self.left[begun.trial_id]
+        del self.open[number]
+
+    def _begun(self, event: Mapping[str, Any]) -> Open:
+        """Return the attempt that an event ends.
+
+        Raises:
+            ValueError: If it does not run.
+        """
+        begun = self.open.get(event["number"])
+        if begun is None or begun.attempt != event["attempt"] or begun.trial_id not in self.left:
+            attempt = f"attempt {event['attempt']} at trial {event['number']}"
+            message = f"{attempt} is over ({event['event']}) and did not run"
+            raise ValueError(message)
+        return begun
+
+    def _trial(self, event: Mapping[str, Any]) -> Trial:
+        """Read the trial of a ``started`` event."""
+        key = json.dumps(event["strategy"], sort_keys=True)
+        if key not in self.strategies:
+            self.strategies[key] = strategy_from_json(
+                event["strategy"], self.cluster, file=self.file
+            )
+        if self.strategies[key] not in self.state.places:
+            message = (
+                f"trial {event['number']} ran a strategy that is none of the "
+                f"{len(self.state.candidates)} to choose from now: the search's limits, the "
+                "calibration or the table are not those that the study began with. Go on with "
+                "them, or name a new folder by --study"
+            )
+            raise ValueError(message)
+        return Trial(
+            number=event["number"],
+            strategy=self.strategies[key],
+            predicted_s=event["predicted_s"],
+            sigma=event["sigma"],
+            repeats=event["repeats"],
+            reason=event["chosen"],
+        )
+
+
+@contextmanager
+def _placed(where: Where) -> Iterator[None]:
+    """Lead a mistake in an event to its line.
+
+    Raises:
+        InputError: Instead of what a missing key or a wrong value raises.
+    """
+    try:
+        yield
+    except KeyError as error:
+        message = f"the event has no {error}"
+        raise InputError(message, where=where) from error
+    except (ValueError, TypeError) as error:
+        raise InputError(str(error), where=where) from error

@@ -7,13 +7,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from amp_ray.calibration import calibration_to_json
-from amp_ray.runtime.driver import ENDINGS, Result
+from amp_ray.runtime.study_end import ENDINGS, Result
 from amp_ray.search.rows import SCHEMA, ranking_rows
 from amp_ray.spec.cluster import Cluster
 from amp_ray.spec.strategy import Strategy
 from amp_ray.spec.strategy_json import strategy_to_json
-from amp_ray.trials.outcome import Measured, Outcome, OutOfMemory, outcome_to_json
-from amp_ray.tuner.recommendation import recommend
+from amp_ray.trials.outcome import outcome_to_json
+from amp_ray.tuner.certificate import Certificate
+from amp_ray.tuner.recommendation import Recommendation, recommend
+from amp_ray.tuner.standing import Standing
 from amp_ray.tuner.state import Told
 
 HISTORY_COLUMNS: Final = (
@@ -53,12 +55,11 @@ def study_json(result: Result, study: str) -> dict[str, Any]:
         result: How the study ended.
         study: Its folder.
     """
-    state, knowledge = result.state, result.knowledge
+    state, knowledge, certificate = result.state, result.knowledge, result.certificate
     cluster = state.experiment.cluster
     trials = [trial_json(told, cluster) for told in state.trials]
-    best = result.best_number
-    recommendation = recommend(state, knowledge)
-    certificate = result.certificate
+    best, calibration = result.best_number, knowledge.calibration
+    recommended = recommend(state, knowledge)
     return {
         "schema": SCHEMA,
         "study": study,
@@ -68,36 +69,44 @@ def study_json(result: Result, study: str) -> dict[str, Any]:
         "trials": trials,
         "best": None if best is None else trials[best],
         "recommendation": None
-        if recommendation is None
-        else {
-            "strategy": strategy_to_json(recommendation.strategy, cluster),
-            "predicted_s": recommendation.predicted_s,
-            "measured_s": recommendation.measured_s,
-            "trial": recommendation.number,
-            "ties": [
-                {
-                    "strategy": strategy_to_json(tie.strategy, cluster),
-                    "time_s": tie.time_s,
-                    "measured": tie.measured,
-                }
-                for tie in recommendation.ties
-            ],
-            "reason": recommendation.reason,
-        },
-        "certificate": None
-        if certificate is None
-        else {
-            "holds": certificate.holds,
-            "bound_s": certificate.bound_s,
-            "best_s": certificate.best_s,
-            "gain_fraction": certificate.gain_fraction,
-            "num_untested": certificate.num_untested,
-            "text": certificate.text,
-        },
-        "calibration": None
-        if knowledge.calibration is None
-        else calibration_to_json(knowledge.calibration),
+        if recommended is None
+        else _recommendation_json(recommended, cluster),
+        "certificate": None if certificate is None else _certificate_json(certificate),
+        "calibration": None if calibration is None else calibration_to_json(calibration),
         "ranking": ranking_rows(knowledge.ranking, cluster, num_rows=None),
+    }
+
+
+def _recommendation_json(recommended: Recommendation, cluster: Cluster) -> dict[str, Any]:
+    """Return what to use."""
+    return {
+        "strategy": strategy_to_json(recommended.strategy, cluster),
+        "predicted_s": recommended.predicted_s,
+        "measured_s": recommended.measured_s,
+        "trial": recommended.number,
+        "ties": [
+            {
+                "strategy": strategy_to_json(tie.strategy, cluster),
+                "time_s": tie.time_s,
+                "measured": tie.measured,
+            }
+            for tie in recommended.ties
+        ],
+        "reason": recommended.reason,
+    }
+
+
+def _certificate_json(certificate: Certificate) -> dict[str, Any]:
+    """Return what is left to gain."""
+    return {
+        "holds": certificate.holds,
+        "settled": certificate.settled,
+        "bound_s": certificate.bound_s,
+        "best_s": certificate.best_s,
+        "gain_fraction": certificate.gain_fraction,
+        "chance": certificate.chance,
+        "num_untested": certificate.num_untested,
+        "text": certificate.text,
     }
 
 
@@ -128,30 +137,37 @@ def history_csv(told: Iterable[Told]) -> str:
     return _table(HISTORY_COLUMNS, rows)
 
 
-def measurements_csv(told: Iterable[Told]) -> str:
-    """Return what trials measured as a strategies file; repeats are left to the last one.
+def measurements_csv(result: Result) -> str:
+    """Return what came of every strategy as a strategies file.
 
-    Only strategies in the default placement with the same stages throughout have such a line.
+    Of several runs the one in the middle counts; a strategy whose hosts fell silent has no line.
+    Neither has one whose stages differ, or that is placed otherwise than in order: only JSON can
+    tell those.
     """
-    last: dict[Strategy, Outcome] = {}
-    for entry in told:
-        plan, outcome = entry.trial.strategy, entry.outcome
-        in_order = plan.placement == tuple(range(len(plan.placement)))
-        plain = plan.is_uniform and plan.recompute is not None and in_order
-        if plain and isinstance(outcome, Measured | OutOfMemory):
-            last[plan] = outcome
-    rows = [
-        {
-            **_degrees(strategy),
-            "measured_s": outcome.iteration_time_s if isinstance(outcome, Measured) else "oom",
-            "spread_s": outcome.spread_s if isinstance(outcome, Measured) else "",
-            "peak_memory_bytes": _spaced(
-                outcome.peak_memory_bytes if isinstance(outcome, Measured) else ()
-            ),
-        }
-        for strategy, outcome in last.items()
-    ]
+    state, standing = result.state, result.knowledge.standing
+    rows = []
+    for place in dict.fromkeys(told.candidate for told in state.trials):
+        strategy = state.candidates[place].strategy
+        in_order = strategy.placement == tuple(range(len(strategy.placement)))
+        if strategy.is_uniform and strategy.recompute is not None and in_order:
+            cells = _measurement(standing, place)
+            if cells is not None:
+                rows.append({**_degrees(strategy), **cells})
     return _table(MEASUREMENT_COLUMNS, rows)
+
+
+def _measurement(standing: Standing, place: int) -> dict[str, Any] | None:
+    """Return the cells that tell what came of a strategy; None if nothing did."""
+    if place in standing.figures:
+        typical = standing.figures[place].typical
+        return {
+            "measured_s": typical.iteration_time_s,
+            "spread_s": typical.spread_s,
+            "peak_memory_bytes": _spaced(typical.peak_memory_bytes),
+        }
+    if place in standing.out_of_memory:
+        return {"measured_s": "oom"}
+    return {"measured_s": "failed"} if place in standing.silent else None
 
 
 def _degrees(strategy: Strategy) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """What a study chooses from: all candidates of an experiment, or the strategies of a table."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -70,6 +71,20 @@ class Space:
         return sum(
             isinstance(result, Estimate) and result.feasible and result.launchable
             for result in self.results
+        )
+
+    @property
+    def why_none(self) -> str:
+        """Say why nothing is expected to run, and where to read more."""
+        estimates = [result for result in self.results if isinstance(result, Estimate)]
+        fitting = [estimate for estimate in estimates if estimate.feasible]
+        if not fitting:
+            return "no strategy is expected to run; amp-ray plan --all tells why, one by one"
+        reasons = Counter(estimate.warnings[-1] for estimate in fitting if estimate.warnings)
+        [(reason, number)] = reasons.most_common(1) or [("the runtime has no way to", len(fitting))]
+        return (
+            f"none of the {len(fitting)} strategies that fit can be launched; {number} of them: "
+            f"{reason}"
         )
 
 

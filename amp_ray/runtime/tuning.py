@@ -33,6 +33,12 @@ from amp_ray.spec.experiment import Experiment
 from amp_ray.trials.program_check import check_program
 from amp_ray.tuner.state import TunerSettings, TunerState, begin
 
+_DIGEST_LETTERS: Final = 12
+"""Enough to tell tables apart that a person has."""
+
+_ACTOR_CPUS: Final = 1
+"""Of a Ray that is started for trial actors alone: they wait, and ask for no CPU."""
+
 
 def begin_state(experiment: Experiment, space: Space, options: TuneOptions) -> TunerState:
     """Return the state of a study in which nothing has run yet."""
@@ -41,19 +47,28 @@ def begin_state(experiment: Experiment, space: Space, options: TuneOptions) -> T
 
 
 def study_header(experiment: Experiment, options: TuneOptions) -> dict[str, Any]:
-    """Return what has to be the same when a study is resumed."""
+    """Return what has to be the same when a study is resumed.
+
+    Hosts may change, as long as they are like those before: a study that lost some goes on.
+    """
     return {
         "event": "study",
         "experiment": experiment.name,
         "fingerprint": fingerprint(experiment),
+        "global_batch_size": experiment.global_batch_size,
         "backend": options.backend,
-        "table": None if options.table is None else options.table.name,
+        "table": None if options.table is None else _describe_table(options.table),
         "policy": options.policy,
         "seed": options.seed,
         "steps": experiment.trials.num_steps,
         "warmup_steps": experiment.trials.num_warmup_steps,
-        "host_groups": [list(group) for group in experiment.trials.host_groups],
     }
+
+
+def _describe_table(path: Path) -> str:
+    """Name a table so that another one, or a changed one, has another name."""
+    digest = hashlib.sha256(read_text(path).encode()).hexdigest()
+    return f"{path.name} ({digest[:_DIGEST_LETTERS]})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -70,13 +85,21 @@ class Tuning:
     options: TuneOptions
     space: Space
 
-    def run(self, folder: Path, view: View, *, resume: bool) -> Ended:
-        """Drive the study in a folder to its end.
+    def run(
+        self,
+        folder: Path,
+        view: View,
+        *,
+        resume: bool,
+        steady: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
+    ) -> Result:
+        """Drive the study in a folder to its end; what came of it is written in any case.
 
         Args:
             folder: Of the study; made where it is new.
             view: Who watches.
             resume: Whether there is a study to go on with.
+            steady: Makes blocks in which no signal interrupts.
 
         Raises:
             InputError: If the folder has another study, or a driver is at work on it.
@@ -87,11 +110,38 @@ class Tuning:
         header = study_header(self.experiment, self.options)
         state = begin_state(self.experiment, self.space, self.options)
         with open_study(folder, header, resume=resume) as study:
+            rebuilt = self._rebuild(study, state, view)
             copy_experiment(self.experiment, study)
             with self._pool() as pool:
-                ended = self._drive(study, state, pool, view)
-            write_results(study, ended)
-        return ended
+                settings = DriverSettings(
+                    trials_folder=study.trials_folder,
+                    study_id=study.study_id,
+                    time_left_s=self._time_left_s(rebuilt.seconds),
+                    steady=steady,
+                )
+                driver = Driver(rebuilt.state, pool, study.journal, view, settings)
+                return _drive(driver, rebuilt, study)
+
+    def _rebuild(self, study: Study, state: TunerState, view: View) -> study_events.Rebuilt:
+        """Take up what the journal tells, and note in it that the study goes on."""
+        cluster, path = self.experiment.cluster, study.folder / JOURNAL
+        events = study.journal.records[1:]
+        rebuilt = study_events.rebuild(state, cluster, events, file=str(path))
+        if study.broken is not None:
+            view.note(f"the study was driven by {study.broken}, which has died")
+        if study.journal.dropped is not None:
+            view.note(f"{path}: dropped {study.journal.dropped}")
+        if not study.is_new:
+            event = {"event": "resumed", "budget": self.options.budget, "at": study_events.now()}
+            study.journal.append(event)
+            done = len(rebuilt.state.trials) - len(rebuilt.open)
+            view.note(f"resumed: {done} trials are done, {len(rebuilt.open)} run again")
+        return rebuilt
+
+    def _time_left_s(self, spent_s: float) -> float | None:
+        """Return what earlier drivers have left of the time budget."""
+        budget_s = self.options.time_budget_s
+        return None if budget_s is None else max(0.0, budget_s - spent_s)
 
     @contextlib.contextmanager
     def _pool(self) -> Iterator[Pool]:
@@ -105,35 +155,27 @@ class Tuning:
         factory: Callable[[int], Runner] = functools.partial(
             make_runner, portable(experiment), options.backend
         )
-        if not _wants_actors(options):
+        if not _wants_actors(options, num_groups):
             yield ThreadPool(factory, num_groups)
             return
         require_ray()
         from amp_ray.runtime import actors  # noqa: PLC0415 - takes seconds to start
 
-        with actors.connect(options.workers.address):
+        with actors.connect(options.workers.address, num_cpus=_ACTOR_CPUS):
             yield actors.actor_pool(factory, num_groups)
 
-    def _drive(self, study: Study, state: TunerState, pool: Pool, view: View) -> Ended:
-        """Take up what the journal tells, and go on from there."""
-        cluster, path = self.experiment.cluster, study.folder / JOURNAL
-        rebuilt = study_events.rebuild(state, cluster, study.journal.records[1:], file=str(path))
-        if not study.is_new:
-            event = {"event": "resumed", "budget": self.options.budget, "at": study_events.now()}
-            study.journal.append(event)
-            done = sum(told.outcome is not None for told in rebuilt.state.trials)
-            view.note(f"resumed: {done} trials are done, {len(rebuilt.open)} run again")
-        if study.journal.dropped is not None:
-            view.note(f"{path}: dropped {study.journal.dropped}")
-        deadline_s = None
-        if self.options.time_budget_s is not None:
-            left_s = max(0.0, self.options.time_budget_s - rebuilt.seconds)
-            deadline_s = time.monotonic() + left_s
-        settings = DriverSettings(
-            trials_folder=study.trials_folder, study_id=study.study_id, deadline_s=deadline_s
-        )
-        driver = Driver(rebuilt.state, pool, study.journal, view, settings)
-        return driver.run(rebuilt.open)
+
+def _drive(driver: Driver, rebuilt: study_events.Rebuilt, study: Study) -> Result:
+    """Drive a study, and write its results also where it cannot go on."""
+    try:
+        result = driver.run(rebuilt.open, rebuilt.left)
+    except BaseException as error:
+        ending: Ending = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+        with contextlib.suppress(AmpRayError):  # of a full disk, the first message is enough
+            write_results(study, driver.result(ending))
+        raise
+    write_results(study, result)
+    return result
 
 
 def prepare(
@@ -167,13 +209,12 @@ def copy_experiment(experiment: Experiment, study: Study) -> None:
         study.write("experiment.yaml", read_text(source))
 
 
-def write_results(study: Study, ended: Ended) -> None:
+def write_results(study: Study, result: Result) -> None:
     """Write what people and other commands read; all of it can be made again from the journal."""
-    told = ended.state.trials
-    record = study_json(ended, str(study.folder))
-    study.write("history.csv", history_csv(told))
+    record = study_json(result, str(study.folder))
+    study.write("history.csv", history_csv(result.state.trials))
     study.write("history.jsonl", history_jsonl(record["trials"]))
-    study.write("measured.csv", measurements_csv(told))
+    study.write("measured.csv", measurements_csv(result))
     study.write("result.json", json.dumps(record, indent=1, allow_nan=False) + "\n")
     if record["calibration"] is not None:
         study.write("calibration.json", json.dumps(record["calibration"], indent=1) + "\n")
@@ -195,9 +236,10 @@ def _num_groups(experiment: Experiment, concurrency: int | None) -> int:
     return concurrency or num_groups
 
 
-def _wants_actors(options: TuneOptions) -> bool:
-    """Tell whether Ray actors hold the hosts: over SSH where Ray is installed, or on a cluster."""
+def _wants_actors(options: TuneOptions, num_groups: int) -> bool:
+    """Tell whether Ray actors hold the hosts: on a cluster, or for SSH groups side by side."""
     if options.pool != "auto":
         return options.pool == "ray"
-    over_ssh = options.backend == "ssh" and find_spec("ray") is not None
-    return over_ssh or options.workers.forced or "RAY_ADDRESS" in os.environ
+    has_cluster = options.workers.address is not None or "RAY_ADDRESS" in os.environ
+    side_by_side = options.backend == "ssh" and num_groups > 1
+    return has_cluster or (side_by_side and find_spec("ray") is not None)

@@ -28,8 +28,8 @@ from amp_ray.spec.strategy import Candidate, Strategy
 MOST_OPTIONS: Final = 400_000
 """Options of one problem: as many take about a tenth of a second per cap on the slowest beat."""
 
-MOST_STATES: Final = 4_000
-"""States of the nodes of one class."""
+MOST_STEPS: Final = 10_000
+"""Ways to give units that are explored for one class: about a tenth of a second."""
 
 MOST_LEADERS: Final = 6
 """Placements that are simulated, the best by the objective first."""
@@ -154,7 +154,7 @@ def _problem(
     classes = node_classes(cluster, candidate.tp, pairs_matter=space.pairs_matter)
     found: list[ClassMoves] = []
     for node_class in classes:
-        moves = class_moves(node_class, candidate.dp, even=space.even, max_states=MOST_STATES)
+        moves = class_moves(node_class, candidate.dp, even=space.even, max_steps=MOST_STEPS)
         if moves is None:
             return None
         found.append(moves)

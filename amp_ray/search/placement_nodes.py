@@ -98,7 +98,7 @@ class ClassMoves:
 
 
 def class_moves(
-    node_class: NodeClass, dp: int, *, even: bool, max_states: int
+    node_class: NodeClass, dp: int, *, even: bool, max_steps: int
 ) -> ClassMoves | None:
     """Explore what the nodes of a class can give.
 
@@ -106,7 +106,7 @@ def class_moves(
         node_class: The nodes.
         dp: Units of a stage.
         even: Whether nodes that have given something, but not all, have all given the same.
-        max_states: Give up beyond so many states.
+        max_steps: Give up beyond so many steps.
 
     Returns:
         The moves; None where there are too many.
@@ -127,8 +127,8 @@ def class_moves(
             found.append(
                 (units, index, Step(to_state=to_state, relation=relation, picks=picks))
             )
-        if len(states) > max_states:
-            return None
+            if len(found) > max_steps:
+                return None
     return _laid_out(node_class, dp, states, found, tuple(relations))
 
 

@@ -69,7 +69,7 @@ def recommend(state: TunerState, knowledge: Knowledge) -> Recommendation | None:
         )
     if first is not None:
         gain = math.log(_best_s(knowledge) / knowledge.estimates[first].iteration_time_s)
-        error = knowledge.sigma(first)
+        error = knowledge.widening * knowledge.sigma(first)
         if gain > error:
             why = (
                 f"predicted {100 * math.expm1(gain):.0f} % faster than the best measured, which "
