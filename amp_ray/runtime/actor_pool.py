@@ -96,6 +96,8 @@ class ActorPool:
         self._num_groups = num_groups
         self._start_timeout_s = start_timeout_s
         self._attempts: dict[Any, _Attempt] = {}
+        self._finished: list[Finished] = []
+        self._is_closing = False
         self._aside: set[int] = set()
         self._restarted: set[int] = set()
         self._begun: set[int] = set()
@@ -129,6 +131,9 @@ class ActorPool:
         An actor that has died is started again before this returns, once per group; after that,
         or if it cannot be, its group is set aside.
         """
+        if self._finished:
+            finished, self._finished = self._finished, []
+            return finished
         ended = [
             (call, self._attempts.pop(call))
             for call in self._actors.ready(self._attempts, timeout_s)
@@ -154,11 +159,14 @@ class ActorPool:
         return lines
 
     def close(self) -> None:
-        """Interrupt what runs, and return when everything is clean."""
+        """Interrupt what runs, and return when everything is clean; ``wait`` has what ended."""
+        self._is_closing = True
         running = {attempt.group for attempt in self._attempts.values()}
         for group in running:
             self._actors.call(group, "interrupt")
-        self._until({call: a.group for call, a in self._attempts.items()}, CLOSE_TIMEOUT_S)
+        calls = {call: attempt.group for call, attempt in self._attempts.items()}
+        for call in self._until(calls, CLOSE_TIMEOUT_S):
+            self._finished.append(self._finish(call, self._attempts.pop(call)))
         self._attempts.clear()
         closing = {self._actors.call(group, "close"): group for group in self._begun}
         self._until(closing, CLOSE_TIMEOUT_S)
@@ -206,7 +214,8 @@ class ActorPool:
             reason = f"the actor of host group {attempt.group} died: {error}"
             wall_s = time.monotonic() - attempt.start_s
             outcome = Unreachable(reason=reason, host="", wall_s=wall_s)
-            self._restart(attempt)
+            if not self._is_closing:
+                self._restart(attempt)
         except Exception as error:  # noqa: BLE001 - as in pool.run_task: its end must be told
             reason = f"the launcher failed: {type(error).__name__}: {error}"
             outcome = Crashed(reason=reason, kind="start", rank=None, host="", lines=(), wall_s=0.0)

@@ -119,6 +119,7 @@ class Attempt:
                 kind="job",
                 files=files,
                 cwd=self._launch.cwd,
+                events=self._launch.sends_events,
                 slots=[slot for command in ranks for slot in command.all_slots],
                 ranks=[self.describe(command) for command in ranks],
                 deadline_s=self._launch.timeout_s,
@@ -127,12 +128,17 @@ class Attempt:
                 collect_bytes=COLLECT_BYTES,
             )
 
-    def describe(self, command: RankCommand) -> dict[str, Any]:
-        """Fill in what only the hosts knew; call it after the preparation."""
+    def describe(self, command: RankCommand, *, folder: str | None = None) -> dict[str, Any]:
+        """Fill in what only the hosts knew; call it after the preparation.
+
+        Args:
+            command: A process of the trial.
+            folder: What stands for the trial's folder; None for its path on that host.
+        """
         own = self.prepared[command.host]
         first = self.prepared[self._launch.hosts[0]]
         values = {
-            FOLDER: own["folder"],
+            FOLDER: folder or own["folder"],
             MASTER_ADDRESS: first["address"],
             MASTER_PORT: str(first["port"]),
         }

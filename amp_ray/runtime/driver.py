@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Final
 
 from amp_ray.errors import AmpRayError
 from amp_ray.runtime import study_events
 from amp_ray.runtime.pool import Finished, Pool, Task
 from amp_ray.runtime.study_end import Ending, Result
 from amp_ray.runtime.study_events import Open
+from amp_ray.runtime.study_view import EventLog, View
 from amp_ray.trials.outcome import Unreachable
 from amp_ray.tuner.certificate import certify
 from amp_ray.tuner.kept_predictor import KeptPredictor
@@ -25,38 +26,6 @@ from amp_ray.tuner.surprise import Surprise, surprises
 
 _WAIT_S: Final = 0.5
 """Between looks at the clock while trials run."""
-
-
-class EventLog(Protocol):
-    """Where events are written down for good."""
-
-    def append(self, record: dict[str, Any], /) -> None:
-        """Write an event; when this returns, it survives a crash."""
-        ...
-
-
-class View(Protocol):
-    """Who watches a study."""
-
-    def started(self, trial: Trial, group: int) -> None:
-        """See that an attempt begins."""
-        ...
-
-    def ended(self, told: Told, surprise: Surprise | None) -> None:
-        """See what came of a trial."""
-        ...
-
-    def halted(self, trial: Trial) -> None:
-        """See that an attempt is over and the trial is not: it has to run again."""
-        ...
-
-    def learned(self, state: TunerState, knowledge: Knowledge) -> None:
-        """See what is known now."""
-        ...
-
-    def note(self, text: str) -> None:
-        """See anything else that matters."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,9 +131,7 @@ class Driver:
         """Return what is known by now."""
         knowledge = learn(self.state, self._predictor)
         certificate = certify(self.state, knowledge)
-        return Result(
-            state=self.state, knowledge=knowledge, certificate=certificate, ending=ending
-        )
+        return Result(state=self.state, knowledge=knowledge, certificate=certificate, ending=ending)
 
     # ------------------------------------------------------------------ the loop
 
@@ -190,11 +157,11 @@ class Driver:
         """Fill the free groups: first what has to run again, then what the tuner proposes."""
         free = list(self._pool.free())
         for again in tuple(self._waiting):
-            others = [group for group in free if group != again.avoided] or free
-            if others:
+            if free:
+                group = next((group for group in free if group != again.avoided), free[0])
                 self._waiting.remove(again)
-                free.remove(others[0])
-                self._start(again, others[0])
+                free.remove(group)
+                self._start(again, group)
         if free:
             proposed = next_trials(self.state, len(free), self._predictor, knowledge)
             for trial, group in zip(proposed, free, strict=False):
@@ -264,9 +231,7 @@ class Driver:
         event = study_events.interrupted(task, self._seconds, unreachable=outcome.reason)
         self._log.append(event)
         trial, attempt = running.trial, task.attempt + 1
-        self._waiting.append(
-            _Again(trial=trial, attempt=attempt, lost=True, avoided=running.group)
-        )
+        self._waiting.append(_Again(trial=trial, attempt=attempt, lost=True, avoided=running.group))
         self._view.halted(trial)
         self._view.note(f"trial {trial.number}: {outcome.reason}; it runs once more")
 

@@ -1,8 +1,9 @@
 """A place where trials run: this machine, or one behind SSH (``ssh.py``)."""
 
+import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -95,14 +96,22 @@ class Host(Protocol):
 class LocalHost:
     """This machine, with the same agent and no SSH."""
 
-    def __init__(self, name: str = "localhost", *, python: str = sys.executable) -> None:
+    def __init__(
+        self,
+        name: str = "localhost",
+        *,
+        python: str = sys.executable,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         """Remember the name; nothing is started.
 
         Args:
             name: As the hostfile calls it.
             python: The interpreter that runs the agent.
+            environment: Variables of commands that are talked to, beside those of this process.
         """
         self.name = name
+        self._environment = dict(environment or {})
         self.addresses = ("127.0.0.1",)
         self.python = python
 
@@ -142,7 +151,7 @@ class LocalHost:
     def open_channel(self, argv: Sequence[str]) -> Channel:
         """Start a command that is talked to; see ``Host.open_channel``."""
         try:
-            return LocalChannel(argv)
+            return LocalChannel(argv, {**os.environ, **self._environment})
         except OSError as error:
             message = f"{self.name}: {argv[0]} cannot be started: {error.strerror}"
             raise HostError(message) from error
@@ -154,10 +163,11 @@ class LocalHost:
 class LocalChannel:
     """A child process with pipes."""
 
-    def __init__(self, argv: Sequence[str]) -> None:
+    def __init__(self, argv: Sequence[str], environment: Mapping[str, str]) -> None:
         """Start it, in a session of its own: Ctrl-C is for us, and we end it in order."""
         self._process = subprocess.Popen(
             argv,
+            env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

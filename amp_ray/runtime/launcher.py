@@ -18,7 +18,7 @@ from amp_ray.runtime.link import AgentSettings, Message
 from amp_ray.runtime.trial_folder import TrialFolder
 from amp_ray.runtime.watch import Listener, Watch
 from amp_ray.trials.causes import Sign, failure, first_cause
-from amp_ray.trials.launch import Launch
+from amp_ray.trials.launch import FOLDER, Launch
 from amp_ray.trials.outcome import Outcome, Unreachable
 from amp_ray.trials.result import Reader, all_files, measured, read_result
 from amp_ray.trials.signs import keep_last
@@ -201,7 +201,7 @@ class Launcher:
             record.write_events(attempt.events)
             record.write_files(attempt.files)
             if len(attempt.prepared) == len(launch.hosts):
-                ranks = [attempt.describe(command) for command in launch.commands]
+                ranks = [attempt.describe(each, folder=FOLDER) for each in launch.commands]
                 record.write_rerun(launch, ranks)
         given_up = attempt.lost | set(attempt.left)
         self._agents.give_up({host: folders[host] for host in given_up})

@@ -5,9 +5,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from amp_ray.errors import InputError
+from amp_ray.runtime.agent.job import DEVICE_VARIABLE, visible_devices
 from amp_ray.runtime.host import Host, LocalHost
 from amp_ray.spec.access import SshSettings
 from amp_ray.spec.experiment import Experiment
+from amp_ray.trials.job_file import CPU_DEVICE
 
 MakeHost = Callable[[str], Host]
 """From a host's name to the host, which opens nothing yet."""
@@ -29,7 +31,7 @@ def host_maker(experiment: Experiment, ssh: SshSettings | None = None) -> MakeHo
         InputError: If SSH is asked for and not installed.
     """
     if experiment.trials.backend == "local":
-        return LocalHost
+        return _local_maker(experiment)
     settings = located(ssh or experiment.trials.ssh, experiment_folder(experiment))
     try:
         from amp_ray.runtime.ssh import SshHost  # noqa: PLC0415 - local trials need no paramiko
@@ -37,6 +39,24 @@ def host_maker(experiment: Experiment, ssh: SshSettings | None = None) -> MakeHo
         message = f"trials over SSH need {error.name}: pip install 'amp-ray[ssh]'"
         raise InputError(message) from None
     return lambda name: SshHost(name, settings)
+
+
+def _local_maker(experiment: Experiment) -> MakeHost:
+    """Return what makes this machine under every name.
+
+    Where it has GPUs, each name has its own: slots of the second host count on where those of the
+    first one end, and so on through all groups of hosts.
+    """
+    nodes = experiment.cluster.nodes
+    environments: dict[str, dict[str, str]] = {}
+    first = 0
+    for group in experiment.trials.host_groups or (tuple(node.name for node in nodes),):
+        for name, node in zip(group, nodes, strict=True):
+            if node.device.name.casefold() != CPU_DEVICE:
+                slots = list(range(first, first + node.num_slots))
+                environments[name] = {DEVICE_VARIABLE: visible_devices(slots)}
+                first += node.num_slots
+    return lambda name: LocalHost(name, environment=environments.get(name))
 
 
 def located(settings: SshSettings, base: Path) -> SshSettings:

@@ -107,7 +107,10 @@ class Pool(Protocol):
         ...
 
     def close(self) -> None:
-        """Interrupt what runs, and return when everything is clean."""
+        """Interrupt what runs, and return when everything is clean.
+
+        Afterwards ``wait`` returns what has ended meanwhile, once.
+        """
         ...
 
 

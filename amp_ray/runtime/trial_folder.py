@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from amp_ray.trials.launch import Launch, RankCommand
+from amp_ray.runtime.agent.job import FOLDER_VARIABLE
+from amp_ray.trials.launch import FOLDER, Launch, RankCommand
 from amp_ray.trials.outcome import Outcome, outcome_to_json
 
 _RERUN_HEAD: Final = """#!/bin/sh
@@ -67,14 +68,17 @@ class TrialFolder:
 
         Args:
             launch: The trial.
-            ranks: Per rank its filled-in ``argv`` and ``environment``.
+            ranks: Per rank its ``argv`` and ``environment``, filled in but for the folder, which
+                is gone by then.
         """
         lines = [_RERUN_HEAD.format(trial_id=launch.trial_id)]
-        where = '"$FOLDER"' if launch.cwd is None else shlex.quote(launch.cwd)
+        where = _word(FOLDER if launch.cwd is None else launch.cwd)
         for command, rank in zip(launch.commands, ranks, strict=True):
-            variables = [f"{key}={text}" for key, text in sorted(rank["environment"].items())]
+            environment = {**rank["environment"], FOLDER_VARIABLE: FOLDER}
+            variables = [f"{key}={text}" for key, text in sorted(environment.items())]
+            words = " ".join(map(_word, ["env", *variables, *rank["argv"]]))
             lines.append(f"# {_ranks(command)} on {command.host}, {_slots(command)}")
-            lines.append(f"cd {where} && {shlex.join(['env', *variables, *rank['argv']])}\n")
+            lines.append(f"cd {where} && {words}\n")
         (self.path / "rerun.sh").write_text("\n".join(lines), encoding="utf-8")
 
     def write_events(self, events: Sequence[Mapping[str, Any]]) -> None:
@@ -99,6 +103,12 @@ class TrialFolder:
         partial = self.path / f"{name}.part"
         partial.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         partial.replace(self.path / name)
+
+
+def _word(text: str) -> str:
+    """Quote a word for a shell, all but the place of the trial's folder."""
+    parts = [shlex.quote(part) if part else "" for part in text.split(FOLDER)]
+    return '"$FOLDER"'.join(parts) or "''"
 
 
 def _ranks(command: RankCommand) -> str:

@@ -2,24 +2,25 @@
 
 import contextlib
 import functools
+import hashlib
 import json
 import os
-import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from amp_ray.calibration import fingerprint
-from amp_ray.errors import InputError
+from amp_ray.errors import AmpRayError, InputError
 from amp_ray.runtime import study_events
-from amp_ray.runtime.driver import Driver, DriverSettings, View
-from amp_ray.runtime.driver import Result as Ended
+from amp_ray.runtime.driver import Driver, DriverSettings
 from amp_ray.runtime.files import read_text
 from amp_ray.runtime.pool import Pool, Runner, ThreadPool
 from amp_ray.runtime.ray_address import require_ray
 from amp_ray.runtime.replay import ReplayPool, recorded_outcome
+from amp_ray.runtime.study_end import Ending, Result
 from amp_ray.runtime.study_folder import JOURNAL, Study, open_study
 from amp_ray.runtime.study_result import (
     history_csv,
@@ -28,6 +29,7 @@ from amp_ray.runtime.study_result import (
     study_json,
 )
 from amp_ray.runtime.study_space import Space, TuneOptions, study_space
+from amp_ray.runtime.study_view import View
 from amp_ray.runtime.trial_runner import make_runner, portable
 from amp_ray.spec.experiment import Experiment
 from amp_ray.trials.program_check import check_program
@@ -155,7 +157,7 @@ class Tuning:
         factory: Callable[[int], Runner] = functools.partial(
             make_runner, portable(experiment), options.backend
         )
-        if not _wants_actors(options, num_groups):
+        if not _wants_actors(options):
             yield ThreadPool(factory, num_groups)
             return
         require_ray()
@@ -236,10 +238,9 @@ def _num_groups(experiment: Experiment, concurrency: int | None) -> int:
     return concurrency or num_groups
 
 
-def _wants_actors(options: TuneOptions, num_groups: int) -> bool:
-    """Tell whether Ray actors hold the hosts: on a cluster, or for SSH groups side by side."""
+def _wants_actors(options: TuneOptions) -> bool:
+    """Tell whether Ray actors hold the hosts: over SSH where Ray is installed, or on a cluster."""
     if options.pool != "auto":
         return options.pool == "ray"
-    has_cluster = options.workers.address is not None or "RAY_ADDRESS" in os.environ
-    side_by_side = options.backend == "ssh" and num_groups > 1
-    return has_cluster or (side_by_side and find_spec("ray") is not None)
+    over_ssh = options.backend == "ssh" and find_spec("ray") is not None
+    return over_ssh or options.workers.forced or "RAY_ADDRESS" in os.environ

@@ -5,6 +5,7 @@ cuts and the memory are chosen together: `plan_placement` poses all orders, up t
 one partition problem, and judges the best answers by the simulated schedule.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice, permutations
@@ -15,52 +16,41 @@ import numpy as np
 from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.model import CostModel
 from amp_ray.cost.topology import IntArray
-from amp_ray.search.cuts import NO_LIMIT, best_bounds, even_block_bounds, last_with_parameters
+from amp_ray.partition import objective
+from amp_ray.search.cuts import (
+    NO_LIMIT,
+    best_bounds,
+    even_block_bounds,
+    last_with_parameters,
+    partition_problem,
+)
 from amp_ray.search.placement_graph import Grower
-from amp_ray.search.placement_nodes import ClassMoves, class_moves, node_classes
+from amp_ray.search.placement_nodes import ClassMoves, Scope, class_moves, node_classes
 from amp_ray.search.placement_prices import Prices
 from amp_ray.search.placement_problem import PlacementProblem, StageNeeds
 from amp_ray.search.placement_ranks import Walk
 from amp_ray.search.placement_tail import Placed, TailSearch, without_limits
 from amp_ray.search.ranking import SIGNIFICANT_DIGITS
-from amp_ray.spec.strategy import Candidate, Strategy
+from amp_ray.spec.cluster import Cluster
+from amp_ray.spec.strategy import Candidate, Strategy, candidate_of
 
-MOST_OPTIONS: Final = 400_000
-"""Options of one problem: as many take about a tenth of a second per cap on the slowest beat."""
+MOST_WORK_PER_CAP: Final = 12_000_000
+"""Options of one problem times layers that a stage can end at: about 0.15 s per cap on the beat."""
 
-MOST_STEPS: Final = 10_000
-"""Ways to give units that are explored for one class: about a tenth of a second."""
+MOST_OPTIONS: Final = 300_000
+"""Options of one problem: to pose as many takes about as long."""
+
+MOST_OPTIONS_WITH_ENDS: Final = 60_000
+"""Options where it counts which nodes both ends share; many more are needed to tell."""
 
 MOST_LEADERS: Final = 6
 """Placements that are simulated, the best by the objective first."""
 
 MOST_ORDERS: Final = 24
-"""Orders of whole nodes that are tried where tensor-parallel groups span nodes."""
+"""Orders of whole nodes that are looked at in any case: all of up to four classes."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Space:
-    """One way to look at the placements of a candidate, from all of them to fewer and fewer.
-
-    Args:
-        even: Whether parts of nodes are taken in equal parts only.
-        pairs_matter: Whether links of single pairs of nodes count.
-    """
-
-    even: bool
-    pairs_matter: bool
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether no placement is left out and none is mispriced."""
-        return self.pairs_matter and not self.even
-
-
-SPACES: Final = tuple(
-    Space(even=even, pairs_matter=pairs_matter)
-    for pairs_matter in (True, False)
-    for even in (False, True)
-)
+ROUNDING: Final = 1e-9
+"""Share by which an objective may differ from itself, added up in another order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,16 +82,11 @@ def plan_placement(cost_model: CostModel, candidate: Candidate) -> Estimate:
         The best estimate. Where nothing fits, the one that would be best without limits.
     """
     solution = solve_placement(cost_model, candidate)
-    default = tuple(range(candidate.num_devices))
-    placements = dict.fromkeys((default, *(leader.placement for leader in solution.leaders)))
-    strategies = dict.fromkeys(_key(leader) for leader in solution.leaders)
-    for placement in placements:
-        strategies.setdefault((placement, _pipeline_bounds(cost_model, candidate, placement)))
-    estimates = [
-        cost_model.estimate(Strategy.uniform(candidate, bounds, placement))
-        for placement, bounds in strategies
-    ]
-    return min(estimates, key=_order)
+    leaders = {_key(leader): leader for leader in solution.leaders}
+    for leader in solution.leaders:
+        refined = _cut(cost_model, candidate, leader.placement)
+        leaders.setdefault(_key(refined), refined)
+    return min((cost_model.estimate(leader) for leader in leaders.values()), key=_order)
 
 
 def solve_placement(cost_model: CostModel, candidate: Candidate) -> PlacementSolution:
@@ -111,30 +96,74 @@ def solve_placement(cost_model: CostModel, candidate: Candidate) -> PlacementSol
         cost_model: Of the experiment.
         candidate: Degrees that the model can be divided by.
     """
-    cluster = cost_model.experiment.cluster
-    if any(node.num_slots % candidate.tp for node in cluster.nodes):
-        return _whole_nodes(cost_model, candidate)
-    for space in SPACES:
-        if not (space.pairs_matter or cluster.pair_links):
-            break
-        problem = _problem(cost_model, candidate, space)
-        if problem is not None:
-            return _solved(problem, is_whole=space.is_whole)
-    return _whole_nodes(cost_model, candidate)
-
-
-def _solved(problem: PlacementProblem, *, is_whole: bool) -> PlacementSolution:
-    """Search a problem, and give its best placements as strategies."""
-    search = TailSearch(problem=problem)
+    seeds = tuple(
+        _cut(cost_model, candidate, placement)
+        for placement in class_orders(cost_model.experiment.cluster, candidate.num_devices)
+    )
+    problem, scope = _problem(cost_model, candidate)
+    if problem is None:
+        return _ordered(cost_model, seeds, seeds, bound_s=None)
+    feasible = [seed for seed in seeds if cost_model.estimate(seed).feasible]
+    known_s = min((objective_s(cost_model, seed) for seed in feasible), default=math.inf)
+    search = TailSearch(problem=problem, upper_bound_s=known_s * (1 + ROUNDING))
     search.run()
-    if not search.found:
+    if not search.found and not feasible:
         placed = without_limits(problem)
-        return PlacementSolution(leaders=() if placed is None else (_strategy(problem, placed),))
-    found = sorted(search.found, key=lambda placed: (placed.value_s, placed.tail_s))
+        roomy = () if placed is None else (_strategy(problem, placed),)
+        return PlacementSolution(leaders=(*roomy, *seeds))
+    best = sorted(search.found, key=lambda placed: (placed.value_s, placed.tail_s))
+    found = tuple(_strategy(problem, placed) for placed in best[:MOST_LEADERS])
+    bound_s = search.lower_bound_s if scope.is_whole else None
+    return _ordered(cost_model, (*found, *feasible), (*found, *seeds), bound_s=bound_s)
+
+
+def objective_s(cost_model: CostModel, strategy: Strategy) -> float:
+    """Return what placements are compared by: closed form of the pipeline, and the tail.
+
+    Args:
+        cost_model: Of the experiment.
+        strategy: A uniform strategy.
+    """
+    costs = cost_model.costs(candidate_of(strategy), strategy.placement)
+    problem = partition_problem(costs, cost_model.experiment.traits, NO_LIMIT)
+    pipeline = objective(problem, strategy.bounds, tuple(range(strategy.pp)))
+    breakdown = cost_model.estimate_cut(costs, strategy).breakdown
+    assert breakdown is not None
+    return pipeline.value_s + (breakdown.gradient_sync_s + breakdown.optimizer_s)
+
+
+def class_orders(cluster: Cluster, num_devices: int) -> tuple[tuple[int, ...], ...]:
+    """Return orders of the devices: as they are listed, then those with equal nodes in a row.
+
+    Args:
+        cluster: The nodes.
+        num_devices: That are used.
+    """
+    devices: dict[int, list[int]] = {}
+    for device, node in enumerate(cluster.node_of_device):
+        devices.setdefault(node, []).append(device)
+    classes = node_classes(cluster, 1, pairs_matter=False)
+    orders = [tuple(range(num_devices))]
+    for order in islice(permutations(classes), MOST_ORDERS):
+        placed = [device for part in order for node in part.nodes for device in devices[node]]
+        orders.append(tuple(placed[:num_devices]))
+    return tuple(dict.fromkeys(orders))
+
+
+def _ordered(
+    cost_model: CostModel,
+    running: Sequence[Strategy],
+    strategies: Sequence[Strategy],
+    *,
+    bound_s: float | None,
+) -> PlacementSolution:
+    """Order strategies by the objective; the value is the best one's that fits the memory."""
+    value_s = {_key(leader): objective_s(cost_model, leader) for leader in strategies}
+    leaders = {_key(leader): leader for leader in strategies}
+    order = sorted(leaders, key=lambda key: (value_s[key], key))
+    best_s = min((value_s[_key(leader)] for leader in running), default=None)
     return PlacementSolution(
-        leaders=tuple(_strategy(problem, placed) for placed in found[:MOST_LEADERS]),
-        value_s=found[0].value_s,
-        lower_bound_s=search.lower_bound_s if is_whole else None,
+        leaders=tuple(leaders[key] for key in order), value_s=best_s, lower_bound_s=bound_s
     )
 
 
@@ -146,47 +175,73 @@ def _strategy(problem: PlacementProblem, placed: Placed) -> Strategy:
     return Strategy.uniform(problem.prices.candidate, placed.bounds, placement)
 
 
-def _problem(
-    cost_model: CostModel, candidate: Candidate, space: Space
-) -> PlacementProblem | None:
-    """Pose all placements of a candidate; None where there are too many."""
+def _scopes(cost_model: CostModel, candidate: Candidate) -> Iterator[Scope]:
+    """Give the ways to look at placements, from all of them to fewer and fewer."""
+    pairs = bool(cost_model.experiment.cluster.pair_links)
+    tied = cost_model.costs(candidate).memory.weights.tied is not None and candidate.pp > 1
+    num_ends = cost_model.experiment.model.num_layers + 1 - candidate.pp
+    most = min(MOST_OPTIONS, MOST_WORK_PER_CAP // num_ends)
+    for even, pure in ((False, False), (True, False), (True, True)):
+        for exact in dict.fromkeys((True, not pairs)):
+            scope = Scope(even=even, pure=pure, pairs=exact, max_options=most)
+            if tied:
+                yield replace(scope, ends=True, max_options=min(most, MOST_OPTIONS_WITH_ENDS))
+            yield scope
+
+
+def _problem(cost_model: CostModel, candidate: Candidate) -> tuple[PlacementProblem | None, Scope]:
+    """Pose as many placements of a candidate as there may be; None where there is no way."""
+    scope = Scope(max_options=0)
+    if any(node.num_slots % candidate.tp for node in cost_model.experiment.cluster.nodes):
+        return None, scope
+    for scope in _scopes(cost_model, candidate):
+        problem = _posed(cost_model, candidate, scope)
+        if problem is not None:
+            return problem, scope
+    return None, scope
+
+
+def _posed(cost_model: CostModel, candidate: Candidate, scope: Scope) -> PlacementProblem | None:
+    """Pose the placements of a candidate within a scope; None where there are too many."""
     cluster = cost_model.experiment.cluster
-    classes = node_classes(cluster, candidate.tp, pairs_matter=space.pairs_matter)
-    found: list[ClassMoves] = []
+    classes = node_classes(cluster, candidate.tp, pairs_matter=scope.pairs)
+    moves: list[ClassMoves] = []
     for node_class in classes:
-        moves = class_moves(node_class, candidate.dp, even=space.even, max_steps=MOST_STEPS)
-        if moves is None:
+        own = class_moves(node_class, candidate.dp, scope)
+        if own is None:
             return None
-        found.append(moves)
+        moves.append(own)
     prices = Prices(cost_model=cost_model, candidate=candidate, classes=classes)
-    grower = Grower(moves=tuple(found), dp=candidate.dp, cut_rows=prices.cut_rows)
-    levels = grower.levels(candidate.pp, MOST_OPTIONS)
+    grower = Grower(moves=tuple(moves), dp=candidate.dp, cut_rows=prices.cut_rows, scope=scope)
+    levels = grower.levels(candidate.pp)
     if levels is None:
         return None
     return PlacementProblem(
         levels=levels,
-        moves=tuple(found),
+        moves=tuple(moves),
         prices=prices,
-        needs=_needs(cost_model, candidate),
+        needs=_needs(cost_model, candidate, tied_counts=scope.ends),
         blocking=cost_model.experiment.traits.blocking_transfers,
     )
 
 
-def _needs(cost_model: CostModel, candidate: Candidate) -> StageNeeds:
+def _needs(cost_model: CostModel, candidate: Candidate, *, tied_counts: bool) -> StageNeeds:
     """Return what stages need, whatever they run on."""
     model, traits = cost_model.experiment.model, cost_model.experiment.traits
     memory = cost_model.costs(candidate).memory
     sizes = {float(device.memory_bytes) for device in cost_model.experiment.cluster.device_types}
-    starts = {
-        size: memory.earliest_starts(np.full(candidate.pp, size)) for size in sorted(sizes)
-    }
+    starts = {size: memory.earliest_starts(np.full(candidate.pp, size)) for size in sorted(sizes)}
     if traits.partition == "even-blocks":
         bounds = even_block_bounds(model, candidate.pp)
         starts = {size: _only(bounds, start) for size, start in starts.items()}
+    parameters = memory.weights.prefix.copy()
+    if memory.weights.tied is not None and candidate.pp == 1:
+        parameters[-1] -= memory.weights.tied.parameters
     return StageNeeds(
         earliest_start=starts,
         latest_start=_latest_start(cost_model),
-        parameters=memory.weights.prefix,
+        parameters=parameters,
+        tied_counts=tied_counts,
     )
 
 
@@ -203,38 +258,15 @@ def _latest_start(cost_model: CostModel) -> IntArray:
     return last_with_parameters(cost_model.experiment.model) if needed else NO_LIMIT
 
 
-def _pipeline_bounds(
-    cost_model: CostModel, candidate: Candidate, placement: tuple[int, ...]
-) -> tuple[int, ...]:
+def _cut(cost_model: CostModel, candidate: Candidate, placement: tuple[int, ...]) -> Strategy:
     """Return the cuts that are best for one placement, by the pipeline alone."""
     given = cost_model.experiment
     if given.traits.partition == "even-blocks":
-        return even_block_bounds(given.model, candidate.pp)
-    costs = cost_model.costs(candidate, placement)
-    return best_bounds(costs, given.traits, _latest_start(cost_model))
-
-
-def _whole_nodes(cost_model: CostModel, candidate: Candidate) -> PlacementSolution:
-    """Try orders of whole nodes, each class in a row: for groups that span nodes."""
-    leaders = [
-        Strategy.uniform(
-            candidate, _pipeline_bounds(cost_model, candidate, placement), placement
-        )
-        for placement in _class_orders(cost_model, candidate.num_devices)
-    ]
-    return PlacementSolution(leaders=tuple(leaders))
-
-
-def _class_orders(cost_model: CostModel, num_devices: int) -> Iterator[tuple[int, ...]]:
-    """Give orders of the devices in which equal nodes stand together."""
-    cluster = cost_model.experiment.cluster
-    devices: dict[int, list[int]] = {}
-    for device, node in enumerate(cluster.node_of_device):
-        devices.setdefault(node, []).append(device)
-    classes = node_classes(cluster, 1, pairs_matter=False)
-    for order in islice(permutations(classes), MOST_ORDERS):
-        placement = [device for part in order for node in part.nodes for device in devices[node]]
-        yield tuple(placement[:num_devices])
+        bounds = even_block_bounds(given.model, candidate.pp)
+    else:
+        costs = cost_model.costs(candidate, placement)
+        bounds = best_bounds(costs, given.traits, _latest_start(cost_model))
+    return Strategy.uniform(candidate, bounds, placement)
 
 
 def _key(strategy: Strategy) -> tuple[tuple[int, ...], tuple[int, ...]]:

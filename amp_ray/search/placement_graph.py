@@ -8,16 +8,23 @@ of the one after it: so it knows the cuts on both sides.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from amp_ray.cost.topology import IntArray
-from amp_ray.search.placement_nodes import ClassMoves, Pairs
+from amp_ray.search.placement_nodes import ClassMoves, Pairs, Scope
+from amp_ray.search.placement_numbers import first_of_each, radix, repeated
 from amp_ray.search.placement_prices import CutRow
 
-MOST_CODES = 2**62
+MOST_CODES: Final = 2**62
 """Places are told apart by one integer each, which has to fit into 64 bits."""
 
+MOST_CUTS: Final = 1_000
+"""Different cuts after one stage, each of which is priced with all its matchings."""
+
+BoolArray = NDArray[np.bool_]
 CutRows = Callable[[Sequence[tuple[Pairs, ...]]], list[tuple[CutRow, ...]]]
 
 
@@ -48,18 +55,19 @@ class Grower:
         moves: Of every class.
         dp: Units of a stage.
         cut_rows: Prices of cuts.
+        scope: What is looked at.
     """
 
     moves: tuple[ClassMoves, ...]
     dp: int
     cut_rows: CutRows
+    scope: Scope
 
-    def levels(self, num_stages: int, max_options: int) -> tuple[Level, ...] | None:
+    def levels(self, num_stages: int) -> tuple[Level, ...] | None:
         """Return a level per stage; None where there are too many options.
 
         Args:
             num_stages: Of the pipeline.
-            max_options: Give up beyond so many.
         """
         if not self._fits:
             return None
@@ -67,7 +75,7 @@ class Grower:
         levels = [self._first(start)]
         num_options = len(levels[0].source)
         for _ in range(num_stages - 1):
-            level = self._next(levels[-1], max_options - num_options)
+            level = self._next(levels[-1], self.scope.max_options - num_options)
             if level is None:
                 return None
             levels.append(level)
@@ -77,12 +85,12 @@ class Grower:
     @cached_property
     def _state_radix(self) -> IntArray:
         """Weight of each class's state in the number of a place."""
-        return _radix([len(moves.states) for moves in self.moves])
+        return radix([len(moves.states) for moves in self.moves])
 
     @cached_property
     def _relation_radix(self) -> IntArray:
         """Weight of each class's relation in the number of a cut."""
-        return _radix([len(moves.relations) for moves in self.moves])
+        return radix([len(moves.relations) for moves in self.moves])
 
     @property
     def _fits(self) -> bool:
@@ -116,15 +124,20 @@ class Grower:
             num_options += len(found[0])
             if num_options > max_options:
                 return None
+        if not expanded:
+            return None
         source = np.concatenate([source for source, _ in expanded])
         steps = np.concatenate([steps for _, steps in expanded])
-        option, cut_row = self._priced(steps)
+        priced = self._priced(steps)
+        if priced is None:
+            return None
+        option, cut_row = priced
         source, steps = source[option], steps[option]
         states = self._after(steps)
         code = (states @ self._state_radix) * (int(cut_row.max(initial=0)) + 1) + cut_row
         _, first, target = np.unique(code, return_index=True, return_inverse=True)
         target = target.reshape(-1)
-        _, kept = np.unique(source * len(first) + target, return_index=True)
+        kept = first_of_each(source * len(first) + target, len(level.states) * len(first))
         return Level(
             states=states[first],
             cut_row=cut_row[first],
@@ -138,14 +151,16 @@ class Grower:
         columns = [moves.to_state[steps[:, c]] for c, moves in enumerate(self.moves)]
         return np.stack(columns, axis=1)
 
-    def _priced(self, steps: IntArray) -> tuple[IntArray, IntArray]:
-        """Return each option once per price of its cut, and that price."""
+    def _priced(self, steps: IntArray) -> tuple[IntArray, IntArray] | None:
+        """Return each option once per price of its cut, and that price; None if there are many."""
         relation = np.stack(
             [moves.relation[steps[:, c]] for c, moves in enumerate(self.moves)], axis=1
         )
         _, first, kind = np.unique(
             relation @ self._relation_radix, return_index=True, return_inverse=True
         )
+        if len(first) > MOST_CUTS:
+            return None
         keys = [
             tuple(moves.relations[index] for moves, index in zip(self.moves, row, strict=True))
             for row in relation[first].tolist()
@@ -155,34 +170,32 @@ class Grower:
         begin = np.cumsum(count) - count
         rows = np.array([entry.row for price in prices for entry in price], dtype=np.int64)
         kind = kind.reshape(-1)
-        option, offset = _repeated(count[kind])
+        option, offset = repeated(count[kind])
         return option, rows[begin[kind[option]] + offset]
 
     def _expand(self, states: IntArray) -> Iterator[tuple[IntArray, IntArray]]:
         """Give, per way to share a stage among classes, sources and steps of its options."""
-        most = [len(moves.node_class.nodes) * moves.node_class.num_units for moves in self.moves]
+        most = [len(moves.states[0]) * moves.num_units for moves in self.moves]
         for shares in _compositions(self.dp, most):
-            source = np.arange(len(states))
+            source = np.flatnonzero(self._allowed(states, shares))
             chosen: list[IntArray] = []
             for c, (moves, units) in enumerate(zip(self.moves, shares, strict=True)):
                 state = states[source, c]
-                again, offset = _repeated(moves.count[units, state])
+                again, offset = repeated(moves.count[units, state])
                 chosen = [steps[again] for steps in chosen]
                 chosen.append(moves.first[units, state][again] + offset)
                 source = source[again]
             if len(source):
                 yield source, np.stack(chosen, axis=1)
 
-
-def _radix(sizes: Sequence[int]) -> IntArray:
-    """Return the weights of digits with these numbers of values."""
-    return np.array([int(np.prod(sizes[:place])) for place in range(len(sizes))], dtype=np.int64)
-
-
-def _repeated(count: IntArray) -> tuple[IntArray, IntArray]:
-    """Return each index as often as told, and how often it came before."""
-    index = np.repeat(np.arange(len(count)), count)
-    return index, np.arange(len(index)) - np.repeat(np.cumsum(count) - count, count)
+    def _allowed(self, states: IntArray, shares: tuple[int, ...]) -> BoolArray:
+        """Tell in which places a stage may be shared among classes like this."""
+        free = np.stack([moves.free[states[:, c]] for c, moves in enumerate(self.moves)], axis=1)
+        enough: BoolArray = np.all(free >= shares, axis=1)
+        if self.scope.pure:
+            parts = ((free > shares) & (np.array(shares) > 0)).sum(axis=1)
+            enough = enough & (parts <= 1)
+        return enough
 
 
 def _compositions(units: int, most: Sequence[int]) -> Iterator[tuple[int, ...]]:

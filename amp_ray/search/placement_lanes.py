@@ -13,7 +13,7 @@ ALL_MATCHINGS_UNITS: Final = 4
 """Stages of so many units are matched in every way (at most 24); larger ones keep all they can
 within nodes, which is best unless single pairs of nodes have links of their own."""
 
-MATCHINGS_OF_MANY: Final = 32
+MATCHINGS_OF_MANY: Final = 8
 """Ways to match what is left between nodes, for larger stages."""
 
 Matching = tuple[tuple[int, int, int], ...]

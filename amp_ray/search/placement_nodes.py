@@ -3,16 +3,27 @@
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from functools import lru_cache
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from amp_ray.cost.topology import IntArray
-from amp_ray.search.placement_picks import NodeState, Pick, any_picks, even_picks
+from amp_ray.search.placement_picks import (
+    AWAITS_FIRST,
+    NodeState,
+    Pick,
+    any_picks,
+    even_picks,
+)
 from amp_ray.spec.cluster import Cluster, Node
 
 Pairs = tuple[tuple[int, int], ...]
 """Per node, largest first: units that a stage has there, and another figure of that node."""
+
+
+MOST_STEPS: Final = 6_000
+"""Ways to give units that are explored for one class: about a tenth of a second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +79,7 @@ class ClassMoves:
     that those of one state and number stand together.
 
     Args:
-        node_class: Whose nodes.
+        num_units: Of each node.
         states: Per state, that of each node, sorted.
         steps: All of them.
         first: Shape ``(dp + 1, num_states)``. First step that gives so many units.
@@ -76,9 +87,12 @@ class ClassMoves:
         relations: Per node in the stage before or the next one: its units in both.
         blocks: Per node in the last stage: units, and how many stages across nodes share it.
         block_of_state: Shape ``(num_states,)``. Index into ``blocks``.
+        ends: Per node in the first or the last stage: its units in both.
+        ends_of_state: Shape ``(num_states,)``. Index into ``ends``.
+        free: Shape ``(num_states,)``. Units that are left.
     """
 
-    node_class: NodeClass
+    num_units: int
     states: tuple[tuple[NodeState, ...], ...]
     steps: tuple[Step, ...]
     first: IntArray
@@ -86,6 +100,9 @@ class ClassMoves:
     relations: tuple[Pairs, ...]
     blocks: tuple[Pairs, ...]
     block_of_state: IntArray
+    ends: tuple[Pairs, ...]
+    ends_of_state: IntArray
+    free: IntArray
     to_state: IntArray = field(init=False)
     relation: IntArray = field(init=False)
 
@@ -97,43 +114,74 @@ class ClassMoves:
         object.__setattr__(self, "relation", relation)
 
 
-def class_moves(
-    node_class: NodeClass, dp: int, *, even: bool, max_steps: int
-) -> ClassMoves | None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scope:
+    """Which placements are looked at, and what of them counts.
+
+    Args:
+        even: Whether parts of nodes are taken in equal parts only.
+        pure: Whether a stage takes a part of one class's units at most, and else all that is left.
+        pairs: Whether links of single pairs of nodes count.
+        ends: Whether it counts which nodes the first and the last stage share.
+        max_options: Give up beyond so many options of all stages.
+    """
+
+    even: bool = False
+    pure: bool = False
+    pairs: bool = True
+    ends: bool = False
+    max_options: int
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether no placement is left out, and none is charged too much."""
+        return self.pairs and not self.even and not self.pure
+
+
+def class_moves(node_class: NodeClass, dp: int, scope: Scope) -> ClassMoves | None:
     """Explore what the nodes of a class can give.
 
     Args:
         node_class: The nodes.
         dp: Units of a stage.
-        even: Whether nodes that have given something, but not all, have all given the same.
-        max_steps: Give up beyond so many steps.
+        scope: What is looked at.
 
     Returns:
         The moves; None where there are too many.
     """
-    fresh = (NodeState(),) * len(node_class.nodes)
+    start = NodeState(home=AWAITS_FIRST if scope.ends else 0)
+    fresh = (start,) * len(node_class.nodes)
+    return _explored(fresh, node_class.num_units, dp, scope.even)
+
+
+@lru_cache(maxsize=256)
+def _explored(
+    fresh: tuple[NodeState, ...],
+    num_units: int,
+    dp: int,
+    even: bool,  # noqa: FBT001 - part of a key
+) -> ClassMoves | None:
+    """Explore from one state; candidates of other micro-batch sizes ask again."""
     known: dict[tuple[NodeState, ...], int] = {fresh: 0}
     relations: dict[Pairs, int] = {}
     found: list[tuple[int, int, Step]] = []
     states = [fresh]
     for index, state in enumerate(states):  # grows while it is walked
-        for units, picks in _moves(state, node_class.num_units, dp, even=even):
-            after = _after(state, picks, node_class.num_units)
+        for units, picks in _moves(state, num_units, dp, even=even):
+            after = _after(state, picks, num_units)
             to_state = known.setdefault(after, len(known))
             if to_state == len(states):
                 states.append(after)
             pairs = _relation(state, picks)
             relation = relations.setdefault(pairs, len(relations))
-            found.append(
-                (units, index, Step(to_state=to_state, relation=relation, picks=picks))
-            )
-            if len(found) > max_steps:
+            found.append((units, index, Step(to_state=to_state, relation=relation, picks=picks)))
+            if len(found) > MOST_STEPS:
                 return None
-    return _laid_out(node_class, dp, states, found, tuple(relations))
+    return _laid_out(num_units, dp, states, found, tuple(relations))
 
 
 def _laid_out(
-    node_class: NodeClass,
+    num_units: int,
     dp: int,
     states: list[tuple[NodeState, ...]],
     found: list[tuple[int, int, Step]],
@@ -147,8 +195,11 @@ def _laid_out(
     first = np.concatenate(([0], np.cumsum(count.ravel())[:-1])).reshape(count.shape)
     blocks: dict[Pairs, int] = {}
     of_state = [blocks.setdefault(_block(state), len(blocks)) for state in states]
+    ends: dict[Pairs, int] = {}
+    ends_of_state = [ends.setdefault(_ends(state), len(ends)) for state in states]
+    free = [sum(num_units - node.used for node in state) for state in states]
     return ClassMoves(
-        node_class=node_class,
+        num_units=num_units,
         states=tuple(states),
         steps=tuple(step for _, _, step in found),
         first=first,
@@ -156,12 +207,18 @@ def _laid_out(
         relations=relations,
         blocks=tuple(blocks),
         block_of_state=np.array(of_state),
+        ends=tuple(ends),
+        ends_of_state=np.array(ends_of_state),
+        free=np.array(free),
     )
 
 
 def cleared(state: NodeState, num_units: int) -> NodeState:
     """Return a node's state when the last stage is no longer the last one."""
-    return NodeState(used=num_units) if state.used == num_units else state._replace(last=0)
+    home = max(state.home, 0)
+    if state.used == num_units:
+        return NodeState(used=num_units, home=home)
+    return state._replace(last=0, home=home)
 
 
 def sorted_pairs(pairs: list[tuple[int, int]]) -> Pairs:
@@ -204,6 +261,12 @@ def _relation(state: tuple[NodeState, ...], picks: tuple[Pick, ...]) -> Pairs:
 def _block(state: tuple[NodeState, ...]) -> Pairs:
     """Return units and promise of every node in the last stage."""
     return sorted_pairs([(node.last, node.promised) for node in state if node.last])
+
+
+def _ends(state: tuple[NodeState, ...]) -> Pairs:
+    """Return the units in the first and the last stage of every node in one of them."""
+    pairs = [(node.home, node.last) for node in state if node.home > 0 or node.last]
+    return sorted_pairs(pairs)
 
 
 def _figures(node: Node) -> str:

@@ -7,7 +7,10 @@ stage, in how many of them it will be; more it may not join.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+AWAITS_FIRST: Final = -1
+"""The next stage is the first one, and its nodes are to be remembered."""
 
 
 class NodeState(NamedTuple):
@@ -18,12 +21,15 @@ class NodeState(NamedTuple):
         last: Those among them that the last stage has taken.
         promised: Stages across nodes in which it may be; 0 before the first one.
         joined: Those in which it is.
+        home: Units that the first stage has taken, where that is to be remembered; `AWAITS_FIRST`
+            as long as there is no first stage.
     """
 
     used: int = 0
     last: int = 0
     promised: int = 0
     joined: int = 0
+    home: int = 0
 
 
 class Pick(NamedTuple):
@@ -37,9 +43,7 @@ Groups = Sequence[tuple[NodeState, int]]
 """States of a class's nodes, each with the number of nodes that are in it."""
 
 
-def any_picks(
-    groups: Groups, num_units: int, units: int, dp: int
-) -> Iterator[tuple[Pick, ...]]:
+def any_picks(groups: Groups, num_units: int, units: int, dp: int) -> Iterator[tuple[Pick, ...]]:
     """Give every way to take units from nodes, equal nodes being interchangeable.
 
     Args:
@@ -57,9 +61,7 @@ def any_picks(
             yield _picks(taken, promises)
 
 
-def even_picks(
-    groups: Groups, num_units: int, units: int, dp: int
-) -> Iterator[tuple[Pick, ...]]:
+def even_picks(groups: Groups, num_units: int, units: int, dp: int) -> Iterator[tuple[Pick, ...]]:
     """Give the ways after which all nodes that have given something, but not all, are alike.
 
     Nodes on which a stage takes a part are then taken by equal parts until they are full, so
@@ -76,18 +78,13 @@ def even_picks(
         seen.add(key)
         across = not (len(taken) == 1 and units == dp)
         promises = [
-            _kept(state) or -(-(num_units - state.used) // part) if across else 0
+            state.promised or -(-(num_units - state.used) // part) if across else 0
             for state, part in taken
         ]
         if not across or all(
             state.joined < promise for (state, _), promise in zip(taken, promises, strict=True)
         ):
             yield _picks(taken, promises)
-
-
-def _kept(state: NodeState) -> int:
-    """Return a promise that a node has given; 0 if none."""
-    return state.promised
 
 
 def _picks(taken: Sequence[tuple[NodeState, int]], promises: Sequence[int]) -> tuple[Pick, ...]:
@@ -100,6 +97,7 @@ def _picks(taken: Sequence[tuple[NodeState, int]], promises: Sequence[int]) -> t
                 last=part,
                 promised=promise or state.promised,
                 joined=state.joined + (promise > 0),
+                home=part if state.home == AWAITS_FIRST else state.home,
             ),
         )
         for (state, part), promise in zip(taken, promises, strict=True)

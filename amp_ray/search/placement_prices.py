@@ -6,14 +6,16 @@ the right classes, since equal nodes cost the same.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Final
 
 import numpy as np
 
-from amp_ray.cost.collective import NO_RING, RING_OVERHEAD_RANKS, Path
+from amp_ray.cost.collective import NO_RING, RING_OVERHEAD_RANKS, Path, all_reduce_s, start_s
 from amp_ray.cost.model import CandidateCosts, CostModel
 from amp_ray.cost.tail import TailModel
 from amp_ray.cost.topology import FloatArray, IntArray, Topology
+from amp_ray.cost.weights import TiedWeight
 from amp_ray.search.placement_lanes import Matching, matchings
 from amp_ray.search.placement_nodes import NodeClass, Pairs
 from amp_ray.spec.optimizer import find_optimizer
@@ -100,9 +102,7 @@ class Prices:
             blocks: Per block and class, units and promise of each node.
         """
         nodes = [self.stand_ins(block) for block in blocks]
-        lanes = [
-            [node for node, (units, _) in placed for _ in range(units)] for placed in nodes
-        ]
+        lanes = [[node for node, (units, _) in placed for _ in range(units)] for placed in nodes]
         costs = self._costs(lanes)
         time_prefix_s, time_row = costs.kinds.stage_rows()
         return BlockPrices(
@@ -111,6 +111,31 @@ class Prices:
             memory_bytes=np.array([float(device.memory_bytes) for device in costs.smallest]),
             tails=np.array([self._tail(placed) for placed in nodes]),
         )
+
+    def tied_s(self, ends: tuple[Pairs, ...]) -> float:
+        """Return what the all-reduce of a tied weight takes, replicas being matched at best.
+
+        Args:
+            ends: Per class, the units of each node in the first and in the last stage.
+        """
+        tied, tp = self._weights_tied, self.candidate.tp
+        if tied is None:
+            return 0.0
+        given, placed = self.cost_model.experiment, self.stand_ins(ends)
+        num_bytes = tied.parameters * given.traits.bytes_per_parameter(given.precision).tied
+        start = start_s(given.constants, given.traits)
+        first = _first_devices(self.cost_model.topology)
+        times_s = []
+        for matching in matchings(tuple(units for _, units in placed)):
+            lanes = np.array(_lanes(matching, [node for node, _ in placed]))
+            rings = self.cost_model.topology.rings(np.repeat(first[lanes], tp, axis=0))
+            times_s.append(max(all_reduce_s(num_bytes, 2, path, start) for path in rings.paths))
+        return min(times_s)
+
+    @cached_property
+    def _weights_tied(self) -> TiedWeight | None:
+        """The weight that both ends of the chain hold, if there is one."""
+        return self.cost_model.costs(self.candidate).memory.weights.tied
 
     def stand_ins(self, pairs: tuple[Pairs, ...]) -> list[tuple[int, tuple[int, int]]]:
         """Give each entry of the classes a node of its class; all different."""
@@ -128,7 +153,7 @@ class Prices:
             placed = self.stand_ins(relation)
             for matching in matchings(tuple(units for _, units in placed)):
                 tried.append((index, matching))
-                ends = _ends(matching, [node for node, _ in placed])
+                ends = _lanes(matching, [node for node, _ in placed])
                 lanes += [[left for left, _ in ends], [right for _, right in ends]]
         seconds, rows = self._costs(lanes).cuts.rows(
             duplex=self.cost_model.experiment.traits.duplex_transfers
@@ -172,7 +197,7 @@ class Prices:
         )
         return none, (many - none) / MANY_PARAMETERS
 
-    @property
+    @cached_property
     def _tail_model(self) -> TailModel:
         """The end of an iteration, as the cost model has it."""
         given = self.cost_model.experiment
@@ -215,7 +240,7 @@ def ring_path(topology: Topology, sharers: dict[int, int], num_ranks: int) -> Pa
     )
 
 
-def _ends(matching: Matching, nodes: Sequence[int]) -> list[Lane]:
+def _lanes(matching: Matching, nodes: Sequence[int]) -> list[Lane]:
     """Return both nodes of every message."""
     return [(nodes[i], nodes[j]) for i, j, units in matching for _ in range(units)]
 

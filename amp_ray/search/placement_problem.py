@@ -10,6 +10,7 @@ from amp_ray.cost.topology import FloatArray, IntArray
 from amp_ray.partition import NO_ROW, PartitionProblem, StageOptions, StageTables
 from amp_ray.search.placement_graph import Level
 from amp_ray.search.placement_nodes import ClassMoves
+from amp_ray.search.placement_numbers import numbered
 from amp_ray.search.placement_prices import BlockPrices, Prices
 
 
@@ -23,11 +24,13 @@ class StageNeeds:
         latest_start: Shape ``(num_layers + 1,)``. Last start of a stage with all it must have;
             empty where it needs nothing.
         parameters: Shape ``(num_layers + 1,)``. Prefix sums over the layers, of one rank.
+        tied_counts: Whether the time of tied weights is to be told by the stages at both ends.
     """
 
     earliest_start: dict[float, IntArray]
     latest_start: IntArray
     parameters: FloatArray
+    tied_counts: bool
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -48,14 +51,28 @@ class PlacementProblem:
     needs: StageNeeds
     blocking: bool
 
-    def capped(self, cap_s: float) -> PartitionProblem:
+    @property
+    def work(self) -> int:
+        """Options times layers that their stages can end at: what a cap on the beat takes."""
+        return len(self._option_source) * (self.problem.num_layers + 1 - len(self.levels))
+
+    def capped(self, cap_s: float, tied_s: float) -> PartitionProblem:
         """Return the problem in which no stage's tail takes longer than a cap.
 
         Args:
             cap_s: Seconds; may be infinite.
+            tied_s: One of `tied_times_s`. Only placements whose tied weights take no longer are
+                left, and the ends of the pipeline are charged as much.
         """
-        limits = self._tail_starts(cap_s)
-        starts = np.maximum(self._memory_rows, limits[self._row_tail])
+        _, _, tails, ends = self._memory_keys[0].T
+        tied = np.concatenate((self.tied_times_s, (0.0, 0.0)))
+        middle, charged = (self._tail_starts(cap_s, extra_s) for extra_s in (0.0, tied_s))
+        limits = np.where(
+            (ends == len(self.tied_times_s) + 1)[:, None], middle[tails], charged[tails]
+        )
+        nowhere = np.arange(limits.shape[1])
+        limits = np.where((tied[ends] > tied_s)[:, None], nowhere, limits)
+        starts = np.maximum(self._memory_rows, limits)
         return replace(self.problem, tables=replace(self.problem.tables, earliest_start=starts))
 
     @cached_property
@@ -88,15 +105,22 @@ class PlacementProblem:
             num_micro_batches=self.prices.candidate.num_micro_batches,
         )
 
-    def tail_s(self, bounds: Sequence[int], options: Sequence[int]) -> float:
+    def tail_s(self, bounds: Sequence[int], options: Sequence[int], tied_s: float) -> float:
         """Return what the slowest stage's tail takes.
 
         Args:
             bounds: Of the stages.
             options: Of the stages.
+            tied_s: Charged to the ends.
         """
         kinds = self._tail_of_block[self._block_of_option[list(options)]]
-        return float(self._tail_table[kinds, bounds[:-1], bounds[1:]].max())
+        tails = self._tail_table[kinds, bounds[:-1], bounds[1:]]
+        return float(max(tails.max(), tails[[0, -1]].max() + tied_s))
+
+    @cached_property
+    def tied_times_s(self) -> FloatArray:
+        """The different times that tied weights can take, ascending; 0 where it does not count."""
+        return np.unique(self._tied_of_place)
 
     @cached_property
     def least_tail_s(self) -> float:
@@ -125,6 +149,22 @@ class PlacementProblem:
             steps.append(level.steps[within])
             rows.append(int(level.cut_row[level.target[within]]))
         return np.array(steps), rows
+
+    @cached_property
+    def _tied_of_place(self) -> FloatArray:
+        """Time of the tied weights by the last stage's place."""
+        places = self.levels[-1].states
+        if not self.needs.tied_counts:
+            return np.zeros(len(places))
+        columns = [moves.ends_of_state[places[:, c]] for c, moves in enumerate(self.moves)]
+        kinds, kind = numbered(*columns)
+        times_s = [
+            self.prices.tied_s(
+                tuple(moves.ends[index] for moves, index in zip(self.moves, row, strict=True))
+            )
+            for row in kinds.tolist()
+        ]
+        return np.array(times_s)[kind]
 
     @cached_property
     def _offsets(self) -> IntArray:
@@ -181,20 +221,20 @@ class PlacementProblem:
         """Return the different pairs of cuts around a stage, and each option's pair."""
         if not self.blocking:
             return np.empty((0, 2), np.int64), np.full(len(before), NO_ROW)
-        pairs, row = np.unique(np.stack([before, after], axis=1), axis=0, return_inverse=True)
-        return pairs, row.reshape(-1).astype(np.int64)
+        pairs, row = numbered(before + 1, after + 1)
+        return pairs - 1, row
 
     @cached_property
     def _blocks(self) -> tuple[BlockPrices, IntArray]:
         """Prices of the different blocks, and the block of each place."""
         places = np.concatenate([level.states for level in self.levels])
         columns = [moves.block_of_state[places[:, c]] for c, moves in enumerate(self.moves)]
-        kinds, kind = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)
+        kinds, kind = numbered(*columns)
         blocks = [
             tuple(moves.blocks[index] for moves, index in zip(self.moves, row, strict=True))
             for row in kinds.tolist()
         ]
-        return self.prices.blocks(blocks), kind.reshape(-1).astype(np.int64)
+        return self.prices.blocks(blocks), kind
 
     @cached_property
     def _block_of_option(self) -> IntArray:
@@ -220,38 +260,36 @@ class PlacementProblem:
         kinds = self._tail_kinds
         return kinds[:, 0, None, None] + kinds[:, 1, None, None] * inside
 
-    def _tail_starts(self, cap_s: float) -> IntArray:
+    def _tail_starts(self, cap_s: float, extra_s: float) -> IntArray:
         """Return per tail and end the first start under the cap; the end itself where none is."""
-        within = self._tail_table <= cap_s
+        within = self._tail_table + extra_s <= cap_s
         ends = np.arange(within.shape[1])
         within |= ends[:, None] >= ends
-        return within.argmax(axis=1)
+        starts: IntArray = within.argmax(axis=1)
+        return starts
 
     @cached_property
     def _memory_keys(self) -> tuple[IntArray, IntArray]:
-        """The different (stage, memory, tail) of options, and each option's."""
+        """The different (stage, memory, tail, end) of options, and each option's."""
         blocks = self._blocks[0]
         sizes = np.array(sorted(self.needs.earliest_start))
         size = np.searchsorted(sizes, blocks.memory_bytes)[self._block_of_option]
         tail = self._tail_of_block[self._block_of_option]
-        keys, row = np.unique(
-            np.stack([self._option_depth, size, tail], axis=1), axis=0, return_inverse=True
-        )
-        return keys, row.reshape(-1).astype(np.int64)
+        ends = np.full(len(size), len(self.tied_times_s) + 1)
+        if len(self.levels) > 1:
+            ends[self._option_depth == 0] = len(self.tied_times_s)
+        last = len(self.levels[-1].states)
+        ends[-last:] = np.searchsorted(self.tied_times_s, self._tied_of_place)
+        return numbered(self._option_depth, size, tail, ends)
 
     @property
     def _memory_row_of_option(self) -> IntArray:
         """Row of each option's limits."""
         return self._memory_keys[1]
 
-    @property
-    def _row_tail(self) -> IntArray:
-        """Tail of each row of limits."""
-        return self._memory_keys[0][:, 2]
-
     @cached_property
     def _memory_rows(self) -> IntArray:
-        """Earliest starts by memory alone, a row per (stage, memory, tail)."""
+        """Earliest starts by memory alone, a row per (stage, memory, tail, end)."""
         starts = [self.needs.earliest_start[size] for size in sorted(self.needs.earliest_start)]
         keys = self._memory_keys[0]
         return np.array(starts)[keys[:, 1], keys[:, 0]]

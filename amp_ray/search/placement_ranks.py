@@ -26,7 +26,7 @@ class Walk:
 
     def __post_init__(self) -> None:
         """Begin with nodes that have given nothing."""
-        self._states = [[NodeState()] * len(moves.node_class.nodes) for moves in self.moves]
+        self._states = [list(moves.states[0]) for moves in self.moves]
 
     def placement(self, steps: IntArray, cut_rows: Sequence[int]) -> tuple[int, ...]:
         """Return the device of every rank.
@@ -37,7 +37,9 @@ class Walk:
         """
         lanes: list[list[int]] = []
         for stage, row in enumerate(steps.tolist()):
-            pairs = self._pairs([moves.steps[i].picks for moves, i in zip(self.moves, row, strict=True)])
+            pairs = self._pairs(
+                [moves.steps[i].picks for moves, i in zip(self.moves, row, strict=True)]
+            )
             if not stage:
                 lanes.append([node for node, (_, units) in sorted(pairs) for _ in range(units)])
                 continue
@@ -54,7 +56,7 @@ class Walk:
         pairs: list[tuple[int, tuple[int, int]]] = []
         for c, (moves, picks) in enumerate(zip(self.moves, picks_of_class, strict=True)):
             before = self._states[c]
-            after = [cleared(state, moves.node_class.num_units) for state in before]
+            after = [cleared(state, moves.num_units) for state in before]
             taken: set[int] = set()
             for pick in picks:
                 place = next(
@@ -67,7 +69,7 @@ class Walk:
             own = [
                 (node, (state.last, after[place].last if place in taken else 0))
                 for place, (node, state) in enumerate(
-                    zip(moves.node_class.nodes, before, strict=True)
+                    zip(self.prices.classes[c].nodes, before, strict=True)
                 )
                 if state.last or place in taken
             ]
@@ -80,8 +82,8 @@ class Walk:
     ) -> list[int]:
         """Return the node of each replica in the next stage."""
         groups: list[tuple[tuple[int, int], ...]] = []
-        for moves in self.moves:
-            members = set(moves.node_class.nodes)
+        for node_class in self.prices.classes:
+            members = set(node_class.nodes)
             groups.append(tuple(units for node, units in pairs if node in members))
         (prices,) = self.prices.cut_rows([tuple(groups)])
         matching = next(price.matching for price in prices if price.row == row)

@@ -53,6 +53,8 @@ class Launch:
         cwd: Where the programs start, on every host; None for the trial's folder.
         timeout_s: Limit from the start of the programs.
         collect: Patterns of the file names that are brought back from every host.
+        sends_events: Whether lines of its output that are JSON objects with an ``event`` first are
+            messages to us; only our own programs send any.
     """
 
     trial_id: str
@@ -62,6 +64,7 @@ class Launch:
     cwd: str | None = None
     timeout_s: float = 600.0
     collect: tuple[str, ...] = (RESULT_FILE, "rank-*.log")
+    sends_events: bool = True
 
     def __post_init__(self) -> None:
         """Refuse what could not be started.

@@ -71,6 +71,7 @@ def program_launch(
         cwd=program.cwd,
         timeout_s=experiment.trials.timeout_s,
         collect=(RESULT_FILE, LOG_FILES, METRIC_FILES, *program.collect),
+        sends_events=False,
     )
 
 

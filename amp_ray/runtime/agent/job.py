@@ -122,7 +122,8 @@ class Job:
             os.set_blocking(read_end, False)
             log_path = str(Path(self.folder, f"rank-{entry['rank']}.log"))
             try:
-                rank = Rank(entry["rank"], read_end, log_path)
+                events = self._message["events"]
+                rank = Rank(entry["rank"], read_end, log_path, sends_events=events)
                 self.ranks.append(rank)
                 if warm is not None and warm.suits(entry["argv"]):
                     warm.fork(rank.number, entry["argv"], environment, cwd, write_end)

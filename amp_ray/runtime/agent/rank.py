@@ -28,15 +28,17 @@ LOG_BYTES = 64 * 1024 * 1024
 class Rank:
     """One rank."""
 
-    def __init__(self, number: int, pipe: int, log_path: str) -> None:
+    def __init__(self, number: int, pipe: int, log_path: str, *, sends_events: bool) -> None:
         """Open the log.
 
         Args:
             number: The rank.
             pipe: Where its output comes from; does not block.
             log_path: Where its output goes to.
+            sends_events: Whether it may send messages to the controller.
         """
         self.number, self.pid = number, 0
+        self._sends_events = sends_events
         self.pipe: int | None = pipe
         self.status: int | None = None
         self.reported = False
@@ -84,7 +86,7 @@ class Rank:
 
     def _hear(self, line: bytes) -> Iterator[Message]:
         """Tell a message from text."""
-        if line.startswith(EVENT_START):
+        if self._sends_events and line.startswith(EVENT_START):
             with contextlib.suppress(ValueError):
                 yield {"kind": "said", "rank": self.number, "data": json.loads(line.decode())}
                 return

@@ -68,6 +68,25 @@ def test_a_trial_can_be_run_again_by_hand(launcher: Launcher, tmp_path: Path) ->
     assert again.stdout == "it's $(odd) 0\nit's $(odd) 1\n"
 
 
+def test_a_trial_by_hand_uses_the_folder_of_its_files(launcher: Launcher, tmp_path: Path) -> None:
+    program = "import os, sys, mine\nprint(sys.argv[1], os.environ['AMP_RAY_FOLDER'], mine.X)"
+    places = [("localhost", 0)]
+    argv = [sys.executable, "program.py", f"--to={FOLDER}/a b:{FOLDER}"]
+    trial = Launch(
+        trial_id="t",
+        commands=rank_commands(argv, places),
+        files={"program.py": program.encode(), "lib/mine.py": b"X = 3"},
+        environment={"PYTHONPATH": f"{FOLDER}/lib:/else where"},
+    )
+    launcher.run(trial, tmp_path / "t")
+    text = (tmp_path / "t/rerun.sh").read_text(encoding="utf-8")
+    assert "amp-ray-t-" not in text
+    where = tmp_path / "t/files"
+    script = f"FOLDER='{where}'\n{text}"
+    again = subprocess.run(["/bin/sh", "-c", script], capture_output=True, text=True, check=True)
+    assert again.stdout == f"--to={where}/a b:{where} {where} 3\n"
+
+
 def test_placeholders_are_filled_in(launcher: Launcher, tmp_path: Path) -> None:
     program = RESULT + "import sys; assert sys.argv[1] == os.path.abspath('program.py'), sys.argv"
     assert isinstance(launcher.run(launch(program), tmp_path / "t"), Measured)
@@ -121,6 +140,16 @@ print('{"event": broken')
     tails = [event["tail"] for event in events if event["kind"] == "exit"]
     assert said == [{"event": "step", "number": 3}]
     assert tails == [['{"event": broken']]
+
+
+def test_a_program_that_sends_no_events_is_not_misread(launcher: Launcher, tmp_path: Path) -> None:
+    line = '{"event": "failed", "cause": "oom", "message": "not meant for us"}'
+    trial = launch(RESULT + f"print('{line}')", 1, sends_events=False)
+    assert isinstance(launcher.run(trial, tmp_path / "t"), Measured)
+    events = (tmp_path / "t/events.jsonl").read_text(encoding="utf-8")
+    assert '"said"' not in events
+    log = tmp_path / "t/hosts/localhost/rank-0.log"
+    assert log.read_text(encoding="utf-8") == f"{line}\n"
 
 
 def test_one_launcher_runs_many_trials_on_one_agent(launcher: Launcher, tmp_path: Path) -> None:

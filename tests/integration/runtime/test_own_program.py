@@ -104,6 +104,17 @@ def strategy(**changes: Any) -> Strategy:  # noqa: ANN401 - any key of a candida
 TELL = "import amp_ray_metric; amp_ray_metric.report_iteration_times([9, 3, 1, 2])\n"
 
 
+def test_a_line_that_looks_like_one_of_our_events_is_the_programs_own(
+    run: Run, tmp_path: Path
+) -> None:
+    line = '{"event": "failed", "cause": "oom", "message": "my own log"}'
+    found = run(experiment(f"print('{line}')\n{TELL}"), strategy())
+    assert isinstance(found, Measured), found
+    assert line in log(tmp_path, 0)
+    (events,) = tmp_path.glob("trial 0/events.jsonl")
+    assert '"said"' not in events.read_text(encoding="utf-8")
+
+
 def log(tmp_path: Path, rank: int) -> str:
     (path,) = tmp_path.glob(f"trial 0/hosts/*/rank-{rank}.log")
     return path.read_text(encoding="utf-8")

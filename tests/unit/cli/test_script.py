@@ -31,8 +31,19 @@ def test_a_missing_file_names_the_places(tmp_path: Path) -> None:
         experiment_file(tmp_path / "nothing.py")
 
 
-@pytest.mark.parametrize("flags", [["--full"], ["--full", "--budget", "3"], ["--budget", "3"]])
-def test_flags_for_trials_say_that_there_are_none_yet(
+def test_a_budget_without_full_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = str(EXPERIMENTS / "homogeneous.py")
+    monkeypatch.setattr("sys.argv", [script, "--budget", "3"])
+    with pytest.raises(SystemExit) as ended:
+        run_experiment(script, "An experiment.")
+    assert ended.value.code == 2
+    assert "--full" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flags", [["--full"], ["--full", "--budget", "3"]])
+def test_trials_without_a_hostfile_are_refused_by_key(
     flags: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script = str(EXPERIMENTS / "homogeneous.py")
@@ -40,7 +51,7 @@ def test_flags_for_trials_say_that_there_are_none_yet(
     with pytest.raises(SystemExit) as ended:
         run_experiment(script, "An experiment.")
     assert ended.value.code == 2
-    assert "this version plans only" in capsys.readouterr().err
+    assert "cluster.hostfile" in capsys.readouterr().err
 
 
 def test_without_flags_a_script_plans(

@@ -198,3 +198,16 @@ def test_closing_interrupts_what_runs_and_ends_all() -> None:
     assert actors.ended == [0, 1]
     pool.close()
     assert actors.ended == [0, 1]
+
+
+def test_what_ends_while_closing_is_told_afterwards(tmp_path: Path) -> None:
+    actors = FakeActors(run=[ran(), ran(None), NEVER, ActorLostError("gone")])
+    pool = ActorPool(actors, 4)
+    for group in range(4):
+        pool.start(task(tmp_path / str(group)), group)
+    pool.close()
+    found = {finished.group: finished.outcome for finished in pool.wait(0.0)}
+    assert isinstance(found.pop(3), Unreachable)
+    assert found == {0: OUTCOME, 1: None}
+    assert actors.begun == [0, 1, 2, 3]
+    assert pool.wait(0.0) == []

@@ -51,6 +51,46 @@ def test_one_machine_may_play_all_hosts(tmp_path: Path) -> None:
     assert (host.name, host.python) == ("node1", sys.executable)
 
 
+def devices_of(given: Experiment, name: str) -> str:
+    """Return which devices the agent of a host on this machine sees."""
+    local = replace(given, trials=replace(given.trials, backend="local"))
+    channel = host_maker(local)(name).open_channel(["sh", "-c", "echo $CUDA_VISIBLE_DEVICES"])
+    text = channel.read().decode().strip()
+    while channel.read():
+        pass
+    channel.close()
+    return text
+
+
+def test_hosts_on_one_machine_have_different_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    given = experiment(tmp_path)
+    assert [devices_of(given, name) for name in ("node0", "node1")] == ["0,1", "2,3"]
+
+
+def test_groups_on_one_machine_have_different_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7,6,5,4,3,2,1,0")
+    given = experiment(tmp_path)
+    groups = (("node0", "node1"), ("node2", "node3"))
+    grouped = replace(given, trials=replace(given.trials, host_groups=groups))
+    names = ("node0", "node1", "node2", "node3")
+    assert [devices_of(grouped, name) for name in names] == ["7,6", "5,4", "3,2", "1,0"]
+
+
+def test_hosts_without_gpus_see_what_this_process_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "as it is")
+    given = small_experiment(
+        ("device: T4", "device: cpu"), ("global_batch", "precision: fp32\nglobal_batch")
+    )
+    assert devices_of(given, "node1") == "as it is"
+
+
 def test_without_paramiko_it_is_said_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

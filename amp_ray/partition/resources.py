@@ -1,0 +1,224 @@
+"""All ways in which stages can take units of several kinds, kind after kind, as one graph.
+
+Units of a kind stand in a row. A pipeline takes them from its last stage to its first: each stage
+takes the next units of the kind that is being taken, and may go on with the whole row of another
+kind, or a part of it. So every order of the kinds is a path, and what the paths share is there
+once. A state is how many units of each kind are taken.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from amp_ray.partition.arrays import IntArray
+
+NO_KIND = -1  # where a group has fewer kinds than there are columns
+
+State = tuple[int, int, int]  # kinds that are closed, as bits; the kind being taken; units of it
+Piece = tuple[int, int]  # kind, units
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ResourceGraph:
+    """Edges are groups of units that one stage can take.
+
+    Args:
+        counts: Shape ``(K,)``. Units of each kind.
+        states: How many of each kind are taken, ascending by their sum; the first is nothing.
+        from_state: Shape ``(E,)``.
+        to_state: Shape ``(E,)``.
+        kinds: Shape ``(E, K)``. The kinds of each group, in the order of the pipeline, then -1.
+        sizes: Shape ``(E, K)``. Units of each of them, then 0.
+        taken: Shape ``(E,)``. Units of the group's last kind that later stages have taken.
+        full: Whether the only final states are those in which every unit is taken.
+    """
+
+    counts: IntArray
+    states: tuple[State, ...]
+    from_state: IntArray
+    to_state: IntArray
+    kinds: IntArray
+    sizes: IntArray
+    taken: IntArray
+    full: bool
+
+    @cached_property
+    def final_states(self) -> tuple[int, ...]:
+        """Where a pipeline may begin: with all units, or anywhere where some may stay idle."""
+        first = len(self.states) - 1 if self.full else 1
+        return tuple(range(first, len(self.states)))
+
+    @cached_property
+    def size(self) -> IntArray:
+        """Shape ``(E,)``. Units of each group."""
+        total: IntArray = self.sizes.sum(axis=1)
+        return total
+
+    @cached_property
+    def num_kinds(self) -> IntArray:
+        """Shape ``(E,)``. Kinds of each group."""
+        count: IntArray = (self.kinds != NO_KIND).sum(axis=1)
+        return count
+
+    def units(self, edge: int) -> tuple[tuple[int, int, int], ...]:
+        """Return the kind of each piece of a group and its units ``[first, end)`` in their row."""
+        found = []
+        last = int(self.num_kinds[edge]) - 1
+        for column in range(last + 1):
+            kind, size = int(self.kinds[edge, column]), int(self.sizes[edge, column])
+            taken = int(self.taken[edge]) if column == last else 0
+            end = int(self.counts[kind]) - taken
+            found.append((kind, end - size, end))
+        return tuple(found)
+
+
+def resource_graph(
+    counts: Sequence[int], *, most_kinds: int | None = None, idle: bool = False
+) -> ResourceGraph:
+    """Enumerate all groups that stages can take.
+
+    Args:
+        counts: Units of each kind, at least one.
+        most_kinds: Of one group; None for any number.
+        idle: Whether units may stay idle: the rest of a row when another kind is begun, kinds that
+            are never begun.
+
+    Returns:
+        Each group once, whatever comes before and after it.
+
+    Example:
+        >>> graph = resource_graph((2, 1), most_kinds=1)
+        >>> [graph.units(edge) for edge in range(3)]
+        [((0, 1, 2),), ((0, 0, 2),), ((1, 0, 1),)]
+    """
+    grower = _Grower(counts=tuple(counts), most=most_kinds or len(counts), idle=idle)
+    found = {(0, NO_KIND, 0): list(grower.groups((0, NO_KIND, 0)))}
+    waiting = list(found)
+    while waiting:
+        for _, to_state, _ in found[waiting.pop()]:
+            if to_state not in found:
+                found[to_state] = list(grower.groups(to_state))
+                waiting.append(to_state)
+    states = sorted(found, key=lambda state: (grower.taken(state), state))
+    number = {state: index for index, state in enumerate(states)}
+    edges = [
+        (number[state], number[to_state], taken, pieces)
+        for state in states
+        for taken, to_state, pieces in found[state]
+    ]
+    width = len(counts)
+    kinds = np.full((len(edges), width), NO_KIND)
+    sizes = np.zeros((len(edges), width), np.int64)
+    for row, (_, _, _, pieces) in enumerate(edges):
+        for column, (kind, size) in enumerate(reversed(pieces)):
+            kinds[row, column], sizes[row, column] = kind, size
+    ends = np.array([edge[:3] for edge in edges], np.int64)
+    return ResourceGraph(
+        counts=np.array(counts, np.int64),
+        states=tuple(states),
+        from_state=ends[:, 0],
+        to_state=ends[:, 1],
+        kinds=kinds,
+        sizes=sizes,
+        taken=ends[:, 2],
+        full=not idle,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Grower:
+    """Enumerates the groups that can be taken next."""
+
+    counts: tuple[int, ...]
+    most: int
+    idle: bool
+
+    def taken(self, state: State) -> int:
+        """Count the units that a state no longer has, taken or idle."""
+        closed, _, used = state
+        return used + sum(count for kind, count in enumerate(self.counts) if closed >> kind & 1)
+
+    def groups(self, state: State) -> Iterator[tuple[int, State, tuple[Piece, ...]]]:
+        """Yield units taken of the group's last kind before, the next state, and the pieces."""
+        closed, kind, used = state
+        if kind == NO_KIND:
+            yield from ((0, *group) for group in self._begun(closed, ()))
+            return
+        yield from ((used, *group) for group in self._grown(closed, kind, used, ()))
+        if self.idle:
+            yield from ((0, *group) for group in self._begun(closed | 1 << kind, ()))
+
+    def _begun(
+        self, closed: int, pieces: tuple[Piece, ...]
+    ) -> Iterator[tuple[State, tuple[Piece, ...]]]:
+        """Go on with any kind that is not closed."""
+        if len(pieces) < self.most:
+            for kind in range(len(self.counts)):
+                if not closed >> kind & 1:
+                    yield from self._grown(closed, kind, 0, pieces)
+
+    def _grown(
+        self, closed: int, kind: int, used: int, pieces: tuple[Piece, ...]
+    ) -> Iterator[tuple[State, tuple[Piece, ...]]]:
+        """Take some more units of a kind; after all of them, other kinds as well."""
+        left = self.counts[kind] - used
+        for size in range(1, left):
+            yield (closed, kind, used + size), (*pieces, (kind, size))
+        closed |= 1 << kind
+        whole = (*pieces, (kind, left))
+        yield (closed, NO_KIND, 0), whole
+        yield from self._begun(closed, whole)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LabelledGraph:
+    """A graph whose states also tell what the group taken last was like.
+
+    Args:
+        edge: Shape ``(O,)``. Edge of the graph without labels.
+        from_state: Shape ``(O,)``.
+        to_state: Shape ``(O,)``.
+        label: Shape ``(O,)``. Of the group that was taken before; -1 for none.
+        final_states: Ascending.
+    """
+
+    edge: IntArray
+    from_state: IntArray
+    to_state: IntArray
+    label: IntArray
+    final_states: tuple[int, ...]
+
+
+def labelled(
+    from_state: IntArray, to_state: IntArray, labels: IntArray, final_states: Sequence[int]
+) -> LabelledGraph:
+    """Split states by the label of the group that leads to them.
+
+    Args:
+        from_state: Shape ``(E,)``. Edges lead to higher states; 0 is the start.
+        to_state: Shape ``(E,)``.
+        labels: Shape ``(E,)``. Not negative.
+        final_states: Of the graph.
+
+    Returns:
+        An edge for each label that the state it starts from can have.
+    """
+    span = int(labels.max(initial=0)) + 1
+    places = np.unique(np.concatenate(([-1], to_state * span + labels)))
+    states = places // span
+    first, end = (np.searchsorted(states, from_state, side=side) for side in ("left", "right"))
+    first, end = (np.where(from_state == 0, at, limit) for at, limit in ((0, first), (1, end)))
+    count = end - first
+    edge = np.repeat(np.arange(len(from_state)), count)
+    begins = np.repeat(first - np.concatenate(([0], np.cumsum(count)[:-1])), count)
+    source = np.arange(len(edge)) + begins
+    target = np.searchsorted(places, to_state[edge] * span + labels[edge])
+    return LabelledGraph(
+        edge=edge,
+        from_state=source,
+        to_state=target,
+        label=np.where(source == 0, -1, places[source] % span),
+        final_states=tuple(np.flatnonzero(np.isin(states, final_states)).tolist()),
+    )

@@ -1,0 +1,280 @@
+"""What follows the pipeline, charged by its slowest stage: further bottlenecks, solved exactly.
+
+A gradient sync or an optimizer step takes as long as in the stage where it takes longest. Each is
+a tail, and a partition with tails costs::
+
+    objective + the largest first tail of any stage + the largest second one + ...
+
+A cap on a tail is a limit on where a stage may start, like memory. So the search is one over boxes
+of caps around the one solver. A solution at the top of a box settles all of the box that has no
+shorter tail; what is left is split by the tails of that solution.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from heapq import heappop, heappush
+from itertools import pairwise
+
+import numpy as np
+
+from amp_ray.partition.arrays import FloatArray, IntArray, frozen_times
+from amp_ray.partition.exact import solve
+from amp_ray.partition.problem import PartitionProblem
+from amp_ray.partition.solution import InfeasiblePartition, PartitionSolution, PrunedPartition
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Tail:
+    """Seconds of one bottleneck: affine in what a stage holds.
+
+    Args:
+        weight_prefix: Shape ``(L + 1,)``. Prefix sums of what each layer weighs.
+        s_per_weight: Shape ``(E,)``. By option.
+        fixed_s: Shape ``(E,)``. By option, whatever its layers.
+
+    Raises:
+        ValueError: If a value is negative or not finite, or the weights decrease.
+    """
+
+    weight_prefix: FloatArray
+    s_per_weight: FloatArray
+    fixed_s: FloatArray
+
+    def __post_init__(self) -> None:
+        """Check and freeze."""
+        for name in ("weight_prefix", "s_per_weight", "fixed_s"):
+            object.__setattr__(self, name, frozen_times(name, getattr(self, name), 1))
+        if (np.diff(self.weight_prefix) < 0).any():
+            msg = f"weight_prefix is {self.weight_prefix}, expected not descending"
+            raise ValueError(msg)
+
+    def stage_s(self, start: int, end: int, option: int) -> float:
+        """Return the tail of one stage."""
+        weight = self.weight_prefix[end] - self.weight_prefix[start]
+        return float(self.fixed_s[option] + self.s_per_weight[option] * weight)
+
+    @cached_property
+    def least_s(self) -> float:
+        """No partition has a shorter one: some stage holds the heaviest layer."""
+        heaviest = float(np.diff(self.weight_prefix).max())
+        return float((self.fixed_s + self.s_per_weight * heaviest).min())
+
+    @cached_property
+    def kinds(self) -> tuple[FloatArray, IntArray]:
+        """The distinct (fixed_s, s_per_weight), shape ``(C, 2)``, and the one of each option."""
+        both = np.stack([self.fixed_s, self.s_per_weight], axis=1)
+        distinct, kind = np.unique(both, axis=0, return_inverse=True)
+        return distinct, kind.reshape(-1).astype(np.int64)
+
+    def earliest_starts(self, cap_s: float) -> IntArray:
+        """Return, per kind and end, the smallest start with a tail of at most ``cap_s``."""
+        kinds, _ = self.kinds
+        weight = self.weight_prefix[None, :] - self.weight_prefix[:, None]  # [start, end]
+        over = kinds[:, 0, None, None] + kinds[:, 1, None, None] * weight > cap_s
+        ends = np.arange(len(weight))
+        starts: IntArray = np.minimum(over.sum(axis=1), ends)
+        return starts
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TailedProblem:
+    """A partition problem with tails.
+
+    Args:
+        problem: Without them.
+        tails: Any number.
+    """
+
+    problem: PartitionProblem
+    tails: tuple[Tail, ...]
+
+    def tails_s(self, bounds: Sequence[int], options: Sequence[int]) -> tuple[float, ...]:
+        """Return each tail of a partition."""
+        stages = list(zip(pairwise(bounds), options, strict=True))
+        return tuple(
+            max(tail.stage_s(start, end, option) for (start, end), option in stages)
+            for tail in self.tails
+        )
+
+    def capped(self, caps_s: Sequence[float]) -> PartitionProblem:
+        """Return the problem whose stages have no tail above the caps."""
+        tables = self.problem.tables
+        rows, row_of_option = self._limits
+        nowhere = np.zeros((1, tables.num_layers + 1), np.int64)
+        starts = np.vstack([tables.earliest_start, nowhere])[rows[:, 0]]
+        for column, (tail, cap_s) in enumerate(zip(self.tails, caps_s, strict=True), start=1):
+            if cap_s < math.inf:
+                starts = np.maximum(starts, tail.earliest_starts(cap_s)[rows[:, column]])
+        return replace(
+            self.problem,
+            tables=replace(tables, earliest_start=starts),
+            options=replace(self.problem.options, memory_row=row_of_option),
+        )
+
+    @cached_property
+    def _limits(self) -> tuple[IntArray, IntArray]:
+        """The distinct (memory row, kinds of tails), and which of them each option has."""
+        columns = [self.problem.options.memory_row, *(tail.kinds[1] for tail in self.tails)]
+        distinct, row = distinct_rows(columns)
+        return np.stack([column[distinct] for column in columns], axis=1), row
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TailedSolution:
+    """The best partition with tails.
+
+    Attributes:
+        bounds: As in `PartitionSolution`.
+        options: As in `PartitionSolution`.
+        value_s: Objective and tails.
+        tails_s: Each tail.
+        lower_bound_s: No partition costs less; equals ``value_s`` once proven.
+        num_solved: Boxes that were solved.
+    """
+
+    bounds: tuple[int, ...]
+    options: tuple[int, ...]
+    value_s: float
+    tails_s: tuple[float, ...]
+    lower_bound_s: float
+    num_solved: int
+
+
+Box = tuple[float, tuple[float, ...], tuple[float, ...], float]
+"""Bound of the value, shortest and longest tails, bound of the pipeline."""
+
+
+def solve_tailed(
+    problem: TailedProblem, *, upper_bound_s: float = math.inf, most_boxes: int | None = None
+) -> TailedSolution | InfeasiblePartition | PrunedPartition:
+    """Find the partition with the smallest objective and tails.
+
+    Args:
+        problem: The problem.
+        upper_bound_s: Only partitions that cost no more are of interest.
+        most_boxes: Stop after so many, with the best so far and an honest bound; at least one.
+
+    Returns:
+        The best partition, why there is none, or that all cost more than ``upper_bound_s``.
+    """
+    search = _BoxSearch(problem=problem, upper_bound_s=upper_bound_s)
+    search.run(math.inf if most_boxes is None else most_boxes)
+    if search.best is not None:
+        bounds, options, tails_s = search.best
+        return TailedSolution(
+            bounds=bounds,
+            options=options,
+            value_s=search.value_s,
+            tails_s=tails_s,
+            lower_bound_s=search.lower_bound_s,
+            num_solved=search.num_solved,
+        )
+    if search.infeasible is not None and search.unwanted_s == math.inf:
+        return search.infeasible
+    return PrunedPartition(lower_bound_s=search.lower_bound_s, num_evaluations=search.num_solved)
+
+
+@dataclass(slots=True, kw_only=True)
+class _BoxSearch:
+    """Boxes that are still open, and the best partition so far."""
+
+    problem: TailedProblem
+    upper_bound_s: float
+    open: list[Box] = field(default_factory=list)
+    value_s: float = math.inf
+    best: tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...]] | None = None
+    unwanted_s: float = math.inf
+    infeasible: InfeasiblePartition | None = None
+    num_solved: int = 0
+
+    @property
+    def lower_bound_s(self) -> float:
+        """No partition costs less."""
+        open_s = self.open[0][0] if self.open else math.inf
+        return min(self.value_s, open_s, self.unwanted_s)
+
+    def run(self, most_boxes: float) -> None:
+        """Solve boxes until the best partition is proven."""
+        least = tuple(tail.least_s for tail in self.problem.tails)
+        self._offer(least, (math.inf,) * len(least), 0.0)
+        while self.open and self.num_solved < most_boxes and self.open[0][0] < self._limit_s():
+            self._solve(heappop(self.open))
+
+    def _limit_s(self) -> float:
+        """Return the most that a partition of interest may cost, and a little more."""
+        return min(self.value_s, math.nextafter(self.upper_bound_s, math.inf))
+
+    def _solve(self, box: Box) -> None:
+        """Solve one box at its top, and open what that does not settle."""
+        self.num_solved += 1
+        _, low_s, high_s, pipeline_s = box
+        spare_s = self._limit_s() - pipeline_s - sum(low_s)
+        caps_s = tuple(min(high, low + spare_s) for low, high in zip(low_s, high_s, strict=True))
+        limit_s = self._limit_s() - sum(low_s)
+        solution = solve(self.problem.capped(caps_s), upper_bound_s=limit_s)
+        if isinstance(solution, InfeasiblePartition):
+            self.infeasible = self.infeasible or solution
+            if caps_s != high_s:
+                self.unwanted_s = min(self.unwanted_s, self._limit_s())
+            return
+        if isinstance(solution, PrunedPartition):
+            self.unwanted_s = min(self.unwanted_s, solution.lower_bound_s + sum(low_s))
+            return
+        tails_s = self.problem.tails_s(solution.bounds, solution.options)
+        value_s = solution.value_s + sum(tails_s)
+        if value_s < self.value_s:
+            self.value_s = value_s
+            self.best = (solution.bounds, solution.options, tails_s)
+        if caps_s != high_s:
+            self.unwanted_s = min(self.unwanted_s, self._limit_s())
+        self._split(low_s, caps_s, tails_s, solution)
+
+    def _split(
+        self,
+        low_s: tuple[float, ...],
+        high_s: tuple[float, ...],
+        tails_s: tuple[float, ...],
+        solution: PartitionSolution,
+    ) -> None:
+        """Open the parts of a box in which one tail is shorter than that of its solution."""
+        for index, tail_s in enumerate(tails_s):
+            below_s = math.nextafter(tail_s, -math.inf)
+            low = (*(max(pair) for pair in zip(tails_s, low_s, strict=True)),)[:index]
+            low += low_s[index:]
+            high = (*high_s[:index], min(below_s, high_s[index]), *high_s[index + 1 :])
+            self._offer(low, high, solution.value_s)
+
+    def _offer(
+        self, low_s: tuple[float, ...], high_s: tuple[float, ...], pipeline_s: float
+    ) -> None:
+        """Open a box, unless it is empty."""
+        if all(low <= high for low, high in zip(low_s, high_s, strict=True)):
+            heappush(self.open, (pipeline_s + sum(low_s), low_s, high_s, pipeline_s))
+
+
+def distinct_rows(columns: Sequence[IntArray]) -> tuple[IntArray, IntArray]:
+    """Number the distinct rows of several columns of integers.
+
+    Args:
+        columns: Of equal length.
+
+    Returns:
+        The first row of each number, and the number of each row.
+
+    Example:
+        >>> first, number = distinct_rows([np.array([1, 0, 1]), np.array([2, 2, 2])])
+        >>> first.tolist(), number.tolist()
+        ([1, 0], [1, 0, 1])
+    """
+    number = np.zeros(len(columns[0]), np.int64)
+    first = np.zeros(1, np.int64)
+    for column in columns:
+        low = int(column.min(initial=0))
+        span = int(column.max(initial=0)) - low + 1
+        _, first, inverse = np.unique(
+            number * span + (column - low), return_index=True, return_inverse=True
+        )
+        number = inverse.reshape(-1)
+    return first.astype(np.int64), number.astype(np.int64)

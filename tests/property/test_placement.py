@@ -1,0 +1,261 @@
+import math
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from amp_ray.cost.estimate import Estimate
+from amp_ray.cost.model import CostModel
+from amp_ray.search.placement import objective_s, plan_placement, solve_placement
+from amp_ray.search.planner import AmpRayPlanner
+from amp_ray.search.space import uniform_candidates
+from amp_ray.spec.cluster import Cluster, Link, Node
+from amp_ray.spec.experiment import Experiment
+from amp_ray.spec.strategy import Candidate, Strategy
+from amp_ray.testing.placement_oracle import all_placements, best_placement, random_experiment
+
+ROUNDING = 1e-9
+
+
+@st.composite
+def experiments(draw: st.DrawFn, sizes: tuple[int, ...] = (2, 3, 4, 6)) -> Experiment:
+    """Small random clusters; the number of devices shrinks, and so does the seed."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    return random_experiment(rng, draw(st.sampled_from(sizes)))
+
+
+@st.composite
+def cases(draw: st.DrawFn, sizes: tuple[int, ...] = (2, 3, 4, 6)) -> tuple[CostModel, Candidate]:
+    """An experiment, and one of its candidates that the model can be divided by."""
+    experiment = draw(experiments(sizes))
+    num_layers = experiment.model.num_layers
+    fitting = [
+        candidate for candidate in uniform_candidates(experiment) if candidate.pp <= num_layers
+    ]
+    return CostModel(experiment=experiment), draw(st.sampled_from(fitting))
+
+
+def value_of(cost_model: CostModel, candidate: Candidate) -> float:
+    """Give the best objective, infinite where nothing fits."""
+    value_s = solve_placement(cost_model, candidate).value_s
+    return math.inf if value_s is None else value_s
+
+
+def is_matched_freely(cost_model: CostModel, candidate: Candidate) -> bool:
+    """Tell whether the replicas' order cannot change what tied weights take."""
+    tied = cost_model.costs(candidate).memory.weights.tied
+    return tied is None or candidate.dp == 1 or candidate.pp == 1
+
+
+@settings(max_examples=300)
+@given(case=cases())
+def test_search_equals_brute_force(case: tuple[CostModel, Candidate]) -> None:
+    cost_model, candidate = case
+    solution = solve_placement(cost_model, candidate)
+    best_s, best = best_placement(cost_model, candidate)
+    if best is None:
+        assert solution.value_s is None
+        return
+    assert solution.value_s is not None
+    assert solution.lower_bound_s is not None
+    assert solution.lower_bound_s <= best_s * (1 + ROUNDING)
+    assert best_s <= solution.value_s * (1 + ROUNDING)
+    if is_matched_freely(cost_model, candidate):
+        assert solution.value_s == pytest.approx(best_s, rel=ROUNDING)
+        assert solution.lower_bound_s == pytest.approx(best_s, rel=ROUNDING)
+
+
+@settings(max_examples=15)
+@given(case=cases((8,)))
+def test_search_equals_brute_force_on_eight_devices(case: tuple[CostModel, Candidate]) -> None:
+    cost_model, candidate = case
+    assume(is_matched_freely(cost_model, candidate))
+    best_s, _ = best_placement(cost_model, candidate)
+    assert value_of(cost_model, candidate) == pytest.approx(best_s, rel=ROUNDING)
+
+
+@given(case=cases((2, 4, 6, 8, 12)))
+def test_no_plan_is_worse_than_the_default_placement(case: tuple[CostModel, Candidate]) -> None:
+    cost_model, candidate = case
+    placed = plan_placement(cost_model, candidate)
+    default = AmpRayPlanner(experiment=cost_model.experiment).plan(candidate)
+    assert isinstance(default, Estimate)
+    assert placed.feasible or not default.feasible
+    if placed.feasible == default.feasible:
+        assert placed.iteration_time_s <= default.iteration_time_s * (1 + ROUNDING)
+
+
+@given(case=cases((4, 6, 8, 12)))
+def test_plans_use_every_device_once_and_keep_groups_in_nodes(
+    case: tuple[CostModel, Candidate],
+) -> None:
+    cost_model, candidate = case
+    cluster = cost_model.experiment.cluster
+    for leader in solve_placement(cost_model, candidate).leaders:
+        assert sorted(leader.placement) == list(range(cluster.num_devices))
+        nodes = np.array(cluster.node_of_device)[list(leader.placement)]
+        groups = nodes.reshape(-1, candidate.tp)
+        assert (groups == groups[:, :1]).all()
+
+
+@given(case=cases((4, 6, 8, 12)))
+def test_the_value_is_the_objective_of_a_leader_that_fits(
+    case: tuple[CostModel, Candidate],
+) -> None:
+    cost_model, candidate = case
+    solution = solve_placement(cost_model, candidate)
+    fitting = [leader for leader in solution.leaders if cost_model.estimate(leader).feasible]
+    values = [objective_s(cost_model, leader) for leader in fitting]
+    assert solution.value_s == min(values, default=None)
+
+
+@given(case=cases(), data=st.data())
+def test_a_better_node_never_gives_a_worse_best(
+    case: tuple[CostModel, Candidate], data: st.DataObject
+) -> None:
+    cost_model, candidate = case
+    assume(is_matched_freely(cost_model, candidate))
+    cluster = cost_model.experiment.cluster
+    index = data.draw(st.integers(0, len(cluster.nodes) - 1))
+    better = data.draw(st.sampled_from([more_memory, faster_device, faster_links]))
+    nodes = list(cluster.nodes)
+    nodes[index] = better(nodes[index])
+    improved = replaced(cost_model, Cluster(nodes=tuple(nodes), pair_links=cluster.pair_links))
+    before_s = value_of(cost_model, candidate)
+    assert value_of(improved, candidate) <= before_s * (1 + ROUNDING)
+
+
+@given(case=cases((4, 6)), data=st.data())
+def test_the_order_in_which_nodes_are_listed_does_not_matter(
+    case: tuple[CostModel, Candidate], data: st.DataObject
+) -> None:
+    cost_model, candidate = case
+    assume(is_matched_freely(cost_model, candidate))
+    cluster = cost_model.experiment.cluster
+    order = data.draw(st.permutations(range(len(cluster.nodes))))
+    place = {node: index for index, node in enumerate(order)}
+    links = {
+        (min(place[low], place[high]), max(place[low], place[high])): link
+        for (low, high), link in cluster.pair_links.items()
+    }
+    nodes = tuple(cluster.nodes[node] for node in order)
+    shuffled = replaced(cost_model, Cluster(nodes=nodes, pair_links=links))
+    value_s = value_of(cost_model, candidate)
+    assert value_of(shuffled, candidate) == pytest.approx(value_s, rel=ROUNDING)
+
+
+def test_brute_force_knows_every_placement_up_to_symmetry() -> None:
+    experiment = random_experiment(np.random.default_rng(0), 4)
+    node = experiment.cluster.nodes[0]
+    nodes = tuple(replace(node, name=name, num_slots=2) for name in "ab")
+    pipeline = Candidate(micro_batch_size=1, tp=1, dp=1, pp=4, num_micro_batches=1)
+    found = list(all_placements(Cluster(nodes=nodes), pipeline))
+    assert found == [(0, 1, 2, 3), (0, 2, 1, 3), (0, 2, 3, 1)]
+
+
+def test_plans_do_not_depend_on_the_hash_seed() -> None:
+    script = (
+        "import numpy as np\n"
+        "from amp_ray.cost.model import CostModel\n"
+        "from amp_ray.search.placement import plan_placement\n"
+        "from amp_ray.search.space import uniform_candidates\n"
+        "from amp_ray.testing.placement_oracle import random_experiment\n"
+        "for seed in range(6):\n"
+        "    experiment = random_experiment(np.random.default_rng(seed), 4)\n"
+        "    model = CostModel(experiment=experiment)\n"
+        "    for candidate in uniform_candidates(experiment):\n"
+        "        if candidate.pp <= experiment.model.num_layers:\n"
+        "            print(plan_placement(model, candidate))\n"
+    )
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-c", script],
+            env={"PYTHONHASHSEED": seed},
+            check=True,
+            capture_output=True,
+            timeout=300,
+        ).stdout
+        for seed in ("0", "1")
+    }
+    (output,) = outputs
+    assert output.count(b"Estimate(") > 10
+
+
+@given(case=cases((4, 8)), data=st.data())
+def test_tilings_of_the_published_planner_are_never_better(
+    case: tuple[CostModel, Candidate], data: st.DataObject
+) -> None:
+    cost_model, candidate = case
+    assume(is_matched_freely(cost_model, candidate))
+    cluster, dp = cost_model.experiment.cluster, candidate.dp
+    units = cluster.nodes[0].num_slots // candidate.tp
+    height = data.draw(
+        st.sampled_from(
+            [
+                rows
+                for rows in range(1, dp + 1)
+                if dp % rows == 0 and len(cluster.nodes) % rows == 0 and units % (dp // rows) == 0
+            ]
+            or [0]
+        )
+    )
+    assume(height)
+    placement = tiling(cluster, candidate, height)
+    strategies = [
+        Strategy.uniform(candidate, leader.bounds, placement)
+        for leader in solve_placement(cost_model, candidate).leaders
+    ]
+    for strategy in strategies:
+        if cost_model.estimate(strategy).feasible:
+            value_s = value_of(cost_model, candidate)
+            assert value_s <= objective_s(cost_model, strategy) * (1 + ROUNDING)
+
+
+def tiling(cluster: Cluster, candidate: Candidate, height: int) -> tuple[int, ...]:
+    """Lay stages over the grid of nodes and groups as tiles that are ``height`` nodes high."""
+    width = candidate.dp // height
+    slots = cluster.nodes[0].num_slots
+    return tuple(
+        node * slots + unit * candidate.tp + tp_index
+        for top in range(0, len(cluster.nodes), height)
+        for left in range(0, slots // candidate.tp, width)
+        for node in range(top, top + height)
+        for unit in range(left, left + width)
+        for tp_index in range(candidate.tp)
+    )
+
+
+def replaced(cost_model: CostModel, cluster: Cluster) -> CostModel:
+    """Put the experiment on another cluster."""
+    return CostModel(experiment=replace(cost_model.experiment, cluster=cluster))
+
+
+def more_memory(node: Node) -> Node:
+    return replace(
+        node, device=replace(node.device, name="roomy", memory_bytes=2 * node.device.memory_bytes)
+    )
+
+
+def faster_device(node: Node) -> Node:
+    device = node.device
+    assert device.fp16_flops is not None
+    return replace(
+        node,
+        device=replace(
+            device,
+            name="fast",
+            fp16_flops=2 * device.fp16_flops,
+            memory_bytes_per_s=2 * device.memory_bytes_per_s,
+        ),
+    )
+
+
+def faster_links(node: Node) -> Node:
+    def doubled(link: Link) -> Link:
+        return replace(link, bandwidth_bytes_per_s=2 * link.bandwidth_bytes_per_s)
+
+    return replace(node, intra=doubled(node.intra), inter=doubled(node.inter))

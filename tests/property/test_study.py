@@ -1,0 +1,153 @@
+"""A study's journal, cut anywhere, tells where to go on: nothing is lost, nothing repeated."""
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from amp_ray.errors import AmpRayError
+from amp_ray.runtime.pool import Task
+from amp_ray.testing.driving import MemoryLog, ScriptedPool, make_driver, rebuilt, small_study
+from amp_ray.testing.replaying import crashed, measured, out_of_memory
+from amp_ray.trials.outcome import Measured, Outcome, TimedOut, Unreachable
+from amp_ray.tuner.kept_predictor import KeptPredictor
+from amp_ray.tuner.state import POLICIES, TunerState
+
+PREDICTOR = KeptPredictor()
+LOST = Unreachable(reason="no answer", host="b", wall_s=1.0)
+TIMES = st.builds(
+    lambda time_s, spread: measured(time_s, spread_fraction=spread),
+    st.floats(0.1, 10.0),
+    st.sampled_from([0.0, 0.05]),
+)
+FAILURES = (
+    out_of_memory(),
+    crashed(),
+    TimedOut(reason="too slow", timeout_s=1.0, lines=(), wall_s=1.0),
+    LOST,
+)
+OUTCOMES = st.one_of(TIMES, st.sampled_from(FAILURES))
+ANSWERS = st.lists(OUTCOMES, min_size=1, max_size=8)
+FOLLOWED = [policy for policy in POLICIES if policy != "amp-2022"]
+STUDIES = st.builds(
+    lambda budget, policy: small_study(budget=budget, policy=policy),
+    st.integers(1, 6),
+    st.sampled_from(FOLLOWED),
+)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def remembered() -> Iterator[None]:
+    """Let all drivers remember the same predictions: it saves time and changes nothing."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("amp_ray.runtime.driver.KeptPredictor", lambda: PREDICTOR)
+        yield
+
+
+def run(
+    state: TunerState, outcomes: Sequence[Outcome], num_groups: int, room: int | None = None
+) -> MemoryLog:
+    """Drive a study until its end, or until its driver dies after some events."""
+    turns = itertools.cycle(outcomes)
+    log = MemoryLog(room=room)
+    pool = ScriptedPool(answer=lambda _task, _group: next(turns), num_groups=num_groups)
+    try:
+        make_driver(state, pool, log).run()
+    except AmpRayError:
+        assert room is not None
+    return log
+
+
+def resume(state: TunerState, log: MemoryLog, outcomes: Sequence[Outcome], groups: int) -> None:
+    """Go on with a study from its journal."""
+    before = rebuilt(state, log)
+    turns = itertools.cycle(outcomes)
+    pool = ScriptedPool(answer=lambda _task, _group: next(turns), num_groups=groups)
+    log.room = None
+    log.append({"event": "resumed"})
+    make_driver(before.state, pool, log).run(before.open, before.left)
+
+
+def ended(log: MemoryLog) -> dict[int, dict[str, object]]:
+    """Return the ends of trials, of which each has one."""
+    ends = [event for event in log.events if event["event"] == "ended"]
+    found = {event["number"]: event for event in ends}
+    assert len(found) == len(ends), "a trial ended twice"
+    return found
+
+
+@settings(max_examples=25)
+@given(STUDIES, ANSWERS, st.integers(1, 3))
+def test_replaying_the_journal_gives_the_state(
+    state: TunerState, outcomes: list[Outcome], num_groups: int
+) -> None:
+    log = MemoryLog()
+    turns = itertools.cycle(outcomes)
+    pool = ScriptedPool(answer=lambda _task, _group: next(turns), num_groups=num_groups)
+    driver = make_driver(state, pool, log)
+    result = driver.run()
+    found = rebuilt(state, log)
+    assert found.state == result.state == driver.state
+    assert {entry.trial.number for entry in found.open} == {
+        trial.number for trial in result.state.running
+    }
+
+
+@settings(max_examples=25)
+@given(STUDIES, ANSWERS, st.integers(1, 3), st.integers(1, 3), st.data())
+def test_a_study_cut_anywhere_loses_no_end_and_repeats_none(
+    state: TunerState, outcomes: list[Outcome], before: int, after: int, data: st.DataObject
+) -> None:
+    whole = run(state, outcomes, before)
+    cut = data.draw(st.integers(0, len(whole.events)))
+    log = MemoryLog(events=whole.events[:cut])
+    known = ended(log)
+    begun = {event["number"] for event in log.events if event["event"] == "started"}
+    found = rebuilt(state, log)
+    assert {told.trial.number for told in found.state.trials if told.outcome} == set(known)
+    assert {entry.trial.number for entry in found.open} == begun - set(known)
+    resume(state, log, outcomes, after)
+    assert {number: ended(log)[number] for number in known} == known
+    for event in log.events[cut:]:
+        assert event["event"] != "started" or event["number"] not in known
+    tried = [
+        str(event["strategy"])
+        for event in log.events
+        if event["event"] == "started" and event["attempt"] == 0 and event["repeats"] is None
+    ]
+    measured_ = {
+        str(event["strategy"])
+        for event in log.events
+        if event["event"] == "started"
+        and ended(log).get(event["number"], {}).get("outcome") == "measured"
+    }
+    assert all(tried.count(strategy) == 1 for strategy in measured_ & set(tried))
+
+
+@settings(max_examples=15)
+@given(STUDIES, st.lists(TIMES, min_size=1, max_size=4), st.lists(st.integers(0, 9), max_size=4))
+def test_a_driver_that_dies_again_and_again_comes_to_the_same_end(
+    state: TunerState, times: list[Measured], deaths: list[int]
+) -> None:
+    """What a strategy takes depends on nothing else here, as with recorded measurements."""
+
+    def answer(task: Task, _group: int) -> Outcome:
+        return times[state.places[task.strategy] % len(times)]
+
+    whole = make_driver(state, ScriptedPool(answer=answer)).run()
+    log = MemoryLog()
+    for room in [*deaths, None]:
+        found = rebuilt(state, log)
+        log.room = None if room is None else len(log.events) + room
+        driver = make_driver(found.state, ScriptedPool(answer=answer), log)
+        try:
+            if log.events:
+                log.append({"event": "resumed"})
+            result = driver.run(found.open, found.left)
+        except AmpRayError:
+            continue
+        assert result.state == whole.state
+        assert result.ending == whole.ending
+        assert result.certificate == whole.certificate
