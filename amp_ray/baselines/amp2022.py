@@ -23,8 +23,9 @@ from amp_ray.baselines.amp2022_cost import (
 from amp_ray.baselines.amp2022_partition import even_bounds, published_bounds
 from amp_ray.cost.estimate import Breakdown, Estimate, Infeasible, Reason, Result
 from amp_ray.errors import InputError
+from amp_ray.spec.candidate import AnyCandidate, Candidate
 from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.strategy import Candidate, Strategy, candidate_of
+from amp_ray.spec.strategy import Strategy, candidate_of
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -132,8 +133,9 @@ class Amp2022Planner:
         """None is published."""
         return 0.0
 
-    def plan(self, candidate: Candidate) -> Result:
+    def plan(self, candidate: AnyCandidate) -> Result:
         """Partition by the published rule and predict."""
+        assert isinstance(candidate, Candidate)
         chain = self._chain
         single = candidate.num_micro_batches == 1
         available = chain.num_transformer_layers if single else chain.num_layers

@@ -13,7 +13,7 @@ from amp_ray.baselines.metis2024 import (
 )
 from amp_ray.baselines.metis2024_plan import MetisPlan, MetisSetting
 from amp_ray.cost.estimate import Reason
-from amp_ray.spec.strategy import Candidate
+from amp_ray.spec.candidate import Candidate
 
 
 def homogeneous_bounds(num_layers: int, pp: int) -> tuple[int, ...]:

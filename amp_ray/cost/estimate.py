@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass, fields
 
-from amp_ray.spec.strategy import Candidate, Strategy
+from amp_ray.spec.candidate import AnyCandidate
+from amp_ray.spec.strategy import Strategy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +91,7 @@ class Estimate:
 class Infeasible:
     """A candidate from which no strategy can be made."""
 
-    candidate: Candidate
+    candidate: AnyCandidate
     reason: Reason
 
 

@@ -8,8 +8,8 @@ from amp_ray.cost.collective import Path
 from amp_ray.cost.layers import LayerCosts, LayerTable
 from amp_ray.cost.roofline import Rank
 from amp_ray.cost.topology import FloatArray, IntArray, Rings
+from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.device import Device
-from amp_ray.spec.strategy import Candidate
 from amp_ray.units import Precision
 
 

@@ -8,10 +8,10 @@ from amp_ray.cost.anchors import LayerAnchors, interpolate, layer_anchors
 from amp_ray.cost.collective import Path
 from amp_ray.cost.roofline import Phases, Rank, stream_s
 from amp_ray.cost.work import LayerWork
+from amp_ray.spec.candidate import Recompute
 from amp_ray.spec.constants import Constants
 from amp_ray.spec.model import Layer, Model
 from amp_ray.spec.profile import FloatArray, Profile
-from amp_ray.spec.strategy import Recompute
 from amp_ray.spec.traits import RuntimeTraits
 
 

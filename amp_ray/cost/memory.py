@@ -10,10 +10,10 @@ from amp_ray.cost.cuts import boundary_bytes
 from amp_ray.cost.kernels import FloatArray, IntArray, earliest_starts, stage_peak
 from amp_ray.cost.roofline import Rank
 from amp_ray.cost.weights import Weights
+from amp_ray.spec.candidate import Candidate, Recompute
 from amp_ray.spec.constants import Constants
 from amp_ray.spec.model import Layer, Model
 from amp_ray.spec.optimizer import Optimizer
-from amp_ray.spec.strategy import Candidate, Recompute
 from amp_ray.spec.traits import RuntimeTraits
 
 CHECKPOINT_BUFFERS = 2

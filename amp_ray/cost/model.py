@@ -16,10 +16,11 @@ from amp_ray.cost.tail import TailModel
 from amp_ray.cost.topology import FloatArray, IntArray, Topology
 from amp_ray.cost.verdict import Judge
 from amp_ray.cost.weights import Weights
+from amp_ray.spec.candidate import Candidate, Recompute
 from amp_ray.spec.device import Device
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.optimizer import Optimizer, find_optimizer
-from amp_ray.spec.strategy import Candidate, Recompute, Strategy, candidate_of
+from amp_ray.spec.strategy import Strategy, candidate_of
 
 EXTRAPOLATED = "extrapolated micro-batch"
 """Warning: the profile has no measurement on one side of this micro-batch size."""

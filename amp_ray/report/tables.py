@@ -9,6 +9,7 @@ from rich.text import Text
 
 from amp_ray.cost.estimate import Breakdown, Estimate, Infeasible, Result
 from amp_ray.search.ranking import Ranking
+from amp_ray.spec.candidate import GroupsCandidate
 from amp_ray.units import GIB
 
 _SHORT_NAMES = {
@@ -72,6 +73,8 @@ def results_table(results: Sequence[Result], *, title: str, num_tied: int = 0) -
 def _degrees(result: Result) -> list[str]:
     """Return tp, dp, pp and micro-batch size; a star where stages differ."""
     plan = result.candidate if isinstance(result, Infeasible) else result.strategy
+    if isinstance(plan, GroupsCandidate):
+        return ["*", "*", "*", str(plan.micro_batch_size)]
     return [str(value or "*") for value in (plan.tp, plan.dp, plan.pp, plan.micro_batch_size)]
 
 

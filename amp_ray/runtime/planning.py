@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from amp_ray.baselines.amp2022 import Amp2022Planner
 from amp_ray.cost.estimate import Result
@@ -12,10 +12,14 @@ from amp_ray.runtime.searching import AUTO, Workers, search_candidates
 from amp_ray.search.planner import AmpRayPlanner, Planner, evaluate
 from amp_ray.search.ranking import Ranking
 from amp_ray.search.rows import SCHEMA, ranking_rows
-from amp_ray.search.space import uniform_candidates
+from amp_ray.search.space import candidates_of, uniform_candidates
+from amp_ray.spec.candidate import AnyCandidate
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import candidate_of
 from amp_ray.spec.strategy_file import Given
+
+AMP_2022: Final = "amp-2022"
+"""The planner whose placements come from the order of the nodes: its space is the uniform one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,10 +51,21 @@ def make_planner(experiment: Experiment, cost_model: str) -> Planner:
     Raises:
         InputError: If the experiment is not one that the published planner can take.
     """
-    if cost_model == "amp-2022":
+    if cost_model == AMP_2022:
         with placed(experiment.where(), ValueError):
             return Amp2022Planner(experiment=experiment)
     return AmpRayPlanner(experiment=experiment)
+
+
+def planned_candidates(experiment: Experiment, cost_model: str) -> tuple[AnyCandidate, ...]:
+    """Return what a cost model's planner looks at.
+
+    Raises:
+        ValueError: If the limits leave no candidate.
+    """
+    if cost_model == AMP_2022:
+        return uniform_candidates(experiment)
+    return candidates_of(experiment)
 
 
 def plan_experiment(
@@ -75,9 +90,9 @@ def plan_experiment(
     start_s = time.perf_counter()
     planner = make_planner(experiment, cost_model)
     with placed(experiment.where("search"), ValueError):
-        uniform_candidates(experiment)
+        candidates = planned_candidates(experiment, cost_model)
     with placed(experiment.where("profile")):
-        ranking = search_candidates(experiment, planner, workers=workers, progress=progress)
+        ranking = search_candidates(planner, candidates, workers=workers, progress=progress)
     return Planned(
         experiment=experiment,
         cost_model=cost_model,

@@ -6,8 +6,9 @@ from pathlib import Path
 from amp_ray.errors import InputError, Where
 from amp_ray.runtime.files import load_strategies
 from amp_ray.runtime.pool import Finished, Task
+from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.strategy import Candidate, Strategy
+from amp_ray.spec.strategy import Strategy
 from amp_ray.spec.strategy_file import Given
 from amp_ray.trials.outcome import Crashed, Measured, Outcome, OutOfMemory
 

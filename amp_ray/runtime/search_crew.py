@@ -12,7 +12,7 @@ from amp_ray.cost.estimate import Result
 from amp_ray.errors import AmpRayError
 from amp_ray.runtime.search_batches import IN_FLIGHT, Answer, Batch, Batches
 from amp_ray.search.planner import Planner
-from amp_ray.spec.strategy import Candidate
+from amp_ray.spec.candidate import AnyCandidate
 
 POLL_S: Final = 0.5
 """How often batches are looked at that are out for too long."""
@@ -67,7 +67,7 @@ class Work:
     """
 
     planner: Planner
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[AnyCandidate, ...]
 
 
 class SearchWorker:

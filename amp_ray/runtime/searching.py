@@ -14,8 +14,7 @@ from amp_ray.runtime.ray_address import require_ray
 from amp_ray.runtime.search_crew import Work
 from amp_ray.search.planner import Planner
 from amp_ray.search.ranking import Ranking, rank
-from amp_ray.search.space import uniform_candidates
-from amp_ray.spec.experiment import Experiment
+from amp_ray.spec.candidate import AnyCandidate
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -79,26 +78,25 @@ class Stopwatch:
 
 
 def search_candidates(
-    experiment: Experiment,
     planner: Planner,
+    candidates: tuple[AnyCandidate, ...],
     *,
     workers: Workers = AUTO,
     progress: Callable[[int, int], None],
 ) -> Ranking:
-    """Plan every candidate of an experiment and rank them, by whomever.
+    """Plan every candidate and rank them, by whomever.
 
     Args:
-        experiment: What is given.
         planner: Plans one candidate.
+        candidates: All of them.
         workers: By whom; the ranking is the same for all, bit for bit.
         progress: Called with (candidates done, candidates in all).
 
     Raises:
-        ValueError: If the limits leave no candidate, or the profile lacks what a candidate needs.
+        ValueError: If the profile lacks what a candidate needs.
         InputError: If Ray is asked for and not installed, or the address is none.
         AmpRayError: If the Ray cluster cannot be reached or used.
     """
-    candidates = uniform_candidates(experiment)
     total = len(candidates)
     results = (
         [] if workers.forced else _plan_here(Work(planner=planner, candidates=candidates), progress)

@@ -11,8 +11,9 @@ from amp_ray.runtime.planning import make_planner, plan_experiment, score_given
 from amp_ray.runtime.replay import load_replay
 from amp_ray.runtime.searching import AUTO, Workers
 from amp_ray.search.ranking import rank
+from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.strategy import Candidate, Strategy, candidate_of
+from amp_ray.spec.strategy import Strategy, candidate_of
 from amp_ray.spec.strategy_file import Given
 from amp_ray.trials.command import trial_problem
 from amp_ray.tuner.state import Policy
@@ -144,4 +145,4 @@ def _published_order(
         candidate_of(result.strategy) if isinstance(result, Estimate) else result.candidate
         for result in ordered
     )
-    return tuple(ours[candidate] for candidate in theirs)
+    return tuple(ours[candidate] for candidate in theirs if isinstance(candidate, Candidate))

@@ -31,8 +31,9 @@ from amp_ray.search.placement_problem import PlacementProblem, StageNeeds
 from amp_ray.search.placement_ranks import Walk
 from amp_ray.search.placement_tail import Placed, TailSearch, without_limits
 from amp_ray.search.ranking import SIGNIFICANT_DIGITS
+from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.cluster import Cluster
-from amp_ray.spec.strategy import Candidate, Strategy, candidate_of
+from amp_ray.spec.strategy import Strategy, candidate_of
 
 MOST_WORK_PER_CAP: Final = 12_000_000
 """Options of one problem times layers that a stage can end at: about 0.15 s per cap on the beat."""

@@ -18,8 +18,8 @@ from amp_ray.cost.topology import FloatArray, IntArray, Topology
 from amp_ray.cost.weights import TiedWeight
 from amp_ray.search.placement_lanes import Matching, matchings
 from amp_ray.search.placement_nodes import NodeClass, Pairs
+from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.optimizer import find_optimizer
-from amp_ray.spec.strategy import Candidate
 
 MANY_PARAMETERS: Final = 1e9
 """Where the time of a tail, which grows linearly, is looked at a second time."""

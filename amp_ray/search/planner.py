@@ -12,10 +12,12 @@ from amp_ray.cost.estimate import Infeasible, Reason, Result
 from amp_ray.cost.model import CostModel
 from amp_ray.cost.topology import IntArray
 from amp_ray.search.cuts import NO_LIMIT, best_bounds, even_block_bounds, last_with_parameters
+from amp_ray.search.placement import plan_placement
 from amp_ray.search.ranking import Ranking, rank
-from amp_ray.search.space import uniform_candidates
+from amp_ray.search.space import candidates_of
+from amp_ray.spec.candidate import AnyCandidate, Candidate
 from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.strategy import Candidate, Strategy
+from amp_ray.spec.strategy import Strategy
 from amp_ray.spec.strategy_file import Given
 
 
@@ -27,8 +29,8 @@ class Planner(Protocol):
         """Share by which two predictions must differ to be told apart."""
         ...
 
-    def plan(self, candidate: Candidate) -> Result:
-        """Give a candidate its cuts and estimate it."""
+    def plan(self, candidate: AnyCandidate) -> Result:
+        """Give a candidate its cuts and devices, and estimate it."""
         ...
 
     def score(self, strategy: Strategy) -> Result:
@@ -49,7 +51,7 @@ def search(
     Raises:
         ValueError: If the limits leave no candidate, or the profile lacks what a candidate needs.
     """
-    candidates = uniform_candidates(experiment)
+    candidates = candidates_of(experiment)
     results = []
     for done, candidate in enumerate(candidates):
         progress(done, len(candidates))
@@ -92,15 +94,18 @@ class AmpRayPlanner:
         """The time estimate's own error."""
         return self.experiment.constants.time_error
 
-    def plan(self, candidate: Candidate) -> Result:
-        """Cut a candidate exactly and estimate it.
+    def plan(self, candidate: AnyCandidate) -> Result:
+        """Cut a candidate exactly, place it where the space allows, and estimate it.
 
         Where no cut fits the memory, the best one without the limit is estimated, so that the
         result tells by how much it fails.
         """
+        assert isinstance(candidate, Candidate)
         refused = self._refuse(candidate)
         if refused is not None:
             return Infeasible(candidate=candidate, reason=refused)
+        if self.experiment.space != "uniform":
+            return plan_placement(self.cost_model, candidate)
         costs = self.cost_model.costs(candidate)
         if self.experiment.traits.partition == "even-blocks":
             bounds = even_block_bounds(self.experiment.model, candidate.pp)

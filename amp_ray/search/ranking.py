@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from amp_ray.cost.estimate import Estimate, Infeasible, Result
+from amp_ray.spec.candidate import AnyCandidate, GroupsCandidate
 from amp_ray.spec.strategy import Strategy
 
 SIGNIFICANT_DIGITS = 12
@@ -75,16 +76,16 @@ def rank(
 def _key(result: Result) -> tuple[object, ...]:
     """Sort feasible before infeasible before impossible; then time; then values."""
     if isinstance(result, Infeasible):
-        candidate = result.candidate
-        return (
-            2,
-            0.0,
-            candidate.micro_batch_size,
-            ((candidate.tp, candidate.dp),) * candidate.pp,
-            (),
-        )
+        return (2, 0.0, *_degrees(result.candidate), ())
     time_s = float(f"{result.iteration_time_s:.{SIGNIFICANT_DIGITS}g}")
     return (0 if result.feasible else 1, time_s, *_values(result.strategy))
+
+
+def _degrees(candidate: AnyCandidate) -> tuple[object, ...]:
+    """Return what tells candidates apart, in the form of a strategy's values."""
+    if isinstance(candidate, GroupsCandidate):
+        return (candidate.micro_batch_size, ())
+    return (candidate.micro_batch_size, ((candidate.tp, candidate.dp),) * candidate.pp)
 
 
 def _values(strategy: Strategy) -> tuple[object, ...]:

@@ -4,8 +4,8 @@ from typing import Any
 
 from amp_ray.cost.estimate import Estimate, Result
 from amp_ray.search.ranking import Ranking
+from amp_ray.spec.candidate import AnyCandidate, GroupsCandidate
 from amp_ray.spec.cluster import Cluster
-from amp_ray.spec.strategy import Candidate
 from amp_ray.spec.strategy_json import strategy_to_json
 
 SCHEMA = 1
@@ -60,12 +60,17 @@ def ranking_rows(
     return [row(result, position, cluster) for position, result in enumerate(shown, start=1)]
 
 
-def _candidate(candidate: Candidate) -> dict[str, Any]:
-    """Return a STRATEGY object without cuts and placement."""
+def _candidate(candidate: AnyCandidate) -> dict[str, Any]:
+    """Return a STRATEGY object without cuts and placement; null is what stages would choose."""
+    tp, pp, dp = (
+        (None, None, None)
+        if isinstance(candidate, GroupsCandidate)
+        else (candidate.tp, candidate.pp, candidate.dp)
+    )
     return {
-        "tp": candidate.tp,
-        "pp": candidate.pp,
-        "dp": candidate.dp,
+        "tp": tp,
+        "pp": pp,
+        "dp": dp,
         "micro_batch_size": candidate.micro_batch_size,
         "num_micro_batches": candidate.num_micro_batches,
         "bounds": None,

@@ -1,8 +1,40 @@
-"""The uniform space: every (tp, dp, pp, micro-batch size) that uses each device once."""
+"""The spaces: which candidates of an experiment are looked at."""
 
+from amp_ray.spec.candidate import AnyCandidate, Candidate, GroupsCandidate
 from amp_ray.spec.cluster import Cluster
 from amp_ray.spec.experiment import Experiment, SearchLimits
-from amp_ray.spec.strategy import Candidate
+
+
+def candidates_of(experiment: Experiment) -> tuple[AnyCandidate, ...]:
+    """Enumerate the candidates of an experiment's space.
+
+    Stages with device groups of their own are launched by no runtime yet: where only what can be
+    launched matters, the heterogeneous space is that of placements.
+
+    Raises:
+        ValueError: If the limits leave nothing, with the limit that did it.
+    """
+    if experiment.space == "heterogeneous" and not experiment.limits.launchable:
+        return group_candidates(experiment)
+    return uniform_candidates(experiment)
+
+
+def group_candidates(experiment: Experiment) -> tuple[GroupsCandidate, ...]:
+    """Enumerate how the batch can be cut into micro-batches, where stages choose all else.
+
+    Returns:
+        Candidates by micro-batch size, ascending. ``micro_batch_sizes`` limits what one
+        data-parallel rank takes, so it is no limit here.
+    """
+    batch = experiment.global_batch_size
+    return tuple(
+        GroupsCandidate(
+            micro_batch_size=size,
+            num_micro_batches=batch // size,
+            recompute=experiment.recompute,
+        )
+        for size in _divisors(batch)
+    )
 
 
 def uniform_candidates(experiment: Experiment) -> tuple[Candidate, ...]:

@@ -82,6 +82,7 @@ def build_experiment(document: Document, files: Files) -> Experiment:
         global_batch_size=checked.global_batch_size,
         limits=_limits(checked.search),
         trials=build_trials(document, checked.trials, groups),
+        space=checked.search.space,
         document=document,
     )
 
@@ -142,4 +143,5 @@ def _limits(section: SearchSection) -> SearchLimits:
         max_dp=section.max_dp,
         micro_batch_sizes=None if sizes is None else tuple(sorted(set(sizes))),
         tp_across_nodes=section.tp_across_nodes,
+        launchable=section.launchable,
     )

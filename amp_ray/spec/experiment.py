@@ -6,15 +6,19 @@ from typing import Final, Literal
 
 from amp_ray.errors import Where
 from amp_ray.spec.access import SshSettings
+from amp_ray.spec.candidate import Recompute
 from amp_ray.spec.cluster import Cluster
 from amp_ray.spec.constants import Constants
 from amp_ray.spec.model import Model
 from amp_ray.spec.own_program import OwnProgram
 from amp_ray.spec.profile import Profile
-from amp_ray.spec.strategy import Recompute
 from amp_ray.spec.traits import RuntimeTraits
 from amp_ray.spec.yaml_text import Document
 from amp_ray.units import Precision
+
+Space = Literal["uniform", "placement", "heterogeneous"]
+"""Which strategies are looked at: one grid on devices in order, the grid on any devices, or stages
+that each have their own device group, tp and dp."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +32,7 @@ class SearchLimits:
         max_dp: Largest data parallel degree; None = no limit.
         micro_batch_sizes: The sizes to look at; None = every one that divides the batch.
         tp_across_nodes: Whether the ranks of a tensor-parallel group may sit on several nodes.
+        launchable: Whether only strategies that the runtime launches as they are matter.
     """
 
     min_tp: int = 1
@@ -36,6 +41,7 @@ class SearchLimits:
     max_dp: int | None = None
     micro_batch_sizes: tuple[int, ...] | None = None
     tp_across_nodes: bool = False
+    launchable: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +100,7 @@ class Experiment:
         global_batch_size: Samples per optimizer step.
         limits: Limits of the search.
         trials: Settings of real trials.
+        space: Of the search.
         document: The file that all this stands in, for the places of mistakes found later.
     """
 
@@ -110,6 +117,7 @@ class Experiment:
     global_batch_size: int
     limits: SearchLimits
     trials: TrialSettings
+    space: Space = "uniform"
     document: Document = NO_DOCUMENT
 
     def where(self, *path: str | int) -> Where:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from amp_ray.spec.access import SshSettings
+from amp_ray.spec.experiment import Space
 from amp_ray.spec.own_program import BuiltIn, Per
 from amp_ray.spec.section import Count, Flag, Index, Positive, Section, Text
 from amp_ray.spec.traits import LayerList
@@ -99,13 +100,14 @@ class ProfileSection(Section):
 class SearchSection(Section):
     """``search``: which strategies are looked at."""
 
-    space: Literal["uniform"] = "uniform"
+    space: Space = "uniform"
     min_tp: Count = 1
     max_tp: Count | None = None
     max_pp: Count | None = None
     max_dp: Count | None = None
     micro_batch_sizes: Annotated[list[Count], Field(min_length=1)] | None = None
     tp_across_nodes: Flag = False
+    launchable: Flag = False
 
 
 class SshSection(Section):

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from amp_ray.errors import InputError, Where, placed
+from amp_ray.spec.candidate import Candidate, Recompute
 from amp_ray.spec.cells import read_count, read_rows, read_seconds
 from amp_ray.spec.cluster import Cluster
 from amp_ray.spec.section import validate
-from amp_ray.spec.strategy import Candidate, Recompute, Strategy
+from amp_ray.spec.strategy import Strategy
 from amp_ray.spec.strategy_json import StrategyRecord, strategy_from_json
 from amp_ray.spec.yaml_text import Document
 

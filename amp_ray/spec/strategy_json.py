@@ -6,9 +6,10 @@ from typing import Annotated, Any
 
 from pydantic import Discriminator, Field, Tag
 
+from amp_ray.spec.candidate import Recompute
 from amp_ray.spec.cluster import Cluster
 from amp_ray.spec.section import Count, Index, Section, Text, validate
-from amp_ray.spec.strategy import Recompute, Stage, Strategy
+from amp_ray.spec.strategy import Stage, Strategy
 from amp_ray.spec.yaml_text import Document
 
 

@@ -9,9 +9,10 @@ import numpy as np
 from amp_ray.cost.model import CostModel
 from amp_ray.partition.problem import is_allowed, objective
 from amp_ray.search.cuts import NO_LIMIT, last_with_parameters, partition_problem
+from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.cluster import Cluster
 from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.strategy import Candidate, Strategy
+from amp_ray.spec.strategy import Strategy
 from amp_ray.testing.experiments import experiment_from
 
 Lanes = tuple[int, ...]

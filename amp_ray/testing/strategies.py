@@ -4,10 +4,11 @@ import itertools
 
 from hypothesis import strategies as st
 
+from amp_ray.spec.candidate import RECOMPUTE, Candidate
 from amp_ray.spec.catalogue import CATALOGUE
 from amp_ray.spec.cluster import Cluster, Link, Node
 from amp_ray.spec.hostfile import HostSlots
-from amp_ray.spec.strategy import RECOMPUTE, Candidate, Stage, Strategy
+from amp_ray.spec.strategy import Stage, Strategy
 
 _MAX_NODES = 4
 _MAX_SLOTS = 4

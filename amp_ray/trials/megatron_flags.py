@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Final
 
+from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.model import Model
-from amp_ray.spec.strategy import Candidate, Strategy, candidate_of
+from amp_ray.spec.strategy import Strategy, candidate_of
 
 MEGATRON_DEEPSPEED: Final = "megatron"
 """Name of the runtime that shards the optimizer by DeepSpeed's settings, not by Megatron's own."""

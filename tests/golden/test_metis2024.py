@@ -24,8 +24,8 @@ from amp_ray.formats.metis_experiment import cluster_yaml
 from amp_ray.formats.metis_profile import parse_metis_profile
 from amp_ray.search.planner import AmpRayPlanner, search
 from amp_ray.search.ranking import Ranking
+from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.published_profile import Key
-from amp_ray.spec.strategy import Candidate
 from amp_ray.testing.experiments import experiment_from
 
 TOLERANCE: Final = 1e-6

@@ -12,8 +12,9 @@ import pytest
 
 from amp_ray.runtime.pool import Task
 from amp_ray.runtime.trial_runner import TrialRunner, make_runner
+from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.strategy import Candidate, Strategy
+from amp_ray.spec.strategy import Strategy
 from amp_ray.testing.experiments import experiment_from
 from amp_ray.testing.hosts import HostCluster
 from amp_ray.trials.outcome import Measured

@@ -12,12 +12,13 @@ from hypothesis.vendor.pretty import RepresentationPrinter
 from amp_ray.cost.estimate import Breakdown, Estimate
 from amp_ray.cost.memory import MemoryModel
 from amp_ray.cost.model import CostModel
+from amp_ray.spec.candidate import Candidate, Recompute
 from amp_ray.spec.catalogue import CATALOGUE
 from amp_ray.spec.cluster import Cluster, Link, Node
 from amp_ray.spec.constants import Constants
 from amp_ray.spec.device import Device
 from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.strategy import Candidate, Recompute, Strategy
+from amp_ray.spec.strategy import Strategy
 from amp_ray.spec.traits import RUNTIMES
 from amp_ray.testing.experiments import small_experiment
 

@@ -13,9 +13,10 @@ from amp_ray.cost.model import CostModel
 from amp_ray.search.placement import objective_s, plan_placement, solve_placement
 from amp_ray.search.planner import AmpRayPlanner
 from amp_ray.search.space import uniform_candidates
+from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.cluster import Cluster, Link, Node
 from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.strategy import Candidate, Strategy
+from amp_ray.spec.strategy import Strategy
 from amp_ray.testing.placement_oracle import all_placements, best_placement, random_experiment
 
 ROUNDING = 1e-9

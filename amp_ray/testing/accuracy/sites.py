@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.catalogue import find_device
 from amp_ray.spec.cluster import Cluster, Link, Node
 from amp_ray.spec.constants import Constants
@@ -11,7 +12,7 @@ from amp_ray.spec.experiment import Experiment, SearchLimits, TrialSettings
 from amp_ray.spec.families import build_model
 from amp_ray.spec.model import ModelShape
 from amp_ray.spec.profile import ANALYTIC
-from amp_ray.spec.strategy import Candidate, Strategy
+from amp_ray.spec.strategy import Strategy
 from amp_ray.spec.traits import RuntimeTraits
 from amp_ray.units import Precision, gbit_per_s_to_bytes_per_s, microseconds_to_s
 

@@ -12,9 +12,10 @@ from amp_ray.errors import InputError, Where
 from amp_ray.partition import even_bounds
 from amp_ray.runtime.files import read_text
 from amp_ray.search.cuts import even_block_bounds
+from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.model import Model
-from amp_ray.spec.strategy import Candidate, Strategy
+from amp_ray.spec.strategy import Strategy
 from amp_ray.spec.traits import RUNTIMES
 from amp_ray.testing.accuracy.sites import Job
 from amp_ray.units import GIB

@@ -14,7 +14,8 @@ from amp_ray.errors import InputError
 from amp_ray.runtime.actor_pool import ActorPool
 from amp_ray.runtime.actors import actor_pool
 from amp_ray.runtime.pool import Finished, InterruptedTrialError, Runner, Task
-from amp_ray.spec.strategy import Candidate, Strategy
+from amp_ray.spec.candidate import Candidate
+from amp_ray.spec.strategy import Strategy
 from amp_ray.trials.outcome import Measured, Outcome, Unreachable
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("cluster", "sent_by_value")]

@@ -40,6 +40,7 @@ assert {**os.environ, "RAY_CLIENT_MODE": ""} == {**environment, "RAY_CLIENT_MODE
 SEARCH = """
 import sys, time
 from amp_ray.runtime.searching import Workers, search_candidates
+from amp_ray.search.space import uniform_candidates
 from amp_ray.search.planner import AmpRayPlanner
 from amp_ray.testing.experiments import small_experiment
 
@@ -55,7 +56,8 @@ def progress(done, _total):
 experiment = small_experiment()
 planner = SlowPlanner(experiment=experiment)
 try:
-    search_candidates(experiment, planner, workers=Workers(num=2), progress=progress)
+    candidates = uniform_candidates(experiment)
+    search_candidates(planner, candidates, workers=Workers(num=2), progress=progress)
 except KeyboardInterrupt:
     sys.exit(130)
 """
@@ -211,5 +213,5 @@ def test_no_cluster_at_an_address_is_told(repository: Path) -> None:
     done = subprocess.run(
         argv, env=stranger(), capture_output=True, text=True, check=False, timeout=HANG_GUARD_S
     )
-    assert (done.returncode, done.stdout) == (1, "")
+    assert (done.returncode, done.stdout) == (4, "")
     assert done.stderr.startswith("amp-ray: no Ray cluster at 127.0.0.1:1: ")

@@ -15,8 +15,9 @@ from amp_ray.runtime.planning import make_planner
 from amp_ray.runtime.searching import Workers, search_candidates
 from amp_ray.search.planner import AmpRayPlanner, Planner, search
 from amp_ray.search.space import uniform_candidates
+from amp_ray.spec.candidate import AnyCandidate
 from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.strategy import Candidate, Strategy
+from amp_ray.spec.strategy import Strategy
 from amp_ray.testing.experiments import small_experiment
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("cluster", "sent_by_value")]
@@ -43,7 +44,7 @@ class MisfortunePlanner:
     def relative_error(self) -> float:
         return self.planner.relative_error
 
-    def plan(self, candidate: Candidate) -> Result:
+    def plan(self, candidate: AnyCandidate) -> Result:
         number = uniform_candidates(self.planner.experiment).index(candidate)
         mark = self.folder / f"killed-{number}"
         if number in self.killed_at and not mark.exists():
@@ -61,7 +62,9 @@ class MisfortunePlanner:
 
 
 def with_ray(planner: Planner, num: int, experiment: Experiment = SMALL) -> object:
-    return search_candidates(experiment, planner, workers=Workers(num=num), progress=quiet)
+    return search_candidates(
+        planner, uniform_candidates(experiment), workers=Workers(num=num), progress=quiet
+    )
 
 
 @pytest.mark.parametrize("num_workers", [1, 2, 3])
@@ -112,8 +115,8 @@ def test_a_mistake_in_a_planner_is_told_with_its_place() -> None:
 def test_progress_grows_to_all() -> None:
     seen: list[tuple[int, int]] = []
     search_candidates(
-        SMALL,
         AmpRayPlanner(experiment=SMALL),
+        CANDIDATES,
         workers=Workers(num=2),
         progress=lambda done, total: seen.append((done, total)),
     )

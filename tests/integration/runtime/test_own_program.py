@@ -18,8 +18,9 @@ from amp_ray.runtime.link import AgentSettings
 from amp_ray.runtime.planning import make_planner
 from amp_ray.runtime.program_files import program_files
 from amp_ray.search.space import uniform_candidates
+from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.strategy import Candidate, Strategy
+from amp_ray.spec.strategy import Strategy
 from amp_ray.testing.experiments import small_experiment
 from amp_ray.trials.command import trial_launch, trial_reader
 from amp_ray.trials.outcome import Crashed, Measured, Outcome

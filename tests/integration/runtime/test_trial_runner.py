@@ -19,8 +19,9 @@ from amp_ray.runtime.link import AgentSettings
 from amp_ray.runtime.pool import InterruptedTrialError, Task
 from amp_ray.runtime.program_files import source_files
 from amp_ray.runtime.trial_runner import TrialRunner
+from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.strategy import Candidate, Strategy
+from amp_ray.spec.strategy import Strategy
 from amp_ray.testing.experiments import experiment_from
 from amp_ray.trials.command import WARM_MODULES
 from amp_ray.trials.ds_config import ds_config

@@ -7,8 +7,8 @@ from amp_ray.baselines.amp2022_cost import Network
 from amp_ray.cost.estimate import Estimate, Infeasible
 from amp_ray.errors import InputError
 from amp_ray.search.planner import search
+from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.strategy import Candidate
 from amp_ray.testing.experiments import experiment_from
 
 GPT2 = gpt2_chain(num_layers=4, hidden_size=8, sequence_length=4, vocab_size=16)

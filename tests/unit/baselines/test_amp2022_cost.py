@@ -10,7 +10,7 @@ from amp_ray.baselines.amp2022_cost import (
     layer_time_s,
     predict_bounds,
 )
-from amp_ray.spec.strategy import Candidate
+from amp_ray.spec.candidate import Candidate
 
 # Three entries, of which the second is not planned.
 CHAIN = Chain(

@@ -3,7 +3,8 @@ from dataclasses import fields
 import pytest
 
 from amp_ray.cost.estimate import Breakdown, Estimate, Reason
-from amp_ray.spec.strategy import Candidate, Strategy
+from amp_ray.spec.candidate import Candidate
+from amp_ray.spec.strategy import Strategy
 
 STRATEGY = Strategy.uniform(
     Candidate(micro_batch_size=1, tp=1, dp=1, pp=1, num_micro_batches=1), (0, 4)

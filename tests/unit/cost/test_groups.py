@@ -7,12 +7,12 @@ from amp_ray.cost.collective import Path
 from amp_ray.cost.groups import GroupTables, RankKinds, prefix_sums
 from amp_ray.cost.layers import LayerCosts
 from amp_ray.cost.topology import Rings
+from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.constants import Constants
 from amp_ray.spec.device import Device
 from amp_ray.spec.model import Layer, Model
 from amp_ray.spec.operator import Gemm
 from amp_ray.spec.profile import ANALYTIC
-from amp_ray.spec.strategy import Candidate
 from amp_ray.spec.traits import RuntimeTraits
 
 FAST, SLOW = 0, 1  # device types

@@ -6,11 +6,11 @@ import pytest
 from amp_ray.cost.memory import LayerMemory, MemoryModel, in_flight
 from amp_ray.cost.roofline import Rank
 from amp_ray.cost.weights import Weights
+from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.constants import Constants
 from amp_ray.spec.model import Layer, Model
 from amp_ray.spec.operator import Elementwise
 from amp_ray.spec.optimizer import find_optimizer
-from amp_ray.spec.strategy import Candidate
 from amp_ray.spec.traits import RuntimeTraits
 
 BLOCK_BYTES = 100.0

@@ -5,9 +5,10 @@ import pytest
 
 from amp_ray.cost.estimate import Breakdown
 from amp_ray.cost.model import EXTRAPOLATED, CostModel
+from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.profile import Anchor, Profile
-from amp_ray.spec.strategy import Candidate, Stage, Strategy
+from amp_ray.spec.strategy import Stage, Strategy
 
 
 def strategy(

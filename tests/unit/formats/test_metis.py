@@ -7,11 +7,12 @@ import pytest
 from amp_ray.cost.model import CostModel
 from amp_ray.errors import InputError
 from amp_ray.formats.metis import layer_groups, read_metis_profile
+from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.catalogue import find_device
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.model import Model
 from amp_ray.spec.profile import FloatArray, Profile
-from amp_ray.spec.strategy import Candidate, Strategy
+from amp_ray.spec.strategy import Strategy
 from amp_ray.testing.experiments import SMALL, experiment_from, small_experiment
 from amp_ray.testing.metis import metis_document, metis_profile_files
 

@@ -9,8 +9,9 @@ from amp_ray.baselines.metis2024_plan import MetisPlan, MetisSetting
 from amp_ray.cost.model import CostModel
 from amp_ray.formats.metis_export import metis_files, publish
 from amp_ray.formats.metis_profile import parse_metis_profile
+from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.published_profile import PublishedProfile
-from amp_ray.spec.strategy import Candidate, Strategy
+from amp_ray.spec.strategy import Strategy
 from amp_ray.testing.experiments import SMALL, experiment_from, small_experiment
 from amp_ray.testing.metis import metis_profile_files
 from amp_ray.units import GIB

@@ -6,7 +6,8 @@ from amp_ray.cost.estimate import Estimate, Infeasible, Reason
 from amp_ray.report.tables import ranking_table, reasons_text, results_table
 from amp_ray.search.planner import AmpRayPlanner, search
 from amp_ray.search.ranking import Ranking, rank
-from amp_ray.spec.strategy import Candidate, Strategy
+from amp_ray.spec.candidate import Candidate
+from amp_ray.spec.strategy import Strategy
 from amp_ray.testing.experiments import small_experiment
 
 

@@ -11,7 +11,8 @@ from amp_ray.runtime.actor_pool import ActorLostError, ActorPool
 from amp_ray.runtime.pool import Pool, Task
 from amp_ray.runtime.search_crew import Hello
 from amp_ray.runtime.trial_worker import Ran
-from amp_ray.spec.strategy import Candidate, Strategy
+from amp_ray.spec.candidate import Candidate
+from amp_ray.spec.strategy import Strategy
 from amp_ray.trials.outcome import Crashed, TimedOut, Unreachable
 
 STRATEGY = Strategy.uniform(

@@ -6,7 +6,8 @@ import pytest
 
 from amp_ray.errors import HostError
 from amp_ray.runtime.pool import InterruptedTrialError, Task, ThreadPool
-from amp_ray.spec.strategy import Candidate, Strategy
+from amp_ray.spec.candidate import Candidate
+from amp_ray.spec.strategy import Strategy
 from amp_ray.trials.outcome import Crashed, Measured, Outcome, Unreachable
 
 GUARD_S = 20.0

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from amp_ray.cost.estimate import Infeasible, Reason
 from amp_ray.runtime.search_batches import PATIENCE_S, TARGET_S, Answer, Batch, Batches
-from amp_ray.spec.strategy import Candidate
+from amp_ray.spec.candidate import Candidate
 
 
 def result(number: int) -> Infeasible:

@@ -11,7 +11,7 @@ from amp_ray.runtime.search_batches import Batch
 from amp_ray.runtime.search_crew import CrewSearch, Event, Hello, SearchWorker, Work
 from amp_ray.search.planner import AmpRayPlanner
 from amp_ray.search.space import uniform_candidates
-from amp_ray.spec.strategy import Candidate
+from amp_ray.spec.candidate import AnyCandidate
 from amp_ray.testing.experiments import small_experiment
 
 EXPERIMENT = small_experiment()
@@ -110,7 +110,7 @@ def test_silence_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 class WrongAt(AmpRayPlanner):
     """Refuses the third candidate."""
 
-    def plan(self, candidate: Candidate) -> Result:
+    def plan(self, candidate: AnyCandidate) -> Result:
         if candidate == CANDIDATES[2]:
             message = "third"
             raise InputError(message)

@@ -16,10 +16,12 @@ from amp_ray.runtime.search_crew import Work
 from amp_ray.runtime.searching import Stopwatch, Workers, num_cpus, search_candidates
 from amp_ray.search.planner import AmpRayPlanner, search
 from amp_ray.search.ranking import Ranking
+from amp_ray.search.space import uniform_candidates
 from amp_ray.testing.experiments import small_experiment
 
 EXPERIMENT = small_experiment()
 PLANNER = AmpRayPlanner(experiment=EXPERIMENT)
+CANDIDATES = uniform_candidates(EXPERIMENT)
 NUM = 16
 
 
@@ -71,7 +73,7 @@ def actors(monkeypatch: pytest.MonkeyPatch) -> FakeActors:
 
 
 def run(workers: Workers, progress: Callable[[int, int], None] = quiet) -> Ranking:
-    return search_candidates(EXPERIMENT, PLANNER, workers=workers, progress=progress)
+    return search_candidates(PLANNER, CANDIDATES, workers=workers, progress=progress)
 
 
 def test_little_work_stays_in_this_process(actors: FakeActors) -> None:

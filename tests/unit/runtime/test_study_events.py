@@ -9,7 +9,8 @@ from amp_ray.errors import InputError
 from amp_ray.runtime import study_events
 from amp_ray.runtime.pool import Task
 from amp_ray.runtime.study_events import Rebuilt, rebuild
-from amp_ray.spec.strategy import Candidate, Strategy
+from amp_ray.spec.candidate import Candidate
+from amp_ray.spec.strategy import Strategy
 from amp_ray.testing.driving import small_study
 from amp_ray.testing.replaying import measured, out_of_memory
 from amp_ray.trials.outcome import Measured, Outcome, Unreachable

@@ -15,9 +15,10 @@ from amp_ray.errors import HostError, InputError
 from amp_ray.runtime.link import AgentSettings
 from amp_ray.runtime.pool import Task
 from amp_ray.runtime.trial_runner import TrialRunner, host_groups, make_runner, portable
+from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.own_program import OwnProgram
-from amp_ray.spec.strategy import Candidate, Strategy
+from amp_ray.spec.strategy import Strategy
 from amp_ray.testing.experiments import small_experiment
 from amp_ray.testing.scripted_host import Message, ScriptedHost, well_behaved
 from amp_ray.trials.outcome import Measured, Unreachable

@@ -11,7 +11,8 @@ from amp_ray.errors import HostError, InputError
 from amp_ray.runtime.pool import InterruptedTrialError, Runner, Task
 from amp_ray.runtime.search_crew import Hello
 from amp_ray.runtime.trial_worker import Home, Ran, TrialWorker, read_files, write_files
-from amp_ray.spec.strategy import Candidate, Strategy
+from amp_ray.spec.candidate import Candidate
+from amp_ray.spec.strategy import Strategy
 from amp_ray.trials.outcome import Outcome, TimedOut
 
 HANG_GUARD_S = 20.0

@@ -2,7 +2,8 @@ import itertools
 
 from amp_ray.cost.estimate import Estimate, Infeasible, Reason, Result
 from amp_ray.search.ranking import rank
-from amp_ray.spec.strategy import Candidate, Strategy
+from amp_ray.spec.candidate import Candidate
+from amp_ray.spec.strategy import Strategy
 
 
 def estimate(

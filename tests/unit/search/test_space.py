@@ -1,8 +1,8 @@
 import pytest
 
 from amp_ray.search.space import uniform_candidates
+from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.strategy import Candidate
 from amp_ray.testing.experiments import small_experiment
 
 

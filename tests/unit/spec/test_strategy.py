@@ -1,6 +1,7 @@
 import pytest
 
-from amp_ray.spec.strategy import Candidate, Stage, Strategy, candidate_of
+from amp_ray.spec.candidate import Candidate
+from amp_ray.spec.strategy import Stage, Strategy, candidate_of
 
 
 def candidate(**degrees: int) -> Candidate:

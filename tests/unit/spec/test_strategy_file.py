@@ -3,9 +3,10 @@ import json
 import pytest
 
 from amp_ray.errors import InputError
+from amp_ray.spec.candidate import Candidate, Recompute
 from amp_ray.spec.catalogue import find_device
 from amp_ray.spec.cluster import Cluster, Link, Node
-from amp_ray.spec.strategy import Candidate, Recompute, Strategy
+from amp_ray.spec.strategy import Strategy
 from amp_ray.spec.strategy_file import Context, Given, parse_strategies
 
 LINK = Link(bandwidth_bytes_per_s=1e9, latency_s=0.0)

@@ -4,9 +4,10 @@ from typing import Any
 import pytest
 
 from amp_ray.errors import InputError
+from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.catalogue import find_device
 from amp_ray.spec.cluster import Cluster, Link, Node
-from amp_ray.spec.strategy import Candidate, Stage, Strategy
+from amp_ray.spec.strategy import Stage, Strategy
 from amp_ray.spec.strategy_json import strategy_from_json, strategy_to_json
 
 LINK = Link(bandwidth_bytes_per_s=1e9, latency_s=0.0)

@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 
 from amp_ray.errors import InputError
+from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.own_program import OwnProgram
-from amp_ray.spec.strategy import Candidate, Strategy
+from amp_ray.spec.strategy import Strategy
 from amp_ray.testing.experiments import experiment_from, small_experiment
 from amp_ray.training.job import read_job
 from amp_ray.trials.command import (

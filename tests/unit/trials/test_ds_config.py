@@ -1,6 +1,7 @@
 import pytest
 
-from amp_ray.spec.strategy import Candidate, Strategy
+from amp_ray.spec.candidate import Candidate
+from amp_ray.spec.strategy import Strategy
 from amp_ray.testing.experiments import small_experiment
 from amp_ray.trials.ds_config import ds_config
 

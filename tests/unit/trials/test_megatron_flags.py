@@ -3,8 +3,9 @@ from itertools import accumulate
 
 import pytest
 
+from amp_ray.spec.candidate import Candidate, Recompute
 from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.strategy import Candidate, Recompute, Stage, Strategy
+from amp_ray.spec.strategy import Stage, Strategy
 from amp_ray.testing.experiments import small_experiment
 from amp_ray.trials.megatron_flags import megatron_flags, stage_blocks
 

@@ -3,8 +3,9 @@ from dataclasses import replace
 import pytest
 
 from amp_ray.errors import InputError
+from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.strategy import Candidate, Strategy
+from amp_ray.spec.strategy import Strategy
 from amp_ray.testing.experiments import small_experiment
 from amp_ray.trials.placement import placement
 

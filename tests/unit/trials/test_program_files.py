@@ -3,9 +3,10 @@ import json
 import pytest
 
 from amp_ray.errors import InputError
+from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.cluster import Cluster
 from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.strategy import Candidate, Stage, Strategy
+from amp_ray.spec.strategy import Stage, Strategy
 from amp_ray.spec.strategy_json import strategy_from_json
 from amp_ray.testing.experiments import small_experiment
 from amp_ray.trials.ds_config import ds_config

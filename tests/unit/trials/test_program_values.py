@@ -2,7 +2,8 @@ from dataclasses import replace
 
 import pytest
 
-from amp_ray.spec.strategy import Candidate, Stage, Strategy
+from amp_ray.spec.candidate import Candidate
+from amp_ray.spec.strategy import Stage, Strategy
 from amp_ray.testing.experiments import small_experiment
 from amp_ray.trials.launch import FOLDER, MASTER_ADDRESS, MASTER_PORT, node_commands, rank_commands
 from amp_ray.trials.placeholders import PLACEHOLDERS, SEVERAL
