@@ -25,6 +25,7 @@ from amp_ray.runtime.calibrating import with_calibration
 from amp_ray.runtime.files import load_experiment
 from amp_ray.runtime.planning import Planned, plan_experiment
 from amp_ray.runtime.searching import Workers
+from amp_ray.spec.experiment import launchable_only
 
 _DEFAULT_ROWS = 10
 
@@ -45,6 +46,11 @@ _DEFAULT_ROWS = 10
     is_flag=True,
     help="Every candidate, the infeasible last with their reason.",
 )
+@click.option(
+    "--launchable",
+    is_flag=True,
+    help="Only strategies that the runtime launches as they are: one tp and dp for all stages.",
+)
 @cost_model_option
 @calibration_options
 @workers_options
@@ -55,6 +61,7 @@ def plan(
     experiment_path: Path,
     num_rows: int,
     show_all: bool,
+    launchable: bool,
     cost_model: str,
     calibration_path: Path | None,
     transfer: bool,
@@ -69,6 +76,8 @@ def plan(
     experiment = with_calibration(
         load_experiment(experiment_path), calibration_path, transfer=transfer
     )
+    if launchable:
+        experiment = launchable_only(experiment)
     with Progress(
         console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()
     ) as bar:
@@ -97,4 +106,5 @@ def _print(planned: Planned, *, num_rows: int | None) -> None:
         f"{planned.experiment.name}: {num} candidates in {planned.search_s:.3f} s, "
         f"cost model {planned.cost_model}, {planned.experiment.profile.source}"
     )
-    table_console().print(ranking_table(planned.ranking, title=title, num_rows=num_rows))
+    cluster = planned.experiment.cluster
+    table_console().print(ranking_table(planned.ranking, cluster, title=title, num_rows=num_rows))

@@ -59,4 +59,4 @@ def score(
         write_json({"schema": SCHEMA, "rows": rows}, json_target)
         return
     title = f"{experiment.name}: {len(results)} strategies, cost model {cost_model}"
-    table_console().print(results_table(results, title=title))
+    table_console().print(results_table(results, experiment.cluster, title=title))

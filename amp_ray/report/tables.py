@@ -8,8 +8,10 @@ from rich.table import Table
 from rich.text import Text
 
 from amp_ray.cost.estimate import Breakdown, Estimate, Infeasible, Result
+from amp_ray.report.places import is_in_order, places_text
 from amp_ray.search.ranking import Ranking
 from amp_ray.spec.candidate import GroupsCandidate
+from amp_ray.spec.cluster import Cluster
 from amp_ray.units import GIB
 
 _SHORT_NAMES = {
@@ -25,11 +27,14 @@ _MAX_BOUNDS = 60
 """Characters of bounds that a table shows; JSON has them whole."""
 
 
-def ranking_table(ranking: Ranking, *, title: str, num_rows: int | None) -> RenderableType:
+def ranking_table(
+    ranking: Ranking, cluster: Cluster, *, title: str, num_rows: int | None
+) -> RenderableType:
     """Draw the head of a ranking, with what became of the rest.
 
     Args:
         ranking: What to draw.
+        cluster: Gives nodes their names.
         title: Headline.
         num_rows: Feasible rows to show; None shows everything, the infeasible included.
     """
@@ -38,16 +43,24 @@ def ranking_table(ranking: Ranking, *, title: str, num_rows: int | None) -> Rend
         shown = shown[: min(num_rows, ranking.num_feasible)]
     parts: list[RenderableType] = []
     if shown:
-        parts.append(results_table(shown, title=title, num_tied=ranking.num_tied))
+        parts.append(results_table(shown, cluster, title=title, num_tied=ranking.num_tied))
     parts.extend(_notes(ranking, num_shown=len(shown)))
     return Group(*parts)
 
 
-def results_table(results: Sequence[Result], *, title: str, num_tied: int = 0) -> Table:
-    """Draw results in the given order, with the breakdown of each strategy."""
+def results_table(
+    results: Sequence[Result], cluster: Cluster, *, title: str, num_tied: int = 0
+) -> Table:
+    """Draw results in the given order, with the breakdown of each strategy.
+
+    Where some are placed otherwise than in the order of the devices, a column says where.
+    """
     has_breakdown = any(isinstance(result, Estimate) and result.breakdown for result in results)
     has_memory = any(
         isinstance(result, Estimate) and result.peak_memory_bytes for result in results
+    )
+    has_places = any(
+        isinstance(result, Estimate) and not is_in_order(result.strategy) for result in results
     )
     table = Table(title=title, title_justify="left", header_style="bold", pad_edge=False)
     for name in ("#", "tp", "dp", "pp", "micro", "s/iter"):
@@ -57,6 +70,8 @@ def results_table(results: Sequence[Result], *, title: str, num_tied: int = 0) -
             table.add_column(name, justify="right", no_wrap=True, style="dim")
     if has_memory:
         table.add_column("peak/limit GiB", justify="right", no_wrap=True)
+    if has_places:
+        table.add_column("stages on", overflow="fold")
     table.add_column("bounds, or why not", overflow="fold")
     for position, result in enumerate(results, start=1):
         mark = "=" if 1 < position <= num_tied else ""
@@ -65,6 +80,8 @@ def results_table(results: Sequence[Result], *, title: str, num_tied: int = 0) -
             cells += _breakdown(result)
         if has_memory:
             cells.append(_memory(result))
+        if has_places:
+            cells.append(_places(result, cluster))
         style = None if isinstance(result, Estimate) and result.feasible else "red"
         table.add_row(*cells, _remark(result), style=style)
     return table
@@ -98,6 +115,11 @@ def _memory(result: Result) -> str:
     pairs = zip(result.peak_memory_bytes, result.memory_limit_bytes, strict=True)
     peak, limit = max(pairs, key=lambda pair: pair[0] / pair[1])
     return f"{peak / GIB:.1f}/{limit / GIB:.1f}"
+
+
+def _places(result: Result, cluster: Cluster) -> str:
+    """Return the nodes of each stage."""
+    return places_text(result.strategy, cluster) if isinstance(result, Estimate) else "-"
 
 
 def _remark(result: Result) -> str:

@@ -12,7 +12,7 @@ from amp_ray.runtime.replay import load_replay
 from amp_ray.runtime.searching import AUTO, Workers
 from amp_ray.search.ranking import rank
 from amp_ray.spec.candidate import Candidate
-from amp_ray.spec.experiment import Experiment
+from amp_ray.spec.experiment import Experiment, launchable_only
 from amp_ray.spec.strategy import Strategy, candidate_of
 from amp_ray.spec.strategy_file import Given
 from amp_ray.trials.command import trial_problem
@@ -103,7 +103,9 @@ def study_space(
         InputError: If the limits leave no candidate, or a table does not fit.
     """
     if options.backend != "replay":
-        planned = plan_experiment(experiment, OURS, workers=options.workers, progress=progress)
+        planned = plan_experiment(
+            launchable_only(experiment), OURS, workers=options.workers, progress=progress
+        )
         results = tuple(_launched(experiment, result) for result in planned.ranking.results)
         return Space(results=results, order=_published_order(experiment, results, options.policy))
     assert options.table is not None

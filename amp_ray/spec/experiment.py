@@ -1,7 +1,7 @@
 """An experiment: everything that is given, as values."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 from amp_ray.errors import Where
@@ -123,3 +123,8 @@ class Experiment:
     def where(self, *path: str | int) -> Where:
         """Return the place of a key in the file that the experiment was built from."""
         return self.document.where(*path)
+
+
+def launchable_only(experiment: Experiment) -> Experiment:
+    """Return an experiment whose search leaves out what the runtime cannot launch."""
+    return replace(experiment, limits=replace(experiment.limits, launchable=True))

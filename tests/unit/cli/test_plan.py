@@ -110,3 +110,39 @@ def test_a_calibration_is_refused_where_there_are_no_constants(
     )
     assert ended.code == 2
     assert "amp-2022 has none" in ended.err
+
+
+def mixed(path: Path, space: str, *more: str) -> Path:
+    """Make the second of two nodes slower."""
+    text = path.read_text(encoding="utf-8")
+    [node] = [line for line in text.splitlines() if "count: 2, device: T4" in line]
+    pair = "\n".join(
+        node.replace("count: 2, device: T4", f"count: 1, device: {device}")
+        for device in ("T4", "V100-16")
+    )
+    path.write_text(
+        text.replace(node, pair) + "".join([f"search: {{space: {space}}}\n", *more]),
+        encoding="utf-8",
+    )
+    return path
+
+
+def test_a_free_placement_is_never_worse_and_says_where(amp_ray: Run, small: Path) -> None:
+    uniform = amp_ray("plan", mixed(small, "uniform"), "--json").json["ranking"][0]
+    text = small.read_text(encoding="utf-8").replace("space: uniform", "space: placement")
+    small.write_text(text, encoding="utf-8")
+    placed = amp_ray("plan", small, "--json").json["ranking"][0]
+    assert placed["iteration_time_s"] <= uniform["iteration_time_s"]
+    assert sorted(map(tuple, placed["strategy"]["placement"])) == [
+        ("node0", 0),
+        ("node0", 1),
+        ("node1", 0),
+        ("node1", 1),
+    ]
+    assert placed["launchable"]
+
+
+def test_only_what_can_be_launched(amp_ray: Run, small: Path) -> None:
+    plan = amp_ray("plan", mixed(small, "heterogeneous"), "--launchable", "--json").json
+    assert plan["num_candidates"] == 16
+    assert all(row["strategy"]["tp"] for row in plan["ranking"])

@@ -1,8 +1,8 @@
 import pytest
 
-from amp_ray.search.space import uniform_candidates
+from amp_ray.search.space import candidates_of, group_candidates, uniform_candidates
 from amp_ray.spec.candidate import Candidate
-from amp_ray.spec.experiment import Experiment
+from amp_ray.spec.experiment import Experiment, launchable_only
 from amp_ray.testing.experiments import small_experiment
 
 
@@ -99,3 +99,26 @@ def test_candidates_of_a_single_device() -> None:
         Candidate(micro_batch_size=1, tp=1, dp=1, pp=1, num_micro_batches=2),
         Candidate(micro_batch_size=2, tp=1, dp=1, pp=1, num_micro_batches=1),
     )
+
+
+@pytest.mark.parametrize("space", ["uniform", "placement"])
+def test_placements_are_of_the_uniform_candidates(space: str) -> None:
+    experiment = small_experiment(limits(f"space: {space}"))
+    assert candidates_of(experiment) == uniform_candidates(experiment)
+
+
+def test_stages_of_their_own_choose_all_but_the_micro_batch() -> None:
+    experiment = small_experiment(limits("space: heterogeneous"))
+    found = candidates_of(experiment)
+    assert found == group_candidates(experiment)
+    assert [(c.micro_batch_size, c.num_micro_batches) for c in group_candidates(experiment)] == [
+        (1, 8),
+        (2, 4),
+        (4, 2),
+        (8, 1),
+    ]
+
+
+def test_what_can_be_launched_of_the_heterogeneous_space_are_placements() -> None:
+    experiment = launchable_only(small_experiment(limits("space: heterogeneous")))
+    assert candidates_of(experiment) == uniform_candidates(experiment)

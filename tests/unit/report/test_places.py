@@ -1,0 +1,41 @@
+from dataclasses import replace
+
+import pytest
+
+from amp_ray.report.places import is_in_order, places_text
+from amp_ray.spec.candidate import Candidate
+from amp_ray.spec.strategy import Stage, Strategy
+from amp_ray.testing.experiments import small_experiment
+
+CLUSTER = small_experiment().cluster
+GRID = Strategy.uniform(
+    Candidate(micro_batch_size=1, tp=1, dp=1, pp=3, num_micro_batches=2), (0, 1, 2, 3)
+)
+
+
+@pytest.mark.parametrize(
+    ("placement", "text"),
+    [
+        ((0, 1, 2), "node0 x2, node1"),
+        ((2, 0, 1), "node1, node0 x2"),
+        ((0, 2, 1), "node0, node1, node0"),
+    ],
+)
+def test_stages_are_named_by_their_nodes_in_runs(placement: tuple[int, ...], text: str) -> None:
+    assert places_text(replace(GRID, placement=placement), CLUSTER) == text
+
+
+def test_degrees_are_told_where_stages_differ() -> None:
+    stages = (
+        Stage(first_layer=0, end_layer=1, tp=1, dp=2, shares=(2, 1)),
+        Stage(first_layer=1, end_layer=3, tp=2, dp=1, shares=(3,)),
+    )
+    strategy = Strategy(
+        stages=stages, micro_batch_size=3, num_micro_batches=1, placement=(1, 2, 3, 0)
+    )
+    assert places_text(strategy, CLUSTER) == "tp1 dp2 on node0+node1, tp2 dp1 on node1+node0"
+
+
+def test_the_order_of_the_devices_is_recognised() -> None:
+    assert is_in_order(GRID)
+    assert not is_in_order(replace(GRID, placement=(1, 0, 2)))
