@@ -70,6 +70,7 @@ class Probe:
         self.host = host
         self._noise: deque[str] = deque(maxlen=_NUM_NOISE_LINES)
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._too_old: Message | None = None
         self._channel: Channel = host.open_channel(
             [host.python, "-I", "-u", "-c", guarded(BOOTSTRAP), "probe"]
         )
@@ -94,6 +95,8 @@ class Probe:
         Raises:
             HostError: If none comes.
         """
+        if self._too_old is not None:
+            return self._too_old
         self._write(json.dumps({"kind": kind, **details}).encode() + b"\n")
         deadline = time.monotonic() + timeout_s
         while True:
@@ -106,6 +109,8 @@ class Probe:
                 self._inbox.put(message)
                 text = f"{self.host.name}: {message['text']}"
                 raise HostError(text)
+            if message["kind"] == "old":  # said once, before it ends
+                self._too_old = message
             if message["kind"] in {kind, "old"}:
                 return message
 
@@ -123,7 +128,6 @@ class Probe:
             sent_s, start_s = time.time(), time.monotonic()
             message = self.ask("time", timeout_s)
             if message["kind"] == "old":
-                self._inbox.put(message)
                 return None
             trip_s = time.monotonic() - start_s
             offset_s = message["time_s"] - (sent_s + trip_s / 2)
