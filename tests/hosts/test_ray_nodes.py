@@ -35,6 +35,7 @@ import sys, time
 from amp_ray.runtime.actors import connect, num_cluster_cpus
 from amp_ray.runtime.searching import Workers, search_candidates
 from amp_ray.search.planner import AmpRayPlanner
+from amp_ray.search.space import candidates_of
 from amp_ray.testing.experiments import small_experiment
 
 class SlowPlanner(AmpRayPlanner):
@@ -50,9 +51,8 @@ planner = SlowPlanner(experiment=experiment)
 with connect():
     assert num_cluster_cpus() == 3
     start_s = time.monotonic()
-    ranking = search_candidates(
-        experiment, planner, workers=Workers(address=sys.argv[1]), progress=progress
-    )
+    workers, candidates = Workers(address=sys.argv[1]), candidates_of(experiment)
+    ranking = search_candidates(planner, candidates, workers=workers, progress=progress)
     print(f"wall {time.monotonic() - start_s}")
 print(repr(ranking))
 """
