@@ -11,6 +11,7 @@ from typing import Final
 
 from amp_ray.baselines.metis2024_plan import DataRank, MetisPlan, MetisSetting
 from amp_ray.cost.estimate import Reason
+from amp_ray.spec.published_profile import FloatArray
 from amp_ray.units import GIGA, MILLISECONDS_PER_SECOND
 
 NOT_PROFILED: Final = "not in the profile"
@@ -222,6 +223,11 @@ def bytes_per_s(setting: MetisSetting, plan: MetisPlan, ranks: list[int]) -> flo
 
 def _parameter_bytes(setting: MetisSetting, first: int, end: int) -> float:
     """Add up parameters as the planner does: every middle layer counts as the second one."""
+    return float(counted_parameter_bytes(setting)[first:end].sum())
+
+
+def counted_parameter_bytes(setting: MetisSetting) -> FloatArray:
+    """Return the parameters of every layer that the gradient all-reduce counts."""
     held = setting.whole.layer_parameter_bytes.copy()
     held[1:-1] = held[1]
-    return float(held[first:end].sum())
+    return held

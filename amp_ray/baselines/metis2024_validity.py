@@ -90,15 +90,12 @@ def _of_rank(setting: MetisSetting, plan: MetisPlan, stage: int, rank: DataRank)
     """Tell whether the devices of one data-parallel index hold the stage's layers."""
     if rank.samples == 0:
         return None
-    _, tp = plan.degrees[stage]
-    first, end = plan.bounds[stage : stage + 2]
-    table = _layer_memory(setting, rank, tp)
-    if table is None:
+    held = rank_memory(setting, plan, stage, rank)
+    if held is None:
+        _, tp = plan.degrees[stage]
         detail = f"stage {stage}: {rank.device_type}, tp {tp}, {rank.samples} samples"
         return Reason(kind=NOT_PROFILED, detail=detail)
-    needed = float(table[first:end].sum())
-    smallest = min(sorted(set(rank.group_types)), key=setting.memory_bytes.__getitem__)
-    limit = setting.memory_bytes[smallest]
+    needed, smallest, limit = held
     if needed <= limit:
         return None
     detail = (
@@ -106,6 +103,30 @@ def _of_rank(setting: MetisSetting, plan: MetisPlan, stage: int, rank: DataRank)
         f"{rank.samples} samples)"
     )
     return Reason(kind=OUT_OF_MEMORY, detail=detail)
+
+
+def rank_memory(
+    setting: MetisSetting, plan: MetisPlan, stage: int, rank: DataRank
+) -> tuple[float, str, int] | None:
+    """Return what the devices of one data-parallel index need and have.
+
+    Args:
+        setting: What is given.
+        plan: A plan of the cluster.
+        stage: Of the plan.
+        rank: Of the stage.
+
+    Returns:
+        Bytes that are needed, the type with the least memory, and its bytes; None where no
+        measured size holds the samples.
+    """
+    _, tp = plan.degrees[stage]
+    first, end = plan.bounds[stage : stage + 2]
+    table = _layer_memory(setting, rank, tp)
+    if table is None:
+        return None
+    smallest = min(sorted(set(rank.group_types)), key=setting.memory_bytes.__getitem__)
+    return float(table[first:end].sum()), smallest, setting.memory_bytes[smallest]
 
 
 def _layer_memory(setting: MetisSetting, rank: DataRank, tp: int) -> FloatArray | None:

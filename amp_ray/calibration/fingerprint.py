@@ -99,6 +99,8 @@ def _node(node: Node) -> dict[str, Any]:
     """Return a node's figures without its name."""
     device = asdict(node.device)
     del device["source"]
+    if node.device.context_bytes is None:
+        del device["context_bytes"]
     return {
         "slots": node.num_slots,
         "device": device,
@@ -108,5 +110,8 @@ def _node(node: Node) -> dict[str, Any]:
 
 
 def _link(link: Link) -> dict[str, float]:
-    """Return a link's figures."""
-    return {"bandwidth_bytes_per_s": link.bandwidth_bytes_per_s, "latency_s": link.latency_s}
+    """Return a link's figures; those that are not given stand in no older calibration."""
+    figures = asdict(link)
+    if link.collective_latency_s is None:
+        del figures["collective_latency_s"]
+    return figures

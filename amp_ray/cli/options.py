@@ -64,10 +64,10 @@ def cost_model_option(command: _F) -> _F:
     return click.option(
         "--cost-model",
         "cost_model",
-        type=click.Choice([OURS, "amp-2022"]),
+        type=click.Choice([OURS, "amp-2022", "metis-2024"]),
         default=OURS,
         show_default=True,
-        help="Whose predictions: ours, or the published baseline's formulas.",
+        help="Whose predictions: ours, or a published planner's formulas.",
     )(command)
 
 
@@ -112,7 +112,15 @@ def write_json(record: Mapping[str, Any], target: str) -> None:
     Raises:
         InputError: If the file looks like an input, or cannot be written.
     """
-    text = json.dumps(record, indent=1, allow_nan=False) + "\n"
+    write_json_text(json.dumps(record, indent=1, allow_nan=False) + "\n", target)
+
+
+def write_json_text(text: str, target: str) -> None:
+    """Write a result that is text already; see `write_json`.
+
+    Raises:
+        InputError: If the file looks like an input, or cannot be written.
+    """
     if target == STDOUT:
         click.echo(text, nl=False)
         return

@@ -17,7 +17,7 @@ from amp_ray.cli.options import (
     search_progress,
     table_console,
     verbose_option,
-    write_json,
+    write_json_text,
 )
 from amp_ray.cli.tune_options import tune_options
 from amp_ray.cli.workers import workers_options
@@ -90,10 +90,12 @@ def tune_experiment(
         The exit code of the contract.
     """
     from amp_ray.runtime.preflight import check_hosts
+    from amp_ray.runtime.study_folder import check_folder
     from amp_ray.runtime.tuning import prepare
 
     asked = _asked(experiment, **options)
     folder = study_path or Path(f"{experiment.name}-study")
+    check_folder(folder, resume=resume)  # before anybody waits for a search
     with search_progress() as progress:
         tuning = prepare(experiment, asked, progress)
     if not tuning.space.num_feasible:
@@ -125,10 +127,10 @@ def _run(tuning: "Tuning", folder: Path, *, resume: bool) -> "Result":
 def _show(result: "Result", folder: Path, json_target: str | None) -> int:
     """Show how a study ended; return the exit code."""
     from amp_ray.report.study import end_view
-    from amp_ray.runtime.study_result import study_json
+    from amp_ray.runtime.tuning import RESULT
 
     if json_target is not None:
-        write_json(study_json(result, str(folder)), json_target)
+        write_json_text((folder / RESULT).read_text(encoding="utf-8"), json_target)
     if json_target != STDOUT:
         table_console().print(end_view(result, str(folder)))
     if result.ending == "hosts":

@@ -69,6 +69,8 @@ class Estimate:
         warnings: What makes the prediction less certain, e.g. extrapolation.
         launchable: Whether the runtime can launch it as it is.
         failure_probability: Chance that it does not finish, given the model's own error.
+        lower_bound_s: No plan of the same candidate that its search looked at has a smaller
+            objective, the closed form of its time; None where none was proven.
     """
 
     strategy: Strategy
@@ -80,6 +82,7 @@ class Estimate:
     warnings: tuple[str, ...] = ()
     launchable: bool = True
     failure_probability: float = 0.0
+    lower_bound_s: float | None = None
 
     @property
     def feasible(self) -> bool:

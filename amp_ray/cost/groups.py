@@ -1,6 +1,6 @@
 """Layer times of the tensor-parallel groups of a grid: all stages and replicas at once."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -8,7 +8,7 @@ from amp_ray.cost.collective import Path
 from amp_ray.cost.layers import LayerCosts, LayerTable
 from amp_ray.cost.roofline import Rank
 from amp_ray.cost.topology import FloatArray, IntArray, Rings
-from amp_ray.spec.candidate import Candidate
+from amp_ray.spec.candidate import Candidate, Recompute
 from amp_ray.spec.device import Device
 from amp_ray.units import Precision
 
@@ -102,38 +102,52 @@ class GroupTables:
             index.setdefault((tuple(sorted(set(group))), ring), len(index))
             for group, ring in zip(groups, rings.index, strict=True)
         ]
-        found = [self._table(group, rings.paths[ring], candidate) for group, ring in index]
+        rank = self.rank(candidate)
+        found = [
+            self.table(group, rings.paths[ring], rank, candidate.recompute) for group, ring in index
+        ]
         return RankKinds(
             tables=np.array([table for table, _ in found]),
             kind=np.array(kind, dtype=np.int64).reshape(candidate.pp, candidate.dp),
             extrapolated=any(extrapolated for _, extrapolated in found),
         )
 
-    def rank(self, candidate: Candidate, type_index: int = 0) -> Rank:
+    def rank(self, candidate: Candidate) -> Rank:
         """Return one rank's share of a candidate's work."""
         return Rank(
-            device=self.device_types[type_index],
+            device=self.device_types[0],
             tp=candidate.tp,
             micro_batch_size=candidate.micro_batch_size,
             precision=self.precision,
         )
 
-    def _table(
-        self, types: tuple[int, ...], ring: Path, candidate: Candidate
+    def table(
+        self, types: tuple[int, ...], ring: Path, rank: Rank, recompute: Recompute
     ) -> tuple[FloatArray, bool]:
-        """Return prefix sums of one kind of group, and whether they extrapolate."""
+        """Return the times of one kind of group.
+
+        Args:
+            types: Device types in the group, ascending.
+            ring: What its all-reduces meet.
+            rank: A rank's share of the work; its device does not matter.
+            recompute: What blocks compute again.
+
+        Returns:
+            Prefix sums as in `RankKinds.tables`, and whether they extrapolate.
+
+        Raises:
+            ValueError: If the profile is measured, but not for this tp on these devices.
+        """
         group = _Group(
             types=types,
             ring=ring,
-            tp=candidate.tp,
-            micro_batch_size=candidate.micro_batch_size,
-            recompute=candidate.recompute,
+            tp=rank.tp,
+            micro_batch_size=rank.micro_batch_size,
+            recompute=recompute,
         )
         if group not in self._known:
-            tables = [
-                self.layer_costs.table(self.rank(candidate, index), ring, candidate.recompute)
-                for index in types
-            ]
+            ranks = [replace(rank, device=self.device_types[index]) for index in types]
+            tables = [self.layer_costs.table(each, ring, recompute) for each in ranks]
             extrapolated = any(table.extrapolated for table in tables)
             self._known[group] = prefix_sums(_slowest(tables)), extrapolated
         return self._known[group]

@@ -1,5 +1,8 @@
 """Compiled loops: arrays in, numbers out; what they mean stands in `amp_ray.cost.schedule`."""
 
+from math import gcd
+from typing import NamedTuple
+
 import numba
 import numpy as np
 from numpy.typing import NDArray
@@ -159,3 +162,110 @@ def earliest_starts(
                 elif starts[stage, end] < end or peak - spared > limits[stage]:
                     break
     return starts
+
+
+class RankTable(NamedTuple):
+    """The ranks of several stages, for `crossings`.
+
+    Attributes:
+        nodes: Node of each rank, stage by stage; tp fastest, then dp.
+        first_node: Shape ``(num_stages + 1,)``. Where each stage's ranks begin in ``nodes``.
+        ends: Per stage ``dp + 1`` values: samples up to each dp index, from 0.
+        parts: The same shape. Part of the samples that each dp index belongs to, then 0.
+        first_end: Shape ``(num_stages + 1,)``. Where each stage's values begin in ``ends``.
+    """
+
+    nodes: IntArray
+    first_node: IntArray
+    ends: IntArray
+    parts: IntArray
+    first_end: IntArray
+
+
+@numba.njit("i8(i8,i8)", cache=True)
+def num_lanes(tp: int, other_tp: int) -> int:
+    """Return the slices into which a tensor is cut between groups: no rank's part is split."""
+    return tp * other_tp // gcd(tp, other_tp)
+
+
+@numba.njit(cache=True)
+def crossings(
+    pairs: IntArray, ranks: RankTable, rates: FloatArray, steps: FloatArray, num_parts: int
+) -> FloatArray:
+    """Find what the messages of cuts meet when all messages of a cut are sent at once.
+
+    A rank sends the samples that it has to the ranks that need them. Samples of a tensor are cut
+    into lanes, as many as both tp divide; each lane of a sample is one unit. All units that leave
+    or enter a node over its network interface share it, and so do all units of a rank its link.
+
+    Args:
+        pairs: Shape ``(num_cuts, 2)``. The stage before and the stage after each cut.
+        ranks: Of the stages.
+        rates: Shape ``(num_nodes, num_nodes)``. Bytes per second; within nodes on the diagonal.
+        steps: The same shape. Latency.
+        num_parts: Parts of the samples.
+
+    Returns:
+        Shape ``(num_cuts, num_parts, 4)``, of the slowest message in each part: messages of its
+        rank, latency, seconds per byte of a unit, seconds per byte of a message.
+    """
+    found = np.zeros((len(pairs), num_parts, 4))
+    for index in range(len(pairs)):
+        messages = _messages(pairs[index, 0], pairs[index, 1], ranks)
+        _meet(messages, rates, steps, found[index])
+    return found
+
+
+@numba.njit(cache=True)
+def _messages(left: int, right: int, ranks: RankTable) -> IntArray:
+    """Return rows of sender, receiver, their nodes, samples and part of every message."""
+    first, second = ranks.first_node[left], ranks.first_node[right]
+    ends = ranks.ends[ranks.first_end[left] : ranks.first_end[left + 1]]
+    next_ends = ranks.ends[ranks.first_end[right] : ranks.first_end[right + 1]]
+    tp = (ranks.first_node[left + 1] - first) // (ends.size - 1)
+    next_tp = (ranks.first_node[right + 1] - second) // (next_ends.size - 1)
+    lanes = num_lanes(tp, next_tp)
+    rows = np.empty(((ends.size + next_ends.size) * lanes, 6), np.int64)
+    size, j = 0, 0
+    for i in range(ends.size - 1):
+        part = ranks.parts[ranks.first_end[left] + i]
+        while next_ends[j + 1] <= ends[i]:
+            j += 1
+        k = j
+        while k < next_ends.size - 1 and next_ends[k] < ends[i + 1]:
+            samples = min(ends[i + 1], next_ends[k + 1]) - max(ends[i], next_ends[k])
+            for lane in range(lanes):
+                a, b = i * tp + lane * tp // lanes, k * next_tp + lane * next_tp // lanes
+                rows[size, 0], rows[size, 1] = a, b
+                rows[size, 2], rows[size, 3] = ranks.nodes[first + a], ranks.nodes[second + b]
+                rows[size, 4], rows[size, 5] = samples, part
+                size += 1
+            k += 1
+    return rows[:size]
+
+
+@numba.njit(cache=True)
+def _meet(messages: IntArray, rates: FloatArray, steps: FloatArray, found: FloatArray) -> None:
+    """Write what the slowest message of each part meets; arrays as in `crossings`."""
+    # Units and messages: of each sender, of each receiver, out of each node, into each node.
+    num_ranks = max(messages[:, 0].max(), messages[:, 1].max()) + 1
+    loads = np.zeros((4, max(num_ranks, len(rates)), 2))
+    for a, b, source, target, samples, _ in messages:
+        for kind in range(2):
+            units = samples if kind == 0 else 1
+            loads[0, a, kind] += units
+            loads[1, b, kind] += units
+            if source != target:
+                loads[2, source, kind] += units
+                loads[3, target, kind] += units
+    for a, b, source, target, _, part in messages:
+        row = found[part]
+        row[0] = max(row[0], loads[0, a, 1], loads[1, b, 1])
+        row[1] = max(row[1], steps[source, target])
+        own_rate = min(rates[source, source], rates[target, target])
+        for kind in range(2):
+            seconds = max(loads[0, a, kind], loads[1, b, kind]) / own_rate
+            if source != target:
+                shared = max(loads[2, source, kind], loads[3, target, kind])
+                seconds = max(seconds, shared / rates[source, target])
+            row[2 + kind] = max(row[2 + kind], seconds)

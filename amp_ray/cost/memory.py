@@ -120,7 +120,7 @@ class MemoryModel:
         layers: Shape ``(4, num_layers + 1)``. Rows of `LayerMemory`.
         weights: What a rank holds.
         candidate: Degrees and recompute.
-        rank: Its precision counts.
+        rank: Its precision counts, and the context of its device.
         optimizer: What it keeps.
         zero_stage: What is sharded over dp.
         traits: What the runtime keeps.
@@ -143,9 +143,18 @@ class MemoryModel:
             bounds: Shape ``(pp + 1,)``.
         """
         return tuple(
-            float(stage_peak(self.layers, self._stages[stage], self._tied, start, end))
-            for stage, (start, end) in enumerate(pairwise(bounds))
+            self.peak(stage, start, end) for stage, (start, end) in enumerate(pairwise(bounds))
         )
+
+    def peak(self, stage: int, start: int, end: int) -> float:
+        """Return the peak of one stage.
+
+        Args:
+            stage: Its index.
+            start: Its first layer.
+            end: Layer after its last.
+        """
+        return float(stage_peak(self.layers, self._stages[stage], self._tied, start, end))
 
     def earliest_starts(self, limits_bytes: FloatArray) -> IntArray:
         """Return per stage and end the smallest start from which a stage fits.
@@ -177,14 +186,23 @@ class MemoryModel:
                     flying,
                     CHECKPOINT_BUFFERS if full else flying + 1,
                     CHECKPOINT_BUFFERS if full else flying,
-                    per.bucket if candidate.dp > 1 else 0.0,
+                    per.bucket if candidate.dp > 1 or traits.buckets_alone else 0.0,
                     traits.bucket_elements,
                     per.step / shards,
-                    traits.context_bytes * self.constants.context_scale,
+                    self._context_bytes * self.constants.context_scale,
                     traits.allocator_factor * self.constants.allocator_scale,
                 )
             )
         return np.array(rows, dtype=np.float64)
+
+    @property
+    def _context_bytes(self) -> float:
+        """What a process takes before its tensors.
+
+        That of any device: DeepSpeed runs on one kind of accelerator, so CPUs and GPUs never mix.
+        """
+        own = self.rank.device.context_bytes
+        return self.traits.context_bytes if own is None else own
 
     @cached_property
     def _tied(self) -> FloatArray:

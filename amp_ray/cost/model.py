@@ -1,10 +1,12 @@
 """The cost model: what a strategy takes, in time and memory."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 
+from amp_ray.cost.crossings import CrossingModel
 from amp_ray.cost.cuts import CutModel, CutTimes
 from amp_ray.cost.estimate import Breakdown, Estimate
 from amp_ray.cost.groups import GroupTables, RankKinds
@@ -12,6 +14,7 @@ from amp_ray.cost.layers import LayerCosts
 from amp_ray.cost.memory import LayerMemory, MemoryModel
 from amp_ray.cost.replicas import slowest_replica
 from amp_ray.cost.roofline import Rank
+from amp_ray.cost.stages import NO_RUNTIME, StagesModel
 from amp_ray.cost.tail import TailModel
 from amp_ray.cost.topology import FloatArray, IntArray, Topology
 from amp_ray.cost.verdict import Judge
@@ -78,12 +81,7 @@ class CostModel:
                 for this tp on these devices.
         """
         devices = range(candidate.num_devices) if placement is None else placement
-        if max(devices) >= self.experiment.cluster.num_devices:
-            message = (
-                f"the cluster has {self.experiment.cluster.num_devices} devices, numbered from 0; "
-                f"found a rank on device {max(devices)}"
-            )
-            raise ValueError(message)
+        self._check_devices(devices)
         grid = np.array(devices, dtype=np.int64).reshape(candidate.pp, candidate.dp, candidate.tp)
         types = self.topology.type_of_device[grid]
         rings = self.topology.rings(grid.reshape(-1, candidate.tp))
@@ -98,14 +96,14 @@ class CostModel:
         )
 
     def estimate(self, strategy: Strategy) -> Estimate:
-        """Estimate a uniform strategy: simulated pipeline of the slowest replica, then the tail.
+        """Estimate any strategy: simulated pipeline of the slowest replica, then the tail.
 
         Args:
-            strategy: One tp and dp for all stages.
+            strategy: Its stages may differ in everything; no runtime launches those yet.
 
         Raises:
-            ValueError: If stages differ in tp, dp or recompute, the bounds do not cover the
-                model, a device does not exist, or the profile lacks the tp.
+            ValueError: If the bounds do not cover the model, a device does not exist, or the
+                profile lacks a tp.
         """
         num_layers = self.experiment.model.num_layers
         if strategy.bounds[-1] != num_layers:
@@ -114,8 +112,11 @@ class CostModel:
                 f"{list(strategy.bounds)}"
             )
             raise ValueError(message)
-        costs = self.costs(candidate_of(strategy), strategy.placement)
-        return self.estimate_cut(costs, strategy)
+        if strategy.is_uniform and strategy.recompute is not None:
+            costs = self.costs(candidate_of(strategy), strategy.placement)
+            return self.estimate_cut(costs, strategy)
+        self._check_devices(strategy.placement)
+        return self._estimate_stages(strategy)
 
     def estimate_cut(self, costs: CandidateCosts, strategy: Strategy) -> Estimate:
         """Estimate a strategy whose candidate's costs are known.
@@ -138,10 +139,71 @@ class CostModel:
             failure_probability=verdict.failure_probability,
         )
 
+    def _estimate_stages(self, strategy: Strategy) -> Estimate:
+        """Estimate a strategy whose stages may differ in everything."""
+        found = self.stages.estimate(strategy)
+        total_s, devices = found.breakdown.total_s, found.devices
+        verdict = self._judge.judge(strategy.bounds, total_s, found.peaks_bytes, devices)
+        warnings = (EXTRAPOLATED, NO_RUNTIME) if found.extrapolated else (NO_RUNTIME,)
+        return Estimate(
+            strategy=strategy,
+            iteration_time_s=total_s,
+            breakdown=found.breakdown,
+            peak_memory_bytes=found.peaks_bytes,
+            memory_limit_bytes=tuple(float(device.memory_bytes) for device in devices),
+            reasons=verdict.reasons,
+            warnings=warnings,
+            launchable=False,
+            failure_probability=verdict.failure_probability,
+        )
+
+    def _check_devices(self, devices: Sequence[int]) -> None:
+        """Refuse a rank on a device that does not exist."""
+        num_devices = self.experiment.cluster.num_devices
+        if max(devices) >= num_devices:
+            message = (
+                f"the cluster has {num_devices} devices, numbered from 0; "
+                f"found a rank on device {max(devices)}"
+            )
+            raise ValueError(message)
+
+    @cached_property
+    def stages(self) -> StagesModel:
+        """What estimates stages with their own device groups."""
+        given = self.experiment
+        crossings = CrossingModel(
+            model=given.model,
+            topology=self.topology,
+            traits=given.traits,
+            constants=given.constants,
+            precision=given.precision,
+        )
+        return StagesModel(
+            experiment=given,
+            topology=self.topology,
+            groups=self._groups,
+            crossings=crossings,
+            tail=self.tail,
+            memory=self._memory,
+        )
+
     @cached_property
     def topology(self) -> Topology:
         """The cluster's links."""
         return Topology(cluster=self.experiment.cluster, constants=self.experiment.constants)
+
+    @cached_property
+    def tail(self) -> TailModel:
+        """The end of an iteration."""
+        given = self.experiment
+        return TailModel(
+            topology=self.topology,
+            traits=given.traits,
+            constants=given.constants,
+            precision=given.precision,
+            optimizer=self._optimizer,
+            zero_stage=given.zero_stage,
+        )
 
     @cached_property
     def _optimizer(self) -> Optimizer:
@@ -176,19 +238,6 @@ class CostModel:
         )
 
     @cached_property
-    def _tail(self) -> TailModel:
-        """The end of an iteration."""
-        given = self.experiment
-        return TailModel(
-            topology=self.topology,
-            traits=given.traits,
-            constants=given.constants,
-            precision=given.precision,
-            optimizer=self._optimizer,
-            zero_stage=given.zero_stage,
-        )
-
-    @cached_property
     def _judge(self) -> Judge:
         """What tells whether a strategy runs."""
         given = self.experiment
@@ -205,7 +254,7 @@ class CostModel:
             costs.candidate.num_micro_batches,
             self.experiment.traits,
         )
-        tail = self._tail.estimate(costs.grid, bounds, costs.memory.weights)
+        tail = self.tail.estimate(costs.grid, bounds, costs.memory.weights)
         return replace(
             pipeline,
             gradient_sync_s=tail.gradient_sync_s,

@@ -21,6 +21,13 @@ MIN_SPLIT_INNER: Final = 1024
 SMALL_TILES: Final = ((128, 128, 0.85), (64, 64, 0.6), (32, 32, 0.3))
 """Rows, columns and rate against the largest tile: operand reuse falls with the tile's edge."""
 
+FUSED_RATE: Final = 0.7
+"""Of fused attention against GEMMs: FlashAttention-2 reaches half to three quarters of an A100's
+peak where GEMMs reach 0.8 of it (Dao, arXiv:2307.08691, figures 4 to 6)."""
+
+FUSED_BACKWARD_PRODUCTS: Final = 2.5
+"""Its backward pass computes the scores again: five products for two."""
+
 BACKWARD_KERNELS_PER_FORWARD: Final = 2
 """Gradients of the input and of the weight."""
 
@@ -200,24 +207,35 @@ def elementwise_phases(op: Elementwise, rank: Rank, constants: Constants) -> Pha
 
     Returns:
         Seconds of both passes; a loss reads and writes ``loss_bytes_per_logit``, half in each.
+        Where products run within the kernel, the slower of traffic and products counts.
     """
     samples = rank.micro_batch_size / (rank.tp if op.sharded else 1)
     loss_bytes = op.logits * constants.loss_bytes_per_logit / 2
     width = rank.bytes_per_element
-    return Phases(
-        forward_s=stream_s(
-            samples * (op.forward_elements * width + loss_bytes),
-            op.num_kernels,
-            rank.device,
-            constants,
-        ),
-        backward_s=stream_s(
-            samples * (op.backward_elements * width + loss_bytes),
-            BACKWARD_KERNELS_PER_FORWARD * op.num_kernels,
-            rank.device,
-            constants,
-        ),
+    forward_s = stream_s(
+        samples * (op.forward_elements * width + loss_bytes),
+        op.num_kernels,
+        rank.device,
+        constants,
     )
+    backward_s = stream_s(
+        samples * (op.backward_elements * width + loss_bytes),
+        BACKWARD_KERNELS_PER_FORWARD * op.num_kernels,
+        rank.device,
+        constants,
+    )
+    if op.flops:
+        busy_s = samples * op.flops / fused_rate(rank, constants)
+        forward_s = max(forward_s, busy_s)
+        backward_s = max(backward_s, FUSED_BACKWARD_PRODUCTS * busy_s)
+    return Phases(forward_s=forward_s, backward_s=backward_s)
+
+
+def fused_rate(rank: Rank, constants: Constants) -> float:
+    """Return the rate of products within fused attention, in floating-point operations."""
+    device = rank.device
+    rate = device.peak_flops(rank.precision) * device.gemm_fraction * constants.gemm_scale
+    return rate * FUSED_RATE
 
 
 def stream_s(num_bytes: float, num_kernels: int, device: Device, constants: Constants) -> float:

@@ -64,7 +64,7 @@ class TailModel:
         parameters = weights.of_stages(bounds).tolist()
         rings = self.topology.rings(grid.transpose(0, 2, 1).reshape(pp * tp, dp))
         sync, step = np.zeros(pp), np.zeros(pp)
-        for stage, (held, device) in enumerate(zip(parameters, self._slowest(grid), strict=True)):
+        for stage, (held, device) in enumerate(zip(parameters, self.slowest(grid), strict=True)):
             paths = rings.among(stage * tp, (stage + 1) * tp)
             sync[stage] = max(self.sync_s(held, dp, path, device) for path in paths)
             step[stage] = self.optimizer_s(held, dp, device)
@@ -83,11 +83,11 @@ class TailModel:
             ring: What it meets.
             device: What copies the buckets.
         """
-        if dp == 1:
-            return 0.0
         per, start = self._per_parameter, self._start_s
-        seconds = all_reduce_s(parameters * per.gradient, dp, ring, start)
-        seconds += stream_s(parameters * per.bucket_traffic, 0, device, self.constants)
+        buckets_s = stream_s(parameters * per.bucket_traffic, 0, device, self.constants)
+        if dp == 1:
+            return buckets_s if self.traits.buckets_alone else 0.0
+        seconds = all_reduce_s(parameters * per.gradient, dp, ring, start) + buckets_s
         if self.zero_stage >= 1:
             num_bytes = parameters * BYTES_PER_ELEMENT[self.precision]
             seconds += all_gather_s(num_bytes, dp, ring, start)
@@ -105,8 +105,21 @@ class TailModel:
         num_bytes = self._per_parameter.step_traffic + self.optimizer.update_traffic_bytes
         return stream_s(parameters / shards * num_bytes, 0, device, self.constants)
 
-    def _slowest(self, grid: IntArray) -> list[Device]:
-        """Return the device of each stage whose memory is slowest."""
+    def tied_s(self, parameters: float, ring: Path) -> float:
+        """Time the all-reduce of a weight between two ranks that both hold it.
+
+        Args:
+            parameters: Of one rank.
+            ring: What the two meet.
+        """
+        return all_reduce_s(parameters * self._per_parameter.tied, 2, ring, self._start_s)
+
+    def slowest(self, grid: IntArray) -> list[Device]:
+        """Return the device of each stage whose memory is slowest.
+
+        Args:
+            grid: Shape ``(pp, dp, tp)``. Device of each rank.
+        """
         known = self.topology.cluster.device_types
         types = self.topology.type_of_device[grid].reshape(len(grid), -1).tolist()
         return [
@@ -123,11 +136,9 @@ class TailModel:
         first, last = weights.tied.stages(bounds)
         if first == last:
             return
-        num_bytes = weights.tied.parameters * self._per_parameter.tied
+        parameters = weights.tied.parameters
         pairs = self.topology.rings(np.stack([grid[first].ravel(), grid[last].ravel()], axis=1))
-        sync[[first, last]] += max(
-            all_reduce_s(num_bytes, 2, path, self._start_s) for path in pairs.paths
-        )
+        sync[[first, last]] += max(self.tied_s(parameters, path) for path in pairs.paths)
 
     @cached_property
     def _start_s(self) -> float:

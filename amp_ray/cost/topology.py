@@ -1,7 +1,7 @@
 """Which links the ranks of a strategy meet, and who else uses them at the same time."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -76,13 +76,13 @@ class Topology:
 
     @cached_property
     def intra_step_s(self) -> FloatArray:
-        """Shape ``(num_nodes,)``. Latency of one step within a node."""
+        """Shape ``(num_nodes,)``. Latency of one message within a node."""
         latencies = [node.intra.latency_s for node in self.cluster.nodes]
         return np.array(latencies) * self.constants.latency_scale
 
     @cached_property
     def between(self) -> tuple[FloatArray, FloatArray]:
-        """Rate and step latency between nodes, each of shape ``(num_nodes, num_nodes)``."""
+        """Rate and latency of messages between nodes, of shape ``(num_nodes, num_nodes)``."""
         nodes = self.cluster.nodes
         rate = np.array([node.inter.bandwidth_bytes_per_s for node in nodes])
         step = np.array([node.inter.latency_s for node in nodes])
@@ -131,23 +131,42 @@ class Topology:
         Args:
             groups: Shape ``(num_groups, num_ranks)``. Devices of each ring.
         """
-        num_ranks = groups.shape[1]
-        if num_ranks == 1:
+        if groups.shape[1] == 1:
             return Rings(paths=(NO_RING,), index=(0,) * len(groups))
-        rows = [tuple(sorted(set(row))) for row in self.node_of_device[groups].tolist()]
+        return self.unequal_rings(groups.tolist())
+
+    def unequal_rings(self, groups: Sequence[Sequence[int]]) -> Rings:
+        """Return what rings meet as `rings` does, where they may differ in their ranks.
+
+        Args:
+            groups: Devices of each ring.
+        """
+        node_of_device = self.cluster.node_of_device
+        rows = [
+            (tuple(sorted({node_of_device[device] for device in group})), len(group))
+            for group in groups
+        ]
         sharers: Counter[int] = Counter()
-        for row, count in Counter(rows).items():
-            if len(row) > 1:
-                sharers.update(dict.fromkeys(row, count))
+        for (nodes, _), count in Counter(rows).items():
+            if len(nodes) > 1:
+                sharers.update(dict.fromkeys(nodes, count))
         paths: dict[Path, int] = {}
         index_of_row = {
-            row: paths.setdefault(self._ring(row, num_ranks, sharers), len(paths))
+            row: paths.setdefault(self.ring(*row, sharers), len(paths))
             for row in dict.fromkeys(rows)
         }
         return Rings(paths=tuple(paths), index=tuple(index_of_row[row] for row in rows))
 
-    def _ring(self, nodes: tuple[int, ...], num_ranks: int, sharers: Mapping[int, int]) -> Path:
-        """Return the slowest rate and the mean step latency of one ring."""
+    def ring(self, nodes: tuple[int, ...], num_ranks: int, sharers: Mapping[int, int]) -> Path:
+        """Return the slowest rate and the mean step latency of one ring.
+
+        Args:
+            nodes: That it visits, ascending.
+            num_ranks: In it.
+            sharers: Per node, the rings that leave it; of no matter for a ring within a node.
+        """
+        if num_ranks == 1:
+            return NO_RING
         own_rate, own_step = self._within
         in_node_rate = min(own_rate[node] for node in nodes)
         in_node_step = max(own_step[node] for node in nodes)
@@ -168,12 +187,25 @@ class Topology:
         )
 
     @cached_property
+    def ring_step_s(self) -> FloatArray:
+        """Latency of one step of a collective, shape ``(num_nodes, num_nodes)``.
+
+        Within a node on the diagonal.
+        """
+        nodes = self.cluster.nodes
+        ends = np.array([node.inter.step_s for node in nodes])
+        steps = np.maximum.outer(ends, ends)
+        for (low, high), link in self.cluster.pair_links.items():
+            steps[low, high] = steps[high, low] = link.step_s
+        np.fill_diagonal(steps, [node.intra.step_s for node in nodes])
+        return steps * self.constants.latency_scale
+
+    @cached_property
     def _within(self) -> tuple[list[float], list[float]]:
-        """Rate and step latency within each node, as lists: rings are short, arrays slow."""
-        return self.intra_bytes_per_s.tolist(), self.intra_step_s.tolist()
+        """Rate and step of a ring within each node, as lists: rings are short, arrays slow."""
+        return self.intra_bytes_per_s.tolist(), np.diag(self.ring_step_s).tolist()
 
     @cached_property
     def _between(self) -> tuple[list[list[float]], list[list[float]]]:
         """The same between nodes."""
-        rates, steps = self.between
-        return rates.tolist(), steps.tolist()
+        return self.between[0].tolist(), self.ring_step_s.tolist()

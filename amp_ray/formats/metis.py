@@ -16,7 +16,12 @@ from amp_ray.formats.metis_profile import parse_metis_profile
 from amp_ray.spec.device import Device
 from amp_ray.spec.model import Layer, Model
 from amp_ray.spec.profile import Anchor, DeviceTable, Profile
-from amp_ray.spec.published_profile import FloatArray, PublishedEntry, PublishedProfile
+from amp_ray.spec.published_profile import (
+    FloatArray,
+    PublishedEntry,
+    PublishedProfile,
+    layer_groups,
+)
 
 FORWARD_SHARE: Final = 1 / 3
 """A backward pass makes two products for each of the forward pass."""
@@ -68,10 +73,7 @@ def metis_profile(
     groups = _groups(model, published.num_layers, folder)
     tables: dict[str, DeviceTable] = {}
     for device in devices:
-        kind = published.type_of(device)
-        if kind is None:
-            message = f"no profile of {device.name!r} in it, only of {', '.join(published.types)}"
-            raise InputError(message, where=Where(file=folder))
+        kind = profiled_type(published, device, folder=folder)
         tables[device.name] = _table(published, kind, model, groups)
     return Profile(
         source=published.source,
@@ -81,34 +83,29 @@ def metis_profile(
     )
 
 
-def layer_groups(model: Model) -> tuple[range, ...] | None:
-    """Return the layers of a model that each layer of Metis's chain stands for.
+def profiled_type(published: PublishedProfile, device: Device, *, folder: str) -> str:
+    """Return the measured type that a device is of.
 
     Args:
-        model: A chain of layers.
+        published: What was read.
+        device: Of the cluster.
+        folder: Where it was read from, for messages.
 
-    Returns:
-        What stands before the blocks, every block, what stands behind; None for a chain with
-        anything between its blocks, or with nothing at an end.
+    Raises:
+        InputError: If it has no profile.
     """
-    blocks = model.indices("block")
-    if not blocks or blocks != tuple(range(blocks[0], blocks[-1] + 1)):
-        return None
-    groups = (
-        range(blocks[0]),
-        *(range(block, block + 1) for block in blocks),
-        range(blocks[-1] + 1, model.num_layers),
-    )
-    return groups if all(groups) else None
+    kind = published.type_of(device)
+    if kind is None:
+        message = f"no profile of {device.name!r} in it, only of {', '.join(published.types)}"
+        raise InputError(message, where=Where(file=folder))
+    return kind
 
 
 def _groups(model: Model, num_layers: int, folder: str) -> tuple[range, ...]:
     """Fit a published chain to a model's, or say what does not fit."""
-    groups = layer_groups(model)
-    if groups is not None and len(groups) == num_layers:
+    groups = layer_groups(model, num_layers)
+    if groups is not None:
         return groups
-    if model.num_layers == num_layers:
-        return tuple(range(layer, layer + 1) for layer in range(num_layers))
     num_blocks = len(model.indices("block"))
     message = (
         f"found {num_layers} layers: an input layer, {num_layers - _ENDS} in the middle and an "

@@ -15,12 +15,17 @@ from amp_ray.cost.roofline import Rank, device_phases
 from amp_ray.cost.tail import TailModel
 from amp_ray.cost.topology import Topology
 from amp_ray.cost.weights import Weights
-from amp_ray.formats.metis import layer_groups
 from amp_ray.formats.metis_profile import SUFFIX
 from amp_ray.spec.device import Device
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.optimizer import find_optimizer
-from amp_ray.spec.published_profile import FloatArray, Key, PublishedEntry, PublishedProfile
+from amp_ray.spec.published_profile import (
+    FloatArray,
+    Key,
+    PublishedEntry,
+    PublishedProfile,
+    layer_groups,
+)
 from amp_ray.units import BYTES_PER_ELEMENT, MIB, MILLISECONDS_PER_SECOND
 
 DEFAULT_SIZES: Final = (1, 2, 4, 8, 16)

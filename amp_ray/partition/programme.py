@@ -93,3 +93,19 @@ class Scratch(NamedTuple):
     queue_key_s: FloatArray
     path_start: IntArray
     path_option: IntArray
+
+
+class TailArrays(NamedTuple):
+    """Tails of a problem for the kernels: B tails, E options in the programme's order, L layers.
+
+    Attributes:
+        weight_prefix: Shape ``(B, L + 1)``.
+        s_per_weight: Shape ``(B, E)``.
+        fixed_s: Shape ``(B, E)``.
+        least_s: Shape ``(B,)``. No chain has a shorter one.
+    """
+
+    weight_prefix: FloatArray
+    s_per_weight: FloatArray
+    fixed_s: FloatArray
+    least_s: FloatArray

@@ -203,7 +203,8 @@ def labelled(
         final_states: Of the graph.
 
     Returns:
-        An edge for each label that the state it starts from can have.
+        An edge for each label that the state it starts from can have; of the final states those
+        that an edge leads to.
     """
     span = int(labels.max(initial=0)) + 1
     places = np.unique(np.concatenate(([-1], to_state * span + labels)))
@@ -215,10 +216,11 @@ def labelled(
     begins = np.repeat(first - np.concatenate(([0], np.cumsum(count)[:-1])), count)
     source = np.arange(len(edge)) + begins
     target = np.searchsorted(places, to_state[edge] * span + labels[edge])
+    reached = np.unique(target)
     return LabelledGraph(
         edge=edge,
         from_state=source,
         to_state=target,
         label=np.where(source == 0, -1, places[source] % span),
-        final_states=tuple(np.flatnonzero(np.isin(states, final_states)).tolist()),
+        final_states=tuple(reached[np.isin(states[reached], final_states)].tolist()),
     )

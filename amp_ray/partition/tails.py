@@ -161,7 +161,7 @@ def solve_tailed(
     """
     search = _BoxSearch(problem=problem, upper_bound_s=upper_bound_s)
     search.run(math.inf if most_boxes is None else most_boxes)
-    if search.best is not None:
+    if search.best is not None and search.lower_bound_s <= upper_bound_s:
         bounds, options, tails_s = search.best
         return TailedSolution(
             bounds=bounds,
@@ -171,7 +171,7 @@ def solve_tailed(
             lower_bound_s=search.lower_bound_s,
             num_solved=search.num_solved,
         )
-    if search.infeasible is not None and search.unwanted_s == math.inf:
+    if search.best is None and search.infeasible and search.unwanted_s == math.inf:
         return search.infeasible
     return PrunedPartition(lower_bound_s=search.lower_bound_s, num_evaluations=search.num_solved)
 

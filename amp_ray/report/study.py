@@ -9,16 +9,32 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from amp_ray.report.study_table import WAITING, describe, surprise_text, told_text, trials_table
+from amp_ray.report.study_table import (
+    WAITING,
+    counted,
+    describe,
+    surprise_text,
+    told_text,
+    trials_table,
+)
 from amp_ray.runtime.study_end import ENDINGS, Result, best_trial
-from amp_ray.trials.outcome import Outcome
+from amp_ray.trials.outcome import Measured, Outcome
 from amp_ray.tuner.knowledge import Knowledge
-from amp_ray.tuner.recommendation import recommend
+from amp_ray.tuner.recommendation import Recommendation, recommend
 from amp_ray.tuner.state import Told, Trial, TunerState
 from amp_ray.tuner.surprise import Surprise
 
-_LAST_ROWS: Final = 15
-"""Trials that the live table shows: more do not fit a terminal."""
+_MOST_LIVE_ROWS: Final = 15
+"""Trials that the live table shows."""
+
+_OTHER_LINES: Final = 9
+"""Of a terminal beside those: headline, names of columns, caption, what runs, a few notes."""
+
+_MOST_END_ROWS: Final = 60
+"""Trials that the end shows; the study's files have all."""
+
+_MOST_TIES: Final = 3
+"""Ties that the end names."""
 
 _LAST_ERRORS: Final = 4
 """How well times were predicted before that is shown, to see it change."""
@@ -61,7 +77,7 @@ class PlainView:
         best = "none" if best_s is None else f"{best_s:.4g} s"
         self._print(
             f"best so far {best}; predictions are off by {knowledge.time_error:.1%}; "
-            f"{state.budget_left} trials left"
+            f"{counted(state.budget_left, 'trial')} left"
         )
 
     def note(self, text: str) -> None:
@@ -109,6 +125,8 @@ class LiveView:
         """Show what came of a trial."""
         self._seen.running.pop(told.trial.number, None)
         self._seen.told[told.trial.number] = told
+        if not isinstance(told.outcome, Measured):  # the table has no room for the whole reason
+            self.note(f"trial {told.trial.number}: {told_text(told)}")
         if surprise is not None:
             self.note(surprise_text(surprise))
         self._draw()
@@ -133,7 +151,9 @@ class LiveView:
 
     def _draw(self) -> None:
         """Put the table on the terminal."""
-        self._live.update(_live_table(self._seen), refresh=True)
+        room = self._live.console.height - _OTHER_LINES - len(self._seen.running)
+        num_rows = max(1, min(_MOST_LIVE_ROWS, room))
+        self._live.update(_live_table(self._seen, num_rows), refresh=True)
 
 
 @contextlib.contextmanager
@@ -157,42 +177,68 @@ def end_view(result: Result, folder: str) -> RenderableType:
         result: How it ended.
         folder: Where it is kept.
     """
-    knowledge = result.knowledge
-    title = f"{result.state.experiment.name}: {len(result.state.trials)} trials"
-    lines = [f"stopped: {ENDINGS[result.ending]}"]
-    if result.certificate is not None:
-        lines.append(result.certificate.text)
-    recommendation = recommend(result.state, knowledge)
-    if recommendation is not None:
-        lines.append(f"recommended: {describe(recommendation.strategy)}")
-        lines.append(recommendation.reason)
-    lines.append(f"kept in {folder}")
-    rows = ((told.trial, told.outcome or WAITING) for told in result.state.trials)
-    table = trials_table(rows, title=title, best=result.best_number)
-    return Group(table, Text("\n".join(lines)))
-
-
-def _live_table(seen: _Seen) -> RenderableType:
-    """Draw everything that is known."""
-    rows, num_before = _last_rows(seen)
-    best = None if seen.knowledge is None else best_trial(seen.knowledge)
-    parts: list[RenderableType] = [trials_table(rows, title=_headline(seen), best=best)]
-    if num_before:
-        parts.append(Text(f"the {num_before} trials before these are in the study's history"))
-    for trial, group in seen.running.values():
-        parts.append(Text(f"group {group} runs trial {trial.number}: {trial.reason}"))
+    told, best = result.state.trials, result.best_number
+    first = max(0, len(told) - _MOST_END_ROWS)
+    numbers = range(first, len(told))
+    shown = numbers if best is None or best in numbers else [best, *numbers]
+    rows = [(told[number].trial, told[number].outcome or WAITING) for number in shown]
+    title = f"{result.state.experiment.name}: {counted(len(told), 'trial')}"
+    parts: list[RenderableType] = [trials_table(rows, title=title, best=best)] if rows else []
+    if len(shown) < len(told):
+        parts.append(Text(f"all {len(told)} trials are in {folder}/history.csv"))
+    parts.append(Text("\n".join(_end_lines(result, folder))))
     return Group(*parts)
 
 
-def _last_rows(seen: _Seen) -> tuple[Sequence[tuple[Trial, Outcome | str]], int]:
+def _end_lines(result: Result, folder: str) -> list[str]:
+    """Say why a study stopped, and what to use."""
+    lines = [f"stopped: {ENDINGS[result.ending]}"]
+    if result.certificate is not None:
+        lines.append(result.certificate.text)
+    recommendation = recommend(result.state, result.knowledge)
+    if recommendation is not None:
+        lines += _recommendation_lines(recommendation)
+    return [*lines, f"kept in {folder}"]
+
+
+def _recommendation_lines(recommended: Recommendation) -> list[str]:
+    """Say what to use, what it takes, and what is as good."""
+    times = f"predicted {recommended.predicted_s:.4g} s"
+    if recommended.measured_s is not None:
+        times = f"measured {recommended.measured_s:.4g} s, {times}"
+    lines = [f"recommended: {describe(recommended.strategy)}", f"  {times}; {recommended.reason}"]
+    for tie in recommended.ties[:_MOST_TIES]:
+        how = "measured" if tie.measured else "predicted"
+        lines.append(f"  as good: {describe(tie.strategy)}, {how} {tie.time_s:.4g} s")
+    if len(recommended.ties) > _MOST_TIES:
+        lines.append(f"  and {len(recommended.ties) - _MOST_TIES} more")
+    return lines
+
+
+def _live_table(seen: _Seen, num_rows: int) -> RenderableType:
+    """Draw everything that is known."""
+    rows, num_before = _last_rows(seen, num_rows)
+    best = None if seen.knowledge is None else best_trial(seen.knowledge)
+    table = trials_table(rows, title=_headline(seen), best=best, one_line_each=True)
+    parts: list[RenderableType] = [table]
+    if num_before:
+        before = "trial before this is" if num_before == 1 else "trials before these are"
+        parts.append(Text(f"{num_before} {before} in the study's history"))
+    for trial, group in seen.running.values():
+        text = f"group {group} runs trial {trial.number}: {trial.reason}"
+        parts.append(Text(text, no_wrap=True, overflow="ellipsis"))
+    return Group(*parts)
+
+
+def _last_rows(seen: _Seen, num_rows: int) -> tuple[Sequence[tuple[Trial, Outcome | str]], int]:
     """Return the last trials by number, and how many there were before them."""
     trials = () if seen.state is None else seen.state.trials
-    known = {told.trial.number: told for told in trials[-_LAST_ROWS:]}
+    known = {told.trial.number: told for told in trials[-num_rows:]}
     known |= seen.told
     known |= {
         number: Told(trial=trial, candidate=-1) for number, (trial, _) in seen.running.items()
     }
-    numbers = sorted(known)[-_LAST_ROWS:]
+    numbers = sorted(known)[-num_rows:]
     rows = [(known[number].trial, _outcome(seen, known[number])) for number in numbers]
     return rows, numbers[0] if numbers else 0
 

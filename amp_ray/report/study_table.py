@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import Final
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
@@ -13,6 +14,14 @@ from amp_ray.tuner.surprise import Surprise
 
 _MAX_BOUNDS: Final = 40
 """Characters of bounds that a line shows; the study's files have them whole."""
+
+_MAX_REASON: Final = 60
+"""Characters of what went wrong that a table shows; lines and the study's files have it whole."""
+
+_DOTS: Final = " ..."
+
+_COLUMNS: Final = ("trial", "tp", "dp", "pp", "micro", "predicted", "measured", "spread", "off")
+"""Of figures; times are in seconds."""
 
 WAITING: Final = "waits to run again"
 """Instead of what happened, of a trial that lost its host or its driver."""
@@ -36,14 +45,15 @@ def told_text(told: Told) -> str:
     """Say in one line what came of a trial, beside what was predicted."""
     outcome, trial = told.outcome, told.trial
     if isinstance(outcome, Measured):
+        spread = f" (spread {outcome.spread_s:.2g} s)" if outcome.has_spread else ""
         return (
-            f"measured {outcome.iteration_time_s:.4g} s (spread {outcome.spread_s:.2g} s), "
-            f"predicted {trial.predicted_s:.4g} s, {_error(trial, outcome)}"
+            f"measured {outcome.iteration_time_s:.4g} s{spread}, "
+            f"predicted {trial.predicted_s:.4g} s ({_error(trial, outcome)})"
         )
     if outcome is None:
         return f"runs, predicted {trial.predicted_s:.4g} s"
-    record = outcome_to_json(outcome)
-    return f"{record['outcome']}: {record['reason']}"
+    word, reason = _failure(outcome)
+    return f"{word}: {reason}"
 
 
 def surprise_text(surprise: Surprise) -> str:
@@ -52,34 +62,68 @@ def surprise_text(surprise: Surprise) -> str:
 
 
 def trials_table(
-    rows: Iterable[tuple[Trial, Outcome | str]], *, title: str, best: int | None
+    rows: Iterable[tuple[Trial, Outcome | str]],
+    *,
+    title: str,
+    best: int | None,
+    one_line_each: bool = False,
 ) -> Table:
-    """Draw trials.
+    """Draw trials, in a terminal of 80 columns too.
 
     Args:
         rows: Trials with what came of them; text for those without an outcome.
         title: Headline.
         best: Number of the trial with the best time, marked; None for none.
+        one_line_each: Whether what does not fit into a line is cut off instead of continued.
     """
-    table = Table(title=title, title_justify="left", header_style="bold", pad_edge=False)
-    for name in ("trial", "tp", "dp", "pp", "micro", "predicted s", "measured s", "spread", "off"):
+    table = Table(
+        title=title,
+        title_justify="left",
+        caption="times in seconds",
+        caption_justify="left",
+        header_style="bold",
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        show_edge=False,
+    )
+    for name in _COLUMNS:
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("bounds, or what happened", overflow="fold")
+    table.add_column(_last("bounds or reason", one_line=one_line_each), overflow="fold")
     for trial, outcome in rows:
         is_best = trial.number == best
         style = "bold green" if is_best else None
         if not isinstance(outcome, Measured | str):
             style = "red"
-        table.add_row(*map(Text, _cells(trial, outcome, is_best=is_best)), style=style)
+        *figures, remark = _cells(trial, outcome, is_best=is_best)
+        table.add_row(*map(Text, figures), _last(remark, one_line=one_line_each), style=style)
     return table
+
+
+def _last(text: str, *, one_line: bool) -> Text:
+    """Return a cell of the last column, which has to do with the room that the others leave."""
+    return Text(text, no_wrap=True, overflow="ellipsis") if one_line else Text(text)
+
+
+def counted(number: int, what: str) -> str:
+    """Count things.
+
+    Example:
+        >>> counted(1, "trial"), counted(2, "trial")
+        ('1 trial', '2 trials')
+    """
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _bounds(strategy: Strategy) -> str:
     """Write bounds, shortened where there are many."""
-    bounds = " ".join(map(str, strategy.bounds))
-    if len(bounds) <= _MAX_BOUNDS:
-        return bounds
-    return f"{bounds[: _MAX_BOUNDS - 4].rsplit(' ', 1)[0]} ..."
+    return _shortened(" ".join(map(str, strategy.bounds)), _MAX_BOUNDS)
+
+
+def _shortened(text: str, length: int) -> str:
+    """Return the first words of a text, with dots where it is longer."""
+    if len(text) <= length:
+        return text
+    return f"{text[: length - len(_DOTS)].rsplit(maxsplit=1)[0]}{_DOTS}"
 
 
 def _error(trial: Trial, outcome: Measured) -> str:
@@ -96,9 +140,17 @@ def _cells(trial: Trial, outcome: Outcome | str, *, is_best: bool) -> list[str]:
     if trial.repeats is not None:
         remark += f"; repeats {trial.repeats}"
     if isinstance(outcome, Measured):
-        measured = [f"{outcome.iteration_time_s:.4g}", f"{outcome.spread_s:.2g}"]
+        spread = f"{outcome.spread_s:.2g}" if outcome.has_spread else "-"
+        measured = [f"{outcome.iteration_time_s:.4g}", spread]
         return [*head, *measured, _error(trial, outcome), remark]
     if isinstance(outcome, str):
         return [*head, "...", "", "", f"{remark}; {outcome}"]
+    word, reason = _failure(outcome)
+    return [*head, word, "", "", _shortened(reason, _MAX_REASON)]
+
+
+def _failure(outcome: Outcome) -> tuple[str, str]:
+    """Return the contract's word for a failure, and why it failed, with the host's own name."""
     record = outcome_to_json(outcome)
-    return [*head, str(record["outcome"]), "", "", str(record["reason"])]
+    host, reason = record.get("host") or "", str(record["reason"])
+    return str(record["outcome"]), reason if host in reason else f"{host}: {reason}"

@@ -131,8 +131,15 @@ class Agents:
         Returns:
             Per host with a debt, what is still there; a host that cannot be reached has one line.
         """
+
+        def pay(name: str) -> list[str]:
+            try:
+                return self._pay(name)
+            except HostError as error:
+                return [str(error)]
+
         names = [name for name, debts in self._debts.items() if debts]
-        return dict(zip(names, in_parallel(self._pay, names), strict=True))
+        return dict(zip(names, in_parallel(pay, names), strict=True))
 
     def sweep_trials(self, trial_ids: Sequence[str]) -> list[str]:
         """End and remove what trials of a controller that has died have left on any host.
@@ -191,13 +198,14 @@ class Agents:
                 self._answered.notify_all()
 
     def _pay(self, name: str) -> list[str]:
-        """Sweep a host; return what is left there."""
+        """Sweep a host; return what is left there.
+
+        Raises:
+            HostError: If it cannot be reached.
+        """
         if not self._debts[name]:
             return []
-        try:
-            left = sweep_host(self._hosts[name], self.settings, self._debts[name])
-        except HostError as error:
-            return [str(error)]
+        left = sweep_host(self._hosts[name], self.settings, self._debts[name])
         if not left:
             self._debts[name].clear()
         return left

@@ -63,6 +63,7 @@ class Attempt:
         self._exits: list[tuple[str, Message, float]] = []
         self._oom_kills: dict[str, int] = {}
         self._stop_at: float | None = None
+        self._late: list[tuple[str, float]] = []
         self._start = time.monotonic()
 
     @property
@@ -176,6 +177,10 @@ class Attempt:
         """After a stop before the start, wait for the answers; then turn exits into signs."""
         if self._pending:
             self._follow(self._settings.grace_s + _MARGIN_S)
+        ended = [(host, exit_) for host, exit_, _ in self._exits if exit_["ended"]]
+        for host, time_s in self._late[:1]:
+            limit_s = self._launch.timeout_s
+            self.signs.append(sign_of_deadline(host, ended, time_s, timeout_s=limit_s))
         for host, exit_, time_s in self._exits:
             num_oom_kills = self._oom_kills.get(host, 0)
             sign = sign_of_exit(host, exit_, time_s, num_oom_kills=num_oom_kills)
@@ -249,9 +254,8 @@ class Attempt:
         self._pending.discard(host)
         self._oom_kills[host] = message["num_oom_kills"]
         if message["reason"] == "deadline":
-            ended = [exit_ for name, exit_, _ in self._exits if name == host and exit_["ended"]]
-            limit_s = self._launch.timeout_s
-            self._add(sign_of_deadline(host, ended, time_s, timeout_s=limit_s))
+            self._late.append((host, time_s))
+            self._stop_soon()
 
     def _on_lost(self, host: str, message: Message, _time_s: float) -> None:
         """An agent, or the connection to it, is gone."""

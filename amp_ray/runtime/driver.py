@@ -222,7 +222,8 @@ class Driver:
         """
         groups = {*self._pool.free(), *(entry.group for entry in self._running.values())}
         if running.lost or (outcome.host and groups - {group}):
-            self._log.append({"event": "set-aside", "group": group, "reason": outcome.reason})
+            event = {"event": "set-aside", "group": group, "reason": outcome.reason}
+            self._log.append({**event, "seconds": self._seconds})
             self._pool.set_aside(group)
             self._view.note(f"group {group} is set aside: {outcome.reason}")
 

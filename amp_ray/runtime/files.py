@@ -55,7 +55,7 @@ class ExperimentFiles:
         Raises:
             InputError: If there is no such folder or a file in it cannot be read.
         """
-        return _texts(self._locate(name), _PROFILE_SUFFIXES)
+        return read_texts(self._locate(name), _PROFILE_SUFFIXES)
 
     def foreign_profile(
         self, source: str, name: str, model: Model, devices: Iterable[Device]
@@ -72,7 +72,7 @@ class ExperimentFiles:
             InputError: If a file cannot be read or is wrong, or the profile does not fit.
         """
         assert source == "metis", source
-        files = _texts(self._locate(name), (METIS_SUFFIX,))
+        files = read_texts(self._locate(name), (METIS_SUFFIX,))
         profile = read_metis_profile(files, folder=name, model=model, devices=devices)
         for note in profile.published.notes if profile.published else ():
             _LOGGER.info("%s", note)
@@ -166,8 +166,12 @@ def write_text(path: Path, text: str) -> None:
         raise InputError(message, where=Where(file=str(path))) from error
 
 
-def _texts(folder: Path, suffixes: Collection[str]) -> dict[str, str]:
-    """Return the text of every file of a folder with one of the suffixes, by file name."""
+def read_texts(folder: Path, suffixes: Collection[str]) -> dict[str, str]:
+    """Return the text of every file of a folder with one of the suffixes, by file name.
+
+    Raises:
+        InputError: If there is no such folder or a file in it cannot be read.
+    """
     try:
         paths = sorted(path for path in folder.iterdir() if path.suffix in suffixes)
     except FileNotFoundError:

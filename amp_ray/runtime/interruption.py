@@ -59,6 +59,6 @@ class Interruption:
 
     def _arrived(self, _number: int, _frame: FrameType | None) -> None:
         """Interrupt now or later."""
+        self._is_pending = self._is_steady
         if not self._is_steady:
             raise KeyboardInterrupt
-        self._is_pending = True

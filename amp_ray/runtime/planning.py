@@ -8,11 +8,12 @@ from typing import Any, Final
 from amp_ray.baselines.amp2022 import Amp2022Planner
 from amp_ray.cost.estimate import Result
 from amp_ray.errors import placed
+from amp_ray.runtime.metis_planning import METIS_2024, make_metis_planner
 from amp_ray.runtime.searching import AUTO, Workers, search_candidates
 from amp_ray.search.planner import AmpRayPlanner, Planner, evaluate
 from amp_ray.search.ranking import Ranking
 from amp_ray.search.rows import SCHEMA, ranking_rows
-from amp_ray.search.space import candidates_of, uniform_candidates
+from amp_ray.search.space import candidates_of, group_candidates, uniform_candidates
 from amp_ray.spec.candidate import AnyCandidate
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import candidate_of
@@ -54,6 +55,9 @@ def make_planner(experiment: Experiment, cost_model: str) -> Planner:
     if cost_model == AMP_2022:
         with placed(experiment.where(), ValueError):
             return Amp2022Planner(experiment=experiment)
+    if cost_model == METIS_2024:
+        with placed(experiment.where()):
+            return make_metis_planner(experiment)
     return AmpRayPlanner(experiment=experiment)
 
 
@@ -65,6 +69,8 @@ def planned_candidates(experiment: Experiment, cost_model: str) -> tuple[AnyCand
     """
     if cost_model == AMP_2022:
         return uniform_candidates(experiment)
+    if cost_model == METIS_2024:
+        return group_candidates(experiment)
     return candidates_of(experiment)
 
 

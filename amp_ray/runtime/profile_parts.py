@@ -37,6 +37,7 @@ class Part:
         slots: Slots of each node that take part.
         links: Messages to measure.
         layers: Layers to measure.
+        step: Whether to measure what surrounds the layers.
     """
 
     place: LinkPlace
@@ -44,6 +45,7 @@ class Part:
     slots: int
     links: tuple[LinkPoint, ...]
     layers: tuple[LayerPoint, ...] = ()
+    step: bool = False
 
     @property
     def name(self) -> str:
@@ -118,6 +120,7 @@ def _device_part(experiment: Experiment, node: Node) -> Part:
         slots=node.num_slots,
         links=link_points(node.num_slots),
         layers=layer_points(model, pairs),
+        step=True,
     )
 
 

@@ -59,6 +59,20 @@ class PartReport:
     problem: str | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Work:
+    """What a part still lacks."""
+
+    links: tuple[LinkPoint, ...]
+    layers: tuple[LayerPoint, ...]
+    step: bool
+
+    @property
+    def num(self) -> int:
+        """Measurements."""
+        return len(self.links) + len(self.layers) + self.step
+
+
 def measure(
     experiment: Experiment, parts: Sequence[Part], folder: ProfileFolder, settings: Settings
 ) -> tuple[PartReport, ...]:
@@ -97,7 +111,7 @@ class _Run:
         for _ in range(_MAX_LAUNCHES):
             work = self._missing(part)
             seconds = end - time.monotonic()
-            if not any(work) or seconds <= 0:
+            if not work.num or seconds <= 0:
                 break
             begun.clear()
             outcome = self._launch(part, work, seconds, begun)
@@ -107,35 +121,35 @@ class _Run:
                 continue
             problem = None if isinstance(outcome, Measured) else outcome.reason
             break
-        links, layers = self._missing(part)
         limits = self._folder.records.limits
         return PartReport(
             part=part,
-            num_missing=len(links) + len(layers),
+            num_missing=self._missing(part).num,
             too_large={
                 tp: size for (device, tp), size in limits.items() if device == part.place.devices
             },
             problem=problem,
         )
 
-    def _missing(self, part: Part) -> tuple[tuple[LinkPoint, ...], tuple[LayerPoint, ...]]:
+    def _missing(self, part: Part) -> _Work:
         """Return what a part still lacks."""
-        records = self._folder.records
-        return (
-            records.missing_links(part.place, part.links),
-            records.missing_layers(part.place.devices, part.layers),
+        records, devices = self._folder.records, part.place.devices
+        return _Work(
+            links=records.missing_links(part.place, part.links),
+            layers=records.missing_layers(devices, part.layers),
+            step=part.step and devices not in records.steps,
         )
 
     def _launch(
         self,
         part: Part,
-        work: tuple[tuple[LinkPoint, ...], tuple[LayerPoint, ...]],
+        work: _Work,
         seconds: float,
         begun: dict[str, Any],
     ) -> Outcome:
         """Launch once; ``begun`` gets what was begun last."""
         say, date = self._settings.say, dt.datetime.now(tz=dt.UTC).date().isoformat()
-        say(f"{part.name}: {len(work[0])} messages and {len(work[1])} layers to measure")
+        say(f"{part.name}: {len(work.links)} messages and {len(work.layers)} layers to measure")
 
         def hear(event: Mapping[str, Any]) -> None:
             record = record_of_event(event, place=part.place, date=date)
@@ -154,11 +168,13 @@ class _Run:
             precision=self._experiment.precision,
             device=part.nodes[0].device.name,
             num_ranks=len(part.places),
+            optimizer=self._experiment.optimizer,
         )
         launch = profile_launch(
             trial,
             part.places,
-            work=work,
+            work=(work.links, work.layers),
+            step=work.step,
             seconds=seconds,
             program=(self._settings.python or hosts[0].python, self._program),
         )

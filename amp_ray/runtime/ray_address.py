@@ -23,9 +23,11 @@ AUTO: Final = "auto"
 REACH_TIMEOUT_S: Final = 5.0
 """To open a connection to a cluster's head; Ray itself would try for a minute."""
 
-
 MAX_PARENT_LENGTH: Final = 24
 """Of the folder for temporary files: paths of Ray's sockets, 80 letters longer, may have 107."""
+
+_GUESSES: Final = " Some common causes include"
+"""What Ray adds to the death of every worker, whatever it died of."""
 
 
 def require_ray() -> None:
@@ -137,6 +139,6 @@ def cause_of(error: BaseException) -> str:
 
 
 def gist_of(error: BaseException) -> str:
-    """Return the line of one of Ray's long messages that says what happened."""
+    """Return the line of one of Ray's long messages that says what happened, no guesses."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__
+    return lines[-1].partition(_GUESSES)[0] if lines else type(error).__name__

@@ -55,9 +55,9 @@ def recorded_outcome(given: Given) -> Outcome:
         )
     if given.failure == "oom":
         reason = f"recorded as out of memory ({given.where})"
-        return OutOfMemory(reason=reason, rank=None, host="replay", lines=(), wall_s=0.0)
+        return OutOfMemory(reason=reason, rank=None, host="", lines=(), wall_s=0.0)
     reason = f"recorded as failed, the cause is not known ({given.where})"
-    return Crashed(reason=reason, kind="no-result", rank=None, host="replay", lines=(), wall_s=0.0)
+    return Crashed(reason=reason, kind="no-result", rank=None, host="", lines=(), wall_s=0.0)
 
 
 class ReplayPool:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from amp_ray.calibration.fingerprint import describe_differences
-from amp_ray.errors import InputError, Where
+from amp_ray.errors import AmpRayError, InputError, Where
 from amp_ray.runtime.files import write_text
 from amp_ray.runtime.journal import Journal, sync_folder
 from amp_ray.runtime.journal_lines import Body
@@ -60,8 +60,18 @@ class Study:
         return self.folder / TRIALS
 
     def write(self, name: str, text: str) -> None:
-        """Write one of its files, whole or not at all."""
-        write_text(self.folder / name, text)
+        """Write one of its files, whole or not at all.
+
+        Raises:
+            AmpRayError: If it cannot be written.
+        """
+        try:
+            write_text(self.folder / name, text)
+        except InputError as error:  # nobody has named that file
+            message = (
+                f"{error}. The journal has everything: mend that, and --resume writes it again"
+            )
+            raise AmpRayError(message) from error
 
 
 @contextlib.contextmanager
@@ -80,7 +90,8 @@ def open_study(folder: Path, header: Mapping[str, Any], *, resume: bool) -> Iter
         AmpRayError: If its journal cannot be written or its file system has no locks.
     """
     header = json.loads(json.dumps(header))  # as it will be read
-    _prepare(folder, resume=resume)
+    if not check_folder(folder, resume=resume):
+        _make(folder)
     with StudyLock(folder) as lock:
         journal = Journal.open(folder / JOURNAL)
         try:
@@ -103,8 +114,15 @@ def open_study(folder: Path, header: Mapping[str, Any], *, resume: bool) -> Iter
             journal.close()
 
 
-def _prepare(folder: Path, *, resume: bool) -> None:
-    """Have a folder that is a study's, or will be one.
+def check_folder(folder: Path, *, resume: bool) -> bool:
+    """See whether a folder is a study's, or can be one; nothing is changed.
+
+    Args:
+        folder: Where.
+        resume: Whether there is a study to go on with.
+
+    Returns:
+        Whether it is a study's.
 
     Raises:
         InputError: If there is none to go on with, or it is full of something else.
@@ -118,15 +136,17 @@ def _prepare(folder: Path, *, resume: bool) -> None:
         raise InputError(message) from error
     is_study = bool({JOURNAL, LOCK} & set(names))
     if resume and not is_study:
-        message = f"{folder} has no study to go on with; leave --resume out to begin one"
+        message = (
+            f"{folder} has no study to go on with: leave --resume out to begin one (a driver that "
+            "ended before its first trial may have left none), or name a study's folder by --study"
+        )
         raise InputError(message)
     others = [name for name in names if not name.startswith(".")]
     if others and not is_study:
         named = ", ".join(others[:_MAX_NAMED]) + (", ..." if len(others) > _MAX_NAMED else "")
         message = f"{folder} has files of something else ({named}): name a new folder by --study"
         raise InputError(message)
-    if not is_study:
-        _make(folder)
+    return is_study
 
 
 def _make(folder: Path) -> None:

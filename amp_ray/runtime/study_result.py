@@ -3,12 +3,12 @@
 import csv
 import io
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from amp_ray.calibration import calibration_to_json
 from amp_ray.runtime.study_end import ENDINGS, Result
-from amp_ray.search.rows import SCHEMA, ranking_rows
+from amp_ray.search.rows import SCHEMA, row
 from amp_ray.spec.cluster import Cluster
 from amp_ray.spec.strategy import Strategy
 from amp_ray.spec.strategy_json import strategy_to_json
@@ -55,26 +55,51 @@ def study_json(result: Result, study: str) -> dict[str, Any]:
         result: How the study ended.
         study: Its folder.
     """
+    return {
+        key: list(value) if isinstance(value, Iterator) else value
+        for key, value in _parts(result, study)
+    }
+
+
+def study_text(result: Result, study: str) -> str:
+    """Return the same as text: a line per key, and per trial and row of the ranking.
+
+    Of thousands of trials only one at a time is an object; indented by the standard library, they
+    would take half a minute.
+    """
+    lines = [f" {json.dumps(key)}: {_value_text(value)}" for key, value in _parts(result, study)]
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def _parts(result: Result, study: str) -> Iterator[tuple[str, Any]]:
+    """Yield keys and values of the object; long lists come as iterators."""
     state, knowledge, certificate = result.state, result.knowledge, result.certificate
     cluster = state.experiment.cluster
-    trials = [trial_json(told, cluster) for told in state.trials]
     best, calibration = result.best_number, knowledge.calibration
     recommended = recommend(state, knowledge)
-    return {
-        "schema": SCHEMA,
-        "study": study,
-        "experiment": state.experiment.name,
-        "ending": result.ending,
-        "ending_text": ENDINGS[result.ending],
-        "trials": trials,
-        "best": None if best is None else trials[best],
-        "recommendation": None
-        if recommended is None
-        else _recommendation_json(recommended, cluster),
-        "certificate": None if certificate is None else _certificate_json(certificate),
-        "calibration": None if calibration is None else calibration_to_json(calibration),
-        "ranking": ranking_rows(knowledge.ranking, cluster, num_rows=None),
-    }
+    yield "schema", SCHEMA
+    yield "study", study
+    yield "experiment", state.experiment.name
+    yield "ending", result.ending
+    yield "ending_text", ENDINGS[result.ending]
+    yield "trials", (trial_json(told, cluster) for told in state.trials)
+    yield "best", None if best is None else trial_json(state.trials[best], cluster)
+    yield (
+        "recommendation",
+        None if recommended is None else _recommendation_json(recommended, cluster),
+    )
+    yield "certificate", None if certificate is None else _certificate_json(certificate)
+    yield "calibration", None if calibration is None else calibration_to_json(calibration)
+    ranked = enumerate(knowledge.ranking.results, start=1)
+    yield "ranking", (row(each, position, cluster) for position, each in ranked)
+
+
+def _value_text(value: object) -> str:
+    """Return JSON, a long list entry by entry."""
+    if not isinstance(value, Iterator):
+        return json.dumps(value, allow_nan=False)
+    entries = ",\n".join(f"  {json.dumps(entry, allow_nan=False)}" for entry in value)
+    return f"[\n{entries}\n ]" if entries else "[]"
 
 
 def _recommendation_json(recommended: Recommendation, cluster: Cluster) -> dict[str, Any]:
@@ -110,31 +135,31 @@ def _certificate_json(certificate: Certificate) -> dict[str, Any]:
     }
 
 
-def history_jsonl(trials: Iterable[Mapping[str, Any]]) -> str:
+def history_jsonl(told: Iterable[Told], cluster: Cluster) -> str:
     """Return one TRIAL per line."""
-    return "".join(json.dumps(trial) + "\n" for trial in trials)
+    return "".join(json.dumps(trial_json(entry, cluster)) + "\n" for entry in told)
 
 
 def history_csv(told: Iterable[Told]) -> str:
     """Return a table of all trials, for spreadsheet programs."""
-    rows = []
-    for entry in told:
-        trial = entry.trial
-        outcome = {} if entry.outcome is None else outcome_to_json(entry.outcome)
-        rows.append(
-            {
-                **_degrees(trial.strategy),
-                "number": trial.number,
-                "num_micro_batches": trial.strategy.num_micro_batches,
-                "repeats": trial.repeats,
-                "predicted_s": trial.predicted_s,
-                **{key: outcome.get(key) for key in ("outcome", "measured_s", "spread_s")},
-                "peak_memory_bytes": _spaced(outcome.get("peak_memory_bytes")),
-                "wall_s": outcome.get("wall_s"),
-                "reason": outcome.get("reason"),
-            }
-        )
-    return _table(HISTORY_COLUMNS, rows)
+    return _table(HISTORY_COLUMNS, map(_history_row, told))
+
+
+def _history_row(told: Told) -> dict[str, Any]:
+    """Return the cells of one trial."""
+    trial = told.trial
+    outcome = {} if told.outcome is None else outcome_to_json(told.outcome)
+    return {
+        **_degrees(trial.strategy),
+        "number": trial.number,
+        "num_micro_batches": trial.strategy.num_micro_batches,
+        "repeats": trial.repeats,
+        "predicted_s": trial.predicted_s,
+        **{key: outcome.get(key) for key in ("outcome", "measured_s", "spread_s")},
+        "peak_memory_bytes": _spaced(outcome.get("peak_memory_bytes")),
+        "wall_s": outcome.get("wall_s"),
+        "reason": outcome.get("reason"),
+    }
 
 
 def measurements_csv(result: Result) -> str:
@@ -162,7 +187,7 @@ def _measurement(standing: Standing, place: int) -> dict[str, Any] | None:
         typical = standing.figures[place].typical
         return {
             "measured_s": typical.iteration_time_s,
-            "spread_s": typical.spread_s,
+            "spread_s": typical.spread_s if typical.has_spread else None,
             "peak_memory_bytes": _spaced(typical.peak_memory_bytes),
         }
     if place in standing.out_of_memory:

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
-from amp_ray.calibration import fingerprint
+from amp_ray.calibration import calibration_to_json, fingerprint
 from amp_ray.errors import AmpRayError, InputError
 from amp_ray.runtime import study_events
 from amp_ray.runtime.driver import Driver, DriverSettings
@@ -26,7 +26,7 @@ from amp_ray.runtime.study_result import (
     history_csv,
     history_jsonl,
     measurements_csv,
-    study_json,
+    study_text,
 )
 from amp_ray.runtime.study_space import Space, TuneOptions, study_space
 from amp_ray.runtime.study_view import View
@@ -34,6 +34,9 @@ from amp_ray.runtime.trial_runner import make_runner, portable
 from amp_ray.spec.experiment import Experiment
 from amp_ray.trials.program_check import check_program
 from amp_ray.tuner.state import TunerSettings, TunerState, begin
+
+RESULT: Final = "result.json"
+"""In a study's folder: what ``tune --json`` gives."""
 
 _DIGEST_LETTERS: Final = 12
 """Enough to tell tables apart that a person has."""
@@ -136,8 +139,7 @@ class Tuning:
         if not study.is_new:
             event = {"event": "resumed", "budget": self.options.budget, "at": study_events.now()}
             study.journal.append(event)
-            done = len(rebuilt.state.trials) - len(rebuilt.open)
-            view.note(f"resumed: {done} trials are done, {len(rebuilt.open)} run again")
+            view.note(_resumed_text(rebuilt))
         return rebuilt
 
     def _time_left_s(self, spent_s: float) -> float | None:
@@ -165,6 +167,15 @@ class Tuning:
 
         with actors.connect(options.workers.address, num_cpus=_ACTOR_CPUS):
             yield actors.actor_pool(factory, num_groups)
+
+
+def _resumed_text(rebuilt: study_events.Rebuilt) -> str:
+    """Say how much of a study is done."""
+    num_open = len(rebuilt.open)
+    num_done = len(rebuilt.state.trials) - num_open
+    done = "1 trial is" if num_done == 1 else f"{num_done} trials are"
+    again = f", {num_open} {'runs' if num_open == 1 else 'run'} again" if num_open else ""
+    return f"resumed: {done} done{again}"
 
 
 def _drive(driver: Driver, rebuilt: study_events.Rebuilt, study: Study) -> Result:
@@ -212,14 +223,19 @@ def copy_experiment(experiment: Experiment, study: Study) -> None:
 
 
 def write_results(study: Study, result: Result) -> None:
-    """Write what people and other commands read; all of it can be made again from the journal."""
-    record = study_json(result, str(study.folder))
-    study.write("history.csv", history_csv(result.state.trials))
-    study.write("history.jsonl", history_jsonl(record["trials"]))
+    """Write what people and other commands read; all of it can be made again from the journal.
+
+    Raises:
+        AmpRayError: If a file cannot be written.
+    """
+    state, calibration = result.state, result.knowledge.calibration
+    study.write("history.csv", history_csv(state.trials))
+    study.write("history.jsonl", history_jsonl(state.trials, state.experiment.cluster))
     study.write("measured.csv", measurements_csv(result))
-    study.write("result.json", json.dumps(record, indent=1, allow_nan=False) + "\n")
-    if record["calibration"] is not None:
-        study.write("calibration.json", json.dumps(record["calibration"], indent=1) + "\n")
+    study.write(RESULT, study_text(result, str(study.folder)))
+    if calibration is not None:
+        text = json.dumps(calibration_to_json(calibration), indent=1)
+        study.write("calibration.json", text + "\n")
 
 
 def _num_groups(experiment: Experiment, concurrency: int | None) -> int:

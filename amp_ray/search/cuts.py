@@ -111,6 +111,8 @@ def _beats(
         return np.empty(0), np.empty(0), None
     nothing = len(cut_time_s)
     padded = np.vstack([cut_time_s, np.zeros_like(cut_time_s[:1])])
+    # No cut is at either end of the chain; the solver is fastest where beats grow with layers.
+    padded[:, [0, -1]] = padded[:, [1, -2]]
     before = np.concatenate(([nothing], cut_row))
     after = np.concatenate((cut_row, [nothing]))
     index: dict[tuple[int, int], int] = {}

@@ -12,10 +12,11 @@ from amp_ray.cost.estimate import Infeasible, Reason, Result
 from amp_ray.cost.model import CostModel
 from amp_ray.cost.topology import IntArray
 from amp_ray.search.cuts import NO_LIMIT, best_bounds, even_block_bounds, last_with_parameters
+from amp_ray.search.heterogeneous import plan_heterogeneous
 from amp_ray.search.placement import plan_placement
 from amp_ray.search.ranking import Ranking, rank
 from amp_ray.search.space import candidates_of
-from amp_ray.spec.candidate import AnyCandidate, Candidate
+from amp_ray.spec.candidate import AnyCandidate, Candidate, GroupsCandidate
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import Strategy
 from amp_ray.spec.strategy_file import Given
@@ -100,7 +101,8 @@ class AmpRayPlanner:
         Where no cut fits the memory, the best one without the limit is estimated, so that the
         result tells by how much it fails.
         """
-        assert isinstance(candidate, Candidate)
+        if isinstance(candidate, GroupsCandidate):
+            return plan_heterogeneous(self.cost_model, candidate)
         refused = self._refuse(candidate)
         if refused is not None:
             return Infeasible(candidate=candidate, reason=refused)

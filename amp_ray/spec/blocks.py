@@ -6,9 +6,32 @@ the memory-bound kernels is counted from what each one reads and writes.
 """
 
 from dataclasses import dataclass
+from typing import Final
 
 from amp_ray.spec.model import Layer
 from amp_ray.spec.operator import Elementwise, Gemm, Operator, Shard
+
+BYTES_PER_LOG_SUM: Final = 4
+"""Fused attention keeps one single-precision number per token and head: the logarithm of the
+softmax's sum."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernels:
+    """How a program computes what the families have in common.
+
+    Args:
+        fused_attention: Whether attention is one kernel (scaled_dot_product_attention), which
+            writes and keeps no scores.
+        dropout: Whether language models that were published with dropout train with it.
+    """
+
+    fused_attention: bool = False
+    dropout: bool = True
+
+
+UNFUSED: Final = Kernels()
+"""Attention kernel by kernel, with dropout: the programs of the published measurements."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +48,8 @@ class Width:
         window: Tokens that one token attends to; None means all.
         fused: Whether activation and softmax run as one kernel each; else every arithmetic step
             of theirs reads, writes and keeps its own tensor.
+        fused_attention: Whether all of attention between the projections is one kernel.
+        causal: Whether a token sees only those before it, which one kernel need not compute.
     """
 
     tokens: int
@@ -35,6 +60,8 @@ class Width:
     shards_heads: bool = True
     window: int | None = None
     fused: bool = True
+    fused_attention: bool = False
+    causal: bool = True
 
     @property
     def attended(self) -> int:
@@ -183,7 +210,7 @@ def _feed_forward_out(width: Width, *, bias: int) -> Gemm:
 
 
 def _attention(width: Width, *, bias: bool, dropout: bool) -> tuple[Operator, ...]:
-    """Self-attention from the projections to the output projection, without flash kernels."""
+    """Self-attention from the projections to the output projection."""
     columns = width.hidden + 2 * width.key_value_size
     return (
         Gemm(
@@ -196,7 +223,11 @@ def _attention(width: Width, *, bias: bool, dropout: bool) -> tuple[Operator, ..
             saved_elements=width.stream,
             all_reduce="backward",
         ),
-        *_attention_core(width, dropout=dropout),
+        *(
+            (_fused_attention(width),)
+            if width.fused_attention
+            else _attention_core(width, dropout=dropout)
+        ),
         Elementwise(
             name="heads",
             forward_elements=2 * width.stream,
@@ -215,6 +246,21 @@ def _attention(width: Width, *, bias: bool, dropout: bool) -> tuple[Operator, ..
             saved_sharded=True,
             all_reduce="forward",
         ),
+    )
+
+
+def _fused_attention(width: Width) -> Elementwise:
+    """Scores, softmax and context as one kernel: it reads and keeps its three inputs."""
+    key_values = width.tokens * width.key_value_size
+    products = 2 * 2.0 * width.tokens * width.attended * width.hidden
+    return Elementwise(
+        name="attention",
+        forward_elements=2 * width.stream + 2 * key_values,
+        backward_elements=4 * width.stream + 4 * key_values,
+        flops=products / (2 if width.causal else 1),
+        sharded=width.shards_heads,
+        saved_elements=width.stream + 2 * key_values,
+        saved_mask_bytes=BYTES_PER_LOG_SUM * width.heads * width.tokens,
     )
 
 

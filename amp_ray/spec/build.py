@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Final, Protocol
 
+from amp_ray.spec.blocks import Kernels
 from amp_ray.spec.build_cluster import build_cluster
 from amp_ray.spec.build_runtime import build_constants, build_traits
 from amp_ray.spec.build_trials import build_trials, split_hosts
@@ -106,6 +107,7 @@ def _model(
             model_shape(section, text),
             layer_list=section.layer_list or traits.layer_list,
             vocabulary_multiple=traits.vocabulary_multiple,
+            kernels=Kernels(fused_attention=traits.fused_attention, dropout=traits.dropout),
         )
 
 

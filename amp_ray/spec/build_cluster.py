@@ -113,6 +113,7 @@ def _described_device(section: DeviceSection) -> Device:
         fp32_flops=rates["fp32"],
         fp16_flops=rates["fp16"],
         bf16_flops=rates["bf16"],
+        context_bytes=None if section.context_gib is None else gib_to_bytes(section.context_gib),
         source="the experiment file",
     )
 
@@ -123,16 +124,32 @@ def _node(name: str, entry: NodeSection, device: Device) -> Node:
         name=name,
         device=device,
         num_slots=entry.slots,
-        intra=_link(entry.intra_gbit_per_s, entry.intra_latency_us, DEFAULT_INTRA_LATENCY_S),
-        inter=_link(entry.inter_gbit_per_s, entry.inter_latency_us, DEFAULT_INTER_LATENCY_S),
+        intra=_link(
+            entry.intra_gbit_per_s,
+            entry.intra_latency_us,
+            entry.intra_collective_us,
+            DEFAULT_INTRA_LATENCY_S,
+        ),
+        inter=_link(
+            entry.inter_gbit_per_s,
+            entry.inter_latency_us,
+            entry.inter_collective_us,
+            DEFAULT_INTER_LATENCY_S,
+        ),
     )
 
 
-def _link(gbit_per_s: float, latency_us: float | None, default_latency_s: float) -> Link:
+def _link(
+    gbit_per_s: float,
+    latency_us: float | None,
+    collective_us: float | None,
+    default_latency_s: float,
+) -> Link:
     """Return a link in SI units."""
     return Link(
         bandwidth_bytes_per_s=gbit_per_s_to_bytes_per_s(gbit_per_s),
         latency_s=default_latency_s if latency_us is None else microseconds_to_s(latency_us),
+        collective_latency_s=None if collective_us is None else microseconds_to_s(collective_us),
     )
 
 
@@ -149,7 +166,9 @@ def _pair_links(
                     f"the link between {' and '.join(entry.between)} stands here a second time"
                 )
                 raise ValueError(message)
-        links[pair] = _link(entry.gbit_per_s, entry.latency_us, DEFAULT_INTER_LATENCY_S)
+        links[pair] = _link(
+            entry.gbit_per_s, entry.latency_us, entry.collective_us, DEFAULT_INTER_LATENCY_S
+        )
     return links
 
 

@@ -21,10 +21,13 @@ class Link:
     Args:
         bandwidth_bytes_per_s: Rate in one direction, shared by all transfers of the node.
         latency_s: Time until the first byte of a message arrives.
+        collective_latency_s: Time of one step of a collective beside its bytes; None where it is
+            that of a message.
     """
 
     bandwidth_bytes_per_s: float
     latency_s: float
+    collective_latency_s: float | None = None
 
     def __post_init__(self) -> None:
         """Refuse rates that would make a transfer free or impossible."""
@@ -34,6 +37,14 @@ class Link:
                 f"{self.bandwidth_bytes_per_s} and {self.latency_s}"
             )
             raise ValueError(message)
+        if not self.step_s >= 0:
+            message = f"a link needs collective_latency_s >= 0, found {self.step_s}"
+            raise ValueError(message)
+
+    @property
+    def step_s(self) -> float:
+        """Latency of one step of a collective."""
+        return self.latency_s if self.collective_latency_s is None else self.collective_latency_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +139,9 @@ class Cluster:
         if given is not None:
             return given
         ends = (self.nodes[node].inter, self.nodes[other].inter)
+        differs = any(end.collective_latency_s is not None for end in ends)
         return Link(
             bandwidth_bytes_per_s=min(end.bandwidth_bytes_per_s for end in ends),
             latency_s=max(end.latency_s for end in ends),
+            collective_latency_s=max(end.step_s for end in ends) if differs else None,
         )

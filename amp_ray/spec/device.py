@@ -19,6 +19,8 @@ class Device:
         bf16_flops: Dense peak rate for bfloat16; None where it is not supported.
         gemm_fraction: Share of the peak that library GEMMs sustain within full tiles; below
             1 because of power and clock limits, and of operand traffic.
+        context_bytes: What a process of a training framework takes before its first tensor; None
+            where the runtime's record tells it, which speaks of GPUs.
         source: Where the figures come from.
 
     Raises:
@@ -33,6 +35,7 @@ class Device:
     fp16_flops: float | None = None
     bf16_flops: float | None = None
     gemm_fraction: float = 0.75
+    context_bytes: int | None = None
     source: str
 
     def __post_init__(self) -> None:
@@ -45,6 +48,7 @@ class Device:
             "fp16_flops": self.fp16_flops,
             "bf16_flops": self.bf16_flops,
             "gemm_fraction": self.gemm_fraction,
+            "context_bytes": self.context_bytes,
         }
         wrong = {
             key: value for key, value in figures.items() if value is not None and not value > 0

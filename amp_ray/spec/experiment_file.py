@@ -48,6 +48,7 @@ class DeviceSection(Section):
     memory_gib: Figure
     memory_gbyte_per_s: Figure
     num_multiprocessors: Few = 1
+    context_gib: Figure | None = None
     fp32_tflops: Figure | None = None
     fp16_tflops: Figure | None = None
     bf16_tflops: Figure | None = None
@@ -71,6 +72,8 @@ class NodeSection(Section):
     inter_gbit_per_s: Figure
     intra_latency_us: Microseconds | None = None
     inter_latency_us: Microseconds | None = None
+    intra_collective_us: Microseconds | None = None
+    inter_collective_us: Microseconds | None = None
     memory_gib: Figure | None = None
 
 
@@ -80,6 +83,7 @@ class LinkSection(Section):
     between: Annotated[list[Text], Field(min_length=2, max_length=2)]
     gbit_per_s: Figure
     latency_us: Microseconds | None = None
+    collective_us: Microseconds | None = None
 
 
 class ClusterSection(Section):

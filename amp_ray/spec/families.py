@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from amp_ray.spec.blocks import Width, gpt_block, llama_block
+from amp_ray.spec.blocks import UNFUSED, Kernels, Width, gpt_block, llama_block
 from amp_ray.spec.ends import (
     cross_entropy,
     final_norm,
@@ -15,7 +15,13 @@ from amp_ray.spec.traits import LayerList
 from amp_ray.spec.transgan import transgan_layers
 
 
-def build_model(shape: ModelShape, *, layer_list: LayerList, vocabulary_multiple: int = 1) -> Model:
+def build_model(
+    shape: ModelShape,
+    *,
+    layer_list: LayerList,
+    vocabulary_multiple: int = 1,
+    kernels: Kernels = UNFUSED,
+) -> Model:
     """Build the chain of layers of a shape.
 
     Args:
@@ -24,6 +30,7 @@ def build_model(shape: ModelShape, *, layer_list: LayerList, vocabulary_multiple
             for the lists of the published artifact (30 entries for GPT-2 with 24 blocks, 56 for
             TransGAN), which the published bounds count in.
         vocabulary_multiple: The vocabulary is padded up to a multiple of this.
+        kernels: What the program computes in one kernel, and what it leaves out.
 
     Returns:
         The model; its shape is the one given, without the padding.
@@ -37,7 +44,7 @@ def build_model(shape: ModelShape, *, layer_list: LayerList, vocabulary_multiple
         raise ValueError(message)
     _check_heads(shape)
     padded = -(-shape.vocab_size // vocabulary_multiple) * vocabulary_multiple
-    layers = builders[shape.family](replace(shape, vocab_size=padded), layer_list)
+    layers = builders[shape.family](replace(shape, vocab_size=padded), layer_list, kernels)
     return Model(name=shape.family, shape=shape, layers=layers)
 
 
@@ -56,7 +63,7 @@ def _check_heads(shape: ModelShape) -> None:
         raise ValueError(message)
 
 
-def _width(shape: ModelShape) -> Width:
+def _width(shape: ModelShape, kernels: Kernels) -> Width:
     """Return the sizes of one block."""
     return Width(
         tokens=shape.sequence_length,
@@ -64,14 +71,15 @@ def _width(shape: ModelShape) -> Width:
         heads=shape.num_heads,
         key_value_heads=shape.num_key_value_heads,
         feed_forward=shape.feed_forward_size,
+        fused_attention=kernels.fused_attention,
     )
 
 
-def _gpt2(shape: ModelShape, layer_list: LayerList) -> tuple[Layer, ...]:
+def _gpt2(shape: ModelShape, layer_list: LayerList, kernels: Kernels) -> tuple[Layer, ...]:
     """GPT-2: learned positions, layer norm, GELU, dropout, tied output embedding."""
-    width = _width(shape)
-    embedding = token_embedding(width, shape, positions=shape.sequence_length, dropout=True)
-    blocks = (gpt_block(width, name="block"),) * shape.num_layers
+    width, dropout = _width(shape, kernels), kernels.dropout
+    embedding = token_embedding(width, shape, positions=shape.sequence_length, dropout=dropout)
+    blocks = (gpt_block(width, name="block", dropout=dropout),) * shape.num_layers
     tail = (
         final_norm(width, bias=True),
         *_output(width, shape, split_loss=layer_list == "amp-2022"),
@@ -82,12 +90,12 @@ def _gpt2(shape: ModelShape, layer_list: LayerList) -> tuple[Layer, ...]:
     return (embedding, passing, *blocks, passing, *tail)
 
 
-def _llama(shape: ModelShape, layer_list: LayerList) -> tuple[Layer, ...]:
+def _llama(shape: ModelShape, layer_list: LayerList, kernels: Kernels) -> tuple[Layer, ...]:
     """Llama-like: rotary positions, RMS norm, gated SiLU, no dropout, no biases."""
     if layer_list != "runtime":
         message = f"layer list {layer_list!r} exists for gpt2 and transgan only, not for llama"
         raise ValueError(message)
-    width = _width(shape)
+    width = _width(shape, kernels)
     return (
         token_embedding(width, shape, positions=0, dropout=False),
         *(llama_block(width, name="block"),) * shape.num_layers,

@@ -1,4 +1,4 @@
-"""DeepSpeed's hostfile: ``host slots=4`` lines to and from values (text only, opens nothing)."""
+"""DeepSpeed's hostfile: ``host slots=4`` lines to and from values; ``host 4`` is read as well."""
 
 import re
 from dataclasses import dataclass
@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from amp_ray.errors import InputError, Where
 from amp_ray.spec.cells import is_count
 
-_LINE = re.compile(r"(?P<host>\S+)\s+slots\s*=\s*(?P<slots>\S+)")
-_METIS_LINE = re.compile(r"\S+\s+\d+")
+_LINE = re.compile(r"(?P<host>\S+)\s+(?:slots\s*=\s*(?P<slots>\S+)|(?P<number>[\d.+-]+))")
 _HOST = re.compile(r"[^\s#-][^\s#]*")
 
 
@@ -39,6 +38,8 @@ class HostSlots:
 
 def parse_hostfile(text: str, *, file: str = "hostfile") -> tuple[HostSlots, ...]:
     r"""Read a hostfile; comments (``#``) and blank lines are skipped, order is kept.
+
+    Metis's README writes ``host 4``, which says the same.
 
     Args:
         text: The file's text.
@@ -79,17 +80,12 @@ def format_hostfile(hosts: tuple[HostSlots, ...]) -> str:
 
 
 def _parse_line(content: str, where: Where) -> HostSlots:
-    """Read ``host slots=N`` without comment."""
+    """Read ``host slots=N`` or ``host N`` without comment."""
     match = _LINE.fullmatch(content)
     if match is None:
-        hint = (
-            f"this is Metis's form; write {' slots='.join(content.split())!r}"
-            if _METIS_LINE.fullmatch(content)
-            else "expected 'host slots=N'"
-        )
-        message = f"found {content!r}: {hint}"
+        message = f"found {content!r}: expected 'host slots=N' or 'host N'"
         raise InputError(message, where=where)
-    host, slots = match["host"], match["slots"]
+    host, slots = match["host"], match["slots"] or match["number"]
     if not is_count(slots):
         message = f"slots must be a positive integer, found {slots!r} for host {host!r}"
         raise InputError(message, where=where)

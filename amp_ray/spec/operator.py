@@ -74,12 +74,16 @@ class Gemm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Elementwise:
-    """Kernels bound by memory traffic: norms, activations, softmax, dropout, look-ups.
+    """Kernels counted by their memory traffic: norms, activations, softmax, dropout, look-ups.
+
+    Attention as one kernel is one too: its scores never reach the memory, so all that it computes
+    stands in ``flops``.
 
     Args:
         name: For people and operator-level profiles.
         forward_elements: Elements read and written in the forward pass, per sample.
         backward_elements: The same in the backward pass.
+        flops: What matrix units compute within it in the forward pass, per sample.
         num_kernels: Kernels that are launched in the forward pass.
         sharded: Whether tensor parallelism divides the work.
         sharded_parameters: Parameters divided by tp (a vocabulary-parallel table).
@@ -96,6 +100,7 @@ class Elementwise:
     name: str
     forward_elements: float
     backward_elements: float
+    flops: float = 0.0
     num_kernels: int = 1
     sharded: bool = False
     sharded_parameters: int = 0

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amp_ray.spec.device import Device
+from amp_ray.spec.model import Model
 
 FloatArray = NDArray[np.float64]
 
@@ -147,6 +148,32 @@ class PublishedProfile:
         low, high = around[0]
         weight = (size - low) / (high - low)
         return _between(self.entries[kind, tp, low], self.entries[kind, tp, high], weight)
+
+
+def layer_groups(model: Model, num_layers: int | None = None) -> tuple[range, ...] | None:
+    """Return the layers of a model that each layer of a published chain stands for.
+
+    Args:
+        model: A chain of layers.
+        num_layers: Of the published chain; None for one layer per block and one at each end.
+
+    Returns:
+        What stands before the blocks, every block, what stands behind; or each layer for itself,
+        where there are as many. None for a chain with anything between its blocks or nothing at
+        an end, and for another number of layers.
+    """
+    blocks = model.indices("block")
+    if blocks and blocks == tuple(range(blocks[0], blocks[-1] + 1)):
+        groups = (
+            range(blocks[0]),
+            *(range(block, block + 1) for block in blocks),
+            range(blocks[-1] + 1, model.num_layers),
+        )
+        if all(groups) and num_layers in (None, len(groups)):
+            return groups
+    if model.num_layers == num_layers:
+        return tuple(range(layer, layer + 1) for layer in range(num_layers))
+    return None
 
 
 def gaps(entries: Iterable[Key]) -> tuple[tuple[str, int, tuple[int, ...]], ...]:

@@ -26,6 +26,8 @@ class RuntimeTraits:
         vocabulary_multiple: The vocabulary is padded to a multiple of this.
         shards_heads: Whether tensor parallelism divides the attention heads.
         forward_runs: How often a block's forward pass is computed per micro-batch.
+        fused_attention: Whether attention is one kernel, which writes and keeps no scores.
+        dropout: Whether language models that were published with dropout train with it.
         launches_per_kernel: Host launches per counted kernel; above 1 where nothing is fused.
         blocking_transfers: Whether a pipeline transfer stops both of its stages.
         synchronisation_s: Device synchronisation around every message and blocking all-reduce.
@@ -53,6 +55,7 @@ class RuntimeTraits:
             optimizer's own update: overflow check, norm, unscale, casts.
         master_bytes_per_parameter: Single-precision weights and temporary gradients of the step
             in half precision, which ZeRO-1 shards over dp with the optimizer's moments.
+        buckets_alone: Whether gradients go through the buckets without another replica too.
         bucket_elements: Largest flat bucket of the gradient all-reduce.
         bucket_bytes_per_element: Its temporary copies in half precision; in single precision
             twice as much.
@@ -74,6 +77,8 @@ class RuntimeTraits:
     vocabulary_multiple: int = 1
     shards_heads: bool = True
     forward_runs: int = 1
+    fused_attention: bool = False
+    dropout: bool = True
     launches_per_kernel: float = 1.0
     blocking_transfers: bool = True
     synchronisation_s: float = 0.0
@@ -94,6 +99,7 @@ class RuntimeTraits:
     bucket_traffic_bytes_per_parameter: float = 0.0
     step_traffic_bytes_per_parameter: float = 32.0
     master_bytes_per_parameter: float = 8.0
+    buckets_alone: bool = False
     bucket_elements: float = 5e8
     bucket_bytes_per_element: float = 2.0
     step_bytes_per_parameter: float = 0.0
@@ -205,8 +211,11 @@ def _given(value: float | None, otherwise: float) -> float:
 DEEPSPEED: Final = RuntimeTraits(
     name="deepspeed",
     description="This project's training program on DeepSpeed 0.19: PipelineModule, any cuts.",
+    fused_attention=True,
+    dropout=False,
     gradient_bytes_per_parameter=2.0,
     bucket_traffic_bytes_per_parameter=8.0,
+    buckets_alone=True,
 )
 
 MEGATRON: Final = RuntimeTraits(

@@ -4,9 +4,10 @@ Each level doubles the side of the picture; the last three up-samplings are pixe
 which divide the width by four (Jiang et al., TransGAN, arXiv:2102.07074).
 """
 
+from dataclasses import replace
 from typing import Final
 
-from amp_ray.spec.blocks import Width, gpt_block
+from amp_ray.spec.blocks import UNFUSED, Kernels, Width, gpt_block
 from amp_ray.spec.model import Layer, ModelShape
 from amp_ray.spec.operator import Elementwise, Gemm
 from amp_ray.spec.traits import LayerList
@@ -23,13 +24,16 @@ PUBLISHED_BETWEEN: Final = (2, 26, 3)
 """No-op entries of the published list after the first layer, between the halves, at the end."""
 
 
-def transgan_layers(shape: ModelShape, layer_list: LayerList) -> tuple[Layer, ...]:
+def transgan_layers(
+    shape: ModelShape, layer_list: LayerList, kernels: Kernels = UNFUSED
+) -> tuple[Layer, ...]:
     """Build the generator's layers.
 
     Args:
         shape: Depth per level, bottom width, hidden size of the first level.
         layer_list: ``runtime`` for input, blocks, head; ``amp-2022`` for the 56 entries of the
             published artifact, whose tensor parallelism does not divide attention heads.
+        kernels: What the program computes in one kernel; the published one fused nothing.
 
     Raises:
         ValueError: If the published list is asked for with another depth, the last level has no
@@ -45,10 +49,13 @@ def transgan_layers(shape: ModelShape, layer_list: LayerList) -> tuple[Layer, ..
             f"found {list(shape.depth)}"
         )
         raise ValueError(message)
+    fused = kernels.fused_attention and not published
     levels = [
         (
             gpt_block(
-                _width(shape, level, published=published), name=f"block-{level}", dropout=False
+                replace(_width(shape, level, published=published), fused_attention=fused),
+                name=f"block-{level}",
+                dropout=False,
             ),
         )
         * num_blocks
@@ -95,6 +102,7 @@ def _width(shape: ModelShape, level: int, *, published: bool) -> Width:
         shards_heads=not published,
         fused=not published,
         window=window**2,
+        causal=False,
     )
 
 

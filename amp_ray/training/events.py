@@ -10,6 +10,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
+TAG_VARIABLE: Final = "AMP_RAY_TAG"
+"""Set by the agent that starts a rank: it takes only events with this tag for ours, since what
+libraries print may look like one."""
+
 EXIT_CODES: Final = {
     "bad_job": 2,
     "error": 1,
@@ -84,6 +88,7 @@ class EventChannel:
         """
         head = {
             "event": event,
+            "tag": os.environ.get(TAG_VARIABLE),
             "trial_id": self.trial_id,
             "rank": int(os.environ.get("RANK", "-1")),
             "host": socket.gethostname(),

@@ -53,8 +53,8 @@ class Launch:
         cwd: Where the programs start, on every host; None for the trial's folder.
         timeout_s: Limit from the start of the programs.
         collect: Patterns of the file names that are brought back from every host.
-        sends_events: Whether lines of its output that are JSON objects with an ``event`` first are
-            messages to us; only our own programs send any.
+        sends_events: Whether lines of its output that are JSON objects with an ``event`` first, and
+            with the tag from the environment, are messages to us; only our own programs send any.
     """
 
     trial_id: str

@@ -2,12 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import exp, log
-from statistics import median
 from typing import Final
 
-_Link = tuple[float, float]
-"""Seconds per step, seconds per byte."""
+import numpy as np
+from numpy.typing import NDArray
+
+FloatArray = NDArray[np.float64]
+
+_Link = FloatArray
+"""Seconds per step of a message, per step of a collective, and per byte."""
 
 _LEAST_LATENCY_S: Final = 1e-9
 """No link has less; a fit that ends here found none."""
@@ -28,12 +31,14 @@ class LinkSample:
         num_bytes: What crosses the link in a row, overheads included.
         start_s: Seconds that do not depend on the link.
         seconds: Measured.
+        collective: Whether its steps are those of a collective.
     """
 
     num_steps: float
     num_bytes: float
     start_s: float
     seconds: float
+    collective: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,20 +47,23 @@ class LinkFit:
 
     Args:
         bytes_per_s: Rate.
-        latency_s: Of one step.
+        latency_s: Of a message; that of a collective's step where no message was measured.
+        collective_latency_s: Of one step of a collective; None where none was measured.
         error_fraction: Median distance of the fit from the samples.
     """
 
     bytes_per_s: float
     latency_s: float
+    collective_latency_s: float | None
     error_fraction: float
 
 
 def fit_link(samples: Sequence[LinkSample]) -> LinkFit:
-    """Fit rate and latency so that the logarithms of predicted over measured are least squares.
+    """Fit rate and latencies so that the logarithms of predicted over measured are least squares.
 
-    Small messages tell the latency and large ones the rate, and half as long is as wrong as
-    twice as long: relative errors would prefer what is too short.
+    Small messages tell the latencies and large ones the rate, and half as long is as wrong as
+    twice as long: relative errors would prefer what is too short. A step of a collective has a
+    latency of its own: gloo's ranks wait for each other at every step.
 
     Args:
         samples: At least one.
@@ -75,56 +83,80 @@ def fit_link(samples: Sequence[LinkSample]) -> LinkFit:
     if not samples or min(sample.seconds for sample in samples) <= 0:
         message = f"a link is fitted to positive times, found {list(samples)}"
         raise ValueError(message)
+    table = _Table.of(samples)
     link = _first_guess(samples)
-    error, damping = _error(samples, link), _DAMPING
+    errors, damping = table.errors(link), _DAMPING
     for _ in range(_MAX_ROUNDS):
-        trial = _step(samples, link, damping)
-        trial_error = _error(samples, trial)
-        if trial_error < error:
-            link, error, damping = trial, trial_error, damping / _DAMPING_FACTOR
+        trial = table.step(link, damping)
+        trial_errors = table.errors(trial)
+        if trial_errors @ trial_errors < errors @ errors:
+            link, errors, damping = trial, trial_errors, damping / _DAMPING_FACTOR
         else:
             damping *= _DAMPING_FACTOR
-    ratios = [_predicted_s(sample, link) / sample.seconds for sample in samples]
+    own, together, s_per_byte = link.tolist()
+    own, together = (each if each > _LEAST_LATENCY_S else 0.0 for each in (own, together))
+    has_collectives = any(sample.collective for sample in samples)
+    has_messages = not all(sample.collective for sample in samples)
     return LinkFit(
-        bytes_per_s=1 / link[1],
-        latency_s=link[0] if link[0] > _LEAST_LATENCY_S else 0.0,
-        error_fraction=median(abs(ratio - 1) for ratio in ratios),
+        bytes_per_s=1 / s_per_byte,
+        latency_s=own if has_messages else together,
+        collective_latency_s=together if has_collectives else None,
+        error_fraction=float(np.median(np.abs(np.expm1(errors)))),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Table:
+    """Samples as arrays.
+
+    Args:
+        counts: Shape ``(num_samples, 3)``. What each of a link's figures is multiplied with.
+        start_s: Shape ``(num_samples,)``.
+        seconds: Shape ``(num_samples,)``.
+    """
+
+    counts: FloatArray
+    start_s: FloatArray
+    seconds: FloatArray
+
+    @classmethod
+    def of(cls, samples: Sequence[LinkSample]) -> "_Table":
+        """Lay samples out."""
+        rows = [
+            (0.0, each.num_steps, each.num_bytes)
+            if each.collective
+            else (each.num_steps, 0.0, each.num_bytes)
+            for each in samples
+        ]
+        return cls(
+            counts=np.array(rows, dtype=np.float64),
+            start_s=np.array([each.start_s for each in samples]),
+            seconds=np.array([each.seconds for each in samples]),
+        )
+
+    def errors(self, link: _Link) -> FloatArray:
+        """Return the logarithms of predicted over measured."""
+        found: FloatArray = np.log((self.start_s + self.counts @ link) / self.seconds)
+        return found
+
+    def step(self, link: _Link, damping: float) -> _Link:
+        """Take a step of Levenberg and Marquardt in the logarithms, which keeps all positive."""
+        slopes = self.counts * link / (self.start_s + self.counts @ link)[:, None]
+        matrix = slopes.T @ slopes + damping * np.eye(len(link))
+        moves = np.linalg.solve(matrix, -slopes.T @ self.errors(link))
+        moved = link * np.exp(np.clip(moves, -_LONGEST_MOVE, _LONGEST_MOVE))
+        moved[:2] = np.maximum(moved[:2], _LEAST_LATENCY_S)
+        return moved
 
 
 def _first_guess(samples: Sequence[LinkSample]) -> _Link:
-    """Take the latency from the sample with the fewest bytes and the rate from that with most."""
-    small = min(samples, key=lambda sample: sample.num_bytes / sample.num_steps)
+    """Take latencies from the samples with the fewest bytes and the rate from that with most."""
     large = max(samples, key=lambda sample: sample.num_bytes)
-    latency_s = max((small.seconds - small.start_s) / small.num_steps, _LEAST_LATENCY_S)
-    return latency_s, large.seconds / large.num_bytes
-
-
-def _predicted_s(sample: LinkSample, link: _Link) -> float:
-    """Return what a sample would take."""
-    return sample.start_s + link[0] * sample.num_steps + link[1] * sample.num_bytes
-
-
-def _error(samples: Sequence[LinkSample], link: _Link) -> float:
-    """Return the sum of squared logarithms."""
-    return sum(log(_predicted_s(sample, link) / sample.seconds) ** 2 for sample in samples)
-
-
-def _step(samples: Sequence[LinkSample], link: _Link, damping: float) -> _Link:
-    """Take a step of Levenberg and Marquardt in the logarithms, which keeps both positive."""
-    aa = ab = bb = ag = bg = 0.0
-    for sample in samples:
-        predicted_s = _predicted_s(sample, link)
-        a = link[0] * sample.num_steps / predicted_s
-        b = link[1] * sample.num_bytes / predicted_s
-        goal = log(sample.seconds / predicted_s)
-        aa, ab, bb = aa + a * a, ab + a * b, bb + b * b
-        ag, bg = ag + a * goal, bg + b * goal
-    aa, bb = aa + damping, bb + damping
-    determinant = aa * bb - ab * ab
-    moves = (ag * bb - bg * ab) / determinant, (bg * aa - ag * ab) / determinant
-    latency_s, s_per_byte = (
-        value * exp(max(-_LONGEST_MOVE, min(_LONGEST_MOVE, move)))
-        for value, move in zip(link, moves, strict=True)
-    )
-    return max(latency_s, _LEAST_LATENCY_S), s_per_byte
+    latencies = []
+    for collective in (False, True):
+        kind = [sample for sample in samples if sample.collective is collective] or samples
+        small = min(kind, key=lambda sample: sample.num_bytes / sample.num_steps)
+        latencies.append((small.seconds - small.start_s) / small.num_steps)
+    guess = np.maximum([*latencies, large.seconds / large.num_bytes], 0.0)
+    guess[:2] = np.maximum(guess[:2], _LEAST_LATENCY_S)
+    return guess

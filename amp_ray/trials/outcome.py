@@ -1,7 +1,7 @@
 """What came of a trial: exactly one of five outcomes, none of them an exception."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Final, Literal
 
 CauseKind = Literal[
@@ -36,6 +36,11 @@ class Measured:
     def reason(self) -> None:
         """Nothing went wrong."""
 
+    @property
+    def has_spread(self) -> bool:
+        """Whether the spread is known: of a single step, or a time alone in a table, it is not."""
+        return self.spread_s > 0 or len(self.step_time_s) - self.num_warmup_steps > 1
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutOfMemory:
@@ -63,7 +68,7 @@ class TimedOut:
     Args:
         reason: One sentence.
         timeout_s: The limit.
-        lines: Last lines of the first rank that was still running.
+        lines: Last lines of a rank that was still running, where one was stopped of that one.
         wall_s: From launch to end.
     """
 
@@ -124,7 +129,7 @@ def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
         The contract's keys ``outcome``, ``measured_s``, ``spread_s``, ``peak_memory_bytes``,
         ``wall_s`` and ``reason``, null where they do not apply, and the outcome's own keys.
     """
-    record = asdict(outcome)
+    record = {field.name: getattr(outcome, field.name) for field in fields(outcome)}
     record["measured_s"] = record.pop("iteration_time_s", None)
     contract = {
         "outcome": _NAMES[type(outcome)],
@@ -152,13 +157,12 @@ def outcome_from_json(record: Mapping[str, Any]) -> Outcome:
         raise ValueError(message)
     kind: type[Outcome] = _CLASSES[name]
     renamed = {**record, "iteration_time_s": record.get("measured_s")}
-    fields = kind.__dataclass_fields__
-    missing = sorted(key for key in fields if key not in renamed)
+    keys = [field.name for field in fields(kind)]
+    missing = sorted(key for key in keys if key not in renamed)
     if missing:
         message = f"an outcome {name!r} needs the keys {', '.join(missing)}, found {sorted(record)}"
         raise ValueError(message)
     values: dict[str, Any] = {
-        key: tuple(renamed[key]) if isinstance(renamed[key], list) else renamed[key]
-        for key in fields
+        key: tuple(renamed[key]) if isinstance(renamed[key], list) else renamed[key] for key in keys
     }
     return kind(**values)

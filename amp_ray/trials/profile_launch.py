@@ -23,6 +23,7 @@ def profile_job(
     precision: str,
     device: str,
     num_ranks: int,
+    optimizer: str = "adam",
 ) -> dict[str, Any]:
     """Return the part of the job that it has in common with a trial.
 
@@ -34,6 +35,7 @@ def profile_job(
         precision: Of weights and activations.
         device: Name of the device type.
         num_ranks: Ranks of the launch.
+        optimizer: Whose step is measured.
     """
     return {
         "trial_id": trial_id,
@@ -50,6 +52,7 @@ def profile_job(
         "global_batch_size": num_ranks,
         "steps": 1,
         "precision": precision,
+        "optimizer": optimizer,
         "device": torch_device([device]),
     }
 
@@ -61,6 +64,7 @@ def profile_launch(
     work: tuple[Sequence[LinkPoint], Sequence[LayerPoint]],
     seconds: float,
     program: tuple[str, Mapping[str, bytes]],
+    step: bool = False,
 ) -> Launch:
     """Return a profile run, ready to start.
 
@@ -71,6 +75,7 @@ def profile_launch(
         seconds: After so long nothing new is begun.
         program: The hosts' interpreter, and the program's files, so that hosts need no more
             than torch and DeepSpeed.
+        step: Whether to measure what surrounds the layers too.
     """
     python, files = program
     links, layers = work
@@ -79,6 +84,7 @@ def profile_launch(
         "links": [point.to_json() for point in links],
         "points": [point.to_json() for point in layers],
         "seconds": seconds,
+        "step": step,
     }
     argv = [python, "-u", "-m", PROGRAM, JOB_FILE]
     return Launch(

@@ -14,6 +14,7 @@ SCHEMA: Final = 1
 Record = Mapping[str, Any]
 
 _LAYER_KEYS: Final = ("forward_s", "backward_s", "forward_launch_s", "backward_launch_s")
+STEP_KEYS: Final = ("host_s_per_micro_batch", "host_s_per_iteration", "memory_bytes_per_s")
 _OTHER_KEYS: Final = ("all_reduce_s", "spread_s", "repeats", "kept_bytes", "temporary_bytes")
 
 
@@ -37,6 +38,7 @@ class ProfileRecords:
     Args:
         layers: Times and bytes by device and point.
         links: Seconds by place and point.
+        steps: What surrounds the layers, by device.
         limits: Smallest micro-batch size that does not fit, by device and tp.
         hardware: What a device turned out to be, by device.
         versions: Software it was measured with, by device.
@@ -45,6 +47,7 @@ class ProfileRecords:
 
     layers: dict[tuple[str, LayerPoint], Record] = field(default_factory=dict)
     links: dict[tuple[LinkPlace, LinkPoint], float] = field(default_factory=dict)
+    steps: dict[str, Record] = field(default_factory=dict)
     limits: dict[tuple[str, int], int] = field(default_factory=dict)
     hardware: dict[str, str] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
@@ -66,6 +69,8 @@ class ProfileRecords:
                 what=record["what"], num_ranks=record["num_ranks"], num_bytes=record["bytes"]
             )
             self.links[place, message] = record["seconds"]
+        elif kind == "step":
+            self.steps[devices] = {key: record[key] for key in STEP_KEYS}
         elif kind == "oom":
             key = devices, record["tp"]
             size = record["micro_batch_size"]
@@ -120,7 +125,7 @@ def record_of_event(event: Mapping[str, Any], *, place: LinkPlace, date: str) ->
         date: Of today.
     """
     kind = event.get("event")
-    if kind not in {"layer", "link", "oom", "hardware"}:
+    if kind not in {"layer", "link", "step", "oom", "hardware"}:
         return None
     head = {"record": kind, "devices": place.devices}
     body = {

@@ -6,10 +6,11 @@ from typing import Final
 
 from amp_ray.spec.model import Model
 from amp_ray.trials.profile_grid import LayerPoint, equal_layers, first_positions, loss_position
-from amp_ray.trials.profile_records import ProfileRecords
+from amp_ray.trials.profile_records import STEP_KEYS, ProfileRecords
 
 DESCRIPTION_FILE: Final = "profile.yaml"
 LINKS_FILE: Final = "details/links.csv"
+STEP_FILE: Final = "details/step.csv"
 LAYERS_FILE: Final = "details/layers.csv"
 MEMORY_FILE: Final = "details/memory.csv"
 RECORDS_FILE: Final = "details/records.jsonl"
@@ -48,6 +49,13 @@ def profile_files(records: ProfileRecords, model: Model, precision: str) -> dict
     files[LAYERS_FILE] = _point_table(records, model, _LAYER_COLUMNS)
     files[MEMORY_FILE] = _point_table(records, model, _MEMORY_COLUMNS)
     files[LINKS_FILE] = _link_table(records)
+    files[STEP_FILE] = _csv(
+        ("device", *STEP_KEYS),
+        [
+            (device, *(_number(values[key]) for key in STEP_KEYS))
+            for device, values in sorted(records.steps.items())
+        ],
+    )
     return files
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from amp_ray.trials.causes import Sign, SignKind, kind_of_text, last_error
+from amp_ray.trials.causes import DISK_WORDS, Sign, SignKind, kind_of_text, last_error
 
 SIGKILL: Final = 9
 
@@ -35,6 +35,12 @@ MISSING_ADVICE: Final = (
     "trials.python"
 )
 
+STATES: Final = {
+    "T": " (stopped by a signal)",
+    "D": " (waits in the kernel, as for a disk or a device)",
+}
+"""What a rank did at the deadline, by the kernel's letter, where that explains a hang."""
+
 NUM_KEPT_LINES: Final = 20
 """Of a rank's output, in an outcome."""
 
@@ -46,7 +52,7 @@ def sign_of_event(host: str, message: Mapping[str, Any], time_s: float) -> Sign 
         return None
     lines = data.get("traceback", ())
     return Sign(
-        kind=EVENT_KINDS.get(str(data.get("cause")), "crash"),
+        kind=_kind_of_event(data),
         host=host,
         rank=_speaker(message),
         time_s=time_s,
@@ -86,19 +92,28 @@ def sign_of_exit(
 
 
 def sign_of_deadline(
-    host: str, ended: Sequence[Mapping[str, Any]], time_s: float, *, timeout_s: float
+    host: str,
+    ended: Sequence[tuple[str, Mapping[str, Any]]],
+    time_s: float,
+    *,
+    timeout_s: float,
 ) -> Sign:
     """Say who was still running at the deadline.
 
     Args:
         host: The first that noticed.
-        ended: Its ``exit`` messages of ranks that had to be ended.
+        ended: Hosts, and their ``exit`` messages of ranks that had to be ended.
         time_s: When, since launch.
         timeout_s: The limit.
     """
-    ranks = ", ".join(str(message["rank"]) for message in ended)
-    lines = keep_last(ended[0]["tail"]) if ended else ()
-    text = f"still running after {timeout_s} s: on {host} rank {ranks}"
+    ranks = ", ".join(
+        f"rank {message['rank']} on {place}{STATES.get(message.get('state', ''), '')}"
+        for place, message in sorted(ended, key=lambda entry: entry[1]["rank"])
+    )
+    # Who is stopped keeps the others waiting, whose last lines say little.
+    first = sorted(ended, key=lambda entry: entry[1].get("state") not in STATES)[:1]
+    lines = keep_last(first[0][1]["tail"]) if first else ()
+    text = f"still running after {timeout_s:g} s: {ranks or host}"
     return Sign(kind="deadline", host=host, rank=None, time_s=time_s, text=text, lines=lines)
 
 
@@ -132,6 +147,13 @@ def _speaker(message: Mapping[str, Any]) -> int:
     said = message["data"].get("rank")
     own: int = message["rank"]
     return said if isinstance(said, int) and said >= 0 else own
+
+
+def _kind_of_event(data: Mapping[str, Any]) -> SignKind:
+    """Sort a failure that a rank reports: the program does not tell a full disk from a crash."""
+    kind = EVENT_KINDS.get(str(data.get("cause")), "crash")
+    is_full = any(word in str(data.get("message")).lower() for word in DISK_WORDS)
+    return "disk" if kind == "crash" and is_full else kind
 
 
 def _kind_of_exit(

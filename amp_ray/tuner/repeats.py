@@ -21,21 +21,22 @@ def to_repeat(standing: Standing, settings: TunerSettings) -> tuple[int, ...]:
         standing: Where candidates stand.
         settings: Tolerance, confidence, and how often one strategy may be repeated.
     """
-    if standing.best is None:
+    leader = standing.best  # looked for once: it takes a look at every figure
+    if leader is None:
         return ()
-    best = standing.figures[standing.best]
+    best = standing.figures[leader]
     margin = math.log1p(settings.tolerance_fraction)
     doubt = 1.0 - settings.confidence_fraction
     rivals = {
         place
         for place, figure in standing.figures.items()
-        if place != standing.best and _chance_of_gain(best, figure, margin) > doubt
+        if place != leader and _chance_of_gain(best, figure, margin) > doubt
     }
     if not rivals:
         return ()
     open_again = (
         place
-        for place in rivals | {standing.best}
+        for place in rivals | {leader}
         if standing.launched[place] <= settings.max_repeats and place not in standing.running
     )
 

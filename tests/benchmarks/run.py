@@ -20,6 +20,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 PARTS = {
     "bench_search": "Search: experiment to ranking",
     "bench_partition": "Exact partition solver",
+    "bench_placement": "Placements: devices and cuts together",
+    "bench_study": "A study of 10,000 trials",
+    "bench_metis": "Exact search under Metis's formulas",
 }
 
 

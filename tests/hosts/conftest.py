@@ -138,14 +138,18 @@ def wait_for(condition: Callable[[], object], timeout_s: float = HANG_GUARD_S) -
         time.sleep(0.02)
 
 
-@pytest.fixture
-def make_cluster() -> Iterator[MakeCluster]:
-    """Make test hosts; in CI a machine that cannot is an error, elsewhere a reason to skip."""
-    reason = why_unavailable()
+def require(reason: str | None) -> None:
+    """Go on where there is no reason not to; in CI one is an error, elsewhere a reason to skip."""
     if reason is not None:
         if os.environ.get("CI") == "true":
             pytest.fail(reason)
         pytest.skip(reason)
+
+
+@pytest.fixture
+def make_cluster() -> Iterator[MakeCluster]:
+    """Make test hosts."""
+    require(why_unavailable())
     with contextlib.ExitStack() as stack:
 
         def make(

@@ -29,6 +29,8 @@ HOME: Final = "/run/home"
 DISK_BYTES: Final = 2**29
 """Ray's logs, and the sockets of its processes."""
 HANG_GUARD_S: Final = 150.0
+NUM_SLOTS: Final = 1
+"""Of every host: a trial has a rank on each."""
 
 RAY_FOLDER: Final = "/run/tmp"
 """Test hosts share this machine's /tmp, where Ray would keep its sessions."""
@@ -38,6 +40,20 @@ import json, os, sys
 with open("probe.json", "w") as file:
     json.dump({"arguments": sys.argv[1:], "token": os.environ.get("RAY_AUTH_MODE")}, file)
 sys.exit(3)
+"""
+
+
+EXPERIMENT: Final = """\
+name: tiny
+model: {family: gpt2, num_layers: 2, hidden_size: 32, num_heads: 2, sequence_length: 16,
+        vocab_size: 64}
+cluster:
+  nodes:
+    - {count: 3, device: cpu, slots: 1, intra_gbit_per_s: 20, inter_gbit_per_s: 10}
+precision: fp32
+optimizer: sgd
+global_batch_size: 6
+trials: {backend: ssh, budget: 10, steps: 3, warmup_steps: 1, timeout_s: 60}
 """
 
 
@@ -71,7 +87,7 @@ class Cluster:
         for host in (self.head, *self.workers):
             # Where the setup commands would make an environment and install into it.
             (self.home(host) / "amp-ray").symlink_to(sys.prefix)
-            profile = f"export PATH={rsync}:$PATH RAY_TMPDIR={RAY_FOLDER}\n"
+            profile = f"export PATH=$PATH:{rsync} RAY_TMPDIR={RAY_FOLDER}\n"
             (self.home(host) / ".bashrc").write_text(profile, encoding="utf-8")
             (self.home(host) / ".ssh").mkdir()
         home = self.home(self.laptop)
@@ -173,9 +189,8 @@ def cluster(repository: Path) -> Iterator[Cluster]:
         up = cluster.ray("up")
         assert up.returncode == 0, said(up)
         # Also counts the nodes: without all of them, no test means anything.
-        done = cluster.submit(
-            repository / "cluster" / "make_hostfile.py", "--slots", "4", "--output", "hostfile"
-        )
+        writer = repository / "cluster" / "make_hostfile.py"
+        done = cluster.submit(writer, "--slots", str(NUM_SLOTS), "--output", "hostfile")
         assert done.returncode == 0, said(done)
         for argument in readme_commands(repository):
             done = cluster.ray("exec", argument)
@@ -211,7 +226,7 @@ def on_every_node(cluster: Cluster, *argv: str) -> subprocess.CompletedProcess[s
 def test_all_workers_start_and_stand_in_the_hostfile_behind_the_head(cluster: Cluster) -> None:
     text = (cluster.home(cluster.head) / "hostfile").read_text(encoding="utf-8")
     hosts = [cluster.head, *cluster.workers]
-    assert text == "".join(f"{host.address} slots=4\n" for host in hosts)
+    assert text == "".join(f"{host.address} slots={NUM_SLOTS}\n" for host in hosts)
 
 
 def test_a_missing_node_is_an_error_on_the_laptop_too(cluster: Cluster) -> None:
@@ -236,6 +251,28 @@ def test_an_experiment_runs_from_the_heads_home(cluster: Cluster) -> None:
     plan = json.loads((cluster.home(cluster.head) / "plan.json").read_text(encoding="utf-8"))
     assert plan["experiment"] == "het_cluster"
     assert len(plan["ranking"]) == 2
+
+
+@pytest.mark.skipif(
+    not (importlib.util.find_spec("torch") and importlib.util.find_spec("deepspeed")),
+    reason="torch and DeepSpeed are not installed: pip install 'amp-ray[training]'",
+)
+def test_a_submitted_script_proves_its_plan_by_trials_on_all_hosts(cluster: Cluster) -> None:
+    home = cluster.home(cluster.laptop)
+    script = cluster.repository / "experiments" / "het_cluster.py"
+    shutil.copy(script, home / "tiny.py")  # any of them: what differs is the file beside it
+    (home / "tiny.yaml").write_text(EXPERIMENT, encoding="utf-8")
+    sent = cluster.ray("rsync-up", "tiny.yaml", "~/tiny.yaml")
+    assert sent.returncode == 0, said(sent)
+    options = ["--policy", "predicted-order", "--json", "result.json"]
+    done = cluster.submit("tiny.py", "--full", "--budget", "2", *options)
+    assert done.returncode == 0, said(done)
+    at_head = cluster.home(cluster.head)
+    result = json.loads((at_head / "result.json").read_text(encoding="utf-8"))
+    assert [trial["outcome"] for trial in result["trials"]] == ["measured", "measured"]
+    (first,) = (at_head / "tiny-study" / "trials").glob("0000-0")
+    hosts = {path.name for path in (first / "hosts").iterdir()}
+    assert hosts == {host.address for host in (cluster.head, *cluster.workers)}
 
 
 def test_a_command_runs_on_every_node(cluster: Cluster) -> None:

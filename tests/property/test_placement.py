@@ -16,8 +16,10 @@ from amp_ray.search.space import uniform_candidates
 from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.cluster import Cluster, Link, Node
 from amp_ray.spec.experiment import Experiment
+from amp_ray.spec.optimizer import find_optimizer
 from amp_ray.spec.strategy import Strategy
 from amp_ray.testing.placement_oracle import all_placements, best_placement, random_experiment
+from amp_ray.units import BYTES_PER_ELEMENT
 
 ROUNDING = 1e-9
 
@@ -101,6 +103,25 @@ def test_plans_use_every_device_once_and_keep_groups_in_nodes(
         nodes = np.array(cluster.node_of_device)[list(leader.placement)]
         groups = nodes.reshape(-1, candidate.tp)
         assert (groups == groups[:, :1]).all()
+
+
+@given(case=cases((4, 6, 8, 12)))
+def test_no_rank_needs_more_than_its_device_has(case: tuple[CostModel, Candidate]) -> None:
+    cost_model, candidate = case
+    placed = plan_placement(cost_model, candidate)
+    nodes = cost_model.experiment.cluster.nodes
+    limits = [node.device.memory_bytes for node in nodes for _ in range(node.num_slots)]
+    peaks = [
+        peak_bytes(cost_model, candidate, placed.strategy.bounds, stage)
+        for stage in range(candidate.pp)
+    ]
+    assert peaks == pytest.approx(placed.peak_memory_bytes, rel=ROUNDING)
+    stage_size = candidate.dp * candidate.tp
+    fits = [
+        peaks[rank // stage_size] <= limits[device] * (1 + ROUNDING)
+        for rank, device in enumerate(placed.strategy.placement)
+    ]
+    assert all(fits) or not placed.feasible
 
 
 @given(case=cases((4, 6, 8, 12)))
@@ -227,6 +248,47 @@ def tiling(cluster: Cluster, candidate: Candidate, height: int) -> tuple[int, ..
         for node in range(top, top + height)
         for unit in range(left, left + width)
         for tp_index in range(candidate.tp)
+    )
+
+
+def peak_bytes(
+    cost_model: CostModel, candidate: Candidate, bounds: tuple[int, ...], stage: int
+) -> float:
+    """Add up what a rank of a stage needs, term by term, apart from the tables of the solver."""
+    given, tp = cost_model.experiment, candidate.tp
+    traits, constants = given.traits, given.constants
+    per = traits.bytes_per_parameter(given.precision)
+    size, width = candidate.micro_batch_size, BYTES_PER_ELEMENT[given.precision]
+    held = given.model.layers[bounds[stage] : bounds[stage + 1]]
+    parameters = sum(layer.sharded_parameters / tp + layer.replicated_parameters for layer in held)
+    tied = [layer.tied_parameters / tp for layer in held if layer.tied_parameters]
+    parameters -= tied[0] if len(tied) > 1 else 0.0
+    flying = min(candidate.pp - stage, candidate.num_micro_batches)
+    kept = sum(layer.saved_bytes(tp=tp, bytes_per_element=width) for layer in held)
+    temporary = max(
+        max(
+            layer.logits * traits.logit_bytes / tp,
+            3 * layer.largest_saved_bytes(tp=tp, bytes_per_element=width),
+        )
+        for layer in held
+    )
+    entering, leaving = (
+        0.0
+        if not 0 < bound < given.model.num_layers
+        else size * width * before.output_elements / (tp if before.output_sharded else 1)
+        + traits.mask_bytes
+        for bound in bounds[stage : stage + 2]
+        for before in [given.model.layers[bound - 1]]
+    )
+    bucketed = candidate.dp > 1 or traits.buckets_alone
+    bucket = per.bucket * min(parameters, traits.bucket_elements) if bucketed else 0.0
+    moments = find_optimizer(given.optimizer).moment_bytes
+    passing = flying * size * kept + (flying + 1) * entering + flying * leaving + size * temporary
+    passing += max(bucket, per.step * parameters)
+    return (
+        traits.context_bytes * constants.context_scale
+        + parameters * (per.kept + per.master + moments)
+        + traits.allocator_factor * constants.allocator_scale * passing
     )
 
 

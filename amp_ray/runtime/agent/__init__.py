@@ -31,9 +31,9 @@ message       meaning, agent to controller
 ``prepared``  folder, address, interface, port
 ``warm``      the warm process is ready, or what prevents it
 ``started``   rank and process id
-``said``      a rank's event: a line of its output that is a JSON object with ``event``
+``said``      a rank's event: a line of its output, JSON with ``event`` first and our ``tag``
 ``trouble``   ``disk-full``, ``folder``, ``network`` or ``start``, and its text
-``exit``      a rank's exit code or signal, last lines, and whether the agent ended it
+``exit``      a rank's exit code or signal, last lines, whether the agent ended it and in what state
 ``file``      a collected file
 ``done``      why the job ended, whether it is clean, what is left
 ``swept``     what a sweep found and what is left

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .processes import TAG_VARIABLE, die_with_parent, num_oom_kills
+from .processes import TAG_VARIABLE, die_with_parent, num_oom_kills, state_of
 from .rank import Rank
 
 if TYPE_CHECKING:
@@ -86,6 +86,7 @@ class Job:
         self.stop: str | None = None
         self._message = message
         self._environment = {TAG_VARIABLE: tag, FOLDER_VARIABLE: folder}
+        self._event_tag = tag if message["events"] else None
         self._devices = {DEVICE_VARIABLE: visible_devices(message["slots"])}
         self._deadline = time.monotonic() + message["deadline_s"]
         self._failed_at: float | None = None
@@ -122,8 +123,7 @@ class Job:
             os.set_blocking(read_end, False)
             log_path = str(Path(self.folder, f"rank-{entry['rank']}.log"))
             try:
-                events = self._message["events"]
-                rank = Rank(entry["rank"], read_end, log_path, sends_events=events)
+                rank = Rank(entry["rank"], read_end, log_path, tag=self._event_tag)
                 self.ranks.append(rank)
                 if warm is not None and warm.suits(entry["argv"]):
                     warm.fork(rank.number, entry["argv"], environment, cwd, write_end)
@@ -140,6 +140,12 @@ class Job:
                 rank.status = status
                 if status != 0 and self._failed_at is None:
                     self._failed_at = time.monotonic()
+
+    def note_states(self) -> None:
+        """Note what every rank does that is still running."""
+        for rank in self.ranks:
+            if rank.status is None:
+                rank.state = state_of(rank.pid)
 
     def why_over(self) -> str | None:
         """Say why the job is over, if it is."""

@@ -157,12 +157,13 @@ class Agent:
             self._job.stop = "failed"
 
     def _stop(self, message: Message) -> None:
-        """End the job, or only its preparation."""
+        """End the job, or only its preparation; a job that has just ended by itself has said so."""
         if self._job is not None:
             self._job.stop = self._job.stop or message["reason"]
-            return
-        self._remove_folder()
-        self._stdio.say(kind="done", reason=message["reason"], clean=True, left=[], num_oom_kills=0)
+        elif self._folder is not None:
+            self._remove_folder()
+            end = {"clean": True, "left": [], "num_oom_kills": 0}
+            self._stdio.say(kind="done", reason=message["reason"], **end)
 
     def _warm_up(self, message: Message) -> None:
         """Start the warm process, in a folder for what its imports write."""
@@ -247,6 +248,7 @@ class Agent:
         job = self._job
         if job is None:
             return
+        job.note_states()
         spared = (self._warm.process.pid,) if self._warm is not None else ()
         left = end_all(lambda: descendants(spared), self._start["grace_s"], self._reap)
         for rank in job.ranks:

@@ -40,6 +40,15 @@ def process_table() -> dict[int, int]:
     return parents
 
 
+def state_of(pid: int) -> str:
+    """Return the kernel's letter for what a process does, T if it is stopped; empty if gone."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return ""
+    return text.rsplit(b")", 1)[1].split()[0].decode()
+
+
 def descendants(spared: Sequence[int] = ()) -> list[int]:
     """List the living processes below this one, but for the spared ones themselves."""
     parents = process_table()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import contextlib
 import errno
 import json
 import os
@@ -15,7 +14,10 @@ if TYPE_CHECKING:
     Message = dict[str, Any]
 
 EVENT_START = b'{"event"'
-"""How a line begins that is a message to the controller, a JSON object."""
+"""How a line begins that may be a message to the controller, a JSON object."""
+
+TAG_KEY = "tag"
+"""In such a message: the tag of this agent. Whatever else looks like one is text of a library."""
 
 TAIL_LINES = 40
 LINE_BYTES = 64 * 1024
@@ -28,19 +30,20 @@ LOG_BYTES = 64 * 1024 * 1024
 class Rank:
     """One rank."""
 
-    def __init__(self, number: int, pipe: int, log_path: str, *, sends_events: bool) -> None:
+    def __init__(self, number: int, pipe: int, log_path: str, *, tag: str | None) -> None:
         """Open the log.
 
         Args:
             number: The rank.
             pipe: Where its output comes from; does not block.
             log_path: Where its output goes to.
-            sends_events: Whether it may send messages to the controller.
+            tag: What its messages to the controller carry; None if it sends none.
         """
         self.number, self.pid = number, 0
-        self._sends_events = sends_events
+        self._tag = tag
         self.pipe: int | None = pipe
         self.status: int | None = None
+        self.state = ""
         self.reported = False
         self._tail: collections.deque[str] = collections.deque(maxlen=TAIL_LINES)
         self._rest = b""
@@ -82,15 +85,15 @@ class Rank:
         number = os.WTERMSIG(status) if status is not None and os.WIFSIGNALED(status) else None
         tail = [*self._tail, *([_text(self._rest)] if self._rest else [])]
         end = {"code": code, "signal": number, "ended": ended}
-        return {"kind": "exit", "rank": self.number, **end, "tail": tail}
+        return {"kind": "exit", "rank": self.number, **end, "state": self.state, "tail": tail}
 
     def _hear(self, line: bytes) -> Iterator[Message]:
         """Tell a message from text."""
-        if self._sends_events and line.startswith(EVENT_START):
-            with contextlib.suppress(ValueError):
-                yield {"kind": "said", "rank": self.number, "data": json.loads(line.decode())}
-                return
-        self._tail.append(_text(line))
+        event = None if self._tag is None else _event(line, self._tag)
+        if event is None:
+            self._tail.append(_text(line))
+        else:
+            yield {"kind": "said", "rank": self.number, "data": event}
 
     def _store(self, data: bytes) -> Iterator[Message]:
         """Write to the log, as long as the disk lets us."""
@@ -114,6 +117,17 @@ class Rank:
         if self.pipe is not None:
             os.close(self.pipe)
             self.pipe = None
+
+
+def _event(line: bytes, tag: str) -> Message | None:
+    """Read a message with this tag; None for anything else, however much it looks like one."""
+    if not line.startswith(EVENT_START):
+        return None
+    try:
+        event: Message = json.loads(line.decode())
+    except (ValueError, RecursionError):
+        return None
+    return event if event.pop(TAG_KEY, None) == tag else None
 
 
 def _text(line: bytes) -> str:

@@ -13,6 +13,7 @@ event          values
 ``layer``      the same, with seconds and bytes
 ``oom``        the same: it does not fit, nor does any larger micro-batch at this tp
 ``link``       ``what``, ``num_ranks``, ``bytes``, ``seconds``
+``step``       ``host_s_per_micro_batch``, ``host_s_per_iteration``, ``memory_bytes_per_s``
 =============  ===================================================================
 
 Layers are named by their index in the model's own list; the loss behind the last layer of a

@@ -49,6 +49,7 @@ class ProfileJob:
         trial: Model, precision, device, seed, limits; its strategy only says how many ranks.
         links: Messages to measure, first.
         points: Layers to measure, in this order.
+        step: Whether to measure what surrounds the layers, after the messages.
         seconds: After so long nothing new is begun.
     """
 
@@ -56,6 +57,7 @@ class ProfileJob:
     links: tuple[LinkPoint, ...]
     points: tuple[Point, ...]
     seconds: float
+    step: bool = False
 
     @property
     def group_sizes(self) -> tuple[int, ...]:
@@ -92,6 +94,7 @@ def read_profile_job(record: Mapping[str, Any]) -> ProfileJob:
         links=tuple(_read_link(entry) for entry in fields.any("links")),
         points=tuple(_read_point(entry) for entry in fields.any("points")),
         seconds=fields.number("seconds"),
+        step=fields.flag("step", default=False),
     )
     fields.finish()
     for size in job.group_sizes:

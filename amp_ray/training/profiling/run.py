@@ -19,6 +19,7 @@ from amp_ray.training.profiling.group import Ranks
 from amp_ray.training.profiling.job import Point, ProfileJob
 from amp_ray.training.profiling.links import time_link
 from amp_ray.training.profiling.passes import repeats_for, time_launch, time_passes, warm_up
+from amp_ray.training.profiling.step import time_step
 from amp_ray.training.profiling.subject import Subject, SwitchedParallel, make_subject
 
 SCHEMA: Final = 1
@@ -61,7 +62,7 @@ def run(job: ProfileJob, channel: EventChannel) -> None:
     """
     state = _Run(job, channel)
     state.tell("hardware", hardware=hardware(cuda=state.cuda), versions=versions())
-    complete = _links(state) and _layers(state)
+    complete = _links(state) and _step(state) and _layers(state)
     if state.ranks.rank == 0:
         elapsed_s = time.monotonic() - state.start
         record = {"schema": SCHEMA, "trial_id": job.trial.trial_id}
@@ -80,6 +81,17 @@ def _links(state: _Run) -> bool:
         if seconds is not None:
             values = {"num_ranks": link.num_ranks, "bytes": link.num_bytes, "seconds": seconds}
             state.tell("link", what=link.what, **values)
+    return True
+
+
+def _step(state: _Run) -> bool:
+    """Measure what surrounds the layers; tell whether the time was enough."""
+    if state.job.step:
+        if state.is_over():
+            return False
+        found = time_step(state.job.trial, state.ranks, cuda=state.cuda)
+        if found is not None:
+            state.tell("step", **found)
     return True
 
 

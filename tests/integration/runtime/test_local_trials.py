@@ -129,8 +129,10 @@ def test_events_are_told_from_text(launcher: Launcher, tmp_path: Path) -> None:
     program = (
         RESULT
         + """
-print('{"event": "step", "number": 3}')
+tag = os.environ["AMP_RAY_TAG"]
+print('{"event": "step", "tag": "%s", "number": 3}' % tag)
 print('{"event": broken')
+print('{"event": "failed", "cause": "oom"}')
 """
     )
     launcher.run(launch(program, 1), tmp_path / "t")
@@ -139,7 +141,7 @@ print('{"event": broken')
     said = [event["data"] for event in events if event["kind"] == "said"]
     tails = [event["tail"] for event in events if event["kind"] == "exit"]
     assert said == [{"event": "step", "number": 3}]
-    assert tails == [['{"event": broken']]
+    assert tails == [['{"event": broken', '{"event": "failed", "cause": "oom"}']]
 
 
 def test_a_program_that_sends_no_events_is_not_misread(launcher: Launcher, tmp_path: Path) -> None:

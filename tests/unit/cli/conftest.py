@@ -1,8 +1,8 @@
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -22,6 +22,11 @@ class Ended:
     def json(self) -> Any:  # noqa: ANN401 - any JSON value
         """What the command printed, which must be JSON and nothing else."""
         return json.loads(self.out)
+
+    @property
+    def without_first_line(self) -> Self:
+        """The same, without the line that replayed studies begin with."""
+        return replace(self, err=self.err.partition("\n")[2])
 
 
 Run = Callable[..., Ended]

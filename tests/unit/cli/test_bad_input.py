@@ -398,13 +398,13 @@ def test_a_folder_in_place_of_the_experiment_is_told(refused: Run) -> None:
 WITH_HOSTFILE: Final = edited(("  nodes:", "  hostfile: hosts\n  nodes:"))
 
 HOSTFILES: Final[dict[str, tuple[str | bytes, str]]] = {
-    "Metis's form": (
-        "10.0.0.1 8\n10.0.0.2 8\n",
-        "hosts:1: found '10.0.0.1 8': this is Metis's form; write '10.0.0.1 slots=8'",
+    "a host alone": (
+        "10.0.0.1\n10.0.0.2 8\n",
+        "hosts:1: found '10.0.0.1': expected 'host slots=N' or 'host N'",
     ),
     "another form": (
         "a slots=2\nb gpus=2\n",
-        "hosts:2: found 'b gpus=2': expected 'host slots=N'",
+        "hosts:2: found 'b gpus=2': expected 'host slots=N' or 'host N'",
     ),
     "host twice": (
         "a slots=2\n\na slots=2\n",

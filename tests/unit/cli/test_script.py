@@ -7,7 +7,15 @@ from amp_ray.cli.script import experiment_file, run_experiment
 from amp_ray.errors import InputError
 
 EXPERIMENTS = Path(__file__).parents[3] / "experiments"
-NAMES = ("homogeneous", "het_cluster", "het_model")
+NAMES = (
+    "homogeneous",
+    "het_cluster",
+    "het_model",
+    "het_placement",
+    "het_gpus",
+    "het_gpus_uneven",
+    "het_gpus_large",
+)
 
 
 def test_a_script_finds_the_file_beside_it(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import pytest
 
 from amp_ray.cost.estimate import Breakdown
 from amp_ray.cost.model import EXTRAPOLATED, CostModel
+from amp_ray.cost.stages import NO_RUNTIME
 from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.profile import Anchor, Profile
@@ -121,11 +122,12 @@ def test_devices_must_exist(experiment: Experiment) -> None:
         model.estimate(strategy((0, 4), (9,)))
 
 
-def test_stages_must_be_alike(experiment: Experiment) -> None:
+def test_stages_may_differ_but_are_not_launchable_then(experiment: Experiment) -> None:
     stages = (
         Stage(first_layer=0, end_layer=2, tp=1, dp=1),
         Stage(first_layer=2, end_layer=4, tp=1, dp=1, recompute="full"),
     )
     mixed = Strategy(stages=stages, micro_batch_size=1, num_micro_batches=4, placement=(0, 1))
-    with pytest.raises(ValueError, match="expected one tp, dp and recompute"):
-        CostModel(experiment=experiment).estimate(mixed)
+    estimate = CostModel(experiment=experiment).estimate(mixed)
+    assert not estimate.launchable
+    assert estimate.warnings == (NO_RUNTIME,)

@@ -4,16 +4,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from amp_ray.cost.model import CostModel
 from amp_ray.errors import InputError
-from amp_ray.formats.metis import layer_groups, read_metis_profile
-from amp_ray.spec.candidate import Candidate
+from amp_ray.formats.metis import read_metis_profile
 from amp_ray.spec.catalogue import find_device
-from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.model import Model
 from amp_ray.spec.profile import FloatArray, Profile
-from amp_ray.spec.strategy import Strategy
-from amp_ray.testing.experiments import SMALL, experiment_from, small_experiment
+from amp_ray.spec.published_profile import layer_groups
+from amp_ray.testing.experiments import small_experiment
 from amp_ray.testing.metis import metis_document, metis_profile_files
 
 TWO_BLOCKS = ("num_layers: 6", "num_layers: 2")
@@ -140,29 +137,3 @@ def test_an_end_that_computes_nothing_takes_what_was_measured() -> None:
         profile_of(metis_profile_files(), replace(model, layers=model.layers[1:])), "A100-80", 1, 1
     )
     assert found[0] == pytest.approx(1e-3)
-
-
-def test_blocks_that_are_not_in_a_row_are_no_chain_of_metis() -> None:
-    layers = model_of().layers
-    gap = replace(model_of(), layers=(*layers[:2], layers[-2], *layers[2:]))
-    assert layer_groups(gap) is None
-    assert layer_groups(replace(model_of(), layers=layers[1:])) is None
-    assert layer_groups(replace(model_of(), layers=layers[:1])) is None
-
-
-def metis_experiment(*, max_tp: int = 2, path: str = "p") -> Experiment:
-    """Build the small experiment with two blocks and a Metis profile of its T4."""
-    text = SMALL.replace(*TWO_BLOCKS) + (
-        f"profile: {{source: metis, path: {path}}}\nsearch: {{max_tp: {max_tp}}}\n"
-    )
-    files = {f"p/{name}": text for name, text in metis_profile_files(kinds=("T4",)).items()}
-    return experiment_from(text, files)
-
-
-def test_the_cost_model_takes_the_published_times() -> None:
-    experiment = metis_experiment()
-    candidate = Candidate(dp=4, tp=1, pp=1, micro_batch_size=2, num_micro_batches=1)
-    estimate = CostModel(experiment=experiment).estimate(Strategy.uniform(candidate, (0, 5)))
-    assert estimate.breakdown is not None
-    assert estimate.breakdown.compute_s == pytest.approx(45e-3, rel=0.1)
-    assert experiment.profile.source == "Metis's profile p"

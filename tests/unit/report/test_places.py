@@ -39,3 +39,10 @@ def test_degrees_are_told_where_stages_differ() -> None:
 def test_the_order_of_the_devices_is_recognised() -> None:
     assert is_in_order(GRID)
     assert not is_in_order(replace(GRID, placement=(1, 0, 2)))
+
+
+def test_of_many_nodes_in_a_row_only_the_ends_are_named() -> None:
+    cluster = small_experiment(("count: 2, device: T4, slots: 2", "count: 6, device: T4, slots: 1"))
+    wide = Candidate(micro_batch_size=1, tp=1, dp=5, pp=1, num_micro_batches=1)
+    strategy = Strategy.uniform(wide, (0, 1), (5, 1, 2, 3, 4))
+    assert places_text(strategy, cluster.cluster) == "node5+node1..node4"

@@ -124,3 +124,8 @@ def test_other_versions_are_told_with_what_to_do() -> None:
 
 def test_an_error_without_words_has_a_name() -> None:
     assert gist_of(RuntimeError()) == "RuntimeError"
+
+
+def test_the_gist_of_an_error_is_what_happened_without_guesses() -> None:
+    text = "The actor died.\n\tclass: A\nWorker exits: End of file. Some common causes include: (1)"
+    assert gist_of(RuntimeError(text)) == "Worker exits: End of file."

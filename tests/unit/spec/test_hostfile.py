@@ -25,15 +25,32 @@ def test_lines_are_written_in_deepspeeds_form() -> None:
     assert format_hostfile((HostSlots(host="10.0.0.1", num_slots=8),)) == "10.0.0.1 slots=8\n"
 
 
-def test_metis_form_is_named_with_what_to_write() -> None:
-    with pytest.raises(InputError, match=r"^hosts:2: .*Metis's form; write '10.0.0.1 slots=8'$"):
-        parse_hostfile("a slots=8\n10.0.0.1 8\n", file="hosts")
+def test_a_number_alone_is_a_number_of_slots() -> None:
+    hosts = parse_hostfile("a slots=8\n\n10.0.0.1  16\nb\t2  # old\n", file="hosts")
+    assert [(entry.host, entry.num_slots) for entry in hosts] == [
+        ("a", 8),
+        ("10.0.0.1", 16),
+        ("b", 2),
+    ]
 
 
 @pytest.mark.parametrize("slots", ["0", "-1", "4.0", "four", "9" * 5000])
 def test_slots_that_are_no_positive_integer_are_refused(slots: str) -> None:
-    with pytest.raises(InputError, match="slots must be a positive integer"):
-        parse_hostfile(f"a slots={slots}\n")
+    with pytest.raises(InputError, match=r"^hosts:2: slots must be a positive integer"):
+        parse_hostfile(f"b slots=1\na slots={slots}\n", file="hosts")
+
+
+@pytest.mark.parametrize("number", ["0", "-1", "4.0", "9" * 5000])
+def test_a_number_that_is_no_positive_integer_is_refused(number: str) -> None:
+    with pytest.raises(InputError, match=r"^hosts:1: slots must be a positive integer"):
+        parse_hostfile(f"a {number}\n", file="hosts")
+
+
+@pytest.mark.parametrize("line", ["a", "a b", "a gpus=2", "a slots 2", "a slots=2 3", "a 2 3"])
+def test_a_line_of_another_form_is_named(line: str) -> None:
+    message = rf"^hosts:1: found '{line}': expected 'host slots=N' or 'host N'$"
+    with pytest.raises(InputError, match=message):
+        parse_hostfile(f"{line}\n", file="hosts")
 
 
 @pytest.mark.parametrize("host", ["", "a b", "a#b", "-oProxyCommand=x"])

@@ -5,7 +5,13 @@ import numpy as np
 import pytest
 
 from amp_ray.spec.catalogue import find_device
-from amp_ray.spec.published_profile import Key, PublishedEntry, PublishedProfile
+from amp_ray.spec.published_profile import (
+    Key,
+    PublishedEntry,
+    PublishedProfile,
+    layer_groups,
+)
+from amp_ray.testing.experiments import small_experiment
 
 
 def entry(*layer_s: float, whole_s: float | None = None, **given: Any) -> PublishedEntry:  # noqa: ANN401
@@ -108,3 +114,27 @@ def test_an_unknown_whole_stays_unknown_in_between() -> None:
 @pytest.mark.parametrize(("tp", "size"), [(1, 1), (1, 9), (4, 2)])
 def test_nothing_is_extrapolated(tp: int, size: int) -> None:
     assert profile(("T4", 1, 2), ("T4", 1, 8), ("T4", 2, 2)).entry("T4", tp, size) is None
+
+
+def test_a_published_chain_has_an_end_each_and_blocks() -> None:
+    model = small_experiment().model
+    groups = layer_groups(model)
+    assert groups is not None
+    assert [list(group) for group in groups] == [[0], [1], [2], [3], [4], [5], [6], [7, 8]]
+    assert layer_groups(model, len(groups)) == groups
+
+
+def test_a_published_chain_of_as_many_layers_is_taken_as_it_is() -> None:
+    model = small_experiment().model
+    groups = layer_groups(model, model.num_layers)
+    assert groups == tuple(range(layer, layer + 1) for layer in range(model.num_layers))
+    assert layer_groups(model, model.num_layers + 1) is None
+
+
+def test_blocks_that_are_not_in_a_row_are_no_published_chain() -> None:
+    model = small_experiment().model
+    layers = model.layers
+    gap = replace(model, layers=(*layers[:2], layers[-2], *layers[2:]))
+    assert layer_groups(gap) is None
+    assert layer_groups(replace(model, layers=layers[1:])) is None
+    assert layer_groups(replace(model, layers=layers[:1])) is None

@@ -125,3 +125,66 @@ def test_a_number_of_too_many_digits_is_refused() -> None:
 def test_a_header_tells_everything_that_is_wrong_with_it() -> None:
     with pytest.raises(InputError, match=r"missing: pp, micro_batch_size; unknown: x; twice: tp$"):
         parse("tp,tp,dp,x\n")
+
+
+MEASURED = "tp,pp,dp,micro_batch_size,measured_s,spread_s,peak_memory_bytes\n"
+
+
+def test_spread_and_peaks_stand_beside_a_measurement() -> None:
+    (found,) = parse(MEASURED + "1,2,2,1,1.25,0.02,3000000000 2000000000\n")
+    assert (found.spread_s, found.peak_memory_bytes) == (0.02, (3e9, 2e9))
+
+
+def test_a_spread_of_nothing_is_a_spread() -> None:
+    (found,) = parse(MEASURED + "1,2,2,1,1.25,0,\n")
+    assert found.spread_s == 0.0
+
+
+def test_nobody_need_know_spread_and_peaks() -> None:
+    (empty,) = parse(MEASURED + "1,2,2,1,1.25,,\n")
+    (without,) = parse(HEADER + "1,2,2,1,,1.25\n")
+    for found in (empty, without):
+        assert (found.measured_s, found.spread_s, found.peak_memory_bytes) == (1.25, None, ())
+
+
+def test_one_peak_is_that_of_the_largest_stage() -> None:
+    (found,) = parse(MEASURED + "1,2,2,1,1.25,,3000000000\n")
+    assert found.peak_memory_bytes == (3e9,)
+
+
+def test_a_trial_out_of_memory_may_know_how_far_it_came() -> None:
+    (found,) = parse(MEASURED + "1,2,2,1,oom,,15800000000\n")
+    assert (found.failure, found.peak_memory_bytes) == ("oom", (15.8e9,))
+
+
+@pytest.mark.parametrize("measured", ["", "oom", "failed"])
+def test_a_spread_without_seconds_is_refused(measured: str) -> None:
+    message = (
+        r"^given:2: spread_s: found '0.02'; expected seconds from 0 beside a measured_s in sec"
+    )
+    with pytest.raises(InputError, match=message):
+        parse(f"{MEASURED}1,2,2,1,{measured},0.02,\n")
+
+
+@pytest.mark.parametrize("word", ["-0.02", "nan", "inf", "2 %", "0,02"])
+def test_a_spread_that_is_no_time_is_refused(word: str) -> None:
+    with pytest.raises(InputError, match=r"^given:2: spread_s: found '"):
+        parse(f'{MEASURED}1,2,2,1,1.25,"{word}",\n')
+
+
+@pytest.mark.parametrize(
+    "text", ["3e9", "-1", "2.5 GB", "3_000", "3000;2000", "\N{SUPERSCRIPT TWO}"]
+)
+def test_peaks_are_whole_bytes(text: str) -> None:
+    with pytest.raises(InputError, match=r"^given:2: peak_memory_bytes: .*; expected bytes as who"):
+        parse(f"{MEASURED}1,2,2,1,1.25,,{text}\n")
+
+
+@pytest.mark.parametrize("text", ["1 2 3", "1 2 3 4"])
+def test_there_are_as_many_peaks_as_stages_or_one(text: str) -> None:
+    number = len(text.split())
+    message = (
+        rf"^given:2: peak_memory_bytes: found {number} figures; expected one, or one per stage"
+    )
+    with pytest.raises(InputError, match=message):
+        parse(f"{MEASURED}1,2,2,1,1.25,,{text}\n")

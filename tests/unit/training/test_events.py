@@ -31,6 +31,16 @@ def test_events_name_trial_rank_and_time(
     assert {"host", "pid", "time_s"} < set(event)
 
 
+def test_events_carry_the_tag_by_which_an_agent_knows_them(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AMP_RAY_TAG", "amp-ray-1234")
+    with EventChannel() as channel:
+        channel.send("started")
+    (event,) = sent(capfd)
+    assert event["tag"] == "amp-ray-1234"
+
+
 def test_other_output_goes_to_stderr_while_the_channel_is_open(
     capfd: pytest.CaptureFixture[str],
 ) -> None:

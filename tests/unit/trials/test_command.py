@@ -99,12 +99,12 @@ def test_beside_the_job_lies_what_a_person_repeats_it_with() -> None:
     assert "amp_ray/__init__.py" in found.files
 
 
-def test_limits_of_a_rank_end_before_the_trial() -> None:
+def test_no_rank_gives_its_peers_up_before_the_trial_ends() -> None:
     found = launch(experiment(timeout_s=90.0))
     record = job(found)
     assert found.timeout_s == 90.0
-    assert record["init_timeout_s"] < 90.0
-    assert record["communication_timeout_s"] < 90.0
+    assert record["init_timeout_s"] >= 90.0
+    assert record["communication_timeout_s"] >= 90.0
 
 
 def test_gradient_clipping_is_said() -> None:

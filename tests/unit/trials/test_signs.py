@@ -59,6 +59,14 @@ def test_a_reported_failure_tells_cause_and_traceback() -> None:
     assert (sign.kind, sign.text, sign.lines) == ("memory", "X: y", ("a", "b"))
 
 
+def test_a_reported_failure_may_be_a_full_disk() -> None:
+    data = {"event": "failed", "cause": "error", "type": "OSError"}
+    message = {"rank": 1, "data": {**data, "message": "[Errno 28] No space left on device"}}
+    sign = sign_of_event("a", message, 1.0)
+    assert sign is not None
+    assert sign.kind == "disk"
+
+
 def test_an_event_that_reports_no_failure_is_no_sign() -> None:
     assert sign_of_event("a", {"rank": 1, "data": {"event": "step"}}, 1.0) is None
 
@@ -76,10 +84,23 @@ def test_trouble_is_sorted_by_what_mends_it() -> None:
 
 
 def test_a_deadline_names_who_was_still_running() -> None:
-    ended = [exit_message(ended=True, tail=["x"]), exit_message(rank=3, ended=True)]
+    ended = [
+        ("a", exit_message(ended=True, tail=["x"])),
+        ("b", exit_message(rank=3, ended=True, state="S")),
+    ]
     sign = sign_of_deadline("a", ended, 5.0, timeout_s=5.0)
-    assert sign.text == "still running after 5.0 s: on a rank 2, 3"
-    assert sign.lines == ("x",)
+    assert sign.text == "still running after 5 s: rank 2 on a, rank 3 on b"
+    assert (sign.host, sign.lines) == ("a", ("x",))
+
+
+def test_a_deadline_tells_who_was_stopped_and_what_that_rank_said() -> None:
+    ended = [
+        ("a", exit_message(ended=True, state="S", tail=["waiting"])),
+        ("b", exit_message(rank=3, ended=True, state="T", tail=["working"])),
+    ]
+    sign = sign_of_deadline("a", ended, 5.0, timeout_s=5.0)
+    assert sign.text.endswith("rank 2 on a, rank 3 on b (stopped by a signal)")
+    assert sign.lines == ("working",)
 
 
 def test_a_failure_is_that_of_the_rank_that_reports_it() -> None:

@@ -1,0 +1,159 @@
+"""``amp-ray import``: take in what other planners are given."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from amp_ray.cli.options import configure_logging, verbose_option
+from amp_ray.errors import InputError
+from amp_ray.formats.metis import profiled_type
+from amp_ray.formats.metis_cluster import MetisCluster, metis_cluster, parse_metis_clusterfile
+from amp_ray.formats.metis_experiment import cluster_hostfile
+from amp_ray.formats.metis_import import MetisArguments, experiment_yaml
+from amp_ray.formats.metis_profile import SUFFIX, parse_metis_profile
+from amp_ray.runtime.files import ExperimentFiles, read_text, read_texts, write_text
+from amp_ray.spec.build import build_experiment
+from amp_ray.spec.device import Device
+from amp_ray.spec.model import Model
+from amp_ray.spec.profile import Profile
+from amp_ray.spec.published_profile import PublishedProfile
+from amp_ray.spec.yaml_text import parse_yaml
+
+_FILE = click.Path(path_type=Path)
+_COUNT = click.IntRange(min=1)
+
+
+@click.group(name="import")
+def import_files() -> None:
+    """Take in what other planners are given, as an experiment file."""
+
+
+@import_files.command()
+@click.option("--hostfile", required=True, metavar="FILE", type=_FILE, help="Lines 'IP slots=N'.")
+@click.option("--clusterfile", required=True, metavar="FILE", type=_FILE, help="JSON, by IP.")
+@click.option("--profile", metavar="DIR", type=_FILE, help="Its JSON files; else data sheets.")
+@click.option(
+    "--bandwidth-unit",
+    "unit",
+    type=click.Choice(["GB/s", "bytes/s"]),
+    help="Of the cluster file; by default its numbers tell.",
+)
+@click.option("--num-layers", type=_COUNT, help="Input and output layer included.")
+@click.option("--hidden-size", type=_COUNT, required=True)
+@click.option("--sequence-length", type=_COUNT, required=True)
+@click.option("--vocab-size", type=_COUNT, required=True)
+@click.option("--num-heads", type=_COUNT, help="By default heads of 128, or else of 64.")
+@click.option("--global-batch-size", "--gbs", type=_COUNT, required=True)
+@click.option("--max-tp", type=_COUNT, help="Largest tensor parallel degree.")
+@click.option("--max-batch-size", "max_size", type=_COUNT, help="Largest micro-batch size.")
+@click.option(
+    "-o", "--output", required=True, metavar="EXPERIMENT.yaml", type=_FILE, help="What is written."
+)
+@verbose_option
+def metis(
+    *,
+    hostfile: Path,
+    clusterfile: Path,
+    profile: Path | None,
+    unit: Any,  # noqa: ANN401 - one of two words
+    num_layers: int | None,
+    output: Path,
+    verbose: bool,
+    **figures: Any,  # noqa: ANN401 - other fields of MetisArguments
+) -> None:
+    """Write an experiment file from Metis's hostfile, cluster file and profiles.
+
+    A hostfile in DeepSpeed's form is written beside it. What was recognised stands in the
+    experiment file as comments, and on stderr.
+    """
+    configure_logging(verbose=verbose)
+    if output.suffix not in {".yaml", ".yml"}:
+        message = f"--output: found {str(output)!r}; name the experiment .yaml"
+        raise InputError(message)
+    described = parse_metis_clusterfile(read_text(clusterfile), file=str(clusterfile), unit=unit)
+    found = metis_cluster(read_text(hostfile), described, file=str(hostfile))
+    published = _published(profile, found.cluster.device_types)
+    arguments = MetisArguments(num_layers=_num_layers(num_layers, published, profile), **figures)
+    _write(output, arguments, found, profile)
+    for note in found.notes:
+        click.echo(f"amp-ray: {note}", err=True)
+    click.echo(f"{output}: plan it with: amp-ray plan {output}")
+
+
+def _published(profile: Path | None, devices: Iterable[Device]) -> PublishedProfile | None:
+    """Read a profile folder, and look whether it has every device type."""
+    if profile is None:
+        return None
+    published = parse_metis_profile(read_texts(profile, (SUFFIX,)), folder=str(profile))
+    for device in devices:
+        profiled_type(published, device, folder=str(profile))
+    return published
+
+
+def _num_layers(told: int | None, published: PublishedProfile | None, profile: Path | None) -> int:
+    """Return the number of layers, by the profile or as told."""
+    if published is None:
+        if told is None:
+            message = "--num-layers is needed where no --profile tells it"
+            raise InputError(message)
+        return told
+    if told not in (None, published.num_layers):
+        message = f"--num-layers: found {told}; {profile} is of {published.num_layers} layers"
+        raise InputError(message)
+    return published.num_layers
+
+
+def _write(
+    output: Path, arguments: MetisArguments, found: MetisCluster, profile: Path | None
+) -> None:
+    """Write experiment and hostfile, once the experiment is known to load."""
+    hosts = output.with_suffix(".hosts")
+    text = experiment_yaml(
+        output.stem,
+        arguments,
+        found.cluster,
+        hostfile=hosts.name,
+        profile_path=None if profile is None else _path_from(output.absolute().parent, profile),
+        notes=found.notes,
+    )
+    hosts_text = cluster_hostfile(found.cluster)
+    files = _Beside(files=ExperimentFiles(base=output.parent), texts={hosts.name: hosts_text})
+    build_experiment(parse_yaml(text, file=str(output)), files)
+    write_text(hosts, hosts_text)
+    write_text(output, text)
+
+
+def _path_from(folder: Path, profile: Path) -> str:
+    """Return the path of a profile from a folder that holds it; else in full."""
+    whole = profile.absolute()
+    return str(whole.relative_to(folder) if whole.is_relative_to(folder) else whole)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Beside:
+    """Files of an experiment, some of which are not written yet.
+
+    Args:
+        files: Those that are.
+        texts: The others, by name.
+    """
+
+    files: ExperimentFiles
+    texts: Mapping[str, str]
+
+    def text(self, name: str) -> str:
+        """Return the text of one file."""
+        return self.texts[name] if name in self.texts else self.files.text(name)
+
+    def folder(self, name: str) -> Mapping[str, str]:
+        """Return the files of a folder."""
+        return self.files.folder(name)
+
+    def foreign_profile(
+        self, source: str, name: str, model: Model, devices: Iterable[Device]
+    ) -> Profile:
+        """Return a profile in another planner's format."""
+        return self.files.foreign_profile(source, name, model, devices)

@@ -1,0 +1,46 @@
+"""The heterogeneous space: every stage has its own device group, tp, dp and shares.
+
+Devices are taken in rows of equal ones, node after node. A stage takes the next devices of one
+kind, or the end of one kind and the begin of others; in small clusters any number of the next
+devices of every kind. All orders of kinds are looked at, devices left over at the begin of a row
+stay idle, and tensor-parallel groups stay inside nodes unless the limits allow more. Within this
+scope the plan is the best by `objective_s`; the best few are judged by the simulated schedule.
+"""
+
+from dataclasses import replace
+
+from amp_ray.cost.estimate import Estimate, Infeasible, Reason, Result
+from amp_ray.cost.model import CostModel
+from amp_ray.search.heterogeneous.objective import objective_s
+from amp_ray.search.heterogeneous.solution import GroupsSolution, solve_groups
+from amp_ray.search.ranking import SIGNIFICANT_DIGITS
+from amp_ray.spec.candidate import GroupsCandidate
+
+__all__ = ["GroupsSolution", "objective_s", "plan_heterogeneous", "solve_groups"]
+
+NO_GROUPS = "no device group can be a stage"
+
+
+def plan_heterogeneous(cost_model: CostModel, candidate: GroupsCandidate) -> Result:
+    """Choose stages, their devices, tp, dp and shares, and estimate the result.
+
+    Args:
+        cost_model: Of the experiment.
+        candidate: Micro-batch, its number, recompute.
+
+    Returns:
+        The best estimate. Where nothing fits, one that would be good without limits.
+    """
+    solution = solve_groups(cost_model, candidate)
+    if not solution.leaders:
+        detail = f"micro-batch {candidate.micro_batch_size}, within the limits of the search"
+        return Infeasible(candidate=candidate, reason=Reason(kind=NO_GROUPS, detail=detail))
+    estimates = [cost_model.estimate(leader) for leader in solution.leaders]
+    return replace(min(estimates, key=_order), lower_bound_s=solution.lower_bound_s)
+
+
+def _order(estimate: Estimate) -> tuple[object, ...]:
+    """Order estimates: what runs first, then by time, then by value."""
+    time_s = float(f"{estimate.iteration_time_s:.{SIGNIFICANT_DIGITS}g}")
+    strategy = estimate.strategy
+    return (not estimate.feasible, time_s, strategy.bounds, strategy.placement)

@@ -1,0 +1,184 @@
+"""Kinds of equal devices, and all ways in which stages can take them one after another."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from math import comb, prod
+from typing import Final
+
+import numpy as np
+
+from amp_ray.cost.topology import IntArray
+from amp_ray.partition.resources import resource_graph
+from amp_ray.spec.cluster import Cluster
+
+MOST_GROUPS_IN_ANY_ORDER: Final = 600
+"""Groups up to which kinds may alternate along the pipeline in any way."""
+
+MOST_GROUPS: Final = 20_000
+"""Groups up to which a stage may mix any number of kinds, and kinds tell links apart."""
+
+MOST_KINDS: Final = 6
+"""More kinds are put together: the number of their orders doubles with each."""
+
+Piece = tuple[int, int, int]
+"""Kind, and the devices of its row from the first to the one before the last."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class DeviceGraph:
+    """Edges are groups of devices that one stage can take, from the last stage to the first.
+
+    Args:
+        rows: Devices of each kind, node after node, as the pipeline takes them.
+        from_state: Shape ``(E,)``.
+        to_state: Shape ``(E,)``. Always above ``from_state``.
+        pieces: Of each edge, in the order of the pipeline.
+        slots: Devices of each node of a kind; 0 where its nodes are not alike.
+        nodes: Node of every device.
+        num_states: States; 0 is nothing taken, and a pipeline may begin in every other one.
+    """
+
+    rows: tuple[tuple[int, ...], ...]
+    from_state: IntArray
+    to_state: IntArray
+    pieces: tuple[tuple[Piece, ...], ...]
+    slots: tuple[int, ...]
+    nodes: tuple[int, ...]
+    num_states: int
+
+    @property
+    def final_states(self) -> tuple[int, ...]:
+        """Devices that are left over stay idle."""
+        return tuple(range(1, self.num_states))
+
+    def devices(self, edge: int) -> tuple[tuple[int, ...], ...]:
+        """Return the devices of a group, piece by piece."""
+        return tuple(self.rows[kind][first:end] for kind, first, end in self.pieces[edge])
+
+    def signature(self, edge: int) -> tuple[Piece, ...]:
+        """Return what groups have in common that can be used in the same ways."""
+        return tuple(
+            (kind, first % slots if slots else first, end - first)
+            for kind, first, end in self.pieces[edge]
+            for slots in (self.slots[kind],)
+        )
+
+    def ends_at_nodes(self, edge: int) -> bool:
+        """Tell whether the devices next to a group are on other nodes, for all of its kinds."""
+        for kind, _, end in self.pieces[edge]:
+            row = self.rows[kind]
+            if end < len(row) and self.nodes[row[end - 1]] == self.nodes[row[end]]:
+                return False
+        return True
+
+    @property
+    def is_small(self) -> bool:
+        """Whether there are few groups."""
+        return len(self.pieces) <= MOST_GROUPS_IN_ANY_ORDER
+
+    @cached_property
+    def num_devices(self) -> int:
+        """Devices of all kinds."""
+        return sum(map(len, self.rows))
+
+
+def device_graph(cluster: Cluster) -> DeviceGraph:
+    """Enumerate the groups of devices that stages can take.
+
+    Args:
+        cluster: Its nodes.
+    """
+    rows = device_kinds(cluster, by_links=True)
+    slots = tuple(cluster.nodes[cluster.node_of_device[row[0]]].num_slots for row in rows)
+    if prod(comb(len(row) + 2, 2) for row in rows) <= MOST_GROUPS_IN_ANY_ORDER:
+        return _any_order(cluster, rows, slots)
+    if len(rows) <= MOST_KINDS:
+        for most_kinds in (len(rows), 2):
+            graph = _in_runs(cluster, rows, slots, most_kinds)
+            if len(graph.pieces) <= MOST_GROUPS:
+                return graph
+        return _in_runs(cluster, rows, slots, 1)
+    types = device_kinds(cluster, by_links=False)
+    return _in_runs(cluster, types, (0,) * len(types), 2)
+
+
+def one_node_graphs(cluster: Cluster) -> list[DeviceGraph]:
+    """Enumerate the groups of devices inside a node, for one node of every kind."""
+    kinds = device_kinds(cluster, by_links=True)
+    nodes = [cluster.nodes[cluster.node_of_device[row[0]]] for row in kinds]
+    return [
+        _any_order(cluster, (row[: node.num_slots],), (node.num_slots,))
+        for row, node in zip(kinds, nodes, strict=True)
+    ]
+
+
+def device_kinds(cluster: Cluster, *, by_links: bool) -> tuple[tuple[int, ...], ...]:
+    """Return the devices of each kind, node after node.
+
+    Args:
+        cluster: Its nodes.
+        by_links: Whether nodes of one kind also have equal links and slots; else only their
+            devices are equal, and if there are too many kinds even so, all are one row.
+    """
+    linked = {node for pair in cluster.pair_links for node in pair}
+    rows: dict[object, list[int]] = {}
+    first = 0
+    for index, node in enumerate(cluster.nodes):
+        links = (node.num_slots, node.intra, node.inter, index if index in linked else -1)
+        key = (node.device, links if by_links else None)
+        rows.setdefault(key, []).extend(range(first, first + node.num_slots))
+        first += node.num_slots
+    if not by_links and len(rows) > MOST_KINDS:
+        return (tuple(device for row in rows.values() for device in row),)
+    return tuple(tuple(row) for row in rows.values())
+
+
+def _in_runs(
+    cluster: Cluster, rows: tuple[tuple[int, ...], ...], slots: tuple[int, ...], most_kinds: int
+) -> DeviceGraph:
+    """Take kind after kind; the first devices of a row are the first in the pipeline."""
+    graph = resource_graph([len(row) for row in rows], most_kinds=most_kinds, idle=True)
+    return DeviceGraph(
+        rows=rows,
+        from_state=graph.from_state,
+        to_state=graph.to_state,
+        pieces=tuple(graph.units(edge) for edge in range(len(graph.from_state))),
+        slots=slots,
+        nodes=cluster.node_of_device,
+        num_states=len(graph.states),
+    )
+
+
+def _any_order(
+    cluster: Cluster, rows: tuple[tuple[int, ...], ...], slots: tuple[int, ...]
+) -> DeviceGraph:
+    """Take any number of the next devices of every kind."""
+    states = list(product(*(range(len(row) + 1) for row in rows)))
+    edges = [
+        (index, other, _between(rows, state, states[other]))
+        for index, state in enumerate(states)
+        for other in range(index + 1, len(states))
+        if all(after >= before for before, after in zip(state, states[other], strict=True))
+    ]
+    return DeviceGraph(
+        rows=rows,
+        from_state=np.array([edge[0] for edge in edges]),
+        to_state=np.array([edge[1] for edge in edges]),
+        pieces=tuple(edge[2] for edge in edges),
+        slots=slots,
+        nodes=cluster.node_of_device,
+        num_states=len(states),
+    )
+
+
+def _between(
+    rows: Sequence[Sequence[int]], state: Sequence[int], other: Sequence[int]
+) -> tuple[Piece, ...]:
+    """Return the devices that one state has taken and the other one has not."""
+    return tuple(
+        (kind, len(row) - after, len(row) - before)
+        for kind, (row, before, after) in enumerate(zip(rows, state, other, strict=True))
+        if after > before
+    )

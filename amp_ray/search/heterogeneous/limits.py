@@ -1,0 +1,110 @@
+"""Where a stage of a candidate may start so that it fits, counted from the last layer."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from amp_ray.cost.crossings import StageGroup
+from amp_ray.cost.model import CostModel
+from amp_ray.cost.topology import IntArray
+from amp_ray.search.cuts import NO_LIMIT, last_with_parameters
+from amp_ray.spec.candidate import Candidate, GroupsCandidate
+
+Need = tuple[int, int, int, float]
+"""tp, dp, samples, and bytes of the device."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MemoryLimits:
+    """Memory limits by how many stages there are from a stage to the end, itself included.
+
+    Args:
+        cost_model: Tells what ranks need.
+        candidate: Micro-batch, its number, recompute.
+        most_stages: Of a pipeline.
+        capped: Whether there could be more stages than that.
+        strict: Whether stages near a limit, some of which fit and some do not, are left out.
+    """
+
+    cost_model: CostModel
+    candidate: GroupsCandidate
+    most_stages: int
+    capped: bool = False
+    strict: bool = False
+    tables: list[IntArray] = field(init=False, default_factory=list)
+    _rows: dict[tuple[Need, ...], int] = field(init=False, default_factory=dict)
+    _known: dict[Need, IntArray] = field(init=False, default_factory=dict)
+
+    @cached_property
+    def num_positions(self) -> int:
+        """Counts of stages to the end from which on no more micro-batches are in flight."""
+        return min(self.most_stages, self.candidate.num_micro_batches)
+
+    def starts(self, group: StageGroup, needs: Sequence[tuple[int, float]]) -> IntArray:
+        """Return from where a stage fits.
+
+        Args:
+            group: Its devices.
+            needs: Samples of its different ranks, and bytes of their devices.
+
+        Returns:
+            Shape ``(num_positions, num_layers + 1)``, the first position being the last stage's.
+            Layers are counted from the end of the model.
+        """
+        return self.tables[self.row(group, needs)]
+
+    def row(self, group: StageGroup, needs: Sequence[tuple[int, float]]) -> int:
+        """Number the limits of a stage: its index in `tables`. Parameters as in `starts`."""
+        sharded = self.cost_model.experiment.zero_stage >= 1
+        dp = group.dp if sharded else min(group.dp, 2)
+        key = tuple((group.tp, dp, *need) for need in needs)
+        if key not in self._rows:
+            self._rows[key] = len(self.tables)
+            worst: IntArray = np.max([self._starts(need) for need in key], axis=0)
+            self.tables.append(worst)
+        return self._rows[key]
+
+    @cached_property
+    def latest_start(self) -> IntArray:
+        """Where stages must start to have parameters, if they need any."""
+        given = self.cost_model.experiment
+        if not given.traits.fails_without_parameters:
+            return NO_LIMIT
+        forwards = last_with_parameters(given.model)
+        num_layers = given.model.num_layers
+        has = np.flatnonzero(forwards[1:] == np.arange(num_layers))
+        last = np.full(num_layers + 1, -1)
+        for layer in has[::-1].tolist():
+            last[num_layers - layer :] = num_layers - layer - 1
+        return last
+
+    def _starts(self, need: Need) -> IntArray:
+        """Return from where a stage with one kind of rank fits."""
+        tp, dp, samples, limit_bytes = need
+        if need not in self._known:
+            candidate = Candidate(
+                micro_batch_size=samples,
+                tp=tp,
+                dp=dp,
+                pp=self.num_positions,
+                num_micro_batches=self.candidate.num_micro_batches,
+                recompute=self.candidate.recompute,
+            )
+            stages = self.cost_model.stages
+            memory = stages.memory(candidate, stages.rank(tp, samples))
+            starts = memory.earliest_starts(np.full(self.num_positions, limit_bytes))
+            self._known[need] = self._backwards(starts)[::-1]
+        return self._known[need]
+
+    def _backwards(self, starts: IntArray) -> IntArray:
+        """Turn earliest starts by end into those of the model with its layers in reverse."""
+        num_layers = starts.shape[1] - 1
+        first, end = np.ogrid[: num_layers + 1, : num_layers + 1]
+        fits = (starts[:, None, :] <= first) & (end > first)
+        if self.strict:
+            fits = np.logical_and.accumulate(fits | (end <= first), axis=2) & (end > first)
+        last = np.where(fits, end, first).max(axis=2)
+        turned: IntArray = (num_layers - last)[:, ::-1]
+        return turned

@@ -1,0 +1,86 @@
+"""The best cuts of a plan whose groups are known: both cuts of a stage count in its beat."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+
+from amp_ray.cost.groups import prefix_sums
+from amp_ray.partition import StageTables, chain_problem
+from amp_ray.partition.tails import Tail, TailedProblem, TailedSolution, solve_tailed
+from amp_ray.search.heterogeneous.limits import MemoryLimits
+from amp_ray.search.heterogeneous.objective import cut_s
+from amp_ray.search.heterogeneous.options import GroupCosts
+from amp_ray.spec.strategy import Strategy
+
+
+def recut(costs: GroupCosts, limits: MemoryLimits, strategy: Strategy) -> Strategy:
+    """Move the cuts of a plan to where they are best.
+
+    Args:
+        costs: Of the plan's candidate.
+        limits: Of memory.
+        strategy: The plan.
+
+    Returns:
+        The plan with other cuts; itself where none fit.
+    """
+    solution = solve_tailed(_problem(costs, limits, strategy))
+    if not isinstance(solution, TailedSolution):
+        return strategy
+    num_layers = solution.bounds[-1]
+    bounds = [num_layers - bound for bound in solution.bounds[::-1]]
+    stages = tuple(
+        replace(stage, first_layer=first, end_layer=end)
+        for stage, (first, end) in zip(strategy.stages, pairwise(bounds), strict=True)
+    )
+    return replace(strategy, stages=stages)
+
+
+def _problem(costs: GroupCosts, limits: MemoryLimits, strategy: Strategy) -> TailedProblem:
+    """Pose the cuts of a plan, from the last stage to the first."""
+    groups = [
+        costs.group(
+            np.array(strategy.devices(index)).reshape(stage.dp, stage.tp),
+            stage.shares or (strategy.micro_batch_size,) * stage.dp,
+        )
+        for index, stage in enumerate(strategy.stages)
+    ][::-1]
+    pp, given = len(groups), costs.cost_model.experiment
+    nothing = np.zeros(given.model.num_layers + 1)
+    cuts = [cut_s(costs.cost_model, (right, left))[::-1] for left, right in pairwise(groups)]
+    behind, before = np.array([nothing, *cuts]), np.array([*cuts, nothing])
+    blocks = given.traits.blocking_transfers
+    steps_s = np.array([costs.slowest_s(group)[::-1] for group in groups])
+    last = limits.num_positions - 1
+    starts = [
+        limits.starts(group, costs.needs(group))[min(position, last)]
+        for position, group in enumerate(groups)
+    ]
+    tails = np.array([costs.tail(group.devices) for group in groups])
+    ends = (0, pp - 1) if pp > 1 else ()
+    tied_s = [
+        costs.tied_s(group.devices) if position in ends else 0.0
+        for position, group in enumerate(groups)
+    ]
+    problem = chain_problem(
+        StageTables(
+            time_prefix_s=prefix_sums(steps_s),
+            cut_time_s=behind,
+            beat_start_s=behind if blocks else np.empty(0),
+            beat_end_s=before if blocks else np.empty(0),
+            earliest_start=np.array(starts),
+            latest_start=limits.latest_start,
+        ),
+        strategy.num_micro_batches,
+        time_row=np.arange(pp),
+        cut_row=np.arange(1, pp),
+        beat_row=np.arange(pp) if blocks else None,
+        memory_row=np.arange(pp),
+    )
+    tail = Tail(
+        weight_prefix=prefix_sums(costs.parameters[None, ::-1])[0],
+        s_per_weight=tails[:, 1] / np.array([group.tp for group in groups]),
+        fixed_s=tails[:, 0] + np.array(tied_s),
+    )
+    return TailedProblem(problem=problem, tails=(tail,))

@@ -1,0 +1,152 @@
+"""The best plan by the objective: first with loose memory limits, then with those that count."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from amp_ray.cost.model import CostModel
+from amp_ray.partition import PartitionSolution, solve
+from amp_ray.search.cuts import EVALUATIONS_TO_TELL, NO_LIMIT
+from amp_ray.search.heterogeneous.choices import Choices, all_choices
+from amp_ray.search.heterogeneous.deepening import best_groups
+from amp_ray.search.heterogeneous.kinds import DeviceGraph, device_graph, one_node_graphs
+from amp_ray.search.heterogeneous.limits import MemoryLimits
+from amp_ray.search.heterogeneous.options import GroupCosts
+from amp_ray.search.heterogeneous.problem import GroupsProblem
+from amp_ray.search.heterogeneous.refine import recut
+from amp_ray.spec.candidate import GroupsCandidate
+from amp_ray.spec.strategy import Strategy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupsSolution:
+    """The best plans of one candidate.
+
+    Args:
+        leaders: To be judged: the best by the objective, and with its cuts moved. Where none
+            fits, one that would be good without limits; empty where no group can be a stage.
+        value_s: Objective of the best; None where nothing fits.
+        lower_bound_s: No plan in the scope of the search has a smaller objective and fits; None
+            where nothing fits.
+    """
+
+    leaders: tuple[Strategy, ...] = ()
+    value_s: float | None = None
+    lower_bound_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scope:
+    """Plans that are looked at together.
+
+    Args:
+        graph: Groups of devices.
+        one_node: Whether all stages stay inside a node.
+    """
+
+    graph: DeviceGraph
+    one_node: bool
+
+
+def solve_groups(cost_model: CostModel, candidate: GroupsCandidate) -> GroupsSolution:
+    """Find the plan that is best by the objective.
+
+    Args:
+        cost_model: Of the experiment.
+        candidate: Micro-batch, its number, recompute.
+    """
+    best = GroupsSolution()
+    bound_s = math.inf
+    for scope in scopes(cost_model):
+        found = _solve_scope(cost_model, candidate, scope, upper_bound_s=best.value_s)
+        if found is None:
+            continue
+        if found.lower_bound_s is not None:
+            bound_s = min(bound_s, found.lower_bound_s)
+        better = found.value_s is not None and (
+            best.value_s is None or found.value_s < best.value_s
+        )
+        if better or not best.leaders:
+            best = found
+    return replace(best, lower_bound_s=None if best.value_s is None else bound_s)
+
+
+def scopes(cost_model: CostModel) -> Iterator[Scope]:
+    """Give the plans to look at: those in a node, where tied weights meet faster, and all."""
+    cluster = cost_model.experiment.cluster
+    if len(cluster.nodes) > 1 and cost_model.stages.weights(1).tied is not None:
+        for inside in one_node_graphs(cluster):
+            yield Scope(graph=inside, one_node=True)
+    yield Scope(graph=device_graph(cluster), one_node=len(cluster.nodes) == 1)
+
+
+def _solve_scope(
+    cost_model: CostModel,
+    candidate: GroupsCandidate,
+    scope: Scope,
+    *,
+    upper_bound_s: float | None,
+) -> GroupsSolution | None:
+    """Find the best plan of a scope; None where no group can be a stage."""
+    costs = GroupCosts(
+        cost_model=cost_model,
+        candidate=candidate,
+        one_node=scope.one_node,
+        all_shares=scope.graph.is_small,
+    )
+    choices = all_choices(scope.graph, costs)
+    if not choices.options:
+        return None
+    given, graph = cost_model.experiment, scope.graph
+    most = min(given.model.num_layers, graph.num_devices)
+    max_pp = given.limits.max_pp or most
+    limits = MemoryLimits(
+        cost_model=cost_model,
+        candidate=candidate,
+        most_stages=min(most, max_pp),
+        capped=max_pp < most,
+    )
+    return _solved(costs, choices, limits, upper_bound_s=upper_bound_s)
+
+
+def _solved(
+    costs: GroupCosts,
+    choices: Choices,
+    limits: MemoryLimits,
+    *,
+    upper_bound_s: float | None,
+) -> GroupsSolution:
+    """Solve with memory limits that are too loose, then with those that count."""
+    cost_model = costs.cost_model
+    other_s = cost_model.experiment.constants.host_s_per_iteration
+    limit_s = math.inf if upper_bound_s is None else upper_bound_s - other_s
+    loose = GroupsProblem(costs=costs, choices=choices, limits=limits, counted=False, joined=False)
+    counted = replace(loose, counted=True)
+    strict = replace(counted, limits=replace(limits, strict=True))
+    bound_s = None
+    for problem in (loose, counted, strict):
+        found = best_groups(problem, upper_bound_s=limit_s)
+        if found is None:
+            break
+        if problem is not strict:
+            bound_s = found.lower_bound_s + other_s
+        plan = found.strategy
+        if plan.pp <= limits.most_stages and cost_model.estimate(plan).feasible:
+            return GroupsSolution(
+                leaders=tuple(dict.fromkeys((plan, recut(costs, limits, plan)))),
+                value_s=found.value_s + other_s,
+                lower_bound_s=bound_s,
+            )
+    return GroupsSolution(leaders=_roomy(loose) if upper_bound_s is None else ())
+
+
+def _roomy(problem: GroupsProblem) -> tuple[Strategy, ...]:
+    """Return a good plan that ignores memory, to tell by how much a candidate fails."""
+    posed = problem.problem.problem
+    roomy = replace(posed, options=replace(posed.options, memory_row=NO_LIMIT))
+    free = replace(roomy, tables=replace(roomy.tables, latest_start=NO_LIMIT))
+    for unlimited in (roomy, free):
+        solution = solve(unlimited, max_evaluations=EVALUATIONS_TO_TELL)
+        if isinstance(solution, PartitionSolution):
+            return (problem.strategy(solution.bounds, solution.options),)
+    return ()

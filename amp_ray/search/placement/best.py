@@ -1,0 +1,90 @@
+"""The placements of a candidate that are best by the objective: pipeline and tail, exactly."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from amp_ray.cost.model import CostModel
+from amp_ray.search.placement.chains import best_chain, class_orders, key_of, objective_s
+from amp_ray.search.placement.pose import pose
+from amp_ray.search.placement.problem import PlacementProblem
+from amp_ray.search.placement.ranks import Walk
+from amp_ray.search.placement.tail import Placed, TailSearch, without_limits
+from amp_ray.spec.candidate import Candidate
+from amp_ray.spec.strategy import Strategy
+
+MOST_LEADERS: Final = 6
+"""Placements of the search that are simulated, the best by the objective first."""
+
+ROUNDING: Final = 1e-9
+"""Share by which an objective may differ from itself, added up in another order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacementSolution:
+    """The placements that are best by the objective.
+
+    Args:
+        leaders: Complete strategies, best first.
+        value_s: Least objective of those that fit the memory; None where nothing fits.
+        lower_bound_s: No placement with tensor-parallel groups inside nodes has a smaller
+            objective; None where not all of them were looked at.
+    """
+
+    leaders: tuple[Strategy, ...]
+    value_s: float | None = None
+    lower_bound_s: float | None = None
+
+
+def solve_placement(cost_model: CostModel, candidate: Candidate) -> PlacementSolution:
+    """Find the placements that are best by the objective.
+
+    Args:
+        cost_model: Of the experiment.
+        candidate: Degrees that the model can be divided by.
+    """
+    seeds = tuple(
+        best_chain(cost_model, candidate, placement)
+        for placement in class_orders(cost_model.experiment.cluster, candidate.num_devices)
+    )
+    feasible = [seed for seed in seeds if cost_model.estimate(seed).feasible]
+    posed = pose(cost_model, candidate)
+    if posed is None:
+        return _ordered(cost_model, feasible, seeds, bound_s=None)
+    known_s = min((objective_s(cost_model, seed) for seed in feasible), default=math.inf)
+    search = TailSearch(problem=posed.problem, upper_bound_s=known_s * (1 + ROUNDING))
+    search.run()
+    if not search.found and not feasible:
+        placed = without_limits(posed.problem)
+        roomy = () if placed is None else (_strategy(posed.problem, placed),)
+        return PlacementSolution(leaders=(*roomy, *seeds))
+    best = sorted(search.found, key=lambda placed: (placed.value_s, placed.tail_s))
+    found = tuple(_strategy(posed.problem, placed) for placed in best[:MOST_LEADERS])
+    bound_s = search.lower_bound_s if posed.scope.is_whole else None
+    return _ordered(cost_model, (*found, *feasible), (*found, *seeds), bound_s=bound_s)
+
+
+def _ordered(
+    cost_model: CostModel,
+    fitting: Sequence[Strategy],
+    strategies: Sequence[Strategy],
+    *,
+    bound_s: float | None,
+) -> PlacementSolution:
+    """Order strategies by the objective; the value is the best one's that fits the memory."""
+    leaders = {key_of(leader): leader for leader in strategies}
+    value_s = {key: objective_s(cost_model, leader) for key, leader in leaders.items()}
+    order = sorted(leaders, key=lambda key: (value_s[key], key))
+    best_s = min((value_s[key_of(leader)] for leader in fitting), default=None)
+    return PlacementSolution(
+        leaders=tuple(leaders[key] for key in order), value_s=best_s, lower_bound_s=bound_s
+    )
+
+
+def _strategy(problem: PlacementProblem, placed: Placed) -> Strategy:
+    """Give a solution its devices."""
+    steps, cut_rows = problem.graph.path(placed.options)
+    walk = Walk(moves=problem.moves, prices=problem.prices)
+    placement = walk.placement(steps, cut_rows)
+    return Strategy.uniform(problem.prices.candidate, placed.bounds, placement)

@@ -1,0 +1,210 @@
+"""All orders in which stages can take the nodes of a cluster, up to equal nodes, as one graph.
+
+A *place* in the graph says what all stages up to the next one to run have taken, which units that
+next stage has, and what the cut before it costs. An option runs that stage and chooses the units
+of the one after it: so it knows the cuts on both sides.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from amp_ray.cost.topology import IntArray
+from amp_ray.search.placement.nodes import ClassMoves, Pairs
+from amp_ray.search.placement.numbers import first_of_each, radix, repeated
+from amp_ray.search.placement.prices import CutRow
+from amp_ray.search.placement.scope import Scope
+
+MOST_CODES: Final = 2**62
+"""Places are told apart by one integer each, which has to fit into 64 bits."""
+
+MOST_CUTS: Final = 1_000
+"""Different cuts after one stage, each of which is priced with all its matchings."""
+
+BoolArray = NDArray[np.bool_]
+CutRows = Callable[[Sequence[tuple[Pairs, ...]]], list[tuple[CutRow, ...]]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Level:
+    """The places in which a stage can be about to run, and how they are reached.
+
+    Args:
+        states: Shape ``(num_places, num_classes)``. State of each class, that stage included.
+        cut_row: Shape ``(num_places,)``. Of the cut before the stage; -1 for the first stage.
+        source: Shape ``(num_options,)``. Place in the level before; 0 for the first stage.
+        target: Shape ``(num_options,)``. Place in this level.
+        steps: Shape ``(num_options, num_classes)``. The step of each class.
+    """
+
+    states: IntArray
+    cut_row: IntArray
+    source: IntArray
+    target: IntArray
+    steps: IntArray
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Grower:
+    """Grows the graph level by level.
+
+    Args:
+        moves: Of every class.
+        dp: Units of a stage.
+        cut_rows: Prices of cuts.
+        scope: What is looked at.
+    """
+
+    moves: tuple[ClassMoves, ...]
+    dp: int
+    cut_rows: CutRows
+    scope: Scope
+
+    def levels(self, num_stages: int) -> tuple[Level, ...] | None:
+        """Return a level per stage; None where there are too many options.
+
+        Args:
+            num_stages: Of the pipeline.
+        """
+        if not self._fits:
+            return None
+        start = np.zeros((1, len(self.moves)), np.int64)
+        levels = [self._first(start)]
+        num_options = len(levels[0].source)
+        for _ in range(num_stages - 1):
+            level = self._next(levels[-1], self.scope.max_options - num_options)
+            if level is None:
+                return None
+            levels.append(level)
+            num_options += len(level.source)
+        return tuple(levels)
+
+    @cached_property
+    def _state_radix(self) -> IntArray:
+        """Weight of each class's state in the number of a place."""
+        return radix([len(moves.states) for moves in self.moves])
+
+    @cached_property
+    def _relation_radix(self) -> IntArray:
+        """Weight of each class's relation in the number of a cut."""
+        return radix([len(moves.relations) for moves in self.moves])
+
+    @property
+    def _fits(self) -> bool:
+        """Whether places and cuts can be numbered."""
+        states, relations = 1, 1
+        for moves in self.moves:
+            states *= len(moves.states)
+            relations *= len(moves.relations)
+        return states * 2**20 < MOST_CODES and relations < MOST_CODES
+
+    def _first(self, start: IntArray) -> Level:
+        """Return the places of the first stage."""
+        steps = np.concatenate([steps for _, steps in self._expand(start)])
+        states = self._after(steps)
+        _, first, target = np.unique(
+            states @ self._state_radix, return_index=True, return_inverse=True
+        )
+        return Level(
+            states=states[first],
+            cut_row=np.full(len(first), -1),
+            source=np.zeros(len(target), np.int64),
+            target=target.reshape(-1),
+            steps=steps,
+        )
+
+    def _next(self, level: Level, max_options: int) -> Level | None:
+        """Return the places of the next stage."""
+        expanded, num_options = [], 0
+        for found in self._expand(level.states):
+            expanded.append(found)
+            num_options += len(found[0])
+            if num_options > max_options:
+                return None
+        if not expanded:
+            return None
+        source = np.concatenate([source for source, _ in expanded])
+        steps = np.concatenate([steps for _, steps in expanded])
+        priced = self._priced(steps)
+        if priced is None:
+            return None
+        option, cut_row = priced
+        source, steps = source[option], steps[option]
+        states = self._after(steps)
+        code = (states @ self._state_radix) * (int(cut_row.max(initial=0)) + 1) + cut_row
+        _, first, target = np.unique(code, return_index=True, return_inverse=True)
+        target = target.reshape(-1)
+        kept = first_of_each(source * len(first) + target, len(level.states) * len(first))
+        return Level(
+            states=states[first],
+            cut_row=cut_row[first],
+            source=source[kept],
+            target=target[kept],
+            steps=steps[kept],
+        )
+
+    def _after(self, steps: IntArray) -> IntArray:
+        """Return the state of every class after steps."""
+        columns = [moves.to_state[steps[:, c]] for c, moves in enumerate(self.moves)]
+        return np.stack(columns, axis=1)
+
+    def _priced(self, steps: IntArray) -> tuple[IntArray, IntArray] | None:
+        """Return each option once per price of its cut, and that price; None if there are many."""
+        relation = np.stack(
+            [moves.relation[steps[:, c]] for c, moves in enumerate(self.moves)], axis=1
+        )
+        _, first, kind = np.unique(
+            relation @ self._relation_radix, return_index=True, return_inverse=True
+        )
+        if len(first) > MOST_CUTS:
+            return None
+        keys = [
+            tuple(moves.relations[index] for moves, index in zip(self.moves, row, strict=True))
+            for row in relation[first].tolist()
+        ]
+        prices = self.cut_rows(keys)
+        count = np.array([len(price) for price in prices], dtype=np.int64)
+        begin = np.cumsum(count) - count
+        rows = np.array([entry.row for price in prices for entry in price], dtype=np.int64)
+        kind = kind.reshape(-1)
+        option, offset = repeated(count[kind])
+        return option, rows[begin[kind[option]] + offset]
+
+    def _expand(self, states: IntArray) -> Iterator[tuple[IntArray, IntArray]]:
+        """Give, per way to share a stage among classes, sources and steps of its options."""
+        most = [len(moves.states[0]) * moves.num_units for moves in self.moves]
+        for shares in _compositions(self.dp, most):
+            source = np.flatnonzero(self._allowed(states, shares))
+            chosen: list[IntArray] = []
+            for c, (moves, units) in enumerate(zip(self.moves, shares, strict=True)):
+                state = states[source, c]
+                again, offset = repeated(moves.count[units, state])
+                chosen = [steps[again] for steps in chosen]
+                chosen.append(moves.first[units, state][again] + offset)
+                source = source[again]
+            if len(source):
+                yield source, np.stack(chosen, axis=1)
+
+    def _allowed(self, states: IntArray, shares: tuple[int, ...]) -> BoolArray:
+        """Tell in which places a stage may be shared among classes like this."""
+        free = np.stack([moves.free[states[:, c]] for c, moves in enumerate(self.moves)], axis=1)
+        enough: BoolArray = np.all(free >= shares, axis=1)
+        if self.scope.pure:
+            parts = ((free > shares) & (np.array(shares) > 0)).sum(axis=1)
+            enough = enough & (parts <= 1)
+        return enough
+
+
+def _compositions(units: int, most: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Give every way to share units among classes."""
+    if not most:
+        if not units:
+            yield ()
+        return
+    for share in range(min(units, most[0]) + 1):
+        for others in _compositions(units - share, most[1:]):
+            yield (share, *others)

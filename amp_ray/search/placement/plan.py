@@ -1,0 +1,36 @@
+"""Plan a candidate on any devices: the best placements by the objective, judged by simulation."""
+
+from amp_ray.cost.estimate import Estimate
+from amp_ray.cost.model import CostModel
+from amp_ray.search.placement.best import solve_placement
+from amp_ray.search.placement.chains import best_chain, key_of
+from amp_ray.search.placement.climb import climb
+from amp_ray.search.ranking import SIGNIFICANT_DIGITS
+from amp_ray.spec.candidate import Candidate
+
+
+def plan_placement(cost_model: CostModel, candidate: Candidate) -> Estimate:
+    """Choose devices and cuts of a candidate, and estimate the result.
+
+    Never worse than the candidate with rank ``r`` on device ``r``: that is among what is judged.
+
+    Args:
+        cost_model: Of the experiment.
+        candidate: Degrees that the model can be divided by.
+
+    Returns:
+        The best estimate. Where nothing fits, the one that would be best without limits.
+    """
+    solution = solve_placement(cost_model, candidate)
+    leaders = {key_of(leader): leader for leader in solution.leaders}
+    for leader in solution.leaders:
+        refined = best_chain(cost_model, candidate, leader.placement)
+        leaders.setdefault(key_of(refined), refined)
+    best = min((cost_model.estimate(leader) for leader in leaders.values()), key=_order)
+    return climb(cost_model, best)
+
+
+def _order(estimate: Estimate) -> tuple[object, ...]:
+    """Order estimates: what runs first, then by time, then by value."""
+    time_s = float(f"{estimate.iteration_time_s:.{SIGNIFICANT_DIGITS}g}")
+    return (not estimate.feasible, time_s, estimate.strategy.bounds, estimate.strategy.placement)

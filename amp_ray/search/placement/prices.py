@@ -1,0 +1,213 @@
+"""What blocks of devices and the cuts between them cost, for one candidate.
+
+A block is what one stage occupies. Prices are asked of the cost model for stand-ins: any nodes of
+the right classes, since equal nodes cost the same.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+
+from amp_ray.cost.model import CandidateCosts, CostModel
+from amp_ray.cost.topology import FloatArray, IntArray, Topology
+from amp_ray.cost.weights import TiedWeight
+from amp_ray.search.placement.lanes import Matching, matchings
+from amp_ray.search.placement.nodes import NodeClass, Pairs
+from amp_ray.spec.candidate import Candidate
+
+MANY_PARAMETERS: Final = 1e9
+"""Where the time of a tail, which grows linearly, is looked at a second time."""
+
+Lane = tuple[int, int]
+"""A node that sends and the node that receives."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class BlockPrices:
+    """What stages by several blocks cost.
+
+    Args:
+        time_prefix_s: Shape ``(num_rows, num_layers + 1)``.
+        time_row: Shape ``(num_blocks,)``.
+        memory_bytes: Shape ``(num_blocks,)``. Of the block's smallest device.
+        tails: Shape ``(num_blocks, 2)``. Seconds of the tail: fixed, and per parameter.
+    """
+
+    time_prefix_s: FloatArray
+    time_row: IntArray
+    memory_bytes: FloatArray
+    tails: FloatArray
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class CutRow:
+    """One price of a relation between two blocks.
+
+    Args:
+        row: Index into `Prices.cut_time_s`.
+        matching: Who sends to whom, by the nodes' places in the relation.
+    """
+
+    row: int
+    matching: Matching
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Prices:
+    """Asks the cost model for prices, and remembers those of cuts.
+
+    Args:
+        cost_model: Tells what stages and cuts take.
+        candidate: Degrees.
+        classes: The classes of nodes.
+    """
+
+    cost_model: CostModel
+    candidate: Candidate
+    classes: tuple[NodeClass, ...]
+    _rows: dict[bytes, int] = field(init=False, default_factory=dict)
+    _seconds: list[FloatArray] = field(init=False, default_factory=list)
+    _known: dict[tuple[Pairs, ...], tuple[CutRow, ...]] = field(init=False, default_factory=dict)
+
+    @property
+    def cut_time_s(self) -> FloatArray:
+        """Seconds of the different cuts so far, shape ``(num_rows, num_layers + 1)``."""
+        return np.array(self._seconds)
+
+    def cut_rows(self, relations: Sequence[tuple[Pairs, ...]]) -> list[tuple[CutRow, ...]]:
+        """Price cuts by the nodes on both sides.
+
+        Args:
+            relations: Per cut and class, the units of each node before and after the cut.
+
+        Returns:
+            Per cut the prices of which none is always at least as high as another one; usually
+            there is one.
+        """
+        unknown = [key for key in dict.fromkeys(relations) if key not in self._known]
+        if unknown:
+            self._price(unknown)
+        return [self._known[key] for key in relations]
+
+    def blocks(self, blocks: Sequence[tuple[Pairs, ...]]) -> BlockPrices:
+        """Price blocks.
+
+        Args:
+            blocks: Per block and class, units and promise of each node.
+        """
+        nodes = [self.stand_ins(block) for block in blocks]
+        lanes = [[node for node, (units, _) in placed for _ in range(units)] for placed in nodes]
+        costs = self._costs(lanes)
+        time_prefix_s, time_row = costs.kinds.stage_rows()
+        return BlockPrices(
+            time_prefix_s=time_prefix_s,
+            time_row=time_row,
+            memory_bytes=np.array([float(device.memory_bytes) for device in costs.smallest]),
+            tails=np.array([self._tail(placed) for placed in nodes]),
+        )
+
+    def tied_s(self, ends: tuple[Pairs, ...]) -> float:
+        """Return what the all-reduce of a tied weight takes, replicas being matched at best.
+
+        Args:
+            ends: Per class, the units of each node in the first and in the last stage.
+        """
+        tied, tp = self._weights_tied, self.candidate.tp
+        if tied is None:
+            return 0.0
+        placed, tail = self.stand_ins(ends), self.cost_model.tail
+        first = _first_devices(self.cost_model.topology)
+        times_s = []
+        for matching in matchings(tuple(units for _, units in placed)):
+            lanes = np.array(_lanes(matching, [node for node, _ in placed]))
+            rings = self.cost_model.topology.rings(np.repeat(first[lanes], tp, axis=0))
+            times_s.append(max(tail.tied_s(tied.parameters, path) for path in rings.paths))
+        return min(times_s)
+
+    @cached_property
+    def _weights_tied(self) -> TiedWeight | None:
+        """The weight that both ends of the chain hold, if there is one."""
+        return self.cost_model.costs(self.candidate).memory.weights.tied
+
+    def stand_ins(self, pairs: tuple[Pairs, ...]) -> list[tuple[int, tuple[int, int]]]:
+        """Give each entry of the classes a node of its class; all different."""
+        return [
+            (node_class.nodes[place], entry)
+            for node_class, entries in zip(self.classes, pairs, strict=True)
+            for place, entry in enumerate(entries)
+        ]
+
+    def _price(self, relations: list[tuple[Pairs, ...]]) -> None:
+        """Price all matchings of several relations at once."""
+        tried: list[tuple[int, Matching]] = []
+        lanes: list[list[int]] = []
+        for index, relation in enumerate(relations):
+            placed = self.stand_ins(relation)
+            for matching in matchings(tuple(units for _, units in placed)):
+                tried.append((index, matching))
+                ends = _lanes(matching, [node for node, _ in placed])
+                lanes += [[left for left, _ in ends], [right for _, right in ends]]
+        seconds, rows = self._costs(lanes).cuts.rows(
+            duplex=self.cost_model.experiment.traits.duplex_transfers
+        )
+        found: list[list[tuple[FloatArray, Matching]]] = [[] for _ in relations]
+        for (index, matching), row in zip(tried, rows[::2].tolist(), strict=True):
+            found[index].append((seconds[row], matching))
+        for relation, priced in zip(relations, found, strict=True):
+            self._known[relation] = tuple(
+                CutRow(row=self._row(price), matching=matching)
+                for price, matching in _lowest(priced)
+            )
+
+    def _row(self, seconds: FloatArray) -> int:
+        """Number a row of seconds."""
+        row = self._rows.setdefault(seconds.tobytes(), len(self._rows))
+        if row == len(self._seconds):
+            self._seconds.append(seconds)
+        return row
+
+    def _costs(self, lanes: list[list[int]]) -> CandidateCosts:
+        """Ask for the costs of a row of blocks that stand on the first devices of nodes."""
+        first = _first_devices(self.cost_model.topology)
+        grid = np.repeat(first[np.array(lanes)], self.candidate.tp)
+        stages = replace(self.candidate, pp=len(lanes))
+        return self.cost_model.costs(stages, tuple(grid.tolist()))
+
+    def _tail(self, placed: list[tuple[int, tuple[int, int]]]) -> tuple[float, float]:
+        """Return what a block's tail takes: fixed, and per parameter."""
+        topology, dp = self.cost_model.topology, self.candidate.dp
+        sharers = {node: self.candidate.tp * promise for node, (_, promise) in placed}
+        ring = topology.ring(tuple(sorted(sharers)), dp, sharers)
+        devices = (topology.cluster.nodes[node].device for node in sharers)
+        device = min(devices, key=lambda found: found.memory_bytes_per_s)
+        tail = self.cost_model.tail
+        none, many = (
+            tail.sync_s(parameters, dp, ring, device) + tail.optimizer_s(parameters, dp, device)
+            for parameters in (0.0, MANY_PARAMETERS)
+        )
+        return none, (many - none) / MANY_PARAMETERS
+
+
+def _lanes(matching: Matching, nodes: Sequence[int]) -> list[Lane]:
+    """Return both nodes of every message."""
+    return [(nodes[i], nodes[j]) for i, j, units in matching for _ in range(units)]
+
+
+def _lowest(priced: list[tuple[FloatArray, Matching]]) -> list[tuple[FloatArray, Matching]]:
+    """Keep the prices that no other one undercuts everywhere; of equal ones the first."""
+    kept: list[tuple[FloatArray, Matching]] = []
+    for price, matching in priced:
+        if any((other <= price).all() for other, _ in kept):
+            continue
+        kept = [entry for entry in kept if not (price <= entry[0]).all()]
+        kept.append((price, matching))
+    return kept
+
+
+def _first_devices(topology: Topology) -> IntArray:
+    """Return the first device of each node."""
+    slots = [node.num_slots for node in topology.cluster.nodes]
+    return np.concatenate(([0], np.cumsum(slots)[:-1])).astype(np.int64)

@@ -1,0 +1,203 @@
+"""Orders of nodes over stages, posed as the one partition problem; and the tail as a cap on it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from amp_ray.cost.topology import FloatArray, IntArray
+from amp_ray.partition import NO_ROW, PartitionProblem, StageOptions, StageTables
+from amp_ray.search.placement.flat import FlatGraph
+from amp_ray.search.placement.needs import StageNeeds
+from amp_ray.search.placement.nodes import ClassMoves
+from amp_ray.search.placement.numbers import numbered
+from amp_ray.search.placement.prices import BlockPrices, Prices
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PlacementProblem:
+    """All placements of one candidate, as a partition problem.
+
+    Args:
+        graph: Places and options of every stage.
+        moves: Steps of every class.
+        prices: Of blocks and cuts.
+        needs: Memory and parameters.
+        blocking: Whether transfers block their stages.
+    """
+
+    graph: FlatGraph
+    moves: tuple[ClassMoves, ...]
+    prices: Prices
+    needs: StageNeeds
+    blocking: bool
+
+    @property
+    def work(self) -> int:
+        """Options times layers that their stages can end at: what a cap on the beat takes."""
+        return len(self.graph.source) * (self.problem.num_layers + 1 - len(self.graph.levels))
+
+    def capped(self, cap_s: float, tied_s: float) -> PartitionProblem:
+        """Return the problem in which no stage's tail takes longer than a cap.
+
+        Args:
+            cap_s: Seconds; may be infinite.
+            tied_s: One of `tied_times_s`. Only placements whose tied weights take no longer are
+                left, and the ends of the pipeline are charged as much.
+        """
+        _, _, tails, ends = self._memory_keys[0].T
+        tied = np.concatenate((self.tied_times_s, (0.0, 0.0)))
+        middle, charged = (self._tail_starts(cap_s, extra_s) for extra_s in (0.0, tied_s))
+        limits = np.where(
+            (ends == len(self.tied_times_s) + 1)[:, None], middle[tails], charged[tails]
+        )
+        nowhere = np.arange(limits.shape[1])
+        limits = np.where((tied[ends] > tied_s)[:, None], nowhere, limits)
+        starts = np.maximum(self._memory_rows, limits)
+        return replace(self.problem, tables=replace(self.problem.tables, earliest_start=starts))
+
+    @cached_property
+    def problem(self) -> PartitionProblem:
+        """The problem without a cap on the tail."""
+        blocks, cuts = self._blocks[0], self.prices.cut_time_s
+        num_layers = blocks.time_prefix_s.shape[1] - 1
+        cuts = cuts if len(cuts) else np.zeros((0, num_layers + 1))
+        before, after = self.graph.cut_rows
+        pairs, beat_row = self._beats(before, after)
+        padded = np.vstack([cuts, np.zeros((1, num_layers + 1))])
+        # No cut is at either end of the chain; the solver is faster where beats grow with layers.
+        padded[:, [0, -1]] = padded[:, [1, -2]]
+        from_state, to_state = self.graph.ends
+        return PartitionProblem(
+            tables=StageTables(
+                time_prefix_s=blocks.time_prefix_s,
+                cut_time_s=cuts,
+                beat_start_s=padded[pairs[:, 0]],
+                beat_end_s=padded[pairs[:, 1]],
+                earliest_start=self._memory_rows,
+                latest_start=self.needs.latest_start,
+            ),
+            options=StageOptions(
+                time_row=blocks.time_row[self._block_of_option],
+                from_state=from_state,
+                to_state=to_state,
+                cut_row=before,
+                beat_row=beat_row,
+                memory_row=self._memory_keys[1],
+            ),
+            num_micro_batches=self.prices.candidate.num_micro_batches,
+        )
+
+    def tail_s(self, bounds: Sequence[int], options: Sequence[int], tied_s: float) -> float:
+        """Return what the slowest stage's tail takes.
+
+        Args:
+            bounds: Of the stages.
+            options: Of the stages.
+            tied_s: Charged to the ends.
+        """
+        kinds = self._tail_of_block[self._block_of_option[list(options)]]
+        tails = self._tail_table[kinds, bounds[:-1], bounds[1:]]
+        return float(max(tails.max(), tails[[0, -1]].max() + tied_s))
+
+    @cached_property
+    def tied_times_s(self) -> FloatArray:
+        """The different times that tied weights can take, ascending; 0 where it does not count."""
+        return np.unique(self._tied_of_place)
+
+    @cached_property
+    def least_tail_s(self) -> float:
+        """No stage that holds an even share, or the largest layer, has a shorter tail."""
+        held = self.needs.parameters
+        most = max(float(np.diff(held).max()), float(held[-1]) / len(self.graph.levels))
+        kinds = self._tail_kinds
+        return float((kinds[:, 0] + kinds[:, 1] * most).min())
+
+    @cached_property
+    def _tied_of_place(self) -> FloatArray:
+        """Time of the tied weights by the last stage's place."""
+        places = self.graph.levels[-1].states
+        if not self.needs.tied_counts:
+            return np.zeros(len(places))
+        columns = [moves.ends_of_state[places[:, c]] for c, moves in enumerate(self.moves)]
+        kinds, kind = numbered(*columns)
+        times_s = [
+            self.prices.tied_s(
+                tuple(moves.ends[index] for moves, index in zip(self.moves, row, strict=True))
+            )
+            for row in kinds.tolist()
+        ]
+        return np.array(times_s)[kind]
+
+    def _beats(self, before: IntArray, after: IntArray) -> tuple[IntArray, IntArray]:
+        """Return the different pairs of cuts around a stage, and each option's pair."""
+        if not self.blocking:
+            return np.empty((0, 2), np.int64), np.full(len(before), NO_ROW)
+        pairs, row = numbered(before + 1, after + 1)
+        return pairs - 1, row
+
+    @cached_property
+    def _blocks(self) -> tuple[BlockPrices, IntArray]:
+        """Prices of the different blocks, and the block of each place."""
+        places = np.concatenate([level.states for level in self.graph.levels])
+        columns = [moves.block_of_state[places[:, c]] for c, moves in enumerate(self.moves)]
+        kinds, kind = numbered(*columns)
+        blocks = [
+            tuple(moves.blocks[index] for moves, index in zip(self.moves, row, strict=True))
+            for row in kinds.tolist()
+        ]
+        return self.prices.blocks(blocks), kind
+
+    @cached_property
+    def _block_of_option(self) -> IntArray:
+        """Block of each option's stage."""
+        return self._blocks[1][self.graph.place]
+
+    @cached_property
+    def _tail_kinds(self) -> FloatArray:
+        """The different tails, shape ``(num_tails, 2)``."""
+        return np.unique(self._blocks[0].tails, axis=0)
+
+    @cached_property
+    def _tail_of_block(self) -> IntArray:
+        """Tail of each block."""
+        _, kind = np.unique(self._blocks[0].tails, axis=0, return_inverse=True)
+        return kind.reshape(-1).astype(np.int64)
+
+    @cached_property
+    def _tail_table(self) -> FloatArray:
+        """Seconds by tail, first layer and end, shape ``(num_tails, L + 1, L + 1)``."""
+        held = self.needs.parameters
+        inside = np.maximum(held[None, :] - held[:, None], 0.0)
+        kinds = self._tail_kinds
+        return kinds[:, 0, None, None] + kinds[:, 1, None, None] * inside
+
+    def _tail_starts(self, cap_s: float, extra_s: float) -> IntArray:
+        """Return per tail and end the first start under the cap; the end itself where none is."""
+        within = self._tail_table + extra_s <= cap_s
+        ends = np.arange(within.shape[1])
+        within |= ends[:, None] >= ends
+        starts: IntArray = within.argmax(axis=1)
+        return starts
+
+    @cached_property
+    def _memory_keys(self) -> tuple[IntArray, IntArray]:
+        """The different (stage, memory, tail, end) of options, and each option's."""
+        blocks = self._blocks[0]
+        sizes = np.array(sorted(self.needs.earliest_start))
+        size = np.searchsorted(sizes, blocks.memory_bytes)[self._block_of_option]
+        tail = self._tail_of_block[self._block_of_option]
+        ends = np.full(len(size), len(self.tied_times_s) + 1)
+        if len(self.graph.levels) > 1:
+            ends[self.graph.depth == 0] = len(self.tied_times_s)
+        last = len(self.graph.levels[-1].states)
+        ends[-last:] = np.searchsorted(self.tied_times_s, self._tied_of_place)
+        return numbered(self.graph.depth, size, tail, ends)
+
+    @cached_property
+    def _memory_rows(self) -> IntArray:
+        """Earliest starts by memory alone, a row per (stage, memory, tail, end)."""
+        starts = [self.needs.earliest_start[size] for size in sorted(self.needs.earliest_start)]
+        keys = self._memory_keys[0]
+        return np.array(starts)[keys[:, 1], keys[:, 0]]

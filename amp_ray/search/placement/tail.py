@@ -1,0 +1,167 @@
+"""The best placement by closed form and tail: a search over caps on the tail around the solver.
+
+What follows the pipeline, gradient sync and optimizer step, takes as long as its slowest stage.
+That is a second bottleneck beside the slowest beat, so it is searched in the same way: let ``P(c)``
+be the shortest pipeline whose tails stay within ``c``. It never grows with ``c``; a solution with
+tail ``t`` settles all caps from ``t`` on, and intervals that cannot hold a better sum are dropped.
+"""
+
+import math
+from dataclasses import dataclass, field, replace
+from heapq import heappop, heappush
+from typing import Final, NamedTuple
+
+from amp_ray.partition import InfeasiblePartition, PartitionSolution, PrunedPartition, solve
+from amp_ray.search.cuts import EVALUATIONS_TO_TELL, NO_LIMIT
+from amp_ray.search.placement.problem import PlacementProblem
+
+MOST_WORK: Final = 60_000_000
+"""Options times layers that their stages can end at, summed over caps on the slowest beat, after
+which the best so far is kept: half a second."""
+
+FEWEST_EVALUATIONS: Final = 3
+"""Caps on the slowest beat that are tried for the first cap on the tail, whatever they cost."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """One placement with its cuts.
+
+    Args:
+        value_s: Closed form of the pipeline, and the tail.
+        tail_s: The tail in it.
+        bounds: Of the stages.
+        options: Of the stages.
+    """
+
+    value_s: float
+    tail_s: float
+    bounds: tuple[int, ...]
+    options: tuple[int, ...]
+
+
+class Interval(NamedTuple):
+    """Tails that are not settled yet, for one time of the tied weights.
+
+    Attributes:
+        bound_s: No placement with such a tail costs less.
+        low_s: Shortest tail.
+        high_s: Longest tail.
+        pipeline_s: No pipeline with such a tail is shorter.
+        tied_s: What the tied weights take at most, and are charged.
+    """
+
+    bound_s: float
+    low_s: float
+    high_s: float
+    pipeline_s: float
+    tied_s: float
+
+
+@dataclass(slots=True, kw_only=True)
+class TailSearch:
+    """Intervals of tails that are still open, and the placements found.
+
+    Args:
+        problem: All placements.
+        upper_bound_s: Only placements that cost no more are of interest.
+        most_work: What may be spent, as in `MOST_WORK`.
+    """
+
+    problem: PlacementProblem
+    upper_bound_s: float = math.inf
+    most_work: float = MOST_WORK
+    found: list[Placed] = field(default_factory=list)
+    _open: list[Interval] = field(default_factory=list)
+    _unwanted_s: float = math.inf
+
+    def run(self) -> None:
+        """Search until the best is proven or the work is done; without result if none fits."""
+        least_s = self.problem.least_tail_s
+        *others_s, longest_s = self.problem.tied_times_s.tolist()
+        self._offer(max(least_s, longest_s), math.inf, 0.0, longest_s)
+        shortest_s = self._try(heappop(self._open), math.inf)
+        for tied_s in others_s:
+            self._offer(max(least_s, tied_s), math.inf, shortest_s, tied_s)
+        at_top = True
+        while self._open and self._open[0].bound_s < self._limit_s():
+            if self.most_work <= 0 and self.found:
+                return
+            interval = heappop(self._open)
+            high_s = min(interval.high_s, self._limit_s() - interval.pipeline_s)
+            middle_s = interval.low_s + (high_s - interval.low_s) / 2
+            self._try(interval, high_s if at_top else middle_s)
+            at_top = not at_top
+
+    @property
+    def value_s(self) -> float:
+        """The least objective found so far."""
+        return min((placed.value_s for placed in self.found), default=math.inf)
+
+    @property
+    def lower_bound_s(self) -> float:
+        """No placement has a smaller objective, where one is found or none was of interest."""
+        open_s = self._open[0].bound_s if self._open else math.inf
+        return min(self._limit_s(), open_s, self._unwanted_s)
+
+    def _limit_s(self) -> float:
+        """Return the most that a placement of interest may cost."""
+        return min(self.value_s, self.upper_bound_s)
+
+    def _try(self, interval: Interval, cap_s: float) -> float:
+        """Solve for one cap in an interval, open what it does not settle, and bound pipelines."""
+        low_s, high_s, tied_s = interval.low_s, interval.high_s, interval.tied_s
+        size = self.problem.work
+        solution = solve(
+            self.problem.capped(cap_s, tied_s),
+            upper_bound_s=max(self._limit_s() - low_s, 0.0),
+            max_evaluations=max(FEWEST_EVALUATIONS, math.ceil(self.most_work / size)),
+        )
+        self._offer(math.nextafter(cap_s, math.inf), high_s, interval.pipeline_s, tied_s)
+        if isinstance(solution, InfeasiblePartition):
+            self.most_work -= size
+            return math.inf
+        self.most_work -= solution.num_evaluations * size
+        # What the interval knew still holds where the solver has stopped early.
+        pipeline_s = max(solution.lower_bound_s, interval.pipeline_s)
+        if isinstance(solution, PrunedPartition):
+            self._unwanted_s = min(self._unwanted_s, pipeline_s + low_s)
+            return pipeline_s
+        placed = _placed(self.problem, solution, tied_s)
+        self.found.append(placed)
+        self._offer(low_s, math.nextafter(placed.tail_s, -math.inf), pipeline_s, tied_s)
+        # Settled only as far as the solver has proved it.
+        self._unwanted_s = min(self._unwanted_s, pipeline_s + placed.tail_s)
+        return pipeline_s
+
+    def _offer(self, low_s: float, high_s: float, pipeline_s: float, tied_s: float) -> None:
+        """Open an interval, unless it is empty."""
+        if low_s <= high_s and low_s < math.inf:
+            heappush(self._open, Interval(pipeline_s + low_s, low_s, high_s, pipeline_s, tied_s))
+
+
+def _placed(problem: PlacementProblem, solution: PartitionSolution, tied_s: float) -> Placed:
+    """Cost a solution with its tail."""
+    tail_s = problem.tail_s(solution.bounds, solution.options, tied_s)
+    return Placed(
+        value_s=solution.value_s + tail_s,
+        tail_s=tail_s,
+        bounds=solution.bounds,
+        options=solution.options,
+    )
+
+
+def without_limits(problem: PlacementProblem) -> Placed | None:
+    """Return a good placement that ignores memory, to tell by how much a candidate fails.
+
+    Args:
+        problem: One in which nothing fits.
+    """
+    posed = problem.problem
+    roomy = replace(posed, options=replace(posed.options, memory_row=NO_LIMIT))
+    free = replace(roomy, tables=replace(roomy.tables, latest_start=NO_LIMIT))
+    for unlimited in (roomy, free):
+        solution = solve(unlimited, max_evaluations=EVALUATIONS_TO_TELL)
+        if isinstance(solution, PartitionSolution):
+            return _placed(problem, solution, 0.0)
+    return None

@@ -1,0 +1,195 @@
+"""Oracle of the heterogeneous search: every plan on a small cluster, one by one."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain, combinations, pairwise, product
+
+import numpy as np
+
+from amp_ray.cost.crossings import StageGroup
+from amp_ray.cost.model import CostModel
+from amp_ray.cost.topology import FloatArray
+from amp_ray.search.heterogeneous.kinds import device_kinds
+from amp_ray.search.heterogeneous.objective import cut_s
+from amp_ray.search.heterogeneous.options import GroupCosts
+from amp_ray.spec.candidate import GroupsCandidate
+from amp_ray.spec.strategy import Stage, Strategy
+
+Taken = tuple[int, ...]
+"""Devices of each kind that stages have taken."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PlanOracle:
+    """Compares all plans of one candidate: any next devices of every kind, any cuts, any shares.
+
+    Args:
+        cost_model: Of a small experiment.
+        candidate: Micro-batch, its number, recompute.
+    """
+
+    cost_model: CostModel
+    candidate: GroupsCandidate
+    _cuts: dict[tuple[int, int], FloatArray] = field(init=False, default_factory=dict)
+
+    def best(self) -> tuple[float, Strategy | None]:
+        """Return the smallest objective of a plan that fits, and one that has it."""
+        best: tuple[float, Strategy | None] = (math.inf, None)
+        for groups in self._pipelines((0,) * len(self._rows), ()):
+            for value_s, bounds in self._values(groups):
+                if value_s < best[0]:
+                    plan = self.plan(groups, bounds)
+                    if self.cost_model.estimate(plan).feasible:
+                        best = value_s, plan
+        return best
+
+    def plan(self, groups: Sequence[StageGroup], bounds: Sequence[int]) -> Strategy:
+        """Return the strategy of stages and cuts."""
+        shares = [group.shares for group in groups]
+        even = len(set(shares)) == 1 and len(set(shares[0])) == 1
+        stages = tuple(
+            Stage(
+                first_layer=first,
+                end_layer=end,
+                tp=group.tp,
+                dp=group.dp,
+                recompute=self.candidate.recompute,
+                shares=None if even else group.shares,
+            )
+            for group, (first, end) in zip(groups, pairwise(bounds), strict=True)
+        )
+        return Strategy(
+            stages=stages,
+            micro_batch_size=shares[0][0] if even else self.candidate.micro_batch_size,
+            num_micro_batches=self.candidate.num_micro_batches,
+            placement=tuple(
+                chain.from_iterable(group.devices.ravel().tolist() for group in groups)
+            ),
+        )
+
+    def _pipelines(
+        self, taken: Taken, later: tuple[StageGroup, ...]
+    ) -> Iterator[tuple[StageGroup, ...]]:
+        """Put every stage before those that are there, and go on."""
+        if later:
+            yield later
+        most = min(
+            self.cost_model.experiment.limits.max_pp or math.inf,
+            self.cost_model.experiment.model.num_layers,
+        )
+        if len(later) >= most:
+            return
+        lengths = [range(used, len(row) + 1) for used, row in zip(taken, self._rows, strict=True)]
+        for after in product(*lengths):
+            if after != taken:
+                for group in self._groups(taken, after):
+                    yield from self._pipelines(after, (group, *later))
+
+    def _groups(self, taken: Taken, after: Taken) -> list[StageGroup]:
+        """Return every use of the devices between two states."""
+        if (taken, after) not in self._known:
+            devices = [
+                device
+                for row, used, end in zip(self._rows, taken, after, strict=True)
+                for device in row[len(row) - end : len(row) - used]
+            ]
+            self._known[taken, after] = list(self._uses(devices))
+        return self._known[taken, after]
+
+    @cached_property
+    def _known(self) -> dict[tuple[Taken, Taken], list[StageGroup]]:
+        """Groups by what was taken before and after."""
+        return {}
+
+    def _uses(self, devices: list[int]) -> Iterator[StageGroup]:
+        """Give every tp inside nodes, and every split between ranks of different kinds."""
+        node_of_device = self.cost_model.experiment.cluster.node_of_device
+        kind_of_device = {device: kind for kind, row in enumerate(self._rows) for device in row}
+        for tp in self._costs[False].tps:
+            if len(devices) % tp:
+                continue
+            grid = np.array(devices).reshape(-1, tp)
+            nodes = [{node_of_device[device] for device in row} for row in grid.tolist()]
+            if any(len(row) > 1 for row in nodes):
+                continue
+            kinds = [kind_of_device[device] for device in grid[:, 0].tolist()]
+            for shares in _splits(self.candidate.micro_batch_size, kinds):
+                yield self._costs[False].group(grid, shares)
+
+    def _values(self, groups: tuple[StageGroup, ...]) -> Iterator[tuple[float, tuple[int, ...]]]:
+        """Give the objective of every cut of a pipeline, as `objective_s` has it."""
+        given = self.cost_model.experiment
+        nodes = self.cost_model.topology.node_of_device
+        used = {node for group in groups for node in nodes[group.devices].ravel().tolist()}
+        costs, num_layers = self._costs[len(used) == 1], given.model.num_layers
+        times = [costs.slowest_s(group) for group in groups]
+        cuts = [self._cut(left, right) for left, right in pairwise(groups)]
+        for inner in combinations(range(1, num_layers), len(groups) - 1):
+            bounds = (0, *inner, num_layers)
+            yield self._value(costs, groups, times, cuts, bounds), bounds
+
+    def _value(
+        self,
+        costs: GroupCosts,
+        groups: tuple[StageGroup, ...],
+        times: list[FloatArray],
+        cuts: list[FloatArray],
+        bounds: tuple[int, ...],
+    ) -> float:
+        """Return the objective of one plan."""
+        given = self.cost_model.experiment
+        took = [
+            float(row[first:end].sum()) + given.constants.host_s_per_micro_batch
+            for row, (first, end) in zip(times, pairwise(bounds), strict=True)
+        ]
+        sends = [float(row[cut]) for row, cut in zip(cuts, bounds[1:-1], strict=True)]
+        blocked = [*sends, 0.0] if given.traits.blocking_transfers else [0.0] * len(took)
+        slowest = max(own + cut for own, cut in zip(took, blocked, strict=True))
+        tails = []
+        for index, (group, (first, end)) in enumerate(zip(groups, pairwise(bounds), strict=True)):
+            fixed_s, per = costs.tail(group.devices)
+            is_end = len(groups) > 1 and index in (0, len(groups) - 1)
+            held = float(costs.parameters[first:end].sum()) / group.tp
+            tails.append(fixed_s + per * held + is_end * costs.tied_s(group.devices))
+        later = (self.candidate.num_micro_batches - 1) * slowest
+        return sum(took) + sum(sends) + later + max(tails) + given.constants.host_s_per_iteration
+
+    def _cut(self, left: StageGroup, right: StageGroup) -> FloatArray:
+        """Return the price of a cut; groups are kept, so their identity is a key."""
+        key = id(left), id(right)
+        if key not in self._cuts:
+            self._cuts[key] = cut_s(self.cost_model, (left, right))
+        return self._cuts[key]
+
+    @cached_property
+    def _rows(self) -> tuple[tuple[int, ...], ...]:
+        """Devices of each kind."""
+        return device_kinds(self.cost_model.experiment.cluster, by_links=True)
+
+    @cached_property
+    def _costs(self) -> dict[bool, GroupCosts]:
+        """Prices of groups, by whether a plan stays inside a node."""
+        one = len(self.cost_model.experiment.cluster.nodes) == 1
+        return {
+            inside: GroupCosts(
+                cost_model=self.cost_model, candidate=self.candidate, one_node=inside or one
+            )
+            for inside in (False, True)
+        }
+
+
+def _splits(num_samples: int, kinds: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Give every way to share samples; within a kind evenly, the first ranks get more."""
+    runs = [(kind, kinds.count(kind)) for kind in dict.fromkeys(kinds)]
+    for split in product(range(1, num_samples + 1), repeat=len(runs)):
+        counts = [count for _, count in runs]
+        if sum(split) == num_samples and all(
+            samples >= count for samples, count in zip(split, counts, strict=True)
+        ):
+            yield tuple(
+                samples // count + (place < samples % count)
+                for samples, count in zip(split, counts, strict=True)
+                for place in range(count)
+            )

@@ -1,0 +1,163 @@
+"""The published planner's larger cases, from its own files, for speed and for the best plans."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from amp_ray.baselines.metis2024_groups import MetisLimits
+from amp_ray.baselines.metis2024_plan import MetisSetting
+from amp_ray.formats.metis_cluster import metis_cluster, parse_metis_clusterfile
+from amp_ray.formats.metis_profile import parse_metis_profile
+from amp_ray.spec.published_profile import FloatArray, Key, PublishedEntry, PublishedProfile
+
+NODES: Final[Mapping[str, str]] = {
+    "V100": "0.0.0.1",
+    "P100": "0.0.0.2",
+    "T4": "0.0.0.3",
+    "A100": "0.0.0.4",
+}
+"""Addresses of its cluster file."""
+
+MEASURED_LAYERS: Final = 10
+"""Of its profiles."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetisCase:
+    """One case, with what is asked of it.
+
+    Args:
+        name: For people.
+        nodes: Type and devices of every node.
+        profile: Folder of its profile.
+        listed_first: The profile file that model-level values come from.
+        num_layers: Of the model; the measured middle layer is repeated.
+        target_s: Process CPU seconds that a search may take.
+        target_ms: What a plan may take by its formulas, to the millisecond; None where nothing
+            is known of the best one.
+        metis_s: What its own search takes; None where it did not end.
+    """
+
+    name: str
+    nodes: tuple[tuple[str, int], ...]
+    profile: str
+    listed_first: Key
+    target_s: float
+    num_layers: int = MEASURED_LAYERS
+    target_ms: float | None = None
+    metis_s: float | None = None
+
+
+T4_FIRST: Final = ("T4", 4, 4)
+LIMITS: Final = MetisLimits(max_tp=4, max_size=4)
+"""Those of its own runs."""
+
+PAIRS: Final = (("A100", 8), ("A100", 8), ("T4", 8), ("T4", 8))
+
+CASES: Final = (
+    MetisCase(
+        name="16 devices, 2 types",
+        nodes=(("T4", 4), ("A100", 4), ("A100", 4), ("A100", 4)),
+        profile="a100_t4",
+        listed_first=("A100", 2, 2),
+        target_s=0.05,
+        target_ms=3825,
+        metis_s=33.7,
+    ),
+    MetisCase(
+        name="4 types x 4",
+        nodes=tuple((kind, 4) for kind in NODES),
+        profile="all4_ext",
+        listed_first=T4_FIRST,
+        target_s=0.3,
+        target_ms=6493,
+        metis_s=33.8,
+    ),
+    MetisCase(
+        name="4 types x 8",
+        nodes=tuple((kind, 8) for kind in NODES),
+        profile="all4_ext",
+        listed_first=T4_FIRST,
+        target_s=0.5,
+        target_ms=3449,
+        metis_s=2.8,
+    ),
+    *(
+        MetisCase(
+            name="32 devices, 2 types",
+            nodes=PAIRS,
+            profile="a100_t4_ext",
+            listed_first=T4_FIRST,
+            num_layers=num_layers,
+            target_s=target_s,
+            target_ms=target_ms,
+            metis_s=metis_s,
+        )
+        for num_layers, target_s, target_ms, metis_s in (
+            (18, 0.25, 4722, 25.0),
+            (26, 0.6, None, 102.5),
+            (34, 1.0, None, None),
+        )
+    ),
+    MetisCase(
+        name="64 devices, 2 types",
+        nodes=PAIRS * 2,
+        profile="a100_t4_ext",
+        listed_first=T4_FIRST,
+        num_layers=66,
+        target_s=10.0,
+    ),
+)
+
+
+def read_case(folder: Path, case: MetisCase, *, global_batch_size: int = 128) -> MetisSetting:
+    """Read what a case is given.
+
+    Args:
+        folder: Of the published files: ``clusters`` and ``profiles``.
+        case: Which one.
+        global_batch_size: Samples per optimizer step.
+    """
+    hostfile = "".join(f"{NODES[kind]} slots={slots}\n" for kind, slots in case.nodes)
+    clusterfile = parse_metis_clusterfile((folder / "clusters" / "clusterfile.json").read_text())
+    files = (folder / "profiles" / case.profile).iterdir()
+    profile = parse_metis_profile(
+        {path.name: path.read_text() for path in files}, folder=case.profile
+    )
+    return MetisSetting(
+        cluster=metis_cluster(hostfile, clusterfile).cluster,
+        profile=with_layers(profile, case.num_layers),
+        memory_bytes=clusterfile.memory_bytes(),
+        hidden_size=4096,
+        sequence_length=1024,
+        vocab_size=51200,
+        global_batch_size=global_batch_size,
+        listed_first=case.listed_first,
+    )
+
+
+def with_layers(profile: PublishedProfile, num_layers: int) -> PublishedProfile:
+    """Repeat the second layer until a profile has so many."""
+    entries = {key: _longer(entry, num_layers) for key, entry in profile.entries.items()}
+    return replace(profile, entries=entries)
+
+
+def _longer(entry: PublishedEntry, num_layers: int) -> PublishedEntry:
+    """Repeat the second layer of one entry; what the model takes beyond its layers stays."""
+    layer_s = _repeated(entry.layer_s, num_layers)
+    whole_s = None if entry.rest_s is None else float(layer_s.sum()) + entry.rest_s
+    return replace(
+        entry,
+        layer_s=layer_s,
+        layer_memory_bytes=_repeated(entry.layer_memory_bytes, num_layers),
+        layer_parameter_bytes=_repeated(entry.layer_parameter_bytes, num_layers),
+        forward_backward_s=whole_s,
+    )
+
+
+def _repeated(values: FloatArray, num_layers: int) -> FloatArray:
+    """Repeat the second value."""
+    return np.concatenate([values[:1], np.repeat(values[1:2], num_layers - 2), values[-1:]])

@@ -1,0 +1,14 @@
+"""Where to put what on three V100 nodes and one T4 node: GPT-2 on the heterogeneous cluster of AMP.
+
+The same as ``het_cluster.py``, but stages may run on any devices. The published planner tiles the
+cluster and averages its devices; here the order of nodes over stages, the cuts and the memory are
+chosen together. What our cost model thinks of its 53 published strategies, for comparison:
+
+    python experiments/het_placement.py
+    amp-ray score experiments/het_cluster.yaml --strategies amp_ray/data/tables/amp-2022-het-cluster.csv
+"""
+
+from amp_ray.cli.script import run_experiment
+
+if __name__ == "__main__":
+    run_experiment(__file__, "Place GPT-2 on 3 x 4 V100 + 4 T4: devices and cuts together.")

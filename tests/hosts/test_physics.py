@@ -1,0 +1,336 @@
+"""Real training on test hosts shows what links and slow hosts cost, and the cost model agrees.
+
+Trials of what is compared take turns, so that whatever else the machine does meets all of them
+alike, and medians over trials are compared. ``pytest -rP`` shows what was measured.
+"""
+
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+import pytest
+
+from amp_ray.cost.estimate import Estimate
+from amp_ray.cost.model import CostModel
+from amp_ray.runtime.launcher import Launcher, WarmUp
+from amp_ray.runtime.program_files import program_files
+from amp_ray.search.planner import AmpRayPlanner
+from amp_ray.spec.candidate import Candidate
+from amp_ray.spec.experiment import Experiment
+from amp_ray.spec.strategy import Strategy, candidate_of
+from amp_ray.testing.experiments import experiment_from
+from amp_ray.testing.hosts import HostCluster, why_unavailable
+from amp_ray.trials.command import trial_launch, trial_warm_up
+from amp_ray.trials.outcome import Measured
+
+from .conftest import Bench, require
+
+pytestmark = [
+    pytest.mark.hosts,
+    pytest.mark.skipif(
+        not (find_spec("torch") and find_spec("deepspeed")),
+        reason="torch and DeepSpeed are not installed: pip install 'amp-ray[training]'",
+    ),
+]
+
+SHAPED_BITS_PER_S = 200_000_000
+SHAPED_GBIT_PER_S = 0.2
+FREE_GBIT_PER_S = 7.0
+"""About what an unshaped link of test hosts does; the processor is its limit."""
+
+CORES = 0.8
+SLOW_CORES = 0.4
+"""Both hosts together leave something of the two cores that every machine has: what else runs
+there must not slow down one host more than the other."""
+
+BATCH_SIZE = 8
+NUM_ROUNDS = 3
+MOST_APART = 1.4
+"""Largest over smallest time of one strategy; beyond, something else ran: trials go on once."""
+
+TEXT = """\
+name: physics
+model: {family: gpt2, num_layers: BLOCKS, hidden_size: 256, num_heads: 4, sequence_length: 80,
+        vocab_size: 61}
+cluster:
+  hostfile: hostfile
+  nodes:
+    - {device: cpu, slots: SLOTS, intra_gbit_per_s: 20, inter_gbit_per_s: GBIT}
+    - {device: SECOND, slots: SLOTS, intra_gbit_per_s: 20, inter_gbit_per_s: GBIT}
+precision: fp32
+optimizer: sgd
+global_batch_size: 8
+search: {space: placement}
+trials: {backend: ssh, steps: 3, warmup_steps: 1, timeout_s: 120}
+"""
+SLOW_DEVICE = "{name: cpu, memory_gib: 4, memory_gbyte_per_s: 5, fp32_tflops: 0.025}"
+"""Half of the catalogue's ``cpu`` in every respect that takes time."""
+
+Times = Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """Hosts as they are, and as an experiment describes them.
+
+    Args:
+        experiment: With what is trained.
+        bits_per_s: Rate of both links; None for as fast as they are.
+        second_cores: Share of the processor that the second host gets.
+    """
+
+    experiment: Experiment
+    bits_per_s: int | None
+    second_cores: float = CORES
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """What strategies took on some hosts, and what the cost model said.
+
+    Args:
+        measured_s: Median over trials, by name.
+        predicted_s: Of the same strategies.
+    """
+
+    measured_s: Times
+    predicted_s: Times
+
+    def ratio(self, slow: str, fast: str) -> float:
+        """Return how often one goes into the other, as measured."""
+        return self.measured_s[slow] / self.measured_s[fast]
+
+    def predicted_ratio(self, slow: str, fast: str) -> float:
+        """Return the same as predicted."""
+        return self.predicted_s[slow] / self.predicted_s[fast]
+
+    def __str__(self) -> str:
+        """List measured and predicted times."""
+        return ", ".join(
+            f"{name} {self.measured_s[name]:.3f} s (predicted {self.predicted_s[name]:.3f} s)"
+            for name in self.measured_s
+        )
+
+
+@dataclass(kw_only=True)
+class Bed:
+    """Two hosts whose warm agents stay, and what trains on them.
+
+    Args:
+        bench: Of the hosts.
+        launcher: Of all trials.
+        num_trials: That were run.
+    """
+
+    bench: Bench
+    launcher: Launcher
+    num_trials: int = 0
+
+    def compare(
+        self, strategies: Mapping[str, Strategy], *settings: Setting
+    ) -> tuple[Comparison, ...]:
+        """Predict and measure strategies in every setting; all settings take turns as well."""
+        trials: list[dict[str, list[float]]] = [{name: [] for name in strategies} for _ in settings]
+        self._take_turns(strategies, settings, trials)
+        if any(
+            max(times) > MOST_APART * min(times) for found in trials for times in found.values()
+        ):
+            self._take_turns(strategies, settings, trials)
+        return tuple(
+            Comparison(
+                measured_s={name: statistics.median(times) for name, times in found.items()},
+                predicted_s=predicted_s(setting.experiment, strategies),
+            )
+            for setting, found in zip(settings, trials, strict=True)
+        )
+
+    def _take_turns(
+        self,
+        strategies: Mapping[str, Strategy],
+        settings: Sequence[Setting],
+        trials: Sequence[Mapping[str, list[float]]],
+    ) -> None:
+        """Train with every strategy in every setting in turn, and add what it took."""
+        for _ in range(NUM_ROUNDS):
+            for setting, found in zip(settings, trials, strict=True):
+                self._set(setting)
+                for name, chosen in strategies.items():
+                    found[name].append(self._trial_s(setting.experiment, chosen))
+        for found in trials:
+            rounded = {name: [round(time_s, 3) for time_s in found[name]] for name in found}
+            sys.stdout.write(f"trials, in seconds per step: {rounded}\n")
+
+    def _set(self, setting: Setting) -> None:
+        """Shape both links, and give both hosts their share of the processor."""
+        cluster = self.bench.cluster
+        for host, cores in zip(cluster.hosts, (CORES, setting.second_cores), strict=True):
+            cluster.shape(host, setting.bits_per_s)
+            cluster.limit_cpu(host, cores)
+
+    def _trial_s(self, experiment: Experiment, chosen: Strategy) -> float:
+        """Train with a strategy; return the time of a step."""
+        self.num_trials += 1
+        launch = trial_launch(
+            experiment,
+            chosen,
+            trial_id=f"physics-{self.num_trials}",
+            hosts=[node.name for node in experiment.cluster.nodes],
+            files=program_files(experiment, self.bench.folder),
+            python=sys.executable,
+        )
+        outcome = self.launcher.run(launch, self.bench.folder / launch.trial_id)
+        assert isinstance(outcome, Measured), outcome
+        return outcome.iteration_time_s
+
+
+Show = Callable[[str, object], None]
+
+
+@pytest.fixture
+def show(record_property: Callable[[str, object], None]) -> Show:
+    """Keep a finding with the test's result, and print it."""
+
+    def keep(name: str, value: object) -> None:
+        record_property(name, str(value))
+        sys.stdout.write(f"{name}: {value}\n")
+
+    return keep
+
+
+@pytest.fixture(scope="module")
+def bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bed]:
+    """Two hosts for all tests here: to import torch and DeepSpeed takes as long as a trial."""
+    require(why_unavailable())
+    with HostCluster(num_hosts=2) as cluster, cluster.inside():
+        require(cluster.why_no_quota)
+        require(why_not_shaped(cluster))
+        bench = Bench(cluster, tmp_path_factory.mktemp("physics"))
+        preload = trial_warm_up(experiment_on(cluster))
+        assert preload is not None
+        warm_up = WarmUp(
+            python=sys.executable, modules=preload.modules, environment=preload.environment
+        )
+        with bench.launcher(warm_up=warm_up) as launcher:
+            yield Bed(bench=bench, launcher=launcher)
+        bench.wait_for(lambda: not any(map(cluster.programs, cluster.hosts)))
+        assert [bench.folders_on(host) for host in cluster.hosts] == [[], []]
+
+
+def why_not_shaped(cluster: HostCluster) -> str | None:
+    """Say why this kernel cannot shape links, or None when it can."""
+    try:
+        cluster.shape(cluster.hosts[0], SHAPED_BITS_PER_S)
+    except RuntimeError as error:
+        return str(error)
+    return None
+
+
+def experiment_on(
+    cluster: HostCluster,
+    *,
+    num_blocks: int = 8,
+    num_slots: int = 1,
+    gbit_per_s: float = FREE_GBIT_PER_S,
+    second: str = "cpu",
+) -> Experiment:
+    """Describe the hosts, and what is trained on them."""
+    text = TEXT
+    values = {"BLOCKS": num_blocks, "SLOTS": num_slots, "GBIT": gbit_per_s, "SECOND": second}
+    for word, value in values.items():
+        text = text.replace(word, str(value))
+    hostfile = "".join(f"{host.address} slots={num_slots}\n" for host in cluster.hosts)
+    return experiment_from(text, {"hostfile": hostfile})
+
+
+def strategy(
+    bounds: tuple[int, ...], placement: tuple[int, ...], *, dp: int = 1, size: int
+) -> Strategy:
+    candidate = Candidate(
+        tp=1,
+        dp=dp,
+        pp=len(bounds) - 1,
+        micro_batch_size=size,
+        num_micro_batches=BATCH_SIZE // (dp * size),
+    )
+    return Strategy.uniform(candidate, bounds, placement)
+
+
+def predicted_s(experiment: Experiment, strategies: Mapping[str, Strategy]) -> Times:
+    model = CostModel(experiment=experiment)
+    return {name: model.estimate(chosen).iteration_time_s for name, chosen in strategies.items()}
+
+
+def planned(experiment: Experiment, like: Strategy) -> Strategy:
+    """Let the planner choose cuts and devices of a strategy's degrees."""
+    found = AmpRayPlanner(experiment=experiment).plan(candidate_of(like))
+    assert isinstance(found, Estimate)
+    return found.strategy
+
+
+def test_data_parallel_suits_fast_links_and_the_pipeline_slow_ones(bed: Bed, show: Show) -> None:
+    # Both train micro-batches of four samples on one rank per host.
+    strategies = {
+        "data parallel": strategy((0, 11), (0, 1), dp=2, size=4),
+        "pipeline": strategy((0, 5, 11), (0, 1), size=4),
+    }
+    hosts = bed.bench.cluster
+    free = Setting(experiment=experiment_on(hosts), bits_per_s=None)
+    shaped = Setting(
+        experiment=experiment_on(hosts, gbit_per_s=SHAPED_GBIT_PER_S),
+        bits_per_s=SHAPED_BITS_PER_S,
+    )
+    fast, slow = bed.compare(strategies, free, shaped)
+    show("links as fast as they are", fast)
+    show("links of 200 Mbit/s", slow)
+    ratios = [links.ratio("data parallel", "pipeline") for links in (fast, slow)]
+    show("data parallel against pipeline, on both", ratios)
+    # What the model prefers is no mistake on either, though links that are not shaped are as fast
+    # as this machine's cores.
+    assert fast.predicted_ratio("pipeline", "data parallel") > 1
+    assert ratios[0] < 1.25
+    assert slow.predicted_ratio("data parallel", "pipeline") > 1
+    assert ratios[1] > 2
+    assert ratios[1] > 2 * ratios[0]
+
+
+def test_over_slow_links_pipelines_and_not_replicas_belong(bed: Bed, show: Show) -> None:
+    experiment = experiment_on(bed.bench.cluster, num_slots=2, gbit_per_s=SHAPED_GBIT_PER_S)
+    # Devices 0 and 1 are the first host's. Ranks are the replicas of the first stage, then those
+    # of the second.
+    replicas = strategy((0, 5, 11), (0, 2, 1, 3), dp=2, size=2)
+    pipelines = strategy((0, 5, 11), (0, 1, 2, 3), dp=2, size=2)
+    (found,) = bed.compare(
+        {"replicas": replicas, "pipelines": pipelines},
+        Setting(experiment=experiment, bits_per_s=SHAPED_BITS_PER_S),
+    )
+    show("across hosts", found)
+    show("replicas against pipelines", found.ratio("replicas", "pipelines"))
+    assert found.ratio("replicas", "pipelines") > 2
+    assert found.predicted_ratio("replicas", "pipelines") > 1
+    node_of_rank = [device // 2 for device in planned(experiment, replicas).placement]
+    assert node_of_rank in ([0, 0, 1, 1], [1, 1, 0, 0])
+
+
+def test_a_slow_host_is_best_given_fewer_layers(bed: Bed, show: Show) -> None:
+    experiment = experiment_on(bed.bench.cluster, num_blocks=10, second=SLOW_DEVICE)
+    # The embedding is with the first blocks, the last norm and the head are with the last.
+    even = strategy((0, 6, 13), (0, 1), size=1)
+    uneven = strategy((0, 8, 13), (0, 1), size=1)
+    plan = planned(experiment, even)
+    strategies = {"5:5": even, "7:3": uneven}
+    if plan not in strategies.values():
+        strategies["plan"] = plan
+    names = {chosen: name for name, chosen in strategies.items()}
+    setting = Setting(experiment=experiment, bits_per_s=None, second_cores=SLOW_CORES)
+    (found,) = bed.compare(strategies, setting)
+    show("second host at half speed", found)
+    show("5:5 against 7:3", found.ratio("5:5", "7:3"))
+    show("plan", f"bounds {plan.bounds}, devices {plan.placement}, which is {names[plan]}")
+    assert found.ratio("5:5", "7:3") > 1.1
+    assert found.predicted_ratio("5:5", "7:3") > 1
+    layers = dict(zip(plan.placement, (plan.bounds[1], 13 - plan.bounds[1]), strict=True))
+    assert layers[1] < layers[0]
+    assert found.ratio("5:5", names[plan]) > 1.1
+    assert found.predicted_ratio("5:5", names[plan]) > 1

@@ -1,0 +1,244 @@
+"""Every way in which real training over SSH can fail: outcome, cause, rank, host, in time, clean.
+
+What was measured is in the properties of the tests (``pytest --junitxml``) and in their output
+(``pytest -rP``).
+"""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+from amp_ray.testing.hosts import HostCluster, why_unavailable
+from amp_ray.trials.outcome import Crashed, Measured, OutOfMemory, TimedOut, Unreachable
+
+from .conftest import Bench, MakeCluster, require, wait_for
+from .trial_bench import MANY_STEPS, SETTINGS, Ended, TrialBench
+from .trial_experiment import ALL_SLOTS, PIPELINE
+
+pytestmark = [
+    pytest.mark.hosts,
+    pytest.mark.skipif(
+        not (find_spec("torch") and find_spec("deepspeed")),
+        reason="torch and DeepSpeed are not installed: pip install 'amp-ray[training]'",
+    ),
+]
+
+PROMPT_S = 1.0
+CONTROLLER_S = 2.0
+SLOWER = 2.0
+"""The bounds are those of an idle machine; here tests share cores."""
+
+
+class Measure(Protocol):
+    """Takes a failure, or the seconds until it was told, and the bound of an idle machine."""
+
+    def __call__(self, ended: Ended | float, bound_s: float = PROMPT_S) -> None: ...
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrialBench]:
+    """Two hosts for all tests that do not destroy them; at the end nothing may be left there."""
+    require(why_unavailable())
+    with HostCluster(num_hosts=2, disk_bytes=2**24) as cluster, cluster.inside():
+        bench = TrialBench(Bench(cluster, tmp_path_factory.mktemp("trials")))
+        yield bench
+        bench.close()
+
+
+@pytest.fixture
+def own(
+    make_cluster: MakeCluster, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[TrialBench]:
+    """Two hosts of this test alone."""
+    bench = TrialBench(Bench(make_cluster(), tmp_path_factory.mktemp("trials")))
+    yield bench
+    bench.close()
+
+
+@pytest.fixture
+def measure(record_property: Callable[[str, object], None]) -> Measure:
+    """Record how long a failure took to be told, and see that it was not too long."""
+
+    def check(ended: Ended | float, bound_s: float = PROMPT_S) -> None:
+        seconds = ended if isinstance(ended, float) else ended.seconds
+        record_property("bound_s", bound_s)
+        record_property("seconds", round(seconds, 3))
+        sys.stdout.write(f"told and clean after {seconds:.2f} s, bound {bound_s:g} s\n")
+        assert seconds < bound_s * SLOWER
+
+    return check
+
+
+def test_a_rank_that_raises_in_a_step(shared: TrialBench, measure: Measure) -> None:
+    fault = {"rank": 3, "how": "raise", "backward_pass": 3}
+    ended = shared.run(shared.launch(ALL_SLOTS, fault=fault))
+    outcome = ended.outcome
+    assert isinstance(outcome, Crashed), outcome
+    assert (outcome.kind, outcome.rank, outcome.host) == ("crash", 3, shared.names[1])
+    assert outcome.reason == f"rank 3 on {shared.names[1]}: ValueError: no such layer"
+    assert outcome.lines[-1] == "ValueError: no such layer"
+    measure(ended)
+
+
+def test_a_rank_that_raises_under_deepspeeds_launcher(shared: TrialBench, measure: Measure) -> None:
+    fault = {"rank": 3, "how": "raise", "backward_pass": 3}
+    ended = shared.run(shared.launch(ALL_SLOTS, fault=fault, launcher="deepspeed"))
+    outcome = ended.outcome
+    assert isinstance(outcome, Crashed), outcome
+    assert (outcome.kind, outcome.rank, outcome.host) == ("crash", 3, shared.names[1])
+    assert outcome.reason == f"rank 3 on {shared.names[1]}: ValueError: no such layer"
+    measure(ended)
+
+
+def test_an_allocation_that_fails(shared: TrialBench, measure: Measure) -> None:
+    fault = {"rank": 1, "how": "memory", "backward_pass": 6}
+    ended = shared.run(shared.launch(PIPELINE, fault=fault))
+    outcome = ended.outcome
+    assert isinstance(outcome, OutOfMemory), outcome
+    assert (outcome.rank, outcome.host) == (1, shared.names[1])
+    measure(ended)
+
+
+def test_a_module_that_is_missing(shared: TrialBench, measure: Measure) -> None:
+    fault = {"rank": 0, "how": "import", "backward_pass": 1}
+    ended = shared.run(shared.launch(PIPELINE, fault=fault))
+    outcome = ended.outcome
+    assert isinstance(outcome, Crashed), outcome
+    assert (outcome.kind, outcome.rank, outcome.host) == ("crash", 0, shared.names[0])
+    assert "ModuleNotFoundError: No module named 'no_such_module'" in outcome.reason
+    measure(ended)
+
+
+def test_a_rank_that_is_killed(shared: TrialBench, measure: Measure) -> None:
+    launch = shared.launch(ALL_SLOTS, num_steps=MANY_STEPS)
+    ended = shared.run_and_inject(launch, lambda: os.kill(shared.rank(2).pid, signal.SIGKILL))
+    outcome = ended.outcome
+    assert isinstance(outcome, Crashed), outcome
+    assert (outcome.kind, outcome.rank, outcome.host) == ("killed", 2, shared.names[1])
+    assert "signal 9" in outcome.reason
+    measure(ended)
+
+
+def test_a_rank_that_hangs(shared: TrialBench, measure: Measure) -> None:
+    launch = shared.launch(PIPELINE, num_steps=MANY_STEPS, timeout_s=6.0)
+    ended = shared.run_and_inject(launch, lambda: os.kill(shared.rank(1).pid, signal.SIGSTOP))
+    outcome = ended.outcome
+    assert isinstance(outcome, TimedOut), outcome
+    assert outcome.timeout_s == launch.timeout_s
+    # The other rank too, unless the end of this one has come first and ended it.
+    assert outcome.reason.startswith("still running after 6 s: rank ")
+    assert outcome.reason.endswith(f"rank 1 on {shared.names[1]} (stopped by a signal)")
+    # Where the rank was, most recent call first.
+    assert any("train_batch" in line for line in outcome.lines)
+    measure(outcome.wall_s - launch.timeout_s)
+
+
+def test_a_rank_that_never_arrives(shared: TrialBench, measure: Measure) -> None:
+    launch = shared.launch(PIPELINE, fault={"rank": 1, "how": "absent"}, timeout_s=4.0)
+    outcome = shared.run(launch).outcome
+    assert isinstance(outcome, TimedOut), outcome
+    first, second = shared.names
+    ranks = f"rank 0 on {first}, rank 1 on {second}"
+    assert outcome.reason == f"still running after 4 s: {ranks}"
+    measure(outcome.wall_s - launch.timeout_s)
+
+
+def test_a_port_that_is_taken_once(shared: TrialBench) -> None:
+    fault = {"rank": 0, "how": "port", "times": 1, "name": "once"}
+    assert isinstance(shared.run(shared.launch(PIPELINE, fault=fault)).outcome, Measured)
+
+
+def test_a_port_that_is_taken_twice(shared: TrialBench, measure: Measure) -> None:
+    fault = {"rank": 0, "how": "port", "times": 2, "name": "twice"}
+    ended = shared.run(shared.launch(PIPELINE, fault=fault))
+    outcome = ended.outcome
+    assert isinstance(outcome, Crashed), outcome
+    assert (outcome.kind, outcome.rank, outcome.host) == ("port", 0, shared.names[0])
+    measure(ended)
+
+
+def test_a_disk_that_fills_up(shared: TrialBench, measure: Measure) -> None:
+    fault = {"rank": 0, "how": "disk", "backward_pass": 3}
+    ended = shared.run(shared.launch(PIPELINE, fault=fault))
+    home = Path(f"/proc/{shared.hosts[0].init_pid}/root/run/home")
+    (home / "filler").unlink()
+    outcome = ended.outcome
+    assert isinstance(outcome, Crashed), outcome
+    assert (outcome.kind, outcome.rank, outcome.host) == ("disk", 0, shared.names[0])
+    assert "No space left on device" in outcome.reason
+    measure(ended)
+
+
+def test_a_disk_that_is_full(shared: TrialBench) -> None:
+    shared.launcher.warm()
+    filler = Path(f"/proc/{shared.hosts[1].init_pid}/root/run/filler")
+    with filler.open("wb", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(bytes(1 << 16))
+    ended = shared.run(shared.launch(PIPELINE))
+    filler.unlink()
+    outcome = ended.outcome
+    assert isinstance(outcome, Crashed), outcome
+    assert (outcome.kind, outcome.rank, outcome.host) == ("disk", None, shared.names[1])
+    assert ended.events("started") == []
+
+
+def test_a_clock_that_is_off(shared: TrialBench) -> None:
+    fault = {"rank": 1, "how": "clock", "seconds": -3600.0}
+    outcome = shared.run(shared.launch(PIPELINE, fault=fault)).outcome
+    assert isinstance(outcome, Measured), outcome
+    assert 0 < outcome.iteration_time_s < outcome.wall_s
+
+
+def test_a_controller_that_is_killed(shared: TrialBench, measure: Measure) -> None:
+    before = [shared.state(host) for host in shared.hosts]
+    with shared.controller(shared.launch(PIPELINE, num_steps=MANY_STEPS)) as controller:
+        assert [shared.state(host) for host in shared.hosts] != before
+        controller.kill()
+        start = time.monotonic()
+    wait_for(lambda: [shared.state(host) for host in shared.hosts] == before)
+    measure(time.monotonic() - start, CONTROLLER_S)
+
+
+def test_a_session_that_is_killed(shared: TrialBench, measure: Measure) -> None:
+    second = shared.hosts[1]
+    launch = shared.launch(PIPELINE, num_steps=MANY_STEPS)
+    kill = shared.bench.cluster.kill_ssh_sessions
+    ended = shared.run_and_inject(launch, lambda: kill(second), lost=second)
+    outcome = ended.outcome
+    assert isinstance(outcome, Unreachable), outcome
+    assert outcome.host == second.address
+    measure(ended)
+
+
+def test_a_host_that_is_killed(own: TrialBench, measure: Measure) -> None:
+    second = own.hosts[1]
+    launch = own.launch(PIPELINE, num_steps=MANY_STEPS)
+    kill = own.bench.cluster.kill_host
+    ended = own.run_and_inject(launch, lambda: kill(second), lost=second)
+    outcome = ended.outcome
+    assert isinstance(outcome, Unreachable), outcome
+    assert outcome.host == second.address
+    measure(ended, SETTINGS.lease_s + PROMPT_S)
+
+
+def test_a_link_that_goes_down(shared: TrialBench, measure: Measure) -> None:
+    second = shared.hosts[1]
+    launch = shared.launch(PIPELINE, num_steps=MANY_STEPS)
+    set_link = shared.bench.cluster.set_link
+    try:
+        ended = shared.run_and_inject(launch, lambda: set_link(second, up=False), lost=second)
+    finally:
+        set_link(second, up=True)
+    outcome = ended.outcome
+    assert isinstance(outcome, Unreachable), outcome
+    assert outcome.host == second.address
+    measure(ended, SETTINGS.lease_s + PROMPT_S)

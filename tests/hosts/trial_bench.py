@@ -1,0 +1,247 @@
+"""Test hosts on which our real training program runs, fails, and is looked at."""
+
+import contextlib
+import json
+import pickle
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from amp_ray.runtime.launcher import Launcher, WarmUp
+from amp_ray.runtime.link import AgentSettings
+from amp_ray.runtime.pool import InterruptedTrialError
+from amp_ray.runtime.program_files import program_files
+from amp_ray.runtime.ssh import SshHost
+from amp_ray.spec.strategy import Strategy
+from amp_ray.testing._namespaces import Process
+from amp_ray.testing.hosts import NamespaceHost
+from amp_ray.trials.command import trial_launch, trial_reader, trial_warm_up
+from amp_ray.trials.launch import Launch
+from amp_ray.trials.outcome import Outcome
+
+from .conftest import Bench, wait_for
+from .trial_experiment import make_experiment
+
+FAULTS: Final = Path(__file__).with_name("trial_faults.py")
+PROGRAM: Final = "amp_ray/training/__main__.py"
+INJECTION: Final = b"import trial_faults; trial_faults.inject()\n"
+FAULT_FILE: Final = "fault.json"
+
+SETTINGS: Final = AgentSettings(lease_s=3.0, heartbeat_s=0.5)
+"""The default but for the lease, so that tests need not wait for 6 s."""
+
+GUARD_S: Final = 90.0
+"""Of a trial, against hangs."""
+
+MANY_STEPS: Final = 1_000_000
+"""For trials that only end because they fail."""
+
+CONTROLLER: Final = """
+import pathlib, pickle, sys
+from amp_ray.runtime.launcher import Launcher
+from amp_ray.runtime.ssh import SshHost
+launch, folder, names, ssh, settings = pickle.loads(pathlib.Path(sys.argv[1]).read_bytes())
+hosts = [SshHost(name, ssh) for name in names]
+listener = lambda event: print(event["event"], flush=True)
+with Launcher(hosts, settings, listener=listener) as launcher:
+    launcher.run(launch, folder)
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """A trial that failed.
+
+    Args:
+        outcome: What came of it.
+        seconds: From the injection until the outcome was there, and the hosts were clean.
+        folder: Of the trial.
+    """
+
+    outcome: Outcome
+    seconds: float
+    folder: Path
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        """Read what the agents said."""
+        lines = (self.folder / "events.jsonl").read_text(encoding="utf-8").splitlines()
+        return [event for event in map(json.loads, lines) if event["kind"] == kind]
+
+
+class TrialBench:
+    """Our training program on the hosts of a bench, forked from warm processes."""
+
+    def __init__(self, bench: Bench) -> None:
+        """Take a bench; nothing is opened yet."""
+        self.bench = bench
+        self.hosts = bench.cluster.hosts
+        self.names = [host.address for host in self.hosts]
+        self.experiment = make_experiment(bench)
+        self.python = self.experiment.trials.ssh.python
+        preload = trial_warm_up(self.experiment)
+        assert preload is not None
+        warm_up = WarmUp(
+            python=self.python, modules=preload.modules, environment=preload.environment
+        )
+        self.ssh = self.experiment.trials.ssh
+        hosts = [SshHost(name, self.ssh) for name in self.names]
+        self.launcher = Launcher(hosts, SETTINGS, warm_up=warm_up, listener=self._hear)
+        self._files = program_files(self.experiment, Path())
+        self._lock = threading.Lock()
+        self._said: list[Mapping[str, Any]] = []
+
+    def close(self) -> None:
+        """End everything; nothing may be left on any host that is up."""
+        self.launcher.close()
+        wait_for(lambda: all(map(self._is_clean, self.hosts)))
+
+    @property
+    def alive(self) -> list[NamespaceHost]:
+        """Hosts that are up."""
+        return [host for host in self.hosts if Path(f"/proc/{host.init_pid}/root").exists()]
+
+    def programs(self, host: NamespaceHost) -> tuple[Process, ...]:
+        return self.bench.cluster.programs(host)
+
+    def state(self, host: NamespaceHost) -> tuple[set[int], list[str]]:
+        """Return the processes and folders of a host."""
+        return {process.pid for process in self.programs(host)}, self.bench.folders_on(host)
+
+    def _is_clean(self, host: NamespaceHost) -> bool:
+        """Tell whether nothing is left on a host, or it is down."""
+        return host not in self.alive or self.state(host) == (set(), [])
+
+    # ------------------------------------------------------------------ trials
+
+    def launch(
+        self,
+        chosen: Strategy,
+        *,
+        fault: Mapping[str, Any] | None = None,
+        **changes: Any,  # noqa: ANN401 - fields of TrialSettings
+    ) -> Launch:
+        """Return a trial in which every rank has a child of its own, and one perhaps fails."""
+        self.bench.num_trials += 1
+        trials = replace(self.experiment.trials, **changes)
+        launch = trial_launch(
+            replace(self.experiment, trials=trials),
+            chosen,
+            trial_id=f"study-{self.bench.num_trials}",
+            hosts=self.names,
+            files=self._files,
+            python=self.python,
+        )
+        files = {
+            **launch.files,
+            PROGRAM: INJECTION + launch.files[PROGRAM],
+            FAULTS.name: FAULTS.read_bytes(),
+            FAULT_FILE: json.dumps(fault or {}).encode(),
+        }
+        return replace(launch, files=files)
+
+    def run(self, launch: Launch) -> Ended:
+        """Run a trial in which a rank makes itself fail; see that the hosts are as before."""
+        self.launcher.warm()
+        before = [self.state(host) for host in self.hosts]
+        ended = self._run(launch)
+        assert [self.state(host) for host in self.hosts] == before
+        return ended
+
+    def controller(self, launch: Launch) -> "subprocess.Popen[str]":
+        """Run a trial in a controller of its own; return when every rank has done a step."""
+        task = [launch, self.bench.folder / launch.trial_id, self.names, self.ssh, SETTINGS]
+        path = self.bench.folder / "task.pickle"
+        path.write_bytes(pickle.dumps(task))
+        process = subprocess.Popen(
+            [sys.executable, "-c", CONTROLLER, str(path)], stdout=subprocess.PIPE, text=True
+        )
+        assert process.stdout is not None
+        num_steps = 0
+        for line in process.stdout:
+            num_steps += line == "first_step\n"
+            if num_steps == len(launch.commands):
+                break
+        return process
+
+    def run_and_inject(
+        self, launch: Launch, inject: Callable[[], object], *, lost: NamespaceHost | None = None
+    ) -> Ended:
+        """Run a trial; once every rank has done a step, do something to it.
+
+        Args:
+            launch: With many steps.
+            inject: What to do.
+            lost: The host whose agent does not survive it and has to go with all that it started;
+                the others have to be as before.
+        """
+        self.launcher.warm()
+        before = {host.name: self.state(host) for host in self.hosts}
+        self._said.clear()
+        found: list[Ended] = []
+
+        def work() -> None:
+            with contextlib.suppress(InterruptedTrialError):  # a test that fails gives up
+                found.append(self._run(launch))
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        try:
+            wait_for(lambda: found or self._num_first_steps() == len(launch.commands), GUARD_S)
+            assert not found, found
+            start = time.monotonic()
+            inject()
+            thread.join(GUARD_S)
+            wait_for(lambda: lost is None or self._is_clean(lost))
+            seconds = time.monotonic() - start
+        finally:
+            self.launcher.interrupt()
+            thread.join()
+        kept = [host for host in self.hosts if host is not lost]
+        assert [self.state(host) for host in kept] == [before[host.name] for host in kept]
+        return replace(found[0], seconds=seconds)
+
+    def rank(self, number: int) -> Process:
+        """Return the process of a rank that has done a step."""
+        with self._lock:
+            ((name, pid),) = {
+                (event["host"], event["pid"]) for event in self._said if event["rank"] == number
+            }
+        (found,) = [
+            process
+            for host in self.alive
+            for process in self.programs(host)
+            if host.name == name and inner_pid(process.pid) == pid and process.name != "sleep"
+        ]
+        return found
+
+    def _run(self, launch: Launch) -> Ended:
+        """Run a trial; count from the mark that a failing rank has left, or from the start."""
+        start = time.monotonic()
+        folder = self.bench.folder / launch.trial_id
+        outcome = self.launcher.run(launch, folder, reader=trial_reader(self.experiment))
+        end = time.monotonic()
+        marks = [path.read_text(encoding="ascii") for path in folder.glob("hosts/*/rank-injected*")]
+        return Ended(outcome=outcome, seconds=end - float(max(marks, default=start)), folder=folder)
+
+    def _hear(self, event: Mapping[str, Any]) -> None:
+        with self._lock:
+            self._said.append(event)
+
+    def _num_first_steps(self) -> int:
+        with self._lock:
+            return sum(event["event"] == "first_step" for event in self._said)
+
+
+def inner_pid(pid: int) -> int:
+    """Return a process's number in its innermost PID namespace; 0 if it is gone."""
+    try:
+        text = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+    except OSError:
+        return 0
+    (line,) = [line for line in text.splitlines() if line.startswith("NSpid:")]
+    return int(line.split()[-1])

@@ -1,0 +1,123 @@
+"""Makes a rank of our training program fail; sent to the hosts, imported in every rank there."""
+
+import importlib
+import json
+import os
+import resource
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+ADDRESS_SPACE_BYTES = 64 << 30
+MARK = "rank-injected.log"
+"""Holds when it happened, by the clock of the machine; comes back with the logs."""
+
+
+def mark() -> None:
+    """Note that it happens now."""
+    Path(MARK).write_text(str(time.monotonic()), encoding="ascii")
+
+
+def raise_error() -> None:
+    """Fail as a wrong program does."""
+    message = "no such layer"
+    raise ValueError(message)
+
+
+def run_out_of_memory() -> None:
+    """Ask torch for more than the process may have."""
+    hard_limit = resource.getrlimit(resource.RLIMIT_AS)[1]
+    resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE_BYTES, hard_limit))
+    importlib.import_module("torch").ones(ADDRESS_SPACE_BYTES)
+
+
+def import_nothing() -> None:
+    """Need what is not installed."""
+    importlib.import_module("no_such_module")
+
+
+def fill_disk() -> None:
+    """Let another program fill the disk; training goes on, and cannot write its result."""
+    with Path("~/filler").expanduser().open("wb", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(bytes(1 << 16))
+
+
+IN_STEP: dict[str, Callable[[], None]] = {
+    "raise": raise_error,
+    "memory": run_out_of_memory,
+    "import": import_nothing,
+    "disk": fill_disk,
+}
+
+
+def take_port(times: int, name: str) -> None:
+    """Let another program hold the port that rank 0 is about to listen at, in some attempts."""
+    tried = Path(f"~/tried-{name}").expanduser()
+    num_tried = int(tried.read_text(encoding="ascii")) if tried.exists() else 0
+    tried.write_text(str(num_tried + 1), encoding="ascii")
+    if num_tried < times:
+        holder = socket.create_server(("", int(os.environ["MASTER_PORT"])))
+        subprocess.Popen(["/bin/sleep", "3600"], pass_fds=[holder.fileno()], start_new_session=True)
+        mark()
+
+
+def stay_away() -> None:
+    """Never meet the others."""
+    while True:
+        time.sleep(60)
+
+
+def shift_clock(seconds: float) -> None:
+    """Let this rank's clock be off."""
+    real = time.time
+    time.time = lambda: real() + seconds
+
+
+def fail_in_step(number: int, how: str) -> None:
+    """Fail in the middle of a step: at this rank's backward pass of some number."""
+    loop: Any = importlib.import_module("amp_ray.training.loop")
+    build = loop.build_engine
+    num_passes = 0
+
+    def failing(run: Callable[..., None]) -> Callable[..., None]:
+        def run_or_fail(*args: Any, **values: Any) -> None:  # noqa: ANN401 - DeepSpeed's own
+            nonlocal num_passes
+            num_passes += 1
+            if num_passes == number:
+                mark()
+                IN_STEP[how]()
+            run(*args, **values)
+
+        return run_or_fail
+
+    def build_failing(*args: Any, **values: Any) -> Any:  # noqa: ANN401 - DeepSpeed's engine
+        engine = build(*args, **values)
+        engine._INSTRUCTION_MAP = {  # noqa: SLF001 - the one seam that DeepSpeed offers
+            kind: failing(run) if kind.__name__ == "BackwardPass" else run
+            for kind, run in engine._INSTRUCTION_MAP.items()  # noqa: SLF001
+        }
+        return engine
+
+    loop.build_engine = build_failing
+
+
+def inject() -> None:
+    """Arrange what the file beside this one asks for; called in every rank before it starts."""
+    # A child in a session of its own, which has to go with the rank.
+    subprocess.Popen(["/bin/sleep", "3600"], start_new_session=True)
+    fault = json.loads(Path("fault.json").read_text(encoding="utf-8"))
+    if fault.get("rank") != int(os.environ["RANK"]):
+        return
+    if fault["how"] == "port":
+        take_port(fault["times"], fault["name"])
+    elif fault["how"] == "clock":
+        shift_clock(fault["seconds"])
+    elif fault["how"] == "absent":
+        stay_away()
+    else:
+        fail_in_step(fault["backward_pass"], fault["how"])

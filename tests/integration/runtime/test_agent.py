@@ -1,0 +1,93 @@
+"""What an agent on this machine answers, message by message."""
+
+import queue
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from amp_ray.runtime.host import LocalHost
+from amp_ray.runtime.link import AgentLink, AgentSettings, Message
+
+pytestmark = pytest.mark.integration
+
+HANG_GUARD_S = 20.0
+
+
+class Talk:
+    """An agent, and what it says."""
+
+    def __init__(self, base: Path) -> None:
+        """Start the agent."""
+        self.said: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        host = LocalHost()
+        self.base, self.addresses = str(base), list(host.addresses)
+        settings = AgentSettings(base=self.base, grace_s=0.2)
+        self.link = AgentLink(host, settings, lambda _tag, message: self.said.put(message))
+
+    def prepare(self, name: str) -> None:
+        self.link.send(
+            kind="prepare", base=self.base, name=name, addresses=self.addresses, port=True
+        )
+
+    def begin(self, program: str) -> None:
+        rank = {"rank": 0, "argv": [sys.executable, "-c", program], "environment": {}}
+        self.link.send(
+            kind="job",
+            files={},
+            cwd=None,
+            events=False,
+            slots=[0],
+            ranks=[rank],
+            deadline_s=HANG_GUARD_S,
+            settle_s=0.2,
+            collect=[],
+            collect_bytes=1,
+        )
+
+    def wait_for(self, kind: str) -> dict[str, Any]:
+        """Return the next message of a kind, and see that none before it ends a job."""
+        while True:
+            message = self.said.get(timeout=HANG_GUARD_S)
+            if message["kind"] == kind:
+                return message
+            assert message["kind"] != "done", message
+
+
+@pytest.fixture
+def talk(tmp_path: Path) -> Iterator[Talk]:
+    found = Talk(tmp_path)
+    yield found
+    found.link.close()
+    assert found.link.wait(HANG_GUARD_S)
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_a_stop_that_comes_after_the_end_is_not_answered(talk: Talk) -> None:
+    talk.prepare("first")
+    talk.wait_for("prepared")
+    talk.begin("pass")
+    assert talk.wait_for("done")["reason"] == "exited"
+    talk.link.send(kind="stop", reason="stopped")
+    talk.prepare("second")
+    assert talk.wait_for("prepared")["folder"].endswith("/second")
+
+
+def test_a_stop_before_the_start_removes_the_folder(talk: Talk) -> None:
+    talk.prepare("first")
+    talk.wait_for("prepared")
+    talk.link.send(kind="stop", reason="stopped")
+    assert talk.wait_for("done")["reason"] == "stopped"
+    assert not Path(talk.base, "first").exists()
+
+
+def test_a_stop_ends_what_runs(talk: Talk) -> None:
+    talk.prepare("first")
+    talk.wait_for("prepared")
+    talk.begin("import time; time.sleep(60)")
+    talk.wait_for("started")
+    talk.link.send(kind="stop", reason="stopped")
+    assert talk.wait_for("exit")["ended"]
+    assert talk.wait_for("done")["clean"]

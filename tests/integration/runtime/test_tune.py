@@ -1,0 +1,177 @@
+"""Studies of real trials on this machine, as people run them: to the end, and after Ctrl-C."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.skipif(
+        not (find_spec("torch") and find_spec("deepspeed")),
+        reason="torch and DeepSpeed are not installed: pip install 'amp-ray[training]'",
+    ),
+]
+
+HANG_GUARD_S = 120.0
+
+EXPERIMENT = """\
+name: tiny
+model: {{family: gpt2, num_layers: 2, hidden_size: 32, num_heads: 2, sequence_length: 16,
+        vocab_size: 64}}
+cluster:
+  nodes:
+    - {{count: 1, device: cpu, slots: 2, intra_gbit_per_s: 10, inter_gbit_per_s: 10}}
+precision: fp32
+optimizer: sgd
+global_batch_size: 4
+trials: {{backend: local, budget: 1, steps: {steps}, warmup_steps: 1, timeout_s: 100}}
+"""
+
+QUICK_STEPS = 3
+ENDLESS_STEPS = 100_000
+
+
+@dataclass(frozen=True)
+class Place:
+    """A folder with an experiment; all its processes have their temporary files in it.
+
+    Args:
+        folder: Of the experiment and its study.
+    """
+
+    folder: Path
+
+    def write(self, *, steps: int = QUICK_STEPS) -> None:
+        """Write the experiment."""
+        (self.scratch).mkdir(exist_ok=True)
+        text = EXPERIMENT.format(steps=steps)
+        (self.folder / "tiny.yaml").write_text(text, encoding="utf-8")
+
+    @property
+    def scratch(self) -> Path:
+        """Folder for temporary files."""
+        return self.folder / "tmp"
+
+    @property
+    def study(self) -> Path:
+        """Folder of the study."""
+        return self.folder / "study"
+
+    @contextlib.contextmanager
+    def started(self, *argv: str) -> Iterator[subprocess.Popen[str]]:
+        """Start Python in a process group of its own, as a shell does."""
+        with subprocess.Popen(
+            [sys.executable, *argv],
+            cwd=self.folder,
+            env={**os.environ, "TMPDIR": str(self.scratch)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            process_group=0,
+        ) as process:
+            try:
+                yield process
+            finally:
+                process.kill()
+
+    def run(self, *argv: str) -> subprocess.CompletedProcess[str]:
+        """Run Python to its end."""
+        with self.started(*argv) as process:
+            return finish(process)
+
+    def tune(self, *options: str) -> subprocess.CompletedProcess[str]:
+        """Run ``amp-ray tune`` to its end."""
+        return self.run(*TUNE, *options)
+
+    def events(self) -> list[dict[str, Any]]:
+        """Read the journal; its last line may not be whole yet."""
+        path = self.study / "journal.jsonl"
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        lines = [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
+        return [json.loads(line)["body"] for line in lines]
+
+    def wait_until_training(self, driver: subprocess.Popen[str]) -> None:
+        """Wait until a rank has begun."""
+        deadline_s = time.monotonic() + HANG_GUARD_S
+        while not list(self.scratch.glob("amp-ray-*/rank-*.log")):
+            assert driver.poll() is None, finish(driver).stderr
+            assert time.monotonic() < deadline_s, "waited in vain"
+            time.sleep(0.02)
+
+    def left(self) -> Sequence[object]:
+        """Return what processes and temporary files there are."""
+        mark = f"TMPDIR={self.scratch}\0".encode()
+        found: list[object] = [path.name for path in self.scratch.iterdir()]
+        for path in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if mark in (path / "environ").read_bytes():
+                    found.append((path / "cmdline").read_bytes()[:200])
+        return found
+
+
+TUNE = ("-m", "amp_ray", "tune", "tiny.yaml", "--study", "study")
+
+
+def finish(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
+    """Wait for a process and read what it said."""
+    stdout, stderr = process.communicate(timeout=HANG_GUARD_S)
+    return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    """Make a folder; in the end no process and no temporary file of its studies may be left."""
+    place = Place(tmp_path)
+    place.write()
+    yield place
+    assert place.left() == []
+
+
+def test_a_study_on_this_machine_measures_and_its_table_answers_the_next_one(place: Place) -> None:
+    done = place.tune("--budget", "3", "--policy", "predicted-order", "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert [trial["outcome"] for trial in result["trials"]] == ["measured"] * 3
+    table = place.study / "measured.csv"
+    words = ["tune", "tiny.yaml", "--trials", f"replay:{table}", "--study", "replayed"]
+    again = place.run("-m", "amp_ray", *words, "--budget", "3", "--json")
+    assert again.returncode == 0, again.stderr
+    found = json.loads(again.stdout)
+    assert found["best"]["strategy"] == result["best"]["strategy"]
+    assert found["best"]["measured_s"] == pytest.approx(result["best"]["measured_s"])
+
+
+def test_ctrl_c_ends_the_trial_which_runs_again_when_the_study_goes_on(place: Place) -> None:
+    place.write(steps=ENDLESS_STEPS)
+    with place.started(*TUNE, "--budget", "1") as driver:
+        place.wait_until_training(driver)
+        os.killpg(driver.pid, signal.SIGINT)
+        done = finish(driver)
+    assert done.returncode == 130, done.stderr
+    assert place.left() == []
+    assert "--study study --resume goes on" in done.stderr
+    done = place.tune("--budget", "1", "--resume", "--time-budget", "0.1")
+    assert done.returncode == 4, done.stderr
+    assert [event["event"] for event in place.events()] == [
+        *("study", "started", "interrupted", "stopped", "resumed", "stopped")
+    ]
+
+
+def test_a_script_proves_its_plan_by_trials(place: Place, repository: Path) -> None:
+    script = (repository / "experiments" / "demo.py").read_text(encoding="utf-8")
+    (place.folder / "tiny.py").write_text(script, encoding="utf-8")
+    done = place.run("tiny.py", "--full", "--study", "study")
+    assert done.returncode == 0, done.stderr
+    assert [event.get("outcome") for event in place.events()][2] == "measured"
+    assert "kept in study" in done.stdout

@@ -1,0 +1,171 @@
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.vendor.pretty import RepresentationPrinter
+
+from amp_ray.cost.crossings import common_parts
+from amp_ray.cost.model import CostModel
+from amp_ray.spec.candidate import Candidate
+from amp_ray.spec.cluster import Cluster, Node
+from amp_ray.spec.experiment import Experiment
+from amp_ray.spec.strategy import Strategy
+from amp_ray.spec.traits import RUNTIMES
+from amp_ray.testing.experiments import small_experiment
+from amp_ray.testing.strategies import clusters, strategies_on
+
+SMALL = small_experiment()
+CLOSE = 1e-9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A strategy on a cluster."""
+
+    experiment: Experiment
+    strategy: Strategy
+
+    def _repr_pretty_(self, printer: RepresentationPrinter, _cycle: bool) -> None:  # noqa: FBT001
+        given = self.experiment
+        printer.text(f"<{given.traits.name} on {given.cluster}: {self.strategy}>")
+
+    @property
+    def cost_model(self) -> CostModel:
+        return CostModel(experiment=self.experiment)
+
+    @property
+    def time_s(self) -> float:
+        return self.cost_model.estimate(self.strategy).iteration_time_s
+
+    def on(self, nodes: list[Node]) -> "Case":
+        cluster = replace(self.experiment.cluster, nodes=tuple(nodes))
+        return replace(self, experiment=replace(self.experiment, cluster=cluster))
+
+
+@st.composite
+def given_experiments(draw: st.DrawFn) -> Experiment:
+    """The small model on any cluster under any runtime."""
+    return replace(
+        SMALL,
+        cluster=draw(clusters()),
+        traits=RUNTIMES[draw(st.sampled_from(sorted(RUNTIMES)))],
+        zero_stage=draw(st.sampled_from([0, 1])),
+        precision="fp32",
+    )
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    """Any strategy that covers the model."""
+    experiment = draw(given_experiments())
+    num_layers = experiment.model.num_layers
+    drawn = draw(strategies_on(experiment.cluster).filter(lambda found: found.pp <= num_layers))
+    inner = sorted(draw(st.permutations(range(1, num_layers)))[: drawn.pp - 1])
+    bounds = (0, *inner, num_layers)
+    stages = tuple(
+        replace(stage, first_layer=bounds[index], end_layer=bounds[index + 1])
+        for index, stage in enumerate(drawn.stages)
+    )
+    return Case(experiment=experiment, strategy=replace(drawn, stages=stages))
+
+
+@st.composite
+def uniform_cases(draw: st.DrawFn) -> Case:
+    """A strategy with one tp, dp and recompute."""
+    experiment = draw(given_experiments())
+    most = min(experiment.cluster.num_devices, experiment.model.num_layers)
+    pp = draw(st.integers(1, most))
+    tp = draw(st.integers(1, experiment.cluster.num_devices // pp))
+    dp = draw(st.integers(1, experiment.cluster.num_devices // (pp * tp)))
+    layers = range(1, experiment.model.num_layers)
+    inner = sorted(draw(st.permutations(layers))[: pp - 1])
+    bounds = (0, *inner, experiment.model.num_layers)
+    recompute = draw(st.sampled_from(["none", "full"]))
+    devices = draw(st.permutations(range(experiment.cluster.num_devices)))
+    candidate = Candidate(
+        micro_batch_size=draw(st.sampled_from([1, 2, 3])),
+        tp=tp,
+        dp=dp,
+        pp=pp,
+        num_micro_batches=draw(st.integers(1, 4)),
+        recompute=recompute,
+    )
+    strategy = Strategy.uniform(candidate, bounds, tuple(devices[: tp * dp * pp]))
+    return Case(experiment=experiment, strategy=strategy)
+
+
+@given(case=uniform_cases())
+def test_uniform_stages_cost_what_their_candidate_costs(case: Case) -> None:
+    known = case.cost_model.estimate(case.strategy)
+    found = case.cost_model.stages.estimate(case.strategy)
+    assert known.breakdown is not None
+    for name, seconds in known.breakdown.to_json().items():
+        assert found.breakdown.to_json()[name] == pytest.approx(seconds, rel=CLOSE, abs=1e-12)
+    assert found.peaks_bytes == pytest.approx(known.peak_memory_bytes, rel=CLOSE)
+    limits = tuple(float(device.memory_bytes) for device in found.devices)
+    assert limits == known.memory_limit_bytes
+
+
+@given(case=cases())
+def test_every_strategy_has_an_estimate(case: Case) -> None:
+    estimate = case.cost_model.estimate(case.strategy)
+    assert 0 < estimate.iteration_time_s < float("inf")
+    assert len(estimate.peak_memory_bytes) == len(estimate.memory_limit_bytes) == case.strategy.pp
+    assert estimate.launchable == (case.strategy.is_uniform and case.strategy.recompute is not None)
+
+
+@given(case=cases(), data=st.data())
+def test_better_links_never_cost_more(case: Case, data: st.DataObject) -> None:
+    nodes = list(case.experiment.cluster.nodes)
+    index = data.draw(st.integers(0, len(nodes) - 1))
+    end = data.draw(st.sampled_from(["intra", "inter"]))
+    link = getattr(nodes[index], end)
+    faster = replace(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * 3)
+    nodes[index] = replace(nodes[index], **{end: faster})
+    assert case.on(nodes).time_s <= case.time_s * (1 + CLOSE)
+
+
+@given(case=cases())
+def test_stages_cost_the_same_on_renamed_nodes(case: Case) -> None:
+    cluster, strategy = case.experiment.cluster, case.strategy
+    count = len(cluster.nodes)
+    turned = Cluster(
+        nodes=cluster.nodes[::-1],
+        pair_links={
+            (count - 1 - high, count - 1 - low): link
+            for (low, high), link in cluster.pair_links.items()
+        },
+    )
+    first = np.cumsum([0, *(node.num_slots for node in turned.nodes)])
+    moved = [
+        int(first[count - 1 - node]) + slot
+        for node, slot in zip(cluster.node_of_device, cluster.slot_of_device, strict=True)
+    ]
+    placement = tuple(moved[device] for device in strategy.placement)
+    mirrored = Case(
+        experiment=replace(case.experiment, cluster=turned),
+        strategy=replace(strategy, placement=placement),
+    )
+    assert mirrored.time_s == pytest.approx(case.time_s, rel=CLOSE)
+
+
+@given(
+    shares=st.lists(
+        st.lists(st.booleans(), min_size=7, max_size=7).map(
+            lambda cuts: tuple(
+                np.diff([0, *(i + 1 for i, cut in enumerate(cuts) if cut), 8]).tolist()
+            )
+        ),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_parts_hold_the_same_samples_in_every_stage(shares: list[tuple[int, ...]]) -> None:
+    parts = common_parts(shares)
+    held = {
+        tuple(np.bincount(own, weights=row).tolist())
+        for own, row in zip(parts, shares, strict=True)
+    }
+    assert len(held) == 1

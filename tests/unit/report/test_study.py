@@ -1,0 +1,273 @@
+import io
+import itertools
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from amp_ray.report.study import LiveView, PlainView, end_view, study_view
+from amp_ray.runtime.pool import Task
+from amp_ray.runtime.study_end import Result
+from amp_ray.runtime.study_view import View
+from amp_ray.testing.driving import MemoryLog, ScriptedPool, drive, make_driver, small_study
+from amp_ray.testing.replaying import crashed, measured, out_of_memory
+from amp_ray.trials.outcome import Crashed, Outcome, Unreachable
+from amp_ray.tuner.kept_predictor import KeptPredictor
+from amp_ray.tuner.state import TunerState
+
+PREDICTOR = KeptPredictor()
+ERASED = "\x1b[2K"
+"""What a terminal is told to empty a line."""
+
+LOST = Unreachable(reason="host b fell silent", host="b", wall_s=1.0)
+LONG_REASON = Crashed(
+    reason="RuntimeError: the mean of the loss is not a number after 3 steps of 20 (exit code 1)",
+    kind="crash",
+    rank=1,
+    host="b",
+    lines=(),
+    wall_s=1.0,
+)
+
+
+@pytest.fixture(autouse=True)
+def remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let all drivers remember the same predictions: it saves time and changes nothing."""
+    monkeypatch.setattr("amp_ray.runtime.driver.KeptPredictor", lambda: PREDICTOR)
+
+
+def terminal(*, height: int = 40, width: int = 100) -> Console:
+    return Console(
+        file=io.StringIO(),
+        force_terminal=True,
+        color_system=None,
+        width=width,
+        height=height,
+        legacy_windows=False,
+    )
+
+
+def pipe() -> Console:
+    return Console(file=io.StringIO(), width=80)
+
+
+def text_of(console: Console) -> str:
+    text: str = console.file.getvalue()  # type: ignore[attr-defined]
+    return text
+
+
+def watched(view: View, *outcomes: Outcome, num_groups: int = 1, budget: int = 3) -> Result:
+    """Drive a study in front of a view."""
+    turns = itertools.cycle(outcomes)
+    pool = ScriptedPool(answer=lambda _task, _group: next(turns), num_groups=num_groups)
+    driver = make_driver(small_study(budget=budget), pool, MemoryLog(), view)  # type: ignore[arg-type]
+    return driver.run()
+
+
+def lines_of(*outcomes: Outcome, budget: int = 3) -> list[str]:
+    """Return what a pipe gets of a study."""
+    console = pipe()
+    watched(PlainView(console), *outcomes, budget=budget)
+    return text_of(console).splitlines()
+
+
+def result_of(*outcomes: Outcome, budget: int = 3) -> Result:
+    turns = itertools.cycle(outcomes)
+    return drive(small_study(budget=budget), lambda _task, _group: next(turns))
+
+
+def end_of(result: Result, *, width: int = 200) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    console.print(end_view(result, "a/study"))
+    return text_of(console)
+
+
+# ------------------------------------------------------------------------- into a pipe or file
+
+
+def test_a_pipe_gets_one_line_for_everything_that_happens() -> None:
+    first, ended, learned, *_ = lines_of(measured(0.04))
+    assert first.startswith("trial 0 on group 0: tp ")
+    assert first.endswith(" s: next in the order of the policy predicted-order")
+    assert ended.startswith("trial 0: measured 0.04 s, predicted ")
+    assert learned.startswith("best so far 0.04 s; predictions are off by ")
+    assert learned.endswith("; 2 trials left")
+
+
+def test_one_trial_is_not_trials() -> None:
+    assert [line for line in lines_of(measured(1.0)) if line.endswith("; 1 trial left")]
+
+
+def test_lines_are_never_broken() -> None:
+    assert all(
+        line.startswith(("trial ", "best so far ", "surprise: ")) for line in lines_of(LONG_REASON)
+    )
+    assert any(LONG_REASON.reason in line for line in lines_of(LONG_REASON))
+
+
+def test_without_a_measurement_there_is_no_best_to_tell() -> None:
+    lines = lines_of(out_of_memory())
+    assert any(line.startswith("best so far none; ") for line in lines)
+
+
+def test_what_taught_nothing_does_not_repeat_what_is_known() -> None:
+    assert not [line for line in lines_of(crashed()) if line.startswith("best so far")]
+
+
+def test_a_surprise_is_told() -> None:
+    assert any(
+        line.startswith("surprise: trial 0 was slower than expected: measured 50 s")
+        for line in lines_of(measured(50.0), budget=1)
+    )
+
+
+def test_a_lost_host_is_told_and_the_trial_waits() -> None:
+    lines = lines_of(LOST, measured(1.0), budget=1)
+    assert "trial 0: waits to run again" in lines
+    assert "trial 0: host b fell silent; it runs once more" in lines
+
+
+def test_words_in_brackets_are_no_markup() -> None:
+    console = pipe()
+    PlainView(console).note("[bold]host[/bold] [a]")
+    assert text_of(console) == "[bold]host[/bold] [a]\n"
+
+
+# ------------------------------------------------------------------------- on a terminal
+
+
+def test_a_pipe_gets_lines_and_a_terminal_the_live_table() -> None:
+    with study_view(pipe()) as plain:
+        assert isinstance(plain, PlainView)
+    with study_view(terminal()) as live:
+        assert isinstance(live, LiveView)
+
+
+def test_the_live_table_shows_budget_best_and_error() -> None:
+    console = terminal()
+    with study_view(console) as view:
+        watched(view, measured(1.0))
+    text = text_of(console)
+    assert "3 of 3 trials, best 1 s, predictions off by " in text
+    assert "group 0 runs trial 2: " in text
+    assert "*0" in text
+
+
+def test_the_headline_shows_how_the_error_changed() -> None:
+    console = terminal()
+    with study_view(console) as view:
+        watched(view, *map(measured, (0.004, 0.0045, 0.005)), budget=3)
+    errors = text_of(console).rpartition("predictions off by ")[2].splitlines()[0].split(" > ")
+    assert len(errors) > 1
+
+
+def test_a_trial_that_runs_says_where() -> None:
+    console = terminal()
+    with study_view(console) as view:
+        watched(view, measured(1.0), num_groups=2, budget=4)
+    assert "; group 1" in text_of(console)
+
+
+def test_the_whole_reason_of_a_failure_stays_above_the_table() -> None:
+    console = terminal(width=200)
+    with study_view(console) as view:
+        watched(view, LONG_REASON)
+    assert f"trial 0: crashed: {LONG_REASON.reason}" in text_of(console)
+
+
+def test_surprises_and_notes_stay_above_the_table() -> None:
+    console = terminal(width=200)
+    with study_view(console) as view:
+        watched(view, LOST, measured(50.0))
+    text = text_of(console)
+    assert "trial 0: host b fell silent; it runs once more" in text
+    assert "surprise: trial 0 was slower than expected" in text
+
+
+def test_a_low_terminal_shows_the_last_trials_only() -> None:
+    console = terminal(height=14)
+    with study_view(console) as view:
+        watched(view, measured(1.0), budget=16)
+    assert "trials before these are in the study's history" in text_of(console)
+    last = text_of(console).rpartition("16 of 16 trials")[2]
+    numbers = [line.split()[0] for line in last.splitlines() if line[:5].strip("* ").isdigit()]
+    assert numbers[-1] == "15"
+    assert len(numbers) <= 14 - 9
+
+
+def test_the_live_table_gives_way_to_the_end() -> None:
+    console = terminal()
+    with study_view(console) as view:
+        watched(view, measured(1.0))
+    assert text_of(console).endswith(ERASED)
+
+
+def test_the_live_table_stays_where_nothing_else_will_show_what_was_reached() -> None:
+    console = terminal()
+    with pytest.raises(KeyboardInterrupt):
+        _interrupted_before(console)
+    assert not text_of(console).endswith(ERASED)
+
+
+def _interrupted_before(console: Console) -> None:
+    with study_view(console) as view:
+        watched(view, measured(1.0))
+        raise KeyboardInterrupt
+
+
+# ------------------------------------------------------------------------- the end
+
+
+def test_the_end_says_why_it_stopped_and_what_to_use() -> None:
+    text = end_of(result_of(measured(0.04), measured(0.05), measured(0.06)))
+    assert text.splitlines()[0].strip() == "small: 3 trials"
+    assert "stopped: the budget of trials is spent" in text
+    assert "with 95 % confidence no untested strategy is faster than " in text
+    assert "\nrecommended: tp " in text
+    assert "  measured 0.04 s, predicted " in text
+    assert "; the fastest of 3 measured strategies" in text
+    assert text.endswith("kept in a/study\n")
+
+
+def test_ties_are_named_up_to_three() -> None:
+    text = end_of(result_of(measured(0.04), budget=6))
+    ties = [line for line in text.splitlines() if line.startswith("  as good: tp ")]
+    assert len(ties) == 3
+    assert all(line.endswith(", measured 0.04 s") for line in ties)
+    assert "  and 2 more\n" in text
+
+
+def test_a_recommendation_that_nobody_ran_has_only_its_prediction() -> None:
+    text = end_of(result_of(out_of_memory(), budget=1))
+    [line] = [line for line in text.splitlines() if line.startswith("  predicted ")]
+    assert "; the best predicted one: nothing was measured" in line
+
+
+def test_without_a_trial_there_is_no_table() -> None:
+    result = make_driver(small_study(), ScriptedPool(answer=_never)).result("interrupted")
+    text = end_of(result)
+    assert "predicted  measured" not in text
+    assert "stopped: it was interrupted" in text
+
+
+def _never(_task: Task, _group: int) -> Outcome:
+    raise AssertionError
+
+
+def test_of_very_many_trials_the_last_ones_and_the_best_are_shown() -> None:
+    result = result_of(measured(1.0), *(measured(2.0 + index) for index in range(11)), budget=12)
+    many = replace(result, state=_repeated(result, 100))
+    lines = end_of(many).splitlines()
+    numbers = [line.split()[0] for line in lines if line[:5].strip("* ").isdigit()]
+    assert numbers == ["*0", *map(str, range(40, 100))]
+    assert "all 100 trials are in a/study/history.csv" in lines
+
+
+def _repeated(result: Result, number: int) -> TunerState:
+    """Make a study longer by telling its last trial again and again."""
+    state = result.state
+    last = state.trials[-1]
+    trials = state.trials
+    for index in range(len(trials), number):
+        trials = trials.appended(replace(last, trial=replace(last.trial, number=index)))
+    return replace(state, trials=trials)
