@@ -82,7 +82,7 @@ class Metis2024Planner:
         """Cost a strategy.
 
         Raises:
-            ValueError: If it is none of the published planner's.
+            InputError: If it is none of the published planner's.
         """
         plan = self.translation.plan(strategy)
         cost = metis_cost(self.setting, plan)

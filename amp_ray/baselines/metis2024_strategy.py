@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from amp_ray.baselines.metis2024_plan import MetisPlan, MetisSetting
+from amp_ray.errors import InputError
 from amp_ray.spec.strategy import Stage, Strategy
 
 
@@ -58,7 +59,7 @@ class MetisTranslation:
             strategy: Of the cluster.
 
         Raises:
-            ValueError: If it is none of the published planner's: it leaves devices idle, goes back
+            InputError: If it is none of the published planner's: it leaves devices idle, goes back
                 to a device type, cuts within one of its layers or shares samples otherwise.
         """
         edges = {group.start: layer for layer, group in enumerate(self.groups)}
@@ -66,7 +67,7 @@ class MetisTranslation:
         inside = [bound for bound in strategy.bounds if bound not in edges]
         if inside:
             message = f"the published planner cuts at {sorted(edges)}, not at {inside[0]}"
-            raise ValueError(message)
+            raise InputError(message)
         plan = MetisPlan(
             type_order=self._type_order(strategy),
             group_sizes=tuple(stage.num_ranks for stage in strategy.stages),
@@ -81,7 +82,7 @@ class MetisTranslation:
                     f"stage {index} shares samples as {shares}, the published planner as "
                     f"{self._shares(plan, index)}"
                 )
-                raise ValueError(message)
+                raise InputError(message)
         return plan
 
     def _shares(self, plan: MetisPlan, stage: int) -> tuple[int, ...]:
@@ -90,7 +91,7 @@ class MetisTranslation:
         if ranks is None:
             _, tp = plan.degrees[stage]
             message = f"stage {stage}: tp {tp} was not measured at micro-batch size 1"
-            raise ValueError(message)
+            raise InputError(message)
         return tuple(rank.samples for rank in ranks)
 
     def _type_order(self, strategy: Strategy) -> tuple[str, ...]:
@@ -106,7 +107,7 @@ class MetisTranslation:
                 "the published planner uses every device, all of one type after the other; found "
                 f"{len(kinds)} of {cluster.num_devices} devices: {', '.join(kinds)}"
             )
-            raise ValueError(message)
+            raise InputError(message)
         return order
 
     def _devices(self, type_order: Sequence[str]) -> tuple[int, ...]:

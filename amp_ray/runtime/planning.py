@@ -123,7 +123,7 @@ def score_given(planner: Planner, given: Sequence[Given]) -> list[Result]:
     """
     results = []
     for entry in given:
-        if entry.strategy is not None:
+        if entry.strategy is not None and isinstance(planner, Amp2022Planner):
             with placed(entry.where, ValueError):
                 candidate_of(entry.strategy)
         with placed(entry.where):

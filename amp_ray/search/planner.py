@@ -118,7 +118,8 @@ class AmpRayPlanner:
     def score(self, strategy: Strategy) -> Result:
         """Estimate a complete strategy; one that tensor parallelism cannot divide is told so."""
         estimate = self.cost_model.estimate(strategy)
-        undivided = self._undivided(strategy.stages[0].tp)
+        found = map(self._undivided, dict.fromkeys(stage.tp for stage in strategy.stages))
+        undivided = next(filter(None, found), None)
         if undivided is None:
             return estimate
         reasons = (undivided, *estimate.reasons)

@@ -231,7 +231,7 @@ def _from_record(record: Mapping[str, Any], where: Where, context: Context) -> G
     if checked.recompute is None and checked.stages is None:
         record = {**record, "recompute": context.recompute}
     strategy = strategy_from_json(record, context.cluster, file=where.file)
-    _check_fit(strategy, where, context)
+    _check_fit(strategy, where, context, some_idle=checked.placement is not None)
     return Given(where=where, candidate=None, strategy=strategy)
 
 
@@ -258,8 +258,13 @@ def _uncut(record: StrategyRecord, where: Where, context: Context) -> Given:
     return Given(where=where, candidate=candidate, strategy=None)
 
 
-def _check_fit(strategy: Strategy, where: Where, context: Context) -> None:
-    """Refuse a strategy that does not cover the model, the batch or the devices."""
+def _check_fit(
+    strategy: Strategy, where: Where, context: Context, *, some_idle: bool = False
+) -> None:
+    """Refuse a strategy that does not cover the model, the batch or the devices.
+
+    Devices may stay idle where a placement leaves them out.
+    """
     if strategy.bounds[-1] != context.num_layers:
         message = (
             f"found {' '.join(map(str, strategy.bounds))}; expected 0 to {context.num_layers}, the "
@@ -272,9 +277,10 @@ def _check_fit(strategy: Strategy, where: Where, context: Context) -> None:
             f"global_batch_size {context.global_batch_size}"
         )
         raise InputError(message, where=where)
-    if len(strategy.placement) != context.cluster.num_devices:
+    if not some_idle and len(strategy.placement) != context.cluster.num_devices:
         message = (
             f"uses {len(strategy.placement)} devices; the cluster has "
-            f"{context.cluster.num_devices}, and a strategy uses each of them once"
+            f"{context.cluster.num_devices}, and a strategy uses each of them once, unless a "
+            "placement says which"
         )
         raise InputError(message, where=where)

@@ -723,14 +723,6 @@ STRATEGIES: Final[dict[str, tuple[str | bytes, str]]] = {
         '[{"tp": 1, "dp": 1, "micro_batch_size": 1, "num_micro_batches": 8, "bounds": [0, 2, 5]}]',
         "strategies.csv: [0]: uses 2 devices; the cluster has 4, and a strategy uses each of them",
     ),
-    "JSON with stages that differ": (
-        (
-            '[{"micro_batch_size": 4, "num_micro_batches": 2, "stages": [{"layers": [0, 2], '
-            '"tp": 1, "dp": 2, "shares": [1, 3]}, {"layers": [2, 5], "tp": 2, "dp": 1, '
-            '"shares": [4]}]}]'
-        ),
-        "strategies.csv: [0]: expected one tp, dp and recompute for all stages, found tp [1, 2], ",
-    ),
     "not UTF-8": (b"\xff\xfe", "strategies.csv: not a text file (byte 0 is not UTF-8)"),
 }
 

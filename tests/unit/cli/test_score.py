@@ -29,6 +29,28 @@ def test_a_ranking_can_be_scored_again(amp_ray: Run, small: Path, tmp_path: Path
     assert [row["iteration_time_s"] for row in rows] == [row["iteration_time_s"] for row in ranking]
 
 
+def test_stages_may_differ_and_devices_stay_idle(amp_ray: Run, small: Path, tmp_path: Path) -> None:
+    strategies = tmp_path / "mine.json"
+    stages = [
+        {"layers": [0, 4], "tp": 1, "dp": 2, "shares": [1, 3]},
+        {"layers": [4, 9], "tp": 1, "dp": 1, "shares": [4]},
+    ]
+    record = {
+        "micro_batch_size": 4,
+        "num_micro_batches": 2,
+        "stages": stages,
+        "placement": [["node0", 0], ["node1", 1], ["node1", 0]],
+    }
+    strategies.write_text(json.dumps([record]), encoding="utf-8")
+    [row] = amp_ray("score", small, "--strategies", strategies, "--json").json["rows"]
+    assert row["feasible"]
+    assert not row["launchable"]
+    assert [stage["shares"] for stage in row["strategy"]["stages"]] == [[1, 3], [4]]
+    for cost_model in ("amp-2022", "metis-2024"):
+        options = ("--strategies", strategies, "--cost-model", cost_model)
+        assert amp_ray("score", small, *options).code == 2
+
+
 def test_the_table_shows_every_strategy(amp_ray: Run, small: Path, tmp_path: Path) -> None:
     strategies = tmp_path / "mine.csv"
     strategies.write_text(CSV, encoding="utf-8")
