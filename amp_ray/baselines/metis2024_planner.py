@@ -65,8 +65,16 @@ class Metis2024Planner:
         """Return the best plan with a candidate's number of micro-batches, proven.
 
         Args:
-            candidate: Only its number of micro-batches counts.
+            candidate: How the batch is cut; the published planner chooses all else.
+
+        Raises:
+            InputError: If tp, dp and pp are chosen already.
         """
+        if not isinstance(candidate, GroupsCandidate):
+            message = (
+                "cost model metis-2024 chooses tp, dp and pp of every stage: name a whole strategy"
+            )
+            raise InputError(message)
         found = self.search.solve(candidate.num_micro_batches)
         assert not isinstance(found, MetisPruned), "nothing is pruned without an upper bound"
         if isinstance(found, Reason):

@@ -59,9 +59,13 @@ class MetisTranslation:
             strategy: Of the cluster.
 
         Raises:
-            InputError: If it is none of the published planner's: it leaves devices idle, goes back
-                to a device type, cuts within one of its layers or shares samples otherwise.
+            InputError: If it is none of the published planner's: it recomputes, leaves devices
+                idle, goes back to a device type, cuts within one of its layers or shares samples
+                otherwise.
         """
+        if strategy.recompute != "none":
+            message = "cost model metis-2024 knows no recompute"
+            raise InputError(message)
         edges = {group.start: layer for layer, group in enumerate(self.groups)}
         edges[self.groups[-1].stop] = len(self.groups)
         inside = [bound for bound in strategy.bounds if bound not in edges]

@@ -4,7 +4,7 @@ import contextlib
 import json
 import logging
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -115,14 +115,15 @@ def write_json(record: Mapping[str, Any], target: str) -> None:
     write_json_text(json.dumps(record, indent=1, allow_nan=False) + "\n", target)
 
 
-def write_json_text(text: str, target: str) -> None:
-    """Write a result that is text already; see `write_json`.
+def write_json_text(text: str | Iterable[str], target: str) -> None:
+    """Write a result that is text already, a long one in pieces; see `write_json`.
 
     Raises:
         InputError: If the file looks like an input, or cannot be written.
     """
     if target == STDOUT:
-        click.echo(text, nl=False)
+        for piece in [text] if isinstance(text, str) else text:
+            click.echo(piece, nl=False)
         return
     path = Path(target)
     if path.suffix in _INPUT_SUFFIXES:

@@ -15,7 +15,7 @@ from amp_ray.cli.options import (
     verbose_option,
     write_json,
 )
-from amp_ray.runtime.link_report import LinkReport, cluster_yaml, link_reports, loss_yaml
+from amp_ray.runtime.link_report import LinkReport, cluster_yaml, constants_yaml, link_reports
 from amp_ray.runtime.make_hosts import host_maker
 from amp_ray.runtime.profile_folder import ProfileFolder
 from amp_ray.runtime.profile_parts import load_unprofiled, profile_parts
@@ -93,7 +93,7 @@ def profile(
         # Whatever ends it: what is complete can be planned with.
         files = folder.write()
     links = link_reports(folder.records, experiment)
-    snippet = cluster_yaml(experiment, links) + loss_yaml(folder.records, experiment)
+    snippet = cluster_yaml(experiment, links) + constants_yaml(folder.records, experiment)
     if json_target is not None:
         write_json(_to_json(output, files, reports, links, snippet), json_target)
     else:
@@ -154,11 +154,17 @@ def _print(
         )
         click.echo(
             f"{link.place.scope} {link.place.devices}: {link.gbit_per_s:.3g} Gbit/s, "
-            f"{link.latency_us:.3g} us, typical error {link.error_fraction:.0%} ({apart})"
+            f"{link.latency_us:.3g} us{_collective(link)}, typical error "
+            f"{link.error_fraction:.0%} ({apart})"
         )
     click.echo(
         f"\nTo plan with it: profile: {{source: table, path: {output}}}, and for the links:\n"
     )
+
+
+def _collective(link: LinkReport) -> str:
+    """Say what a step of a collective takes, where that was measured."""
+    return "" if link.collective_us is None else f", {link.collective_us:.3g} us in collectives"
 
 
 def _to_json(
@@ -190,6 +196,7 @@ def _to_json(
                 "devices": link.place.devices,
                 "gbit_per_s": link.gbit_per_s,
                 "latency_us": link.latency_us,
+                "collective_us": link.collective_us,
                 "error_fraction": link.error_fraction,
             }
             for link in links

@@ -130,7 +130,8 @@ def _show(result: "Result", folder: Path, json_target: str | None) -> int:
     from amp_ray.runtime.tuning import RESULT
 
     if json_target is not None:
-        write_json_text((folder / RESULT).read_text(encoding="utf-8"), json_target)
+        with (folder / RESULT).open(encoding="utf-8") as lines:
+            write_json_text(lines, json_target)
     if json_target != STDOUT:
         table_console().print(end_view(result, str(folder)))
     if result.ending == "hosts":

@@ -145,19 +145,20 @@ def read_text(path: Path) -> str:
     raise InputError(message, where=Where(file=str(path)))
 
 
-def write_text(path: Path, text: str) -> None:
+def write_text(path: Path, text: str | Iterable[str]) -> None:
     """Write a file whole or not at all: to a neighbour first, then renamed.
 
     Args:
         path: An existing file is replaced.
-        text: Its new content.
+        text: Its new content; a long one may come in pieces.
 
     Raises:
         InputError: If the folder does not exist or cannot be written.
     """
     neighbour = path.parent / f".{path.name}.partial"
     try:
-        neighbour.write_text(text, encoding="utf-8")
+        with neighbour.open("w", encoding="utf-8") as file:
+            file.writelines([text] if isinstance(text, str) else text)
         neighbour.replace(path)
     except (OSError, ValueError) as error:
         with suppress(OSError, ValueError):

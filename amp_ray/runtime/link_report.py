@@ -2,13 +2,19 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
+from typing import Final
 
 from amp_ray.cost.collective import RING_OVERHEAD_RANKS, start_s
+from amp_ray.spec.cluster import Link
+from amp_ray.spec.constants import Constants
 from amp_ray.spec.experiment import Experiment
 from amp_ray.trials.link_fit import LinkFit, LinkSample, fit_link
 from amp_ray.trials.profile_grid import LinkPoint, loss_position
 from amp_ray.trials.profile_records import LinkPlace, ProfileRecords
 from amp_ray.units import BITS_PER_BYTE, BYTES_PER_ELEMENT, GIGA, MICROSECONDS_PER_SECOND
+
+_LEAST_SHARE: Final = 1e-3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,13 +25,16 @@ class LinkReport:
         place: Which link.
         gbit_per_s: ``intra_gbit_per_s`` or ``inter_gbit_per_s``.
         latency_us: ``intra_latency_us`` or ``inter_latency_us``.
-        error_fraction: Median error of these two over all messages.
+        collective_us: ``intra_collective_us`` or ``inter_collective_us``; None where no
+            collective was measured.
+        error_fraction: Median error of these over all messages.
         apart: The same from messages and from all-reduces alone, by what they are.
     """
 
     place: LinkPlace
     gbit_per_s: float
     latency_us: float
+    collective_us: float | None
     error_fraction: float
     apart: dict[str, LinkFit]
 
@@ -77,32 +86,66 @@ def cluster_yaml(experiment: Experiment, reports: Iterable[LinkReport]) -> str:
             else:
                 gbit, latency_us = found.gbit_per_s, found.latency_us
             figures += [f"{scope}_gbit_per_s: {gbit:.4g}", f"{scope}_latency_us: {latency_us:.4g}"]
+            collective_us = _collective_us(stated) if found is None else found.collective_us
+            if collective_us is not None:
+                figures.append(f"{scope}_collective_us: {collective_us:.4g}")
         note = f"  # {', '.join(notes)}" if notes else ""
         lines.append(f"    - {{{', '.join(figures)}}}{note}")
     return "\n".join(lines) + "\n"
 
 
-def loss_yaml(records: ProfileRecords, experiment: Experiment) -> str:
-    """Write the constant by which the cost model knows the loss; empty where none was measured.
+def constants_yaml(records: ProfileRecords, experiment: Experiment) -> str:
+    """Write the constants that were measured; empty where none were.
 
-    The loss is no part of the layers' times. It is counted as memory traffic per logit; this is
-    the traffic that would take as long as was measured, the median over devices and sizes.
+    The memory's rate and the host's work are those of the optimizer step, the median over
+    devices. The loss is no part of the layers' times: it is counted as memory traffic per logit,
+    and this is the traffic that would take as long as was measured.
     """
+    found = _step_constants(records, experiment)
+    efficiency = found.get("memory_efficiency", experiment.constants.memory_efficiency)
+    found |= _loss_constant(records, experiment, efficiency)
+    lines = [f"  {name}: {value:.4g}\n" for name, value in found.items()]
+    return "".join(["constants:\n", *lines]) if lines else ""
+
+
+def _step_constants(records: ProfileRecords, experiment: Experiment) -> dict[str, float]:
+    """Return what was measured of the optimizer step, the median over devices."""
+    devices = {device.name: device for device in experiment.cluster.device_types}
+    steps = {name: values for name, values in records.steps.items() if name in devices}
+    if not steps:
+        return {}
+    rates = [
+        float(values["memory_bytes_per_s"]) / devices[name].memory_bytes_per_s
+        for name, values in steps.items()
+    ]
+    host = {
+        # Zero is no constant that can be calibrated: a thousandth of what is shipped.
+        key: max(
+            median(float(values[key]) for values in steps.values()),
+            getattr(Constants(), key) * _LEAST_SHARE,
+        )
+        for key in ("host_s_per_micro_batch", "host_s_per_iteration")
+    }
+    return {"memory_efficiency": median(rates), **host}
+
+
+def _loss_constant(
+    records: ProfileRecords, experiment: Experiment, efficiency: float
+) -> dict[str, float]:
+    """Return the loss in memory traffic per logit, the median over devices and sizes."""
     loss = loss_position(experiment.model)
     logits = experiment.model.layers[-1].logits
     devices = {device.name: device for device in experiment.cluster.device_types}
     found = sorted(
         (float(values["forward_s"]) + float(values["backward_s"]))
         * devices[device].memory_bytes_per_s
-        * experiment.constants.memory_efficiency
+        * efficiency
         * point.tp
         / (logits * point.micro_batch_size)
         for (device, point), values in records.layers.items()
         if point.layer == loss and device in devices
     )
-    if not found:
-        return ""
-    return f"constants:\n  loss_bytes_per_logit: {found[len(found) // 2]:.4g}\n"
+    return {"loss_bytes_per_logit": found[len(found) // 2]} if found else {}
 
 
 def _report(
@@ -112,13 +155,22 @@ def _report(
     constants = experiment.constants
     fit = fit_link([sample for group in samples.values() for sample in group])
     share = constants.intra_efficiency if place.scope == "intra" else constants.nic_efficiency
+    together = fit.collective_latency_s
+    microseconds = MICROSECONDS_PER_SECOND / constants.latency_scale
     return LinkReport(
         place=place,
         gbit_per_s=fit.bytes_per_s / share * BITS_PER_BYTE / GIGA,
-        latency_us=fit.latency_s / constants.latency_scale * MICROSECONDS_PER_SECOND,
+        latency_us=fit.latency_s * microseconds,
+        collective_us=None if together is None else together * microseconds,
         error_fraction=fit.error_fraction,
         apart={what: fit_link(group) for what, group in samples.items() if group},
     )
+
+
+def _collective_us(stated: Link) -> float | None:
+    """Return the latency of a collective's step as the experiment states it."""
+    stated_s = stated.collective_latency_s
+    return None if stated_s is None else stated_s * MICROSECONDS_PER_SECOND
 
 
 def _start_s(experiment: Experiment) -> float:
@@ -150,6 +202,7 @@ def _within_layers(
                 num_bytes=volume,
                 start_s=_start_s(experiment) * len(sizes),
                 seconds=seconds,
+                collective=True,
             )
             found.append((max(sizes), sample))
     return found
@@ -160,7 +213,13 @@ def _sample(point: LinkPoint, seconds: float, start: float, place: LinkPlace) ->
     steps, volume = 1.0, float(point.num_bytes)
     if point.what == "all_reduce":
         steps, volume = _ring(point.num_ranks, point.num_bytes, place)
-    return LinkSample(num_steps=steps, num_bytes=volume, start_s=start, seconds=seconds)
+    return LinkSample(
+        num_steps=steps,
+        num_bytes=volume,
+        start_s=start,
+        seconds=seconds,
+        collective=point.what == "all_reduce",
+    )
 
 
 def _ring(num_ranks: int, num_bytes: float, place: LinkPlace) -> tuple[float, float]:

@@ -3,7 +3,7 @@
 import contextlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -59,8 +59,8 @@ class Study:
         """Where the folders of attempts are."""
         return self.folder / TRIALS
 
-    def write(self, name: str, text: str) -> None:
-        """Write one of its files, whole or not at all.
+    def write(self, name: str, text: str | Iterable[str]) -> None:
+        """Write one of its files, whole or not at all; a long one may come in pieces.
 
         Raises:
             AmpRayError: If it cannot be written.

@@ -61,14 +61,17 @@ def study_json(result: Result, study: str) -> dict[str, Any]:
     }
 
 
-def study_text(result: Result, study: str) -> str:
-    """Return the same as text: a line per key, and per trial and row of the ranking.
+def study_text(result: Result, study: str) -> Iterator[str]:
+    """Yield the same as text, piece by piece: a line per key, and per trial and row.
 
     Of thousands of trials only one at a time is an object; indented by the standard library, they
     would take half a minute.
     """
-    lines = [f" {json.dumps(key)}: {_value_text(value)}" for key, value in _parts(result, study)]
-    return "{\n" + ",\n".join(lines) + "\n}\n"
+    yield "{"
+    for number, (key, value) in enumerate(_parts(result, study)):
+        yield f"{',' if number else ''}\n {json.dumps(key)}: "
+        yield from _value_text(value)
+    yield "\n}\n"
 
 
 def _parts(result: Result, study: str) -> Iterator[tuple[str, Any]]:
@@ -94,12 +97,15 @@ def _parts(result: Result, study: str) -> Iterator[tuple[str, Any]]:
     yield "ranking", (row(each, position, cluster) for position, each in ranked)
 
 
-def _value_text(value: object) -> str:
-    """Return JSON, a long list entry by entry."""
+def _value_text(value: object) -> Iterator[str]:
+    """Yield JSON, a long list entry by entry."""
     if not isinstance(value, Iterator):
-        return json.dumps(value, allow_nan=False)
-    entries = ",\n".join(f"  {json.dumps(entry, allow_nan=False)}" for entry in value)
-    return f"[\n{entries}\n ]" if entries else "[]"
+        yield json.dumps(value, allow_nan=False)
+        return
+    yield "["
+    for number, entry in enumerate(value):
+        yield f"{',' if number else ''}\n  {json.dumps(entry, allow_nan=False)}"
+    yield "\n ]"
 
 
 def _recommendation_json(recommended: Recommendation, cluster: Cluster) -> dict[str, Any]:
@@ -135,9 +141,9 @@ def _certificate_json(certificate: Certificate) -> dict[str, Any]:
     }
 
 
-def history_jsonl(told: Iterable[Told], cluster: Cluster) -> str:
-    """Return one TRIAL per line."""
-    return "".join(json.dumps(trial_json(entry, cluster)) + "\n" for entry in told)
+def history_jsonl(told: Iterable[Told], cluster: Cluster) -> Iterator[str]:
+    """Yield one TRIAL per line."""
+    return (json.dumps(trial_json(entry, cluster)) + "\n" for entry in told)
 
 
 def history_csv(told: Iterable[Told]) -> str:

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Mapping
 from typing import Final, Protocol
 
-from amp_ray.spec.blocks import Kernels
 from amp_ray.spec.build_cluster import build_cluster
 from amp_ray.spec.build_runtime import build_constants, build_traits
 from amp_ray.spec.build_trials import build_trials, split_hosts
@@ -18,6 +17,7 @@ from amp_ray.spec.profile_file import parse_profile
 from amp_ray.spec.section import validate
 from amp_ray.spec.shape import model_shape
 from amp_ray.spec.traits import RuntimeTraits
+from amp_ray.spec.width import Kernels
 from amp_ray.spec.yaml_text import Document
 
 _PROFILE_FOLDERS: Final = {

@@ -1,8 +1,9 @@
 """Layers at the ends of a language model: embedding, final norm, output embedding, loss."""
 
-from amp_ray.spec.blocks import Width, norm
+from amp_ray.spec.blocks import norm
 from amp_ray.spec.model import Layer, ModelShape
 from amp_ray.spec.operator import Elementwise, Gemm, Operator
+from amp_ray.spec.width import Width
 
 
 def token_embedding(width: Width, shape: ModelShape, *, positions: int, dropout: bool) -> Layer:

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from amp_ray.spec.blocks import UNFUSED, Kernels, Width, gpt_block, llama_block
+from amp_ray.spec.blocks import gpt_block, llama_block
 from amp_ray.spec.ends import (
     cross_entropy,
     final_norm,
@@ -13,6 +13,7 @@ from amp_ray.spec.ends import (
 from amp_ray.spec.model import Layer, Model, ModelShape
 from amp_ray.spec.traits import LayerList
 from amp_ray.spec.transgan import transgan_layers
+from amp_ray.spec.width import UNFUSED, Kernels, Width
 
 
 def build_model(

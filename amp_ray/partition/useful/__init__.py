@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from amp_ray.partition.arrays import BoolArray, FloatArray
+from amp_ray.partition.arrays import BoolArray, FloatArray, IntArray
 from amp_ray.partition.exact import solve
 from amp_ray.partition.layout import canonical_order, laid_out
 from amp_ray.partition.problem import PartitionProblem
@@ -55,6 +55,33 @@ def useful_options(problem: TailedProblem, limit_s: float) -> BoolArray:
             ),
         )
     return useful
+
+
+def among_options(problem: TailedProblem, chosen: IntArray) -> TailedProblem | None:
+    """Return a problem with some of its options.
+
+    Args:
+        problem: The problem.
+        chosen: Their indices.
+
+    Returns:
+        The problem, in which option ``e`` is ``chosen[e]``; None where no option leads to an end.
+    """
+    partition = problem.problem
+    options = partition.options
+    ends = set(options.to_state[chosen].tolist())
+    final_states = tuple(state for state in partition.final_states if state in ends)
+    if not final_states:
+        return None
+    names = options.__dataclass_fields__
+    fewer = replace(options, **{name: getattr(options, name)[chosen] for name in names})
+    tails = tuple(
+        replace(tail, s_per_weight=tail.s_per_weight[chosen], fixed_s=tail.fixed_s[chosen])
+        for tail in problem.tails
+    )
+    return TailedProblem(
+        problem=replace(partition, options=fewer, final_states=final_states), tails=tails
+    )
 
 
 def _beats_s(problem: PartitionProblem, limit_s: float) -> FloatArray | None:

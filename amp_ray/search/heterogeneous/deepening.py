@@ -7,12 +7,18 @@ import numpy as np
 
 from amp_ray.cost.topology import IntArray
 from amp_ray.partition.tails import TailedSolution, solve_tailed
-from amp_ray.partition.useful import useful_options
+from amp_ray.partition.useful import among_options, useful_options
 from amp_ray.search.heterogeneous.problem import GroupsProblem
 from amp_ray.spec.strategy import Strategy
 
 FIRST_SLACK: Final = 0.02
 """Share by which the best plan is first supposed to cost more than its bound."""
+
+MANY_STEPS: Final = 10_000
+"""Options of a joined problem above which those that cannot be part of the best are left out."""
+
+MOST_BOXES: Final = 60
+"""Ranges of tails that are solved at once; then the bound is what is proven so far."""
 
 WIDER: Final = 4.0
 """By which that share grows where no such plan was found."""
@@ -86,8 +92,10 @@ class _Search:
             chosen = self._useful(limit_s)
             if self._size(chosen) > MOST_NEIGHBOURS:
                 break
-            self._join(chosen)
-            self.bound_s = min(limit_s, self._known_s())
+            proven_s = self._join(chosen)
+            self.bound_s = max(self.bound_s, min(limit_s, proven_s))
+            if proven_s < min(limit_s, self._known_s()):
+                break
             slack *= WIDER
         if self.best is not None:
             bound_s = min(self.bound_s, self.best.value_s)
@@ -107,17 +115,26 @@ class _Search:
         positions = self.problem.limits.num_positions if self.problem.counted else 1
         return self.problem.choices.among(chosen).num_neighbours * positions
 
-    def _join(self, chosen: IntArray) -> None:
-        """Keep the best plan of some choices, if it is better."""
+    def _join(self, chosen: IntArray) -> float:
+        """Keep the best plan of some choices, if it is better; return what none undercuts."""
         if not len(chosen):
-            return
+            return self._known_s()
         joined = replace(self.problem, choices=self.problem.choices.among(chosen), joined=True)
-        solution = solve_tailed(joined.problem, upper_bound_s=self._known_s())
-        if isinstance(solution, TailedSolution) and (
-            self.best is None or solution.value_s < self.best.value_s
-        ):
+        posed, kept = joined.problem, np.arange(len(joined.steps.choice))
+        if len(kept) > MANY_STEPS:
+            kept = np.flatnonzero(useful_options(posed, self._known_s()))
+            fewer = among_options(posed, kept)
+            if fewer is None:
+                return self._known_s()
+            posed = fewer
+        solution = solve_tailed(posed, upper_bound_s=self._known_s(), most_boxes=MOST_BOXES)
+        if not isinstance(solution, TailedSolution):
+            return self._known_s()
+        if self.best is None or solution.value_s < self.best.value_s:
+            options = tuple(kept[list(solution.options)].tolist())
             self.best = BestGroups(
-                strategy=joined.strategy(solution.bounds, solution.options),
+                strategy=joined.strategy(solution.bounds, options),
                 value_s=solution.value_s,
                 lower_bound_s=self.relaxed.lower_bound_s,
             )
+        return solution.lower_bound_s

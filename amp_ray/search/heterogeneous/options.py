@@ -240,7 +240,8 @@ class GroupCosts:
     def tied_s(self, devices: IntArray) -> float:
         """Return what a stage at an end of the pipeline takes to meet the one at the other end.
 
-        Every rank meets one on the node that is nearest; inside a node where plans stay in one.
+        Every rank meets one on the node that is nearest, which is never faster than inside its
+        node, where plans that stay in one meet.
 
         Args:
             devices: Shape ``(dp, tp)``.
@@ -252,9 +253,12 @@ class GroupCosts:
         parameters = self.tied_parameters / devices.shape[1]
         times_s = []
         for node, count in ranks.items():
-            ends = (node,) if self.one_node else tuple(sorted((node, self._nearest[node])))
-            path = topology.ring(ends, 2, dict.fromkeys(ends, count))
-            times_s.append(tail.tied_s(parameters, path))
+            places: list[tuple[int, ...]] = [(node,)]
+            if not self.one_node:
+                places.append(tuple(sorted((node, self._nearest[node]))))
+            for ends in places:
+                path = topology.ring(ends, 2, dict.fromkeys(ends, count))
+                times_s.append(tail.tied_s(parameters, path))
         return max(times_s)
 
     @cached_property

@@ -96,6 +96,7 @@ def _host(job: Job, ranks: Ranks, *, cuda: bool) -> dict[str, float]:
     step_s, layers_s = {}, 0.0
     for number in MICRO_BATCHES:
         step_s[number], layers_s = _engine_s(tiny, number, ranks, cuda=cuda)
+        gc.collect()
     few, many = MICRO_BATCHES
     each_s = (step_s[many] - step_s[few]) / (many - few)
     return {
@@ -127,8 +128,6 @@ def _engine_s(job: Job, number: int, ranks: Ranks, *, cuda: bool) -> tuple[float
 
     layers_s = _median_s(layers, ranks, cuda=cuda)
     engine.destroy()
-    del engine, module
-    gc.collect()
     return step_s, layers_s
 
 

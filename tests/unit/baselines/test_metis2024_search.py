@@ -1,15 +1,11 @@
 import json
-import math
 
 import numpy as np
 import pytest
 
-from amp_ray.baselines.metis2024_bounds import work_bound_s
 from amp_ray.baselines.metis2024_groups import MetisLimits
-from amp_ray.baselines.metis2024_menu import stage_menu
 from amp_ray.baselines.metis2024_search import MetisSearch
-from amp_ray.baselines.metis2024_solve import MetisPruned, MetisSolution, solve_menu
-from amp_ray.baselines.metis2024_works import Works
+from amp_ray.baselines.metis2024_solve import MetisPruned, MetisSolution
 from amp_ray.cost.estimate import Reason
 from amp_ray.testing.metis import metis_document, metis_profile_files, metis_setting
 from amp_ray.testing.metis_oracle import cheapest_plan, random_setting
@@ -88,15 +84,6 @@ def test_what_takes_longer_than_the_upper_bound_is_pruned() -> None:
     assert isinstance(pruned, MetisPruned)
     assert pruned.lower_bound_s <= whole.cost.total_s
     assert isinstance(search.solve(8, upper_bound_s=1.1 * whole.cost.total_s), MetisSolution)
-
-
-def test_no_plan_undercuts_the_bound_of_work() -> None:
-    search = search_of()
-    for number in search.numbers:
-        menu = stage_menu(search.space, Works(space=search.space), number)
-        found = solve_menu(menu, math.inf)
-        if isinstance(found, MetisSolution):
-            assert work_bound_s(menu) <= found.cost.total_s * (1 + 1e-12)
 
 
 def test_memory_that_holds_no_layer_is_told() -> None:

@@ -5,6 +5,7 @@ import pytest
 
 from amp_ray.baselines.metis2024_plan import MetisPlan
 from amp_ray.baselines.metis2024_strategy import MetisTranslation
+from amp_ray.errors import InputError
 from amp_ray.spec.strategy import Stage, Strategy
 from amp_ray.testing.metis import metis_setting
 
@@ -64,20 +65,20 @@ def test_a_cut_within_one_of_its_layers_is_refused() -> None:
     strategy = translation().strategy(MetisPlan(**UNIFORM))
     first, second = strategy.stages
     moved = replace(strategy, stages=(replace(first, end_layer=4), replace(second, first_layer=4)))
-    with pytest.raises(ValueError, match=r"cuts at \[0, 1, 2, 3, 5\], not at 4"):
+    with pytest.raises(InputError, match=r"cuts at \[0, 1, 2, 3, 5\], not at 4"):
         translation().plan(moved)
 
 
 def test_idle_devices_are_refused() -> None:
     stage = Stage(first_layer=0, end_layer=5, tp=1, dp=2)
     idle = Strategy(stages=(stage,), micro_batch_size=4, num_micro_batches=1, placement=(0, 1))
-    with pytest.raises(ValueError, match="uses every device"):
+    with pytest.raises(InputError, match="uses every device"):
         translation().plan(idle)
 
 
 def test_types_that_come_back_are_refused() -> None:
     strategy = translation().strategy(MetisPlan(**UNIFORM))
-    with pytest.raises(ValueError, match="all of one type after the other"):
+    with pytest.raises(InputError, match="all of one type after the other"):
         translation().plan(replace(strategy, placement=(0, 2, 1, 3)))
 
 
@@ -85,5 +86,12 @@ def test_other_shares_are_refused() -> None:
     strategy = translation().strategy(MetisPlan(**MIXED))
     first, second = strategy.stages
     other = replace(strategy, stages=(first, replace(second, shares=(4, 2, 2))))
-    with pytest.raises(ValueError, match=r"stage 1 shares samples as \(4, 2, 2\)"):
+    with pytest.raises(InputError, match=r"stage 1 shares samples as \(4, 2, 2\)"):
         translation().plan(other)
+
+
+def test_recompute_is_refused() -> None:
+    strategy = translation().strategy(MetisPlan(**UNIFORM))
+    stages = tuple(replace(stage, recompute="full") for stage in strategy.stages)
+    with pytest.raises(InputError, match="knows no recompute"):
+        translation().plan(replace(strategy, stages=stages))

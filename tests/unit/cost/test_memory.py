@@ -218,3 +218,20 @@ def test_start_behind_a_large_boundary_is_passed_over(
     chain = replace(layers, model=replace(model, layers=(block, block, wide, block)))
     starts = memory_of(chain, constants).earliest_starts(np.array([3000.0]))
     assert starts[0].tolist() == [0, 0, 0, 3, 0]
+
+
+def test_a_device_may_have_a_context_of_its_own(layers: LayerMemory, constants: Constants) -> None:
+    traits = replace(layers.traits, context_bytes=500.0)
+    gpu = memory_of(replace(layers, traits=traits), constants).peak_bytes((0, 4))
+    cpu_rank = replace(layers.rank, device=replace(layers.rank.device, context_bytes=300))
+    cpu = memory_of(replace(layers, traits=traits, rank=cpu_rank), constants).peak_bytes((0, 4))
+    assert gpu[0] - cpu[0] == pytest.approx(200.0)
+
+
+def test_a_bucket_without_a_replica_takes_memory_too(
+    layers: LayerMemory, constants: Constants
+) -> None:
+    traits = replace(layers.traits, bucket_bytes_per_element=1e6)
+    plain = memory_of(replace(layers, traits=traits), constants).peak_bytes((0, 4))
+    alone = replace(traits, buckets_alone=True)
+    assert memory_of(replace(layers, traits=alone), constants).peak_bytes((0, 4)) > plain

@@ -3,6 +3,7 @@ from dataclasses import replace
 import pytest
 
 from amp_ray.cost.roofline import (
+    FUSED_RATE,
     Phases,
     Rank,
     device_phases,
@@ -180,3 +181,25 @@ def test_operators_run_one_after_the_other(rank: Rank, constants: Constants) -> 
     op = Elementwise(name="e", forward_elements=500, backward_elements=1000)
     assert device_phases((op, op), rank, constants) == Phases(forward_s=2.0, backward_s=4.0)
     assert device_phases((), rank, constants) == Phases(forward_s=0.0, backward_s=0.0)
+
+
+def test_products_within_a_kernel_count_where_they_take_longer_than_its_traffic(
+    rank: Rank, constants: Constants
+) -> None:
+    light = Elementwise(name="attention", forward_elements=1, backward_elements=2, flops=1e-9)
+    traffic = elementwise_phases(replace(light, flops=0.0), rank, constants)
+    assert elementwise_phases(light, rank, constants) == traffic
+    heavy = elementwise_phases(replace(light, flops=1e30), rank, constants)
+    rate = rank.device.peak_flops(rank.precision) * rank.device.gemm_fraction * FUSED_RATE
+    assert heavy.forward_s == pytest.approx(1e30 * rank.micro_batch_size / rate)
+    assert heavy.backward_s == pytest.approx(2.5 * heavy.forward_s)
+
+
+def test_a_sharded_kernel_shares_its_products(rank: Rank, constants: Constants) -> None:
+    op = Elementwise(
+        name="attention", forward_elements=1, backward_elements=2, flops=1e30, sharded=True
+    )
+    alone, shared = (
+        elementwise_phases(op, replace(rank, tp=tp), constants).forward_s for tp in (1, 2)
+    )
+    assert shared == pytest.approx(alone / 2)

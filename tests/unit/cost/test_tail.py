@@ -143,3 +143,14 @@ def test_pairs_that_share_a_weight_share_the_interface(tail: TailModel, tied: Mo
     result = found(tail, tied, [[[0], [1]], [[2], [3]]], (0, 2, 4))
     # gradients around 800 B/s (400 bytes), then two pairs share 100 B/s
     assert result.gradient_sync_s == pytest.approx(400 / 800 + 100 / 50)
+
+
+def test_gradients_may_go_through_the_buckets_without_a_replica(
+    tail: TailModel, model: Model
+) -> None:
+    bucketed = replace(tail.traits, bucket_traffic_bytes_per_parameter=8.0)
+    assert found(replace(tail, traits=bucketed), model, [[[0]]], (0, 4)).gradient_sync_s == 0.0
+    alone = replace(bucketed, buckets_alone=True)
+    result = found(replace(tail, traits=alone), model, [[[0]]], (0, 4))
+    # 400 parameters of 8 bytes; the update takes 4.8 s for 12 bytes of each.
+    assert result.gradient_sync_s == pytest.approx(4.8 * 8 / 12)

@@ -139,3 +139,28 @@ def test_among_names_the_different_paths_of_some_groups(topology: Topology) -> N
     rings = topology.rings(np.array([[0, 4], [1, 2], [2, 3]]))
     assert len(rings.among(0, 3)) == 2
     assert rings.among(1, 3) == {rings.paths[1]}
+
+
+def test_rings_take_the_latency_of_collectives_and_messages_their_own(
+    topology: Topology,
+) -> None:
+    nodes = [
+        replace(
+            node,
+            intra=replace(node.intra, collective_latency_s=5.0),
+            inter=replace(node.inter, collective_latency_s=9.0),
+        )
+        for node in topology.cluster.nodes
+    ]
+    slow = replace(topology, cluster=Cluster(nodes=tuple(nodes)))
+    inside, between = (slow.rings(np.array([pair])).paths[0] for pair in ([0, 1], [0, 4]))
+    assert (inside.step_s, between.step_s) == (5.0, 9.0)
+    assert slow.transfers(grid(0, 1, pp=2, dp=1, tp=1)).step_s.tolist() == [[1.0]]
+    assert slow.transfers(grid(0, 4, pp=2, dp=1, tp=1)).step_s.tolist() == [[2.0]]
+
+
+def test_a_known_pair_of_nodes_has_a_collective_latency_of_its_own(topology: Topology) -> None:
+    known = replace(link(120, 2.0), collective_latency_s=11.0)
+    pair = replace(topology.cluster, pair_links={(0, 1): known})
+    found = replace(topology, cluster=pair).rings(np.array([[0, 4], [0, 8]]))
+    assert [found.paths[index].step_s for index in found.index] == [11.0, 2.0]

@@ -146,6 +146,12 @@ def test_a_file_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path, nam
     assert sorted(tmp_path.rglob("*")) == before
 
 
+def test_a_long_text_may_come_in_pieces(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    write_text(path, (f"{number}\n" for number in range(3)))
+    assert path.read_text(encoding="utf-8") == "0\n1\n2\n"
+
+
 def test_text_that_cannot_be_encoded_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "result.json"
     path.write_text("old", encoding="utf-8")

@@ -18,6 +18,11 @@ TIMES: dict[str, Any] = {
     **dict.fromkeys(("all_reduce_s", "spread_s"), 1e-4),
     **dict.fromkeys(("repeats", "kept_bytes", "temporary_bytes"), 8),
 }
+STEP: dict[str, Any] = {
+    "host_s_per_micro_batch": 1e-4,
+    "host_s_per_iteration": 5e-3,
+    "memory_bytes_per_s": 1e10,
+}
 HARDWARE = {"event": "hardware", "hardware": "a board", "versions": "torch"}
 
 
@@ -47,6 +52,8 @@ class Measuring:
         yield said(**HARDWARE)
         for link in job["links"]:
             yield said(event="link", **link, seconds=1e-3)
+        if job["step"]:
+            yield said(event="step", **STEP)
         for point in job["points"][: self.cut]:
             yield said(event="begin", **point)
             if point["micro_batch_size"] >= self.limit:
@@ -100,6 +107,7 @@ def test_a_second_run_measures_only_what_is_missing(tmp_path: Path) -> None:
     run(tmp_path, second)
     assert [len(job["points"]) for job in second.jobs] == [40 - 7]
     assert second.jobs[0]["links"] == []
+    assert (first.jobs[0]["step"], second.jobs[0]["step"]) == (True, False)
 
 
 def test_sizes_for_which_a_rank_is_ended_are_given_up_and_the_others_measured(
@@ -118,3 +126,14 @@ def test_a_host_that_cannot_be_reached_is_told_and_keeps_what_there_is(tmp_path:
     assert report.problem == "node0 is away"
     assert report.num_missing == 30
     assert (tmp_path / "T4.csv").exists()
+
+
+def test_an_older_profile_is_completed_by_what_surrounds_the_layers(tmp_path: Path) -> None:
+    run(tmp_path, Measuring())
+    records = tmp_path / "details/records.jsonl"
+    lines = records.read_text(encoding="utf-8").splitlines(keepends=True)
+    records.write_text("".join(line for line in lines if '"step"' not in line), encoding="utf-8")
+    again = Measuring()
+    assert all(report.num_missing == 0 for report in run(tmp_path, again))
+    (job,) = again.jobs
+    assert (job["points"], job["links"], job["step"]) == ([], [], True)

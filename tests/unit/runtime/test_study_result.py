@@ -15,8 +15,8 @@ from amp_ray.runtime.study_result import (
     history_csv,
     history_jsonl,
     measurements_csv,
-    study_text,
     study_json,
+    study_text,
     trial_json,
 )
 from amp_ray.spec.strategy_file import Context, parse_strategies
@@ -149,7 +149,7 @@ def test_everything_is_json_without_special_numbers() -> None:
 
 def test_as_text_it_is_the_same_with_a_line_per_key_and_per_entry() -> None:
     result = ended(measured(0.04), crashed())
-    found, text = study_json(result, "s"), study_text(result, "s")
+    found, text = study_json(result, "s"), "".join(study_text(result, "s"))
     assert json.loads(text) == json.loads(json.dumps(found))
     lists = [found["trials"], found["ranking"]]
     assert len(text.splitlines()) == 2 + len(found) + sum(len(value) + 1 for value in lists)
@@ -157,7 +157,7 @@ def test_as_text_it_is_the_same_with_a_line_per_key_and_per_entry() -> None:
 
 def test_a_study_without_trials_is_json_too() -> None:
     result = make_driver(small_study(), ScriptedPool(answer=answers())).result("interrupted")
-    assert json.loads(study_text(result, "s"))["trials"] == []
+    assert json.loads("".join(study_text(result, "s")))["trials"] == []
 
 
 # ------------------------------------------------------------------------- the history
@@ -165,12 +165,13 @@ def test_a_study_without_trials_is_json_too() -> None:
 
 def test_history_in_lines_is_one_trial_per_line() -> None:
     result = ended(measured(0.04), crashed())
-    lines = history_jsonl(result.state.trials, result.state.experiment.cluster).splitlines()
+    lines = [*history_jsonl(result.state.trials, result.state.experiment.cluster)]
+    assert all(line.endswith("}\n") for line in lines)
     assert [json.loads(line) for line in lines] == study_json(result, "s")["trials"]
 
 
 def test_an_empty_history_is_an_empty_file() -> None:
-    assert history_jsonl([], small_study().experiment.cluster) == ""
+    assert [*history_jsonl([], small_study().experiment.cluster)] == []
     assert history_csv([]) == ",".join(HISTORY_COLUMNS) + "\n"
 
 

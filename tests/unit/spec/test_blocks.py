@@ -1,7 +1,10 @@
+from dataclasses import replace
+
 import pytest
 
-from amp_ray.spec.blocks import Width, gpt_block, llama_block
+from amp_ray.spec.blocks import gpt_block, llama_block
 from amp_ray.spec.model import Layer
+from amp_ray.spec.width import Width
 
 TOKENS, HIDDEN, HEADS = 8, 32, 4
 WIDTH = Width(tokens=TOKENS, hidden=HIDDEN, heads=HEADS, key_value_heads=HEADS, feed_forward=128)
@@ -79,3 +82,30 @@ def test_heads_that_stay_whole_are_on_every_rank() -> None:
     )  # fmt: skip
     found = {product.name: product for product in gpt_block(whole, name="block").gemms}
     assert (found["scores"].shard, found["qkv"].shard) == ("none", "columns")
+
+
+def test_fused_attention_keeps_no_scores() -> None:
+    plain = gpt_block(WIDTH, name="block", dropout=False)
+    fused = gpt_block(replace(WIDTH, fused_attention=True), name="block", dropout=False)
+    gone = plain.saved_bytes(tp=1, bytes_per_element=2) - fused.saved_bytes(
+        tp=1, bytes_per_element=2
+    )
+    # Scores of two bytes each, but four bytes per token and head for the softmax's sum.
+    assert gone == 2 * HEADS * TOKENS**2 - 4 * HEADS * TOKENS
+    assert fused.num_parameters == plain.num_parameters
+
+
+@pytest.mark.parametrize(("causal", "share"), [(True, 0.5), (False, 1.0)])
+def test_fused_attention_leaves_out_what_no_token_sees(*, causal: bool, share: float) -> None:
+    width = replace(WIDTH, fused_attention=True, causal=causal)
+    (attention,) = [op for op in gpt_block(width, name="b").elementwise if op.flops]
+    assert attention.flops == share * 4 * TOKENS**2 * HIDDEN
+
+
+def test_fused_attention_of_grouped_queries_reads_fewer_keys() -> None:
+    (attention,) = [
+        op
+        for op in llama_block(replace(GROUPED, fused_attention=True), name="b").elementwise
+        if op.flops
+    ]
+    assert attention.forward_elements == 2 * TOKENS * (HIDDEN + HIDDEN // 2)

@@ -74,3 +74,10 @@ def test_an_error_of_another_file_keeps_its_own_line() -> None:
     files = {"measured/profile.yaml": DESCRIPTION, "measured/T4.csv": TABLE + "0,1,2,x\n"}
     with pytest.raises(InputError, match=r"^measured/T4\.csv:11: forward_s: found 'x'"):
         experiment_from(text, files)
+
+
+@pytest.mark.parametrize(("runtime", "fuses"), [("deepspeed", True), ("megatron", False)])
+def test_the_runtime_tells_whether_attention_is_fused(runtime: str, *, fuses: bool) -> None:
+    block = experiment_from(f"{SMALL}runtime: {runtime}\n").model.layers[1]
+    assert any(op.name == "attention" for op in block.operators) is fuses
+    assert any("dropout" in op.name for op in block.operators) is not fuses

@@ -33,6 +33,15 @@ def test_rates_and_latencies_become_si_units() -> None:
     assert found.inter == Link(bandwidth_bytes_per_s=1.25e9, latency_s=4e-5)
 
 
+def test_a_collectives_latency_is_that_of_a_message_unless_it_is_given() -> None:
+    links = "  links:\n    - {between: [node0, node1], gbit_per_s: 8, collective_us: 70}\n"
+    given = NODES.replace("}", ", intra_latency_us: 3, intra_collective_us: 90}")
+    found = cluster(given, links=links)
+    assert found.nodes[0].intra.step_s == pytest.approx(9e-5)
+    assert found.nodes[0].inter.step_s == found.nodes[0].inter.latency_s
+    assert found.pair_links[0, 1].step_s == pytest.approx(7e-5)
+
+
 def test_latencies_that_are_left_out_are_the_defaults() -> None:
     node = cluster().nodes[0]
     assert node.intra.latency_s == DEFAULT_INTRA_LATENCY_S

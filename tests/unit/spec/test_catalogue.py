@@ -51,3 +51,8 @@ def test_tensor_cores_outrun_single_precision() -> None:
     for device in CATALOGUE.values():
         if device.fp16_flops is not None and device.fp32_flops is not None:
             assert device.fp16_flops >= 1.9 * device.fp32_flops
+
+
+def test_only_a_cpu_has_a_context_of_its_own() -> None:
+    known = {name for name, device in CATALOGUE.items() if device.context_bytes is not None}
+    assert known == {"cpu"}

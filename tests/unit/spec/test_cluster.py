@@ -1,4 +1,5 @@
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -73,3 +74,13 @@ def test_a_link_that_moves_nothing_or_travels_in_time_is_refused(
 def test_a_node_without_slots_is_refused() -> None:
     with pytest.raises(ValueError, match="node 'a' needs at least one slot, found 0"):
         node("a", 0)
+
+
+def test_a_link_of_two_interfaces_has_the_longer_step() -> None:
+    slow = replace(FAST, collective_latency_s=7.0)
+    assert cluster(node("a", inter=SLOW), node("b", inter=slow)).link(0, 1).step_s == 7.0
+
+
+def test_a_negative_step_is_refused() -> None:
+    with pytest.raises(ValueError, match="collective_latency_s >= 0, found -1"):
+        replace(FAST, collective_latency_s=-1.0)

@@ -29,3 +29,9 @@ def test_each_precision_has_its_own_rate(precision: Precision, rate: float) -> N
 def test_a_precision_without_a_rate_is_refused() -> None:
     with pytest.raises(ValueError, match="'X' does not compute in bf16; it can do fp32, fp16"):
         device(fp32_flops=1.0, fp16_flops=1.0).peak_flops("bf16")
+
+
+def test_the_context_may_be_left_to_the_runtime() -> None:
+    assert device().context_bytes is None
+    with pytest.raises(ValueError, match="context_bytes"):
+        device(context_bytes=0)

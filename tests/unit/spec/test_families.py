@@ -2,6 +2,7 @@ import pytest
 
 from amp_ray.spec.families import build_model
 from amp_ray.spec.model import ModelShape
+from amp_ray.spec.width import Kernels
 
 GPT2 = ModelShape(
     family="gpt2",
@@ -72,3 +73,15 @@ def test_llama_has_no_published_list() -> None:
 def test_figures_that_do_not_fit_are_refused(figures: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         build_model(changed(**figures), layer_list="runtime")
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_a_program_may_fuse_attention_and_leave_dropout_out(family: str) -> None:
+    kernels = Kernels(fused_attention=True, dropout=False)
+    fused = build_model(changed(family=family), layer_list="runtime", kernels=kernels)
+    plain = build_model(changed(family=family), layer_list="runtime")
+    assert fused.num_parameters == plain.num_parameters
+    block = fused.layers[1]
+    assert [op.name for op in block.elementwise if op.flops] == ["attention"]
+    masks = [op.saved_mask_bytes for op in block.elementwise if op.name != "attention"]
+    assert sum(masks) == 0

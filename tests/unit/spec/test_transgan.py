@@ -3,6 +3,7 @@ import pytest
 from amp_ray.spec.model import ModelShape
 from amp_ray.spec.traits import LayerList
 from amp_ray.spec.transgan import transgan_layers
+from amp_ray.spec.width import Kernels
 
 PUBLISHED = ModelShape(
     family="transgan",
@@ -77,3 +78,11 @@ def test_figures_that_do_not_fit_are_refused(
     shape = changed(**figures)
     with pytest.raises(ValueError, match=message):
         transgan_layers(shape, layer_list)
+
+
+def test_the_runtimes_program_may_fuse_attention_the_published_one_did_not() -> None:
+    kernels = Kernels(fused_attention=True)
+    last = transgan_layers(PUBLISHED, "runtime", kernels)[-2]
+    (attention,) = [op for op in last.elementwise if op.flops]
+    assert attention.flops == 4 * 288**2 * 18**2 * 16
+    assert transgan_layers(PUBLISHED, "amp-2022", kernels) == transgan_layers(PUBLISHED, "amp-2022")

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from amp_ray.trials.link_fit import LinkSample, fit_link
@@ -53,3 +55,18 @@ def test_times_must_be_positive(seconds: float) -> None:
         fit_link([sample])
     with pytest.raises(ValueError, match="positive times"):
         fit_link([])
+
+
+def test_a_collectives_step_has_a_latency_of_its_own() -> None:
+    slow = [replace(sample, collective=True) for sample in samples(4e-4, 1e9)]
+    fit = fit_link([*samples(5e-5, 1e9), *slow])
+    assert fit.latency_s == pytest.approx(5e-5, rel=1e-3)
+    assert fit.collective_latency_s == pytest.approx(4e-4, rel=1e-3)
+    assert fit.bytes_per_s == pytest.approx(1e9, rel=1e-3)
+    assert fit.error_fraction < 1e-3
+
+
+def test_what_was_not_measured_is_not_told() -> None:
+    together = fit_link([replace(sample, collective=True) for sample in samples(1e-4, 1e9)])
+    assert together.latency_s == together.collective_latency_s == pytest.approx(1e-4, rel=1e-3)
+    assert fit_link(samples(1e-4, 1e9)).collective_latency_s is None

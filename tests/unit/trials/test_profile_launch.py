@@ -33,6 +33,7 @@ def test_the_program_travels_with_its_job() -> None:
         [("h", 0), ("h", 1)],
         work=(links, layers),
         seconds=10.0,
+        step=True,
         program=("/py", {"amp_ray/__init__.py": b""}),
     )
     assert launch.commands[1].argv[0] == "/py"
@@ -40,6 +41,7 @@ def test_the_program_travels_with_its_job() -> None:
     job = json.loads(launch.files["job.json"])
     assert job["links"] == [{"what": "p2p", "num_ranks": 2, "bytes": 1024}]
     assert job["points"][0] == {"tp": 2, "micro_batch_size": 1, "layer": 0}
+    assert job["step"] is True
     assert launch.timeout_s > job["seconds"] == 10.0
 
 

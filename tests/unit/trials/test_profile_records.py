@@ -7,6 +7,7 @@ from amp_ray.errors import InputError
 from amp_ray.testing.experiments import small_experiment
 from amp_ray.trials.profile_grid import LayerPoint, LinkPoint
 from amp_ray.trials.profile_records import (
+    STEP_KEYS,
     LinkPlace,
     ProfileRecords,
     Record,
@@ -143,3 +144,10 @@ def test_a_profile_of_something_else_is_refused(other: Record) -> None:
 
 def test_nothing_measured_is_no_mistake() -> None:
     assert parse("") == ProfileRecords()
+
+
+def test_what_surrounds_the_layers_belongs_to_its_device() -> None:
+    values = dict.fromkeys(STEP_KEYS, 0.5)
+    record = record_of_event(event("step", **values), place=PLACE, date="")
+    assert record is not None
+    assert parse(text(record)).steps == {"T4": values}

@@ -90,3 +90,16 @@ def test_links_are_listed() -> None:
 
 def test_models_are_described() -> None:
     assert model_text(MODEL) == "gpt2, 6 blocks, hidden 256, sequence 128, vocabulary 1024"
+
+
+def test_what_surrounds_the_layers_is_listed_by_device() -> None:
+    records = ProfileRecords()
+    records.steps["T4"] = {
+        "host_s_per_micro_batch": 1e-4,
+        "host_s_per_iteration": 2e-3,
+        "memory_bytes_per_s": 240e9,
+    }
+    assert files_of(records)["details/step.csv"].splitlines() == [
+        "device,host_s_per_micro_batch,host_s_per_iteration,memory_bytes_per_s",
+        "T4,0.0001,0.002,240000000000",
+    ]

@@ -74,3 +74,10 @@ def test_nothing_measured_nothing_repeated() -> None:
 
 def test_equal_times_without_any_spread_are_not_repeated() -> None:
     assert to_repeat(standing(figure(1.0, 0.0), figure(1.0, 0.0)), SETTINGS) == ()
+
+
+def test_the_leader_of_many_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[Standing] = []
+    monkeypatch.setattr(Standing, "best", property(lambda found: looks.append(found) or 0))
+    assert to_repeat(standing(*[figure(1.0, 0.1)] * 20), SETTINGS)[0] == 0
+    assert len(looks) == 1

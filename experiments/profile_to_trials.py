@@ -1,0 +1,148 @@
+"""Profile this machine, plan from the profile, and run the best strategies: is the plan right?
+
+    python experiments/profile_to_trials.py --slots 2
+    python experiments/profile_to_trials.py my.yaml --best 5 --rounds 3 --result result.json
+
+Trials run in rounds, one after the other, so that other work on the machine hits all alike.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import click
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from amp_ray.cost.estimate import Estimate
+from amp_ray.runtime.files import load_experiment, write_text
+from amp_ray.runtime.planning import plan_experiment
+from amp_ray.runtime.pool import Task
+from amp_ray.runtime.trial_runner import make_runner
+from amp_ray.spec.experiment import Experiment, launchable_only
+from amp_ray.trials.outcome import Measured
+
+DEMO = Path(__file__).with_name("demo.yaml")
+
+
+def profiled(path: Path, slots: int | None, folder: Path, seconds: float) -> Experiment:
+    """Profile an experiment on this machine and return it with everything that was measured."""
+    document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    if slots is not None:
+        document["cluster"]["nodes"][0]["slots"] = slots
+    document["profile"] = {"source": "table", "path": "profile"}
+    document["trials"] = {**document.get("trials", {}), "backend": "local"}
+    target, told = folder / "experiment.yaml", folder / "profile.json"
+    target.write_text(yaml.safe_dump(document), encoding="utf-8")
+    command = [sys.executable, "-m", "amp_ray", "profile", str(target), "-o"]
+    limits = ["--seconds", str(seconds), "--json", str(told)]
+    subprocess.run([*command, str(folder / "profile"), *limits], check=True)  # noqa: S603
+    measured = yaml.safe_load(json.loads(told.read_text(encoding="utf-8"))["yaml"])
+    document["cluster"] |= measured["cluster"]
+    document["constants"] = {**document.get("constants", {}), **measured.get("constants", {})}
+    target.write_text(yaml.safe_dump(document), encoding="utf-8")
+    return load_experiment(target)
+
+
+def run_trials(
+    experiment: Experiment, chosen: list[Estimate], rounds: int, folder: Path
+) -> list[list[float]]:
+    """Return the measured iteration times of every strategy, one per round."""
+    times: list[list[float]] = [[] for _ in chosen]
+    runner = make_runner(experiment, "local", 0)
+    try:
+        for attempt in range(rounds):
+            for number, estimate in enumerate(chosen):
+                name = f"{number + 1}-{attempt + 1}"
+                task = Task(
+                    number=number,
+                    attempt=attempt,
+                    trial_id=f"trial-{name}",
+                    strategy=estimate.strategy,
+                    folder=folder / name,
+                )
+                outcome = runner.run(task)
+                if isinstance(outcome, Measured):
+                    times[number].append(outcome.iteration_time_s)
+                else:
+                    click.echo(f"strategy {number + 1}: {outcome.reason}", err=True)
+    finally:
+        runner.close()
+    return times
+
+
+def compare(experiment: Experiment, best: int, rounds: int, folder: Path) -> dict[str, Any]:
+    """Plan, run the best, and return predicted beside measured."""
+    planned = plan_experiment(launchable_only(experiment), "amp-ray", progress=lambda *_: None)
+    feasible = [row for row in planned.ranking.results if isinstance(row, Estimate)]
+    chosen = [row for row in feasible if row.feasible and row.launchable][:best]
+    rows = [
+        {
+            "tp": row.strategy.stages[0].tp,
+            "pp": len(row.strategy.stages),
+            "dp": row.strategy.stages[0].dp,
+            "micro_batch_size": row.strategy.micro_batch_size,
+            "bounds": list(row.strategy.bounds),
+            "predicted_s": row.iteration_time_s,
+            "measured_s": found,
+            "error": row.iteration_time_s / median(found) - 1 if found else None,
+        }
+        for row, found in zip(chosen, run_trials(experiment, chosen, rounds, folder), strict=True)
+    ]
+    errors = [abs(row["error"]) for row in rows if row["error"] is not None]
+    return {"strategies": rows, "median_error": median(errors) if errors else None}
+
+
+def show(result: dict[str, Any]) -> None:
+    """Print a table of predicted and measured times."""
+    table = Table("tp", "pp", "dp", "micro-batch", "bounds", "predicted", "measured", "error")
+    for row in result["strategies"]:
+        table.add_row(
+            *(str(row[key]) for key in ("tp", "pp", "dp", "micro_batch_size")),
+            " ".join(map(str, row["bounds"])),
+            f"{row['predicted_s']:.4f} s",
+            " ".join(f"{seconds:.4f}" for seconds in row["measured_s"]) or "failed",
+            "" if row["error"] is None else f"{row['error']:+.1%}",
+        )
+    console = Console(width=120)
+    console.print(table)
+    error = result["median_error"]
+    text = "nothing measured" if error is None else f"median error {error:.1%}"
+    console.print(f"{text}; {result['hardware']}; load average {result['load_average']}")
+
+
+@click.command(help="Profile this machine, plan, run the best strategies, and compare.")
+@click.argument("experiment", type=click.Path(path_type=Path), default=DEMO)
+@click.option("--slots", type=click.IntRange(min=1), help="Ranks, instead of the file's.")
+@click.option("--best", type=click.IntRange(min=1), default=5, show_default=True)
+@click.option("--rounds", type=click.IntRange(min=1), default=3, show_default=True)
+@click.option("--seconds", type=float, default=120.0, show_default=True, help="For the profile.")
+@click.option("--result", type=click.Path(path_type=Path), help="Write the figures to FILE too.")
+def main(
+    experiment: Path, slots: int | None, best: int, rounds: int, seconds: float, result: Path | None
+) -> None:
+    """Do it all in a folder that is removed at the end."""
+    before = os.getloadavg()
+    with tempfile.TemporaryDirectory(prefix="profile-to-trials-") as name:
+        folder = Path(name)
+        measured = profiled(experiment, slots, folder, seconds)
+        found = compare(measured, best, rounds, folder / "trials")
+        described = yaml.safe_load((folder / "profile/profile.yaml").read_text(encoding="utf-8"))
+        about = {key: described[key] for key in ("model", "precision", "hardware", "versions")}
+        load = [[round(each, 2) for each in loads] for loads in (before, os.getloadavg())]
+        given = yaml.safe_load((folder / "experiment.yaml").read_text(encoding="utf-8"))
+    kept = {key: given[key] for key in ("cluster", "constants", "global_batch_size")}
+    record = {**about, "date": str(described["date"]), "load_average": load, **kept, **found}
+    show(record)
+    if result is not None:
+        write_text(result, json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

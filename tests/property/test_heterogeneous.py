@@ -1,0 +1,248 @@
+import math
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from amp_ray.cost.estimate import Estimate
+from amp_ray.cost.model import CostModel
+from amp_ray.search.heterogeneous import objective_s, plan_heterogeneous, solve_groups
+from amp_ray.search.heterogeneous.shares import all_shares, split_by_speed
+from amp_ray.spec.candidate import Candidate, GroupsCandidate
+from amp_ray.spec.cluster import Cluster, Link, Node
+from amp_ray.spec.experiment import SearchLimits
+from amp_ray.testing.heterogeneous_oracle import PlanOracle
+from amp_ray.testing.placement_oracle import random_experiment
+
+ROUNDING = 1e-9
+
+
+@st.composite
+def cases(
+    draw: st.DrawFn, sizes: tuple[int, ...] = (2, 3, 4, 5)
+) -> tuple[CostModel, GroupsCandidate]:
+    """A small random cluster at the limit of its memory, and a micro-batch."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    experiment = random_experiment(rng, draw(st.sampled_from(sizes)))
+    size = draw(st.sampled_from([1, 2, 4]))
+    candidate = GroupsCandidate(
+        micro_batch_size=size,
+        num_micro_batches=experiment.global_batch_size // size,
+        recompute=draw(st.sampled_from(["none", "full"])),
+    )
+    return CostModel(experiment=experiment), candidate
+
+
+def value_of(cost_model: CostModel, candidate: GroupsCandidate) -> float:
+    """Give the best objective, infinite where nothing fits."""
+    value_s = solve_groups(cost_model, candidate).value_s
+    return math.inf if value_s is None else value_s
+
+
+def on(cost_model: CostModel, cluster: Cluster) -> CostModel:
+    """Take the experiment to another cluster."""
+    return CostModel(experiment=replace(cost_model.experiment, cluster=cluster))
+
+
+@settings(max_examples=100)
+@given(case=cases())
+def test_search_equals_brute_force(case: tuple[CostModel, GroupsCandidate]) -> None:
+    cost_model, candidate = case
+    solution = solve_groups(cost_model, candidate)
+    best_s, best = PlanOracle(cost_model=cost_model, candidate=candidate).best()
+    if best is None:
+        assert solution.value_s is None
+        return
+    assert solution.value_s == pytest.approx(best_s, rel=ROUNDING)
+    assert solution.lower_bound_s is not None
+    assert solution.lower_bound_s <= best_s * (1 + ROUNDING)
+    assert objective_s(cost_model, best) == pytest.approx(best_s, rel=ROUNDING)
+    assert objective_s(cost_model, solution.leaders[0]) == pytest.approx(best_s, rel=ROUNDING)
+
+
+@given(case=cases((2, 4, 6, 8, 12)))
+def test_plans_fit_and_use_every_device_once_at_most(
+    case: tuple[CostModel, GroupsCandidate],
+) -> None:
+    cost_model, candidate = case
+    result = plan_heterogeneous(cost_model, candidate)
+    assert isinstance(result, Estimate)
+    strategy, cluster = result.strategy, cost_model.experiment.cluster
+    assert strategy.global_batch_size == cost_model.experiment.global_batch_size
+    assert len(set(strategy.placement)) == len(strategy.placement)
+    for index, stage in enumerate(strategy.stages):
+        devices = np.array(strategy.devices(index)).reshape(stage.dp, stage.tp)
+        nodes = np.array(cluster.node_of_device)[devices]
+        assert (nodes == nodes[:, :1]).all()
+    if result.feasible:
+        assert overflow(cost_model, result) == []
+
+
+def overflow(cost_model: CostModel, result: Estimate) -> list[tuple[int, int]]:
+    """Name the ranks that need more than their device has, each asked for on its own."""
+    strategy, cluster = result.strategy, cost_model.experiment.cluster
+    found = []
+    for index, (stage, (first, end)) in enumerate(
+        zip(strategy.stages, pairwise(strategy.bounds), strict=True)
+    ):
+        shares = stage.shares or (strategy.micro_batch_size,) * stage.dp
+        for place, device in enumerate(strategy.devices(index)):
+            alike = Candidate(
+                micro_batch_size=shares[place // stage.tp],
+                tp=stage.tp,
+                dp=stage.dp,
+                pp=strategy.pp,
+                num_micro_batches=strategy.num_micro_batches,
+                recompute=stage.recompute,
+            )
+            rank = cost_model.stages.rank(alike.tp, alike.micro_batch_size)
+            peak = cost_model.stages.memory(alike, rank).peak(index, first, end)
+            if peak > cluster.nodes[cluster.node_of_device[device]].device.memory_bytes:
+                found.append((index, place))
+    return found
+
+
+@given(case=cases((2, 4, 6, 8)))
+def test_the_lower_bound_is_below_the_objective(case: tuple[CostModel, GroupsCandidate]) -> None:
+    cost_model, candidate = case
+    solution = solve_groups(cost_model, candidate)
+    if solution.value_s is None or solution.lower_bound_s is None:
+        assert not any(cost_model.estimate(leader).feasible for leader in solution.leaders)
+        return
+    assert solution.lower_bound_s <= solution.value_s
+    leader = solution.leaders[0]
+    assert objective_s(cost_model, leader) == pytest.approx(solution.value_s, rel=ROUNDING)
+
+
+@given(case=cases(), data=st.data())
+def test_a_better_node_never_gives_a_worse_best(
+    case: tuple[CostModel, GroupsCandidate], data: st.DataObject
+) -> None:
+    cost_model, candidate = case
+    nodes = list(cost_model.experiment.cluster.nodes)
+    index = data.draw(st.integers(0, len(nodes) - 1))
+    better = data.draw(st.sampled_from([more_memory, faster_device, faster_links]))
+    nodes[index] = better(nodes[index])
+    cluster = replace(cost_model.experiment.cluster, nodes=tuple(nodes))
+    before_s = value_of(cost_model, candidate)
+    assert value_of(on(cost_model, cluster), candidate) <= before_s * (1 + ROUNDING)
+
+
+def more_memory(node: Node) -> Node:
+    """Give a node half as much memory more."""
+    device = node.device
+    grown = replace(device, name="roomy", memory_bytes=int(device.memory_bytes * 1.5))
+    return replace(node, device=grown)
+
+
+def faster_device(node: Node) -> Node:
+    """Let a node compute faster."""
+    device, rate = node.device, node.device.fp16_flops
+    assert rate is not None
+    quick = replace(
+        device,
+        name="quick",
+        fp16_flops=rate * 1.7,
+        memory_bytes_per_s=device.memory_bytes_per_s * 1.7,
+    )
+    return replace(node, device=quick)
+
+
+def faster_links(node: Node) -> Node:
+    """Let a node send faster."""
+    intra, inter = (
+        Link(bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * 1.3, latency_s=link.latency_s)
+        for link in (node.intra, node.inter)
+    )
+    return replace(node, intra=intra, inter=inter)
+
+
+@given(case=cases((2, 4, 6)), data=st.data())
+def test_the_order_in_which_kinds_are_listed_does_not_matter(
+    case: tuple[CostModel, GroupsCandidate], data: st.DataObject
+) -> None:
+    cost_model, candidate = case
+    cluster = cost_model.experiment.cluster
+    order = data.draw(st.permutations(range(len(cluster.nodes))))
+    place = {node: index for index, node in enumerate(order)}
+    links = {
+        (min(place[low], place[high]), max(place[low], place[high])): link
+        for (low, high), link in cluster.pair_links.items()
+    }
+    nodes = tuple(cluster.nodes[node] for node in order)
+    shuffled = on(cost_model, Cluster(nodes=nodes, pair_links=links))
+    assert value_of(shuffled, candidate) == pytest.approx(
+        value_of(cost_model, candidate), rel=ROUNDING
+    )
+
+
+@given(
+    ranks=st.lists(st.integers(1, 5), min_size=1, max_size=4),
+    more=st.integers(0, 40),
+    data=st.data(),
+)
+def test_samples_by_speed_are_done_first(ranks: list[int], more: int, data: st.DataObject) -> None:
+    speeds = [data.draw(st.floats(0.1, 10.0)) for _ in ranks]
+    samples = sum(ranks) + more
+    split = split_by_speed(samples, ranks, speeds)
+    assert sum(split) == samples
+    done = max(
+        -(-held // count) / speed for held, count, speed in zip(split, ranks, speeds, strict=True)
+    )
+    for shares in all_shares(samples, ranks):
+        fullest, first = [], 0
+        for count, speed in zip(ranks, speeds, strict=True):
+            fullest.append(shares[first] / speed)
+            first += count
+        assert done <= max(fullest) * (1 + ROUNDING)
+
+
+def test_plans_do_not_depend_on_the_hash_seed() -> None:
+    script = (
+        "import numpy as np\n"
+        "from amp_ray.cost.model import CostModel\n"
+        "from amp_ray.search.heterogeneous import plan_heterogeneous\n"
+        "from amp_ray.spec.candidate import GroupsCandidate\n"
+        "from amp_ray.testing.placement_oracle import random_experiment\n"
+        "for seed in range(8):\n"
+        "    experiment = random_experiment(np.random.default_rng(seed), 8)\n"
+        "    model = CostModel(experiment=experiment)\n"
+        "    for size in (1, 4):\n"
+        "        count = experiment.global_batch_size // size\n"
+        "        given = GroupsCandidate(micro_batch_size=size, num_micro_batches=count)\n"
+        "        print(plan_heterogeneous(model, given))\n"
+    )
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-c", script],
+            env={"PYTHONHASHSEED": seed},
+            check=True,
+            capture_output=True,
+            timeout=300,
+        ).stdout
+        for seed in ("0", "1")
+    }
+    (output,) = outputs
+    assert output.count(b"Estimate(") == 16
+
+
+def test_a_slow_device_gets_fewer_samples_of_a_shared_stage() -> None:
+    assert split_by_speed(12, [1, 1], [3.0, 1.0]) == (9, 3)
+
+
+@given(case=cases((4, 6)), most=st.sampled_from([1, 2]))
+def test_limits_of_the_search_hold(case: tuple[CostModel, GroupsCandidate], most: int) -> None:
+    cost_model, candidate = case
+    limits = SearchLimits(max_pp=most, max_tp=2, max_dp=most)
+    experiment = replace(cost_model.experiment, limits=limits)
+    result = plan_heterogeneous(CostModel(experiment=experiment), candidate)
+    assert isinstance(result, Estimate)
+    if result.feasible:
+        assert result.strategy.pp <= most
+    assert max(stage.tp for stage in result.strategy.stages) <= 2
+    assert max(stage.dp for stage in result.strategy.stages) <= most
