@@ -1,5 +1,6 @@
 """What pytest collects: not what needs an extra that is not installed, and it says so."""
 
+import signal
 from importlib.util import find_spec
 from typing import Final
 
@@ -24,6 +25,15 @@ MISSING: Final = {
 # The benchmarks are programs to run by hand (`make bench`), not tests. This list must stay in one
 # place: pytest reads that of the nearest conftest.py alone.
 collect_ignore = ["tests/benchmarks", *MISSING]
+
+
+def pytest_configure() -> None:
+    """Heed signals, also where the tests run in a background that ignores them, as by ``nohup``."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGHUP, signal.SIGTERM):
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def pytest_report_header() -> list[str]:

@@ -2,10 +2,10 @@
 
 The same as ``het_cluster.py``, but stages may run on any devices. The published planner tiles the
 cluster and averages its devices; here the order of nodes over stages, the cuts and the memory are
-chosen together. What our cost model thinks of its 53 published strategies, for comparison:
+chosen together. ``README.md`` compares both.
 
     python experiments/het_placement.py
-    amp-ray score experiments/het_cluster.yaml --strategies amp_ray/data/tables/amp-2022-het-cluster.csv
+    python experiments/het_placement.py --top 3
 """
 
 from amp_ray.cli.script import run_experiment

@@ -82,6 +82,11 @@ def compare(experiment: Experiment, best: int, rounds: int, folder: Path) -> dic
     planned = plan_experiment(launchable_only(experiment), "amp-ray", progress=lambda *_: None)
     feasible = [row for row in planned.ranking.results if isinstance(row, Estimate)]
     chosen = [row for row in feasible if row.feasible and row.launchable][:best]
+    measured = run_trials(experiment, chosen, rounds, folder)
+    errors = [
+        row.iteration_time_s / median(found) - 1 if found else None
+        for row, found in zip(chosen, measured, strict=True)
+    ]
     rows = [
         {
             "tp": row.strategy.stages[0].tp,
@@ -91,12 +96,12 @@ def compare(experiment: Experiment, best: int, rounds: int, folder: Path) -> dic
             "bounds": list(row.strategy.bounds),
             "predicted_s": row.iteration_time_s,
             "measured_s": found,
-            "error": row.iteration_time_s / median(found) - 1 if found else None,
+            "error": error,
         }
-        for row, found in zip(chosen, run_trials(experiment, chosen, rounds, folder), strict=True)
+        for row, found, error in zip(chosen, measured, errors, strict=True)
     ]
-    errors = [abs(row["error"]) for row in rows if row["error"] is not None]
-    return {"strategies": rows, "median_error": median(errors) if errors else None}
+    known = [abs(error) for error in errors if error is not None]
+    return {"strategies": rows, "median_error": median(known) if known else None}
 
 
 def show(result: dict[str, Any]) -> None:
@@ -124,8 +129,16 @@ def show(result: dict[str, Any]) -> None:
 @click.option("--rounds", type=click.IntRange(min=1), default=3, show_default=True)
 @click.option("--seconds", type=float, default=120.0, show_default=True, help="For the profile.")
 @click.option("--result", type=click.Path(path_type=Path), help="Write the figures to FILE too.")
-def main(
-    experiment: Path, slots: int | None, best: int, rounds: int, seconds: float, result: Path | None
+@click.option("--note", help="Kept with the figures: what else the machine did, for example.")
+def main(  # noqa: PLR0913 - one per option
+    *,
+    experiment: Path,
+    slots: int | None,
+    best: int,
+    rounds: int,
+    seconds: float,
+    result: Path | None,
+    note: str | None,
 ) -> None:
     """Do it all in a folder that is removed at the end."""
     before = os.getloadavg()
@@ -134,11 +147,13 @@ def main(
         measured = profiled(experiment, slots, folder, seconds)
         found = compare(measured, best, rounds, folder / "trials")
         described = yaml.safe_load((folder / "profile/profile.yaml").read_text(encoding="utf-8"))
-        about = {key: described[key] for key in ("model", "precision", "hardware", "versions")}
+        about = {key: described[key] for key in ("hardware", "versions")}
         load = [[round(each, 2) for each in loads] for loads in (before, os.getloadavg())]
         given = yaml.safe_load((folder / "experiment.yaml").read_text(encoding="utf-8"))
-    kept = {key: given[key] for key in ("cluster", "constants", "global_batch_size")}
-    record = {**about, "date": str(described["date"]), "load_average": load, **kept, **found}
+    keys = ("model", "precision", "global_batch_size", "cluster", "constants")
+    kept = {key: given[key] for key in keys if key in given}
+    head = {"experiment": measured.name, **about, "date": str(described["date"]), "note": note}
+    record = {**head, "load_average": load, **kept, **found}
     show(record)
     if result is not None:
         write_text(result, json.dumps(record, indent=1) + "\n")

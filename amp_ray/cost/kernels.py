@@ -156,7 +156,8 @@ def earliest_starts(
                 temporary = max(temporary, layers[2, start])
                 peak = peak_with(layers, stages[stage], tied, start, end, temporary)
                 buffers = stages[stage, 8] * stages[stage, 2] * layers[3, start]
-                spared = buffers + stages[stage, 0] * max(tied[2], 0.0)
+                temporary_each = stages[stage, 8] * max(stages[stage, 4], stages[stage, 6])
+                spared = buffers + (stages[stage, 0] + temporary_each) * max(tied[2], 0.0)
                 if peak <= limits[stage]:
                     starts[stage, end] = start
                 elif starts[stage, end] < end or peak - spared > limits[stage]:

@@ -54,14 +54,15 @@ class CandidateCosts:
 class CostModel:
     """Estimates strategies of one experiment.
 
-    Tables that many candidates share are kept; a cost model therefore belongs to one process.
-    It holds no other state.
+    Tables that many candidates share are kept, in ``kept`` also those of a search; a cost model
+    therefore belongs to one process. It holds no other state.
 
     Args:
         experiment: What is given.
     """
 
     experiment: Experiment
+    kept: dict[type, object] = field(init=False, default_factory=dict)
     _weights: dict[int, Weights] = field(init=False, default_factory=dict)
     _layer_memory: dict[tuple[int, int, Recompute], FloatArray] = field(
         init=False, default_factory=dict

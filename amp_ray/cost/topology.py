@@ -198,7 +198,8 @@ class Topology:
         for (low, high), link in self.cluster.pair_links.items():
             steps[low, high] = steps[high, low] = link.step_s
         np.fill_diagonal(steps, [node.intra.step_s for node in nodes])
-        return steps * self.constants.latency_scale
+        scaled: FloatArray = steps * self.constants.latency_scale
+        return scaled
 
     @cached_property
     def _within(self) -> tuple[list[float], list[float]]:

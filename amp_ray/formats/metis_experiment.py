@@ -56,6 +56,9 @@ def _entry(node: Node) -> str:
         "intra_latency_us": node.intra.latency_s * MICROSECONDS_PER_SECOND,
         "inter_latency_us": node.inter.latency_s * MICROSECONDS_PER_SECOND,
     }
+    for scope, link in (("intra", node.intra), ("inter", node.inter)):
+        if link.collective_latency_s is not None:
+            figures[f"{scope}_collective_us"] = link.collective_latency_s * MICROSECONDS_PER_SECOND
     if board.memory_bytes != node.device.memory_bytes:
         figures["memory_gib"] = node.device.memory_bytes / GIB
     written = [f"{key}: {_number(value)}" for key, value in figures.items()]

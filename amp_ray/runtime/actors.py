@@ -59,10 +59,10 @@ def connect(address: str | None = None, *, num_cpus: int | None = None) -> Itera
     """Be connected to a Ray cluster inside a ``with`` block; a connection that is there is used.
 
     A cluster that is started here has no dashboard and ends with the block, or with this process
-    however that dies; only a process that is killed leaves a folder of logs. Ray listens on all
-    interfaces of the machine, whatever address it is told; so such a cluster takes orders only
-    with a token, made for this process (``RAY_AUTH_MODE=token``, unless the environment says
-    otherwise). A cluster that is there has the authentication that it was started with.
+    however that dies; killed, it leaves a folder of logs, and while Ray starts, two idle processes
+    for 80 s. Ray listens on all interfaces of the machine, whatever address it is told; so such a
+    cluster takes orders only with a token, made for this process (``RAY_AUTH_MODE=token``, unless
+    the environment says otherwise). A cluster that is there keeps the authentication that it has.
 
     Args:
         address: ``host:port`` of the head of a cluster of which this machine is a node, ``auto``

@@ -176,6 +176,8 @@ class Agents:
 
     def _open_one(self, name: str) -> str:
         """Start an agent; return what prevents it, or nothing."""
+        if name in self.links:  # and lost: the connection may be as dead, and not know it yet
+            self._hosts[name].close()
         try:
             left = self._pay(name)
             if left:
@@ -205,6 +207,7 @@ class Agents:
         """
         if not self._debts[name]:
             return []
+        self._hosts[name].close()  # agents were lost with it
         left = sweep_host(self._hosts[name], self.settings, self._debts[name])
         if not left:
             self._debts[name].clear()

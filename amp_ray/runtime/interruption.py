@@ -2,6 +2,7 @@
 
 import contextlib
 import signal
+import sys
 from collections.abc import Iterator
 from types import FrameType, TracebackType
 from typing import Any, Final, Self
@@ -45,20 +46,30 @@ class Interruption:
     def steady(self) -> Iterator[None]:
         """Let a signal wait until the end of a ``with`` block, which should be short.
 
+        A signal before the block whose ``KeyboardInterrupt`` has ended nothing, since other
+        people's code caught it (starting Ray can do that), comes again at the beginning.
+
         Raises:
-            KeyboardInterrupt: At the end, if a signal came meanwhile.
+            KeyboardInterrupt: At the end, if a signal came meanwhile, or at the beginning.
         """
+        if isinstance(sys.exception(), KeyboardInterrupt):
+            self._is_pending = False  # this block belongs to the orderly end
+        self._raise_pending()
         self._is_steady = True
         try:
             yield
         finally:
             self._is_steady = False
+        self._raise_pending()
+
+    def _raise_pending(self) -> None:
+        """Raise for a signal that nobody has heeded yet."""
         if self._is_pending:
             self._is_pending = False
             raise KeyboardInterrupt
 
     def _arrived(self, _number: int, _frame: FrameType | None) -> None:
         """Interrupt now or later."""
-        self._is_pending = self._is_steady
+        self._is_pending = True
         if not self._is_steady:
             raise KeyboardInterrupt

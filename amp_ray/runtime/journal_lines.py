@@ -24,6 +24,7 @@ _LINE: Final = re.compile(
     rb'\{"v":([0-9]{1,9}),"n":([0-9]{1,18}),"crc":([0-9]{1,10}),"body":(\{.*\})\}\n'
 )
 _BEGIN: Final = b'{"v":'
+_HEAD: Final = re.compile(rb'\{"v":\d+,"n":\d+,"crc":\d+,"body":')
 
 _HELP: Final = "Restore the journal from a copy, or begin a new study"
 
@@ -147,7 +148,7 @@ def _judge_damaged(line: bytes, following: bytes | None, where: Where) -> str:
         raise InputError(message, where=where)
     if not line.endswith(b"\n"):
         return f"{len(line)} bytes of a record that was never completed"
-    if following is not None:
+    if following is not None or len(_HEAD.findall(line)) > 1:  # a line feed has changed
         message = (
             "bytes of this record have changed (its checksum does not fit), and more follows, so "
             f"this was no crash. {_HELP}"

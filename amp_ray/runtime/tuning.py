@@ -38,6 +38,9 @@ from amp_ray.tuner.state import TunerSettings, TunerState, begin
 RESULT: Final = "result.json"
 """In a study's folder: what ``tune --json`` gives."""
 
+Steady = Callable[[], AbstractContextManager[None]]
+"""Makes a block in which no signal interrupts; see `interruption.Interruption`."""
+
 _DIGEST_LETTERS: Final = 12
 """Enough to tell tables apart that a person has."""
 
@@ -96,7 +99,7 @@ class Tuning:
         view: View,
         *,
         resume: bool,
-        steady: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
+        steady: Steady = contextlib.nullcontext,
     ) -> Result:
         """Drive the study in a folder to its end; what came of it is written in any case.
 
@@ -117,7 +120,7 @@ class Tuning:
         with open_study(folder, header, resume=resume) as study:
             rebuilt = self._rebuild(study, state, view)
             copy_experiment(self.experiment, study)
-            with self._pool() as pool:
+            with self._pool(steady) as pool:
                 settings = DriverSettings(
                     trials_folder=study.trials_folder,
                     study_id=study.study_id,
@@ -148,7 +151,7 @@ class Tuning:
         return None if budget_s is None else max(0.0, budget_s - spent_s)
 
     @contextlib.contextmanager
-    def _pool(self) -> Iterator[Pool]:
+    def _pool(self, steady: Steady = contextlib.nullcontext) -> Iterator[Pool]:
         """Make the groups of hosts that trials run on; nothing is opened before the first trial."""
         options, experiment = self.options, self.experiment
         if options.backend == "replay":
@@ -165,7 +168,9 @@ class Tuning:
         require_ray()
         from amp_ray.runtime import actors  # noqa: PLC0415 - takes seconds to start
 
-        with actors.connect(options.workers.address, num_cpus=_ACTOR_CPUS):
+        with contextlib.ExitStack() as stack:
+            with steady():  # half of a Ray could not be ended in order
+                stack.enter_context(actors.connect(options.workers.address, num_cpus=_ACTOR_CPUS))
             yield actors.actor_pool(factory, num_groups)
 
 

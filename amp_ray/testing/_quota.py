@@ -11,6 +11,9 @@ _PERIOD_US: Final = 20_000
 _DEFAULT_SHARES: Final = {1: 1024, 2: 100}
 """Weight of one task's group in each version; the whole cluster runs about one task per core."""
 
+_MOST_SHARES: Final = {1: 262_144, 2: 10_000}
+"""What the kernel accepts."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CpuQuota:
@@ -27,14 +30,19 @@ class CpuQuota:
     reason: str | None
 
     @classmethod
-    def create(cls, name: str) -> Self:
-        """Make the parent group, if this machine lets us."""
+    def create(cls, name: str, weight: int = 1) -> Self:
+        """Make the parent group, if this machine lets us.
+
+        Args:
+            name: Of the group.
+            weight: Against one busy program per core.
+        """
         root = Path("/sys/fs/cgroup")
         version = 2 if (root / "cgroup.controllers").exists() else 1
         folder = root / name if version == 2 else root / "cpu" / name  # noqa: PLR2004
         try:
             folder.mkdir()
-            _prepare(folder, version)
+            _prepare(folder, version, weight)
         except OSError as error:
             if folder.is_dir():
                 folder.rmdir()
@@ -68,12 +76,13 @@ class CpuQuota:
             (group / "cpu.max").write_text(text, encoding="ascii")
 
 
-def _prepare(folder: Path, version: int) -> None:
-    """Give the parent its fair weight and, in version 2, hand the controller down."""
-    weight = str(_DEFAULT_SHARES[version] * (os.cpu_count() or 1))
+def _prepare(folder: Path, version: int, weight: int) -> None:
+    """Give the parent its weight and, in version 2, hand the controller down."""
+    shares = _DEFAULT_SHARES[version] * (os.cpu_count() or 1) * weight
+    text = str(min(shares, _MOST_SHARES[version]))
     if version == 1:
-        (folder / "cpu.shares").write_text(weight, encoding="ascii")
+        (folder / "cpu.shares").write_text(text, encoding="ascii")
         return
     for group in (folder.parent, folder):
         (group / "cgroup.subtree_control").write_text("+cpu", encoding="ascii")
-    (folder / "cpu.weight").write_text(weight, encoding="ascii")
+    (folder / "cpu.weight").write_text(text, encoding="ascii")

@@ -8,12 +8,12 @@ from itertools import chain, combinations, pairwise, product
 
 import numpy as np
 
-from amp_ray.cost.crossings import StageGroup
 from amp_ray.cost.model import CostModel
 from amp_ray.cost.topology import FloatArray
+from amp_ray.search.heterogeneous.facts import FactTable, facts_of
 from amp_ray.search.heterogeneous.kinds import device_kinds
 from amp_ray.search.heterogeneous.objective import cut_s
-from amp_ray.search.heterogeneous.options import GroupCosts
+from amp_ray.search.heterogeneous.options import GroupCosts, GroupOption
 from amp_ray.spec.candidate import GroupsCandidate
 from amp_ray.spec.strategy import Stage, Strategy
 
@@ -45,7 +45,7 @@ class PlanOracle:
                         best = value_s, plan
         return best
 
-    def plan(self, groups: Sequence[StageGroup], bounds: Sequence[int]) -> Strategy:
+    def plan(self, groups: Sequence[GroupOption], bounds: Sequence[int]) -> Strategy:
         """Return the strategy of stages and cuts."""
         shares = [group.shares for group in groups]
         even = len(set(shares)) == 1 and len(set(shares[0])) == 1
@@ -65,13 +65,13 @@ class PlanOracle:
             micro_batch_size=shares[0][0] if even else self.candidate.micro_batch_size,
             num_micro_batches=self.candidate.num_micro_batches,
             placement=tuple(
-                chain.from_iterable(group.devices.ravel().tolist() for group in groups)
+                chain.from_iterable(group.facts.devices.ravel().tolist() for group in groups)
             ),
         )
 
     def _pipelines(
-        self, taken: Taken, later: tuple[StageGroup, ...]
-    ) -> Iterator[tuple[StageGroup, ...]]:
+        self, taken: Taken, later: tuple[GroupOption, ...]
+    ) -> Iterator[tuple[GroupOption, ...]]:
         """Put every stage before those that are there, and go on."""
         if later:
             yield later
@@ -87,7 +87,7 @@ class PlanOracle:
                 for group in self._groups(taken, after):
                     yield from self._pipelines(after, (group, *later))
 
-    def _groups(self, taken: Taken, after: Taken) -> list[StageGroup]:
+    def _groups(self, taken: Taken, after: Taken) -> list[GroupOption]:
         """Return every use of the devices between two states."""
         if (taken, after) not in self._known:
             devices = [
@@ -99,15 +99,15 @@ class PlanOracle:
         return self._known[taken, after]
 
     @cached_property
-    def _known(self) -> dict[tuple[Taken, Taken], list[StageGroup]]:
+    def _known(self) -> dict[tuple[Taken, Taken], list[GroupOption]]:
         """Groups by what was taken before and after."""
         return {}
 
-    def _uses(self, devices: list[int]) -> Iterator[StageGroup]:
+    def _uses(self, devices: list[int]) -> Iterator[GroupOption]:
         """Give every tp inside nodes, and every split between ranks of different kinds."""
         node_of_device = self.cost_model.experiment.cluster.node_of_device
         kind_of_device = {device: kind for kind, row in enumerate(self._rows) for device in row}
-        for tp in self._costs[False].tps:
+        for tp in self._facts.tps:
             if len(devices) % tp:
                 continue
             grid = np.array(devices).reshape(-1, tp)
@@ -116,15 +116,15 @@ class PlanOracle:
                 continue
             kinds = [kind_of_device[device] for device in grid[:, 0].tolist()]
             for shares in _splits(self.candidate.micro_batch_size, kinds):
-                yield self._costs[False].group(grid, shares)
+                yield self._costs[False].option(self._facts.of_devices(grid), shares)
 
-    def _values(self, groups: tuple[StageGroup, ...]) -> Iterator[tuple[float, tuple[int, ...]]]:
+    def _values(self, groups: tuple[GroupOption, ...]) -> Iterator[tuple[float, tuple[int, ...]]]:
         """Give the objective of every cut of a pipeline, as `objective_s` has it."""
         given = self.cost_model.experiment
         nodes = self.cost_model.topology.node_of_device
-        used = {node for group in groups for node in nodes[group.devices].ravel().tolist()}
+        used = {node for group in groups for node in nodes[group.facts.devices].ravel().tolist()}
         costs, num_layers = self._costs[len(used) == 1], given.model.num_layers
-        times = [costs.slowest_s(group) for group in groups]
+        times = [costs.slowest_s(group.facts, group.shares) for group in groups]
         cuts = [self._cut(left, right) for left, right in pairwise(groups)]
         for inner in combinations(range(1, num_layers), len(groups) - 1):
             bounds = (0, *inner, num_layers)
@@ -133,7 +133,7 @@ class PlanOracle:
     def _value(
         self,
         costs: GroupCosts,
-        groups: tuple[StageGroup, ...],
+        groups: tuple[GroupOption, ...],
         times: list[FloatArray],
         cuts: list[FloatArray],
         bounds: tuple[int, ...],
@@ -149,18 +149,21 @@ class PlanOracle:
         slowest = max(own + cut for own, cut in zip(took, blocked, strict=True))
         tails = []
         for index, (group, (first, end)) in enumerate(zip(groups, pairwise(bounds), strict=True)):
-            fixed_s, per = costs.tail(group.devices)
+            fixed_s, per = group.facts.tail
             is_end = len(groups) > 1 and index in (0, len(groups) - 1)
-            held = float(costs.parameters[first:end].sum()) / group.tp
-            tails.append(fixed_s + per * held + is_end * costs.tied_s(group.devices))
+            held = float(self._facts.parameters[first:end].sum()) / group.tp
+            tails.append(fixed_s + per * held + is_end * costs.tied_s(group.facts))
         later = (self.candidate.num_micro_batches - 1) * slowest
         return sum(took) + sum(sends) + later + max(tails) + given.constants.host_s_per_iteration
 
-    def _cut(self, left: StageGroup, right: StageGroup) -> FloatArray:
+    def _cut(self, left: GroupOption, right: GroupOption) -> FloatArray:
         """Return the price of a cut; groups are kept, so their identity is a key."""
         key = id(left), id(right)
         if key not in self._cuts:
-            self._cuts[key] = cut_s(self.cost_model, (left, right))
+            self._cuts[key] = cut_s(
+                self.cost_model,
+                (left.facts.group(left.shares), right.facts.group(right.shares)),
+            )
         return self._cuts[key]
 
     @cached_property
@@ -169,13 +172,16 @@ class PlanOracle:
         return device_kinds(self.cost_model.experiment.cluster, by_links=True)
 
     @cached_property
+    def _facts(self) -> FactTable:
+        """What is known of groups."""
+        return facts_of(self.cost_model)
+
+    @cached_property
     def _costs(self) -> dict[bool, GroupCosts]:
         """Prices of groups, by whether a plan stays inside a node."""
         one = len(self.cost_model.experiment.cluster.nodes) == 1
         return {
-            inside: GroupCosts(
-                cost_model=self.cost_model, candidate=self.candidate, one_node=inside or one
-            )
+            inside: GroupCosts(facts=self._facts, candidate=self.candidate, one_node=inside or one)
             for inside in (False, True)
         }
 

@@ -102,6 +102,7 @@ class HostCluster:
         num_hosts: int = 2,
         link_bits_per_s: int | None = None,
         disk_bytes: int = 256 * MIB,
+        weight: int = 1,
     ) -> None:
         """Start the hosts and wait until every sshd answers.
 
@@ -109,12 +110,15 @@ class HostCluster:
             num_hosts: How many hosts.
             link_bits_per_s: Rate of every host's link in each direction; None does not shape.
             disk_bytes: Size of each host's private disk, which holds its home and temporary files.
+            weight: Of all hosts against one busy program per core of this machine; a large one,
+                together with quotas, gives hosts their cores whatever else runs.
 
         Raises:
             RuntimeError: If a host does not come up; the message holds its log.
         """
         self.folder = Path(tempfile.mkdtemp(prefix="amp-ray-hosts-"))
-        self._quota = CpuQuota.create(f"amp-ray-hosts-{os.getpid()}-{self.folder.name[-8:]}")
+        name = f"amp-ray-hosts-{os.getpid()}-{self.folder.name[-8:]}"
+        self._quota = CpuQuota.create(name, weight)
         self._processes: list[subprocess.Popen[bytes]] = []
         self._streams: list[IO[bytes]] = []
         try:

@@ -61,9 +61,10 @@ def random_experiment(rng: np.random.Generator, num_devices: int) -> Experiment:
         num_devices: Of the cluster.
     """
     kinds = [_random_node(rng, kind) for kind in range(int(rng.integers(1, 4)))]
-    slots = int(rng.choice([size for size in (1, 2, 4) if num_devices % size == 0]))
-    names = [str(rng.choice(kinds)) for _ in range(num_devices // slots)]
-    nodes = "\n".join(f"    - {{count: 1, slots: {slots}, {node}}}" for node in names)
+    slots = _random_slots(rng, num_devices)
+    nodes = "\n".join(
+        f"    - {{count: 1, slots: {number}, {rng.choice(kinds)}}}" for number in slots
+    )
     tied = str(bool(rng.integers(0, 2))).lower()
     hidden = int(rng.choice([256, 512, 1024]))
     return experiment_from(f"""\
@@ -73,9 +74,20 @@ model: {{family: gpt2, num_layers: 3, hidden_size: {hidden}, num_heads: 8, seque
 cluster:
   nodes:
 {nodes}
-{_random_link(rng, len(names))}
+{_random_link(rng, len(slots))}
 global_batch_size: {rng.choice([8, 16])}
 """)
+
+
+def _random_slots(rng: np.random.Generator, num_devices: int) -> list[int]:
+    """Draw the slots of every node: as many on each in most clusters, any number in some."""
+    if rng.integers(0, 4):
+        size = int(rng.choice([size for size in (1, 2, 4) if num_devices % size == 0]))
+        return [size] * (num_devices // size)
+    slots: list[int] = []
+    while sum(slots) < num_devices:
+        slots.append(int(rng.integers(1, min(4, num_devices - sum(slots)) + 1)))
+    return slots
 
 
 def _random_node(rng: np.random.Generator, kind: int) -> str:

@@ -144,7 +144,7 @@ class _Table:
         slopes = self.counts * link / (self.start_s + self.counts @ link)[:, None]
         matrix = slopes.T @ slopes + damping * np.eye(len(link))
         moves = np.linalg.solve(matrix, -slopes.T @ self.errors(link))
-        moved = link * np.exp(np.clip(moves, -_LONGEST_MOVE, _LONGEST_MOVE))
+        moved: FloatArray = link * np.exp(np.clip(moves, -_LONGEST_MOVE, _LONGEST_MOVE))
         moved[:2] = np.maximum(moved[:2], _LEAST_LATENCY_S)
         return moved
 

@@ -131,7 +131,7 @@ def record_of_event(event: Mapping[str, Any], *, place: LinkPlace, date: str) ->
     body = {
         key: value
         for key, value in event.items()
-        if key not in {"event", "trial_id", "rank", "pid", "time_s"}
+        if key not in {"event", "tag", "trial_id", "rank", "pid", "time_s"}
     }
     if kind == "link":
         body["scope"] = place.scope

@@ -12,6 +12,8 @@ import pytest
 from amp_ray.runtime.ssh import SshHost
 from amp_ray.testing import _namespaces as namespaces
 
+from .conftest import require
+
 if TYPE_CHECKING:
     from tests.hosts.conftest import Bench, MakeCluster
 
@@ -50,8 +52,7 @@ def test_a_shaped_link_is_as_slow_as_asked_for(bench: "Bench") -> None:
 
 
 def test_a_quota_holds_back_a_busy_host(bench: "Bench") -> None:
-    if bench.cluster.why_no_quota is not None:
-        pytest.skip(bench.cluster.why_no_quota)
+    require(bench.cluster.why_no_quota)
     host = bench.cluster.hosts[0]
     program = (
         "import time\nend = time.monotonic() + 0.6\n"

@@ -6,7 +6,7 @@ alike, and medians over trials are compared. ``pytest -rP`` shows what was measu
 
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import pairwise
@@ -45,6 +45,9 @@ CORES = 0.8
 SLOW_CORES = 0.4
 """Both hosts together leave something of the two cores that every machine has: what else runs
 there must not slow down one host more than the other."""
+
+WEIGHT = 20
+"""Other programs of this machine do not take from the hosts what the quotas leave them."""
 
 BATCH_SIZE = 8
 NUM_ROUNDS = 3
@@ -187,25 +190,11 @@ class Bed:
         return outcome.iteration_time_s
 
 
-Show = Callable[[str, object], None]
-
-
-@pytest.fixture
-def show(record_property: Callable[[str, object], None]) -> Show:
-    """Keep a finding with the test's result, and print it."""
-
-    def keep(name: str, value: object) -> None:
-        record_property(name, str(value))
-        sys.stdout.write(f"{name}: {value}\n")
-
-    return keep
-
-
 @pytest.fixture(scope="module")
 def bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bed]:
     """Two hosts for all tests here: to import torch and DeepSpeed takes as long as a trial."""
     require(why_unavailable())
-    with HostCluster(num_hosts=2) as cluster, cluster.inside():
+    with HostCluster(num_hosts=2, weight=WEIGHT) as cluster, cluster.inside():
         require(cluster.why_no_quota)
         require(why_not_shaped(cluster))
         bench = Bench(cluster, tmp_path_factory.mktemp("physics"))
@@ -218,6 +207,11 @@ def bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bed]:
             yield Bed(bench=bench, launcher=launcher)
         bench.wait_for(lambda: not any(map(cluster.programs, cluster.hosts)))
         assert [bench.folders_on(host) for host in cluster.hosts] == [[], []]
+
+
+def show(name: str, value: object) -> None:
+    """Print a finding, which pytest keeps with the test's result."""
+    sys.stdout.write(f"{name}: {value}\n")
 
 
 def why_not_shaped(cluster: HostCluster) -> str | None:
@@ -276,7 +270,7 @@ def planned(experiment: Experiment, like: Strategy) -> Strategy:
     return found.strategy
 
 
-def test_data_parallel_suits_fast_links_and_the_pipeline_slow_ones(bed: Bed, show: Show) -> None:
+def test_data_parallel_suits_fast_links_and_the_pipeline_slow_ones(bed: Bed) -> None:
     # Both train micro-batches of four samples on one rank per host.
     strategies = {
         "data parallel": strategy((0, 11), (0, 1), dp=2, size=4),
@@ -302,7 +296,7 @@ def test_data_parallel_suits_fast_links_and_the_pipeline_slow_ones(bed: Bed, sho
     assert ratios[1] > 2 * ratios[0]
 
 
-def test_over_slow_links_pipelines_and_not_replicas_belong(bed: Bed, show: Show) -> None:
+def test_over_slow_links_pipelines_and_not_replicas_belong(bed: Bed) -> None:
     experiment = experiment_on(bed.bench.cluster, num_slots=2, gbit_per_s=SHAPED_GBIT_PER_S)
     # Devices 0 and 1 are the first host's. Ranks are the replicas of the first stage, then those
     # of the second.
@@ -320,7 +314,7 @@ def test_over_slow_links_pipelines_and_not_replicas_belong(bed: Bed, show: Show)
     assert node_of_rank in ([0, 0, 1, 1], [1, 1, 0, 0])
 
 
-def test_a_slow_host_is_best_given_fewer_layers(bed: Bed, show: Show) -> None:
+def test_a_slow_host_is_best_given_fewer_layers(bed: Bed) -> None:
     experiment = experiment_on(bed.bench.cluster, num_blocks=10, second=SLOW_DEVICE)
     # The embedding is with the first blocks, the last norm and the head are with the last.
     even = strategy((0, 6, 13), (0, 1), size=1)

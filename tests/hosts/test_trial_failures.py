@@ -167,9 +167,10 @@ def test_a_port_that_is_taken_twice(shared: TrialBench, measure: Measure) -> Non
 
 def test_a_disk_that_fills_up(shared: TrialBench, measure: Measure) -> None:
     fault = {"rank": 0, "how": "disk", "backward_pass": 3}
-    ended = shared.run(shared.launch(PIPELINE, fault=fault))
-    home = Path(f"/proc/{shared.hosts[0].init_pid}/root/run/home")
-    (home / "filler").unlink()
+    try:
+        ended = shared.run(shared.launch(PIPELINE, fault=fault))
+    finally:
+        Path(f"/proc/{shared.hosts[0].init_pid}/root/run/home/filler").unlink()
     outcome = ended.outcome
     assert isinstance(outcome, Crashed), outcome
     assert (outcome.kind, outcome.rank, outcome.host) == ("disk", 0, shared.names[0])
@@ -183,8 +184,10 @@ def test_a_disk_that_is_full(shared: TrialBench) -> None:
     with filler.open("wb", buffering=0) as file, suppress(OSError):
         while True:
             file.write(bytes(1 << 16))
-    ended = shared.run(shared.launch(PIPELINE))
-    filler.unlink()
+    try:
+        ended = shared.run(shared.launch(PIPELINE))
+    finally:
+        filler.unlink()
     outcome = ended.outcome
     assert isinstance(outcome, Crashed), outcome
     assert (outcome.kind, outcome.rank, outcome.host) == ("disk", None, shared.names[1])

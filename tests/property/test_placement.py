@@ -35,9 +35,11 @@ def experiments(draw: st.DrawFn, sizes: tuple[int, ...] = (2, 3, 4, 6)) -> Exper
 def cases(draw: st.DrawFn, sizes: tuple[int, ...] = (2, 3, 4, 6)) -> tuple[CostModel, Candidate]:
     """An experiment, and one of its candidates that the model can be divided by."""
     experiment = draw(experiments(sizes))
-    num_layers = experiment.model.num_layers
+    num_layers, heads = experiment.model.num_layers, experiment.model.shape.num_heads
     fitting = [
-        candidate for candidate in uniform_candidates(experiment) if candidate.pp <= num_layers
+        candidate
+        for candidate in uniform_candidates(experiment)
+        if candidate.pp <= num_layers and heads % candidate.tp == 0
     ]
     return CostModel(experiment=experiment), draw(st.sampled_from(fitting))
 
@@ -214,6 +216,7 @@ def test_tilings_of_the_published_planner_are_never_better(
     cost_model, candidate = case
     assume(is_matched_freely(cost_model, candidate))
     cluster, dp = cost_model.experiment.cluster, candidate.dp
+    assume(len({node.num_slots for node in cluster.nodes}) == 1)
     units = cluster.nodes[0].num_slots // candidate.tp
     height = data.draw(
         st.sampled_from(

@@ -1,4 +1,4 @@
-"""Which options can be part of a partition that is good enough: the others need not be posed."""
+"""What partitions with each option cost at least: options too dear need not be posed."""
 
 import math
 from dataclasses import replace
@@ -6,14 +6,14 @@ from typing import Final
 
 import numpy as np
 
-from amp_ray.partition.arrays import BoolArray, FloatArray, IntArray
+from amp_ray.partition.arrays import FloatArray, IntArray
 from amp_ray.partition.exact import solve
 from amp_ray.partition.layout import canonical_order, laid_out
 from amp_ray.partition.problem import PartitionProblem
 from amp_ray.partition.programme import TailArrays
 from amp_ray.partition.solution import PartitionSolution
 from amp_ray.partition.tails import TailedProblem
-from amp_ray.partition.useful.kernels import mark_useful
+from amp_ray.partition.useful.kernels import least_values
 
 MANY_MICRO_BATCHES: Final = 1_000_000
 """With so many, the value of a partition tells its slowest beat."""
@@ -22,30 +22,28 @@ ROUNDING: Final = 1e-9
 """Share by which sums may differ, added up in another order."""
 
 
-def useful_options(problem: TailedProblem, limit_s: float) -> BoolArray:
-    """Mark the options that may be part of a partition within a limit.
+def option_values(problem: TailedProblem, limit_s: float) -> FloatArray:
+    """Bound what partitions with each option cost.
 
-    Every partition that costs no more consists of marked options. Not every marked option is
-    part of one: sums, slowest beat and tails are bounded one by one.
+    Sums, slowest beat and tails are bounded one by one, so that a partition may cost more than
+    the bounds of all of its options.
 
     Args:
         problem: The problem.
-        limit_s: Of objective and tails.
+        limit_s: Only partitions that cost no more, tails included, are of interest.
 
     Returns:
-        Shape ``(E,)``.
+        Shape ``(E,)``. No partition of interest with the option costs less; infinite where there
+        is none.
     """
     order = canonical_order(problem.problem.options)
-    num_later = problem.problem.num_micro_batches - 1
-    limit_s *= 1 + ROUNDING
     least_s = np.array([tail.least_s for tail in problem.tails])
-    beats_s = _beats_s(problem.problem, limit_s - float(least_s.sum()))
-    useful = np.zeros(len(order), np.bool_)
+    beats_s = _beats_s(problem.problem, limit_s * (1 + ROUNDING) - float(least_s.sum()))
+    values = np.full(len(order), np.inf)
     if beats_s is not None:
-        useful[order] = mark_useful(
+        values[order] = least_values(
             beats_s,
-            limit_s,
-            num_later,
+            problem.problem.num_micro_batches - 1,
             laid_out(problem.problem, order),
             TailArrays(
                 weight_prefix=np.array([tail.weight_prefix for tail in problem.tails]),
@@ -54,7 +52,8 @@ def useful_options(problem: TailedProblem, limit_s: float) -> BoolArray:
                 least_s=least_s,
             ),
         )
-    return useful
+    values[values > limit_s * (1 + ROUNDING)] = np.inf
+    return values * (1 - ROUNDING)
 
 
 def among_options(problem: TailedProblem, chosen: IntArray) -> TailedProblem | None:
@@ -85,14 +84,15 @@ def among_options(problem: TailedProblem, chosen: IntArray) -> TailedProblem | N
 
 
 def _beats_s(problem: PartitionProblem, limit_s: float) -> FloatArray | None:
-    """Return the slowest beats that partitions up to a limit can have; None if there are none."""
+    """Return beats of partitions up to a limit as `least_values` takes them; None without any."""
     num_later = problem.num_micro_batches - 1
-    cheapest, most = (
-        solve(replace(problem, num_micro_batches=number)) for number in (1, MANY_MICRO_BATCHES)
-    )
-    if not isinstance(cheapest, PartitionSolution) or not isinstance(most, PartitionSolution):
+    cheapest = solve(replace(problem, num_micro_batches=1))
+    if not isinstance(cheapest, PartitionSolution) or cheapest.value_s > limit_s:
         return None
-    spare_s = limit_s - cheapest.value_s
-    highest_s = spare_s / num_later if num_later else math.inf
-    lowest_s = max(0.0, (most.value_s - limit_s) / (MANY_MICRO_BATCHES - 1))
-    return None if spare_s < 0 else np.array([lowest_s, highest_s])
+    highest_s = (limit_s - cheapest.value_s) / num_later if num_later else math.inf
+    if limit_s == math.inf or not num_later:
+        return np.array([0.0, highest_s, limit_s])
+    evened = solve(replace(problem, num_micro_batches=MANY_MICRO_BATCHES))
+    assert isinstance(evened, PartitionSolution)
+    lowest_s = max(0.0, (evened.value_s - limit_s) / (MANY_MICRO_BATCHES - 1))
+    return np.array([lowest_s, highest_s, min(highest_s, limit_s)])

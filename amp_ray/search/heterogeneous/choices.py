@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain
+from itertools import accumulate, chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,15 +65,15 @@ class Choices:
 
     def rank_table(self, topology: Topology, choices: IntArray) -> RankTable:
         """Lay the ranks of some choices out for the kernel, their samples being one part."""
-        groups = [self.options[index].group for index in self.option[choices].tolist()]
+        options = [self.options[index] for index in self.option[choices].tolist()]
         devices = [self.devices(choice) for choice in choices.tolist()]
-        ends = np.concatenate([group.ends for group in groups])
+        ends = np.array([end for option in options for end in (0, *accumulate(option.shares))])
         return RankTable(
             nodes=topology.node_of_device[np.array(list(chain.from_iterable(devices)))],
             first_node=np.cumsum([0, *map(len, devices)], dtype=np.int64),
             ends=ends,
             parts=np.zeros_like(ends),
-            first_end=np.cumsum([0, *(group.dp + 1 for group in groups)], dtype=np.int64),
+            first_end=np.cumsum([0, *(option.dp + 1 for option in options)], dtype=np.int64),
         )
 
 

@@ -1,65 +1,74 @@
 """The best groups and cuts: bounded without their neighbours, then joined where it may matter."""
 
+import math
 from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 
-from amp_ray.cost.topology import IntArray
+from amp_ray.cost.topology import FloatArray, IntArray
+from amp_ray.partition import InfeasiblePartition, PrunedPartition
 from amp_ray.partition.tails import TailedSolution, solve_tailed
-from amp_ray.partition.useful import among_options, useful_options
+from amp_ray.partition.useful import among_options, option_values
 from amp_ray.search.heterogeneous.problem import GroupsProblem
 from amp_ray.spec.strategy import Strategy
 
-FIRST_SLACK: Final = 0.02
-"""Share by which the best plan is first supposed to cost more than its bound."""
+FEW_NEIGHBOURS: Final = 10_000
+"""Pairs of neighbouring groups that are posed first, to know a plan that is good."""
 
-MANY_STEPS: Final = 10_000
-"""Options of a joined problem above which those that cannot be part of the best are left out."""
+MOST_NEIGHBOURS: Final = 50_000
+"""Pairs that are posed at all; options of a joined problem are about as many."""
 
-MOST_BOXES: Final = 60
+MOST_BOXES_RELAXED: Final = 8
+"""Ranges of tails that are solved for the first bound."""
+
+MOST_BOXES: Final = 40
 """Ranges of tails that are solved at once; then the bound is what is proven so far."""
-
-WIDER: Final = 4.0
-"""By which that share grows where no such plan was found."""
-
-MOST_NEIGHBOURS: Final = 400_000
-"""Pairs of neighbouring groups that are posed at once: a second or so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BestGroups:
-    """The best plan that a problem has, as far as it is known.
+    """The best plan of a problem, as far as it is known.
 
     Args:
-        strategy: The plan.
-        value_s: Its objective, without what is the same for all.
-        lower_bound_s: No plan has a smaller one.
+        lower_bound_s: No plan has a smaller objective, without what is the same for all.
+        value_s: The objective of the plan; infinite without one.
+        strategy: The plan; None where none of interest was found.
     """
 
-    strategy: Strategy
-    value_s: float
     lower_bound_s: float
+    value_s: float = math.inf
+    strategy: Strategy | None = None
 
 
-def best_groups(problem: GroupsProblem, *, upper_bound_s: float) -> BestGroups | None:
+def best_groups(problem: GroupsProblem, *, upper_bound_s: float) -> BestGroups:
     """Find the best plan.
 
-    Without its neighbours, a group's cuts are bounded. What can then be part of a plan within some
-    limit is posed again with them; if the best of that is within the limit, there is none better,
-    and else its own value is a limit that it is within.
+    Without its neighbours, a group's cuts are bounded, and so is what plans with each group cost.
+    The most promising groups are posed again with their neighbours; then all that may be part of
+    a plan that is better than the best of those.
 
     Args:
         problem: Not joined.
         upper_bound_s: Only plans that cost no more are of interest.
 
     Returns:
-        The plan; None where there is none of interest.
+        The plan; where none is of interest, a bound that may be as low as the upper one.
     """
-    relaxed = solve_tailed(problem.problem, upper_bound_s=upper_bound_s)
-    if not isinstance(relaxed, TailedSolution):
-        return None
-    search = _Search(problem=problem, relaxed=relaxed, upper_bound_s=upper_bound_s)
+    relaxed = solve_tailed(
+        problem.problem, upper_bound_s=upper_bound_s, most_boxes=MOST_BOXES_RELAXED
+    )
+    if isinstance(relaxed, InfeasiblePartition):
+        return BestGroups(lower_bound_s=math.inf)
+    if isinstance(relaxed, PrunedPartition):
+        return BestGroups(lower_bound_s=relaxed.lower_bound_s)
+    search = _Search(
+        problem=problem,
+        relaxed=relaxed,
+        upper_bound_s=upper_bound_s,
+        bound_s=relaxed.lower_bound_s,
+        best=BestGroups(lower_bound_s=relaxed.lower_bound_s),
+    )
     search.run()
     return search.best
 
@@ -72,43 +81,58 @@ class _Search:
         problem: Not joined.
         relaxed: Its solution.
         upper_bound_s: Only plans that cost no more are of interest.
-        best: The best plan so far.
         bound_s: No plan costs less.
+        best: The best plan so far.
     """
 
     problem: GroupsProblem
     relaxed: TailedSolution
     upper_bound_s: float
-    best: BestGroups | None = None
-    bound_s: float = 0.0
+    bound_s: float
+    best: BestGroups
 
     def run(self) -> None:
-        """Look at more and more plans, until the best is proven or there are too many."""
-        self.bound_s = self.relaxed.lower_bound_s
+        """Join the most promising groups for a plan that is good, then all that may be better."""
         self._join(np.unique(self.problem.steps.choice[list(self.relaxed.options)]))
-        slack = FIRST_SLACK
-        while self.bound_s < self._known_s():
-            limit_s = min(self._known_s(), self.bound_s * (1 + slack))
-            chosen = self._useful(limit_s)
-            if self._size(chosen) > MOST_NEIGHBOURS:
+        values = self._values()
+        for most in (FEW_NEIGHBOURS, MOST_NEIGHBOURS):
+            if self.bound_s >= self._known_s():
                 break
+            chosen, left_s = self._cheapest(values, most)
             proven_s = self._join(chosen)
-            self.bound_s = max(self.bound_s, min(limit_s, proven_s))
-            if proven_s < min(limit_s, self._known_s()):
-                break
-            slack *= WIDER
-        if self.best is not None:
-            bound_s = min(self.bound_s, self.best.value_s)
-            self.best = replace(self.best, lower_bound_s=bound_s)
+            self.bound_s = max(self.bound_s, min(left_s, proven_s))
+        if self.bound_s < self._known_s():
+            relaxed = solve_tailed(
+                self.problem.problem, upper_bound_s=self._known_s(), most_boxes=MOST_BOXES
+            )
+            if not isinstance(relaxed, InfeasiblePartition):
+                self.bound_s = max(self.bound_s, relaxed.lower_bound_s)
+        self.best = replace(self.best, lower_bound_s=min(self.bound_s, self.best.value_s))
 
     def _known_s(self) -> float:
         """Return the most that a plan of interest may cost."""
-        return self.upper_bound_s if self.best is None else self.best.value_s
+        return min(self.upper_bound_s, self.best.value_s)
 
-    def _useful(self, limit_s: float) -> IntArray:
-        """Return the choices that may be part of a plan within a limit."""
-        marked = useful_options(self.problem.problem, limit_s)
-        return np.unique(self.problem.steps.choice[marked])
+    def _values(self) -> FloatArray:
+        """Return what plans with each choice cost at least."""
+        values = np.full(len(self.problem.choices.edge), np.inf)
+        found = option_values(self.problem.problem, self._known_s())
+        np.minimum.at(values, self.problem.steps.choice, found)
+        return values
+
+    def _cheapest(self, values: FloatArray, most: int) -> tuple[IntArray, float]:
+        """Return choices with the smallest values, and what plans with others cost at least."""
+        order = np.argsort(values, kind="stable")
+        order = order[values[order] <= self._known_s()]
+        low, high = 0, len(order)
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self._size(order[:middle]) <= most:
+                low = middle
+            else:
+                high = middle - 1
+        left_s = float(values[order[low]]) if low < len(order) else math.inf
+        return np.sort(order[:low]), left_s
 
     def _size(self, chosen: IntArray) -> int:
         """Return how many neighbours would be posed."""
@@ -121,8 +145,8 @@ class _Search:
             return self._known_s()
         joined = replace(self.problem, choices=self.problem.choices.among(chosen), joined=True)
         posed, kept = joined.problem, np.arange(len(joined.steps.choice))
-        if len(kept) > MANY_STEPS:
-            kept = np.flatnonzero(useful_options(posed, self._known_s()))
+        if len(kept) > FEW_NEIGHBOURS:
+            kept = np.flatnonzero(option_values(posed, self._known_s()) < math.inf)
             fewer = among_options(posed, kept)
             if fewer is None:
                 return self._known_s()
@@ -130,7 +154,7 @@ class _Search:
         solution = solve_tailed(posed, upper_bound_s=self._known_s(), most_boxes=MOST_BOXES)
         if not isinstance(solution, TailedSolution):
             return self._known_s()
-        if self.best is None or solution.value_s < self.best.value_s:
+        if solution.value_s < self.best.value_s:
             options = tuple(kept[list(solution.options)].tolist())
             self.best = BestGroups(
                 strategy=joined.strategy(solution.bounds, options),

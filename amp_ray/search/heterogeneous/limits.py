@@ -6,7 +6,6 @@ from functools import cached_property
 
 import numpy as np
 
-from amp_ray.cost.crossings import StageGroup
 from amp_ray.cost.model import CostModel
 from amp_ray.cost.topology import IntArray
 from amp_ray.search.cuts import NO_LIMIT, last_with_parameters
@@ -25,6 +24,8 @@ class MemoryLimits:
         candidate: Micro-batch, its number, recompute.
         most_stages: Of a pipeline.
         capped: Whether there could be more stages than that.
+        tables: From where stages fit, shape ``(num_positions, num_layers + 1)`` each, the first
+            position being the last stage's. Layers are counted from the end of the model.
         strict: Whether stages near a limit, some of which fit and some do not, are left out.
     """
 
@@ -42,24 +43,19 @@ class MemoryLimits:
         """Counts of stages to the end from which on no more micro-batches are in flight."""
         return min(self.most_stages, self.candidate.num_micro_batches)
 
-    def starts(self, group: StageGroup, needs: Sequence[tuple[int, float]]) -> IntArray:
-        """Return from where a stage fits.
+    def row(self, tp: int, dp: int, needs: Sequence[tuple[int, float]]) -> int:
+        """Number the limits of a stage.
 
         Args:
-            group: Its devices.
+            tp: Tensor-parallel degree.
+            dp: Data-parallel degree.
             needs: Samples of its different ranks, and bytes of their devices.
 
         Returns:
-            Shape ``(num_positions, num_layers + 1)``, the first position being the last stage's.
-            Layers are counted from the end of the model.
+            Index into `tables`.
         """
-        return self.tables[self.row(group, needs)]
-
-    def row(self, group: StageGroup, needs: Sequence[tuple[int, float]]) -> int:
-        """Number the limits of a stage: its index in `tables`. Parameters as in `starts`."""
         sharded = self.cost_model.experiment.zero_stage >= 1
-        dp = group.dp if sharded else min(group.dp, 2)
-        key = tuple((group.tp, dp, *need) for need in needs)
+        key = tuple((tp, dp if sharded else min(dp, 2), *need) for need in needs)
         if key not in self._rows:
             self._rows[key] = len(self.tables)
             worst: IntArray = np.max([self._starts(need) for need in key], axis=0)

@@ -1,5 +1,6 @@
 """What plans with their own device groups are compared by before they are simulated."""
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -9,6 +10,7 @@ from amp_ray.cost.kernels import crossings
 from amp_ray.cost.model import CostModel
 from amp_ray.cost.stages import stage_groups
 from amp_ray.cost.topology import FloatArray
+from amp_ray.search.heterogeneous.facts import GroupFacts, facts_of
 from amp_ray.search.heterogeneous.options import GroupCosts
 from amp_ray.spec.candidate import GroupsCandidate
 from amp_ray.spec.strategy import Strategy
@@ -22,7 +24,7 @@ def objective_s(cost_model: CostModel, strategy: Strategy) -> float:
     block, the slowest stage counts with the cut behind it. A tail is gradient sync by the stage's
     own rings and the optimizer step; at both ends of the pipeline what tied weights take is added,
     as if the other end were alike and on the nearest other node. Parameters count as in
-    `GroupCosts.parameters`.
+    `FactTable.parameters`.
 
     Args:
         cost_model: Of the experiment.
@@ -33,7 +35,7 @@ def objective_s(cost_model: CostModel, strategy: Strategy) -> float:
     recompute = strategy.recompute
     assert recompute is not None
     costs = GroupCosts(
-        cost_model=cost_model,
+        facts=facts_of(cost_model),
         candidate=GroupsCandidate(
             micro_batch_size=sum(together[0].shares),
             num_micro_batches=strategy.num_micro_batches,
@@ -41,11 +43,13 @@ def objective_s(cost_model: CostModel, strategy: Strategy) -> float:
         ),
         one_node=len(nodes) == 1,
     )
-    groups = tuple(costs.group(group.devices, group.shares) for group in together)
+    known = [costs.facts.of_devices(group.devices) for group in together]
+    groups = [facts.group(group.shares) for facts, group in zip(known, together, strict=True)]
     given = cost_model.experiment
     took = [
-        _stage_s(costs, group, stage.first_layer, stage.end_layer)
-        for group, stage in zip(groups, strategy.stages, strict=True)
+        float(costs.slowest_s(facts, group.shares)[stage.first_layer : stage.end_layer].sum())
+        + given.constants.host_s_per_micro_batch
+        for facts, group, stage in zip(known, groups, strategy.stages, strict=True)
     ]
     cuts = [
         float(cut_s(cost_model, pair)[cut])
@@ -54,7 +58,7 @@ def objective_s(cost_model: CostModel, strategy: Strategy) -> float:
     blocked = [*cuts, 0.0] if given.traits.blocking_transfers else [0.0] * len(groups)
     slowest = max(own + cut for own, cut in zip(took, blocked, strict=True))
     pipeline = sum(took) + sum(cuts) + (strategy.num_micro_batches - 1) * slowest
-    return pipeline + _tail_s(costs, groups, strategy) + given.constants.host_s_per_iteration
+    return pipeline + _tail_s(costs, known, strategy) + given.constants.host_s_per_iteration
 
 
 def cut_s(cost_model: CostModel, pair: tuple[StageGroup, StageGroup]) -> FloatArray:
@@ -77,20 +81,14 @@ def cut_s(cost_model: CostModel, pair: tuple[StageGroup, StageGroup]) -> FloatAr
     return both
 
 
-def _stage_s(costs: GroupCosts, group: StageGroup, first: int, end: int) -> float:
-    """Return what a stage takes for one micro-batch."""
-    host_s = costs.cost_model.experiment.constants.host_s_per_micro_batch
-    return float(costs.slowest_s(group)[first:end].sum()) + host_s
-
-
-def _tail_s(costs: GroupCosts, groups: tuple[StageGroup, ...], strategy: Strategy) -> float:
+def _tail_s(costs: GroupCosts, known: Sequence[GroupFacts], strategy: Strategy) -> float:
     """Return the longest tail."""
-    last = len(groups) - 1
+    last = len(known) - 1
     times_s = []
-    for index, (group, stage) in enumerate(zip(groups, strategy.stages, strict=True)):
-        fixed_s, s_per_parameter = costs.tail(group.devices)
-        held = float(costs.parameters[stage.first_layer : stage.end_layer].sum()) / group.tp
+    for index, (facts, stage) in enumerate(zip(known, strategy.stages, strict=True)):
+        fixed_s, s_per_parameter = facts.tail
+        held = float(costs.facts.parameters[stage.first_layer : stage.end_layer].sum())
         is_end = last > 0 and index in (0, last)
-        tied_s = costs.tied_s(group.devices) if is_end else 0.0
-        times_s.append(fixed_s + s_per_parameter * held + tied_s)
+        tied_s = costs.tied_s(facts) if is_end else 0.0
+        times_s.append(fixed_s + s_per_parameter * held / stage.tp + tied_s)
     return max(times_s)

@@ -1,5 +1,6 @@
 """What the cuts between stages cost, each pair of neighbours once."""
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -63,34 +64,57 @@ class CutPrices:
             As `rows`.
         """
         crossing = self.choices.ends_at_nodes[before]
-        key = self.choices.option[before] * 2 + crossing
-        distinct, row = np.unique(key, return_inverse=True)
-        seconds = [self._least_s(*divmod(index, 2)) for index in distinct.tolist()]
-        return np.array(seconds), row.reshape(-1)
+        key, row = np.unique(self.choices.option[before] * 2 + crossing, return_inverse=True)
+        prices = [self._least(*divmod(index, 2)) for index in key.tolist()]
+        distinct, same = distinct_rows(
+            [np.unique(column, return_inverse=True)[1] for column in np.array(prices).T]
+        )
+        seconds = [self._least_s(*prices[index]) for index in distinct.tolist()]
+        return np.array(seconds), same[row.reshape(-1)]
 
-    def _least_s(self, option: int, crossing: int) -> FloatArray:
+    def _least(self, option: int, crossing: int) -> tuple[int, float]:
+        """Return a group's tp, and seconds per byte of what it has to send or get of a sample."""
+        own = self.choices.options[option]
+        rates, _ = self.model.links
+        nodes = self.model.topology.node_of_device[own.facts.devices[:, 0]].tolist()
+        least = max(
+            samples / rates[node, node] for node, samples in zip(nodes, own.shares, strict=True)
+        )
+        if crossing and not self._spans_nodes:
+            held: Counter[int] = Counter()
+            for node, samples in zip(nodes, own.shares, strict=True):
+                held[node] += own.tp * samples
+            least = max(least, *(held[node] / self._best_rates[node] for node in held))
+        return own.tp, float(least)
+
+    def _least_s(self, tp: int, s_per_sample: float) -> FloatArray:
         """Return the least time of both messages at every boundary."""
-        model, group = self.model, self.choices.options[option].group
-        rates, steps = model.links
-        nodes, tp = model.topology.node_of_device[group.devices], group.tp
-        samples = np.repeat(group.shares, tp).astype(np.float64)
-        own = nodes.ravel()
-        s_per_sample = float((samples / rates[own, own]).max())
-        step_s = float(steps.min())
-        if crossing:
-            best = np.where(np.eye(len(rates), dtype=np.bool_), 0.0, rates).max(axis=1)
-            shared = np.bincount(own, weights=samples, minlength=len(rates))[own] / best[own]
-            s_per_sample = max(s_per_sample, float(shared.max()))
-        traits = model.traits
+        model, traits = self.model, self.model.traits
         there = model.sample_bytes(1) / tp
         back = model.sample_bytes(tp) / (tp if traits.sliced_gradients else 1)
-        start = start_s(model.constants, traits) + step_s
+        start = start_s(model.constants, traits) + float(model.links[1].min())
         both = start + s_per_sample * np.array([there, back])
-        if tp > 1:
-            slower = gathers(group, (0,) * group.dp)
-            both += model.gathered(slower, tp, tp)[:, 0]
         least: FloatArray = both.max(axis=0) if traits.duplex_transfers else both.sum(axis=0)
         return least
+
+    @cached_property
+    def _best_rates(self) -> list[float]:
+        """Rate of each node to the node that is nearest."""
+        rates, _ = self.model.links
+        best: list[float] = (
+            np.where(np.eye(len(rates), dtype=np.bool_), 0.0, rates).max(axis=1).tolist()
+        )
+        return best
+
+    @cached_property
+    def _spans_nodes(self) -> bool:
+        """Whether a tensor-parallel group may have devices on several nodes."""
+        return any(
+            len(set(row)) > 1
+            for option in self.choices.options
+            if option.tp > 1
+            for row in self.model.topology.node_of_device[option.facts.devices].tolist()
+        )
 
     def _seconds(self, keys: FloatArray) -> FloatArray:
         """Return the time of both messages at every boundary."""
@@ -109,7 +133,7 @@ class CutPrices:
     @cached_property
     def _tps(self) -> IntArray:
         """Tensor-parallel degree of every option."""
-        return np.array([option.group.tp for option in self.choices.options])
+        return np.array([option.tp for option in self.choices.options])
 
     @cached_property
     def _gathers(self) -> FloatArray:
@@ -117,5 +141,8 @@ class CutPrices:
         if not (self.model.traits.sliced_activations or self.model.traits.sliced_gradients):
             return np.zeros((len(self.choices.options), 2))
         return np.array(
-            [gathers(option.group, (0,) * option.group.dp)[0] for option in self.choices.options]
+            [
+                gathers(option.facts.group(option.shares), (0,) * option.dp)[0]
+                for option in self.choices.options
+            ]
         )

@@ -83,7 +83,7 @@ class GroupsProblem:
         """The options."""
         choices = self.choices
         choice, position, ends, finals = self._counted() if self.counted else self._uncounted()
-        if self.costs.tied_parameters:
+        if self.costs.facts.tied_parameters:
             choice, position, ends, finals = _apart(choice, position, ends)
         if not self.joined:
             return Steps(
@@ -114,7 +114,7 @@ class GroupsProblem:
         option = self.choices.option[steps.choice]
         cut_s, cut_row = self._cuts()
         starts, memory_row = self._memory(option)
-        given = self.costs.cost_model.experiment
+        given = self.costs.facts.cost_model.experiment
         blocks = given.traits.blocking_transfers
         rows = np.array([choice.time_row for choice in self.choices.options])
         host_s = np.full(len(option), given.constants.host_s_per_micro_batch)
@@ -138,11 +138,16 @@ class GroupsProblem:
             num_micro_batches=self.costs.candidate.num_micro_batches,
             final_states=steps.final_states,
         )
-        tails = np.array([(*choice.tail, choice.tied_s) for choice in self.choices.options])
-        tps = np.array([choice.group.tp for choice in self.choices.options])
+        tails = np.array(
+            [
+                (*choice.facts.tail, self.costs.tied_s(choice.facts))
+                for choice in self.choices.options
+            ]
+        )
+        tps = np.array([choice.tp for choice in self.choices.options])
         is_end = steps.is_first != (self.choices.from_state[steps.choice] == 0)
         tail = Tail(
-            weight_prefix=prefix_sums(self.costs.parameters[None, ::-1])[0],
+            weight_prefix=prefix_sums(self.costs.facts.parameters[None, ::-1])[0],
             s_per_weight=(tails[:, 1] / tps)[option],
             fixed_s=tails[option, 0] + tails[option, 2] * is_end,
         )
@@ -157,7 +162,7 @@ class GroupsProblem:
         """
         chosen = self.steps.choice[list(options)][::-1].tolist()
         ends = [bounds[-1] - bound for bound in bounds[::-1]]
-        groups = [self.choices.options[self.choices.option[choice]].group for choice in chosen]
+        groups = [self.choices.options[self.choices.option[choice]] for choice in chosen]
         candidate, shares = self.costs.candidate, [group.shares for group in groups]
         even = len({len(row) for row in shares}) == len(set(chain(*shares))) == 1
         stages = tuple(
@@ -221,7 +226,7 @@ class GroupsProblem:
         inner = np.flatnonzero(self.choices.from_state[steps.choice] > 0)
         if not len(inner):
             return np.empty(0), row
-        prices = CutPrices(choices=self.choices, model=self.costs.cost_model.stages.crossings)
+        prices = CutPrices(choices=self.choices, model=self.costs.facts.cost_model.stages.crossings)
         if self.joined:
             seconds, row[inner] = prices.rows(steps.choice[inner], steps.after[inner])
         else:
@@ -230,9 +235,10 @@ class GroupsProblem:
 
     def _memory(self, option: IntArray) -> tuple[IntArray, IntArray]:
         """Return the different memory limits, and the row of each option."""
-        row = np.array(
-            [self.limits.row(choice.group, choice.needs) for choice in self.choices.options]
-        )
+        row = np.zeros(len(self.choices.options), np.int64)
+        for index in np.unique(option).tolist():
+            own = self.choices.options[index]
+            row[index] = self.limits.row(own.tp, own.dp, own.needs)
         tables = np.array(self.limits.tables)
         memory_row: IntArray = row[option] * tables.shape[1] + self.steps.position
         return tables.reshape(-1, tables.shape[2]), memory_row

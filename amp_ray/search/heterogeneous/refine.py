@@ -39,29 +39,30 @@ def recut(costs: GroupCosts, limits: MemoryLimits, strategy: Strategy) -> Strate
 
 def _problem(costs: GroupCosts, limits: MemoryLimits, strategy: Strategy) -> TailedProblem:
     """Pose the cuts of a plan, from the last stage to the first."""
-    groups = [
-        costs.group(
-            np.array(strategy.devices(index)).reshape(stage.dp, stage.tp),
+    stages = [
+        costs.option(
+            costs.facts.of_devices(np.array(strategy.devices(index)).reshape(stage.dp, stage.tp)),
             stage.shares or (strategy.micro_batch_size,) * stage.dp,
         )
         for index, stage in enumerate(strategy.stages)
     ][::-1]
-    pp, given = len(groups), costs.cost_model.experiment
+    groups = [option.facts.group(option.shares) for option in stages]
+    cost_model = costs.facts.cost_model
+    pp, given = len(groups), cost_model.experiment
     nothing = np.zeros(given.model.num_layers + 1)
-    cuts = [cut_s(costs.cost_model, (right, left))[::-1] for left, right in pairwise(groups)]
+    cuts = [cut_s(cost_model, (right, left))[::-1] for left, right in pairwise(groups)]
     behind, before = np.array([nothing, *cuts]), np.array([*cuts, nothing])
     blocks = given.traits.blocking_transfers
-    steps_s = np.array([costs.slowest_s(group)[::-1] for group in groups])
+    steps_s = np.array([costs.slowest_s(own.facts, own.shares)[::-1] for own in stages])
     last = limits.num_positions - 1
     starts = [
-        limits.starts(group, costs.needs(group))[min(position, last)]
-        for position, group in enumerate(groups)
+        limits.tables[limits.row(own.tp, own.dp, own.needs)][min(position, last)]
+        for position, own in enumerate(stages)
     ]
-    tails = np.array([costs.tail(group.devices) for group in groups])
+    tails = np.array([own.facts.tail for own in stages])
     ends = (0, pp - 1) if pp > 1 else ()
     tied_s = [
-        costs.tied_s(group.devices) if position in ends else 0.0
-        for position, group in enumerate(groups)
+        costs.tied_s(own.facts) if position in ends else 0.0 for position, own in enumerate(stages)
     ]
     problem = chain_problem(
         StageTables(
@@ -79,7 +80,7 @@ def _problem(costs: GroupCosts, limits: MemoryLimits, strategy: Strategy) -> Tai
         memory_row=np.arange(pp),
     )
     tail = Tail(
-        weight_prefix=prefix_sums(costs.parameters[None, ::-1])[0],
+        weight_prefix=prefix_sums(costs.facts.parameters[None, ::-1])[0],
         s_per_weight=tails[:, 1] / np.array([group.tp for group in groups]),
         fixed_s=tails[:, 0] + np.array(tied_s),
     )

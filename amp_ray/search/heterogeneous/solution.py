@@ -1,7 +1,6 @@
 """The best plan by the objective: first with loose memory limits, then with those that count."""
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from amp_ray.cost.model import CostModel
@@ -9,7 +8,8 @@ from amp_ray.partition import PartitionSolution, solve
 from amp_ray.search.cuts import EVALUATIONS_TO_TELL, NO_LIMIT
 from amp_ray.search.heterogeneous.choices import Choices, all_choices
 from amp_ray.search.heterogeneous.deepening import best_groups
-from amp_ray.search.heterogeneous.kinds import DeviceGraph, device_graph, one_node_graphs
+from amp_ray.search.heterogeneous.facts import facts_of
+from amp_ray.search.heterogeneous.kinds import DeviceGraph
 from amp_ray.search.heterogeneous.limits import MemoryLimits
 from amp_ray.search.heterogeneous.options import GroupCosts
 from amp_ray.search.heterogeneous.problem import GroupsProblem
@@ -35,19 +35,6 @@ class GroupsSolution:
     lower_bound_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scope:
-    """Plans that are looked at together.
-
-    Args:
-        graph: Groups of devices.
-        one_node: Whether all stages stay inside a node.
-    """
-
-    graph: DeviceGraph
-    one_node: bool
-
-
 def solve_groups(cost_model: CostModel, candidate: GroupsCandidate) -> GroupsSolution:
     """Find the plan that is best by the objective.
 
@@ -57,8 +44,12 @@ def solve_groups(cost_model: CostModel, candidate: GroupsCandidate) -> GroupsSol
     """
     best = GroupsSolution()
     bound_s = math.inf
-    for scope in scopes(cost_model):
-        found = _solve_scope(cost_model, candidate, scope, upper_bound_s=best.value_s)
+    facts = facts_of(cost_model)
+    for graph, one_node in facts.graphs:
+        costs = GroupCosts(
+            facts=facts, candidate=candidate, one_node=one_node, offers_all=graph.is_small
+        )
+        found = _solve_graph(costs, graph, upper_bound_s=best.value_s)
         if found is None:
             continue
         if found.lower_bound_s is not None:
@@ -71,38 +62,19 @@ def solve_groups(cost_model: CostModel, candidate: GroupsCandidate) -> GroupsSol
     return replace(best, lower_bound_s=None if best.value_s is None else bound_s)
 
 
-def scopes(cost_model: CostModel) -> Iterator[Scope]:
-    """Give the plans to look at: those in a node, where tied weights meet faster, and all."""
-    cluster = cost_model.experiment.cluster
-    if len(cluster.nodes) > 1 and cost_model.stages.weights(1).tied is not None:
-        for inside in one_node_graphs(cluster):
-            yield Scope(graph=inside, one_node=True)
-    yield Scope(graph=device_graph(cluster), one_node=len(cluster.nodes) == 1)
-
-
-def _solve_scope(
-    cost_model: CostModel,
-    candidate: GroupsCandidate,
-    scope: Scope,
-    *,
-    upper_bound_s: float | None,
+def _solve_graph(
+    costs: GroupCosts, graph: DeviceGraph, *, upper_bound_s: float | None
 ) -> GroupsSolution | None:
-    """Find the best plan of a scope; None where no group can be a stage."""
-    costs = GroupCosts(
-        cost_model=cost_model,
-        candidate=candidate,
-        one_node=scope.one_node,
-        all_shares=scope.graph.is_small,
-    )
-    choices = all_choices(scope.graph, costs)
+    """Find the best plan with some groups; None where none of them can be a stage."""
+    choices = all_choices(graph, costs)
     if not choices.options:
         return None
-    given, graph = cost_model.experiment, scope.graph
+    given = costs.facts.cost_model.experiment
     most = min(given.model.num_layers, graph.num_devices)
     max_pp = given.limits.max_pp or most
     limits = MemoryLimits(
-        cost_model=cost_model,
-        candidate=candidate,
+        cost_model=costs.facts.cost_model,
+        candidate=costs.candidate,
         most_stages=min(most, max_pp),
         capped=max_pp < most,
     )
@@ -117,27 +89,30 @@ def _solved(
     upper_bound_s: float | None,
 ) -> GroupsSolution:
     """Solve with memory limits that are too loose, then with those that count."""
-    cost_model = costs.cost_model
+    cost_model = costs.facts.cost_model
     other_s = cost_model.experiment.constants.host_s_per_iteration
     limit_s = math.inf if upper_bound_s is None else upper_bound_s - other_s
     loose = GroupsProblem(costs=costs, choices=choices, limits=limits, counted=False, joined=False)
     counted = replace(loose, counted=True)
     strict = replace(counted, limits=replace(limits, strict=True))
-    bound_s = None
+    bound_s = -math.inf
     for problem in (loose, counted, strict):
         found = best_groups(problem, upper_bound_s=limit_s)
-        if found is None:
-            break
         if problem is not strict:
-            bound_s = found.lower_bound_s + other_s
-        plan = found.strategy
-        if plan.pp <= limits.most_stages and cost_model.estimate(plan).feasible:
+            bound_s = found.lower_bound_s
+        if found.strategy is None:
+            break
+        if found.strategy.pp <= limits.most_stages and (
+            cost_model.estimate(found.strategy).feasible
+        ):
+            recut_plan = recut(costs, limits, found.strategy)
             return GroupsSolution(
-                leaders=tuple(dict.fromkeys((plan, recut(costs, limits, plan)))),
+                leaders=tuple(dict.fromkeys((found.strategy, recut_plan))),
                 value_s=found.value_s + other_s,
-                lower_bound_s=bound_s,
+                lower_bound_s=bound_s + other_s,
             )
-    return GroupsSolution(leaders=_roomy(loose) if upper_bound_s is None else ())
+    leaders = _roomy(loose) if upper_bound_s is None else ()
+    return GroupsSolution(leaders=leaders, lower_bound_s=bound_s + other_s)
 
 
 def _roomy(problem: GroupsProblem) -> tuple[Strategy, ...]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from amp_ray.cost.model import CostModel
-from amp_ray.search.placement.chains import best_chain, class_orders, key_of, objective_s
+from amp_ray.search.placement.chains import Chains, class_orders, key_of
 from amp_ray.search.placement.pose import pose
 from amp_ray.search.placement.problem import PlacementProblem
 from amp_ray.search.placement.ranks import Walk
@@ -44,15 +44,22 @@ def solve_placement(cost_model: CostModel, candidate: Candidate) -> PlacementSol
         cost_model: Of the experiment.
         candidate: Degrees that the model can be divided by.
     """
-    seeds = tuple(
-        best_chain(cost_model, candidate, placement)
-        for placement in class_orders(cost_model.experiment.cluster, candidate.num_devices)
-    )
-    feasible = [seed for seed in seeds if cost_model.estimate(seed).feasible]
-    posed = pose(cost_model, candidate)
+    return solve_chains(Chains(cost_model=cost_model, candidate=candidate))
+
+
+def solve_chains(chains: Chains) -> PlacementSolution:
+    """Find the placements that are best, as `solve_placement` does.
+
+    Args:
+        chains: Of the candidate; what is judged stays known there.
+    """
+    cluster = chains.cost_model.experiment.cluster
+    seeds = [chains.best(order) for order in class_orders(cluster, chains.candidate.num_devices)]
+    feasible = [seed for seed in seeds if chains.estimate(seed).feasible]
+    posed = pose(chains.cost_model, chains.candidate)
     if posed is None:
-        return _ordered(cost_model, feasible, seeds, bound_s=None)
-    known_s = min((objective_s(cost_model, seed) for seed in feasible), default=math.inf)
+        return _ordered(chains, feasible, seeds, bound_s=None)
+    known_s = min((chains.objective_s(seed) for seed in feasible), default=math.inf)
     search = TailSearch(problem=posed.problem, upper_bound_s=known_s * (1 + ROUNDING))
     search.run()
     if not search.found and not feasible:
@@ -60,13 +67,13 @@ def solve_placement(cost_model: CostModel, candidate: Candidate) -> PlacementSol
         roomy = () if placed is None else (_strategy(posed.problem, placed),)
         return PlacementSolution(leaders=(*roomy, *seeds))
     best = sorted(search.found, key=lambda placed: (placed.value_s, placed.tail_s))
-    found = tuple(_strategy(posed.problem, placed) for placed in best[:MOST_LEADERS])
+    found = [_strategy(posed.problem, placed) for placed in best[:MOST_LEADERS]]
     bound_s = search.lower_bound_s if posed.scope.is_whole else None
-    return _ordered(cost_model, (*found, *feasible), (*found, *seeds), bound_s=bound_s)
+    return _ordered(chains, [*found, *feasible], [*found, *seeds], bound_s=bound_s)
 
 
 def _ordered(
-    cost_model: CostModel,
+    chains: Chains,
     fitting: Sequence[Strategy],
     strategies: Sequence[Strategy],
     *,
@@ -74,11 +81,10 @@ def _ordered(
 ) -> PlacementSolution:
     """Order strategies by the objective; the value is the best one's that fits the memory."""
     leaders = {key_of(leader): leader for leader in strategies}
-    value_s = {key: objective_s(cost_model, leader) for key, leader in leaders.items()}
-    order = sorted(leaders, key=lambda key: (value_s[key], key))
-    best_s = min((value_s[key_of(leader)] for leader in fitting), default=None)
+    order = sorted(leaders, key=lambda key: (chains.objective_s(leaders[key]), key))
+    value_s = min((chains.objective_s(leader) for leader in fitting), default=None)
     return PlacementSolution(
-        leaders=tuple(leaders[key] for key in order), value_s=best_s, lower_bound_s=bound_s
+        leaders=tuple(leaders[key] for key in order), value_s=value_s, lower_bound_s=bound_s
     )
 
 

@@ -1,9 +1,11 @@
 """Placements that are given: simple ones to start from, their best cuts, their objective."""
 
+from dataclasses import dataclass, field
 from itertools import islice, permutations
 from typing import Final
 
-from amp_ray.cost.model import CostModel
+from amp_ray.cost.estimate import Estimate
+from amp_ray.cost.model import CandidateCosts, CostModel
 from amp_ray.cost.topology import IntArray
 from amp_ray.partition import objective
 from amp_ray.search.cuts import (
@@ -42,21 +44,67 @@ def class_orders(cluster: Cluster, num_devices: int) -> tuple[tuple[int, ...], .
     return tuple(dict.fromkeys(orders))
 
 
-def best_chain(cost_model: CostModel, candidate: Candidate, placement: tuple[int, ...]) -> Strategy:
-    """Return the cuts that are best for one placement, by the pipeline alone.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Chains:
+    """Judges placements of one candidate, each once.
 
     Args:
         cost_model: Of the experiment.
         candidate: Degrees.
-        placement: Device of every rank.
     """
-    given = cost_model.experiment
-    if given.traits.partition == "even-blocks":
-        bounds = even_block_bounds(given.model, candidate.pp)
-    else:
-        costs = cost_model.costs(candidate, placement)
-        bounds = best_bounds(costs, given.traits, latest_starts(cost_model))
-    return Strategy.uniform(candidate, bounds, placement)
+
+    cost_model: CostModel
+    candidate: Candidate
+    _costs: dict[tuple[int, ...], CandidateCosts] = field(init=False, default_factory=dict)
+    _chains: dict[tuple[int, ...], Strategy] = field(init=False, default_factory=dict)
+    _estimates: dict[Key, Estimate] = field(init=False, default_factory=dict)
+    _objectives_s: dict[Key, float] = field(init=False, default_factory=dict)
+
+    def best(self, placement: tuple[int, ...]) -> Strategy:
+        """Return the cuts that are best for one placement, by the pipeline alone.
+
+        Args:
+            placement: Device of every rank.
+        """
+        if placement not in self._chains:
+            self._chains[placement] = Strategy.uniform(
+                self.candidate, self._bounds(placement), placement
+            )
+        return self._chains[placement]
+
+    def estimate(self, strategy: Strategy) -> Estimate:
+        """Return what the cost model says of a strategy of the candidate."""
+        key = key_of(strategy)
+        if key not in self._estimates:
+            costs = self._costs_on(strategy.placement)
+            self._estimates[key] = self.cost_model.estimate_cut(costs, strategy)
+        return self._estimates[key]
+
+    def objective_s(self, strategy: Strategy) -> float:
+        """Return closed form and tail of a strategy of the candidate."""
+        key = key_of(strategy)
+        if key not in self._objectives_s:
+            costs, traits = self._costs_on(strategy.placement), self.cost_model.experiment.traits
+            problem = partition_problem(costs, traits, NO_LIMIT)
+            pipeline = objective(problem, strategy.bounds, tuple(range(strategy.pp)))
+            breakdown = self.estimate(strategy).breakdown
+            assert breakdown is not None
+            tail_s = breakdown.gradient_sync_s + breakdown.optimizer_s
+            self._objectives_s[key] = pipeline.value_s + tail_s
+        return self._objectives_s[key]
+
+    def _costs_on(self, placement: tuple[int, ...]) -> CandidateCosts:
+        """Return what can be told of a placement before it is cut."""
+        if placement not in self._costs:
+            self._costs[placement] = self.cost_model.costs(self.candidate, placement)
+        return self._costs[placement]
+
+    def _bounds(self, placement: tuple[int, ...]) -> tuple[int, ...]:
+        """Cut one placement."""
+        given = self.cost_model.experiment
+        if given.traits.partition == "even-blocks":
+            return even_block_bounds(given.model, self.candidate.pp)
+        return best_bounds(self._costs_on(placement), given.traits, latest_starts(self.cost_model))
 
 
 def objective_s(cost_model: CostModel, strategy: Strategy) -> float:
@@ -66,12 +114,8 @@ def objective_s(cost_model: CostModel, strategy: Strategy) -> float:
         cost_model: Of the experiment.
         strategy: A uniform strategy.
     """
-    costs = cost_model.costs(candidate_of(strategy), strategy.placement)
-    problem = partition_problem(costs, cost_model.experiment.traits, NO_LIMIT)
-    pipeline = objective(problem, strategy.bounds, tuple(range(strategy.pp)))
-    breakdown = cost_model.estimate_cut(costs, strategy).breakdown
-    assert breakdown is not None
-    return pipeline.value_s + (breakdown.gradient_sync_s + breakdown.optimizer_s)
+    chains = Chains(cost_model=cost_model, candidate=candidate_of(strategy))
+    return chains.objective_s(strategy)
 
 
 def latest_starts(cost_model: CostModel) -> IntArray:

@@ -1,7 +1,8 @@
 """Classes of equal nodes, and everything that the nodes of one class can give to stages in turn."""
 
+import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Final, NamedTuple
@@ -11,16 +12,25 @@ import numpy as np
 from amp_ray.cost.topology import IntArray
 from amp_ray.search.placement.picks import (
     AWAITS_FIRST,
+    Groups,
     NodeState,
     Pick,
     any_picks,
     even_picks,
+    row_picks,
 )
-from amp_ray.search.placement.scope import Scope
+from amp_ray.search.placement.scope import Parts, Scope
 from amp_ray.spec.cluster import Cluster, Node
 
 Pairs = tuple[tuple[int, int], ...]
 """Per node, largest first: units that a stage has there, and another figure of that node."""
+
+Picker = Callable[[Groups, int, int, int], Iterator[tuple[Pick, ...]]]
+PICKS: Final[Mapping[Parts, Picker]] = {
+    "any": any_picks,
+    "even": even_picks,
+    "row": row_picks,
+}
 
 MOST_STEPS: Final = 6_000
 """Ways to give units that are explored for one class: about a tenth of a second."""
@@ -127,7 +137,7 @@ def class_moves(node_class: NodeClass, dp: int, scope: Scope) -> ClassMoves | No
     """
     start = NodeState(home=AWAITS_FIRST if scope.ends else 0)
     fresh = (start,) * len(node_class.nodes)
-    return _explored(fresh, node_class.num_units, dp, scope.even)
+    return _explored(fresh, node_class.num_units, dp, scope.parts)
 
 
 @lru_cache(maxsize=256)
@@ -135,15 +145,17 @@ def _explored(
     fresh: tuple[NodeState, ...],
     num_units: int,
     dp: int,
-    even: bool,  # noqa: FBT001 - part of a key
+    parts: Parts,
 ) -> ClassMoves | None:
     """Explore from one state; candidates of other micro-batch sizes ask again."""
+    if parts == "any" and math.comb(len(fresh) + num_units, num_units) > MOST_STEPS:
+        return None  # so many states at least: what each node has given, in any order
     known: dict[tuple[NodeState, ...], int] = {fresh: 0}
     relations: dict[Pairs, int] = {}
     found: list[tuple[int, int, Step]] = []
     states = [fresh]
     for index, state in enumerate(states):  # grows while it is walked
-        for units, picks in _moves(state, num_units, dp, even=even):
+        for units, picks in _moves(state, num_units, dp, PICKS[parts]):
             after = _after(state, picks, num_units)
             to_state = known.setdefault(after, len(known))
             if to_state == len(states):
@@ -203,12 +215,11 @@ def sorted_pairs(pairs: list[tuple[int, int]]) -> Pairs:
 
 
 def _moves(
-    state: tuple[NodeState, ...], num_units: int, dp: int, *, even: bool
+    state: tuple[NodeState, ...], num_units: int, dp: int, picks: Picker
 ) -> Iterator[tuple[int, tuple[Pick, ...]]]:
     """Give every way to take up to ``dp`` units, with their number."""
     groups = tuple(sorted(Counter(state).items()))
     free = sum(num_units - node.used for node in state)
-    picks = even_picks if even else any_picks
     for units in range(min(dp, free) + 1):
         for picked in picks(groups, num_units, units, dp):
             yield units, picked

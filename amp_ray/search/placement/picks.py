@@ -6,6 +6,7 @@ a stage's cost never depends on stages to come, a node *promises*, when it first
 stage, in how many of them it will be; more it may not join.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
@@ -83,6 +84,34 @@ def even_picks(groups: Groups, num_units: int, units: int, dp: int) -> Iterator[
         ]
         if not across or all(
             state.joined < promise for (state, _), promise in zip(taken, promises, strict=True)
+        ):
+            yield _picks(taken, promises)
+
+
+def row_picks(groups: Groups, num_units: int, units: int, dp: int) -> Iterator[tuple[Pick, ...]]:
+    """Take the nodes in a row: one is finished before the next one is begun.
+
+    Stages take multiples of what ``dp`` and a node can both be divided by, so that nodes are not
+    left with parts that suit no stage. Parameters as in `any_picks`.
+
+    Yields:
+        The picks; a node that is not finished promises this stage alone, or the next one too.
+    """
+    if units % math.gcd(num_units, dp):
+        return
+    nodes = sorted((state for state, count in groups for _ in range(count)), reverse=True)
+    taken: list[tuple[NodeState, int]] = []
+    for state in nodes:
+        part = min(num_units - state.used, units - sum(part for _, part in taken))
+        if part:
+            taken.append((state, part))
+    if sum(part for _, part in taken) < units:
+        return
+    across = not (len(taken) == 1 and units == dp)
+    for promises in _promises(taken, num_units, across=across):
+        if all(
+            promise <= state.promised or promise <= 1 + (state.used + part < num_units)
+            for (state, part), promise in zip(taken, promises, strict=True)
         ):
             yield _picks(taken, promises)
 

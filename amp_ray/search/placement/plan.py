@@ -2,8 +2,8 @@
 
 from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.model import CostModel
-from amp_ray.search.placement.best import solve_placement
-from amp_ray.search.placement.chains import best_chain, key_of
+from amp_ray.search.placement.best import solve_chains
+from amp_ray.search.placement.chains import Chains, key_of
 from amp_ray.search.placement.climb import climb
 from amp_ray.search.ranking import SIGNIFICANT_DIGITS
 from amp_ray.spec.candidate import Candidate
@@ -21,12 +21,13 @@ def plan_placement(cost_model: CostModel, candidate: Candidate) -> Estimate:
     Returns:
         The best estimate. Where nothing fits, the one that would be best without limits.
     """
-    solution = solve_placement(cost_model, candidate)
+    chains = Chains(cost_model=cost_model, candidate=candidate)
+    solution = solve_chains(chains)
     leaders = {key_of(leader): leader for leader in solution.leaders}
     for leader in solution.leaders:
-        refined = best_chain(cost_model, candidate, leader.placement)
+        refined = chains.best(leader.placement)
         leaders.setdefault(key_of(refined), refined)
-    best = min((cost_model.estimate(leader) for leader in leaders.values()), key=_order)
+    best = min((chains.estimate(leader) for leader in leaders.values()), key=_order)
     return climb(cost_model, best)
 
 

@@ -11,7 +11,7 @@ from amp_ray.search.placement.needs import stage_needs
 from amp_ray.search.placement.nodes import ClassMoves, class_moves, node_classes
 from amp_ray.search.placement.prices import Prices
 from amp_ray.search.placement.problem import PlacementProblem
-from amp_ray.search.placement.scope import Scope
+from amp_ray.search.placement.scope import Parts, Scope
 from amp_ray.spec.candidate import Candidate
 
 MOST_WORK_PER_CAP: Final = 12_000_000
@@ -22,6 +22,15 @@ MOST_OPTIONS: Final = 300_000
 
 MOST_OPTIONS_WITH_ENDS: Final = 60_000
 """Options where it counts which nodes both ends share; many more are needed to tell."""
+
+NARROWER: Final[tuple[tuple[Parts, bool], ...]] = (
+    ("any", False),
+    ("even", False),
+    ("even", True),
+    ("row", False),
+    ("row", True),
+)
+"""How nodes are taken, and whether stages are pure: from all placements to the fewest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,9 +102,9 @@ def _scopes(cost_model: CostModel, candidate: Candidate) -> Iterator[Scope]:
     tied = cost_model.costs(candidate).memory.weights.tied is not None and candidate.pp > 1
     num_ends = cost_model.experiment.model.num_layers + 1 - candidate.pp
     most = min(MOST_OPTIONS, MOST_WORK_PER_CAP // num_ends)
-    for even, pure in ((False, False), (True, False), (True, True)):
+    for parts, pure in NARROWER:
         for exact in dict.fromkeys((True, not pairs)):
-            scope = Scope(even=even, pure=pure, pairs=exact, max_options=most)
+            scope = Scope(parts=parts, pure=pure, pairs=exact, max_options=most)
             if tied:
                 yield replace(scope, ends=True, max_options=min(most, MOST_OPTIONS_WITH_ENDS))
             yield scope

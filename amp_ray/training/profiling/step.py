@@ -76,7 +76,7 @@ def tiny_shape(shape: TextShape | ImageShape) -> TextShape | ImageShape:
     if isinstance(shape, ImageShape):
         last = len(shape.depth) - 1
         hidden = shape.num_heads * SHRINK_FACTOR ** shape.num_shrinkings(last)
-        return replace(shape, hidden_size=hidden, bottom_width=1, latent_size=1)
+        return replace(shape, hidden_size=hidden, bottom_width=1, latent_size=1, window_size=1)
     hidden = HEAD_SIZE * shape.num_heads
     return replace(
         shape,
@@ -143,7 +143,8 @@ def _memory_bytes_per_s(job: Job, ranks: Ranks, *, cuda: bool) -> float:
     full, empty = sizes * copies, [1] * len(sizes) * copies
     passes = ACCUMULATION_PASSES + BUCKET_PASSES + UPDATE_PASSES[job.optimizer]
     full_s, empty_s = (_traffic_s(job, part, ranks, cuda=cuda) for part in (full, empty))
-    return passes * BYTES_PER_ELEMENT * sum(full) / max(full_s - empty_s, 1e-9)
+    num_bytes = float(passes * BYTES_PER_ELEMENT * sum(full))
+    return num_bytes / max(full_s - empty_s, 1e-9)
 
 
 def _traffic_s(job: Job, sizes: Sequence[int], ranks: Ranks, *, cuda: bool) -> float:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 pytestmark = pytest.mark.integration
 
@@ -108,6 +109,7 @@ def test_everything_was_measured_in_two_runs(profiled: Profiled) -> None:
     # Nothing twice: the second run went on where the first one ended.
     assert kinds.count("layer") == NUM_POINTS
     assert kinds.count("link") == 2 * 9
+    assert kinds.count("step") == 1
 
 
 def test_every_layer_has_positive_times(profiled: Profiled) -> None:
@@ -145,6 +147,18 @@ def test_a_plan_reads_it(profiled: Profiled) -> None:
     assert best["iteration_time_s"] > 0
 
 
+def test_what_surrounds_the_layers_is_measured(profiled: Profiled) -> None:
+    (row,) = profiled.rows("details/step.csv")
+    # A Python loop over the tensors of the optimizer takes milliseconds at most here.
+    assert 0 < float(row["host_s_per_iteration"]) < 1
+    assert 0 <= float(row["host_s_per_micro_batch"]) < 1
+    assert 1e8 < float(row["memory_bytes_per_s"]) < 1e12
+    constants = yaml.safe_load(profiled.result["yaml"])["constants"]
+    assert constants["memory_efficiency"] == pytest.approx(
+        float(row["memory_bytes_per_s"]) / 10e9, rel=1e-3
+    )
+
+
 def test_links_can_be_pasted_into_the_experiment(profiled: Profiled) -> None:
     (link,) = profiled.result["links"]
     assert link["scope"] == "intra"
@@ -156,7 +170,9 @@ def test_links_can_be_pasted_into_the_experiment(profiled: Profiled) -> None:
     assert amp_ray(profiled.folder, "plan", "pasted.yaml").returncode == 0
 
 
-def run_program(folder: Path, model: dict[str, Any], points: list[dict[str, int]]) -> list[Any]:
+def run_program(
+    folder: Path, model: dict[str, Any], points: list[dict[str, int]], *, step: bool = False
+) -> list[Any]:
     """Run the program on one rank; return its events."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -172,7 +188,7 @@ def run_program(folder: Path, model: dict[str, Any], points: list[dict[str, int]
         "steps": 1,
         "device": "cpu",
     }
-    job = {"trial": trial, "links": [], "points": points, "seconds": 60}
+    job = {"trial": trial, "links": [], "points": points, "seconds": 60, "step": step}
     (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
     ended = subprocess.run(
         [sys.executable, "-m", "amp_ray.training.profiling", "job.json"],
@@ -212,3 +228,10 @@ def test_every_layer_of_a_generator_is_measured(tmp_path: Path) -> None:
     found = {event["layer"]: event for event in events if event["event"] == "layer"}
     assert sorted(found) == list(range(6))
     assert found[1]["kept_bytes"] == found[2]["kept_bytes"] > 0
+
+
+def test_a_generators_step_is_measured_too(tmp_path: Path) -> None:
+    events = run_program(tmp_path, IMAGE, [], step=True)
+    (step,) = [event for event in events if event["event"] == "step"]
+    assert step["host_s_per_iteration"] > 0
+    assert step["memory_bytes_per_s"] > 1e8

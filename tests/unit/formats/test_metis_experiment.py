@@ -25,6 +25,15 @@ def test_an_experiment_with_the_text_has_the_same_cluster() -> None:
     assert again == cluster
 
 
+def test_latencies_of_collectives_are_kept() -> None:
+    (node,) = cluster_of("a 1").nodes
+    slow = replace(node.intra, collective_latency_s=9e-5)
+    text = cluster_yaml(Cluster(nodes=(replace(node, intra=slow),)))
+    again = experiment_from(SMALL[:START] + text + SMALL[END:]).cluster.nodes[0]
+    assert again.intra.step_s == pytest.approx(9e-5)
+    assert again.inter.collective_latency_s is None
+
+
 def test_equal_nodes_in_a_row_are_one_entry() -> None:
     text = cluster_yaml(cluster_of("a 4\na 4\nb 4"))
     assert [line[:16] for line in text.splitlines()[2:]] == ["    - {count: 2,", "    - {count: 1,"]

@@ -1,3 +1,4 @@
+import contextlib
 import os
 import signal
 from collections.abc import Iterator
@@ -79,6 +80,41 @@ def test_a_failure_in_a_block_comes_first_and_the_signal_is_not_lost() -> None:
             fails(interruption)
         with pytest.raises(KeyboardInterrupt):
             empty(interruption)
+
+
+def test_a_signal_that_other_code_has_caught_comes_again_before_the_next_block() -> None:
+    done: list[str] = []
+
+    def block(interruption: Interruption) -> None:
+        with interruption.steady():
+            done.append("block")
+
+    with Interruption() as interruption:
+        with contextlib.suppress(KeyboardInterrupt):
+            send(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            block(interruption)
+        assert done == []
+        block(interruption)
+        assert done == ["block"]
+
+
+def test_a_block_of_the_orderly_end_is_not_interrupted_by_what_it_is_there_for() -> None:
+    done: list[str] = []
+
+    def run(interruption: Interruption) -> None:
+        try:
+            send(signal.SIGINT)
+        finally:
+            with interruption.steady():
+                done.append("first")
+            with interruption.steady():
+                done.append("second")
+
+    with Interruption() as interruption:
+        with pytest.raises(KeyboardInterrupt):
+            run(interruption)
+        assert done == ["first", "second"]
 
 
 def test_a_signal_that_is_ignored_stays_ignored() -> None:

@@ -56,6 +56,12 @@ def test_changed_bytes_before_the_end_are_refused_by_line(index: int) -> None:
         parse(changed, file="j")
 
 
+def test_a_changed_line_feed_before_the_last_record_is_refused() -> None:
+    joined = LINES[-2][:-1] + b"x" + LINES[-1]
+    with pytest.raises(InputError, match="bytes of this record have changed"):
+        parse([*LINES[:-2], joined], file="j")
+
+
 def test_a_changed_last_record_is_dropped_with_a_message() -> None:
     contents = parse([*LINES[:2], LINES[2].replace(b'"event"', b'"evenT"', 1)], file="j")
     assert list(contents.bodies) == EVENTS[:2]

@@ -149,6 +149,39 @@ def test_a_lost_host_is_swept_before_it_is_used_again(tmp_path: Path) -> None:
     assert sweeps[0]["names"][0].startswith("amp-ray-t-")
 
 
+class CountingHost(ScriptedHost):
+    """Counts how often its connection is closed."""
+
+    num_closed = 0
+
+    def close(self) -> None:
+        """Count."""
+        self.num_closed += 1
+
+
+@pytest.mark.parametrize("when", ["in a trial", "between trials"])
+def test_a_connection_that_lost_an_agent_is_made_anew(tmp_path: Path, when: str) -> None:
+    """It may be as dead as the agent, and not know it yet."""
+    host = CountingHost("a", silent_after("job") if when == "in a trial" else well_behaved)
+    commands = rank_commands(["run"], [("a", 0)])
+    launch = Launch(trial_id="t", commands=commands, files={}, environment={}, timeout_s=0.1)
+    with Launcher([host], SETTINGS) as launcher:
+        launcher.run(launch, tmp_path / "first")
+        assert host.num_closed == 0
+        if when == "between trials":
+            host.close_channel()
+            wait_for_threads("agent a")
+        launcher.run(launch, tmp_path / "second")
+        assert host.num_closed == 1
+
+
+def wait_for_threads(name: str) -> None:
+    """Wait until no thread of a name is left: then its link knows that the agent is gone."""
+    for thread in threading.enumerate():
+        if thread.name == name:
+            thread.join()
+
+
 def test_processes_that_would_not_go_make_the_host_unreachable_for_the_next_trial(
     tmp_path: Path,
 ) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from amp_ray.errors import AmpRayError, InputError
-from amp_ray.runtime import journal as journal_module
 from amp_ray.runtime.calibrating import with_calibration
 from amp_ray.runtime.files import load_experiment
 from amp_ray.runtime.pool import ThreadPool
@@ -335,7 +334,7 @@ def test_a_full_disk_ends_the_study_with_one_message(
             raise OSError(28, "No space left on device")
         return real(descriptor, data)
 
-    monkeypatch.setattr(journal_module.os, "write", full)
+    monkeypatch.setattr("amp_ray.runtime.journal.os.write", full)
     with pytest.raises(AmpRayError, match=r"journal\.jsonl: cannot be written: .*[Mm]ake room"):
         run(replayed(), folder)
     monkeypatch.undo()

@@ -78,6 +78,11 @@ def test_equal_times_without_any_spread_are_not_repeated() -> None:
 
 def test_the_leader_of_many_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[Standing] = []
-    monkeypatch.setattr(Standing, "best", property(lambda found: looks.append(found) or 0))
+
+    def best(found: Standing) -> int:
+        looks.append(found)
+        return 0
+
+    monkeypatch.setattr(Standing, "best", property(best))
     assert to_repeat(standing(*[figure(1.0, 0.1)] * 20), SETTINGS)[0] == 0
     assert len(looks) == 1

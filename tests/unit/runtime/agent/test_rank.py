@@ -26,7 +26,7 @@ def hear(tmp_path: Path) -> Iterator[Hear]:
         os.set_blocking(read_end, False)
         rank = Rank(2, read_end, str(tmp_path / f"rank-{len(made)}.log"), tag=tag)
         made.append(rank)
-        messages = []
+        messages: list[dict[str, Any]] = []
         for start in range(0, len(data), 4096):
             os.write(write_end, data[start : start + 4096])
             messages += rank.read(everything=True)

@@ -3,7 +3,7 @@ import pytest
 from amp_ray.cost.schedule import closed_form_s
 from amp_ray.search.placement.chains import (
     MOST_ORDERS,
-    best_chain,
+    Chains,
     class_orders,
     key_of,
     latest_starts,
@@ -53,7 +53,7 @@ global_batch_size: 1
 
 def test_the_best_chain_gives_slow_devices_less() -> None:
     cost_model, candidate = mixed_cost_model(), mixed_candidate(dp=2)
-    bounds = best_chain(cost_model, candidate, LAST_FIRST).bounds
+    bounds = Chains(cost_model=cost_model, candidate=candidate).best(LAST_FIRST).bounds
     blocks = cost_model.experiment.model.indices("block")
     on_slow = sum(bounds[2] <= block for block in blocks)
     assert on_slow < len(blocks) / 3
@@ -74,6 +74,15 @@ def test_the_objective_is_the_closed_form_and_the_tail() -> None:
     expected = closed_form_s(times, cuts, candidate.num_micro_batches)
     expected += breakdown.gradient_sync_s + breakdown.optimizer_s
     assert objective_s(cost_model, strategy) == pytest.approx(expected, rel=1e-12)
+
+
+def test_what_was_judged_stays_known() -> None:
+    chains = Chains(cost_model=mixed_cost_model(), candidate=mixed_candidate(dp=2))
+    chain = chains.best(LAST_FIRST)
+    assert chains.best(LAST_FIRST) is chain
+    assert chains.estimate(chain) is chains.estimate(chain)
+    assert chains.estimate(chain) == chains.cost_model.estimate(chain)
+    assert chains.objective_s(chain) == objective_s(chains.cost_model, chain)
 
 
 def test_a_stage_needs_parameters_where_the_runtime_says_so() -> None:

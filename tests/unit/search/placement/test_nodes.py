@@ -105,7 +105,7 @@ def test_ends_are_told_apart_only_where_they_count() -> None:
 
 def test_even_parts_need_fewer_states() -> None:
     several = NodeClass(nodes=(0, 1, 2), num_units=4)
-    even = moves_of(several, 1, Scope(max_options=1, even=True))
+    even = moves_of(several, 1, Scope(max_options=1, parts="even"))
     assert len(even.states) < len(moves_of(several, 1).states) / 3
 
 

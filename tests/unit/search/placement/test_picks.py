@@ -1,4 +1,11 @@
-from amp_ray.search.placement.picks import AWAITS_FIRST, NodeState, Pick, any_picks, even_picks
+from amp_ray.search.placement.picks import (
+    AWAITS_FIRST,
+    NodeState,
+    Pick,
+    any_picks,
+    even_picks,
+    row_picks,
+)
 
 FRESH = NodeState()
 HALF = NodeState(used=1, last=1)
@@ -64,3 +71,37 @@ def test_even_picks_are_among_all_picks() -> None:
         every = {tuple(sorted(parts(picks))) for picks in any_picks(groups, 2, units, 4)}
         even = {tuple(sorted(parts(picks))) for picks in even_picks(groups, 2, units, 4)}
         assert even <= every
+
+
+def test_nodes_in_a_row_are_finished_first() -> None:
+    begun = NodeState(used=2, last=2)
+    ((pick,),) = row_picks([(FRESH, 2), (begun, 1)], 4, 2, 2)
+    assert pick.before == begun
+    assert pick.after.used == 4
+
+
+def test_nodes_in_a_row_are_taken_by_a_common_divisor() -> None:
+    assert list(row_picks([(FRESH, 3)], 4, 3, 6)) == []
+    assert [parts(picks) for picks in row_picks([(FRESH, 3)], 4, 6, 6)] == [[4, 2]] * 2
+
+
+def test_nodes_in_a_row_promise_no_more_than_the_next_stage() -> None:
+    found = list(row_picks([(FRESH, 2)], 4, 3, 3))
+    assert found == [(Pick(before=FRESH, after=NodeState(used=3, last=3)),)]
+    begun = NodeState(used=3, last=3)
+    joined = [
+        [(pick.after.promised, pick.after.joined) for pick in picks]
+        for picks in row_picks([(FRESH, 1), (begun, 1)], 4, 3, 3)
+    ]
+    assert joined == [[(1, 1), (1, 1)], [(1, 1), (2, 1)]]
+
+
+def test_rows_are_among_all_picks() -> None:
+    groups = [(FRESH, 2), (HALF, 1)]
+    for units in range(5):
+        every = {tuple(sorted(picks)) for picks in any_picks(groups, 2, units, 4)}
+        assert {tuple(sorted(picks)) for picks in row_picks(groups, 2, units, 4)} <= every
+
+
+def test_a_row_has_no_more_than_its_nodes() -> None:
+    assert list(row_picks([(HALF, 1)], 2, 2, 2)) == []

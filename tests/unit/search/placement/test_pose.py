@@ -56,4 +56,4 @@ def test_single_links_are_given_up_before_parts_of_nodes(monkeypatch: pytest.Mon
     monkeypatch.setattr(pose_module, "MOST_OPTIONS", num_options)
     posed = pose(cost_model, candidate)
     assert posed is not None
-    assert (posed.scope.pairs, posed.scope.even) == (False, False)
+    assert (posed.scope.pairs, posed.scope.parts) == (False, "any")

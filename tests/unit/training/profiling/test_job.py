@@ -50,6 +50,11 @@ def test_points_and_groups_are_read() -> None:
     assert found.group_sizes == (2,)
 
 
+def test_what_surrounds_the_layers_is_measured_on_demand() -> None:
+    assert read_profile_job(job(step=True)).step
+    assert not read_profile_job(job()).step
+
+
 def test_messages_need_no_group() -> None:
     assert read_profile_job(job(points=[])).group_sizes == ()
 

@@ -1,0 +1,57 @@
+"""Profile, plan and trials in one go, as ``experiments/profile_to_trials.py`` does it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+pytestmark = pytest.mark.integration
+
+REPOSITORY = Path(__file__).parents[3]
+DEADLINE_S = 300.0
+"""A guard against hangs; it takes 40 s."""
+
+EXPERIMENT = """\
+name: tiny
+model: {family: gpt2, num_layers: 2, hidden_size: 32, num_heads: 4, sequence_length: 16,
+        vocab_size: 61}
+cluster:
+  nodes:
+    - {device: cpu, slots: 4, intra_gbit_per_s: 20, inter_gbit_per_s: 20}
+precision: fp32
+global_batch_size: 2
+search: {micro_batch_sizes: [1]}
+trials: {steps: 3, warmup_steps: 1, timeout_s: 60}
+"""
+
+
+def test_the_best_strategies_run_and_stand_beside_their_predictions(tmp_path: Path) -> None:
+    (tmp_path / "e.yaml").write_text(EXPERIMENT, encoding="utf-8")
+    script = REPOSITORY / "experiments/profile_to_trials.py"
+    options = ["--slots", "2", "--best", "2", "--rounds", "2", "--seconds", "60"]
+    ended = subprocess.run(
+        [sys.executable, str(script), "e.yaml", *options, "--result", "result.json"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(REPOSITORY), *sys.path])},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=DEADLINE_S,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    result = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))
+    rows = result["strategies"]
+    assert [row["predicted_s"] for row in rows] == sorted(row["predicted_s"] for row in rows)
+    for row in rows:
+        assert row["tp"] * row["pp"] * row["dp"] == 2
+        assert len(row["measured_s"]) == 2
+        assert row["error"] == pytest.approx(
+            row["predicted_s"] / median(row["measured_s"]) - 1, rel=1e-6
+        )
+    assert result["median_error"] == pytest.approx(median(abs(row["error"]) for row in rows))
+    assert "loss_bytes_per_logit" in result["constants"]
+    assert "torch" in result["versions"]
