@@ -3,7 +3,7 @@
 Its own search is not reproduced: it looks at a part of the plans, and lists some that cannot run.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from amp_ray.baselines.metis2024 import MetisCost, metis_cost, stage_time_s
@@ -79,7 +79,8 @@ class Metis2024Planner:
         assert not isinstance(found, MetisPruned), "nothing is pruned without an upper bound"
         if isinstance(found, Reason):
             return Infeasible(candidate=candidate, reason=found)
-        return self._estimate(found.plan, found.cost)
+        estimate = self._estimate(found.plan, found.cost)
+        return replace(estimate, lower_bound_s=found.lower_bound_s)
 
     def best(self) -> Estimate | Reason:
         """Return the best plan with any number of micro-batches, proven, or why there is none."""

@@ -2,11 +2,11 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from amp_ray.baselines.amp2022 import Amp2022Planner
-from amp_ray.cost.estimate import Result
+from amp_ray.cost.estimate import Estimate, Result
 from amp_ray.errors import placed
 from amp_ray.runtime.metis_planning import METIS_2024, make_metis_planner
 from amp_ray.runtime.searching import AUTO, Workers, search_candidates
@@ -99,12 +99,21 @@ def plan_experiment(
         candidates = planned_candidates(experiment, cost_model)
     with placed(experiment.where("profile")):
         ranking = search_candidates(planner, candidates, workers=workers, progress=progress)
+    if cost_model == METIS_2024:  # what it bounds is the predicted time itself
+        ranking = replace(ranking, lower_bound_s=_least_bound_s(ranking))
     return Planned(
         experiment=experiment,
         cost_model=cost_model,
         ranking=ranking,
         search_s=time.perf_counter() - start_s,
     )
+
+
+def _least_bound_s(ranking: Ranking) -> float | None:
+    """Return the bound of a whole space, where each of its candidates has been searched whole."""
+    found = ranking.results[: ranking.num_feasible]
+    bounds_s = [result.lower_bound_s for result in found if isinstance(result, Estimate)]
+    return min((bound_s for bound_s in bounds_s if bound_s is not None), default=None)
 
 
 def score_given(planner: Planner, given: Sequence[Given]) -> list[Result]:

@@ -31,6 +31,7 @@ def row(result: Result, position: int | None, cluster: Cluster) -> dict[str, Any
             "reason": str(result.reason),
             "launchable": False,
             "failure_probability": 1.0,
+            "lower_bound_s": None,
             "warnings": [],
         }
     return {
@@ -44,6 +45,7 @@ def row(result: Result, position: int | None, cluster: Cluster) -> dict[str, Any
         "reason": "; ".join(map(str, result.reasons)) or None,
         "launchable": result.launchable,
         "failure_probability": result.failure_probability,
+        "lower_bound_s": result.lower_bound_s,
         "warnings": list(result.warnings),
     }
 

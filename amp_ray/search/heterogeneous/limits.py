@@ -91,14 +91,19 @@ class MemoryLimits:
             stages = self.cost_model.stages
             memory = stages.memory(candidate, stages.rank(tp, samples))
             starts = memory.earliest_starts(np.full(self.num_positions, limit_bytes))
-            self._known[need] = self._backwards(starts)[::-1]
+            # A stage that holds all layers has a tied weight once, and may be all that fits.
+            num_layers = starts.shape[1] - 1
+            last = self.num_positions - 1
+            whole = memory.peak(last, 0, num_layers) <= limit_bytes
+            self._known[need] = self._backwards(starts, whole=whole)[::-1]
         return self._known[need]
 
-    def _backwards(self, starts: IntArray) -> IntArray:
+    def _backwards(self, starts: IntArray, *, whole: bool) -> IntArray:
         """Turn earliest starts by end into those of the model with its layers in reverse."""
         num_layers = starts.shape[1] - 1
         first, end = np.ogrid[: num_layers + 1, : num_layers + 1]
         fits = (starts[:, None, :] <= first) & (end > first)
+        fits[-1, 0, num_layers] |= whole
         if self.strict:
             fits = np.logical_and.accumulate(fits | (end <= first), axis=2) & (end > first)
         last = np.where(fits, end, first).max(axis=2)

@@ -111,7 +111,8 @@ def _solved(
                 value_s=found.value_s + other_s,
                 lower_bound_s=bound_s + other_s,
             )
-    leaders = _roomy(loose) if upper_bound_s is None else ()
+    roomy = counted if limits.capped else loose
+    leaders = _roomy(roomy) if upper_bound_s is None else ()
     return GroupsSolution(leaders=leaders, lower_bound_s=bound_s + other_s)
 
 

@@ -176,8 +176,7 @@ class Grower:
 
     def _expand(self, states: IntArray) -> Iterator[tuple[IntArray, IntArray]]:
         """Give, per way to share a stage among classes, sources and steps of its options."""
-        most = [len(moves.states[0]) * moves.num_units for moves in self.moves]
-        for shares in _compositions(self.dp, most):
+        for shares in self._shares:
             source = np.flatnonzero(self._allowed(states, shares))
             chosen: list[IntArray] = []
             for c, (moves, units) in enumerate(zip(self.moves, shares, strict=True)):
@@ -189,6 +188,12 @@ class Grower:
             if len(source):
                 yield source, np.stack(chosen, axis=1)
 
+    @cached_property
+    def _shares(self) -> tuple[tuple[int, ...], ...]:
+        """Ways to share a stage's units among classes, of numbers that each of them ever gives."""
+        given = [np.flatnonzero(moves.count.any(axis=1)).tolist() for moves in self.moves]
+        return tuple(_compositions(self.dp, given))
+
     def _allowed(self, states: IntArray, shares: tuple[int, ...]) -> BoolArray:
         """Tell in which places a stage may be shared among classes like this."""
         free = np.stack([moves.free[states[:, c]] for c, moves in enumerate(self.moves)], axis=1)
@@ -199,12 +204,13 @@ class Grower:
         return enough
 
 
-def _compositions(units: int, most: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Give every way to share units among classes."""
-    if not most:
+def _compositions(units: int, given: Sequence[Sequence[int]]) -> Iterator[tuple[int, ...]]:
+    """Give every way to add up units from numbers of each class."""
+    if not given:
         if not units:
             yield ()
         return
-    for share in range(min(units, most[0]) + 1):
-        for others in _compositions(units - share, most[1:]):
-            yield (share, *others)
+    for share in given[0]:
+        if share <= units:
+            for others in _compositions(units - share, given[1:]):
+                yield (share, *others)

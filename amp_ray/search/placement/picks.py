@@ -14,6 +14,10 @@ AWAITS_FIRST: Final = -1
 """The next stage is the first one, and its nodes are to be remembered."""
 
 
+MOST_IN_A_ROW: Final = 2
+"""Stages across nodes that a node in a row is in: one that begins it and one that finishes it."""
+
+
 class NodeState(NamedTuple):
     """What a node has given.
 
@@ -108,12 +112,8 @@ def row_picks(groups: Groups, num_units: int, units: int, dp: int) -> Iterator[t
     if sum(part for _, part in taken) < units:
         return
     across = not (len(taken) == 1 and units == dp)
-    for promises in _promises(taken, num_units, across=across):
-        if all(
-            promise <= state.promised or promise <= 1 + (state.used + part < num_units)
-            for (state, part), promise in zip(taken, promises, strict=True)
-        ):
-            yield _picks(taken, promises)
+    for promises in _promises(taken, num_units, across=across, most=MOST_IN_A_ROW):
+        yield _picks(taken, promises)
 
 
 def _picks(taken: Sequence[tuple[NodeState, int]], promises: Sequence[int]) -> tuple[Pick, ...]:
@@ -160,22 +160,30 @@ def _parts(count: int, largest: int, units: int) -> Iterator[tuple[int, ...]]:
 
 
 def _promises(
-    taken: Sequence[tuple[NodeState, int]], num_units: int, *, across: bool
+    taken: Sequence[tuple[NodeState, int]],
+    num_units: int,
+    *,
+    across: bool,
+    most: int | None = None,
 ) -> Iterator[tuple[int, ...]]:
-    """Give every promise that nodes can make, or have made and still can keep."""
+    """Give every promise that nodes can make, or have made and still can keep.
+
+    A node can be in one more stage per unit that is left. ``most`` is what new promises are up to.
+    """
     if not across:
         yield (0,) * len(taken)
         return
     if not taken:
         yield ()
         return
-    (state, _), rest = taken[0], taken[1:]
+    (state, part), rest = taken[0], taken[1:]
     if state.promised:
         own = [state.promised] if state.joined < state.promised else []
     else:
-        own = list(range(1, num_units - state.used + 1))
+        possible = num_units - state.used - part + 1
+        own = list(range(1, min(possible, most or possible) + 1))
     for promise in own:
-        for others in _promises(rest, num_units, across=True):
+        for others in _promises(rest, num_units, across=True, most=most):
             yield (promise, *others)
 
 

@@ -1,5 +1,7 @@
 """Plan a candidate on any devices: the best placements by the objective, judged by simulation."""
 
+from dataclasses import replace
+
 from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.model import CostModel
 from amp_ray.search.placement.best import solve_chains
@@ -28,7 +30,7 @@ def plan_placement(cost_model: CostModel, candidate: Candidate) -> Estimate:
         refined = chains.best(leader.placement)
         leaders.setdefault(key_of(refined), refined)
     best = min((chains.estimate(leader) for leader in leaders.values()), key=_order)
-    return climb(cost_model, best)
+    return replace(climb(cost_model, best), lower_bound_s=solution.lower_bound_s)
 
 
 def _order(estimate: Estimate) -> tuple[object, ...]:

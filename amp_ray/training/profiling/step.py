@@ -1,6 +1,5 @@
 """What surrounds the layers: host work per micro-batch and step, and the rate of the memory."""
 
-import gc
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -93,42 +92,37 @@ def _host(job: Job, ranks: Ranks, *, cuda: bool) -> dict[str, float]:
     What its layers take is in their own times and so not counted again.
     """
     tiny = replace(job, model=tiny_shape(job.model), zero_stage=0)
-    step_s, layers_s = {}, 0.0
-    for number in MICRO_BATCHES:
-        step_s[number], layers_s = _engine_s(tiny, number, ranks, cuda=cuda)
-        gc.collect()
     few, many = MICRO_BATCHES
-    each_s = (step_s[many] - step_s[few]) / (many - few)
+    (step, layers), (longer, _) = (_program(tiny, each, ranks, cuda=cuda) for each in MICRO_BATCHES)
+    few_s, many_s, layers_s = _alternating_s([step, longer, layers], ranks, cuda=cuda)
+    each_s = (many_s - few_s) / (many - few)
     return {
         "host_s_per_micro_batch": max(0.0, each_s - layers_s),
-        "host_s_per_iteration": max(0.0, step_s[few] - few * each_s),
+        "host_s_per_iteration": max(0.0, few_s - few * each_s),
     }
 
 
-def _engine_s(job: Job, number: int, ranks: Ranks, *, cuda: bool) -> tuple[float, float]:
-    """Return seconds of a step of so many micro-batches, and of its layers for one of them."""
+def _program(
+    job: Job, number: int, ranks: Ranks, *, cuda: bool
+) -> tuple[Callable[[], Any], Callable[[], Any]]:
+    """Return a step of so many micro-batches, and the layers alone for one of them."""
     grid = replace(job.grid, micro_batch_size=1, num_micro_batches=number)
     job = replace(job, grid=grid, global_batch_size=grid.dp * number)
     parallel = TensorParallel(rank=0, size=1)
     module = build_module(job, parallel, 0)
     engine = build_engine(job, module, parallel, cuda=cuda)
-    place = Coordinates(pp=0, dp=ranks.rank, tp=0)
-    batches = list(step_batches(job, 0, place))
-
-    def step() -> None:
-        engine.train_batch(iter(batches))
-
-    step_s = _median_s(step, ranks, cuda=cuda)
+    batches = list(step_batches(job, 0, Coordinates(pp=0, dp=ranks.rank, tp=0)))
     source, target = (part.to(engine.device) for part in batches[0])
     if source.is_floating_point():
         source = source.to(next(module.parameters()).dtype)
 
+    def step() -> None:
+        engine.train_batch(iter(batches))
+
     def layers() -> None:
         module.loss_fn(module(source), target).backward()
 
-    layers_s = _median_s(layers, ranks, cuda=cuda)
-    engine.destroy()
-    return step_s, layers_s
+    return step, layers
 
 
 def _memory_bytes_per_s(job: Job, ranks: Ranks, *, cuda: bool) -> float:
@@ -167,13 +161,20 @@ def _traffic_s(job: Job, sizes: Sequence[int], ranks: Ranks, *, cuda: bool) -> f
     return statistics.median(times[WARMUP_STEPS:])
 
 
-def _median_s(work: Callable[[], None], ranks: Ranks, *, cuda: bool) -> float:
-    """Return the median of repeated work that all ranks do together."""
-    times = []
+def _alternating_s(
+    works: Sequence[Callable[[], Any]], ranks: Ranks, *, cuda: bool
+) -> tuple[float, ...]:
+    """Return the lower quartile of the seconds of each of several works that all ranks do.
+
+    They take turns, and of each the less disturbed quarter counts: the differences between them
+    are small, and other work on the machine would spoil them.
+    """
+    times: list[list[float]] = [[] for _ in works]
     for _ in range(WARMUP_STEPS + REPEATS):
-        ranks.barrier()
-        times.append(_seconds(work, cuda=cuda))
-    return statistics.median(times[WARMUP_STEPS:])
+        for work, found in zip(works, times, strict=True):
+            ranks.barrier()
+            found.append(_seconds(work, cuda=cuda))
+    return tuple(statistics.quantiles(found[WARMUP_STEPS:], n=4)[0] for found in times)
 
 
 def _seconds(work: Callable[[], Any], *, cuda: bool) -> float:

@@ -149,8 +149,8 @@ def test_a_plan_reads_it(profiled: Profiled) -> None:
 
 def test_what_surrounds_the_layers_is_measured(profiled: Profiled) -> None:
     (row,) = profiled.rows("details/step.csv")
-    # A Python loop over the tensors of the optimizer takes milliseconds at most here.
-    assert 0 < float(row["host_s_per_iteration"]) < 1
+    # Both are differences, which other work on the machine may make nothing of.
+    assert 0 <= float(row["host_s_per_iteration"]) < 1
     assert 0 <= float(row["host_s_per_micro_batch"]) < 1
     assert 1e8 < float(row["memory_bytes_per_s"]) < 1e12
     constants = yaml.safe_load(profiled.result["yaml"])["constants"]
@@ -233,5 +233,5 @@ def test_every_layer_of_a_generator_is_measured(tmp_path: Path) -> None:
 def test_a_generators_step_is_measured_too(tmp_path: Path) -> None:
     events = run_program(tmp_path, IMAGE, [], step=True)
     (step,) = [event for event in events if event["event"] == "step"]
-    assert step["host_s_per_iteration"] > 0
+    assert step["host_s_per_iteration"] >= 0
     assert step["memory_bytes_per_s"] > 1e8
