@@ -1,5 +1,20 @@
-"""``python -m amp_ray`` is ``amp-ray``."""
+"""``amp-ray``, also as ``python -m amp_ray``: quiet where it is interrupted before it has begun."""
 
-from amp_ray.cli import main
+import sys
 
-main()
+_INTERRUPTED = 130
+
+
+def main() -> None:
+    """Run the command line and end the process with its exit code."""
+    try:
+        # What a command needs takes most of a second to import, and Ctrl-C may come meanwhile.
+        from amp_ray.cli import main as run  # noqa: PLC0415
+    except KeyboardInterrupt:
+        sys.stderr.write("amp-ray: interrupted\n")
+        sys.exit(_INTERRUPTED)
+    run()
+
+
+if __name__ == "__main__":
+    main()

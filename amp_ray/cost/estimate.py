@@ -70,7 +70,7 @@ class Estimate:
         launchable: Whether the runtime can launch it as it is.
         failure_probability: Chance that it does not finish, given the model's own error.
         lower_bound_s: No plan of the same candidate that its search looked at has a smaller
-            objective, the closed form of its time; None where none was proven.
+            objective, a closed form of its time; None where none was proven.
     """
 
     strategy: Strategy

@@ -12,7 +12,7 @@ from amp_ray.cost.model import CostModel
 from amp_ray.cost.topology import FloatArray
 from amp_ray.search.heterogeneous.facts import FactTable, facts_of
 from amp_ray.search.heterogeneous.kinds import device_kinds
-from amp_ray.search.heterogeneous.objective import cut_s
+from amp_ray.search.heterogeneous.objective import blocked_s, cut_s
 from amp_ray.search.heterogeneous.options import GroupCosts, GroupOption
 from amp_ray.spec.candidate import GroupsCandidate
 from amp_ray.spec.strategy import Stage, Strategy
@@ -145,7 +145,10 @@ class PlanOracle:
             for row, (first, end) in zip(times, pairwise(bounds), strict=True)
         ]
         sends = [float(row[cut]) for row, cut in zip(cuts, bounds[1:-1], strict=True)]
-        blocked = [*sends, 0.0] if given.traits.blocking_transfers else [0.0] * len(took)
+        blocked = [0.0] * len(took)
+        if given.traits.blocking_transfers:
+            known = [(group.facts, group.shares) for group in groups]
+            blocked = blocked_s(self.cost_model, known, bounds[1:-1], sends)
         slowest = max(own + cut for own, cut in zip(took, blocked, strict=True))
         tails = []
         for index, (group, (first, end)) in enumerate(zip(groups, pairwise(bounds), strict=True)):

@@ -16,6 +16,7 @@ from amp_ray.search.heterogeneous.shares import all_shares, split_by_speed
 from amp_ray.spec.candidate import Candidate, GroupsCandidate
 from amp_ray.spec.cluster import Cluster, Link, Node
 from amp_ray.spec.experiment import SearchLimits
+from amp_ray.spec.traits import RUNTIMES
 from amp_ray.testing.heterogeneous_oracle import PlanOracle
 from amp_ray.testing.placement_oracle import random_experiment
 
@@ -28,7 +29,13 @@ def cases(
 ) -> tuple[CostModel, GroupsCandidate]:
     """A small random cluster at the limit of its memory, and a micro-batch."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    experiment = random_experiment(rng, draw(st.sampled_from(sizes)))
+    drawn = random_experiment(rng, draw(st.sampled_from(sizes)))
+    traits = RUNTIMES[draw(st.sampled_from(sorted(RUNTIMES)))]
+    experiment = replace(
+        drawn,
+        traits=replace(traits, context_bytes=drawn.traits.context_bytes, launch_limit_s=None),
+        zero_stage=draw(st.sampled_from([0, 1])),
+    )
     size = draw(st.sampled_from([1, 2, 4]))
     candidate = GroupsCandidate(
         micro_batch_size=size,

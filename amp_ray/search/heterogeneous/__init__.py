@@ -35,8 +35,11 @@ def plan_heterogeneous(cost_model: CostModel, candidate: GroupsCandidate) -> Res
     if not solution.leaders:
         detail = f"micro-batch {candidate.micro_batch_size}, within the limits of the search"
         return Infeasible(candidate=candidate, reason=Reason(kind=NO_GROUPS, detail=detail))
-    estimates = [cost_model.estimate(leader) for leader in solution.leaders]
-    return replace(min(estimates, key=_order), lower_bound_s=solution.lower_bound_s)
+    best = min((cost_model.estimate(leader) for leader in solution.leaders), key=_order)
+    if solution.value_s is None or solution.lower_bound_s is None:
+        return best
+    # The closed form may say a little more than the simulation does.
+    return replace(best, lower_bound_s=min(solution.lower_bound_s, best.iteration_time_s))
 
 
 def _order(estimate: Estimate) -> tuple[object, ...]:

@@ -55,6 +55,12 @@ class Choices:
         )
         return at_end[self.edge]
 
+    @cached_property
+    def begins_at_nodes(self) -> BoolArray:
+        """Shape ``(C,)``. Whether the stage before has to be on other nodes."""
+        at_begin = np.array([option.facts.begins_nodes for option in self.options])
+        return at_begin[self.option]
+
     def among(self, chosen: IntArray) -> "Choices":
         """Return some of the choices."""
         return replace(self, edge=self.edge[chosen], option=self.option[chosen])

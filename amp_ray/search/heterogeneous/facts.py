@@ -46,6 +46,7 @@ class GroupFacts:
         tail: Seconds of gradient sync and optimizer: fixed, and per parameter of a rank.
         tied_s: What is added at the ends of a pipeline, where both hold one weight: if all stages
             are in one node, and if not.
+        begins_nodes: Whether no device that stands before it in its row is on one of its nodes.
     """
 
     devices: IntArray
@@ -53,6 +54,7 @@ class GroupFacts:
     ranks: tuple[Ranks, ...]
     tail: tuple[float, float]
     tied_s: tuple[float, float]
+    begins_nodes: bool
 
     def group(self, shares: Shares) -> StageGroup:
         """Return the group with shares."""
@@ -94,6 +96,7 @@ class FactTable:
             devices: Shape ``(dp, tp)``.
         """
         topology = self.cost_model.topology
+        slots, own = topology.cluster.slot_of_device, set(devices.ravel().tolist())
         rings = topology.unequal_rings(devices.tolist())
         paths = tuple(rings.paths[index] for index in rings.index)
         types = [tuple(sorted(set(row))) for row in topology.type_of_device[devices].tolist()]
@@ -107,6 +110,7 @@ class FactTable:
             ranks=tuple(Ranks(types=own, ring=path, count=count) for (_, own, path), count in runs),
             tail=self._tail(devices),
             tied_s=(self._tied_s(devices, one_node=True), self._tied_s(devices, one_node=False)),
+            begins_nodes=all(slots[device] == 0 or device - 1 in own for device in own),
         )
 
     @cached_property

@@ -10,8 +10,10 @@ from amp_ray.cost.kernels import crossings
 from amp_ray.cost.model import CostModel
 from amp_ray.cost.stages import stage_groups
 from amp_ray.cost.topology import FloatArray
+from amp_ray.search.heterogeneous.cut_bounds import CutBounds
 from amp_ray.search.heterogeneous.facts import GroupFacts, facts_of
 from amp_ray.search.heterogeneous.options import GroupCosts
+from amp_ray.search.heterogeneous.shares import Shares
 from amp_ray.spec.candidate import GroupsCandidate
 from amp_ray.spec.strategy import Strategy
 
@@ -21,7 +23,8 @@ def objective_s(cost_model: CostModel, strategy: Strategy) -> float:
 
     It is the sum of stages and cuts, one more slowest stage for each further micro-batch, and the
     longest tail. A stage goes at the pace of its slowest rank, layer by layer; where transfers
-    block, the slowest stage counts with the cut behind it. A tail is gradient sync by the stage's
+    block, the slowest stage counts with the cut behind it, and with what the one before it costs at
+    least. A tail is gradient sync by the stage's
     own rings and the optimizer step; at both ends of the pipeline what tied weights take is added,
     as if the other end were alike and on the nearest other node. Parameters count as in
     `FactTable.parameters`.
@@ -55,7 +58,10 @@ def objective_s(cost_model: CostModel, strategy: Strategy) -> float:
         float(cut_s(cost_model, pair)[cut])
         for pair, cut in zip(pairwise(groups), strategy.bounds[1:-1], strict=True)
     ]
-    blocked = [*cuts, 0.0] if given.traits.blocking_transfers else [0.0] * len(groups)
+    blocked = [0.0] * len(groups)
+    if given.traits.blocking_transfers:
+        shared = [(facts, group.shares) for facts, group in zip(known, groups, strict=True)]
+        blocked = blocked_s(cost_model, shared, strategy.bounds[1:-1], cuts)
     slowest = max(own + cut for own, cut in zip(took, blocked, strict=True))
     pipeline = sum(took) + sum(cuts) + (strategy.num_micro_batches - 1) * slowest
     return pipeline + _tail_s(costs, known, strategy) + given.constants.host_s_per_iteration
@@ -79,6 +85,28 @@ def cut_s(cost_model: CostModel, pair: tuple[StageGroup, StageGroup]) -> FloatAr
     duplex = cost_model.experiment.traits.duplex_transfers
     both: FloatArray = seconds[:, 0].max(axis=0) if duplex else seconds[:, 0].sum(axis=0)
     return both
+
+
+def blocked_s(
+    cost_model: CostModel,
+    known: Sequence[tuple[GroupFacts, Shares]],
+    inner: Sequence[int],
+    cuts_s: Sequence[float],
+) -> list[float]:
+    """Return what cuts add to the beat of every stage, where transfers block.
+
+    Args:
+        cost_model: Of the experiment.
+        known: The stages.
+        inner: Boundaries of the cuts.
+        cuts_s: Their prices.
+    """
+    bounds = CutBounds(model=cost_model.stages.crossings)
+    before = [0.0]
+    for (facts, shares), cut in zip(known[1:], inner, strict=True):
+        bound = bounds.bound(facts, shares, crossing=facts.begins_nodes)
+        before.append(float(bounds.seconds(bound, behind=False)[cut]))
+    return [own + cut for own, cut in zip(before, [*cuts_s, 0.0], strict=True)]
 
 
 def _tail_s(costs: GroupCosts, known: Sequence[GroupFacts], strategy: Strategy) -> float:

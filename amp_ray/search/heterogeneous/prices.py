@@ -1,17 +1,16 @@
 """What the cuts between stages cost, each pair of neighbours once."""
 
-from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
-from amp_ray.cost.collective import start_s
 from amp_ray.cost.crossings import CrossingModel, gathers
 from amp_ray.cost.kernels import crossings
 from amp_ray.cost.topology import FloatArray, IntArray
 from amp_ray.partition.tails import distinct_rows
 from amp_ray.search.heterogeneous.choices import Choices
+from amp_ray.search.heterogeneous.cut_bounds import CutBound, CutBounds
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -52,69 +51,29 @@ class CutPrices:
         distinct, row = distinct_rows([column for column in columns if column.any()] or columns[:1])
         return self._seconds(keys[distinct]), row[pair.reshape(-1)]
 
-    def least_rows(self, before: IntArray) -> tuple[FloatArray, IntArray]:
-        """Bound the price of a cut by the stage before it, whatever comes after it.
-
-        What a rank has must leave it, and the gradient of all that must come back.
+    def least_rows(self, chosen: IntArray, *, behind: bool) -> tuple[FloatArray, IntArray]:
+        """Bound the price of cuts by the stages on one side.
 
         Args:
-            before: Shape ``(N,)``. Choices.
+            chosen: Shape ``(N,)``. Choices.
+            behind: Whether the cuts are behind them in the pipeline; else before them.
 
         Returns:
             As `rows`.
         """
-        crossing = self.choices.ends_at_nodes[before]
-        key, row = np.unique(self.choices.option[before] * 2 + crossing, return_inverse=True)
-        prices = [self._least(*divmod(index, 2)) for index in key.tolist()]
-        distinct, same = distinct_rows(
-            [np.unique(column, return_inverse=True)[1] for column in np.array(prices).T]
+        crossing = self.choices.ends_at_nodes if behind else self.choices.begins_at_nodes
+        key, row = np.unique(
+            self.choices.option[chosen] * 2 + crossing[chosen], return_inverse=True
         )
-        seconds = [self._least_s(*prices[index]) for index in distinct.tolist()]
-        return np.array(seconds), same[row.reshape(-1)]
-
-    def _least(self, option: int, crossing: int) -> tuple[int, float]:
-        """Return a group's tp, and seconds per byte of what it has to send or get of a sample."""
-        own = self.choices.options[option]
-        rates, _ = self.model.links
-        nodes = self.model.topology.node_of_device[own.facts.devices[:, 0]].tolist()
-        least = max(
-            samples / rates[node, node] for node, samples in zip(nodes, own.shares, strict=True)
-        )
-        if crossing and not self._spans_nodes:
-            held: Counter[int] = Counter()
-            for node, samples in zip(nodes, own.shares, strict=True):
-                held[node] += own.tp * samples
-            least = max(least, *(held[node] / self._best_rates[node] for node in held))
-        return own.tp, float(least)
-
-    def _least_s(self, tp: int, s_per_sample: float) -> FloatArray:
-        """Return the least time of both messages at every boundary."""
-        model, traits = self.model, self.model.traits
-        there = model.sample_bytes(1) / tp
-        back = model.sample_bytes(tp) / (tp if traits.sliced_gradients else 1)
-        start = start_s(model.constants, traits) + float(model.links[1].min())
-        both = start + s_per_sample * np.array([there, back])
-        least: FloatArray = both.max(axis=0) if traits.duplex_transfers else both.sum(axis=0)
-        return least
-
-    @cached_property
-    def _best_rates(self) -> list[float]:
-        """Rate of each node to the node that is nearest."""
-        rates, _ = self.model.links
-        best: list[float] = (
-            np.where(np.eye(len(rates), dtype=np.bool_), 0.0, rates).max(axis=1).tolist()
-        )
-        return best
-
-    @cached_property
-    def _spans_nodes(self) -> bool:
-        """Whether a tensor-parallel group may have devices on several nodes."""
-        return any(
-            len(set(row)) > 1
-            for option in self.choices.options
-            if option.tp > 1
-            for row in self.model.topology.node_of_device[option.facts.devices].tolist()
-        )
+        bounds = CutBounds(model=self.model)
+        index: dict[CutBound, int] = {}
+        places = []
+        for option, crosses in (divmod(value, 2) for value in key.tolist()):
+            own = self.choices.options[option]
+            bound = bounds.bound(own.facts, own.shares, crossing=bool(crosses))
+            places.append(index.setdefault(bound, len(index)))
+        seconds = np.array([bounds.seconds(bound, behind=behind) for bound in index])
+        return seconds, np.array(places)[row.reshape(-1)]
 
     def _seconds(self, keys: FloatArray) -> FloatArray:
         """Return the time of both messages at every boundary."""

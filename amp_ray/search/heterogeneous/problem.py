@@ -18,7 +18,7 @@ from amp_ray.cost.groups import prefix_sums
 from amp_ray.cost.topology import FloatArray, IntArray
 from amp_ray.partition import NO_ROW, PartitionProblem, StageOptions, StageTables
 from amp_ray.partition.resources import labelled
-from amp_ray.partition.tails import Tail, TailedProblem
+from amp_ray.partition.tails import Tail, TailedProblem, distinct_rows
 from amp_ray.search.heterogeneous.choices import Choices
 from amp_ray.search.heterogeneous.limits import MemoryLimits
 from amp_ray.search.heterogeneous.options import GroupCosts
@@ -83,7 +83,7 @@ class GroupsProblem:
         """The options."""
         choices = self.choices
         choice, position, ends, finals = self._counted() if self.counted else self._uncounted()
-        if self.costs.facts.tied_parameters:
+        if self.costs.facts.tied_parameters or self._blocks:
             choice, position, ends, finals = _apart(choice, position, ends)
         if not self.joined:
             return Steps(
@@ -115,14 +115,15 @@ class GroupsProblem:
         cut_s, cut_row = self._cuts()
         starts, memory_row = self._memory(option)
         given = self.costs.facts.cost_model.experiment
-        blocks = given.traits.blocking_transfers
+        beat_start_s, beat_end_s, beat_row = self._beats(cut_s, cut_row)
         rows = np.array([choice.time_row for choice in self.choices.options])
         host_s = np.full(len(option), given.constants.host_s_per_micro_batch)
         partition = PartitionProblem(
             tables=StageTables(
                 time_prefix_s=prefix_sums(self.costs.layer_s[:, ::-1]),
                 cut_time_s=cut_s,
-                beat_start_s=cut_s if blocks else np.empty(0),
+                beat_start_s=beat_start_s,
+                beat_end_s=beat_end_s,
                 earliest_start=starts,
                 latest_start=self.limits.latest_start,
             ),
@@ -131,7 +132,7 @@ class GroupsProblem:
                 from_state=steps.from_state,
                 to_state=steps.to_state,
                 cut_row=cut_row,
-                beat_row=cut_row if blocks else np.empty(0, np.int64),
+                beat_row=beat_row,
                 memory_row=memory_row,
                 overhead_s=host_s,
             ),
@@ -226,12 +227,43 @@ class GroupsProblem:
         inner = np.flatnonzero(self.choices.from_state[steps.choice] > 0)
         if not len(inner):
             return np.empty(0), row
-        prices = CutPrices(choices=self.choices, model=self.costs.facts.cost_model.stages.crossings)
         if self.joined:
-            seconds, row[inner] = prices.rows(steps.choice[inner], steps.after[inner])
+            seconds, row[inner] = self._prices.rows(steps.choice[inner], steps.after[inner])
         else:
-            seconds, row[inner] = prices.least_rows(steps.choice[inner])
+            seconds, row[inner] = self._prices.least_rows(steps.choice[inner], behind=True)
         return np.ascontiguousarray(seconds[:, ::-1]), row
+
+    def _beats(
+        self, cut_s: FloatArray, cut_row: IntArray
+    ) -> tuple[FloatArray, FloatArray, IntArray]:
+        """Return what blocks stages at both ends, and the row of each option.
+
+        The cut behind a stage is known, the one before it by what it costs at least.
+        """
+        if not self._blocks:
+            return np.empty(0), np.empty(0), np.empty(0, np.int64)
+        steps = self.steps
+        inner = np.flatnonzero(~steps.is_first)
+        nothing = np.zeros((1, self.costs.facts.cost_model.experiment.model.num_layers + 1))
+        behind_s = np.vstack([cut_s, nothing]) if len(cut_s) else nothing
+        before_s, before_row = nothing, np.zeros(len(cut_row), np.int64)
+        if len(inner):
+            least_s, least_row = self._prices.least_rows(steps.choice[inner], behind=False)
+            before_s = np.vstack([nothing, least_s[:, ::-1]])
+            before_row[inner] = least_row + 1
+        first, row = distinct_rows([cut_row, before_row])
+        return behind_s[cut_row[first]], before_s[before_row[first]], row
+
+    @cached_property
+    def _prices(self) -> CutPrices:
+        """Prices of cuts."""
+        model = self.costs.facts.cost_model.stages.crossings
+        return CutPrices(choices=self.choices, model=model)
+
+    @property
+    def _blocks(self) -> bool:
+        """Whether a transfer stops both of its stages."""
+        return self.costs.facts.cost_model.experiment.traits.blocking_transfers
 
     def _memory(self, option: IntArray) -> tuple[IntArray, IntArray]:
         """Return the different memory limits, and the row of each option."""

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from amp_ray.cost.topology import IntArray
 from amp_ray.search.placement.nodes import ClassMoves, Pairs
-from amp_ray.search.placement.numbers import first_of_each, radix, repeated
+from amp_ray.search.placement.numbers import first_of_each, numbered, radix, repeated
 from amp_ray.search.placement.prices import CutRow
 from amp_ray.search.placement.scope import Scope
 
@@ -24,6 +24,9 @@ MOST_CODES: Final = 2**62
 
 MOST_CUTS: Final = 1_000
 """Different cuts after one stage, each of which is priced with all its matchings."""
+
+MOST_BLOCKS: Final = 3_000
+"""Different sets of devices that a stage may have: to price them takes half a second."""
 
 BoolArray = NDArray[np.bool_]
 CutRows = Callable[[Sequence[tuple[Pairs, ...]]], list[tuple[CutRow, ...]]]
@@ -75,9 +78,11 @@ class Grower:
         start = np.zeros((1, len(self.moves)), np.int64)
         levels = [self._first(start)]
         num_options = len(levels[0].source)
+        if self._num_blocks(levels[0]) > MOST_BLOCKS:
+            return None
         for _ in range(num_stages - 1):
             level = self._next(levels[-1], self.scope.max_options - num_options)
-            if level is None:
+            if level is None or self._num_blocks(level) > MOST_BLOCKS:
                 return None
             levels.append(level)
             num_options += len(level.source)
@@ -101,6 +106,11 @@ class Grower:
             states *= len(moves.states)
             relations *= len(moves.relations)
         return states * 2**20 < MOST_CODES and relations < MOST_CODES
+
+    def _num_blocks(self, level: Level) -> int:
+        """Count the different sets of devices that the stage may have."""
+        columns = [moves.block_of_state[level.states[:, c]] for c, moves in enumerate(self.moves)]
+        return len(numbered(*columns)[0])
 
     def _first(self, start: IntArray) -> Level:
         """Return the places of the first stage."""

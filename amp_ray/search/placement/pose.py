@@ -56,8 +56,12 @@ def pose(cost_model: CostModel, candidate: Candidate) -> Posed | None:
         return None
     for scope in _scopes(cost_model, candidate):
         problem = posed_within(cost_model, candidate, scope)
-        if problem is not None:
-            return Posed(problem=problem, scope=scope)
+        if problem is None:
+            continue
+        told = _with_ends(cost_model, candidate, scope, problem)
+        if told is not None:
+            return told
+        return Posed(problem=problem, scope=scope)
     return None
 
 
@@ -99,12 +103,21 @@ def posed_within(
 def _scopes(cost_model: CostModel, candidate: Candidate) -> Iterator[Scope]:
     """Give the ways to look at placements, from all of them to fewer and fewer."""
     pairs = bool(cost_model.experiment.cluster.pair_links)
-    tied = cost_model.costs(candidate).memory.weights.tied is not None and candidate.pp > 1
     num_ends = cost_model.experiment.model.num_layers + 1 - candidate.pp
     most = min(MOST_OPTIONS, MOST_WORK_PER_CAP // num_ends)
     for parts, pure in NARROWER:
         for exact in dict.fromkeys((True, not pairs)):
-            scope = Scope(parts=parts, pure=pure, pairs=exact, max_options=most)
-            if tied:
-                yield replace(scope, ends=True, max_options=min(most, MOST_OPTIONS_WITH_ENDS))
-            yield scope
+            yield Scope(parts=parts, pure=pure, pairs=exact, max_options=most)
+
+
+def _with_ends(
+    cost_model: CostModel, candidate: Candidate, scope: Scope, problem: PlacementProblem
+) -> Posed | None:
+    """Pose a problem anew so that the ends are told, if a weight is tied and few enough options."""
+    tied = cost_model.costs(candidate).memory.weights.tied is not None and candidate.pp > 1
+    if not tied or len(problem.graph.source) > MOST_OPTIONS_WITH_ENDS:
+        return None
+    most = min(scope.max_options, MOST_OPTIONS_WITH_ENDS)
+    told = replace(scope, ends=True, max_options=most)
+    found = posed_within(cost_model, candidate, told)
+    return None if found is None else Posed(problem=found, scope=told)

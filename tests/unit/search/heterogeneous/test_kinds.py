@@ -43,7 +43,7 @@ def test_a_large_graph_takes_kind_after_kind() -> None:
     graph = device_graph(Cluster(nodes=tuple(nodes)))
     assert not graph.is_small
     mixed = [pieces for pieces in graph.pieces if len(pieces) == 2]
-    assert all(pieces[1][2] == 16 or pieces[0][1] == 0 for pieces in mixed)
+    assert all(pieces[0][2] == 16 and pieces[1][1] == 0 for pieces in mixed)
 
 
 def test_states_ascend_along_groups() -> None:

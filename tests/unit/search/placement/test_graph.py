@@ -1,7 +1,9 @@
 from itertools import pairwise
 
 import numpy as np
+import pytest
 
+from amp_ray.search.placement import graph
 from amp_ray.search.placement.graph import Grower, Level
 from amp_ray.search.placement.nodes import class_moves, node_classes
 from amp_ray.search.placement.prices import Prices
@@ -83,6 +85,13 @@ def test_a_graph_that_grows_too_large_is_given_up() -> None:
     levels = levels_of(candidate, Scope(max_options=10**5))
     num_options = sum(len(level.source) for level in levels)
     assert grower_of(candidate, Scope(max_options=num_options // 2)).levels(candidate.pp) is None
+
+
+def test_a_graph_with_too_many_blocks_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    candidate, scope = mixed_candidate(dp=2), Scope(max_options=10**5)
+    assert grower_of(candidate, scope).levels(candidate.pp) is not None
+    monkeypatch.setattr(graph, "MOST_BLOCKS", 2)
+    assert grower_of(candidate, scope).levels(candidate.pp) is None
 
 
 def test_pure_stages_take_a_part_of_one_class_at_most() -> None:

@@ -3,6 +3,7 @@ import pytest
 from amp_ray.search.placement import pose as pose_module
 from amp_ray.search.placement.pose import pose, posed_within
 from amp_ray.search.placement.scope import Scope
+from amp_ray.spec.candidate import Candidate
 from amp_ray.testing.mixed_cluster import mixed_candidate, mixed_cost_model
 
 LINK = (
@@ -57,3 +58,13 @@ def test_single_links_are_given_up_before_parts_of_nodes(monkeypatch: pytest.Mon
     posed = pose(cost_model, candidate)
     assert posed is not None
     assert (posed.scope.pairs, posed.scope.parts) == (False, "any")
+
+
+def test_the_last_scope_takes_nodes_in_a_row() -> None:
+    cost_model = mixed_cost_model(
+        ("count: 1, slots: 2", "count: 12, slots: 8"), ("count: 2, slots: 2", "count: 12, slots: 8")
+    )
+    candidate = Candidate(micro_batch_size=1, tp=1, dp=24, pp=8, num_micro_batches=1)
+    posed = pose(cost_model, candidate)
+    assert posed is not None
+    assert posed.scope.parts == "row"
