@@ -159,7 +159,7 @@ def _asked(
     """Complete what was asked by what the experiment says.
 
     Raises:
-        InputError: If there is no budget to measure with.
+        InputError: If there is no budget to measure with, or an option has no use.
     """
     from amp_ray.runtime.searching import Workers
     from amp_ray.runtime.study_space import TuneOptions
@@ -172,10 +172,14 @@ def _asked(
             "trials by amp-ray plan"
         )
         raise InputError(message)
+    workers = Workers(num=num_workers, address=ray_address)
+    if table is not None and workers.forced:
+        message = "--workers and --address have nothing to do: a table is scored in this process"
+        raise InputError(message)
     return TuneOptions(
         backend=backend,  # type: ignore[arg-type]
         table=table,
         budget=budget,
-        workers=Workers(num=num_workers, address=ray_address),
+        workers=workers,
         **options,
     )

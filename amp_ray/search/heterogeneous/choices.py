@@ -56,6 +56,12 @@ class Choices:
         return at_end[self.edge]
 
     @cached_property
+    def is_aligned(self) -> BoolArray:
+        """Shape ``(C,)``. Whether the group is whole nodes, or an equal part of one."""
+        aligned = np.array([self.graph.is_aligned(edge) for edge in range(len(self.graph.pieces))])
+        return aligned[self.edge]
+
+    @cached_property
     def begins_at_nodes(self) -> BoolArray:
         """Shape ``(C,)``. Whether the stage before has to be on other nodes."""
         at_begin = np.array([option.facts.begins_nodes for option in self.options])

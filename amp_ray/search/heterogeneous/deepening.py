@@ -92,9 +92,12 @@ class _Search:
     best: BestGroups
 
     def run(self) -> None:
-        """Join the most promising groups for a plan that is good, then all that may be better."""
+        """Join groups that are likely to give a plan that is good, then all that may be better."""
         self._join(np.unique(self.problem.steps.choice[list(self.relaxed.options)]))
         values = self._values()
+        if self.bound_s < self._known_s() and not self.problem.choices.graph.is_small:
+            aligned = np.where(self.problem.choices.is_aligned, values, math.inf)
+            self._join(self._cheapest(aligned, MOST_NEIGHBOURS)[0])
         for most in (FEW_NEIGHBOURS, MOST_NEIGHBOURS):
             if self.bound_s >= self._known_s():
                 break

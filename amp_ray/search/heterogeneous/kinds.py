@@ -73,6 +73,14 @@ class DeviceGraph:
                 return False
         return True
 
+    def is_aligned(self, edge: int) -> bool:
+        """Tell whether a group is whole nodes, or an equal part of one, for all of its kinds."""
+        return all(
+            (first % slots == 0 and size % slots == 0) or (slots % size == 0 and first % size == 0)
+            for kind, first, size in self.signature(edge)
+            for slots in (self.slots[kind] or size,)
+        )
+
     @property
     def is_small(self) -> bool:
         """Whether there are few groups."""

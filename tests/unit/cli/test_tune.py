@@ -224,6 +224,11 @@ def test_a_budget_of_nothing_is_refused(tune: Tune, tmp_path: Path) -> None:
     assert not (tmp_path / "study").exists()
 
 
+@pytest.mark.parametrize("option", [("--workers", "2"), ("--address", "127.0.0.1:1")])
+def test_workers_are_refused_where_nothing_is_searched(tune: Tune, option: tuple[str, str]) -> None:
+    refused(tune("--budget", "1", *option), "a table is scored in this process")
+
+
 def test_a_study_is_not_begun_again_over_another(tune: Tune) -> None:
     assert tune("--budget", "1").code == 0
     refused(tune("--budget", "2").without_first_line, "has a study", "--resume", "--study")
