@@ -87,6 +87,10 @@ plan: $(CORE)  ## Plan an experiment of the AMP paper and print the ranking
 bench: $(CORE)  ## Print the table of speed and memory
 	$(VENV)/bin/python tests/benchmarks/run.py
 
+.PHONY: closed-loop
+closed-loop: $(DEMO)  ## Profile this machine, plan from that, run the best five: predicted against measured
+	$(VENV)/bin/python experiments/profile_to_trials.py
+
 .PHONY: accuracy
 accuracy: $(CORE)  ## Print the cost model's error on the published measurements
 	$(VENV)/bin/python experiments/accuracy.py

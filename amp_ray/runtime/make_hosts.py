@@ -8,8 +8,8 @@ from amp_ray.errors import InputError
 from amp_ray.runtime.agent.job import DEVICE_VARIABLE, visible_devices
 from amp_ray.runtime.host import Host, LocalHost
 from amp_ray.spec.access import SshSettings
+from amp_ray.spec.device import is_cpu
 from amp_ray.spec.experiment import Experiment
-from amp_ray.trials.job_file import CPU_DEVICE
 
 MakeHost = Callable[[str], Host]
 """From a host's name to the host, which opens nothing yet."""
@@ -52,7 +52,7 @@ def _local_maker(experiment: Experiment) -> MakeHost:
     first = 0
     for group in experiment.trials.host_groups or (tuple(node.name for node in nodes),):
         for name, node in zip(group, nodes, strict=True):
-            if node.device.name.casefold() != CPU_DEVICE:
+            if not is_cpu(node.device.name):
                 slots = list(range(first, first + node.num_slots))
                 environments[name] = {DEVICE_VARIABLE: visible_devices(slots)}
                 first += node.num_slots

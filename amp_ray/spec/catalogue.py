@@ -10,10 +10,8 @@ outrun operand delivery (V100, H100).
 
 from typing import Final
 
-from amp_ray.spec.device import Device
+from amp_ray.spec.device import CPU, Device
 from amp_ray.units import GIGA, TERA, gib_to_bytes
-
-CPU: Final = "cpu"
 
 CPU_CONTEXT_BYTES: Final = 400 * 2**20
 """What a rank on a CPU takes before its model: Python, torch and DeepSpeed 290 MiB, and what

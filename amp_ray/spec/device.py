@@ -1,8 +1,22 @@
 """A device's data sheet: what one accelerator can hold and do."""
 
 from dataclasses import dataclass
+from typing import Final
 
 from amp_ray.units import GIB, Precision
+
+CPU: Final = "cpu"
+"""The catalogue's name for a core of a CPU."""
+
+
+def is_cpu(name: str) -> bool:
+    """Tell whether a device is a CPU's core by its name: ``cpu``, or ``cpu-`` and anything.
+
+    Example:
+        >>> is_cpu("cpu"), is_cpu("CPU-slow"), is_cpu("T4")
+        (True, True, False)
+    """
+    return name.casefold().partition("-")[0] == CPU
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

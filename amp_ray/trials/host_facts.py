@@ -4,9 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from amp_ray.spec.device import Device
+from amp_ray.spec.device import Device, is_cpu
 from amp_ray.trials.findings import Finding
-from amp_ray.trials.job_file import CPU_DEVICE
 
 Facts = Mapping[str, Any]
 """One part of a probe's answer; one that could not be found has only a ``problem``."""
@@ -33,7 +32,7 @@ class Site:
     @property
     def has_gpu(self) -> bool:
         """Whether its devices are GPUs."""
-        return self.device.name.casefold() != CPU_DEVICE
+        return not is_cpu(self.device.name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,13 +4,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from amp_ray.errors import InputError
+from amp_ray.spec.device import is_cpu
 from amp_ray.spec.model import ModelShape
 from amp_ray.trials.launch import FOLDER
 
 JOB_FILE: Final = "job.json"
-
-CPU_DEVICE: Final = "cpu"
-"""The catalogue's name for a core of a CPU; every other device is asked for its GPU."""
 
 THREADS_VARIABLE: Final = "OMP_NUM_THREADS"
 
@@ -43,11 +41,11 @@ def torch_device(names: Iterable[str]) -> str:
         InputError: If some are CPUs and some are not: they cannot train one model together.
 
     Example:
-        >>> torch_device(["T4", "A100-40"]), torch_device(["cpu"])
+        >>> torch_device(["T4", "A100-40"]), torch_device(["cpu", "cpu-slow"])
         ('cuda', 'cpu')
     """
     found = tuple(dict.fromkeys(names))
-    words = {CPU_DEVICE if name.casefold() == CPU_DEVICE else "cuda" for name in found}
+    words = {"cpu" if is_cpu(name) else "cuda" for name in found}
     if len(words) > 1:
         message = (
             f"a trial runs on CPUs or on GPUs, not on both, found devices {', '.join(found)}; "

@@ -34,11 +34,13 @@ class BestGroups:
         lower_bound_s: No plan has a smaller objective, without what is the same for all.
         value_s: The objective of the plan; infinite without one.
         strategy: The plan; None where none of interest was found.
+        others: Plans that were the best before it was found.
     """
 
     lower_bound_s: float
     value_s: float = math.inf
     strategy: Strategy | None = None
+    others: tuple[Strategy, ...] = ()
 
 
 def best_groups(problem: GroupsProblem, *, upper_bound_s: float) -> BestGroups:
@@ -159,9 +161,11 @@ class _Search:
             return self._known_s()
         if solution.value_s < self.best.value_s:
             options = tuple(kept[list(solution.options)].tolist())
+            before = () if self.best.strategy is None else (self.best.strategy,)
             self.best = BestGroups(
                 strategy=joined.strategy(solution.bounds, options),
                 value_s=solution.value_s,
                 lower_bound_s=self.relaxed.lower_bound_s,
+                others=(*before, *self.best.others),
             )
         return solution.lower_bound_s

@@ -23,8 +23,9 @@ class GroupsSolution:
     """The best plans of one candidate.
 
     Args:
-        leaders: To be judged: the best by the objective, and with its cuts moved. Where none
-            fits, one that would be good without limits; empty where no group can be a stage.
+        leaders: To be judged: the best by the objective first, some more, and all of them with
+            their cuts moved. Where none fits, one that would be good without limits; empty where
+            no group can be a stage.
         value_s: Objective of the best; None where nothing fits.
         lower_bound_s: No plan in the scope of the search has a smaller objective and fits; None
             where nothing fits.
@@ -58,7 +59,7 @@ def solve_groups(cost_model: CostModel, candidate: GroupsCandidate) -> GroupsSol
             best.value_s is None or found.value_s < best.value_s
         )
         if better or not best.leaders:
-            best = found
+            best = replace(found, leaders=tuple(dict.fromkeys(found.leaders + best.leaders)))
     return replace(best, lower_bound_s=None if best.value_s is None else bound_s)
 
 
@@ -105,9 +106,11 @@ def _solved(
         if found.strategy.pp <= limits.most_stages and (
             cost_model.estimate(found.strategy).feasible
         ):
-            recut_plan = recut(costs, limits, found.strategy)
+            others = [plan for plan in found.others if plan.pp <= limits.most_stages]
+            plans = (found.strategy, *others)
+            recut_plans = [recut(costs, limits, plan) for plan in plans]
             return GroupsSolution(
-                leaders=tuple(dict.fromkeys((found.strategy, recut_plan))),
+                leaders=tuple(dict.fromkeys((*plans, *recut_plans))),
                 value_s=found.value_s + other_s,
                 lower_bound_s=bound_s + other_s,
             )

@@ -27,7 +27,12 @@ def test_the_training_program_reads_a_picture_model() -> None:
 
 
 def test_only_a_cpu_is_asked_for_its_cores() -> None:
-    assert [torch_device([name]) for name in ("cpu", "CPU", "T4")] == ["cpu", "cpu", "cuda"]
+    assert [torch_device([name]) for name in ("cpu", "CPU", "cpu-slow", "T4")] == [
+        "cpu",
+        "cpu",
+        "cpu",
+        "cuda",
+    ]
 
 
 def test_cpus_and_gpus_do_not_train_together() -> None:

@@ -1,0 +1,106 @@
+from dataclasses import replace
+
+import pytest
+
+from amp_ray.cost.estimate import Estimate, Infeasible
+from amp_ray.cost.model import CostModel
+from amp_ray.search.heterogeneous import (
+    NO_GROUPS,
+    deepening,
+    objective_s,
+    plan_heterogeneous,
+    solve_groups,
+)
+from amp_ray.spec.candidate import GroupsCandidate
+from amp_ray.spec.experiment import Experiment, SearchLimits
+from amp_ray.testing.experiments import experiment_from
+
+TWO_KINDS = """\
+name: two kinds
+model: {family: gpt2, num_layers: 8, hidden_size: 512, num_heads: 8, sequence_length: 256,
+        vocab_size: 2048}
+cluster:
+  nodes:
+    - {count: 2, device: A100-40, slots: 4, intra_gbit_per_s: 1600, inter_gbit_per_s: 400}
+    - {count: 2, device: T4, slots: 4, intra_gbit_per_s: 50, inter_gbit_per_s: 50}
+global_batch_size: 16
+"""
+
+
+@pytest.fixture(scope="module")
+def two_kinds() -> Experiment:
+    """Sixteen devices: kinds are taken one after another."""
+    return experiment_from(TWO_KINDS)
+
+
+def candidate(experiment: Experiment, size: int) -> GroupsCandidate:
+    count = experiment.global_batch_size // size
+    return GroupsCandidate(micro_batch_size=size, num_micro_batches=count)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 8, 16])
+def test_the_best_plan_is_proven_on_sixteen_devices(two_kinds: Experiment, size: int) -> None:
+    model = CostModel(experiment=two_kinds)
+    solution = solve_groups(model, candidate(two_kinds, size))
+    assert solution.value_s == pytest.approx(solution.lower_bound_s, rel=1e-9)
+    assert objective_s(model, solution.leaders[0]) == pytest.approx(solution.value_s, rel=1e-9)
+
+
+def test_slow_devices_stay_idle_where_that_is_faster(two_kinds: Experiment) -> None:
+    result = plan_heterogeneous(CostModel(experiment=two_kinds), candidate(two_kinds, 16))
+    assert isinstance(result, Estimate)
+    assert set(result.strategy.placement) <= set(range(8))
+
+
+def test_a_plan_that_is_uniform_is_one(two_kinds: Experiment) -> None:
+    result = plan_heterogeneous(CostModel(experiment=two_kinds), candidate(two_kinds, 16))
+    assert isinstance(result, Estimate)
+    assert result.strategy.is_uniform == result.launchable
+
+
+def test_bounds_are_honest_where_not_all_plans_are_looked_at(
+    two_kinds: Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = candidate(two_kinds, 4)
+    best = solve_groups(CostModel(experiment=two_kinds), given)
+    monkeypatch.setattr(deepening, "FEW_NEIGHBOURS", 20)
+    monkeypatch.setattr(deepening, "MOST_NEIGHBOURS", 40)
+    monkeypatch.setattr(deepening, "MOST_BOXES", 2)
+    monkeypatch.setattr(deepening, "MOST_BOXES_RELAXED", 1)
+    hasty = solve_groups(CostModel(experiment=two_kinds), given)
+    assert best.value_s is not None
+    assert hasty.value_s is not None
+    assert hasty.lower_bound_s is not None
+    assert hasty.lower_bound_s <= best.value_s * (1 + 1e-9)
+    assert best.value_s <= hasty.value_s * (1 + 1e-9)
+
+
+def test_a_candidate_that_fits_nowhere_tells_what_it_needs(two_kinds: Experiment) -> None:
+    cluster = two_kinds.cluster
+    nodes = tuple(
+        replace(node, device=replace(node.device, memory_bytes=10**9)) for node in cluster.nodes
+    )
+    small = replace(two_kinds, cluster=replace(cluster, nodes=nodes))
+    result = plan_heterogeneous(CostModel(experiment=small), candidate(small, 4))
+    assert isinstance(result, Estimate)
+    assert [reason.kind for reason in result.reasons] == ["out of memory"]
+    assert result.lower_bound_s is None
+
+
+def test_limits_that_leave_no_group_are_told(two_kinds: Experiment) -> None:
+    limits = SearchLimits(micro_batch_sizes=(3,))
+    given = replace(two_kinds, limits=limits)
+    result = plan_heterogeneous(CostModel(experiment=given), candidate(given, 4))
+    assert isinstance(result, Infeasible)
+    assert result.reason.kind == NO_GROUPS
+
+
+def test_tensor_parallel_groups_span_nodes_only_where_allowed(two_kinds: Experiment) -> None:
+    limits = SearchLimits(min_tp=8, tp_across_nodes=True)
+    given = replace(two_kinds, limits=limits)
+    result = plan_heterogeneous(CostModel(experiment=given), candidate(given, 4))
+    assert isinstance(result, Estimate)
+    assert {stage.tp for stage in result.strategy.stages} == {8}
+    inside = replace(given, limits=SearchLimits(min_tp=8))
+    refused = plan_heterogeneous(CostModel(experiment=inside), candidate(inside, 4))
+    assert isinstance(refused, Infeasible)
