@@ -8,7 +8,7 @@ from hypothesis.vendor.pretty import RepresentationPrinter
 
 from amp_ray.cost.crossings import common_parts
 from amp_ray.cost.model import CostModel
-from amp_ray.spec.candidate import Candidate
+from amp_ray.spec.candidate import RECOMPUTE, Candidate
 from amp_ray.spec.cluster import Cluster, Node
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import Strategy
@@ -82,7 +82,7 @@ def uniform_cases(draw: st.DrawFn) -> Case:
     layers = range(1, experiment.model.num_layers)
     inner = sorted(draw(st.permutations(layers))[: pp - 1])
     bounds = (0, *inner, experiment.model.num_layers)
-    recompute = draw(st.sampled_from(["none", "full"]))
+    recompute = draw(st.sampled_from(RECOMPUTE))
     devices = draw(st.permutations(range(experiment.cluster.num_devices)))
     candidate = Candidate(
         micro_batch_size=draw(st.sampled_from([1, 2, 3])),

@@ -1,5 +1,6 @@
 """The best cuts of a plan whose groups are known: both cuts of a stage count in its beat."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -10,7 +11,7 @@ from amp_ray.partition import StageTables, chain_problem
 from amp_ray.partition.tails import Tail, TailedProblem, TailedSolution, solve_tailed
 from amp_ray.search.heterogeneous.limits import MemoryLimits
 from amp_ray.search.heterogeneous.objective import cut_s
-from amp_ray.search.heterogeneous.options import GroupCosts
+from amp_ray.search.heterogeneous.options import GroupCosts, GroupOption
 from amp_ray.spec.strategy import Strategy
 
 
@@ -39,34 +40,23 @@ def recut(costs: GroupCosts, limits: MemoryLimits, strategy: Strategy) -> Strate
 
 def _problem(costs: GroupCosts, limits: MemoryLimits, strategy: Strategy) -> TailedProblem:
     """Pose the cuts of a plan, from the last stage to the first."""
-    stages = [
-        costs.option(
-            costs.facts.of_devices(np.array(strategy.devices(index)).reshape(stage.dp, stage.tp)),
-            stage.shares or (strategy.micro_batch_size,) * stage.dp,
-        )
-        for index, stage in enumerate(strategy.stages)
-    ][::-1]
+    stages = _options(costs, strategy)
+    cost_model, pp = costs.facts.cost_model, len(stages)
     groups = [option.facts.group(option.shares) for option in stages]
-    cost_model = costs.facts.cost_model
-    pp, given = len(groups), cost_model.experiment
-    nothing = np.zeros(given.model.num_layers + 1)
+    nothing = np.zeros(cost_model.experiment.model.num_layers + 1)
     cuts = [cut_s(cost_model, (right, left))[::-1] for left, right in pairwise(groups)]
     behind, before = np.array([nothing, *cuts]), np.array([*cuts, nothing])
-    blocks = given.traits.blocking_transfers
-    steps_s = np.array([costs.slowest_s(own.facts, own.shares)[::-1] for own in stages])
+    blocks = cost_model.experiment.traits.blocking_transfers
     last = limits.num_positions - 1
     starts = [
         limits.tables[limits.row(own.tp, own.dp, own.needs)][min(position, last)]
         for position, own in enumerate(stages)
     ]
-    tails = np.array([own.facts.tail for own in stages])
-    ends = (0, pp - 1) if pp > 1 else ()
-    tied_s = [
-        costs.tied_s(own.facts) if position in ends else 0.0 for position, own in enumerate(stages)
-    ]
     problem = chain_problem(
         StageTables(
-            time_prefix_s=prefix_sums(steps_s),
+            time_prefix_s=prefix_sums(
+                np.array([costs.slowest_s(own.facts, own.shares)[::-1] for own in stages])
+            ),
             cut_time_s=behind,
             beat_start_s=behind if blocks else np.empty(0),
             beat_end_s=before if blocks else np.empty(0),
@@ -79,9 +69,27 @@ def _problem(costs: GroupCosts, limits: MemoryLimits, strategy: Strategy) -> Tai
         beat_row=np.arange(pp) if blocks else None,
         memory_row=np.arange(pp),
     )
-    tail = Tail(
+    return TailedProblem(problem=problem, tails=(_tail(costs, stages),))
+
+
+def _options(costs: GroupCosts, strategy: Strategy) -> list[GroupOption]:
+    """Return the stages of a plan, from the last one."""
+    return [
+        costs.option(
+            costs.facts.of_devices(np.array(strategy.devices(index)).reshape(stage.dp, stage.tp)),
+            stage.shares or (strategy.micro_batch_size,) * stage.dp,
+        )
+        for index, stage in enumerate(strategy.stages)
+    ][::-1]
+
+
+def _tail(costs: GroupCosts, stages: Sequence[GroupOption]) -> Tail:
+    """Return what follows the pipeline, by stage."""
+    tails = np.array([own.facts.tail for own in stages])
+    ends = (0, len(stages) - 1) if len(stages) > 1 else ()
+    tied_s = np.array([costs.tied_s(own.facts) for own in stages])
+    return Tail(
         weight_prefix=prefix_sums(costs.facts.parameters[None, ::-1])[0],
-        s_per_weight=tails[:, 1] / np.array([group.tp for group in groups]),
-        fixed_s=tails[:, 0] + np.array(tied_s),
+        s_per_weight=tails[:, 1] / np.array([own.tp for own in stages]),
+        fixed_s=tails[:, 0] + tied_s * np.isin(np.arange(len(stages)), ends),
     )
-    return TailedProblem(problem=problem, tails=(tail,))

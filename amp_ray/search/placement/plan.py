@@ -7,6 +7,7 @@ from amp_ray.cost.model import CostModel
 from amp_ray.search.placement.best import solve_chains
 from amp_ray.search.placement.chains import Chains, key_of
 from amp_ray.search.placement.climb import climb
+from amp_ray.search.placement.swap import swap_replicas
 from amp_ray.search.ranking import SIGNIFICANT_DIGITS
 from amp_ray.spec.candidate import Candidate
 
@@ -30,6 +31,7 @@ def plan_placement(cost_model: CostModel, candidate: Candidate) -> Estimate:
         refined = chains.best(leader.placement)
         leaders.setdefault(key_of(refined), refined)
     best = min((chains.estimate(leader) for leader in leaders.values()), key=_order)
+    best = swap_replicas(chains, best)
     return replace(climb(cost_model, best), lower_bound_s=solution.lower_bound_s)
 
 
