@@ -43,8 +43,8 @@ def split_by_speed(num_samples: int, ranks: Sequence[int], speeds: Sequence[floa
         Samples of each piece.
 
     Example:
-        >>> split_by_speed(9, [2, 1], [2.0, 1.0])
-        (7, 2)
+        >>> split_by_speed(10, [2, 1], [2.0, 1.0])
+        (8, 2)
     """
     total = sum(count * speed for count, speed in zip(ranks, speeds, strict=True))
     held = [
