@@ -62,7 +62,7 @@ class CostModel:
     """
 
     experiment: Experiment
-    kept: dict[type, object] = field(init=False, default_factory=dict)
+    kept: dict[type, object] = field(init=False, repr=False, default_factory=dict)
     _weights: dict[int, Weights] = field(init=False, default_factory=dict)
     _layer_memory: dict[tuple[int, int, Recompute], FloatArray] = field(
         init=False, default_factory=dict

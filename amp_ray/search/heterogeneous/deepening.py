@@ -16,7 +16,7 @@ from amp_ray.spec.strategy import Strategy
 FEW_NEIGHBOURS: Final = 10_000
 """Pairs of neighbouring groups that are posed first, to know a plan that is good."""
 
-MOST_NEIGHBOURS: Final = 50_000
+MOST_NEIGHBOURS: Final = 30_000
 """Pairs that are posed at all; options of a joined problem are about as many."""
 
 MOST_BOXES_RELAXED: Final = 8

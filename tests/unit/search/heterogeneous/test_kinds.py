@@ -70,3 +70,37 @@ def test_groups_that_end_inside_a_node_are_told() -> None:
 def test_one_node_of_every_kind_is_looked_at_on_its_own() -> None:
     cluster = Cluster(nodes=(node("a"), node("b"), node("c", "V100-16")))
     assert [graph.rows for graph in one_node_graphs(cluster)] == [((0, 1),), ((4, 5),)]
+
+
+def test_too_many_kinds_of_links_are_put_together() -> None:
+    links = [Link(bandwidth_bytes_per_s=1e9 + index, latency_s=1e-5) for index in range(7)]
+    nodes = tuple(replace(node(f"n{index}"), inter=link) for index, link in enumerate(links))
+    graph = device_graph(Cluster(nodes=nodes))
+    assert graph.rows == (tuple(range(14)),)
+    assert len(set(map(graph.signature, range(len(graph.pieces))))) == len(graph.pieces)
+
+
+def test_too_many_kinds_of_devices_are_one_row() -> None:
+    nodes = tuple(
+        replace(node(f"n{index}"), device=replace(CATALOGUE["T4"], name=f"kind{index}"))
+        for index in range(7)
+    )
+    assert device_kinds(Cluster(nodes=nodes), by_links=False) == (tuple(range(14)),)
+
+
+def test_groups_of_many_kinds_are_left_out_where_there_would_be_too_many() -> None:
+    devices = ["T4", "P100-16", "V100-16", "A100-40", "A100-80"]
+    nodes = tuple(node(device, device, 8) for device in devices)
+    graph = device_graph(Cluster(nodes=nodes))
+    assert max(map(len, graph.pieces)) <= 2
+
+
+def test_whole_nodes_and_equal_parts_of_one_are_aligned() -> None:
+    graph = device_graph(Cluster(nodes=(node("a", slots=4), node("b", slots=4))))
+    aligned = {
+        graph.pieces[edge][0][1:] for edge in range(len(graph.pieces)) if graph.is_aligned(edge)
+    }
+    assert (0, 8) in aligned
+    assert (2, 4) in aligned
+    assert (1, 3) not in aligned
+    assert (2, 6) not in aligned
