@@ -46,7 +46,7 @@ def test_links_between_hosts_are_found_as_they_are(
     experiment = experiment_from(EXPERIMENT, {"hostfile": hostfile})
     folder = ProfileFolder(tmp_path / "profile", experiment.model, experiment.precision)
     settings = Settings(
-        seconds=8.0, make_host=lambda name: SshHost(name, bench.ssh), say=lambda _line: None
+        seconds=40.0, make_host=lambda name: SshHost(name, bench.ssh), say=lambda _line: None
     )
     parts = profile_parts(experiment, is_local=False)
     within, between = measure(experiment, parts, folder, settings)
