@@ -142,6 +142,20 @@ def test_a_free_placement_is_never_worse_and_says_where(amp_ray: Run, small: Pat
     assert placed["launchable"]
 
 
+def test_stages_with_their_own_devices_are_told_whole(amp_ray: Run, small: Path) -> None:
+    plan = amp_ray("plan", mixed(small, "heterogeneous"), "--json").json
+    assert plan["num_candidates"] == 4  # batches of 8 samples
+    for row in plan["ranking"]:
+        assert row["feasible"]
+        assert row["lower_bound_s"] <= row["iteration_time_s"] * (1 + 1e-9)
+        stages = row["strategy"].get("stages", [])
+        size = row["strategy"]["micro_batch_size"]
+        assert all(sum(stage["shares"]) == size for stage in stages)
+        assert row["launchable"] == (not stages)
+    placed = amp_ray("plan", small, "--launchable", "--json").json["ranking"][0]
+    assert plan["ranking"][0]["iteration_time_s"] <= placed["iteration_time_s"] * 1.05
+
+
 def test_only_what_can_be_launched(amp_ray: Run, small: Path) -> None:
     plan = amp_ray("plan", mixed(small, "heterogeneous"), "--launchable", "--json").json
     assert plan["num_candidates"] == 16
