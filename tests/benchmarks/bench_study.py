@@ -5,9 +5,8 @@ without waiting for the disk; each figure is told by a process of its own, toget
 Strategies have random cuts; they took what is predicted, with 5 % of noise, in 20 steps each.
 """
 
+import contextlib
 import json
-import os
-import resource
 import subprocess
 import sys
 import tempfile
@@ -18,6 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from amp_ray.__main__ import main as main_command
 from amp_ray.runtime import study_events
 from amp_ray.runtime.files import load_experiment
 from amp_ray.runtime.journal_lines import encode
@@ -62,13 +62,18 @@ def rows() -> Iterator[Row]:
         yield _row(folder, "resume", f"resume {num}", ["2 s, 200 MB more", RESUME])
         yield _row(folder, "decide", "resume and choose the next trial", ["", DECIDE])
         yield _row(folder, "again", "choose the one after that", ["", "what each trial costs"])
-        yield _command_row(folder)
+        whole = ["", "score, resume, certify, write all results"]
+        yield _row(folder, "command", "amp-ray tune --resume, in all", whole)
 
 
 def main() -> None:
     """Print the table, or as a process of its own one figure."""
     if len(sys.argv) > 1:
-        tell(Path(sys.argv[1]), sys.argv[2])
+        folder, what = Path(sys.argv[1]), sys.argv[2]
+        if what == "command":
+            run_command(folder)
+        else:
+            tell(folder, what)
         return
     for row in rows():
         print("  ".join(f"{cell:<36}" for cell in row.values()))
@@ -158,8 +163,29 @@ def tell(folder: Path, what: str) -> None:
     state = begin_state(tuning.experiment, tuning.space, tuning.options)
     measure = {"journal": _read, "resume": _resume, "decide": _decide, "again": _again}.get(what)
     seconds = time.process_time() if measure is None else measure(folder / "study", tuning, state)
-    peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB / MEGA
-    print(json.dumps({"seconds": seconds, "peak_mb": peak_mb}))
+    _print_told(seconds)
+
+
+def run_command(folder: Path) -> None:
+    """Run the whole command in this process; the study's budget is spent, so it shows the end."""
+    argv = ["amp-ray", "tune", str(EXPERIMENT), "--resume"]
+    argv += ["--trials", f"replay:{folder / 'table.csv'}", "--budget", str(NUM_TRIALS)]
+    argv += ["--study", str(folder / "study"), "--json", str(folder / "result.json")]
+    sys.argv = argv
+    with contextlib.suppress(SystemExit):
+        main_command()
+    assert (folder / "result.json").exists(), argv
+    _print_told(time.process_time())
+
+
+def _print_told(seconds: float) -> None:
+    """Print what a process has taken.
+
+    Its peak is that of its own memory: what ``getrusage`` tells may be its parent's.
+    """
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    [line] = [line for line in status.splitlines() if line.startswith("VmHWM:")]
+    print(json.dumps({"seconds": seconds, "peak_mb": int(line.split()[1]) * KIB / MEGA}))
 
 
 def _timed(action: Callable[[], Any]) -> tuple[float, Any]:
@@ -227,27 +253,10 @@ def _next(state: TunerState, predictor: KeptPredictor) -> Trial:
 def _row(folder: Path, what: str, name: str, remarks: list[str]) -> Row:
     """Have a process of its own measure something."""
     argv = [sys.executable, __file__, str(folder), what]
-    ended = subprocess.run(argv, check=True, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY)
-    told = json.loads(ended.stdout)
+    ended = subprocess.run(argv, check=True, capture_output=True, text=True, cwd=REPOSITORY)
+    told = json.loads(ended.stdout.splitlines()[-1])
     measured = f"{told['seconds']:.2f} s CPU, {told['peak_mb']:.0f} MB"
     return dict(zip(COLUMNS, [name, measured, *remarks], strict=True))
-
-
-def _command_row(folder: Path) -> Row:
-    """Run the whole command; the study's budget is spent, so that it shows the end."""
-    argv = [sys.executable, "-m", "amp_ray", "tune", str(EXPERIMENT), "--resume"]
-    argv += ["--trials", f"replay:{folder / 'table.csv'}", "--budget", str(NUM_TRIALS)]
-    argv += ["--study", str(folder / "study"), "--json", str(folder / "result.json")]
-    process = subprocess.Popen(
-        argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=REPOSITORY
-    )
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    assert process.returncode == 0, argv
-    cpu_s, peak_mb = usage.ru_utime + usage.ru_stime, usage.ru_maxrss * KIB / MEGA
-    measured = f"{cpu_s:.2f} s CPU, {peak_mb:.0f} MB"
-    remark = "score, resume, certify, write all results"
-    return dict(zip(COLUMNS, ["amp-ray tune --resume, in all", measured, "", remark], strict=True))
 
 
 if __name__ == "__main__":
