@@ -10,6 +10,7 @@ from typing import Protocol
 
 from amp_ray.cost.estimate import Infeasible, Reason, Result
 from amp_ray.cost.model import CostModel
+from amp_ray.cost.stages import NO_RUNTIME
 from amp_ray.cost.topology import IntArray
 from amp_ray.search.cuts import NO_LIMIT, best_bounds, even_block_bounds, last_with_parameters
 from amp_ray.search.heterogeneous import plan_heterogeneous
@@ -102,7 +103,7 @@ class AmpRayPlanner:
         result tells by how much it fails.
         """
         if isinstance(candidate, GroupsCandidate):
-            return plan_heterogeneous(self.cost_model, candidate)
+            return self._launchable(candidate, plan_heterogeneous(self.cost_model, candidate))
         refused = self._refuse(candidate)
         if refused is not None:
             return Infeasible(candidate=candidate, reason=refused)
@@ -124,6 +125,21 @@ class AmpRayPlanner:
             return estimate
         reasons = (undivided, *estimate.reasons)
         return replace(estimate, reasons=reasons, launchable=False, failure_probability=1.0)
+
+    def _launchable(self, candidate: GroupsCandidate, result: Result) -> Result:
+        """Refuse what cannot be launched, if that matters, and what is a placement anyway."""
+        if not self.experiment.limits.launchable or isinstance(result, Infeasible):
+            return result
+        if not result.launchable:
+            detail = f"micro-batch {candidate.micro_batch_size} over all replicas"
+            return Infeasible(candidate=candidate, reason=Reason(kind=NO_RUNTIME, detail=detail))
+        num_devices = len(result.strategy.placement)
+        if num_devices == self.experiment.cluster.num_devices:
+            detail = f"one grid on all {num_devices} devices"
+            return Infeasible(
+                candidate=candidate, reason=Reason(kind="already a placement", detail=detail)
+            )
+        return result
 
     def _refuse(self, candidate: Candidate) -> Reason | None:
         """Tell why no strategy can be made of a candidate."""

@@ -8,15 +8,17 @@ from amp_ray.spec.experiment import Experiment, SearchLimits
 def candidates_of(experiment: Experiment) -> tuple[AnyCandidate, ...]:
     """Enumerate the candidates of an experiment's space.
 
-    Stages with device groups of their own are launched by no runtime yet: where only what can be
-    launched matters, the heterogeneous space is that of placements.
+    Stages that differ in tp or dp are launched by no runtime yet: where only what can be launched
+    matters, the heterogeneous space is that of placements, and of the groups that turn out to be
+    one grid on some of the devices.
 
     Raises:
         ValueError: If the limits leave nothing, with the limit that did it.
     """
-    if experiment.space == "heterogeneous" and not experiment.limits.launchable:
-        return group_candidates(experiment)
-    return uniform_candidates(experiment)
+    if experiment.space != "heterogeneous":
+        return uniform_candidates(experiment)
+    groups = group_candidates(experiment)
+    return (*uniform_candidates(experiment), *groups) if experiment.limits.launchable else groups
 
 
 def group_candidates(experiment: Experiment) -> tuple[GroupsCandidate, ...]:

@@ -158,5 +158,16 @@ def test_stages_with_their_own_devices_are_told_whole(amp_ray: Run, small: Path)
 
 def test_only_what_can_be_launched(amp_ray: Run, small: Path) -> None:
     plan = amp_ray("plan", mixed(small, "heterogeneous"), "--launchable", "--json").json
-    assert plan["num_candidates"] == 16
-    assert all(row["strategy"]["tp"] for row in plan["ranking"])
+    assert plan["num_candidates"] == 16 + 4
+    assert all(row["strategy"]["tp"] and row["launchable"] for row in plan["ranking"])
+    strategies = [json.dumps(row["strategy"]) for row in plan["ranking"]]
+    assert len(set(strategies)) == len(strategies)
+
+
+def test_slow_devices_may_stay_idle_in_what_is_launched(amp_ray: Run, small: Path) -> None:
+    slow = "{name: slow, memory_gib: 16, memory_gbyte_per_s: 3, fp16_tflops: 0.01}"
+    text = mixed(small, "heterogeneous").read_text(encoding="utf-8")
+    small.write_text(text.replace("device: T4", f"device: {slow}"), encoding="utf-8")
+    best = amp_ray("plan", small, "--launchable", "--json").json["ranking"][0]
+    assert {node for node, _ in best["strategy"]["placement"]} == {"node1"}
+    assert best["launchable"]

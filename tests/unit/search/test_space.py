@@ -119,6 +119,7 @@ def test_stages_of_their_own_choose_all_but_the_micro_batch() -> None:
     ]
 
 
-def test_what_can_be_launched_of_the_heterogeneous_space_are_placements() -> None:
+def test_what_can_be_launched_of_the_heterogeneous_space_are_placements_and_some_groups() -> None:
     experiment = launchable_only(small_experiment(limits("space: heterogeneous")))
-    assert candidates_of(experiment) == uniform_candidates(experiment)
+    everything = (*uniform_candidates(experiment), *group_candidates(experiment))
+    assert candidates_of(experiment) == everything
