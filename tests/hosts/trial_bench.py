@@ -202,7 +202,10 @@ class TrialBench:
             self.launcher.interrupt()
             thread.join()
         kept = [host for host in self.hosts if host is not lost]
-        assert [self.state(host) for host in kept] == [before[host.name] for host in kept]
+        for host in kept:
+            after, then = self.state(host), before[host.name]
+            left = [process for process in self.programs(host) if process.pid not in then[0]]
+            assert after == then, f"{host.name}: {then} before, {after} after: {left}, {found}"
         return replace(found[0], seconds=seconds)
 
     def rank(self, number: int) -> Process:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .job import DEVICE_VARIABLE, FOLDER_VARIABLE, base_folder, make_folder
-from .processes import TAG_VARIABLE, describe, process_table
+from .processes import TAG_VARIABLE, describe, living
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -225,7 +225,7 @@ def _mib(text: str) -> int | None:
 def _marked(variable: str) -> Iterator[tuple[int, bytes]]:
     """Yield (process id, value) of every process that we may look at and that has a variable."""
     start = f"{variable}=".encode()
-    for pid in process_table():
+    for pid in living():
         with contextlib.suppress(OSError):
             for word in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
                 if word.startswith(start):
@@ -234,7 +234,7 @@ def _marked(variable: str) -> Iterator[tuple[int, bytes]]:
 
 def _agents() -> Iterator[bytes]:
     """Yield the tags of the agents on this host."""
-    for pid in process_table():
+    for pid in living():
         with contextlib.suppress(OSError):
             words = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
             if AGENT_TAG.fullmatch(words[-1]):

@@ -23,21 +23,33 @@ POLL_S = 0.02
 OOM_SCORE = 1000
 """The highest: where memory runs out, the kernel ends a trial before anything else."""
 
+_NUM_THREADS = 17
+"""Place of the number of threads in /proc/PID/stat, counted from the state: proc(5)."""
+
 PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 15, 36  # <linux/prctl.h>
 
 libc = ctypes.CDLL(None, use_errno=True)
 
 
-def process_table() -> dict[int, int]:
-    """Map every process that is no zombie to its parent."""
-    parents = {}
+def living() -> list[int]:
+    """List all processes that have not ended."""
+    return [pid for pid, (_, alive) in _process_table().items() if alive]
+
+
+def _process_table() -> dict[int, tuple[int, bool]]:
+    """Map every process, ended ones that nobody has reaped included, to (parent, whether it lives).
+
+    A process whose first thread has ended looks like a zombie while other threads still end, which
+    takes torch's ranks a moment; until then its children are its own.
+    """
+    found = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             with contextlib.suppress(OSError):
-                state, parent = (folder / "stat").read_bytes().rsplit(b")", 1)[1].split()[:2]
-                if state != b"Z":
-                    parents[int(folder.name)] = int(parent)
-    return parents
+                words = (folder / "stat").read_bytes().rsplit(b")", 1)[1].split()
+                alive = words[0] != b"Z" or int(words[_NUM_THREADS]) > 1
+                found[int(folder.name)] = int(words[1]), alive
+    return found
 
 
 def state_of(pid: int) -> str:
@@ -51,14 +63,14 @@ def state_of(pid: int) -> str:
 
 def descendants(spared: Sequence[int] = ()) -> list[int]:
     """List the living processes below this one, but for the spared ones themselves."""
-    parents = process_table()
+    table = _process_table()
     found, todo = [], [os.getpid()]
     while todo:
         parent = todo.pop()
-        children = [pid for pid, above in parents.items() if above == parent]
+        children = [pid for pid, (above, _) in table.items() if above == parent]
         found += children
         todo += children
-    return [pid for pid in found if pid not in spared]
+    return [pid for pid in found if table[pid][1] and pid not in spared]
 
 
 def tagged(tag: str) -> list[int]:
@@ -69,7 +81,7 @@ def tagged(tag: str) -> list[int]:
 def marked(mark: str, name: str = "environ") -> list[int]:
     """List the processes other than this one with a word among their variables or arguments."""
     found = []
-    for pid in process_table():
+    for pid in living():
         with contextlib.suppress(OSError):
             words = Path(f"/proc/{pid}/{name}").read_bytes().split(b"\0")
             if mark.encode() in words and pid != os.getpid():
