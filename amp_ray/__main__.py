@@ -2,7 +2,7 @@
 
 import sys
 
-_INTERRUPTED = 130
+_INTERRUPTED = 130  # as in `amp_ray.cli.exits`, whose import would be the first to be interrupted
 
 
 def main() -> None:

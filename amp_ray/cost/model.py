@@ -194,6 +194,17 @@ class CostModel:
         return Topology(cluster=self.experiment.cluster, constants=self.experiment.constants)
 
     @cached_property
+    def layer_costs(self) -> LayerCosts:
+        """Times of layers on devices."""
+        given = self.experiment
+        return LayerCosts(
+            model=given.model,
+            profile=given.profile,
+            traits=given.traits,
+            constants=given.constants,
+        )
+
+    @cached_property
     def tail(self) -> TailModel:
         """The end of an iteration."""
         given = self.experiment
@@ -214,17 +225,10 @@ class CostModel:
     @cached_property
     def _groups(self) -> GroupTables:
         """Layer tables of tensor-parallel groups."""
-        given = self.experiment
-        layer_costs = LayerCosts(
-            model=given.model,
-            profile=given.profile,
-            traits=given.traits,
-            constants=given.constants,
-        )
         return GroupTables(
-            layer_costs=layer_costs,
-            device_types=given.cluster.device_types,
-            precision=given.precision,
+            layer_costs=self.layer_costs,
+            device_types=self.experiment.cluster.device_types,
+            precision=self.experiment.precision,
         )
 
     @cached_property

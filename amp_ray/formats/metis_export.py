@@ -2,18 +2,16 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
 
 from amp_ray.cost.collective import NO_RING, Path
-from amp_ray.cost.layers import LayerCosts
 from amp_ray.cost.memory import LayerMemory
+from amp_ray.cost.model import CostModel
 from amp_ray.cost.roofline import Rank, device_phases
-from amp_ray.cost.tail import TailModel
-from amp_ray.cost.topology import Topology
 from amp_ray.cost.weights import Weights
 from amp_ray.formats.metis_profile import SUFFIX
 from amp_ray.spec.device import Device
@@ -165,7 +163,7 @@ class _Counter:
         """Return everything about one device at one (tp, micro-batch size)."""
         given = self.experiment
         rank = Rank(device=device, tp=tp, micro_batch_size=size, precision=given.precision)
-        table = self._layer_costs.table(rank, self._ring(device, tp), "none")
+        table = self._cost_model.layer_costs.table(rank, self._ring(device, tp), "none")
         loss_s = np.array(
             [
                 phases.forward_s + phases.backward_s
@@ -179,7 +177,7 @@ class _Counter:
             layer_memory_bytes=self._grouped(self._memory_bytes(rank)),
             layer_parameter_bytes=self._grouped(self._parameter_bytes),
             forward_backward_s=float(both_s.sum()) + given.constants.host_s_per_micro_batch,
-            optimizer_s=self._tail.optimizer_s(self._held(tp), 1, device),
+            optimizer_s=self._cost_model.tail.optimizer_s(self._held(tp), 1, device),
             batch_generator_s=0.0,
         )
 
@@ -195,7 +193,7 @@ class _Counter:
         nodes = [index for index, node in enumerate(cluster.nodes) if node.device == device]
         largest = max(nodes, key=lambda index: cluster.nodes[index].num_slots)
         first = cluster.node_of_device.index(largest)
-        return self._topology.rings(np.arange(first, first + tp)[None, :]).paths[0]
+        return self._cost_model.topology.rings(np.arange(first, first + tp)[None, :]).paths[0]
 
     def _memory_bytes(self, rank: Rank) -> FloatArray:
         """Return states, kept activations and temporaries of every layer."""
@@ -223,30 +221,6 @@ class _Counter:
         return np.array([float(width * layer.num_parameters) for layer in layers])
 
     @cached_property
-    def _layer_costs(self) -> LayerCosts:
-        """The cost model's layer times."""
-        given = self.experiment
-        return LayerCosts(
-            model=given.model,
-            profile=given.profile,
-            traits=given.traits,
-            constants=given.constants,
-        )
-
-    @cached_property
-    def _topology(self) -> Topology:
-        """The cluster's links."""
-        return Topology(cluster=self.experiment.cluster, constants=self.experiment.constants)
-
-    @cached_property
-    def _tail(self) -> TailModel:
-        """The cost model's optimizer step."""
-        given = self.experiment
-        return TailModel(
-            topology=self._topology,
-            traits=given.traits,
-            constants=given.constants,
-            precision=given.precision,
-            optimizer=find_optimizer(given.optimizer),
-            zero_stage=0,
-        )
+    def _cost_model(self) -> CostModel:
+        """Ours, with an optimizer step as Metis counts it: without ZeRO."""
+        return CostModel(experiment=replace(self.experiment, zero_stage=0))

@@ -73,12 +73,21 @@ def rank(
     )
 
 
+def speed(estimate: Estimate) -> tuple[bool, float]:
+    """Order estimates by whether they run, then by time; equal up to the order of additions."""
+    return not estimate.feasible, float(f"{estimate.iteration_time_s:.{SIGNIFICANT_DIGITS}g}")
+
+
+def leader_order(estimate: Estimate) -> tuple[object, ...]:
+    """Order what a search within one candidate has found: by speed, then by value."""
+    return (*speed(estimate), estimate.strategy.bounds, estimate.strategy.placement)
+
+
 def _key(result: Result) -> tuple[object, ...]:
     """Sort feasible before infeasible before impossible; then time; then values."""
     if isinstance(result, Infeasible):
         return (2, 0.0, *_degrees(result.candidate), ())
-    time_s = float(f"{result.iteration_time_s:.{SIGNIFICANT_DIGITS}g}")
-    return (0 if result.feasible else 1, time_s, *_values(result.strategy))
+    return (*speed(result), *_values(result.strategy))
 
 
 def _degrees(candidate: AnyCandidate) -> tuple[object, ...]:

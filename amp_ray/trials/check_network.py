@@ -53,12 +53,18 @@ def is_loopback(address: str) -> bool:
 
 def _no_address(look: Look, problem: str) -> Finding:
     """Report that no interface has an address by which peers know the host."""
+    expected = "an interface with the address that the hostfile's name stands for"
+    return _wrong_address(look, problem, expected)
+
+
+def _wrong_address(look: Look, found: str, expected: str) -> Finding:
+    """Report an address that does not serve, with the command that lists the others."""
     return Finding(
         level="error",
         host=look.site.name,
         check="address",
-        found=problem,
-        expected="an interface with the address that the hostfile's name stands for",
+        found=found,
+        expected=expected,
         command=shell_command(look.site.login, ["ip", "-brief", "address"]),
         advice="name the host in the hostfile by one of the addresses that this lists",
     )
@@ -71,15 +77,7 @@ def _check_address(look: Look) -> Finding:
     found = f"{facts['address']} on {facts['interface']}"
     if not (look.num_peers and is_loopback(facts["address"])):
         return Finding(level="ok", host=look.site.name, check="address", found=found)
-    return Finding(
-        level="error",
-        host=look.site.name,
-        check="address",
-        found=found,
-        expected="an address that the other hosts can reach",
-        command=shell_command(look.site.login, ["ip", "-brief", "address"]),
-        advice="name the host in the hostfile by one of the addresses that this lists",
-    )
+    return _wrong_address(look, found, "an address that the other hosts can reach")
 
 
 def _check_port(look: Look) -> Finding:

@@ -1,6 +1,4 @@
 import math
-import subprocess
-import sys
 from dataclasses import replace
 from itertools import pairwise
 
@@ -17,6 +15,7 @@ from amp_ray.spec.candidate import Candidate, GroupsCandidate
 from amp_ray.spec.cluster import Cluster, Link, Node
 from amp_ray.spec.experiment import SearchLimits
 from amp_ray.spec.traits import RUNTIMES
+from amp_ray.testing.hash_seeds import outputs_by_hash_seed
 from amp_ray.testing.heterogeneous_oracle import PlanOracle
 from amp_ray.testing.placement_oracle import random_experiment
 
@@ -224,17 +223,7 @@ def test_plans_do_not_depend_on_the_hash_seed() -> None:
         "        given = GroupsCandidate(micro_batch_size=size, num_micro_batches=count)\n"
         "        print(plan_heterogeneous(model, given))\n"
     )
-    outputs = {
-        subprocess.run(
-            [sys.executable, "-c", script],
-            env={"PYTHONHASHSEED": seed},
-            check=True,
-            capture_output=True,
-            timeout=300,
-        ).stdout
-        for seed in ("0", "1")
-    }
-    (output,) = outputs
+    (output,) = outputs_by_hash_seed(script)
     assert output.count(b"Estimate(") == 16
 
 

@@ -1,6 +1,4 @@
 import math
-import subprocess
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -18,6 +16,7 @@ from amp_ray.spec.cluster import Cluster, Link, Node
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.optimizer import find_optimizer
 from amp_ray.spec.strategy import Strategy
+from amp_ray.testing.hash_seeds import outputs_by_hash_seed
 from amp_ray.testing.placement_oracle import all_placements, best_placement, random_experiment
 from amp_ray.units import BYTES_PER_ELEMENT
 
@@ -195,17 +194,7 @@ def test_plans_do_not_depend_on_the_hash_seed() -> None:
         "        if candidate.pp <= experiment.model.num_layers:\n"
         "            print(plan_placement(model, candidate))\n"
     )
-    outputs = {
-        subprocess.run(
-            [sys.executable, "-c", script],
-            env={"PYTHONHASHSEED": seed},
-            check=True,
-            capture_output=True,
-            timeout=300,
-        ).stdout
-        for seed in ("0", "1")
-    }
-    (output,) = outputs
+    (output,) = outputs_by_hash_seed(script)
     assert output.count(b"Estimate(") > 10
 
 

@@ -9,11 +9,11 @@ scope the plan is the best by `objective_s`; the best few are judged by the simu
 
 from dataclasses import replace
 
-from amp_ray.cost.estimate import Estimate, Infeasible, Reason, Result
+from amp_ray.cost.estimate import Infeasible, Reason, Result
 from amp_ray.cost.model import CostModel
 from amp_ray.search.heterogeneous.objective import objective_s
 from amp_ray.search.heterogeneous.solution import GroupsSolution, solve_groups
-from amp_ray.search.ranking import SIGNIFICANT_DIGITS
+from amp_ray.search.ranking import leader_order
 from amp_ray.spec.candidate import GroupsCandidate
 
 __all__ = ["GroupsSolution", "objective_s", "plan_heterogeneous", "solve_groups"]
@@ -35,15 +35,8 @@ def plan_heterogeneous(cost_model: CostModel, candidate: GroupsCandidate) -> Res
     if not solution.leaders:
         detail = f"micro-batch {candidate.micro_batch_size}, within the limits of the search"
         return Infeasible(candidate=candidate, reason=Reason(kind=NO_GROUPS, detail=detail))
-    best = min((cost_model.estimate(leader) for leader in solution.leaders), key=_order)
+    best = min((cost_model.estimate(leader) for leader in solution.leaders), key=leader_order)
     if solution.value_s is None or solution.lower_bound_s is None:
         return best
     # The closed form may say a little more than the simulation does.
     return replace(best, lower_bound_s=min(solution.lower_bound_s, best.iteration_time_s))
-
-
-def _order(estimate: Estimate) -> tuple[object, ...]:
-    """Order estimates: what runs first, then by time, then by value."""
-    time_s = float(f"{estimate.iteration_time_s:.{SIGNIFICANT_DIGITS}g}")
-    strategy = estimate.strategy
-    return (not estimate.feasible, time_s, strategy.bounds, strategy.placement)

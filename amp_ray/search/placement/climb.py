@@ -6,7 +6,7 @@ from typing import Final
 
 from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.model import CostModel
-from amp_ray.search.ranking import SIGNIFICANT_DIGITS
+from amp_ray.search.ranking import speed
 from amp_ray.spec.strategy import Strategy, candidate_of
 
 MOST_STAGES_TRIED: Final = 4_000
@@ -39,7 +39,7 @@ def climb(cost_model: CostModel, start: Estimate) -> Estimate:
             left -= 1
             seen.add(bounds)
             found = cost_model.estimate_cut(costs, Strategy.uniform(candidate, bounds, placement))
-            if _order(found) < _order(higher):
+            if speed(found) < speed(higher):
                 higher = found
         if higher is best:
             return best
@@ -56,8 +56,3 @@ def _shifted(bounds: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
                 shifted = (*bounds[:first], *moved, *bounds[first + length :])
                 if all(start < end for start, end in pairwise(shifted)):
                     yield shifted
-
-
-def _order(estimate: Estimate) -> tuple[bool, float]:
-    """Order estimates: what runs first, then by time as far as it can be told."""
-    return not estimate.feasible, float(f"{estimate.iteration_time_s:.{SIGNIFICANT_DIGITS}g}")

@@ -8,7 +8,7 @@ from amp_ray.search.placement.best import solve_chains
 from amp_ray.search.placement.chains import Chains, key_of
 from amp_ray.search.placement.climb import climb
 from amp_ray.search.placement.swap import swap_replicas
-from amp_ray.search.ranking import SIGNIFICANT_DIGITS
+from amp_ray.search.ranking import leader_order
 from amp_ray.spec.candidate import Candidate
 
 
@@ -30,12 +30,6 @@ def plan_placement(cost_model: CostModel, candidate: Candidate) -> Estimate:
     for leader in solution.leaders:
         refined = chains.best(leader.placement)
         leaders.setdefault(key_of(refined), refined)
-    best = min((chains.estimate(leader) for leader in leaders.values()), key=_order)
+    best = min((chains.estimate(leader) for leader in leaders.values()), key=leader_order)
     best = swap_replicas(chains, best)
     return replace(climb(cost_model, best), lower_bound_s=solution.lower_bound_s)
-
-
-def _order(estimate: Estimate) -> tuple[object, ...]:
-    """Order estimates: what runs first, then by time, then by value."""
-    time_s = float(f"{estimate.iteration_time_s:.{SIGNIFICANT_DIGITS}g}")
-    return (not estimate.feasible, time_s, estimate.strategy.bounds, estimate.strategy.placement)
