@@ -25,6 +25,7 @@ TROUBLE_KINDS: Final[dict[str, SignKind]] = {
     "folder": "disk",
     "network": "network",
     "start": "start",
+    "warm": "warm",
 }
 """The agent's words for what is wrong with a host."""
 
