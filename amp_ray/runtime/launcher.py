@@ -220,7 +220,7 @@ class Launcher:
                 files = all_files(attempt.files, launch.hosts)
                 measurement = reader(files, launch.trial_id)
                 return measured(measurement, wall_s=wall_s)
-            except ValueError as error:
+            except (ValueError, ArithmeticError, RecursionError) as error:
                 signs.append(_no_result(launch, attempt, str(error)))
         return failure(signs, timeout_s=launch.timeout_s, wall_s=wall_s)
 

@@ -27,6 +27,7 @@ from amp_ray.trials.program_files import LOG_FILES, generated_files
 from amp_ray.trials.program_values import command_values, strategy_values
 from amp_ray.trials.result import Measurement, Reader
 from amp_ray.trials.runtime_strategy import describe
+from amp_ray.trials.step_times import check_total
 
 TRIAL_VARIABLE: Final = "AMP_RAY_TRIAL_ID"
 RANKS_PER_STAGE_VARIABLE: Final = "AMP_RAY_RANKS_PER_STAGE"
@@ -121,7 +122,7 @@ def program_reader(
             asked = f"{num_warmup_steps} warm-up and {num_steps} measured steps"
             message = f"{error} (the trial was asked for {asked})"
             raise ValueError(message) from None
-        _check_total(found, timeout_s)
+        check_total(found.step_time_s, timeout_s=timeout_s)
         return found
 
     return read
@@ -201,14 +202,3 @@ def _own_environment(strategy: Strategy, trial_id: str) -> dict[str, str]:
     ranks = {stage.num_ranks for stage in strategy.stages}
     per_stage = {RANKS_PER_STAGE_VARIABLE: str(ranks.pop())} if len(ranks) == 1 else {}
     return {TRIAL_VARIABLE: trial_id, **per_stage}
-
-
-def _check_total(found: Measurement, timeout_s: float) -> None:
-    """Refuse times that a trial of this length cannot have had."""
-    total_s = sum(found.step_time_s)
-    if total_s > timeout_s:
-        message = (
-            f"the steps add up to {total_s:g} s, but the trial took at most {timeout_s:g} s: is "
-            "the metric's unit right?"
-        )
-        raise ValueError(message)
