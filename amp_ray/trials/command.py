@@ -19,6 +19,7 @@ from amp_ray.trials.job_file import (
     torch_device,
 )
 from amp_ray.trials.launch import Launch, rank_commands
+from amp_ray.trials.metrics import LogReader, read_logs
 from amp_ray.trials.node_launch import deepspeed_commands, launch_order
 from amp_ray.trials.placement import Place, hostfile_text, placement
 from amp_ray.trials.program import program_launch, program_problem, program_reader
@@ -123,8 +124,13 @@ def trial_warm_up(experiment: Experiment) -> Preload | None:
     return Preload(modules=WARM_MODULES, environment=environment)
 
 
-def trial_reader(experiment: Experiment) -> Reader:
-    """Return what finds the measurement in what a trial has left."""
+def trial_reader(experiment: Experiment, log_reader: LogReader = read_logs) -> Reader:
+    """Return what finds the measurement in what a trial has left.
+
+    Args:
+        experiment: What was trained, and how.
+        log_reader: Finds times in the logs of the user's own program.
+    """
     trials = experiment.trials
     if trials.program is None:
         return partial(_own_result, timeout_s=trials.timeout_s)
@@ -134,6 +140,7 @@ def trial_reader(experiment: Experiment) -> Reader:
         trials.num_warmup_steps,
         global_batch_size=experiment.global_batch_size,
         timeout_s=trials.timeout_s,
+        log_reader=log_reader,
     )
 
 

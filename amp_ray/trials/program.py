@@ -19,7 +19,7 @@ from amp_ray.trials.launch import (
     rank_commands,
 )
 from amp_ray.trials.metric_files import METRIC_FILES, read_told
-from amp_ray.trials.metrics import formats_of, read_logs
+from amp_ray.trials.metrics import LogReader, formats_of, read_logs
 from amp_ray.trials.placeholders import Values, fill_argument, fill_text
 from amp_ray.trials.placement import Place, placement
 from amp_ray.trials.program_check import check_program
@@ -98,6 +98,7 @@ def program_reader(
     *,
     global_batch_size: int,
     timeout_s: float,
+    log_reader: LogReader = read_logs,
 ) -> Reader:
     """Return what finds the iteration times in the files of a trial.
 
@@ -107,6 +108,7 @@ def program_reader(
         num_warmup_steps: Before them.
         global_batch_size: To turn samples per second into a time.
         timeout_s: Of the trial, which its steps cannot exceed.
+        log_reader: Finds times in logs; ``read_logs`` in as long as the user's pattern takes.
     """
 
     def read(files: Mapping[str, bytes], trial_id: str) -> Measurement:
@@ -115,7 +117,7 @@ def program_reader(
                 found = read_told(files, trial_id, num_warmup_steps=num_warmup_steps)
             else:
                 formats = formats_of(program.metric)
-                found = read_logs(
+                found = log_reader(
                     files, formats, num_warmup_steps=num_warmup_steps, samples=global_batch_size
                 )
         except ValueError as error:

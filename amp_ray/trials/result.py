@@ -118,7 +118,6 @@ def parse_object(name: str, data: bytes, expected: str) -> Mapping[str, Any]:
     Raises:
         ValueError: If it is too large, no JSON, or JSON that no program of ours writes.
     """
-
     if len(data) > MAX_JSON_BYTES:
         message = f"{name} has {len(data)} bytes; expected at most {MAX_JSON_BYTES}"
         raise ValueError(message)
