@@ -8,7 +8,8 @@ from typing import Any, Final
 
 from amp_ray.errors import HostError
 from amp_ray.runtime.host import Host
-from amp_ray.runtime.link import AgentLink, AgentSettings, Message
+from amp_ray.runtime.link import AgentLink, AgentSettings
+from amp_ray.runtime.messages import Message
 
 _TIMEOUT_S: Final = 15.0
 """More than an agent waits for a process that hangs in the kernel."""

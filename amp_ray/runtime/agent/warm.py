@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .bundle import BOOTSTRAP
-from .processes import child_alarm, die_with_parent, reap
+from .processes import child_alarm, die_first, die_with_parent, reap, set_dumpable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -71,6 +71,7 @@ class Warm:
                 stderr=subprocess.DEVNULL,
                 preexec_fn=die_with_parent(os.getpid()),  # noqa: PLW1509 - the agent has no threads
             )
+        die_first(self.process.pid)
         self._rest = b""
         pipe = self.process.stdin
         assert pipe is not None
@@ -124,6 +125,7 @@ def why_not_fork() -> str:
 
 def main() -> None:
     """Run as the warm process: import, then fork a rank per request."""
+    set_dumpable(dumpable=False)  # before the first rank: what it says of ranks must be its own
     channel = socket.socket(fileno=int(sys.argv[2]))
     start = time.monotonic()
     problem = ""
@@ -185,13 +187,22 @@ class _Forker:
         child = -1 if problem else os.fork()
         if child == 0:
             signal.set_wakeup_fd(-1)
-            for descriptor in (self._channel.detach(), *self._alarm):
-                os.close(descriptor)
+            self._channel.detach()
+            _close_all_but(pipe)
             die_with_parent(parent)()
+            set_dumpable(dumpable=True)
             return True
         os.close(pipe)
         _tell(self._channel, kind="forked", rank=request["rank"], pid=child, problem=problem)
         return False
+
+
+def _close_all_but(pipe: int) -> None:
+    """Close every descriptor above 2 but one: the agent's socket and other ranks' pipes too."""
+    for entry in os.listdir("/proc/self/fd"):  # noqa: PTH208 - a path of descriptors, not files
+        if int(entry) > 2 and int(entry) != pipe:  # noqa: PLR2004 - stdin, stdout and stderr
+            with contextlib.suppress(OSError):
+                os.close(int(entry))
 
 
 def _become_rank(request: Message, pipe: int) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from amp_ray.runtime.host import LocalHost
-from amp_ray.runtime.link import AgentLink, AgentSettings, Message
+from amp_ray.runtime.link import AgentLink, AgentSettings
+from amp_ray.runtime.messages import Message
 
 pytestmark = pytest.mark.integration
 
@@ -29,7 +30,12 @@ class Talk:
 
     def prepare(self, name: str) -> None:
         self.link.send(
-            kind="prepare", base=self.base, name=name, addresses=self.addresses, port=True
+            kind="prepare",
+            base=self.base,
+            name=name,
+            addresses=self.addresses,
+            port=True,
+            digests=[],
         )
 
     def begin(self, program: str) -> None:
@@ -44,7 +50,9 @@ class Talk:
             deadline_s=HANG_GUARD_S,
             settle_s=0.2,
             collect=[],
+            words=[],
             collect_bytes=1,
+            collect_bytes_in_all=1,
         )
 
     def wait_for(self, kind: str) -> dict[str, Any]:
