@@ -1,9 +1,9 @@
 """Messages between controller and agent: authenticated lines, by the same code at both ends.
 
 A line is ``MARK``, a keyed hash (BLAKE2b) in hexadecimal digits, a space and a JSON object. The
-hash covers the sender and the number of the message, so that none can be forged, repeated, left out or
-reordered by whoever does not have the key. All other lines are noise: what a login shell prints, or
-what somebody wrote into the pipe.
+hash covers the sender and the number of the message, so that none can be forged, repeated, left out
+or reordered by whoever does not have the key. All other lines are noise: what a login shell prints,
+or what somebody wrote into the pipe.
 """
 
 from __future__ import annotations

@@ -4,13 +4,15 @@ import queue
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from amp_ray.runtime.host import LocalHost
 from amp_ray.runtime.link import AgentLink, AgentSettings
-from amp_ray.runtime.messages import Message
+
+if TYPE_CHECKING:
+    from amp_ray.runtime.messages import Message
 
 pytestmark = pytest.mark.integration
 
