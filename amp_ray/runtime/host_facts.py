@@ -21,7 +21,9 @@ Message = dict[str, Any]
 AGENT_PYTHON: Final = (3, 8)
 """Oldest Python that can run the agent, and the probe with it."""
 
-_MODULES: Final = ("processes", "network", "stdio", "rank", "job", "machine", "probe")
+_MODULES: Final = (
+    *("processes", "network", "wire", "stdio", "log", "rank", "job", "machine", "probe"),
+)
 """In the order of their imports."""
 
 _NUM_NOISE_LINES: Final = 3

@@ -13,7 +13,7 @@ from typing import Any, Final, NoReturn
 import paramiko
 
 from amp_ray.errors import HostError
-from amp_ray.runtime.host import Channel, Completed
+from amp_ray.runtime.host import GIVE_UP_POLL_S, GIVEN_UP, Channel, Completed
 from amp_ray.runtime.known_hosts import AUTHORITY, REVOKED, read_known_hosts
 from amp_ray.runtime.ssh_target import (
     Lookup,
@@ -208,14 +208,25 @@ class SshChannel:
     def __init__(self, session: paramiko.Channel) -> None:
         """Take over a session."""
         self._session = session
+        self._session.settimeout(GIVE_UP_POLL_S)
 
     def read(self) -> bytes:
         """Wait for output."""
-        return self._session.recv(_READ_BYTES)
+        while True:
+            with contextlib.suppress(TimeoutError):
+                return self._session.recv(_READ_BYTES)
 
-    def write(self, data: bytes) -> None:
-        """Write all of it."""
-        self._session.sendall(data)
+    def write(self, data: bytes, given_up: threading.Event | None = None) -> None:
+        """Write all of it; see ``Channel.write``."""
+        while data:
+            if given_up is not None and given_up.is_set():
+                raise OSError(GIVEN_UP)
+            with contextlib.suppress(TimeoutError):
+                num_bytes = self._session.send(data[:_READ_BYTES])
+                if num_bytes == 0:
+                    message = "the connection is closed"
+                    raise OSError(message)
+                data = data[num_bytes:]
 
     def close(self) -> None:
         """Close stdin, which ends the agent's lease; the agent's last words still arrive."""

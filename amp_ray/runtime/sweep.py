@@ -4,11 +4,14 @@ import contextlib
 import queue
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from amp_ray.errors import HostError
 from amp_ray.runtime.host import Host
-from amp_ray.runtime.link import AgentLink, AgentSettings, Message
+from amp_ray.runtime.link import AgentLink, AgentSettings
+
+if TYPE_CHECKING:
+    from amp_ray.runtime.messages import Message
 
 _TIMEOUT_S: Final = 15.0
 """More than an agent waits for a process that hangs in the kernel."""
