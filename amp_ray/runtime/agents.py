@@ -3,9 +3,11 @@
 import contextlib
 import logging
 import queue
+import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -24,6 +26,13 @@ _POLL_S: Final = 0.1
 
 _HASTE_S: Final = 2.0
 """What agents may take to end, and then the sweep of those that did not, after an interruption."""
+
+_AT_ONCE: Final = 32
+"""Hosts that are connected to at the same time: a login takes this machine's CPU, too."""
+
+_CLAIM_PAUSE_MS: Final = 1000
+_MS_PER_S: Final = 1000
+_OWNER_BYTES: Final = 4
 
 _T = TypeVar("_T")
 
@@ -65,6 +74,9 @@ class Agents:
         self._answers: dict[str, Message] = {}
         self._answered = threading.Condition()
         self._is_closed = False
+        self._owner = secrets.token_hex(_OWNER_BYTES)
+        self._claims: dict[str, str] = {}
+        self._slots: defaultdict[str, set[int]] = defaultdict(set)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -82,15 +94,29 @@ class Agents:
             message = f"{who} needs {unknown}, but the hosts are {[*self._hosts]}"
             raise InputError(message)
 
-    def open(self, names: Sequence[str], watch: Watch) -> dict[str, str]:
-        """Make sure of an agent on each host, in parallel; return what failed, by host.
+    def open(
+        self, slots: Mapping[str, Collection[int]], watch: Watch, *, study: str = ""
+    ) -> dict[str, str]:
+        """Make sure of an agent with some slots on each host, in parallel.
+
+        Args:
+            slots: That no other agent may use from now on, by host.
+            watch: Who may want no more of it.
+            study: What others are told that want the same slots.
+
+        Returns:
+            What failed, by host.
 
         Raises:
             InterruptedTrialError: If somebody wants no more of it; what is still being opened is
                 closed as soon as it is open.
         """
-        missing = [name for name in names if not self._is_ready(name)]
-        results = in_parallel(self._open_one, missing, meanwhile=watch.check)
+        missing = [
+            name for name in slots if not self._is_ready(name) or self._unclaimed(name, slots[name])
+        ]
+        results = in_parallel(
+            lambda name: self._open_one(name, slots[name], study), missing, meanwhile=watch.check
+        )
         return {name: text for name, text in results.items() if text}
 
     def warm(self, names: Sequence[str], watch: Watch) -> dict[str, Message]:
@@ -216,31 +242,81 @@ class Agents:
         link = self.links.get(name)
         return link is not None and link.is_alive and not self._debts[name]
 
-    def _open_one(self, name: str) -> str:
-        """Start an agent; return what prevents it, or nothing."""
-        if name in self.links:  # and lost: the connection may be as dead, and not know it yet
-            self._hosts[name].close()
+    def _open_one(self, name: str, slots: Collection[int], study: str) -> str:
+        """Start an agent where there is none, and claim slots; return what prevents it."""
+        is_new = not self._is_ready(name)
         try:
-            left = self._pay(name)
-            if left:
-                return f"{name}: an earlier trial left {', '.join(left)}"
-            self._hosts[name].connect()
-            self.links[name] = link = AgentLink(
-                self._hosts[name], self.settings, partial(self._take, name)
-            )
-            if self._is_closed:
-                self._leave(link)
+            if is_new:
+                self._start(name)
+            self._claim(name, self._unclaimed(name, slots), study)
         except HostError as error:
+            if is_new and name in self.links:
+                self._leave(self.links.pop(name))
             return str(error)
-        if self._warm_up is not None:
+        if is_new and self._warm_up is not None:
             request: dict[str, Any] = asdict(self._warm_up)
             limit_s = self.settings.import_timeout_s
-            link.send(kind="warm", base=self.settings.base, limit_s=limit_s, **request)
+            self.links[name].send(kind="warm", base=self.settings.base, limit_s=limit_s, **request)
         return ""
+
+    def _start(self, name: str) -> None:
+        """Start an agent.
+
+        Raises:
+            HostError: If that fails, or an earlier trial has left something.
+        """
+        if name in self.links:  # and lost: the connection may be as dead, and not know it yet
+            self._hosts[name].close()
+        left = self._pay(name)
+        if left:
+            text = f"{name}: an earlier trial left {', '.join(left)}"
+            raise HostError(text)
+        self._hosts[name].connect()
+        link = AgentLink(self._hosts[name], self.settings, partial(self._take, name))
+        self.links[name] = link
+        problem = link.why_not_started()
+        if problem:
+            text = f"{name}: {problem}"
+            raise HostError(text)
+        if self._is_closed:
+            self._leave(link)
+
+    def _unclaimed(self, name: str, slots: Collection[int]) -> list[int]:
+        """Return those of some slots that the host's agent does not have yet."""
+        claimed = self._slots.get(self.links[name].tag, set()) if name in self.links else set()
+        return [slot for slot in slots if slot not in claimed and self._hosts[name].shares_slots]
+
+    def _claim(self, name: str, slots: Collection[int], study: str) -> None:
+        """Have an agent claim slots; wait a moment for another study that is about to end.
+
+        Raises:
+            HostError: If another agent holds one, with whose that is.
+        """
+        link = self.links[name]
+        limit_s = 2 * self.settings.lease_s
+        deadline = time.monotonic() + limit_s
+        while slots:
+            with self._answered:
+                self._claims.pop(link.tag, None)
+                link.send(kind="claim", slots=[*slots], owner=self._owner, study=study)
+                self._answered.wait_for(lambda: link.tag in self._claims, limit_s)
+                problem = self._claims.get(link.tag, f"no answer within {limit_s:g} s")
+            if not problem:
+                self._slots[link.tag] |= {*slots}
+                return
+            if time.monotonic() > deadline or self._is_closed or not link.is_alive:
+                text = f"{name}: {problem}"
+                raise HostError(text)
+            # By chance, since two agents that claim at the same moment both step back.
+            time.sleep(_POLL_S + secrets.randbelow(_CLAIM_PAUSE_MS) / _MS_PER_S)
 
     def _take(self, name: str, tag: str, message: Message) -> None:
         """Queue what an agent says; remember what it says of its warm process."""
         with self._answered:
+            if message["kind"] == "claimed":
+                self._claims[tag] = message["problem"]
+                self._answered.notify_all()
+                return
             if message["kind"] == "warm-died":  # it is started once more
                 self._answers.pop(tag, None)
                 _LOGGER.warning(printable(f"{name}: {message['text']}; it is started once more"))
@@ -271,7 +347,7 @@ def in_parallel(
     limit_s: float | None = None,
     meanwhile: Callable[[], None] = lambda: None,
 ) -> dict[str, _T]:
-    """Do something for several hosts at once, each in a thread that keeps nobody from ending.
+    """Do something for several hosts, some at once, in threads that keep nobody from ending.
 
     Args:
         work: What.
@@ -283,22 +359,33 @@ def in_parallel(
         By host what came of it, where that is known.
     """
     done: queue.SimpleQueue[tuple[str, _T | None, BaseException | None]] = queue.SimpleQueue()
-
-    def run(name: str) -> None:
-        try:
-            done.put((name, work(name), None))
-        except BaseException as error:  # noqa: BLE001 - raised where somebody waits for it
-            done.put((name, None, error))
-
+    waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
     for name in names:
-        threading.Thread(target=run, args=(name,), name=f"host {name}", daemon=True).start()
+        waiting.put(name)
+
+    def run() -> None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                name = waiting.get_nowait()
+                try:
+                    done.put((name, work(name), None))
+                except BaseException as error:  # noqa: BLE001 - raised where somebody waits for it
+                    done.put((name, None, error))
+
+    for name in names[:_AT_ONCE]:
+        threading.Thread(target=run, name=f"host {name}", daemon=True).start()
     deadline = None if limit_s is None else time.monotonic() + limit_s
     found: dict[str, Any] = {}
-    while len(found) < len(names) and (deadline is None or time.monotonic() < deadline):
-        meanwhile()
+    try:
+        while len(found) < len(names) and (deadline is None or time.monotonic() < deadline):
+            meanwhile()
+            with contextlib.suppress(queue.Empty):
+                name, result, error = done.get(timeout=_POLL_S)
+                if error is not None:
+                    raise error
+                found[name] = result
+    finally:
         with contextlib.suppress(queue.Empty):
-            name, result, error = done.get(timeout=_POLL_S)
-            if error is not None:
-                raise error
-            found[name] = result
+            while True:  # nobody waits for the others any more
+                waiting.get_nowait()
     return {name: found[name] for name in names if name in found}

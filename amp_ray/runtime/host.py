@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from amp_ray.errors import HostError
+from amp_ray.runtime.agent.job import DEVICE_VARIABLE
 
 GIVEN_UP: Final = "given up: it has not read what was sent to it"
 GIVE_UP_POLL_S: Final = 0.2
@@ -74,6 +75,11 @@ class Host(Protocol):
         """The interpreter that runs the agent."""
         ...
 
+    @property
+    def shares_slots(self) -> bool:
+        """Whether a slot is a device that other studies may use at the same time."""
+        ...
+
     def connect(self) -> None:
         """Make sure that it can be used; does nothing where it is."""
         ...
@@ -124,6 +130,8 @@ class LocalHost:
         self._environment = dict(environment or {})
         self.addresses = ("127.0.0.1",)
         self.python = python
+        # Of a CPU a slot is only a share: under each of its names this machine has all of them.
+        self.shares_slots = DEVICE_VARIABLE in self._environment
 
     def connect(self) -> None:
         """Nothing to do: we are here."""

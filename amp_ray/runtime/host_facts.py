@@ -79,6 +79,8 @@ class Probe:
         self._noise: deque[str] = deque(maxlen=_NUM_NOISE_LINES)
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._too_old: Message | None = None
+        self._started_at = time.monotonic()
+        self._first_at: float | None = None
         self._channel: Channel = host.open_channel(
             [host.python, "-I", "-u", "-c", guarded(BOOTSTRAP), "probe"]
         )
@@ -88,6 +90,11 @@ class Probe:
         )
         self._listener.start()
         self._write(_bundle() + json.dumps(start).encode() + b"\n")
+
+    @property
+    def start_s(self) -> float | None:
+        """From the command to the first message: what the login's shell and Python took."""
+        return None if self._first_at is None else self._first_at - self._started_at
 
     def ask(self, kind: str, timeout_s: float, **details: Any) -> Message:  # noqa: ANN401 - JSON
         """Ask one thing and wait for the answer.
@@ -179,6 +186,7 @@ class Probe:
         with contextlib.suppress(ValueError, RecursionError):
             message = json.loads(line)
             if isinstance(message, dict) and "kind" in message:
+                self._first_at = self._first_at or time.monotonic()
                 self._inbox.put(message)
                 return
         if line.strip():

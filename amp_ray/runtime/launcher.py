@@ -20,7 +20,7 @@ from amp_ray.runtime.messages import Message
 from amp_ray.runtime.trial_folder import TrialFolder
 from amp_ray.runtime.watch import Listener, Watch
 from amp_ray.trials.causes import Sign, failure, first_cause
-from amp_ray.trials.launch import FOLDER, Launch
+from amp_ray.trials.launch import FOLDER, Launch, slots_by_host
 from amp_ray.trials.outcome import Outcome, Unreachable
 from amp_ray.trials.result import AllFiles, Reader, measured, read_result
 from amp_ray.trials.signs import keep_last
@@ -133,7 +133,7 @@ class Launcher:
             HostError: If a host cannot be reached.
         """
         chosen = self._agents.names if names is None else names
-        errors = self._agents.open(chosen, Watch())
+        errors = self._agents.open(dict.fromkeys(chosen, ()), Watch())
         if errors:
             raise HostError("; ".join(errors.values()))
         return self._agents.warm(chosen, Watch())
@@ -170,11 +170,14 @@ class Launcher:
     ) -> Outcome:
         """Try once, and again if it was not the trial that failed."""
         self._contents.take(launch.files)
+        slots = slots_by_host(
+            [(command.host, slot) for command in launch.commands for slot in command.all_slots]
+        )
         number = 0
         while True:
             number += 1
             self._watch.check()
-            errors = self._agents.open(launch.hosts, self._watch)
+            errors = self._agents.open(slots, self._watch, study=launch.trial_id)
             if errors:
                 host, text = next(iter(errors.items()))
                 return Unreachable(

@@ -53,6 +53,8 @@ class AgentSettings:
         lease_s: Without a sign of life for so long, each side takes the other for gone.
         heartbeat_s: Between signs of life.
         grace_s: Between TERM and KILL.
+        start_timeout_s: For an agent to start: a login shell and Python, from whatever file system.
+            The lease counts from its first word.
         import_timeout_s: For the imports of a warm process.
         settle_s: What a rank's peers get to tell their story when it has failed.
         isolate: Whether an agent takes a PID namespace of its own where it can.
@@ -62,6 +64,7 @@ class AgentSettings:
     lease_s: float = 6.0
     heartbeat_s: float = 1.0
     grace_s: float = 0.5
+    start_timeout_s: float = 60.0
     import_timeout_s: float = 300.0
     settle_s: float = 0.2
     isolate: bool = True
@@ -105,6 +108,9 @@ class AgentLink:
         self._start = self._last_heard = self._last_written = time.monotonic()
         self._is_delivering = False
         self._closed, self._ended = threading.Event(), threading.Event()
+        self._last_words = ""
+        self._begun = threading.Event()
+        self._has_greeted = False
         self._outbox: deque[Message] = deque()
         self._changed = threading.Condition()
         self._is_writing = False
@@ -151,6 +157,17 @@ class AgentLink:
         with self._changed:
             self._closed.set()
             self._changed.notify()
+
+    def why_not_started(self) -> str:
+        """Wait until the agent has said hello; return what kept it from that, or nothing."""
+        limit_s = self._settings.start_timeout_s
+        if not self._begun.wait(limit_s):
+            return f"the agent did not start within {limit_s:g} s{self._printed()}"
+        return "" if self._has_greeted else self._last_words
+
+    def _printed(self) -> str:
+        """Return what came instead of messages, ready to be added to a sentence."""
+        return f": {' / '.join(self._noise)}" if self._noise else ""
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until the agent has gone; tell whether it has."""
@@ -200,7 +217,10 @@ class AgentLink:
         except (OSError, HostError) as error:
             problem = str(error)
         self._ended.set()
-        text = problem or " / ".join(self._noise) or "the connection to the agent ended"
+        self._last_words = text = (
+            problem or " / ".join(self._noise) or "the connection to the agent ended"
+        )
+        self._begun.set()
         self._sink(self.tag, {"kind": "lost", "text": text})
 
     def _hear(self, line: bytes) -> None:
@@ -227,6 +247,9 @@ class AgentLink:
                 text = f"more than {MESSAGE_BYTES} bytes of messages in one trial"
                 raise WireError(text)
             checked = check_message(message)
+            if checked["kind"] == "hello":
+                self._has_greeted = True
+                self._begun.set()
             self._is_delivering = True
             self._sink(self.tag, checked)
             self._last_heard = time.monotonic()

@@ -56,6 +56,7 @@ class SshHost:
         """
         self.name = name
         self.python = settings.python
+        self.shares_slots = True
         self._settings = settings
         self._route, *jumps = find_routes(parse_target(name), settings, _lookup(settings))
         self._hops = [*reversed(jumps), self._route]

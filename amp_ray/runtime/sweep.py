@@ -100,6 +100,10 @@ class _Sweeper:
         outside = replace(settings, isolate=False)
         link = AgentLink(host, outside, lambda _tag, message: inbox.put(message))
         try:
+            problem = link.why_not_started()
+            if problem:
+                text = f"{host.name}: {problem}"
+                raise HostError(text)
             yield cls(link=link, inbox=inbox)
         finally:
             link.close()

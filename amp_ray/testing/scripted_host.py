@@ -35,21 +35,26 @@ FOLDER: Final = "/scripted"
 class ScriptedHost:
     """A host for tests of whatever talks to agents; see ``Host``."""
 
-    def __init__(self, name: str, script: Script, *, refuses: str | None = None) -> None:
+    def __init__(
+        self, name: str, script: Script, *, refuses: str | None = None, greets: bool = True
+    ) -> None:
         """Take the script.
 
         Args:
             name: As trials call it.
             script: What its agents answer. ``close_channel()`` within it ends the connection.
             refuses: Text of the error with which every connection fails.
+            greets: Whether its agents say hello.
         """
         self.name = name
         self.addresses = (name,)
         self.python = "python"
+        self.shares_slots = True
         self.heard: list[Message] = []
         self.num_agents = 0
         self._script = script
         self._refuses = refuses
+        self._greets = greets
         self._channels: list[ScriptedChannel] = []
 
     def connect(self) -> None:
@@ -75,7 +80,7 @@ class ScriptedHost:
         """Start another scripted agent."""
         del argv
         self.num_agents += 1
-        self._channels.append(ScriptedChannel(self._answer))
+        self._channels.append(ScriptedChannel(self._answer, greets=self._greets))
         return self._channels[-1]
 
     def say(self, message: Message) -> None:
@@ -98,9 +103,10 @@ class ScriptedHost:
 class ScriptedChannel:
     """The controller's side of a scripted agent."""
 
-    def __init__(self, answer: Script) -> None:
+    def __init__(self, answer: Script, *, greets: bool) -> None:
         """Start with nothing to say."""
         self._answer = answer
+        self._greets = greets
         self._output: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._input = b""
         self._has_bundle = False
@@ -149,6 +155,8 @@ class ScriptedChannel:
         if self._ends is None:
             key = bytes.fromhex(line.decode())
             self._ends = Sealer(key, FROM_AGENT), Opener(key, FROM_CONTROLLER)
+            if self._greets:
+                self.say({"kind": "hello", "isolation": "none", "hostname": "scripted"})
             return self._start
         message = self._ends[1].open(line)
         assert message is not None, "every message is the controller's"
@@ -169,6 +177,8 @@ def well_behaved(message: Message) -> Iterable[Message | bytes]:
     if kind == "prepare":
         prepared = {"folder": FOLDER, "address": "192.0.2.1", "interface": "eth0", "port": 20000}
         yield {"kind": "prepared", **prepared, "missing": message["digests"]}
+    elif kind == "claim":
+        yield {"kind": "claimed", "problem": ""}
     elif kind == "put" and message["last"]:
         yield {"kind": "stored", "digest": message["digest"]}
     elif kind == "job":

@@ -7,7 +7,7 @@ from pathlib import Path
 
 MODULES = (
     *("bundle", "processes", "isolation", "network", "wire", "stdio", "store"),
-    *("log", "rank", "warm", "job", "leftovers", "main"),
+    *("log", "rank", "warm", "job", "slots", "leftovers", "main"),
 )
 """In the order of their imports."""
 

@@ -27,6 +27,7 @@ from .processes import (
     set_name,
 )
 from .rank import trouble
+from .slots import Slots
 from .stdio import Stdio, read_line
 from .store import Store
 from .warm import Warm, hold_folder, remove_unheld_folders
@@ -62,6 +63,7 @@ class Agent:
         self._store: Store | None = None
         self._job: Job | None = None
         self._warm: Warm | None = None
+        self._slots = Slots(start["pid"])
         self._folder: str | None = None
         self._warm_folder: Path | None = None
         self._alarm = child_alarm()[0]
@@ -126,6 +128,7 @@ class Agent:
             "put": self._put,
             "job": self._begin,
             "stop": self._stop,
+            "claim": self._claim,
             "warm": self._warm_up,
             "sweep": self._sweep,
         }[message["kind"]](message)
@@ -197,6 +200,14 @@ class Agent:
             self._remove_folder()
             end = {"clean": True, "left": [], "num_oom_kills": 0}
             self._stdio.say(kind="done", reason=message["reason"], **end)
+
+    def _claim(self, message: Message) -> None:
+        """Keep slots for this agent's study."""
+        try:
+            problem = self._slots.claim(message["slots"], message["owner"], message["study"])
+        except OSError as error:
+            problem = f"slots cannot be claimed: {error.strerror}"
+        self._stdio.say(kind="claimed", problem=problem)
 
     def _warm_up(self, message: Message) -> None:
         """Start the warm process, in a folder for what its imports write."""
@@ -325,6 +336,7 @@ def main() -> None:
     for number in (signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
     start = json.loads(read_line().decode())
+    start["pid"] = os.getpid()  # outside of any namespace of its own
     isolation = isolate() if start["isolate"] else "off"
     set_dumpable(dumpable=False)  # from here on nobody else can read what this process reads
     key = bytes.fromhex(read_line().decode())
