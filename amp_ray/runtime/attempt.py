@@ -249,7 +249,7 @@ class Attempt:
             link = self._links[host]
             if link.silent_s > self._settings.lease_s:
                 self._lose(host, f"no sign of life for {self._settings.lease_s} s")
-            elif link.stuck_s > self._settings.lease_s:
+            elif not link.is_reading:
                 self._lose(host, f"it has read nothing for {self._settings.lease_s} s")
 
     def _handle(self, host: str, message: Message) -> None:

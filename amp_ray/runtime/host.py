@@ -1,6 +1,7 @@
 """A place where trials run: this machine, or one behind SSH (``ssh.py``)."""
 
 import contextlib
+import fcntl
 import os
 import select
 import subprocess
@@ -16,6 +17,8 @@ from amp_ray.runtime.agent.job import DEVICE_VARIABLE
 
 GIVEN_UP: Final = "given up: it has not read what was sent to it"
 GIVE_UP_POLL_S: Final = 0.2
+
+PIPE_BYTES: Final = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,6 +197,8 @@ class LocalChannel:
         )
         assert self._process.stdin is not None
         os.set_blocking(self._process.stdin.fileno(), False)
+        with contextlib.suppress(OSError):  # more than the user's share of pipes: slower, no more
+            fcntl.fcntl(self._process.stdin, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
 
     def read(self) -> bytes:
         """Wait for output; the process is reaped at its end."""

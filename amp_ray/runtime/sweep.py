@@ -2,6 +2,7 @@
 
 import contextlib
 import queue
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
 _TIMEOUT_S: Final = 15.0
 """More than an agent waits for a process that hangs in the kernel."""
+
+_POLL_S: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,19 +108,22 @@ class _Sweeper:
                 text = f"{host.name}: {problem}"
                 raise HostError(text)
             yield cls(link=link, inbox=inbox)
-        finally:
-            link.close()
-            link.wait(_TIMEOUT_S)
+        except BaseException:
+            link.close()  # who does not answer need not be waited for
+            raise
+        link.close()
+        link.wait(settings.grace_s + settings.lease_s)
 
     def ask(self, **what: Any) -> list[str]:  # noqa: ANN401 - JSON
         """Have it sweep, and wait for what is left."""
         self.link.send(kind="sweep", **what)
+        deadline = time.monotonic() + _TIMEOUT_S
         message: Message = {"kind": "none"}
         while message["kind"] != "swept":
-            try:
-                message = self.inbox.get(timeout=_TIMEOUT_S)
-            except queue.Empty:
-                message = {"kind": "lost", "text": f"no answer to a sweep within {_TIMEOUT_S} s"}
+            with contextlib.suppress(queue.Empty):
+                message = self.inbox.get(timeout=_POLL_S)
+            if time.monotonic() > deadline or not self.link.is_reading:
+                message = {"kind": "lost", "text": "no answer to a sweep"}
             if message["kind"] == "lost":
                 text = f"{self.link.host.name}: {message['text']}"
                 raise HostError(text)

@@ -117,7 +117,7 @@ class TrialFolder:
 
 def _folder_name(host: str) -> str:
     """Return a host's name as that of a folder: no two hosts share one, none leads elsewhere."""
-    name = urllib.parse.quote(host, safe="@:[]%")
+    name = urllib.parse.quote(host, safe="@:[]")
     return f"%2E{name[1:]}" if name.startswith(".") else name
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from .wire import COMMAND_BYTES, FROM_AGENT, FROM_CONTROLLER, Lines, Opener, Sealer, WireError
 
-READ_BYTES = 64 * 1024
+READ_BYTES = 256 * 1024
 FULL_BYTES = 1024 * 1024
 """With so much that the controller has not read, ranks have to wait too."""
 
