@@ -102,11 +102,12 @@ class _Sweeper:
         # Without isolation: from inside a PID namespace the lost processes cannot be seen.
         outside = replace(settings, isolate=False)
         link = AgentLink(host, outside, lambda _tag, message: inbox.put(message))
+        problem = link.why_not_started()
+        if problem:
+            link.close()
+            text = f"{host.name}: {problem}"
+            raise HostError(text)
         try:
-            problem = link.why_not_started()
-            if problem:
-                text = f"{host.name}: {problem}"
-                raise HostError(text)
             yield cls(link=link, inbox=inbox)
         except BaseException:
             link.close()  # who does not answer need not be waited for
