@@ -274,7 +274,7 @@ class Agents:
         self._hosts[name].connect()
         link = AgentLink(self._hosts[name], self.settings, partial(self._take, name))
         self.links[name] = link
-        problem = link.why_not_started()
+        problem = link.why_not_started(self.settings.start_timeout_s)
         if problem:
             text = f"{name}: {problem}"
             raise HostError(text)

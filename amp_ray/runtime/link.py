@@ -163,9 +163,8 @@ class AgentLink:
             self._closed.set()
             self._changed.notify()
 
-    def why_not_started(self) -> str:
+    def why_not_started(self, limit_s: float) -> str:
         """Wait until the agent has said hello; return what kept it from that, or nothing."""
-        limit_s = self._settings.start_timeout_s
         if not self._begun.wait(limit_s):
             return f"the agent did not start within {limit_s:g} s{self._printed()}"
         return "" if self._has_greeted else self._last_words

@@ -102,7 +102,7 @@ class _Sweeper:
         # Without isolation: from inside a PID namespace the lost processes cannot be seen.
         outside = replace(settings, isolate=False)
         link = AgentLink(host, outside, lambda _tag, message: inbox.put(message))
-        problem = link.why_not_started()
+        problem = link.why_not_started(min(settings.start_timeout_s, 2 * _TIMEOUT_S))
         if problem:
             link.close()
             text = f"{host.name}: {problem}"

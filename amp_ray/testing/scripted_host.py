@@ -103,7 +103,7 @@ class ScriptedHost:
 class ScriptedChannel:
     """The controller's side of a scripted agent."""
 
-    def __init__(self, answer: Script, *, greets: bool) -> None:
+    def __init__(self, answer: Script, *, greets: bool = True) -> None:
         """Start with nothing to say."""
         self._answer = answer
         self._greets = greets
