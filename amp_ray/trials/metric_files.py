@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from amp_ray.trials.launch import RESULT_FILE
-from amp_ray.trials.result import Measurement, read_result
+from amp_ray.trials.result import Measurement, MissingRankError, read_result
 from amp_ray.trials.step_times import check_times, same_length, slowest_of
 
 HELPER_FILE: Final = "amp_ray_metric.py"
@@ -25,12 +25,14 @@ class Told:
 
     Args:
         num_ranks: Of the trial, as far as it knows.
+        num_files: That there are if every process tells that can.
         stage: Its pipeline stage; None if unknown.
         step_time_s: All steps.
         peak_memory_bytes: Most that its tensors took; None if unknown.
     """
 
     num_ranks: int
+    num_files: int
     stage: int | None
     step_time_s: tuple[float, ...]
     peak_memory_bytes: int | None
@@ -39,7 +41,8 @@ class Told:
 def read_told(files: Mapping[str, bytes], trial_id: str, *, num_warmup_steps: int) -> Measurement:
     """Read what all ranks told, or ``result.json``, which a program may write itself.
 
-    A step takes as long as on the slowest of the ranks that told it. Ranks may stay silent.
+    A step takes as long as on the slowest rank. One rank may tell alone; if several tell, all have
+    to, since the one that is missing may be the slowest.
 
     Args:
         files: What came back from all hosts, by name.
@@ -48,9 +51,10 @@ def read_told(files: Mapping[str, bytes], trial_id: str, *, num_warmup_steps: in
 
     Raises:
         ValueError: If nobody told anything, or what was told is no measurement.
+        MissingRankError: If the file of a rank is missing or incomplete.
     """
     told = {
-        int(match[1]): _read(name, files[name], trial_id)
+        int(match[1]): _read(name, files[name], trial_id, rank=int(match[1]))
         for name in files
         if (match := _FILE.fullmatch(name))
     }
@@ -67,10 +71,24 @@ def read_told(files: Mapping[str, bytes], trial_id: str, *, num_warmup_steps: in
         return _checked(
             result.step_time_s, result.num_warmup_steps or num_warmup_steps, peaks, RESULT_FILE
         )
+    _check_ranks(told)
     by_name = {f"rank {rank}": told[rank].step_time_s for rank in sorted(told)}
     same_length(by_name)
     times = slowest_of(tuple(by_name.values()))
     return _checked(times, num_warmup_steps, _peaks(tuple(told.values())), ", ".join(by_name))
+
+
+def _check_ranks(told: Mapping[int, Told]) -> None:
+    """Refuse figures of some ranks where others are missing."""
+    number = max(rank.num_files for rank in told.values())
+    missing = [rank for rank in range(number) if rank not in told]
+    if missing and 1 < len(told) < number:
+        ranks = ", ".join(f"rank {rank}" for rank in missing)
+        message = (
+            f"{len(told)} of {number} ranks told their steps, but not {ranks}: let one rank tell, "
+            "or all"
+        )
+        raise MissingRankError(message, missing[0])
 
 
 def _checked(
@@ -102,19 +120,22 @@ def _peaks(told: tuple[Told, ...]) -> tuple[int, ...]:
     )
 
 
-def _read(name: str, data: bytes, trial_id: str) -> Told:
+def _read(name: str, data: bytes, trial_id: str, *, rank: int) -> Told:
     """Read one rank's file.
 
     Raises:
         ValueError: If it is of another trial or form.
+        MissingRankError: If the rank began to tell its steps and never said that this was all.
     """
     try:
         record: Any = json.loads(data)
         found = record["trial_id"]
+        steps = record["step_s"]
         told = Told(
             num_ranks=int(record["num_ranks"]),
+            num_files=int(record.get("num_files", record["num_ranks"])),
             stage=_count(record["stage"]),
-            step_time_s=tuple(float(value) for value in record["step_s"]),
+            step_time_s=tuple(float(value) for value in (() if steps is None else steps)),
             peak_memory_bytes=_count(record["peak_memory_bytes"]),
         )
     except (ValueError, TypeError, KeyError) as error:
@@ -123,6 +144,12 @@ def _read(name: str, data: bytes, trial_id: str) -> Told:
     if found != trial_id:
         message = f"{name} is of trial {found!r}, not of {trial_id!r}"
         raise ValueError(message)
+    if steps is None:
+        message = (
+            f"rank {rank} told steps and did not write them: its program ended by os._exit without "
+            "a call of save(), or its disk is full"
+        )
+        raise MissingRankError(message, rank)
     return told
 
 

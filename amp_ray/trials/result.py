@@ -27,6 +27,15 @@ class Measurement:
     peak_memory_bytes: tuple[int, ...] = ()
 
 
+class MissingRankError(ValueError):
+    """A rank of which a measurement would need the figures, and they are missing or incomplete."""
+
+    def __init__(self, text: str, rank: int) -> None:
+        """Take what is wrong, and the rank."""
+        super().__init__(text)
+        self.rank = rank
+
+
 Reader = Callable[[Mapping[str, bytes], str], Measurement]
 """Takes the files of a trial, as ``AllFiles`` has them, and its id; raises ValueError without
 a result."""
@@ -44,13 +53,15 @@ class AllFiles(Mapping[str, bytes]):
     """
 
     def __init__(
-        self, files: Mapping[str, Mapping[str, bytes]], broken: Mapping[str, str] | None = None
+        self,
+        files: Mapping[str, Mapping[str, bytes]],
+        broken: Mapping[str, tuple[int, str]] | None = None,
     ) -> None:
         """Look at the names.
 
         Args:
             files: By host and name, the host of rank 0 first.
-            broken: By name, what is wrong with a file that is incomplete.
+            broken: Logs that are incomplete, by name: whose, and why.
         """
         self._broken = broken or {}
         self._places: dict[str, Mapping[str, bytes]] = {}
@@ -64,11 +75,13 @@ class AllFiles(Mapping[str, bytes]):
 
         Raises:
             KeyError: If there is none.
-            ValueError: If it is incomplete: what it does not say might change the measurement.
+            MissingRankError: If it is the log of a rank and incomplete: what it does not say might
+                change the measurement.
         """
         if name in self._broken:
-            message = f"{name} is incomplete: {self._broken[name]}"
-            raise ValueError(message)
+            rank, problem = self._broken[name]
+            message = f"{name} is incomplete: {problem}"
+            raise MissingRankError(message, rank)
         return self._places[name][name]
 
     def __contains__(self, name: object) -> bool:

@@ -310,6 +310,7 @@ def test_an_interruption_does_not_wait_for_hosts_that_do_not_read(
     thread = threading.Thread(target=work)
     thread.start()
     while not all(host.is_deaf for host in hosts):
+        assert thread.is_alive()
         time.sleep(0.01)
     start = time.monotonic()
     launchers[0].interrupt()

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from amp_ray.trials.result import AllFiles, Measurement, measured, read_result
+from amp_ray.trials.result import AllFiles, Measurement, MissingRankError, measured, read_result
 
 GOOD = {"trial_id": "t", "step_s": [3, 1.0, 1.0, 1.0]}
 
@@ -72,3 +72,13 @@ def test_files_of_all_hosts_come_together_in_the_order_of_the_hosts() -> None:
 
 def test_a_result_of_another_host_than_the_first_is_left_out() -> None:
     assert dict(AllFiles({"a": {}, "b": {"result.json": b"{}"}})) == {}
+
+
+def test_the_incomplete_log_of_a_rank_is_missed_by_whoever_reads_it() -> None:
+    found = {"a": {"rank-0.log": b"a", "result.json": b"{}"}, "b": {"rank-1.log": b"b"}}
+    files = AllFiles(found, {"rank-1.log": (1, "no space left")})
+    assert files["result.json"] == b"{}"
+    assert (len(files), "rank-1.log" in files) == (3, True)
+    with pytest.raises(MissingRankError, match=r"rank-1\.log is incomplete: no space") as raised:
+        _ = files["rank-1.log"]
+    assert raised.value.rank == 1
