@@ -1,6 +1,7 @@
 """What a trial's program measured, read from the files that it left."""
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -8,6 +9,8 @@ from typing import Any, Final
 from amp_ray.trials.launch import RESULT_FILE
 from amp_ray.trials.outcome import Measured
 from amp_ray.trials.steps import count_warmup_steps, summarise_steps
+
+_OF_A_RANK: Final = re.compile(r"(?:metric-)?rank-(\d+)\.(?:log|json)")
 
 RESULT_KEYS: Final = "trial_id (text), step_s (list of seconds)"
 
@@ -63,10 +66,13 @@ class AllFiles(Mapping[str, bytes]):
             files: By host and name, the host of rank 0 first.
             broken: Logs that are incomplete, by name: whose, and why.
         """
-        self._broken = broken or {}
+        self._broken = dict(broken or {})
         self._places: dict[str, Mapping[str, bytes]] = {}
-        for number, contents in enumerate(files.values()):
+        for number, (host, contents) in enumerate(files.items()):
             for name in contents:
+                match = _OF_A_RANK.fullmatch(name)
+                if match and name in self._places:
+                    self._broken[name] = int(match[1]), f"{host} sent it, and another host before"
                 if number == 0 or name != RESULT_FILE:
                     self._places.setdefault(name, contents)
 
@@ -80,7 +86,7 @@ class AllFiles(Mapping[str, bytes]):
         """
         if name in self._broken:
             rank, problem = self._broken[name]
-            message = f"{name} is incomplete: {problem}"
+            message = f"{name} cannot be used: {problem}"
             raise MissingRankError(message, rank)
         return self._places[name][name]
 

@@ -79,6 +79,13 @@ def test_the_incomplete_log_of_a_rank_is_missed_by_whoever_reads_it() -> None:
     files = AllFiles(found, {"rank-1.log": (1, "no space left")})
     assert files["result.json"] == b"{}"
     assert (len(files), "rank-1.log" in files) == (3, True)
-    with pytest.raises(MissingRankError, match=r"rank-1\.log is incomplete: no space") as raised:
+    with pytest.raises(MissingRankError, match=r"rank-1\.log cannot be used: no space") as raised:
         _ = files["rank-1.log"]
     assert raised.value.rank == 1
+
+
+def test_two_hosts_cannot_speak_for_one_rank() -> None:
+    files = AllFiles({name: {"metric-rank-1.json": b"{}", "x": b"x"} for name in "ab"})
+    assert files["x"] == b"x"
+    with pytest.raises(MissingRankError, match="b sent it, and another host before"):
+        _ = files["metric-rank-1.json"]
