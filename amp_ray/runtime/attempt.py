@@ -69,6 +69,7 @@ class Attempt:
         self._contents, self.files = files
         self._hosts = {self._links[host].tag: host for host in launch.hosts}
         self._pending = set(launch.hosts)
+        self._running = {(command.host, command.rank) for command in launch.commands}
         self._missing: dict[str, set[str]] = {}
         self._collecting: dict[str, tuple[float, float]] = {}
         self._exits: list[tuple[str, Message, float]] = []
@@ -239,8 +240,9 @@ class Attempt:
         except queue.Empty:
             pass
         else:
-            if tag in self._hosts:
-                self._handle(self._hosts[tag], message)
+            host = self._hosts.get(tag)
+            if host is not None and host not in self.lost:
+                self._handle(host, message)
         now = time.monotonic()
         if now < self._check_at:
             return
@@ -310,7 +312,11 @@ class Attempt:
             self._pending.discard(host)
 
     def _on_exit(self, host: str, message: Message, time_s: float) -> None:
-        """A rank ended."""
+        """A rank ended; a host can say that of its own ranks, once of each."""
+        if (host, message["rank"]) not in self._running:
+            self._lose(host, f"it says that rank {message['rank']} ended, which it does not run")
+            return
+        self._running.discard((host, message["rank"]))
         self._exits.append((host, message, time_s))
         if message["code"] != 0 and not message["ended"]:
             self._stop_soon()

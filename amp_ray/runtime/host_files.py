@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from amp_ray.runtime.agent.job import MAX_FILES
+from amp_ray.runtime.agent.job import MAX_FILES, RANK_LOG
 from amp_ray.runtime.agent.wire import is_plain_name, printable, unpack
 
 COLLECT_BYTES: Final = 16 * 1024 * 1024
@@ -22,13 +22,13 @@ _FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOE
 class HostFiles(Mapping[str, bytes]):
     """Content by name; read from the disk whenever it is asked for."""
 
-    def __init__(self, folder: Path, patterns: Sequence[str], num_logs: int) -> None:
+    def __init__(self, folder: Path, patterns: Sequence[str], ranks: Sequence[int]) -> None:
         """Make the folder.
 
         Args:
             folder: Below one that nobody else can write to; not there yet.
             patterns: Of the names that the host was asked for.
-            num_logs: How many logs there will be.
+            ranks: Of the host: it may send no other rank's log.
 
         Raises:
             OSError: If it cannot be made.
@@ -38,8 +38,9 @@ class HostFiles(Mapping[str, bytes]):
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
         self._folder = os.open(folder, flags)
         self._patterns = tuple(patterns)
-        self._max_files = MAX_FILES + num_logs
-        self._room = 2 * COLLECT_BYTES_IN_ALL + _SPARE_BYTES * num_logs
+        self._logs = {f"rank-{rank}.log" for rank in ranks}
+        self._max_files = MAX_FILES + len(ranks)
+        self._room = 2 * COLLECT_BYTES_IN_ALL + _SPARE_BYTES * len(ranks)
         self._sizes: dict[str, int] = {}
         self._open: tuple[str, int] | None = None
 
@@ -105,7 +106,8 @@ class HostFiles(Mapping[str, bytes]):
     def _check(self, name: str) -> None:
         """Refuse a name that was not asked for, or that might mean a place outside the folder."""
         asked = any(fnmatch.fnmatchcase(name, pattern) for pattern in self._patterns)
-        if not is_plain_name(name) or not asked:
+        foreign = RANK_LOG.fullmatch(name) and name not in self._logs
+        if not is_plain_name(name) or not asked or foreign:
             text = f"a file {printable(name, 100)!r}, where {', '.join(self._patterns)} is wanted"
             raise ValueError(text)
         if name in self._sizes or len(self._sizes) >= self._max_files:

@@ -5,7 +5,6 @@ import secrets
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from operator import itemgetter
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -22,7 +21,7 @@ from amp_ray.runtime.watch import Listener, Watch
 from amp_ray.trials.causes import Sign, failure, first_cause
 from amp_ray.trials.launch import FOLDER, Launch, slots_by_host
 from amp_ray.trials.outcome import Outcome, Unreachable
-from amp_ray.trials.result import AllFiles, Reader, measured, read_result
+from amp_ray.trials.result import AllFiles, MissingRankError, Reader, measured, read_result
 from amp_ray.trials.signs import keep_last
 
 _LOGGER = logging.getLogger(__name__)
@@ -232,17 +231,22 @@ class Launcher:
         complete = all(codes.get(command.rank) == 0 for command in launch.commands)
         if complete and not attempt.lost:
             try:
-                broken = {f"rank-{rank}.log": why for rank, why in attempt.broken_logs.items()}
+                logs = attempt.broken_logs.items()
+                broken = {f"rank-{rank}.log": (rank, why) for rank, why in logs}
                 measurement = reader(AllFiles(attempt.files, broken), launch.trial_id)
                 return measured(measurement, wall_s=wall_s)
             except (ValueError, ArithmeticError, RecursionError) as error:
-                signs.append(_no_result(launch, attempt, str(error)))
+                signs.append(_no_result(launch, attempt, error))
         return failure(signs, timeout_s=launch.timeout_s, wall_s=wall_s)
 
 
-def _no_result(launch: Launch, attempt: Attempt, text: str) -> Sign:
-    """Say that every rank ended well and nothing was measured, with the first lines there are."""
-    exits = [event for event in attempt.events if event["kind"] == "exit"]
-    tails = [event["tail"] for event in sorted(exits, key=itemgetter("rank")) if event["tail"]]
-    lines = keep_last(tails[0]) if tails else ()
-    return Sign(kind="no-result", host=launch.hosts[0], rank=0, time_s=0.0, text=text, lines=lines)
+def _no_result(launch: Launch, attempt: Attempt, error: Exception) -> Sign:
+    """Say that every rank ended well and nothing was measured, with the last lines there are."""
+    rank = error.rank if isinstance(error, MissingRankError) else 0
+    hosts = [command.host for command in launch.commands if command.rank <= rank]
+    exits = {event["rank"]: event["tail"] for event in attempt.events if event["kind"] == "exit"}
+    tails = [exits.get(rank), *(exits[each] for each in sorted(exits))]
+    lines = keep_last(next(filter(None, tails), ()))
+    return Sign(
+        kind="no-result", host=hosts[-1], rank=rank, time_s=0.0, text=str(error), lines=lines
+    )

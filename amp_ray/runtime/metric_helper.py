@@ -12,6 +12,7 @@ import json
 import os
 import sys
 import time
+import traceback
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -39,10 +40,14 @@ def step() -> Iterator[None]:
 
 
 def report_step(seconds: float) -> None:
-    """Tell what one step took, warm-up steps too; everything is written when the program ends."""
+    """Tell what one step took, warm-up steps too; everything is written when the program ends.
+
+    The first call writes that there will be more: a rank that cannot write its end is missed then.
+    """
     _times.append(float(seconds))
     if _state["pid"] != os.getpid():
         _state["pid"] = os.getpid()
+        _write(None)
         atexit.register(_save_at_exit, os.getpid())
 
 
@@ -59,6 +64,11 @@ def set_stage(stage: int) -> None:
 
 def save() -> None:
     """Write what was told so far; for a program that ends by ``os._exit``."""
+    _write(_times)
+
+
+def _write(times: list[float] | None) -> None:
+    """Write this rank's file; without times it says that they are still to come."""
     folder, trial_id = os.environ.get(FOLDER_VARIABLE), os.environ.get(TRIAL_VARIABLE)
     if not folder or not trial_id:
         return
@@ -67,8 +77,9 @@ def save() -> None:
         "trial_id": trial_id,
         "rank": rank,
         "num_ranks": int(os.environ.get("WORLD_SIZE", "1")),
+        "num_files": _num_files(),
         "stage": _stage(rank),
-        "step_s": _times,
+        "step_s": times,
         "peak_memory_bytes": _peak_memory_bytes(),
     }
     path = os.path.join(folder, f"metric-rank-{rank}.json")  # noqa: PTH118 - no more than needed
@@ -80,15 +91,32 @@ def save() -> None:
 
 
 def _save_at_exit(pid: int) -> None:
-    """Write at the end of the process that was measured, not of one that it has forked."""
-    if os.getpid() == pid:
+    """Write at the end of the process that was measured, not of one that it has forked.
+
+    A program whose times cannot be written has failed, which Python itself would not say here.
+    """
+    if os.getpid() != pid:
+        return
+    try:
         save()
+    except BaseException:  # noqa: BLE001 - whatever it is, the exit code has to tell
+        traceback.print_exc()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
 
 
 def _rank() -> int:
     """Return this process's number."""
     found = [os.environ[name] for name in RANK_VARIABLES if name in os.environ]
     return int(found[0]) if found else 0
+
+
+def _num_files() -> int:
+    """Count the processes that have a number: ranks, or nodes where no rank has one."""
+    by_rank = any(name in os.environ for name in RANK_VARIABLES[:-1])
+    by_node = not by_rank and "NODE_RANK" in os.environ
+    return int(os.environ.get("NUM_NODES" if by_node else "WORLD_SIZE", "1"))
 
 
 def _stage(rank: int) -> int | None:

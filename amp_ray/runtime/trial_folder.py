@@ -99,7 +99,7 @@ class TrialFolder:
             host: HostFiles(
                 folder / _folder_name(host),
                 launch.collect,
-                sum(command.host == host for command in launch.commands),
+                [command.rank for command in launch.commands if command.host == host],
             )
             for host in launch.hosts
         }

@@ -9,6 +9,7 @@ from amp_ray.trials.launch import RESULT_FILE
 from amp_ray.trials.result import (
     MAX_MEMORY_BYTES,
     Measurement,
+    MissingRankError,
     check_trial,
     parse_object,
     read_count,
@@ -35,12 +36,14 @@ class Told:
 
     Args:
         num_ranks: Of the trial, as far as it knows.
+        num_files: That there are if every process tells that can.
         stage: Its pipeline stage; None if unknown.
         step_time_s: All steps.
         peak_memory_bytes: Most that its tensors took; None if unknown.
     """
 
     num_ranks: int
+    num_files: int
     stage: int | None
     step_time_s: tuple[float, ...]
     peak_memory_bytes: int | None
@@ -49,7 +52,8 @@ class Told:
 def read_told(files: Mapping[str, bytes], trial_id: str, *, num_warmup_steps: int) -> Measurement:
     """Read what all ranks told, or ``result.json``, which a program may write itself.
 
-    A step takes as long as on the slowest of the ranks that told it. Ranks may stay silent.
+    A step takes as long as on the slowest rank. One rank may tell alone; if several tell, all have
+    to, since the one that is missing may be the slowest.
 
     Args:
         files: What came back from all hosts, by name.
@@ -58,9 +62,10 @@ def read_told(files: Mapping[str, bytes], trial_id: str, *, num_warmup_steps: in
 
     Raises:
         ValueError: If nobody told anything, or what was told is no measurement.
+        MissingRankError: If the file of a rank is missing or incomplete.
     """
     told = {
-        int(match[1]): _read(name, files[name], trial_id)
+        int(match[1]): _read(name, files[name], trial_id, rank=int(match[1]))
         for name in files
         if (match := _FILE.fullmatch(name))
     }
@@ -77,10 +82,24 @@ def read_told(files: Mapping[str, bytes], trial_id: str, *, num_warmup_steps: in
         return _checked(
             result.step_time_s, result.num_warmup_steps or num_warmup_steps, peaks, RESULT_FILE
         )
+    _check_ranks(told)
     by_name = {f"rank {rank}": told[rank].step_time_s for rank in sorted(told)}
     same_length(by_name)
     times = slowest_of(tuple(by_name.values()))
     return _checked(times, num_warmup_steps, _peaks(tuple(told.values())), ", ".join(by_name))
+
+
+def _check_ranks(told: Mapping[int, Told]) -> None:
+    """Refuse figures of some ranks where others are missing."""
+    number = max(rank.num_files for rank in told.values())
+    missing = [rank for rank in range(number) if rank not in told]
+    if missing and 1 < len(told) < number:
+        ranks = ", ".join(f"rank {rank}" for rank in missing)
+        message = (
+            f"{len(told)} of {number} ranks told their steps, but not {ranks}: let one rank tell, "
+            "or all"
+        )
+        raise MissingRankError(message, missing[0])
 
 
 def _checked(
@@ -112,24 +131,34 @@ def _peaks(told: tuple[Told, ...]) -> tuple[int, ...]:
     )
 
 
-def _read(name: str, data: bytes, trial_id: str) -> Told:
+def _read(name: str, data: bytes, trial_id: str, *, rank: int) -> Told:
     """Read one rank's file.
 
     Raises:
         ValueError: If it is of another trial or form.
+        MissingRankError: If the rank began to tell its steps and never said that this was all.
     """
     try:
         record = parse_object(name, data, "what a rank told")
-        num_ranks = read_count(name, "num_ranks", record.get("num_ranks"), most=MAX_RANKS)
+        num_ranks = read_count(name, "num_ranks", record.get("num_ranks"), most=MAX_RANKS) or 1
+        num_files = read_count(name, "num_files", record.get("num_files"), most=MAX_RANKS)
         peak = record.get("peak_memory_bytes")
+        is_whole = "step_s" not in record or record["step_s"] is not None
         told = Told(
-            num_ranks=num_ranks or 1,
+            num_ranks=num_ranks,
+            num_files=num_ranks if num_files is None else num_files,
             stage=read_count(name, "stage", record.get("stage"), most=MAX_RANKS),
-            step_time_s=read_times(name, record),
+            step_time_s=read_times(name, record) if is_whole else (),
             peak_memory_bytes=read_count(name, "peak_memory_bytes", peak, most=MAX_MEMORY_BYTES),
         )
     except ValueError as error:
         message = f"{name} is not what {HELPER_FILE} writes: {error}"
         raise ValueError(message) from None
     check_trial(name, record, trial_id)
+    if not is_whole:
+        message = (
+            f"rank {rank} told steps and did not write them: its program ended by os._exit without "
+            "a call of save(), or its disk is full"
+        )
+        raise MissingRankError(message, rank)
     return told

@@ -131,6 +131,31 @@ def formats_of(metric: BuiltIn | Pattern) -> tuple[LogFormat, ...]:
     )
 
 
+def words_of(formats: Iterable[LogFormat]) -> tuple[str, ...]:
+    r"""Return a text for each format that every line has in which it stands; perhaps an empty one.
+
+    Example:
+        >>> words_of(BUILT_IN["megatron"])
+        ('elapsed time per iteration (ms):',)
+        >>> words_of(formats_of(Pattern(pattern=r"(?:took|in) ([0-9.]+) ms\b")))
+        (' ms',)
+    """
+    return tuple(_longest_literal(entry.pattern) for entry in formats)
+
+
+def _longest_literal(pattern: re.Pattern[str]) -> str:
+    """Return the longest text that stands in whatever matches, as far as that is easy to see."""
+    if pattern.flags & re.IGNORECASE:
+        return ""
+    runs = [""]
+    for kind, value in re._parser.parse(pattern.pattern, pattern.flags):  # type: ignore[attr-defined] # noqa: SLF001
+        if str(kind) == "LITERAL":
+            runs[-1] += chr(value)
+        elif str(kind) != "AT":
+            runs.append("")
+    return max(runs, key=len)
+
+
 def read_logs(
     files: Mapping[str, bytes],
     formats: Sequence[LogFormat],
@@ -152,10 +177,8 @@ def read_logs(
     Raises:
         ValueError: If there is no line, or what stands there is no measurement.
     """
-    logs = {name: tuple(log_lines(files[name])) for name in log_names(files)}
-    num_cut = sum(len(line) > MAX_LINE for lines in logs.values() for line in lines)
     for entry in formats:
-        sources = _sources(logs, entry, samples)
+        sources = _sources(files, entry, samples)
         if sources:
             steps, step_time_s = _combined(sources)
             return Measurement(
@@ -163,7 +186,10 @@ def read_logs(
                 num_warmup_steps=_count_warmup(steps, num_warmup_steps),
             )
     shown = " or ".join(repr(entry.shown) for entry in formats)
-    message = f"the metric never appeared: no line of {', '.join(logs) or 'any log'} has {shown}"
+    lines = (line for name in log_names(files) for line in log_lines(files[name]))
+    num_cut = sum(len(line) > MAX_LINE for line in lines)
+    names = ", ".join(log_names(files)) or "any log"
+    message = f"the metric never appeared: no line of {names} has {shown}"
     if num_cut:
         message += f"; {num_cut} lines were searched in their first {MAX_LINE} characters only"
     raise ValueError(message)
@@ -188,13 +214,11 @@ def log_names(names: Iterable[str]) -> list[str]:
     return [ranks[rank] for rank in sorted(ranks)]
 
 
-def _sources(
-    logs: Mapping[str, Sequence[str]], entry: LogFormat, samples: int
-) -> dict[str, list[Entry]]:
+def _sources(files: Mapping[str, bytes], entry: LogFormat, samples: int) -> dict[str, list[Entry]]:
     """Find the entries of every process, by the name of its log and its mark there."""
     found: dict[str, list[Entry]] = {}
-    for name, lines in logs.items():
-        for line in lines:
+    for name in log_names(files):
+        for line in log_lines(files[name]):
             mark = _MARK.match(line[:MAX_LINE])
             source = f"{name} {mark[0]}" if mark else name
             text = line[mark.end() if mark else 0 : MAX_LINE]

@@ -19,13 +19,13 @@ from amp_ray.trials.launch import (
     rank_commands,
 )
 from amp_ray.trials.metric_files import METRIC_FILES, read_told
-from amp_ray.trials.metrics import LogReader, formats_of, read_logs
+from amp_ray.trials.metrics import LogReader, formats_of, read_logs, words_of
 from amp_ray.trials.placeholders import Values, fill_argument, fill_text
 from amp_ray.trials.placement import Place, placement
 from amp_ray.trials.program_check import check_program
 from amp_ray.trials.program_files import LOG_FILES, generated_files
 from amp_ray.trials.program_values import command_values, strategy_values
-from amp_ray.trials.result import Measurement, Reader
+from amp_ray.trials.result import Measurement, MissingRankError, Reader
 from amp_ray.trials.runtime_strategy import describe
 from amp_ray.trials.step_times import check_total
 
@@ -72,6 +72,7 @@ def program_launch(
         cwd=program.cwd,
         timeout_s=experiment.trials.timeout_s,
         collect=(RESULT_FILE, LOG_FILES, METRIC_FILES, *program.collect),
+        words=() if program.metric == "helper" else words_of(formats_of(program.metric)),
         sends_events=False,
     )
 
@@ -120,6 +121,8 @@ def program_reader(
                 found = log_reader(
                     files, formats, num_warmup_steps=num_warmup_steps, samples=global_batch_size
                 )
+        except MissingRankError:
+            raise
         except ValueError as error:
             asked = f"{num_warmup_steps} warm-up and {num_steps} measured steps"
             message = f"{error} (the trial was asked for {asked})"

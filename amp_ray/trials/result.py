@@ -1,6 +1,7 @@
 """What a trial's program measured, read from the files that it left."""
 
 import json
+import re
 import reprlib
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -12,6 +13,8 @@ from amp_ray.trials.outcome import Measured
 from amp_ray.trials.step_times import check_times
 from amp_ray.trials.steps import count_warmup_steps, summarise_steps
 from amp_ray.units import GIB, MIB
+
+_OF_A_RANK: Final = re.compile(r"(?:metric-)?rank-(\d+)\.(?:log|json)")
 
 RESULT_KEYS: Final = "trial_id (text), step_s (list of seconds)"
 
@@ -37,6 +40,15 @@ class Measurement:
     peak_memory_bytes: tuple[int, ...] = ()
 
 
+class MissingRankError(ValueError):
+    """A rank of which a measurement would need the figures, and they are missing or incomplete."""
+
+    def __init__(self, text: str, rank: int) -> None:
+        """Take what is wrong, and the rank."""
+        super().__init__(text)
+        self.rank = rank
+
+
 Reader = Callable[[Mapping[str, bytes], str], Measurement]
 """Takes the files of a trial, as ``AllFiles`` has them, and its id; raises ValueError without
 a result."""
@@ -54,18 +66,23 @@ class AllFiles(Mapping[str, bytes]):
     """
 
     def __init__(
-        self, files: Mapping[str, Mapping[str, bytes]], broken: Mapping[str, str] | None = None
+        self,
+        files: Mapping[str, Mapping[str, bytes]],
+        broken: Mapping[str, tuple[int, str]] | None = None,
     ) -> None:
         """Look at the names.
 
         Args:
             files: By host and name, the host of rank 0 first.
-            broken: By name, what is wrong with a file that is incomplete.
+            broken: Logs that are incomplete, by name: whose, and why.
         """
-        self._broken = broken or {}
+        self._broken = dict(broken or {})
         self._places: dict[str, Mapping[str, bytes]] = {}
-        for number, contents in enumerate(files.values()):
+        for number, (host, contents) in enumerate(files.items()):
             for name in contents:
+                match = _OF_A_RANK.fullmatch(name)
+                if match and name in self._places:
+                    self._broken[name] = int(match[1]), f"{host} sent it, and another host before"
                 if number == 0 or name != RESULT_FILE:
                     self._places.setdefault(name, contents)
 
@@ -74,11 +91,13 @@ class AllFiles(Mapping[str, bytes]):
 
         Raises:
             KeyError: If there is none.
-            ValueError: If it is incomplete: what it does not say might change the measurement.
+            MissingRankError: If it is the log of a rank and incomplete: what it does not say might
+                change the measurement.
         """
         if name in self._broken:
-            message = f"{name} is incomplete: {self._broken[name]}"
-            raise ValueError(message)
+            rank, problem = self._broken[name]
+            message = f"{name} cannot be used: {problem}"
+            raise MissingRankError(message, rank)
         return self._places[name][name]
 
     def __contains__(self, name: object) -> bool:

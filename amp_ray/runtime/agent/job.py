@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import itertools
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -36,6 +37,9 @@ INHERITED = (
 
 PROBE_BYTES = 4096
 """An empty file costs no block: only bytes show that a disk is full."""
+
+RANK_LOG = re.compile(r"rank-\d+\.log")
+"""Names that only logs of ranks have; what a program writes under them stays here."""
 
 MAX_FILES = 4096
 """That come back of one trial, the logs of ranks not counted."""
@@ -187,10 +191,11 @@ class Job:
                 yield from _pieces(name, content, num_cut=log.num_dropped)
         with os.scandir(self.folder) as entries:
             names = (entry.name for entry in entries if self._is_wanted(entry.name))
-            found = sorted(itertools.islice(names, MAX_FILES))
+            others = (name for name in names if not RANK_LOG.fullmatch(name))
+            found = sorted(itertools.islice(others, MAX_FILES))
         room = self._message["collect_bytes_in_all"]
         for name in found:
-            for message in self._send_file(name, min(limit, room)) if name not in logs else ():
+            for message in self._send_file(name, min(limit, room)):
                 room -= message.pop("num_bytes")
                 yield message
 

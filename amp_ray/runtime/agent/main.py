@@ -111,6 +111,8 @@ class Agent:
         for descriptor in readable:
             if descriptor in pipes:
                 self._hear_rank(pipes[descriptor])
+                self._stdio.beat()
+                self._stdio.flush()
         self._stdio.beat()
         if writable:
             self._stdio.flush()
@@ -188,6 +190,7 @@ class Agent:
             self._job.write_files(self._store)
             for event in self._job.start(self._warm):
                 self._stdio.say(**event)
+                self._stdio.flush()  # each takes a moment, and there may be hundreds
         except OSError as error:
             self._stdio.say(**trouble(error, what="start"))
             self._job.stop = "failed"

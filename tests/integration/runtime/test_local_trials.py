@@ -2,10 +2,14 @@
 
 import ast
 import json
+import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,10 +18,14 @@ from amp_ray.runtime.agent.bundle import MODULES
 from amp_ray.runtime.agent.network import find_address, free_port
 from amp_ray.runtime.attempt import Attempt
 from amp_ray.runtime.host import Channel, LocalHost
+from amp_ray.runtime.host_files import COLLECT_BYTES, HostFiles
 from amp_ray.runtime.launcher import Launcher, WarmUp
-from amp_ray.runtime.link import AgentSettings
+from amp_ray.runtime.link import AgentLink, AgentSettings
+from amp_ray.spec.own_program import Pattern
 from amp_ray.trials.launch import FOLDER, Launch, rank_commands
+from amp_ray.trials.metrics import formats_of, read_logs, words_of
 from amp_ray.trials.outcome import Crashed, Measured, TimedOut, outcome_from_json
+from amp_ray.trials.result import Measurement
 
 pytestmark = pytest.mark.integration
 
@@ -58,6 +66,77 @@ def test_a_trial_is_measured_and_written_down(launcher: Launcher, tmp_path: Path
     assert outcome_from_json(record) == outcome
     log = tmp_path / "t/hosts/localhost/rank-1.log"
     assert log.read_text(encoding="utf-8") == "done\n"
+
+
+def test_steps_are_found_wherever_they_stand_in_a_long_log(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    program = """
+for step in range(40):
+    os.write(1, (b"x" * 99 + b"\\n") * 10_000)  # 1 MB
+    print(f"step took {0.5 if step else 9.0} s", flush=True)
+"""
+    formats = formats_of(Pattern(pattern=r"step took ([0-9.]+) s"))
+
+    def read(files: Mapping[str, bytes], _trial_id: str) -> Measurement:
+        return read_logs(files, formats, num_warmup_steps=1, samples=1)
+
+    trial = launch("import os" + program, 2, words=words_of(formats))
+    outcome = launcher.run(trial, tmp_path / "t", reader=read)
+    assert isinstance(outcome, Measured), outcome
+    assert outcome.step_time_s == (9.0, *[0.5] * 39)
+    log = tmp_path / "t/hosts/localhost/rank-1.log"
+    assert log.stat().st_size <= COLLECT_BYTES
+
+
+def test_collecting_long_logs_is_no_part_of_the_time_of_the_ranks(
+    settings: AgentSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The controller takes its time with every piece."""
+    add = HostFiles.add
+
+    def add_slowly(files: HostFiles, message: Mapping[str, Any]) -> None:
+        time.sleep(0.05)
+        add(files, message)
+
+    monkeypatch.setattr(HostFiles, "add", add_slowly)
+    program = RESULT + "\nfor _ in range(12): os.write(1, os.urandom(500_000).hex().encode())"
+    with Launcher([LocalHost()], settings) as launcher:
+        start = time.monotonic()
+        outcome = launcher.run(launch(program, timeout_s=4.0), tmp_path / "t")
+    if isinstance(outcome, TimedOut):
+        pytest.skip("this machine is too busy to print 24 MB within 4 s")
+    assert isinstance(outcome, Measured), outcome
+    assert time.monotonic() - start > settings.grace_s + 4.0 + 2.0  # more than all its limits
+
+
+def test_files_of_earlier_trials_are_not_sent_again(
+    launcher: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[int] = []
+    send = AgentLink.send
+
+    def count(link: AgentLink, **message: Any) -> None:  # noqa: ANN401 - JSON
+        sent[-1] += len(str(message.get("data", "")))
+        send(link, **message)
+
+    monkeypatch.setattr(AgentLink, "send", count)
+    data = os.urandom(300_000)
+    for number in range(3):
+        trial = launch(RESULT + "assert len(open('data', 'rb').read()) == 300_000", 1)
+        sent.append(0)
+        trial = replace(trial, files={**trial.files, "data": data, "n": str(number).encode()})
+        assert isinstance(launcher.run(trial, tmp_path / f"t{number}"), Measured)
+    assert sent[0] > len(data)
+    assert max(sent[1:]) < 1000
+
+
+def test_a_program_cannot_change_the_files_of_the_next(launcher: Launcher, tmp_path: Path) -> None:
+    program = RESULT + "assert open('data').read() == 'x'; open('data', 'w').write('y')"
+    for number in range(2):
+        trial = launch(program, 1)
+        trial = replace(trial, files={**trial.files, "data": b"x"})
+        assert isinstance(launcher.run(trial, tmp_path / f"t{number}"), Measured)
 
 
 def test_a_trial_can_be_run_again_by_hand(launcher: Launcher, tmp_path: Path) -> None:

@@ -29,6 +29,8 @@ from amp_ray.trials.outcome import Crashed, Measured, Outcome, Unreachable
 # A lease that a busy machine keeps too: what these tests wait for is silence, not speed.
 SETTINGS = AgentSettings(lease_s=2.0, heartbeat_s=0.1, grace_s=0.1, settle_s=0.05)
 RESULT = b'{"trial_id": "t", "step_s": [0.5]}'
+EXIT: Message = {"kind": "exit", "rank": 0, "code": 0, "signal": None, "ended": False, "tail": []}
+STARTED: Message = {"kind": "started", "rank": 0, "pid": 7}
 FORGED = b'{"kind": "file", "name": "../owned", "content": "b3duZWQ=", "num_cut": 0}'
 
 
@@ -98,13 +100,30 @@ def test_a_file_that_was_not_asked_for_loses_the_host_and_is_not_written(
 
 
 @pytest.mark.parametrize(
+    "message",
+    [{**EXIT, "rank": 1}, {**EXIT, "rank": 7}, {**EXIT, "rank": -1}, one_file("rank-1.log")],
+)
+def test_a_host_cannot_speak_for_the_ranks_of_another(tmp_path: Path, message: Message) -> None:
+    outcome = run(
+        tmp_path, ScriptedHost("a", at_the_job([message])), ScriptedHost("b", at_the_job([]))
+    )
+    assert isinstance(outcome, Unreachable), outcome
+    assert outcome.host == "a"
+
+
+def test_a_rank_ends_once(tmp_path: Path) -> None:
+    outcome = run(tmp_path, ScriptedHost("a", at_the_job([{**EXIT, "code": 1}])))
+    assert isinstance(outcome, Unreachable | Crashed), outcome
+
+
+@pytest.mark.parametrize(
     "messages",
     [
         [one_file("rank-0.log"), one_file("rank-0.log")],
-        [one_file("rank-0.log", last=False), one_file("rank-1.log")],
+        [one_file("rank-0.log", last=False), one_file("rank-x.log")],
         [one_file("rank-0.log", "?")],
         [one_file("rank-0.log", pack(bytes(CHUNK_BYTES)), last=False)] * 200,
-        [one_file(f"rank-{number}.log") for number in range(5000)],
+        [one_file(f"rank-{number}x.log") for number in range(5000)],
     ],
     ids=["twice", "mixed", "no piece", "too long", "too many"],
 )
@@ -131,12 +150,12 @@ def test_a_link_where_a_file_should_go_is_not_followed(tmp_path: Path) -> None:
 
 def test_names_of_hosts_that_are_paths_make_plain_folders(tmp_path: Path) -> None:
     names = ["..", "a/b", "a%2Fb", "u@h:22"]
-    hosts = [ScriptedHost(name, at_the_job([one_file("rank-9.log")])) for name in names]
+    hosts = [ScriptedHost(name, at_the_job([one_file("rank-x.log")])) for name in names]
     assert isinstance(run(tmp_path, *hosts), Measured)
     assert files_below(tmp_path / "t/hosts") == {
         f"{folder}/{name}"
         for folder in ("%2E.", "a%2Fb", "a%252Fb", "u@h:22")
-        for name in ("rank-9.log", "result.json")
+        for name in ("rank-x.log", "result.json")
     }
 
 
@@ -156,7 +175,6 @@ def test_lines_without_the_key_are_noise(tmp_path: Path, line: bytes) -> None:
     assert files_below(tmp_path) == {*OURS, "t/hosts/a/result.json"}
 
 
-EXIT: Message = {"kind": "exit", "rank": 0, "code": 0, "signal": None, "ended": False, "tail": []}
 NESTED: Any = []
 for _ in range(50):
     NESTED = [NESTED]
@@ -190,7 +208,7 @@ def test_messages_that_no_agent_sends_lose_the_host(tmp_path: Path, message: Mes
 
 
 def test_kinds_and_keys_of_a_newer_agent_pass(tmp_path: Path) -> None:
-    host = ScriptedHost("a", at_the_job([{"kind": "tea"}, {**EXIT, "mood": "well"}]))
+    host = ScriptedHost("a", at_the_job([{"kind": "tea"}, {**STARTED, "mood": "well"}]))
     assert isinstance(run(tmp_path, host), Measured)
 
 
@@ -310,6 +328,7 @@ def test_an_interruption_does_not_wait_for_hosts_that_do_not_read(
     thread = threading.Thread(target=work)
     thread.start()
     while not all(host.is_deaf for host in hosts):
+        assert thread.is_alive()
         time.sleep(0.01)
     start = time.monotonic()
     launchers[0].interrupt()

@@ -66,7 +66,7 @@ def test_reporting_all_times_again_replaces_them(helper: ModuleType, tmp_path: P
 def test_single_steps_are_written_when_asked_for(helper: ModuleType, tmp_path: Path) -> None:
     helper.report_step(1.0)
     helper.report_step(2.0)
-    assert list(tmp_path.iterdir()) == []
+    assert record(tmp_path)["step_s"] is None  # there will be more
     helper.save()
     assert record(tmp_path)["step_s"] == [1.0, 2.0]
     assert [path.name for path in tmp_path.iterdir()] == ["metric-rank-0.json"]
@@ -79,7 +79,7 @@ def test_single_steps_are_written_at_exit_by_the_process_that_told_them(
     helper.report_step(2.0)
     ((save, pid),) = helper.at_exit
     save(pid + 1)
-    assert list(tmp_path.iterdir()) == []
+    assert record(tmp_path)["step_s"] is None
     save(pid)
     assert record(tmp_path)["step_s"] == [1.0, 2.0]
 
@@ -220,15 +220,51 @@ def test_single_steps_are_written_at_the_end_of_the_program(
     assert record(tmp_path)["step_s"] == [1.0, 2.0]
 
 
+def test_a_program_whose_times_cannot_be_written_at_its_end_fails(
+    repository: Path, tmp_path: Path
+) -> None:
+    program = (
+        "import amp_ray_metric, os\n"
+        "amp_ray_metric.report_step(1)\n"
+        "os.environ['AMP_RAY_FOLDER'] += '/that/is/gone'"
+    )
+    ended = run(repository, tmp_path, program)
+    assert ended.returncode == 1
+    assert "FileNotFoundError" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("variables", "number"),
+    [
+        ({"RANK": "3", "WORLD_SIZE": "4"}, 4),
+        ({"NODE_RANK": "1", "NUM_NODES": "2", "WORLD_SIZE": "4"}, 2),
+        ({"RANK": "1", "NODE_RANK": "1", "NUM_NODES": "2", "WORLD_SIZE": "4"}, 4),
+    ],
+)
+def test_how_many_will_tell(
+    helper: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    variables: dict[str, str],
+    number: int,
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    helper.report_iteration_times([1.0])
+    [path] = tmp_path.iterdir()
+    assert json.loads(path.read_bytes())["num_files"] == number
+
+
 def test_a_forked_child_does_not_write_its_parents_times(repository: Path, tmp_path: Path) -> None:
     program = (
         "import amp_ray_metric, os, sys\n"
         "amp_ray_metric.report_step(1)\n"
         "if os.fork() == 0: amp_ray_metric._times.append(7.0); sys.exit()\n"
-        "os.wait(); print(os.path.exists(os.environ['AMP_RAY_FOLDER'] + '/metric-rank-0.json'))"
+        "path = os.environ['AMP_RAY_FOLDER'] + '/metric-rank-0.json'\n"
+        "os.wait(); print('\"step_s\": null' in open(path).read())"
     )
     ended = run(repository, tmp_path, program)
-    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "False\n", "")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "True\n", "")
     assert record(tmp_path)["step_s"] == [1.0]
 
 

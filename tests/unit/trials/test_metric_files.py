@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from amp_ray.trials.metric_files import read_told
-from amp_ray.trials.result import Measurement
+from amp_ray.trials.result import Measurement, MissingRankError
 
 
 def record(rank: int = 0, **changes: Any) -> dict[str, Any]:  # noqa: ANN401 - any JSON
@@ -34,6 +34,26 @@ def test_the_slowest_rank_counts_at_every_step() -> None:
 
 def test_one_rank_may_tell_alone() -> None:
     assert read(files(record(1))).step_time_s == (3.0, 1.0, 2.0)
+
+
+@pytest.mark.parametrize("missing", range(3))
+def test_of_several_ranks_none_may_be_missing(missing: int) -> None:
+    """It may be the slowest."""
+    ranks = [record(rank, num_ranks=3) for rank in range(3) if rank != missing]
+    with pytest.raises(MissingRankError, match=f"2 of 3 ranks .* not rank {missing}: ") as raised:
+        read(files(*ranks))
+    assert raised.value.rank == missing
+
+
+def test_a_rank_that_did_not_finish_its_file_is_missed() -> None:
+    with pytest.raises(MissingRankError, match="rank 1 told steps and did not write") as raised:
+        read(files(record(0), record(1, step_s=None)))
+    assert raised.value.rank == 1
+
+
+def test_a_process_per_node_tells_for_all_its_ranks() -> None:
+    nodes = [record(node, num_ranks=8, num_files=2) for node in range(2)]
+    assert read(files(*nodes)).step_time_s == (3.0, 1.0, 2.0)
 
 
 def test_ranks_are_sorted_by_number() -> None:

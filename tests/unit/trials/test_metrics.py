@@ -3,7 +3,7 @@ from collections.abc import Mapping
 import pytest
 
 from amp_ray.spec.own_program import BuiltIn, Pattern
-from amp_ray.trials.metrics import formats_of, log_lines, read_logs
+from amp_ray.trials.metrics import formats_of, log_lines, read_logs, words_of
 from amp_ray.trials.result import Measurement
 
 MEGATRON_LINE = (
@@ -242,3 +242,28 @@ def test_steps_that_are_all_warm_up_are_refused() -> None:
 def test_one_mean_over_everything_is_refused() -> None:
     with pytest.raises(ValueError, match="found 1 times, none of them after 5 warm-up steps"):
         read({"rank-0.log": megatron((25, 500))}, "megatron", num_warmup_steps=5)
+
+
+@pytest.mark.parametrize(
+    ("metric", "line"),
+    [
+        ("megatron", MEGATRON_LINE.format(n=1, ms=2.0)),
+        ("deepspeed", PIPELINE_LINE.format(n=1, s=0.5)),
+        (own(), "it took 3.5"),
+        (own(r"(?:took|in) ([0-9.]+) ms$"), "in 3.5 ms"),
+        (own(r"(?i)TOOK ([0-9.]+)"), "took 3.5"),
+        (own(r"steps?:? *([0-9.]+)"), "step 3.5"),
+        (own(r"x*([0-9.]+)"), "3.5"),
+        (own(r"a ([0-9.]+)|b"), "a 3.5"),
+        (own(r"zeit für ([0-9.]+)"), "zeit für 3.5"),
+        (own(r"\[time\] (?=3)([0-9.]+)"), "[time] 3.5"),
+    ],
+)
+def test_every_line_that_tells_a_time_has_one_of_the_words(
+    metric: BuiltIn | Pattern, line: str
+) -> None:
+    assert any(word in line for word in words_of(formats_of(metric)))
+
+
+def test_words_are_as_long_as_can_be() -> None:
+    assert words_of(formats_of(own(r"step took ([0-9.]+) ms"))) == ("step took ",)

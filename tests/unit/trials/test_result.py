@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from amp_ray.trials.metric_files import read_told
-from amp_ray.trials.result import AllFiles, Measurement, measured, read_result
+from amp_ray.trials.result import AllFiles, Measurement, MissingRankError, measured, read_result
 
 GOOD = {"trial_id": "t", "step_s": [3, 1.0, 1.0, 1.0]}
 
@@ -118,3 +118,20 @@ def test_what_no_step_takes_and_no_device_has_is_refused_in_one_line(name: str, 
     assert len(text) < 300
     assert text.isprintable()
     assert name in text or "rank 3" in text
+
+
+def test_the_incomplete_log_of_a_rank_is_missed_by_whoever_reads_it() -> None:
+    found = {"a": {"rank-0.log": b"a", "result.json": b"{}"}, "b": {"rank-1.log": b"b"}}
+    files = AllFiles(found, {"rank-1.log": (1, "no space left")})
+    assert files["result.json"] == b"{}"
+    assert (len(files), "rank-1.log" in files) == (3, True)
+    with pytest.raises(MissingRankError, match=r"rank-1\.log cannot be used: no space") as raised:
+        _ = files["rank-1.log"]
+    assert raised.value.rank == 1
+
+
+def test_two_hosts_cannot_speak_for_one_rank() -> None:
+    files = AllFiles({name: {"metric-rank-1.json": b"{}", "x": b"x"} for name in "ab"})
+    assert files["x"] == b"x"
+    with pytest.raises(MissingRankError, match="b sent it, and another host before"):
+        _ = files["metric-rank-1.json"]

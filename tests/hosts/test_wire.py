@@ -1,0 +1,139 @@
+"""What travels between controller and hosts over SSH: figures of all ranks, long logs, silence."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from importlib import resources
+from pathlib import Path
+
+import pytest
+
+from amp_ray.runtime.launcher import Launcher
+from amp_ray.runtime.pool import InterruptedTrialError
+from amp_ray.testing import _namespaces as namespaces
+from amp_ray.trials.metric_files import METRIC_FILES, read_told
+from amp_ray.trials.outcome import Crashed, Measured, Unreachable
+from amp_ray.trials.result import Measurement
+
+from .conftest import SETTINGS, Bench, MakeCluster, wait_for
+
+pytestmark = pytest.mark.hosts
+
+HELPER = (resources.files("amp_ray") / "runtime/metric_helper.py").read_bytes()
+
+STEPS = """
+os.environ["AMP_RAY_TRIAL_ID"] = sys.argv[1]
+sys.path.insert(0, os.getcwd())
+import amp_ray_metric
+for _ in range(3):
+    amp_ray_metric.report_step(1.0 if rank == 1 else 0.1)
+"""
+
+FILL = """
+if rank == 1:
+    with open("filler", "wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(1 << 12))
+        except OSError:
+            pass
+"""
+
+
+def read(files: Mapping[str, bytes], trial_id: str) -> Measurement:
+    return read_told(files, trial_id, num_warmup_steps=1)
+
+
+def test_a_slow_rank_whose_disk_is_full_at_its_end_is_missed(
+    small_bench: Bench, tmp_path: Path
+) -> None:
+    files = {"amp_ray_metric.py": HELPER}
+    collect = ("rank-*.log", METRIC_FILES)
+    with small_bench.launcher() as launcher:
+        well = small_bench.launch(STEPS, files=files, collect=collect)
+        outcome = launcher.run(well, tmp_path / "well", reader=read)
+        assert isinstance(outcome, Measured), outcome
+        assert outcome.iteration_time_s == 1.0
+        full = small_bench.launch(STEPS + FILL, files=files, collect=collect)
+        outcome = launcher.run(full, tmp_path / "full", reader=read)
+    assert isinstance(outcome, Crashed), outcome
+    assert (outcome.kind, outcome.rank) == ("disk", 1)
+    assert outcome.host == small_bench.cluster.hosts[1].address
+
+
+def test_long_logs_of_many_ranks_are_no_reason_to_lose_a_host(
+    bench: Bench, launcher: Launcher
+) -> None:
+    program = "result()\nline = b'some text of a rank that talks a lot\\n' * 25_000\n"
+    program += "for _ in range(18): os.write(1, line)"
+    outcome = bench.run(launcher, program, slots=4, timeout_s=15.0)
+    assert isinstance(outcome, Measured), outcome
+    folder = bench.folder / f"trial-{bench.num_trials}" / "hosts"
+    assert len([*folder.glob("*/rank-*.log")]) == 8
+
+
+def sshd_of(bench: Bench, number: int) -> list[int]:
+    """Return what serves the open connections of a host."""
+    found = namespaces.descendants(bench.cluster.hosts[number].init_pid)
+    return [process.pid for process in found if process.name.startswith("sshd")]
+
+
+@pytest.fixture
+def stopped() -> Iterator[list[int]]:
+    """Let processes that were stopped go on at the end."""
+    pids: list[int] = []
+    yield pids
+    for pid in pids:
+        os.kill(pid, signal.SIGCONT)
+
+
+def test_a_host_that_reads_nothing_more_is_lost_within_its_lease(
+    make_cluster: MakeCluster, tmp_path: Path, stopped: list[int]
+) -> None:
+
+    bench = Bench(make_cluster(), tmp_path)
+
+    def stop() -> None:
+        for pid in sshd_of(bench, 1):
+            os.kill(pid, signal.SIGSTOP)
+            stopped.append(pid)
+
+    launcher = bench.launcher()
+    outcome, seconds = bench.run_and_inject(launcher, "ready(); time.sleep(60)", stop)
+    assert isinstance(outcome, Unreachable), outcome
+    assert outcome.host == bench.cluster.hosts[1].address
+    assert seconds < SETTINGS.lease_s + 5.0
+    launcher.interrupt()
+    start = time.monotonic()
+    launcher._agents.close(in_haste=True)  # noqa: SLF001
+    assert time.monotonic() - start < 8.0  # 5 s, but for a machine that is busy
+
+
+def test_an_interruption_ends_soon_though_a_host_is_stopped(
+    make_cluster: MakeCluster, tmp_path: Path, stopped: list[int]
+) -> None:
+
+    bench = Bench(make_cluster(), tmp_path)
+    launcher = bench.launcher()
+    launch = bench.launch("ready(); time.sleep(60)")
+    ended: list[float] = []
+
+    def work() -> None:
+        with pytest.raises(InterruptedTrialError):
+            launcher.run(launch, tmp_path / "t")
+        launcher.close()
+        ended.append(time.monotonic())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    bench.wait_until_ready()
+    for pid in sshd_of(bench, 1):
+        os.kill(pid, signal.SIGSTOP)
+        stopped.append(pid)
+    start = time.monotonic()
+    launcher.interrupt()
+    wait_for(lambda: bool(ended))
+    thread.join()
+    assert ended[0] - start < 8.0  # 5 s, but for a machine that is busy
