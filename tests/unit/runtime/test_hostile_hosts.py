@@ -27,7 +27,9 @@ from amp_ray.trials.launch import Launch, rank_commands
 from amp_ray.trials.outcome import Crashed, Measured, Outcome, Unreachable
 
 # A lease that a busy machine keeps too: what these tests wait for is silence, not speed.
-SETTINGS = AgentSettings(lease_s=2.0, heartbeat_s=0.1, grace_s=0.1, settle_s=0.05)
+SETTINGS = AgentSettings(
+    lease_s=2.0, heartbeat_s=0.1, grace_s=0.1, settle_s=0.05, start_timeout_s=8.0
+)
 RESULT = b'{"trial_id": "t", "step_s": [0.5]}'
 EXIT: Message = {"kind": "exit", "rank": 0, "code": 0, "signal": None, "ended": False, "tail": []}
 STARTED: Message = {"kind": "started", "rank": 0, "pid": 7}
