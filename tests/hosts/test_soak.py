@@ -56,7 +56,7 @@ cluster:
     - {{count: {count}, device: cpu, slots: 1, intra_gbit_per_s: 20, inter_gbit_per_s: 10}}
 precision: fp32
 optimizer: sgd
-global_batch_size: 8
+global_batch_size: {global_batch_size}
 search: {{max_tp: 1}}
 trials:
   backend: ssh
@@ -78,6 +78,7 @@ class SoakStudy(Study):
         cluster = self.bench.cluster
         text = EXPERIMENT.format(
             count=len(cluster.hosts),
+            global_batch_size=8 * len(cluster.hosts),
             python=sys.executable,
             known_hosts=cluster.known_hosts,
             identity=cluster.identity,
