@@ -31,5 +31,5 @@ def metis_data() -> Path:
     """Folder of Metis's files beside the checkout; their licence keeps them out of it."""
     folder = REPOSITORY.parent / "shared" / "data" / "metis"
     if not folder.is_dir():
-        pytest.skip(f"Metis's profiles, whose licence does not let us ship them: no {folder}")
+        pytest.skip(f"Metis's profiles, which their licence keeps out of the checkout: no {folder}")
     return folder
