@@ -93,7 +93,7 @@ def why_unavailable() -> str | None:
     tools = ("unshare", "nsenter", "ip", "tc", "ssh-keygen", "/usr/sbin/sshd")
     missing = [tool for tool in tools if shutil.which(tool) is None]
     if missing:
-        return f"test hosts need {', '.join(missing)}: install openssh-server and iproute2"
+        return f"test hosts need {', '.join(missing)}: apt-get install openssh-server iproute2"
     probe = ["unshare", "--net", "--mount", "--pid", "--fork", "--mount-proc", "true"]
     result = subprocess.run(probe, capture_output=True, text=True, check=False)
     return None if result.returncode == 0 else f"unshare failed: {result.stderr.strip()}"
