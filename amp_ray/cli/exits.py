@@ -5,7 +5,7 @@ from typing import Final
 
 import click
 
-from amp_ray.errors import AmpRayError, InputError
+from amp_ray.errors import AmpRayError, InputError, printable
 
 SUCCESS: Final = 0
 FAILURE: Final = 1
@@ -27,7 +27,9 @@ def run_command(command: click.Command) -> None:
         error.show()
         code = BAD_INPUT
     except InputError as error:
-        code = _complain(str(error), BAD_INPUT)
+        for part in error.parts:
+            _complain(printable(str(part)), BAD_INPUT)
+        code = BAD_INPUT
     except AmpRayError as error:  # hosts, disks, a Ray cluster: what trials and searches run on
         code = _complain(str(error), TRIALS_FAILED)
     sys.exit(code)

@@ -31,6 +31,9 @@ _PROFILE_SUFFIXES: Final = (".csv", ".yaml")
 _ENCODING: Final = "utf-8-sig"
 """UTF-8, with or without the mark that spreadsheet programs put in front."""
 
+_MOST_CHARACTERS: Final = 2**25
+"""Of an input file: a million strategies."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExperimentFiles:
@@ -143,7 +146,11 @@ def read_text(path: Path) -> str:
         InputError: If it does not exist, cannot be read, or is not UTF-8 text.
     """
     try:
-        return path.read_text(encoding=_ENCODING)
+        with path.open(encoding=_ENCODING) as file:
+            text = file.read(_MOST_CHARACTERS + 1)
+        if len(text) <= _MOST_CHARACTERS:
+            return text
+        message = f"longer than {_MOST_CHARACTERS:,} characters: is this the right file?"
     except FileNotFoundError:
         message = "no such file"
     except IsADirectoryError:
