@@ -1,11 +1,8 @@
 """``amp-ray plan``: search and rank."""
 
-import sys
 from pathlib import Path
 
 import click
-from rich.console import Console
-from rich.progress import Progress
 
 from amp_ray.cli.exits import NOT_FEASIBLE, SUCCESS
 from amp_ray.cli.options import (
@@ -15,10 +12,11 @@ from amp_ray.cli.options import (
     experiment_argument,
     json_option,
     refuse_useless,
-    table_console,
+    search_progress,
     verbose_option,
     write_json,
 )
+from amp_ray.cli.output import table_console
 from amp_ray.cli.workers import workers_options
 from amp_ray.report.tables import ranking_table, reasons_text
 from amp_ray.runtime.calibrating import with_calibration
@@ -78,15 +76,12 @@ def plan(
     )
     if launchable:
         experiment = launchable_only(experiment)
-    with Progress(
-        console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()
-    ) as bar:
-        task = bar.add_task("searching", total=None, start=True)
+    with search_progress() as progress:
         planned = plan_experiment(
             experiment,
             cost_model,
             workers=Workers(num=num_workers, address=ray_address),
-            progress=lambda done, total: bar.update(task, completed=done, total=total),
+            progress=progress,
         )
     shown = None if show_all else num_rows
     if json_target is not None:

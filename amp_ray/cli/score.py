@@ -11,10 +11,10 @@ from amp_ray.cli.options import (
     experiment_argument,
     json_option,
     refuse_useless,
-    table_console,
     verbose_option,
     write_json,
 )
+from amp_ray.cli.output import table_console
 from amp_ray.report.tables import results_table
 from amp_ray.runtime.calibrating import with_calibration
 from amp_ray.runtime.files import load_experiment, load_strategies
