@@ -58,6 +58,15 @@ def verbose_option(command: _F) -> _F:
     return click.option("-v", "--verbose", is_flag=True, help="Say more, on stderr.")(command)
 
 
+def wide_option(command: _F) -> _F:
+    """Take ``--wide``."""
+    return click.option(
+        "--wide",
+        is_flag=True,
+        help="All columns, however narrow the terminal: where the time of each strategy goes, too.",
+    )(command)
+
+
 def cost_model_option(command: _F) -> _F:
     """Take ``--cost-model``."""
     return click.option(

@@ -90,5 +90,5 @@ def table_console(*, wide: bool = False) -> Console:
     Args:
         wide: Whether lines may be longer than a terminal's are, as they are in a pipe or file.
     """
-    narrow = not wide and (sys.stdout.isatty() or "COLUMNS" in os.environ)
+    narrow = not wide and (sys.stdout.isatty() or bool(os.environ.get("COLUMNS")))
     return console(width=None if narrow else _PIPE_WIDTH)

@@ -98,7 +98,7 @@ def tune_experiment(
     with search_progress() as progress:
         tuning = prepare(experiment, asked, progress)
     if not tuning.space.num_feasible:
-        click.echo(f"amp-ray: {tuning.space.why_none}", err=True)
+        click.echo(f"amp-ray: {tuning.space.why_none(tuning.experiment)}", err=True)
         return NOT_FEASIBLE
     if asked.table is not None:
         click.echo(f"replay: outcomes come from {asked.table}, nothing is launched", err=True)

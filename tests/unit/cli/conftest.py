@@ -35,9 +35,9 @@ Run = Callable[..., Ended]
 @pytest.fixture
 def amp_ray(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """Run ``amp-ray`` in this process, with its output in a pipe of no particular width."""
-    monkeypatch.delenv("COLUMNS", raising=False)
 
-    def run(*arguments: str | Path) -> Ended:
+    def run(*arguments: str | Path, columns: str = "") -> Ended:
+        monkeypatch.setenv("COLUMNS", columns)
         monkeypatch.setattr("sys.argv", ["amp-ray", *map(str, arguments)])
         with pytest.raises(SystemExit) as ended:
             main()
