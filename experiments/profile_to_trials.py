@@ -17,9 +17,9 @@ from typing import Any
 
 import click
 import yaml
-from rich.console import Console
 from rich.table import Table
 
+from amp_ray.cli.output import console
 from amp_ray.cost.estimate import Estimate
 from amp_ray.runtime.files import load_experiment, write_text
 from amp_ray.runtime.planning import plan_experiment
@@ -123,11 +123,11 @@ def show(result: dict[str, Any]) -> None:
             " ".join(f"{seconds:.4f}" for seconds in row["measured_s"]) or "failed",
             "" if row["error"] is None else f"{row['error']:+.1%}",
         )
-    console = Console(width=120)
-    console.print(table)
+    screen = console(width=120)
+    screen.print(table)
     error = result["median_error"]
     text = "nothing measured" if error is None else f"median error {error:.1%}"
-    console.print(f"{text}; {result['hardware']}; load average {result['load_average']}")
+    screen.print(f"{text}; {result['hardware']}; load average {result['load_average']}")
 
 
 @click.command(help="Profile this machine, plan, run the best strategies, and compare.")

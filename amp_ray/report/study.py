@@ -11,7 +11,6 @@ from rich.text import Text
 
 from amp_ray.report.study_table import (
     WAITING,
-    counted,
     describe,
     surprise_text,
     told_text,
@@ -23,6 +22,7 @@ from amp_ray.tuner.knowledge import Knowledge
 from amp_ray.tuner.recommendation import Recommendation, recommend
 from amp_ray.tuner.state import Told, Trial, TunerState
 from amp_ray.tuner.surprise import Surprise
+from amp_ray.units import counted
 
 _MOST_LIVE_ROWS: Final = 15
 """Trials that the live table shows."""

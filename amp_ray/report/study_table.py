@@ -104,16 +104,6 @@ def _last(text: str, *, one_line: bool) -> Text:
     return Text(text, no_wrap=True, overflow="ellipsis") if one_line else Text(text)
 
 
-def counted(number: int, what: str) -> str:
-    """Count things.
-
-    Example:
-        >>> counted(1, "trial"), counted(2, "trial")
-        ('1 trial', '2 trials')
-    """
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
-
-
 def _bounds(strategy: Strategy) -> str:
     """Write bounds, shortened where there are many."""
     return _shortened(" ".join(map(str, strategy.bounds)), _MAX_BOUNDS)
