@@ -126,6 +126,7 @@ class Tuning:
                     study_id=study.study_id,
                     time_left_s=self._time_left_s(rebuilt.seconds),
                     steady=steady,
+                    known_failures=rebuilt.known_failures,
                 )
                 driver = Driver(rebuilt.state, pool, study.journal, view, settings)
                 return _drive(driver, rebuilt, study)
