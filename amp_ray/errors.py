@@ -1,5 +1,6 @@
 """The exceptions of the package; each says who may try again."""
 
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -9,6 +10,18 @@ _MOST_TOLD: Final = 20
 """Mistakes of one input that are told at once."""
 
 _LONGEST_LINE: Final = 1000
+
+_ADVICE: Final = {
+    errno.ENOSPC: "Make room",
+    errno.EDQUOT: "Make room within the quota",
+    errno.EFBIG: "Raise the limit of file sizes",
+    errno.EMFILE: "Raise the limit of open files",
+    errno.EROFS: "Make it writable",
+    errno.EACCES: "Make it writable",
+    errno.EPERM: "Make it writable",
+    errno.EEXIST: "Move it away",
+}
+"""What a person can do; anything else is the disk's or the file system's trouble."""
 
 
 class AmpRayError(Exception):
@@ -110,6 +123,11 @@ class Mistakes:
 
 class HostError(AmpRayError):
     """A host could not be reached or used; the caller may try again elsewhere."""
+
+
+def advice_for(error: OSError) -> str:
+    """Say in a few words what a person can do about an error of the system."""
+    return _ADVICE.get(error.errno or 0, "See to that")
 
 
 @contextmanager

@@ -140,6 +140,15 @@ def _show(result: "Result", folder: Path, json_target: str | None) -> int:
             err=True,
         )
         return TRIALS_FAILED
+    if result.common_failure is not None:
+        first, second = result.common_failure.numbers
+        click.echo(
+            f"amp-ray: trials {first} and {second} crashed in the same way, and nothing was "
+            f"measured: {result.common_failure.reason}. Mend that, and --study {folder} --resume "
+            "runs both again, at no cost to the budget; without a mend it goes on to the others",
+            err=True,
+        )
+        return TRIALS_FAILED
     if result.best_number is not None:
         return SUCCESS
     click.echo("amp-ray: no trial was measured", err=True)

@@ -188,6 +188,12 @@ def record(state: TunerState, number: int, outcome: Outcome) -> TunerState:
     return replace(state, trials=state.trials.replaced(number, replace(told, outcome=outcome)))
 
 
+def reopen(state: TunerState, number: int) -> TunerState:
+    """Forget what came of a trial: it is to run again, and costs nothing more."""
+    told = replace(state.trials[number], outcome=None)
+    return replace(state, trials=state.trials.replaced(number, told))
+
+
 def _order(
     settings: TunerSettings, places: Mapping[Strategy, int], order: Sequence[Strategy] | None
 ) -> tuple[int, ...]:
