@@ -1,4 +1,4 @@
-"""The exceptions of the package; each says who may try again."""
+"""The exceptions of the package; each says who may try again, in words that a terminal can show."""
 
 import errno
 from collections.abc import Iterator
@@ -24,8 +24,33 @@ _ADVICE: Final = {
 """What a person can do; anything else is the disk's or the file system's trouble."""
 
 
+def printable(text: str) -> str:
+    r"""Show control characters of a text that others wrote, instead of sending them to a terminal.
+
+    Everything is replaced that ``repr`` would not show: escape sequences, changes of the writing
+    direction, lone surrogates. Lines and tabs stay, and doing it twice changes nothing.
+
+    Example:
+        >>> print(printable("a\x1b[31m\u202e\nü"))
+        a\x1b[31m\u202e
+        ü
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        letter
+        if letter.isprintable() or letter in "\n\t"
+        else letter.encode("unicode_escape").decode()
+        for letter in text
+    )
+
+
 class AmpRayError(Exception):
     """Base of everything that the package raises on purpose."""
+
+    def __init__(self, message: str = "") -> None:
+        """Take the message, which may quote a host, a file or a program."""
+        super().__init__(printable(message))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
