@@ -288,24 +288,25 @@ def _lines(text: str, room: int) -> list[str]:
     return [line.replace(_UNBREAKABLE, " ") for line in wrap(", ".join(phrases), room)]
 
 
+def _ties_text(ranking: Ranking) -> str:
+    """Say what the first rows have in common, and how they are ordered."""
+    num_tied, percent = ranking.num_tied, 100 * ranking.relative_error
+    if not percent:
+        return f"= the first {num_tied} take the same time"
+    tied = [result for result in ranking.results[:num_tied] if isinstance(result, Estimate)]
+    risky = 100 * RISKY_PROBABILITY
+    order = f", those with a risk of {risky:.0f} % or more last" if _is_mixed(tied) else ""
+    return f"= the first {num_tied} are ties within the model's error of {percent:.0f} %{order}"
+
+
+def _is_mixed(estimates: Sequence[Estimate]) -> bool:
+    """Tell whether some are risky and some are not."""
+    return len({is_risky(estimate) for estimate in estimates}) > 1
+
+
 def _notes(ranking: Ranking, *, num_shown: int) -> list[Text]:
     """Return what the table does not show: ties, the rest, and why some cannot run."""
-    notes = []
-    num_tied = ranking.num_tied
-    if num_tied > 1:
-        risky = [
-            isinstance(result, Estimate) and is_risky(result)
-            for result in ranking.results[:num_tied]
-        ]
-        order = (
-            f", those with a risk of {100 * RISKY_PROBABILITY:.0f} % or more last"
-            if 0 < sum(risky) < num_tied
-            else ""
-        )
-        share = f"{100 * ranking.relative_error:.0f} %"
-        notes.append(
-            Text(f"= the first {num_tied} are ties within the model's error of {share}{order}")
-        )
+    notes = [Text(_ties_text(ranking))] if ranking.num_tied > 1 else []
     num_hidden = ranking.num_feasible - num_shown
     if num_hidden > 0:
         more = counted(num_hidden, "more feasible strategy", "more feasible strategies")

@@ -127,6 +127,10 @@ def test_ties_are_marked_and_explained() -> None:
     assert "= the first 2 are ties within the model's error of 6 %\n" in text
 
 
+def test_a_model_without_an_error_has_ties_of_equal_time_only() -> None:
+    assert "= the first 2 take the same time\n" in shown(rank([bare(1.0), bare(1.0, (0, 4, 9))]))
+
+
 @pytest.mark.parametrize(
     ("probability", "text"),
     [(0.0, "<1 %"), (0.08, "8 %"), (0.434, "43 %"), (0.999, ">99 %")],
