@@ -160,9 +160,14 @@ class ResultsTable:
             return wrap(str(first_reason(result)), room)
         marks = "".join(f" ({self._marks[warning]})" for warning in result.warnings)
         lines = wrap(" ".join(map(str, result.strategy.bounds)) + marks, room)
-        if all(is_in_order(estimate.strategy) for estimate in self._estimates()):
+        if not self._has_places:
             return lines
         return lines + _places(result.strategy, self.experiment, room)
+
+    @property
+    def _has_places(self) -> bool:
+        """Tell whether some strategy runs otherwise than in the order of the devices."""
+        return not all(is_in_order(estimate.strategy) for estimate in self._estimates())
 
     @property
     def _marks(self) -> dict[str, str]:
@@ -175,6 +180,8 @@ class ResultsTable:
         """Yield what readers cannot guess."""
         layers = layers_text(self.experiment.model)
         yield from _lines(f"bounds count layers: {layers}", width)
+        if self._has_places:
+            yield "below bounds: the nodes of each stage in turn; x4 stands for four stages"
         if any(_is_split(result) for result in self.results):
             yield "split: samples of all dp ranks of a stage together, else of one replica"
         for warning, mark in self._marks.items():

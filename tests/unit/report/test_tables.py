@@ -167,7 +167,9 @@ def test_where_stages_run_is_shown_where_that_is_not_the_order_of_the_devices() 
     turned = replace(given, strategy=replace(given.strategy, placement=(2, 0)))
     assert "node" not in drawn(table(given))
     assert "on node1, node0" in drawn(table(turned))
-    assert "on node0 x2" in drawn(table(turned, given))
+    both = drawn(table(turned, given))
+    assert "on node0 x2" in both
+    assert "below bounds: the nodes of each stage in turn; x4 stands for four stages\n" in both
 
 
 def test_a_micro_batch_that_is_shared_out_is_told_from_one_of_a_replica() -> None:
