@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 from itertools import groupby
 from textwrap import wrap
 from typing import Final
@@ -119,13 +120,14 @@ class ResultsTable:
         if parts and not is_whole:
             yield Text("where the time goes: --wide")
 
+    @cached_property
     def _estimates(self) -> list[Estimate]:
         """Return the results that are estimates."""
         return [result for result in self.results if isinstance(result, Estimate)]
 
     def _figures(self) -> list[list[str]]:
         """Return the columns of the answer but the last one, each with its header."""
-        estimates = self._estimates()
+        estimates = self._estimates
         rows = [
             [
                 f"{'=' if 1 <= index < self.num_tied else ''}{index + 1}",
@@ -149,7 +151,7 @@ class ResultsTable:
 
     def _parts(self) -> list[list[str]]:
         """Return the columns of the breakdown; none for a model that does not know it."""
-        if not any(estimate.breakdown for estimate in self._estimates()):
+        if not any(estimate.breakdown for estimate in self._estimates):
             return []
         rows = map(_breakdown, self.results)
         return [[header, *cells] for header, *cells in zip(_PARTS.values(), *rows, strict=True)]
@@ -164,15 +166,15 @@ class ResultsTable:
             return lines
         return lines + _places(result.strategy, self.experiment, room)
 
-    @property
+    @cached_property
     def _has_places(self) -> bool:
         """Tell whether some strategy runs otherwise than in the order of the devices."""
-        return not all(is_in_order(estimate.strategy) for estimate in self._estimates())
+        return not all(is_in_order(estimate.strategy) for estimate in self._estimates)
 
-    @property
+    @cached_property
     def _marks(self) -> dict[str, str]:
         """Return a letter for each warning of the rows that can run."""
-        feasible = [estimate for estimate in self._estimates() if estimate.feasible]
+        feasible = [estimate for estimate in self._estimates if estimate.feasible]
         found = dict.fromkeys(text for estimate in feasible for text in estimate.warnings)
         return {text: chr(ord("a") + index) for index, text in enumerate(found)}
 
