@@ -28,7 +28,7 @@ def run_command(command: click.Command) -> None:
         code = BAD_INPUT
     except InputError as error:
         for part in error.parts:
-            _complain(printable(str(part)), BAD_INPUT)
+            _complain("\n".join(map(printable, str(part).split("\n"))), BAD_INPUT)
         code = BAD_INPUT
     except AmpRayError as error:  # hosts, disks, a Ray cluster: what trials and searches run on
         code = _complain(str(error), TRIALS_FAILED)

@@ -58,5 +58,6 @@ def score(
         rows = [row(result, None, experiment.cluster) for result in results]
         write_json({"schema": SCHEMA, "rows": rows}, json_target)
         return
-    title = f"{experiment.name}: {len(results)} strategies, cost model {cost_model}"
+    word = "strategy" if len(results) == 1 else "strategies"
+    title = f"{experiment.name}: {len(results)} {word}, cost model {cost_model}"
     table_console().print(results_table(results, experiment.cluster, title=title))

@@ -95,15 +95,22 @@ def _why_empty(experiment: Experiment, tps: list[int]) -> str:
     batch = experiment.global_batch_size
     head = f"no candidate for {cluster.num_devices} devices and global_batch_size {batch}"
     if not tps:
-        slots = sorted({node.num_slots for node in cluster.nodes})
+        slots = ", ".join(map(str, sorted({node.num_slots for node in cluster.nodes})))
+        above = "" if limits.max_tp is None else f" up to max_tp {limits.max_tp}"
         return (
-            f"{head}: no tp from min_tp {limits.min_tp} to max_tp {limits.max_tp} divides the "
-            f"slots of every node ({slots}); widen the limits or set search.tp_across_nodes: true"
+            f"{head}: no tp from min_tp {limits.min_tp}{above} divides the slots of every node "
+            f"({slots}); widen the limits or set search.tp_across_nodes: true"
         )
+    given = {
+        "tp": tps,
+        "max_dp": limits.max_dp and [limits.max_dp],
+        "max_pp": limits.max_pp and [limits.max_pp],
+        "micro_batch_sizes": limits.micro_batch_sizes,
+    }
+    words = "; ".join(f"{key} {', '.join(map(str, n))}" for key, n in given.items() if n)
     return (
-        f"{head}: with tp of {tps}, max_dp {limits.max_dp}, max_pp {limits.max_pp} and "
-        f"micro_batch_sizes {limits.micro_batch_sizes} no dp x micro-batch size divides the batch; "
-        "widen the limits or change the batch"
+        f"{head}: no dp x micro-batch size divides the batch with {words}; widen the limits or "
+        "change the batch"
     )
 
 
