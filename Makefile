@@ -107,6 +107,10 @@ test: venv lint  ## Run every check and every test
 	  fi; \
 	done
 
+.PHONY: fuzz
+fuzz: venv  ## Read 10,000 hostile inputs with everything that reads any (minutes)
+	@HYPOTHESIS_PROFILE=fuzz $(PYTEST) $(wildcard tests/property/test_hostile_*.py)
+
 .PHONY: lint
 lint: lint-ruff lint-format lint-types lint-imports  ## Run the four static checks
 

@@ -74,7 +74,7 @@ class InputError(AmpRayError, ValueError):
         return self._parts or (self,)
 
 
-class _More(InputError):
+class _CountedError(InputError):
     """Mistakes that are counted and not told."""
 
     def __init__(self, number: int) -> None:
@@ -90,11 +90,16 @@ class Mistakes:
         """Start without any."""
         self._found: dict[str, InputError] = {}
         self._num_more = 0
+        self._told: set[str] = set()
 
     def add(self, error: InputError) -> None:
         """Keep an error for later, or only count it; one that is known already is kept once."""
+        if len(error.parts) > 1:
+            if str(error) in self._told:
+                return
+            self._told.add(str(error))
         for part in error.parts:
-            if isinstance(part, _More):
+            if isinstance(part, _CountedError):
                 self._num_more += part.number
             elif len(self._found) < _MOST_TOLD:
                 self._found.setdefault(str(part), part)
@@ -119,7 +124,7 @@ class Mistakes:
         if len(parts) == 1:
             raise parts[0]
         if self._num_more:
-            parts = (*parts, _More(self._num_more))
+            parts = (*parts, _CountedError(self._num_more))
         if parts:
             raise InputError("\n".join(map(str, parts)), parts=parts)
 
@@ -151,6 +156,6 @@ def placed(where: Where, kind: type[ValueError] = InputError) -> Iterator[None]:
 def _led_to(where: Where, error: ValueError) -> InputError:
     """Put a place in front of an error, unless it names a line of its own."""
     has_line = isinstance(error, InputError) and error.where is not None and error.where.line
-    if isinstance(error, InputError) and (has_line or isinstance(error, _More)):
+    if isinstance(error, InputError) and (has_line or isinstance(error, _CountedError)):
         return error
     return InputError(str(error), where=where)
