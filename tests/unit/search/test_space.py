@@ -85,7 +85,7 @@ def test_recompute_is_the_experiments() -> None:
     ("text", "message"),
     [
         ("min_tp: 4", "no tp from min_tp 4"),
-        ("micro_batch_sizes: [3]", r"micro_batch_sizes \(3,\)"),
+        ("micro_batch_sizes: [3]", r"micro_batch_sizes 3;"),
     ],
 )
 def test_limits_that_leave_nothing_are_named(text: str, message: str) -> None:
