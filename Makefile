@@ -118,6 +118,10 @@ test: venv  ## Run every check and every test, to the end whatever fails
 	if [ -n "$$failed" ]; then echo "== failed:$$failed ==" >&2; exit 1; fi; \
 	echo "== all passed =="
 
+.PHONY: fuzz
+fuzz: venv  ## Read 10,000 hostile inputs with everything that reads any (minutes)
+	@HYPOTHESIS_PROFILE=fuzz $(PYTEST) $(wildcard tests/property/test_hostile_*.py)
+
 .PHONY: lint
 lint: lint-ruff lint-format lint-types lint-imports  ## Run the four static checks
 

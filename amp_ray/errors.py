@@ -67,8 +67,11 @@ class Where:
 
     def __str__(self) -> str:
         """Render as ``file:line: key``, leaving out what is unknown."""
-        place = self.file if self.line is None else f"{self.file}:{self.line}"
-        return place if self.key is None else f"{place}: {self.key}"
+        file, key = (
+            name and printable(name).replace("\n", "\\n") for name in (self.file, self.key)
+        )
+        place = file if self.line is None else f"{file}:{self.line}"
+        return place if key is None else f"{place}: {key}"
 
     def at(self, key: str) -> "Where":
         """Narrow the place down to a key or column."""
@@ -102,16 +105,37 @@ class InputError(AmpRayError, ValueError):
         return self._parts or (self,)
 
 
+class _CountedError(InputError):
+    """Mistakes that are counted and not told."""
+
+    def __init__(self, number: int) -> None:
+        """Remember how many they are."""
+        super().__init__(f"and {number} more mistake{'s' if number > 1 else ''}")
+        self.number = number
+
+
 class Mistakes:
     """Collects the mistakes of an input, so that all of them are told at once."""
 
     def __init__(self) -> None:
         """Start without any."""
         self._found: dict[str, InputError] = {}
+        self._num_more = 0
+        self._told: set[str] = set()
 
     def add(self, error: InputError) -> None:
-        """Keep an error for later; one that is known already is kept once."""
-        self._found |= {str(part): part for part in error.parts}
+        """Keep an error for later, or only count it; one that is known already is kept once."""
+        if len(error.parts) > 1:
+            if str(error) in self._told:
+                return
+            self._told.add(str(error))
+        for part in error.parts:
+            if isinstance(part, _CountedError):
+                self._num_more += part.number
+            elif len(self._found) < _MOST_TOLD:
+                self._found.setdefault(str(part), part)
+            else:
+                self._num_more += str(part) not in self._found
 
     @contextmanager
     def collect(self) -> Iterator[None]:
@@ -130,9 +154,8 @@ class Mistakes:
         parts = tuple(self._found.values())
         if len(parts) == 1:
             raise parts[0]
-        if len(parts) > _MOST_TOLD:
-            rest = InputError(f"and {len(parts) - _MOST_TOLD} more mistakes after these")
-            parts = (*parts[:_MOST_TOLD], rest)
+        if self._num_more:
+            parts = (*parts, _CountedError(self._num_more))
         if parts:
             raise InputError("\n".join(map(str, parts)), parts=parts)
 
@@ -168,6 +191,7 @@ def placed(where: Where, kind: type[ValueError] = InputError) -> Iterator[None]:
 
 def _led_to(where: Where, error: ValueError) -> InputError:
     """Put a place in front of an error, unless it names a line of its own."""
-    if isinstance(error, InputError) and error.where is not None and error.where.line:
+    has_line = isinstance(error, InputError) and error.where is not None and error.where.line
+    if isinstance(error, InputError) and (has_line or isinstance(error, _CountedError)):
         return error
     return InputError(str(error), where=where)

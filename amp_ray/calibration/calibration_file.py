@@ -76,11 +76,19 @@ def _check(calibration: Calibration, where: Where) -> None:
             f"{1 / _LARGEST:g} to {_LARGEST:g}"
         )
         raise InputError(message, where=where.at("constants"))
-    size = len(calibration.time_constants)
+    names = [fitted.name for fitted in calibration.constants]
+    if len(set(names)) < len(names):
+        message = "the same constant stands there twice"
+        raise InputError(message, where=where.at("constants"))
+    size = len(set(calibration.time_constants))
     known = set(calibration.time_constants) <= set(SCOPES)
     square = [len(row) for row in calibration.covariance] == [size] * size
-    small = all(abs(number) <= _LARGEST for row in calibration.covariance for number in row)
-    if not (known and square and small):
+    fits = square and all(
+        abs(number) <= _LARGEST and (row != column or number >= 0)
+        for row, numbers in enumerate(calibration.covariance)
+        for column, number in enumerate(numbers)
+    )
+    if not (known and fits):
         message = f"expected {size} rows of {size} numbers, one for each of time_constants"
         raise InputError(message, where=where.at("covariance"))
     missing = [part for part in PARTS if part not in calibration.fingerprint]

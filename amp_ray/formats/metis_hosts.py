@@ -3,8 +3,10 @@
 import re
 from dataclasses import dataclass
 
-from amp_ray.errors import InputError, Mistakes, Where
-from amp_ray.spec.cells import is_count
+from amp_ray.errors import InputError, Mistakes, Where, placed
+from amp_ray.spec.cells import content_lines, is_count
+from amp_ray.spec.hostfile import HostSlots
+from amp_ray.spec.json_text import shown
 
 _LINE = re.compile(r"(?P<host>[^\s#-]\S*)\s+(?:slots\s*=\s*)?(?P<slots>\S+)")
 
@@ -46,11 +48,9 @@ def parse_metis_hostfile(text: str, *, file: str = "hostfile") -> tuple[MetisHos
     """
     hosts = []
     mistakes = Mistakes()
-    for number, line in enumerate(text.splitlines(), start=1):
-        content = line.partition("#")[0].strip()
-        if content:
-            with mistakes.collect():
-                hosts.append(_parse_line(content, Where(file=file, line=number), number))
+    for where, content in content_lines(text, file):
+        with mistakes.collect():
+            hosts.append(_parse_line(content, where))
     mistakes.check()
     if not hosts:
         message = "no host found: expected lines like '0.0.0.1 slots=8' or '0.0.0.1 8'"
@@ -80,15 +80,18 @@ def node_names(hosts: tuple[MetisHost, ...]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _parse_line(content: str, where: Where, number: int) -> MetisHost:
+def _parse_line(content: str, where: Where) -> MetisHost:
     """Read one line without its comment."""
     match = _LINE.fullmatch(content)
     if match is None:
-        message = f"found {content!r}; expected 'IP slots=N' or 'IP N'"
+        message = f"found {shown(content)}; expected 'IP slots=N' or 'IP N'"
         raise InputError(message, where=where)
     if not is_count(match["slots"]):
         message = (
-            f"slots must be a positive integer, found {match['slots']!r} for host {match['host']!r}"
+            f"slots must be a positive integer, found {shown(match['slots'])} for host "
+            f"{shown(match['host'])}"
         )
         raise InputError(message, where=where)
-    return MetisHost(address=match["host"], num_slots=int(match["slots"]), line=number)
+    with placed(where, ValueError):
+        entry = HostSlots(host=match["host"], num_slots=int(match["slots"]))
+    return MetisHost(address=entry.host, num_slots=entry.num_slots, line=where.line or 0)

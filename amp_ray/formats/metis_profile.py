@@ -144,6 +144,9 @@ class _Reader:
     def entry(self) -> PublishedEntry:
         """Return the file's values in SI units."""
         layer_ms = self._numbers(_TIME, "layer_compute_total_ms", None)
+        if not layer_ms.any():
+            message = "found zeros only; expected what each layer takes"
+            raise InputError(message, where=Where(file=self.file, key=_LAYER_TIMES))
         num_layers = len(layer_ms)
         memory_mib = self._numbers(_MEMORY, "layer_memory_total_mb", num_layers)
         parameter_bytes = self._numbers(_MODEL, "parameters_per_layer_bytes", num_layers)

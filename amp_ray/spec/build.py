@@ -74,8 +74,9 @@ def build_experiment(document: Document, files: Files) -> Experiment:
     for build in (
         lambda: builder.zero_stage,
         lambda: builder.constants,
-        lambda: builder.profile,
+        lambda: builder.model,
         lambda: builder.trials,
+        lambda: builder.profile,
     ):
         with mistakes.collect():
             build()
@@ -156,12 +157,7 @@ class _Builder:
     @cached_property
     def profile(self) -> Profile:
         """The source of layer times."""
-        mistakes = Mistakes()
-        with mistakes.collect():
-            model = self.model
-        with mistakes.collect():
-            cluster, _ = self.hosts
-        mistakes.check()
+        model, (cluster, _) = self.model, self.hosts
         checked = self._need("profile", "precision")
         return _profile(self._document, checked, self._files, model, cluster)
 

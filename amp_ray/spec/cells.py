@@ -12,6 +12,8 @@ from amp_ray.spec.json_text import shown
 _DIGITS: Final = re.compile(r"[0-9]{1,9}")
 """Below 10**9: more devices, layers or samples than that are a slip."""
 
+_MOST_LINES: Final = 100_000
+
 MOST_SECONDS: Final = 1e6
 """Of one iteration or one layer: eleven days."""
 
@@ -31,6 +33,22 @@ def read_rows(text: str, file: str) -> Iterator[tuple[Where, list[str]]]:
     except csv.Error as error:
         message = f"not valid CSV: {error}"
         raise InputError(message, where=Where(file=file, line=reader.line_num)) from None
+
+
+def content_lines(text: str, file: str) -> Iterator[tuple[Where, str]]:
+    """Yield the lines of a hostfile with their places, without comments (``#``) and blank ones.
+
+    Raises:
+        InputError: If there are more than any cluster has hosts.
+    """
+    for number, line in enumerate(text.splitlines(), start=1):
+        where = Where(file=file, line=number)
+        if number > _MOST_LINES:
+            message = f"expected at most {_MOST_LINES:,} lines: is this the right file?"
+            raise InputError(message, where=where)
+        content = line.partition("#")[0].strip()
+        if content:
+            yield where, content
 
 
 def is_count(cell: str, low: int = 1) -> bool:

@@ -28,6 +28,7 @@ Rate = Annotated[_Number, AfterValidator(Within(1e-3, 1e5, "TFLOP/s"))]
 Latency = Annotated[_Number, AfterValidator(Within(1e-3, 1e6, "microseconds", or_zero=True))]
 Seconds = Annotated[_Number, AfterValidator(Within(1e-3, 1e8, "seconds"))]
 Few = Annotated[int, Field(ge=1, le=10**5, strict=True)]
+Samples = Annotated[int, Field(ge=1, le=10**6, strict=True)]
 Layers = Annotated[int, Field(ge=1, le=MOST_LAYERS, strict=True)]
 
 
@@ -207,6 +208,6 @@ class ExperimentFile(Section):
     runtime: Text = "deepspeed"
     traits: dict[Text, Any] = Field(default_factory=dict)
     constants: dict[Text, Positive] = Field(default_factory=dict)
-    global_batch_size: Count
+    global_batch_size: Samples
     search: SearchSection = SearchSection()
     trials: TrialsSection = TrialsSection()

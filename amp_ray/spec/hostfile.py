@@ -4,7 +4,8 @@ import re
 from dataclasses import dataclass
 
 from amp_ray.errors import InputError, Mistakes, Where
-from amp_ray.spec.cells import is_count
+from amp_ray.spec.cells import content_lines, is_count
+from amp_ray.spec.json_text import shown
 
 _LINE = re.compile(r"(?P<host>\S+)\s+(?:slots\s*=\s*(?P<slots>\S+)|(?P<number>[\d.+-]+))")
 _HOST = re.compile(r"(?![-.])[^\s#/\\\x00-\x1f\x7f-\x9f]{1,255}")
@@ -52,22 +53,16 @@ def parse_hostfile(text: str, *, file: str = "hostfile") -> tuple[HostSlots, ...
         >>> parse_hostfile("a slots=4  # fast\n\nb slots=2\n")[1]
         HostSlots(host='b', num_slots=2)
     """
-    lines: dict[str, int] = {}
+    places: dict[str, Where] = {}
     hosts = []
     mistakes = Mistakes()
-    for number, line in enumerate(text.splitlines(), start=1):
-        content = line.partition("#")[0].strip()
-        if not content:
-            continue
-        where = Where(file=file, line=number)
+    for where, content in content_lines(text, file):
         with mistakes.collect():
             entry = _parse_line(content, where)
-            if entry.host in lines:
-                message = (
-                    f"host {entry.host!r} stands here and on line {lines[entry.host]}: name it once"
-                )
+            first = places.setdefault(entry.host, where)
+            if first is not where:
+                message = f"host {entry.host!r} stands here and on line {first.line}: name it once"
                 raise InputError(message, where=where)
-            lines[entry.host] = number
             hosts.append(entry)
     mistakes.check()
     if not hosts:
@@ -85,11 +80,11 @@ def _parse_line(content: str, where: Where) -> HostSlots:
     """Read ``host slots=N`` or ``host N`` without comment."""
     match = _LINE.fullmatch(content)
     if match is None:
-        message = f"found {content!r}: expected 'host slots=N' or 'host N'"
+        message = f"found {shown(content)}: expected 'host slots=N' or 'host N'"
         raise InputError(message, where=where)
     host, slots = match["host"], match["slots"] or match["number"]
     if not is_count(slots):
-        message = f"slots must be a positive integer, found {slots!r} for host {host!r}"
+        message = f"slots must be a positive integer, found {shown(slots)} for host {shown(host)}"
         raise InputError(message, where=where)
     if _HOST.fullmatch(host) is None:
         raise InputError(_wrong_name(host), where=where)
@@ -99,6 +94,6 @@ def _parse_line(content: str, where: Where) -> HostSlots:
 def _wrong_name(host: str) -> str:
     """Say what a host's name has not."""
     return (
-        f"found host {host!r}; a name has at most 255 characters, no spaces, no '#', '/' or "
+        f"found host {shown(host)}; a name has at most 255 characters, no spaces, no '#', '/' or "
         "'\\', no control characters, and no '-' (an option) or '.' (a folder) in front"
     )

@@ -41,7 +41,11 @@ def parse_any_json(text: str, *, file: str) -> Any:  # noqa: ANN401 - any plain 
     """
     try:
         return json.loads(
-            text, object_pairs_hook=_once_each, parse_constant=_finite, parse_float=_finite
+            text,
+            object_pairs_hook=_once_each,
+            parse_constant=_finite,
+            parse_float=_finite,
+            parse_int=_integer,
         )
     except json.JSONDecodeError as error:
         message = f"not valid JSON: {error.msg}"
@@ -70,6 +74,8 @@ def shown(value: object) -> str:
 _LONGEST_VALUE = 60
 """Characters of a found value that a message shows."""
 
+_MOST_DIGITS = 300
+
 
 def _once_each(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     """Return a mapping; no key may stand in it twice."""
@@ -89,3 +95,11 @@ def _finite(word: str) -> float:
         message = f"found {shown(word)[1:-1]}; expected a finite number"
         raise ValueError(message)
     return number
+
+
+def _integer(word: str) -> int:
+    """Refuse an integer that no float holds."""
+    if len(word) > _MOST_DIGITS:
+        message = f"found a number of {len(word)} digits; expected at most {_MOST_DIGITS}"
+        raise ValueError(message)
+    return int(word)

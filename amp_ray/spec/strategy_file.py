@@ -20,6 +20,9 @@ Failure = Literal["oom", "failed"]
 _DEGREES = ("tp", "pp", "dp", "micro_batch_size")
 _OPTIONAL = ("bounds", "measured_s", "recompute", "spread_s", "peak_memory_bytes")
 _FAILURES: Final[Mapping[str, Failure]] = {"oom": "oom", "failed": "failed"}
+_LEAST_SECONDS: Final = 1e-6
+"""Of an iteration: no device launches a kernel faster."""
+
 _BYTES: Final = re.compile(r"[0-9]{1,15}")
 _RECOMPUTE: Final[Mapping[str, Recompute]] = {"none": "none", "full": "full"}
 
@@ -171,10 +174,10 @@ def _measurement(word: str, where: Where) -> tuple[float | None, Failure | None]
     if word in _FAILURES:
         return None, _FAILURES[word]
     seconds = read_seconds(word)
-    if not seconds:
+    if seconds is None or seconds < _LEAST_SECONDS:
         message = (
-            f"found {shown(word)}; expected positive seconds up to {MOST_SECONDS:,.0f}, or one of "
-            f"{', '.join(_FAILURES)}"
+            f"found {shown(word)}; expected seconds, from {_LEAST_SECONDS:g} to "
+            f"{MOST_SECONDS:,.0f}, or one of {', '.join(_FAILURES)}"
         )
         raise InputError(message, where=where)
     return seconds, None

@@ -85,7 +85,7 @@ def _seconds(cell: str, where: Where) -> float:
 
 
 def _check_complete(tables: Mapping[_Key, FloatArray], file: str) -> None:
-    """Refuse a table without rows or with layers missing."""
+    """Refuse a table without rows, with layers missing or without any time."""
     if not tables:
         message = "the file has a header and no rows"
         raise InputError(message, where=Where(file=file))
@@ -96,4 +96,7 @@ def _check_complete(tables: Mapping[_Key, FloatArray], file: str) -> None:
                 f"tp {tp}, micro_batch_size {size}: no row for layer "
                 f"{', '.join(map(str, missing))} of 0..{table.shape[1] - 1}"
             )
+            raise InputError(message, where=Where(file=file))
+        if not table.any():
+            message = f"tp {tp}, micro_batch_size {size}: found zeros only; expected seconds"
             raise InputError(message, where=Where(file=file))
