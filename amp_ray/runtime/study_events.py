@@ -2,7 +2,8 @@
 
 import datetime as dt
 import json
-from collections.abc import Iterable, Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +18,9 @@ from amp_ray.tuner.state import Trial, TunerState, record, reopen, start
 
 _HEADER_LINES = 1
 """Of a journal, before its events."""
+
+_MOST_SHOWN = 40
+"""Characters of a wrong value that a message shows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +123,7 @@ def now() -> str:
 
 
 def rebuild(
-    state: TunerState, cluster: Cluster, events: Iterable[Mapping[str, Any]], *, file: str
+    state: TunerState, cluster: Cluster, events: Sequence[Mapping[str, Any]], *, file: str
 ) -> Rebuilt:
     """Replay a journal.
 
@@ -134,9 +138,9 @@ def rebuild(
             experiment does not choose from any more.
     """
     replay = _Replay(state=state, cluster=cluster, file=file)
-    for line, event in enumerate(events, start=1 + _HEADER_LINES):
-        with _placed(Where(file=file, line=line)):
-            replay.take(event)
+    for index in range(len(events)):
+        with _placed(Where(file=file, line=1 + _HEADER_LINES + index)):
+            replay.take(events[index])
     return Rebuilt(
         state=replay.state,
         open=tuple(replay.open.values()),
@@ -176,7 +180,7 @@ class _Replay:
 
     def take(self, event: Mapping[str, Any]) -> None:
         """Apply one event; kinds that are not known are of no consequence."""
-        self.spent = float(event.get("seconds", self.spent))
+        self.spent = _finite(event.get("seconds", self.spent), "seconds")
         kind = event["event"]
         if kind == "resumed":
             self.seconds, self.spent = self.seconds + self.spent, 0.0
@@ -271,11 +275,23 @@ class _Replay:
         return Trial(
             number=event["number"],
             strategy=self.strategies[key],
-            predicted_s=event["predicted_s"],
-            sigma=event["sigma"],
+            predicted_s=_finite(event["predicted_s"], "predicted_s"),
+            sigma=_finite(event["sigma"], "sigma"),
             repeats=event["repeats"],
             reason=event["chosen"],
         )
+
+
+def _finite(value: object, name: str) -> float:
+    """Return a figure of an event.
+
+    Raises:
+        ValueError: If it is none that anything can have taken.
+    """
+    if not isinstance(value, int | float) or not 0 <= value < math.inf:
+        message = f"{name} is {str(value)[:_MOST_SHOWN]}; expected a number of at least 0"
+        raise ValueError(message)
+    return float(value)
 
 
 @contextmanager
@@ -290,5 +306,5 @@ def _placed(where: Where) -> Iterator[None]:
     except KeyError as error:
         message = f"the event has no {error}"
         raise InputError(message, where=where) from error
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, AttributeError, OverflowError) as error:
         raise InputError(str(error), where=where) from error

@@ -117,7 +117,8 @@ class Tuning:
         """
         header = study_header(self.experiment, self.options)
         state = begin_state(self.experiment, self.space, self.options)
-        with open_study(folder, header, resume=resume) as study:
+        salvage = self.options.salvage
+        with open_study(folder, header, resume=resume, salvage=salvage) as study:
             rebuilt = self._rebuild(study, state, view)
             copy_experiment(self.experiment, study)
             with self._pool(steady) as pool:

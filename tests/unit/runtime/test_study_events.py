@@ -62,6 +62,36 @@ def replay(*events: Event) -> Rebuilt:
     return rebuild(STATE, CLUSTER, events, file="journal.jsonl")
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"measured_s": 1e400}, "a time is not between 0 and 1e\\+09 s"),
+        ({"measured_s": -1.0}, "a time is not between"),
+        ({"measured_s": 0.0}, "a time is not between"),
+        ({"measured_s": "soon"}, "a time is not between"),
+        ({"step_time_s": [1.0, float("nan")]}, "a time is not between"),
+        ({"peak_memory_bytes": [10**400]}, "a peak of memory is not between"),
+        ({"peak_memory_bytes": 3}, "not iterable"),
+        ({"wall_s": float("inf")}, "a time is not between"),
+        ({"seconds": float("inf")}, "seconds is inf; expected a number of at least 0"),
+        ({"seconds": 10**400}, "too large"),
+        ({"number": []}, "unhashable"),
+    ],
+)
+def test_figures_that_nothing_can_have_are_told_by_line(
+    changes: dict[str, Any], message: str
+) -> None:
+    event = {**ended(0, measured(1.0)), **changes}
+    with pytest.raises(InputError, match=rf"^journal\.jsonl:3: .*{message}"):
+        replay(started(0), event)
+
+
+@pytest.mark.parametrize("changes", [{"predicted_s": float("nan")}, {"sigma": -1}, {"strategy": 3}])
+def test_a_trial_that_nobody_can_have_decided_on_is_told_by_line(changes: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=r"^journal\.jsonl:2: "):
+        replay({**started(0), **changes})
+
+
 def test_nothing_happened() -> None:
     assert replay() == Rebuilt(state=STATE, open=(), left=(), seconds=0.0)
 
@@ -151,7 +181,7 @@ OTHER = Strategy.uniform(
         (({"event": "started"},), "jsonl:2: the event has no 'number'"),
         (({},), "jsonl:2: the event has no 'event'"),
         ((started(0), {**ended(0, LOST), "outcome": "odd"}), "jsonl:3: outcome must be one of"),
-        (({"event": "resumed", "seconds": []},), "jsonl:2: float"),
+        (({"event": "resumed", "seconds": []},), "jsonl:2: seconds is"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_its_line(
