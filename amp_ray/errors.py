@@ -1,10 +1,15 @@
-"""The exceptions of the package; each says who may try again."""
+"""The exceptions of the package; each says who may try again, in words that a terminal can show."""
 
 import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Final
+
+_MOST_TOLD: Final = 20
+"""Mistakes of one input that are told at once."""
+
+_LONGEST_LINE: Final = 1000
 
 _ADVICE: Final = {
     errno.ENOSPC: "Make room",
@@ -19,8 +24,33 @@ _ADVICE: Final = {
 """What a person can do; anything else is the disk's or the file system's trouble."""
 
 
+def printable(text: str) -> str:
+    r"""Show control characters of a text that others wrote, instead of sending them to a terminal.
+
+    Everything is replaced that ``repr`` would not show: escape sequences, changes of the writing
+    direction, lone surrogates. Lines and tabs stay, and doing it twice changes nothing.
+
+    Example:
+        >>> print(printable("a\x1b[31m\u202e\nü"))
+        a\x1b[31m\u202e
+        ü
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        letter
+        if letter.isprintable() or letter in "\n\t"
+        else letter.encode("unicode_escape").decode()
+        for letter in text
+    )
+
+
 class AmpRayError(Exception):
     """Base of everything that the package raises on purpose."""
+
+    def __init__(self, message: str = "") -> None:
+        """Take the message, which may quote a host, a file or a program."""
+        super().__init__(printable(message))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,13 +77,73 @@ class Where:
         return replace(self, key=key)
 
 
+def printable(text: str) -> str:
+    """Return one line that no terminal takes for a command, cut where it is very long."""
+    if len(text) > _LONGEST_LINE:
+        text = f"{text[:_LONGEST_LINE]}..."
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
+
+
 class InputError(AmpRayError, ValueError):
     """A file or an argument is wrong; only its author can mend it, a retry never helps."""
 
-    def __init__(self, message: str, *, where: Where | None = None) -> None:
-        """Remember the place, so that callers can add to it."""
+    def __init__(
+        self,
+        message: str,
+        *,
+        where: Where | None = None,
+        parts: tuple["InputError", ...] = (),
+    ) -> None:
+        """Remember the place, so that callers can add to it.
+
+        Args:
+            message: What was found and what is expected.
+            where: Its place.
+            parts: The single mistakes, where the message has a line for each of several.
+        """
         super().__init__(message if where is None else f"{where}: {message}")
         self.where = where
+        self._parts = parts
+
+    @property
+    def parts(self) -> tuple["InputError", ...]:
+        """The single mistakes: this one, or those that it was made of."""
+        return self._parts or (self,)
+
+
+class Mistakes:
+    """Collects the mistakes of an input, so that all of them are told at once."""
+
+    def __init__(self) -> None:
+        """Start without any."""
+        self._found: dict[str, InputError] = {}
+
+    def add(self, error: InputError) -> None:
+        """Keep an error for later; one that is known already is kept once."""
+        self._found |= {str(part): part for part in error.parts}
+
+    @contextmanager
+    def collect(self) -> Iterator[None]:
+        """Keep an ``InputError`` for later."""
+        try:
+            yield
+        except InputError as error:
+            self.add(error)
+
+    def check(self) -> None:
+        """Raise what was collected.
+
+        Raises:
+            InputError: With one line per mistake, in the order in which they were found.
+        """
+        parts = tuple(self._found.values())
+        if len(parts) == 1:
+            raise parts[0]
+        if len(parts) > _MOST_TOLD:
+            rest = InputError(f"and {len(parts) - _MOST_TOLD} more mistakes after these")
+            parts = (*parts[:_MOST_TOLD], rest)
+        if parts:
+            raise InputError("\n".join(map(str, parts)), parts=parts)
 
 
 class HostError(AmpRayError):
@@ -79,6 +169,14 @@ def placed(where: Where, kind: type[ValueError] = InputError) -> Iterator[None]:
     try:
         yield
     except kind as error:
-        if isinstance(error, InputError) and error.where is not None and error.where.line:
-            raise
-        raise InputError(str(error), where=where) from error
+        mistakes = Mistakes()
+        for part in error.parts if isinstance(error, InputError) else (error,):
+            mistakes.add(_led_to(where, part))
+        mistakes.check()
+
+
+def _led_to(where: Where, error: ValueError) -> InputError:
+    """Put a place in front of an error, unless it names a line of its own."""
+    if isinstance(error, InputError) and error.where is not None and error.where.line:
+        return error
+    return InputError(str(error), where=where)

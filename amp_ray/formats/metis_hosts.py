@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from amp_ray.errors import InputError, Where
+from amp_ray.errors import InputError, Mistakes, Where
 from amp_ray.spec.cells import is_count
 
 _LINE = re.compile(r"(?P<host>[^\s#-]\S*)\s+(?:slots\s*=\s*)?(?P<slots>\S+)")
@@ -44,16 +44,18 @@ def parse_metis_hostfile(text: str, *, file: str = "hostfile") -> tuple[MetisHos
         >>> [host.num_slots for host in parse_metis_hostfile("0.0.0.1 slots=16\n\n0.0.0.2  8\n")]
         [16, 8]
     """
-    hosts = tuple(
-        _parse_line(content, Where(file=file, line=number), number)
-        for number, line in enumerate(text.splitlines(), start=1)
-        for content in [line.partition("#")[0].strip()]
-        if content
-    )
+    hosts = []
+    mistakes = Mistakes()
+    for number, line in enumerate(text.splitlines(), start=1):
+        content = line.partition("#")[0].strip()
+        if content:
+            with mistakes.collect():
+                hosts.append(_parse_line(content, Where(file=file, line=number), number))
+    mistakes.check()
     if not hosts:
         message = "no host found: expected lines like '0.0.0.1 slots=8' or '0.0.0.1 8'"
         raise InputError(message, where=Where(file=file))
-    return hosts
+    return tuple(hosts)
 
 
 def node_names(hosts: tuple[MetisHost, ...]) -> tuple[str, ...]:
@@ -66,13 +68,15 @@ def node_names(hosts: tuple[MetisHost, ...]) -> tuple[str, ...]:
         >>> node_names(parse_metis_hostfile("a 4\na 4\nb 4"))
         ('a', 'a-2', 'b')
     """
-    names: list[str] = []
+    names: dict[str, None] = {}
+    numbers: dict[str, int] = {}
     for host in hosts:
-        name, number = host.address, 1
+        name, number = host.address, numbers.get(host.address, 1)
         while name in names:
             number += 1
             name = f"{host.address}-{number}"
-        names.append(name)
+        numbers[host.address] = number
+        names[name] = None
     return tuple(names)
 
 

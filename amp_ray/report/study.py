@@ -9,9 +9,9 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from amp_ray.errors import printable
 from amp_ray.report.study_table import (
     WAITING,
-    counted,
     describe,
     errors_text,
     surprise_text,
@@ -24,6 +24,7 @@ from amp_ray.tuner.knowledge import Knowledge
 from amp_ray.tuner.recommendation import Recommendation, recommend
 from amp_ray.tuner.state import Told, Trial, TunerState
 from amp_ray.tuner.surprise import Surprise
+from amp_ray.units import counted
 
 _MOST_LIVE_ROWS: Final = 15
 """Trials that the live table shows."""
@@ -83,7 +84,7 @@ class PlainView:
 
     def _print(self, text: str) -> None:
         """Print a line as it is."""
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
 
 @dataclass(slots=True)
@@ -139,7 +140,7 @@ class LiveView:
 
     def note(self, text: str) -> None:
         """Print anything else above the table, where it stays."""
-        self._live.console.print(text, style="yellow", markup=False, highlight=False)
+        self._live.console.print(printable(text), style="yellow", markup=False, highlight=False)
 
     def _draw(self) -> None:
         """Put the table on the terminal."""

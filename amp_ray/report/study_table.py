@@ -8,6 +8,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
+from amp_ray.errors import printable
 from amp_ray.spec.strategy import Strategy
 from amp_ray.trials.outcome import Measured, Outcome, outcome_to_json
 from amp_ray.tuner.state import Told, Trial
@@ -117,16 +118,6 @@ def _last(text: str, *, one_line: bool) -> Text:
     return Text(text, no_wrap=True, overflow="ellipsis") if one_line else Text(text)
 
 
-def counted(number: int, what: str) -> str:
-    """Count things.
-
-    Example:
-        >>> counted(1, "trial"), counted(2, "trial")
-        ('1 trial', '2 trials')
-    """
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
-
-
 def _bounds(strategy: Strategy) -> str:
     """Write bounds, shortened where there are many."""
     return _shortened(" ".join(map(str, strategy.bounds)), _MAX_BOUNDS)
@@ -185,5 +176,5 @@ def _cells(trial: Trial, outcome: Outcome | str, *, is_best: bool) -> list[str]:
 def _failure(outcome: Outcome) -> tuple[str, str]:
     """Return the contract's word for a failure, and why it failed, with the host's own name."""
     record = outcome_to_json(outcome)
-    host, reason = record.get("host") or "", str(record["reason"])
+    host, reason = printable(record.get("host") or ""), printable(str(record["reason"]))
     return str(record["outcome"]), reason if host in reason else f"{host}: {reason}"

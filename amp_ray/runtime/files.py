@@ -19,6 +19,7 @@ from amp_ray.spec.model import Model
 from amp_ray.spec.profile import Profile
 from amp_ray.spec.strategy_file import Context, Given, parse_strategies
 from amp_ray.spec.yaml_text import parse_yaml
+from amp_ray.trials.profile_tables import RECORDS_FILE
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -30,6 +31,9 @@ _PROFILE_SUFFIXES: Final = (".csv", ".yaml")
 
 _ENCODING: Final = "utf-8-sig"
 """UTF-8, with or without the mark that spreadsheet programs put in front."""
+
+_MOST_CHARACTERS: Final = 2**25
+"""Of an input file: a million strategies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,9 +58,18 @@ class ExperimentFiles:
         """Return the text of every YAML and CSV file of a folder, by file name.
 
         Raises:
-            InputError: If there is no such folder or a file in it cannot be read.
+            InputError: If there is no such folder, a file in it cannot be read, or it holds a
+                profile of which nothing is complete yet.
         """
-        return read_texts(self._locate(name), _PROFILE_SUFFIXES)
+        folder = self._locate(name)
+        texts = read_texts(folder, _PROFILE_SUFFIXES)
+        if not texts and (folder / RECORDS_FILE).exists():
+            message = (
+                "an unfinished profile: at no tp and micro-batch size all layers were measured; "
+                f"run amp-ray profile EXPERIMENT.yaml -o {folder} again, it goes on"
+            )
+            raise InputError(message, where=Where(file=str(folder)))
+        return texts
 
     def foreign_profile(
         self, source: str, name: str, model: Model, devices: Iterable[Device]
@@ -134,7 +147,11 @@ def read_text(path: Path) -> str:
         InputError: If it does not exist, cannot be read, or is not UTF-8 text.
     """
     try:
-        return path.read_text(encoding=_ENCODING)
+        with path.open(encoding=_ENCODING) as file:
+            text = file.read(_MOST_CHARACTERS + 1)
+        if len(text) <= _MOST_CHARACTERS:
+            return text
+        message = f"longer than {_MOST_CHARACTERS:,} characters: is this the right file?"
     except FileNotFoundError:
         message = "no such file"
     except IsADirectoryError:

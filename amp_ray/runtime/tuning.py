@@ -224,7 +224,7 @@ def prepare(
 
 def copy_experiment(experiment: Experiment, study: Study) -> None:
     """Keep the experiment file with the study."""
-    source = Path(experiment.document.file)
+    source = Path(experiment.places.file)
     if source.is_file():
         study.write("experiment.yaml", read_text(source))
 

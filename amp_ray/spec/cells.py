@@ -7,9 +7,13 @@ from collections.abc import Iterator
 from typing import Final
 
 from amp_ray.errors import InputError, Where
+from amp_ray.spec.json_text import shown
 
 _DIGITS: Final = re.compile(r"[0-9]{1,9}")
 """Below 10**9: more devices, layers or samples than that are a slip."""
+
+MOST_SECONDS: Final = 1e6
+"""Of one iteration or one layer: eleven days."""
 
 
 def read_rows(text: str, file: str) -> Iterator[tuple[Where, list[str]]]:
@@ -42,16 +46,16 @@ def read_count(cell: str | None, where: Where, *, low: int = 1) -> int:
     """
     word = (cell or "").strip()
     if not is_count(word, low):
-        message = f"found {word!r}; expected an integer of at least {low}"
+        message = f"found {shown(word)}; expected an integer of at least {low}"
         raise InputError(message, where=where)
     return int(word)
 
 
 def read_seconds(cell: str | None) -> float | None:
-    """Read finite seconds that are not negative; None if the cell does not hold such a number."""
+    """Read seconds, from 0 to `MOST_SECONDS`; None if the cell does not hold such a number."""
     word = (cell or "").strip()
     try:
         seconds = math.nan if "_" in word else float(word)
     except ValueError:
         return None
-    return seconds if math.isfinite(seconds) and seconds >= 0 else None
+    return seconds if 0 <= seconds <= MOST_SECONDS else None

@@ -10,6 +10,7 @@ from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import Strategy
 from amp_ray.trials.outcome import Outcome
 from amp_ray.tuner.log import Log
+from amp_ray.units import counted
 
 Policy = Literal["best", "predicted-order", "random", "amp-2022"]
 
@@ -204,6 +205,7 @@ def _order(
         return tuple(range(len(places)))
     strange = sum(strategy not in places for strategy in order)
     if strange:
-        message = f"the order names {strange} strategies that are no candidates of this study"
+        named = counted(strange, "strategy", "strategies")
+        message = f"the order names {named} outside the candidates of this study"
         raise ValueError(message)
     return tuple(dict.fromkeys(places[strategy] for strategy in order))

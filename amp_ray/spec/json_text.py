@@ -1,6 +1,7 @@
 """JSON text to plain values, strictly: one message with a place for whatever is wrong."""
 
 import json
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -14,28 +15,45 @@ def parse_json(text: str, *, file: str) -> dict[str, Any]:
         text: The file's text.
         file: Its name, for messages.
 
+    Raises:
+        InputError: As `parse_any_json`, and if the text is no object.
+    """
+    values = parse_any_json(text, file=file)
+    if not isinstance(values, dict):
+        message = f"expected a JSON object, found {shown(values)}"
+        raise InputError(message, where=Where(file=file))
+    return values
+
+
+def parse_any_json(text: str, *, file: str) -> Any:  # noqa: ANN401 - any plain type
+    """Read JSON.
+
+    Args:
+        text: The file's text.
+        file: Its name, for messages.
+
     Returns:
         Plain dictionaries, lists, strings and numbers.
 
     Raises:
-        InputError: If the text is not JSON or cut short, is no object, names a key twice, or
-            holds a number that is not finite.
+        InputError: If the text is not JSON or cut short, names a key twice, is nested too deeply,
+            or holds a number that is not finite.
     """
-    where = Where(file=file)
     try:
-        values = json.loads(text, object_pairs_hook=_once_each, parse_constant=_no_number)
+        return json.loads(
+            text, object_pairs_hook=_once_each, parse_constant=_finite, parse_float=_finite
+        )
     except json.JSONDecodeError as error:
         message = f"not valid JSON: {error.msg}"
         if error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated string"):
             message += "; the file ends here: is it cut short?"
         raise InputError(message, where=Where(file=file, line=error.lineno)) from None
-    except (ValueError, RecursionError) as error:
+    except RecursionError:
+        message = "not usable JSON: nested too deeply"
+        raise InputError(message, where=Where(file=file)) from None
+    except ValueError as error:
         message = f"not usable JSON: {error}"
-        raise InputError(message, where=where) from None
-    if not isinstance(values, dict):
-        message = f"expected a JSON object, found {shown(values)}"
-        raise InputError(message, where=where)
-    return values
+        raise InputError(message, where=Where(file=file)) from None
 
 
 def shown(value: object) -> str:
@@ -58,13 +76,16 @@ def _once_each(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for key, value in pairs:
         if key in result:
-            message = f"key {key!r} stands there twice: keep one"
+            message = f"key {shown(key)} stands there twice: keep one"
             raise ValueError(message)
         result[key] = value
     return result
 
 
-def _no_number(word: str) -> float:
-    """Refuse NaN and infinities, which JSON does not have."""
-    message = f"found {word}; expected a finite number"
-    raise ValueError(message)
+def _finite(word: str) -> float:
+    """Refuse NaN and infinities, which JSON does not have, and what no float holds."""
+    number = float(word)
+    if not math.isfinite(number):
+        message = f"found {shown(word)[1:-1]}; expected a finite number"
+        raise ValueError(message)
+    return number
