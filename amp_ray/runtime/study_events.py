@@ -8,16 +8,28 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from amp_ray.calibration.fingerprint import differences
 from amp_ray.errors import InputError, Where
 from amp_ray.runtime.pool import Task
 from amp_ray.spec.cluster import Cluster
 from amp_ray.spec.strategy import Strategy
 from amp_ray.spec.strategy_json import strategy_from_json, strategy_to_json
-from amp_ray.trials.outcome import Outcome, Unreachable, outcome_from_json, outcome_to_json
+from amp_ray.trials.outcome import (
+    Measured,
+    Outcome,
+    OutOfMemory,
+    TimedOut,
+    Unreachable,
+    outcome_from_json,
+    outcome_to_json,
+)
 from amp_ray.tuner.state import Trial, TunerState, record, reopen, start
 
 _HEADER_LINES = 1
 """Of a journal, before its events."""
+
+_JUDGED = (Measured, OutOfMemory, TimedOut)
+"""Outcomes that tell what a strategy takes; a program that crashed may be mended."""
 
 _MOST_SHOWN = 40
 """Characters of a wrong value that a message shows."""
@@ -52,6 +64,8 @@ class Rebuilt:
         left: Names of attempts of which something may be left on hosts: their driver died, or a
             host could not be reached.
         seconds: Wall time that the drivers before have spent.
+        program: What the study ran last, as its header or a later start tells; None of a replay,
+            and of a study of an older version.
         known_failures: Signs of failures that trials had in common and that the study was stopped
             for already: going on after that is the user's decision.
     """
@@ -60,7 +74,34 @@ class Rebuilt:
     open: tuple[Open, ...]
     left: tuple[str, ...]
     seconds: float
+    program: Mapping[str, Any] | None = None
     known_failures: frozenset[str] = frozenset()
+
+    def check_program(self, program: Mapping[str, Any] | None, *, file: str) -> str | None:
+        """Refuse to mix times of two programs; one that has told nothing yet may be mended.
+
+        Args:
+            program: What trials would run now.
+            file: The journal, for messages.
+
+        Returns:
+            What has changed; None if nothing has.
+
+        Raises:
+            InputError: If it differs from what was measured.
+        """
+        if program is None or self.program is None:
+            return None
+        changed = "; ".join(differences("program", self.program, program))
+        text = changed.replace("in the calibration", "in the study")
+        if text and any(isinstance(told.outcome, _JUDGED) for told in self.state.trials):
+            message = (
+                f"the program has changed since the study's trials were measured ({text}): their "
+                "times cannot be compared with new ones. Go on with the program as it was, or "
+                "begin a new study by --study"
+            )
+            raise InputError(message, where=Where(file=file))
+        return text or None
 
 
 def started(
@@ -123,7 +164,12 @@ def now() -> str:
 
 
 def rebuild(
-    state: TunerState, cluster: Cluster, events: Sequence[Mapping[str, Any]], *, file: str
+    state: TunerState,
+    cluster: Cluster,
+    events: Sequence[Mapping[str, Any]],
+    *,
+    file: str,
+    program: Mapping[str, Any] | None = None,
 ) -> Rebuilt:
     """Replay a journal.
 
@@ -132,12 +178,13 @@ def rebuild(
         cluster: Whose hosts strategies name.
         events: Bodies of its records, the header left out.
         file: The journal, for messages.
+        program: What trials ran at the beginning, as the header tells.
 
     Raises:
         InputError: If an event does not fit what came before it, or a trial ran what the
             experiment does not choose from any more.
     """
-    replay = _Replay(state=state, cluster=cluster, file=file)
+    replay = _Replay(state=state, cluster=cluster, file=file, program=program)
     for index in range(len(events)):
         with _placed(Where(file=file, line=1 + _HEADER_LINES + index)):
             replay.take(events[index])
@@ -146,6 +193,7 @@ def rebuild(
         open=tuple(replay.open.values()),
         left=tuple(replay.left),
         seconds=replay.seconds + replay.spent,
+        program=replay.program,
         known_failures=frozenset(replay.known_failures),
     )
 
@@ -165,6 +213,7 @@ class _Replay:
         strategies: Those that were read, by their JSON text.
         over: The attempt that gave each trial its outcome.
         known_failures: Signs that the study was stopped for.
+        program: What trials ran last.
     """
 
     state: TunerState
@@ -177,6 +226,7 @@ class _Replay:
     strategies: dict[str, Strategy] = field(default_factory=dict)
     over: dict[int, Open] = field(default_factory=dict)
     known_failures: set[str] = field(default_factory=set)
+    program: Mapping[str, Any] | None = None
 
     def take(self, event: Mapping[str, Any]) -> None:
         """Apply one event; kinds that are not known are of no consequence."""
@@ -184,6 +234,7 @@ class _Replay:
         kind = event["event"]
         if kind == "resumed":
             self.seconds, self.spent = self.seconds + self.spent, 0.0
+            self.program = event.get("program", self.program)
         elif kind == "started":
             self._start(event)
         elif kind == "interrupted":

@@ -19,6 +19,9 @@ from amp_ray.runtime.study_lock import LOCK, StudyLock
 JOURNAL: Final = "journal.jsonl"
 TRIALS: Final = "trials"
 
+PROGRAM: Final = "program"
+"""Of a header: what trials run. It may change until something has been measured."""
+
 _NO_FILE_NAME: Final = re.compile(r"[/\\\0-\x1f\x7f]+|^[.~-]+")
 """What would lead a file's name elsewhere, or be taken for an option."""
 
@@ -202,7 +205,7 @@ def _check_is_expected(
     told = [
         _difference(key, found.get(key), header[key])
         for key in header
-        if found.get(key) != header[key]
+        if key != PROGRAM and found.get(key) != header[key]
     ]
     if told:
         message = (
