@@ -89,11 +89,11 @@ def tune_experiment(
         The exit code of the contract.
     """
     from amp_ray.runtime.preflight import check_hosts
-    from amp_ray.runtime.study_folder import check_folder
+    from amp_ray.runtime.study_folder import check_folder, folder_for
     from amp_ray.runtime.tuning import prepare
 
     asked = _asked(experiment, **options)
-    folder = study_path or Path(f"{experiment.name}-study")
+    folder = study_path or folder_for(experiment.name)
     check_folder(folder, resume=resume)  # before anybody waits for a search
     with search_progress() as progress:
         tuning = prepare(experiment, asked, progress)

@@ -59,7 +59,7 @@ def told_text(told: Told) -> str:
     if isinstance(outcome, Measured):
         spread = f" (spread {outcome.spread_s:.2g} s)" if outcome.has_spread else ""
         excess = _excess(trial, outcome)
-        compared = f"{abs(excess):.1%} {'slower' if excess > 0 else 'faster'} than predicted"
+        compared = f"{abs(excess):.1%} {'faster' if excess < 0 else 'slower'} than predicted"
         return (
             f"measured {outcome.iteration_time_s:.4g} s{spread}, "
             f"predicted {trial.predicted_s:.4g} s ({compared})"

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 from amp_ray.errors import AmpRayError
+from amp_ray.runtime.files import close_to_others
 from amp_ray.runtime.pool import CLOSE_TIMEOUT_S, Fault, Finished, Task
 from amp_ray.runtime.search_crew import Hello
 from amp_ray.runtime.trial_worker import Ran, write_files
@@ -209,6 +210,7 @@ class ActorPool:
         try:
             ran: Ran = self._actors.result(call)
             write_files(attempt.task.folder, ran.files)
+            close_to_others(attempt.task.folder)
             outcome = ran.outcome
         except ActorLostError as error:
             reason = f"the actor of host group {attempt.group} died: {error}"

@@ -194,11 +194,13 @@ class Driver:
 
     def _start(self, what: _Again, group: int) -> None:
         """Write down and start one attempt."""
-        trial = what.trial
-        name = f"{trial.number:04d}-{what.attempt}"
+        trial, attempt = what.trial, what.attempt
+        while (self._settings.trials_folder / f"{trial.number:04d}-{attempt}").exists():
+            attempt += 1  # of an attempt that the journal does not know: it was salvaged
+        name = f"{trial.number:04d}-{attempt}"
         task = Task(
             number=trial.number,
-            attempt=what.attempt,
+            attempt=attempt,
             trial_id=f"{self._settings.study_id}-{name}",
             strategy=trial.strategy,
             folder=self._settings.trials_folder / name,

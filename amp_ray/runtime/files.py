@@ -1,7 +1,8 @@
 """Reading and writing files: experiments, hostfiles, profiles, strategies, results."""
 
 import logging
-from collections.abc import Collection, Iterable, Mapping
+import os
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib import resources
@@ -162,12 +163,30 @@ def read_text(path: Path) -> str:
     raise InputError(message, where=Where(file=str(path)))
 
 
-def write_text(path: Path, text: str | Iterable[str]) -> None:
+def private(path: str, flags: int) -> int:
+    """Open a file that only its owner may read; an ``opener`` of the built-in ``open``."""
+    return os.open(path, flags, 0o600)
+
+
+def close_to_others(folder: Path) -> None:
+    """Take a folder and all that is in it from everybody but its owner, where there are modes."""
+    if not folder.is_dir():
+        return
+    with suppress(PermissionError):
+        for path in (folder, *folder.rglob("*")):
+            if not path.is_symlink():
+                path.chmod(0o700 if path.is_dir() else 0o600)
+
+
+def write_text(
+    path: Path, text: str | Iterable[str], *, opener: Callable[[str, int], int] | None = None
+) -> None:
     """Write a file whole or not at all: to a neighbour first, then renamed.
 
     Args:
         path: An existing file is replaced; into a device or a pipe the text is written as it is.
         text: Its new content; a long one may come in pieces.
+        opener: As of the built-in ``open``, such as `private`.
 
     Raises:
         InputError: If the folder does not exist or cannot be written.
@@ -175,7 +194,8 @@ def write_text(path: Path, text: str | Iterable[str]) -> None:
     is_file = path.is_file() or not path.exists()
     neighbour = path.parent / f".{path.name}.partial"
     try:
-        with (neighbour if is_file else path).open("w", encoding="utf-8") as file:
+        target = neighbour if is_file else path
+        with open(target, "w", encoding="utf-8", opener=opener) as file:
             file.writelines([text] if isinstance(text, str) else text)
         if is_file:
             neighbour.replace(path)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final, Protocol, Self
 
 from amp_ray.errors import AmpRayError, HostError, advice_for
+from amp_ray.runtime.files import close_to_others
 from amp_ray.spec.strategy import Strategy
 from amp_ray.trials.outcome import Outcome, Unreachable
 
@@ -215,7 +216,10 @@ def run_task(runner: Runner, task: Task) -> Outcome | Fault | None:
         The trial's outcome; None if it was interrupted; a fault if this machine could not run it.
     """
     try:
-        return runner.run(task)
+        try:
+            return runner.run(task)
+        finally:
+            close_to_others(task.folder)
     except InterruptedTrialError:
         return None
     except HostError as error:

@@ -2,21 +2,37 @@
 
 import datetime as dt
 import json
-from collections.abc import Iterable, Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from amp_ray.calibration.fingerprint import differences
 from amp_ray.errors import InputError, Where
 from amp_ray.runtime.pool import Task
 from amp_ray.spec.cluster import Cluster
 from amp_ray.spec.strategy import Strategy
 from amp_ray.spec.strategy_json import strategy_from_json, strategy_to_json
-from amp_ray.trials.outcome import Outcome, Unreachable, outcome_from_json, outcome_to_json
+from amp_ray.trials.outcome import (
+    Measured,
+    Outcome,
+    OutOfMemory,
+    TimedOut,
+    Unreachable,
+    outcome_from_json,
+    outcome_to_json,
+)
 from amp_ray.tuner.state import Trial, TunerState, record, reopen, start
 
 _HEADER_LINES = 1
 """Of a journal, before its events."""
+
+_JUDGED = (Measured, OutOfMemory, TimedOut)
+"""Outcomes that tell what a strategy takes; a program that crashed may be mended."""
+
+_MOST_SHOWN = 40
+"""Characters of a wrong value that a message shows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +64,8 @@ class Rebuilt:
         left: Names of attempts of which something may be left on hosts: their driver died, or a
             host could not be reached.
         seconds: Wall time that the drivers before have spent.
+        program: What the study ran last, as its header or a later start tells; None of a replay,
+            and of a study of an older version.
         known_failures: Signs of failures that trials had in common and that the study was stopped
             for already: going on after that is the user's decision.
     """
@@ -56,7 +74,34 @@ class Rebuilt:
     open: tuple[Open, ...]
     left: tuple[str, ...]
     seconds: float
+    program: Mapping[str, Any] | None = None
     known_failures: frozenset[str] = frozenset()
+
+    def check_program(self, program: Mapping[str, Any] | None, *, file: str) -> str | None:
+        """Refuse to mix times of two programs; one that has told nothing yet may be mended.
+
+        Args:
+            program: What trials would run now.
+            file: The journal, for messages.
+
+        Returns:
+            What has changed; None if nothing has.
+
+        Raises:
+            InputError: If it differs from what was measured.
+        """
+        if program is None or self.program is None:
+            return None
+        changed = "; ".join(differences("program", self.program, program))
+        text = changed.replace("in the calibration", "in the study")
+        if text and any(isinstance(told.outcome, _JUDGED) for told in self.state.trials):
+            message = (
+                f"the program has changed since the study's trials were measured ({text}): their "
+                "times cannot be compared with new ones. Go on with the program as it was, or "
+                "begin a new study by --study"
+            )
+            raise InputError(message, where=Where(file=file))
+        return text or None
 
 
 def started(
@@ -119,7 +164,12 @@ def now() -> str:
 
 
 def rebuild(
-    state: TunerState, cluster: Cluster, events: Iterable[Mapping[str, Any]], *, file: str
+    state: TunerState,
+    cluster: Cluster,
+    events: Sequence[Mapping[str, Any]],
+    *,
+    file: str,
+    program: Mapping[str, Any] | None = None,
 ) -> Rebuilt:
     """Replay a journal.
 
@@ -128,20 +178,22 @@ def rebuild(
         cluster: Whose hosts strategies name.
         events: Bodies of its records, the header left out.
         file: The journal, for messages.
+        program: What trials ran at the beginning, as the header tells.
 
     Raises:
         InputError: If an event does not fit what came before it, or a trial ran what the
             experiment does not choose from any more.
     """
-    replay = _Replay(state=state, cluster=cluster, file=file)
-    for line, event in enumerate(events, start=1 + _HEADER_LINES):
-        with _placed(Where(file=file, line=line)):
-            replay.take(event)
+    replay = _Replay(state=state, cluster=cluster, file=file, program=program)
+    for index in range(len(events)):
+        with _placed(Where(file=file, line=1 + _HEADER_LINES + index)):
+            replay.take(events[index])
     return Rebuilt(
         state=replay.state,
         open=tuple(replay.open.values()),
         left=tuple(replay.left),
         seconds=replay.seconds + replay.spent,
+        program=replay.program,
         known_failures=frozenset(replay.known_failures),
     )
 
@@ -161,6 +213,7 @@ class _Replay:
         strategies: Those that were read, by their JSON text.
         over: The attempt that gave each trial its outcome.
         known_failures: Signs that the study was stopped for.
+        program: What trials ran last.
     """
 
     state: TunerState
@@ -173,13 +226,15 @@ class _Replay:
     strategies: dict[str, Strategy] = field(default_factory=dict)
     over: dict[int, Open] = field(default_factory=dict)
     known_failures: set[str] = field(default_factory=set)
+    program: Mapping[str, Any] | None = None
 
     def take(self, event: Mapping[str, Any]) -> None:
         """Apply one event; kinds that are not known are of no consequence."""
-        self.spent = float(event.get("seconds", self.spent))
+        self.spent = _finite(event.get("seconds", self.spent), "seconds")
         kind = event["event"]
         if kind == "resumed":
             self.seconds, self.spent = self.seconds + self.spent, 0.0
+            self.program = event.get("program", self.program)
         elif kind == "started":
             self._start(event)
         elif kind == "interrupted":
@@ -271,11 +326,23 @@ class _Replay:
         return Trial(
             number=event["number"],
             strategy=self.strategies[key],
-            predicted_s=event["predicted_s"],
-            sigma=event["sigma"],
+            predicted_s=_finite(event["predicted_s"], "predicted_s"),
+            sigma=_finite(event["sigma"], "sigma"),
             repeats=event["repeats"],
             reason=event["chosen"],
         )
+
+
+def _finite(value: object, name: str) -> float:
+    """Return a figure of an event.
+
+    Raises:
+        ValueError: If it is none that anything can have taken.
+    """
+    if not isinstance(value, int | float) or not 0 <= value < math.inf:
+        message = f"{name} is {str(value)[:_MOST_SHOWN]}; expected a number of at least 0"
+        raise ValueError(message)
+    return float(value)
 
 
 @contextmanager
@@ -290,5 +357,5 @@ def _placed(where: Where) -> Iterator[None]:
     except KeyError as error:
         message = f"the event has no {error}"
         raise InputError(message, where=where) from error
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, AttributeError, OverflowError) as error:
         raise InputError(str(error), where=where) from error

@@ -39,6 +39,7 @@ class TuneOptions:
         workers: Who searches.
         pool: What holds the hosts: threads of this process, or Ray actors.
         concurrency: How many groups of hosts are used; None for all.
+        salvage: Whether a study whose journal is damaged goes on from the records before that.
     """
 
     backend: Literal["ssh", "local", "replay"]
@@ -50,6 +51,7 @@ class TuneOptions:
     workers: Workers = AUTO
     pool: PoolKind = "auto"
     concurrency: int | None = None
+    salvage: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -310,11 +310,11 @@ def test_options_out_of_range_are_refused(tune: Tune, options: tuple[str, str]) 
     assert options[0] in ended.err
 
 
-def test_a_table_that_answers_twice_is_refused_by_line(tune: Tune, tmp_path: Path) -> None:
+def test_a_table_with_two_runs_of_a_strategy_answers(tune: Tune, tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
     lines = path.read_text().splitlines()
     path.write_text("\n".join([*lines, lines[1]]) + "\n", encoding="utf-8")
-    refused(tune("--budget", "1"), f"table.csv:{len(lines) + 1}: the same strategy stands at")
+    assert tune("--budget", "1").code == 0
 
 
 def test_no_calibration_without_a_file(tune: Tune, tmp_path: Path) -> None:

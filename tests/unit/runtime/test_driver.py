@@ -1,10 +1,12 @@
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
 from amp_ray.errors import AmpRayError, InputError
+from amp_ray.runtime.driver import Driver, DriverSettings
 from amp_ray.runtime.pool import Fault, Task
 from amp_ray.testing.driving import (
     MemoryLog,
@@ -224,6 +226,15 @@ def test_a_fault_of_this_machine_stops_the_study_with_the_trial_open(
     result = make_driver(before.state, again, log).run(before.open, before.left)
     assert "start: trial 1-1 on group 0" in again.happened
     assert [type(told.outcome) for told in result.state.trials] == [Measured] * 3
+
+
+def test_a_folder_that_the_journal_does_not_know_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "0000-0").mkdir()
+    log, pool = MemoryLog(), ScriptedPool(answer=second)
+    settings = DriverSettings(trials_folder=tmp_path, study_id="study")
+    Driver(small_study(budget=1), pool, log, NotingView(), settings).run()
+    assert "start: trial 0-1 on group 0" in pool.happened
+    assert isinstance(rebuilt(small_study(budget=1), log).state.trials[0].outcome, Measured)
 
 
 def test_what_ended_beside_a_fault_is_kept() -> None:

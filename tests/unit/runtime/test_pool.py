@@ -1,12 +1,20 @@
 import errno
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from amp_ray.errors import HostError, InputError, Where
-from amp_ray.runtime.pool import Fault, InterruptedTrialError, Task, ThreadPool, sweep_lines
+from amp_ray.runtime.pool import (
+    Fault,
+    InterruptedTrialError,
+    Task,
+    ThreadPool,
+    run_task,
+    sweep_lines,
+)
 from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.strategy import Strategy
 from amp_ray.trials.outcome import Measured, Outcome, Unreachable
@@ -138,6 +146,18 @@ def test_what_goes_wrong_on_this_machine_says_nothing_of_the_strategy(
     (finished,) = pool.wait(GUARD_S)
     assert isinstance(finished.outcome, Fault)
     assert str(finished.outcome.error).startswith(text)
+
+
+def test_the_folder_of_a_trial_is_its_owners_alone(tmp_path: Path) -> None:
+    class Writing(Scripted):
+        def run(self, task: Task) -> Outcome:
+            (task.folder / "hosts").mkdir(parents=True)
+            (task.folder / "hosts" / "log").touch(mode=0o644)
+            raise OSError
+
+    run_task(Writing(0), replace(task("any"), folder=tmp_path / "t"))
+    modes = [path.stat().st_mode & 0o777 for path in (tmp_path / "t", *(tmp_path / "t").rglob("*"))]
+    assert modes == [0o700, 0o700, 0o600]
 
 
 def test_a_group_that_cannot_be_swept_has_a_line(runners: Runners) -> None:
