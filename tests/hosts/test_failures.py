@@ -101,16 +101,14 @@ def test_a_hang_ends_at_the_deadline(bench: "Bench", launcher: Launcher) -> None
     assert [bench.ranks_on(host) for host in bench.cluster.hosts] == [[], []]
 
 
-def test_the_first_real_cause_wins_over_its_peers_broken_connections(
-    bench: "Bench", launcher: Launcher
-) -> None:
+def test_the_first_real_cause_wins_over_its_peers_broken_connections(bench: "Bench") -> None:
     program = """
 address = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
 if rank == 1:
     with socket.create_server(("", address[1])) as server:
         peer = server.accept()[0]
         peer.close()
-        time.sleep(0.1)  # the peer's complaint arrives first
+        time.sleep(1)  # the peer's complaint arrives first
         raise ValueError("the reason")
 while True:
     try:
@@ -123,7 +121,9 @@ with peer:
         raise ConnectionResetError("Connection reset by peer")
 """
     peer = {"PEER": bench.cluster.hosts[1].address}
-    outcome = bench.run(launcher, program, environment=peer)
+    settings = dataclasses.replace(bench.settings, settle_s=60.0)
+    with bench.launcher(settings) as launcher:
+        outcome = bench.run(launcher, program, environment=peer)
     assert isinstance(outcome, Crashed)
     assert (outcome.kind, outcome.rank) == ("crash", 1)
     exits = [event["rank"] for event in bench.events() if event["kind"] == "exit"]
