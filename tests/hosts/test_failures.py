@@ -210,7 +210,7 @@ def test_the_sweep_finds_what_an_agent_without_namespace_left(bench: "Bench") ->
     with bench.launcher(settings) as launcher:
         outcome, _ = bench.run_and_inject(launcher, program, kill_agents)
         assert isinstance(outcome, Unreachable)
-        assert [p.command for p in bench.cluster.programs(second)] == ["sleep 61"]
+        assert [p.command for p in bench.cluster.programs(second)] == ["sleep 600"]
         assert launcher.sweep() == {second.address: []}
         assert bench.cluster.programs(second) == ()
         assert bench.folders_on(second) == []

@@ -99,7 +99,7 @@ def test_a_port_where_nobody_listens_is_told(bench: "Bench") -> None:
 
 def test_a_host_that_is_not_there_makes_the_trial_unreachable(bench: "Bench") -> None:
     nobody = "10.77.0.99"
-    settings = dataclasses.replace(bench.ssh, connect_timeout_s=20.0)
+    settings = dataclasses.replace(bench.ssh, connect_timeout_s=10.0)
     names = [bench.cluster.hosts[0].address, nobody]
     commands = rank_commands([sys.executable, "-c", "pass"], [(name, 0) for name in names])
     launch = Launch(trial_id="t", commands=commands, files={}, environment={})

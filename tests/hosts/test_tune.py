@@ -50,7 +50,7 @@ trials:
   warmup_steps: 1
   timeout_s: 600
   host_groups: {num_groups}
-  ssh: {{user: root, config: null, connect_timeout_s: 20, python: {python},
+  ssh: {{user: root, config: null, connect_timeout_s: 10, python: {python},
         known_hosts: {known_hosts}, identities: [{identity}]}}
 """
 """Steps of a few milliseconds; a process that imports what trials need takes seconds, once."""
