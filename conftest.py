@@ -42,8 +42,14 @@ REPORT_VARIABLE: Final = "AMP_RAY_LEFT_OUT"
 collect_ignore = ["tests/benchmarks", *MISSING]
 
 
-def pytest_configure() -> None:
-    """Heed signals, also where the tests run in a background that ignores them, as by ``nohup``."""
+def pytest_configure(config: pytest.Config) -> None:
+    """Heed signals, also where the tests run in a background that ignores them, as by ``nohup``.
+
+    And keep pytest-randomly from importing torch and DeepSpeed, which offers it a seeder: seconds
+    in every process, and no test draws from their generators without a seed of its own.
+    """
+    if randomly := config.pluginmanager.get_plugin("randomly"):
+        randomly.entrypoint_reseeds = []
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGHUP, signal.SIGTERM):

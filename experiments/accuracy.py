@@ -16,7 +16,8 @@ from rich.console import Console
 from amp_ray.errors import InputError
 from amp_ray.runtime.files import write_text
 from published.sections import PUBLISHED, SECTIONS, Sources, rounded
-from published.view import figures_table
+from published.tables import read_rows
+from published.view import figures_table, rows_table
 
 WIDTH = 200
 
@@ -30,21 +31,32 @@ WIDTH = 200
     show_default=True,
     help="Folder of the published tables.",
 )
+@click.option("--section", type=click.Choice(list(SECTIONS)), help="Compute this one only.")
+@click.option("--rows", metavar="TABLE", help="Print the error of every row of TABLE instead.")
 @click.option("--draws", type=click.IntRange(min=0), default=100, show_default=True)
 @click.option("--golden", type=click.Path(path_type=Path), help="Write the figures to FILE too.")
-def main(data: Path, draws: int, golden: Path | None) -> None:
-    """Compute and print every section."""
+def main(
+    *, data: Path, section: str | None, rows: str | None, draws: int, golden: Path | None
+) -> None:
+    """Compute and print every section, or the rows of a table."""
     console = Console(width=WIDTH)
+    if rows is not None:
+        console.print(rows_table(read_rows(data, rows)))
+        return
+    if section and golden:
+        message = "a golden copy holds every section; leave --section out"
+        raise click.UsageError(message)
     sources = Sources(data=data, num_draws=draws)
     record = {}
-    for name, section in SECTIONS.items():
+    for name in [section] if section else SECTIONS:
+        title, compute = SECTIONS[name].title, SECTIONS[name].compute
         try:
-            figures = section.compute(sources)
+            figures = compute(sources)
         except InputError as error:
-            console.print(section.title, f"left out: {error}\n", sep="\n", markup=False)
+            console.print(title, f"left out: {error}\n", sep="\n", markup=False)
             continue
         record[name] = rounded(figures)
-        console.print(figures_table(section.title, figures), "")
+        console.print(figures_table(title, figures), "")
     if draws:
         console.print(
             f"bands: 5 .. 95 % of {draws} draws with every constant times its own lognormal(0.3)"

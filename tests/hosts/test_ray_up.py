@@ -27,7 +27,7 @@ HOME: Final = "/run/home"
 """Of root on every test host."""
 DISK_BYTES: Final = 2**29
 """Ray's logs, and the sockets of its processes."""
-HANG_GUARD_S: Final = 150.0
+HANG_GUARD_S: Final = 900.0
 NUM_SLOTS: Final = 1
 """Of every host: a trial has a rank on each."""
 
@@ -52,7 +52,7 @@ cluster:
 precision: fp32
 optimizer: sgd
 global_batch_size: 6
-trials: {backend: ssh, budget: 10, steps: 3, warmup_steps: 1, timeout_s: 60}
+trials: {backend: ssh, budget: 10, steps: 3, warmup_steps: 1, timeout_s: 600}
 """
 
 

@@ -13,7 +13,7 @@ from amp_ray.runtime.link import AgentLink, AgentSettings, Message
 
 pytestmark = pytest.mark.integration
 
-HANG_GUARD_S = 20.0
+HANG_GUARD_S = 300.0
 
 
 class Talk:

@@ -174,7 +174,7 @@ def test_a_script_runs_the_same_study(repository: Path, tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=True,
-        timeout=120,
+        timeout=600,
     )
     assert len(json.loads(ended.stdout)["trials"]) == 2
 
@@ -440,7 +440,7 @@ def in_own_mounts(shell: str, *arguments: str | Path) -> subprocess.CompletedPro
     if subprocess.run([*own, "true"], capture_output=True, check=False).returncode:
         pytest.skip("this machine lets us make no user namespace, in which to mount")
     command = [*own, "sh", "-c", shell, "sh", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
 
 
 def replay_command(homogeneous: list[str | Path], study: Path) -> list[str | Path]:
