@@ -67,11 +67,9 @@ class Where:
 
     def __str__(self) -> str:
         """Render as ``file:line: key``, leaving out what is unknown."""
-        file, key = (
-            name and printable(name).replace("\n", "\\n") for name in (self.file, self.key)
-        )
-        place = file if self.line is None else f"{file}:{self.line}"
-        return place if key is None else f"{place}: {key}"
+        place = self.file if self.line is None else f"{self.file}:{self.line}"
+        text = place if self.key is None else f"{place}: {self.key}"
+        return printable(text).replace("\n", "\\n")
 
     def at(self, key: str) -> "Where":
         """Narrow the place down to a key or column."""
