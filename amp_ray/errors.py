@@ -1,5 +1,6 @@
-"""The exceptions of the package; each says who may try again."""
+"""The exceptions of the package; each says who may try again, in words that a terminal can show."""
 
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -8,18 +9,46 @@ from typing import Final
 _MOST_TOLD: Final = 20
 """Mistakes of one input that are told at once."""
 
-_LONGEST_LINE: Final = 1000
+_ADVICE: Final = {
+    errno.ENOSPC: "Make room",
+    errno.EDQUOT: "Make room within the quota",
+    errno.EFBIG: "Raise the limit of file sizes",
+    errno.EMFILE: "Raise the limit of open files",
+    errno.EROFS: "Make it writable",
+    errno.EACCES: "Make it writable",
+    errno.EPERM: "Make it writable",
+    errno.EEXIST: "Move it away",
+}
+"""What a person can do; anything else is the disk's or the file system's trouble."""
 
 
 def printable(text: str) -> str:
-    """Return one line that no terminal takes for a command, cut where it is very long."""
-    if len(text) > _LONGEST_LINE:
-        text = f"{text[:_LONGEST_LINE]}..."
-    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
+    r"""Show control characters of a text that others wrote, instead of sending them to a terminal.
+
+    Everything is replaced that ``repr`` would not show: escape sequences, changes of the writing
+    direction, lone surrogates. Lines and tabs stay, and doing it twice changes nothing.
+
+    Example:
+        >>> print(printable("a\x1b[31m\u202e\nü"))
+        a\x1b[31m\u202e
+        ü
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        letter
+        if letter.isprintable() or letter in "\n\t"
+        else letter.encode("unicode_escape").decode()
+        for letter in text
+    )
 
 
 class AmpRayError(Exception):
     """Base of everything that the package raises on purpose."""
+
+    def __init__(self, message: str = "") -> None:
+        """Take the message, which may quote a host, a file or a program."""
+        super().__init__(printable(message))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,9 +67,8 @@ class Where:
 
     def __str__(self) -> str:
         """Render as ``file:line: key``, leaving out what is unknown."""
-        file = printable(self.file)
-        place = file if self.line is None else f"{file}:{self.line}"
-        return place if self.key is None else f"{place}: {printable(self.key)}"
+        place = self.file if self.line is None else f"{self.file}:{self.line}"
+        return (place if self.key is None else f"{place}: {self.key}").replace("\n", "\\n")
 
     def at(self, key: str) -> "Where":
         """Narrow the place down to a key or column."""
@@ -131,6 +159,11 @@ class Mistakes:
 
 class HostError(AmpRayError):
     """A host could not be reached or used; the caller may try again elsewhere."""
+
+
+def advice_for(error: OSError) -> str:
+    """Say in a few words what a person can do about an error of the system."""
+    return _ADVICE.get(error.errno or 0, "See to that")
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """Print how far the cost model is off on published measurements, as ``make accuracy`` does.
 
-Tables that are not shipped are looked for in ``shared/data`` beside the checkout, in the folder
-that the environment names as ``AMP_RAY_DATA``, or in ``--data``; absent ones are named. A change of
-the cost model states its effect by a new golden copy:
+The tables lie in ``experiments/published``; ``--data`` (or AMP_RAY_DATA) names another folder with
+tables of the same format, and what it lacks is named. A change of the cost model states its effect
+by a new golden copy:
 
     python experiments/accuracy.py --golden tests/golden/accuracy.json
 """
@@ -13,11 +13,11 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from amp_ray.errors import InputError
 from amp_ray.runtime.files import write_text
-from amp_ray.testing.accuracy.sections import SECTIONS, Sources, compute, rounded
-from amp_ray.testing.accuracy.view import figures_table
+from published.sections import PUBLISHED, SECTIONS, Sources, rounded
+from published.view import figures_table
 
-REPOSITORY = Path(__file__).resolve().parent.parent
 WIDTH = 200
 
 
@@ -26,7 +26,7 @@ WIDTH = 200
     "--data",
     type=click.Path(path_type=Path),
     envvar="AMP_RAY_DATA",
-    default=REPOSITORY.parent / "shared" / "data",
+    default=PUBLISHED,
     show_default=True,
     help="Folder of the published tables.",
 )
@@ -35,12 +35,13 @@ WIDTH = 200
 def main(data: Path, draws: int, golden: Path | None) -> None:
     """Compute and print every section."""
     console = Console(width=WIDTH)
-    sources = Sources(repository=REPOSITORY, data=data, num_draws=draws)
+    sources = Sources(data=data, num_draws=draws)
     record = {}
     for name, section in SECTIONS.items():
-        figures = compute(name, sources)
-        if isinstance(figures, str):
-            console.print(f"[red]{section.title}[/red]\nleft out: {figures}\n")
+        try:
+            figures = section.compute(sources)
+        except InputError as error:
+            console.print(section.title, f"left out: {error}\n", sep="\n", markup=False)
             continue
         record[name] = rounded(figures)
         console.print(figures_table(section.title, figures), "")

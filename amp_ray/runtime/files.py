@@ -18,6 +18,7 @@ from amp_ray.spec.model import Model
 from amp_ray.spec.profile import Profile
 from amp_ray.spec.strategy_file import Context, Given, parse_strategies
 from amp_ray.spec.yaml_text import parse_yaml
+from amp_ray.trials.profile_tables import RECORDS_FILE
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -56,9 +57,18 @@ class ExperimentFiles:
         """Return the text of every YAML and CSV file of a folder, by file name.
 
         Raises:
-            InputError: If there is no such folder or a file in it cannot be read.
+            InputError: If there is no such folder, a file in it cannot be read, or it holds a
+                profile of which nothing is complete yet.
         """
-        return read_texts(self._locate(name), _PROFILE_SUFFIXES)
+        folder = self._locate(name)
+        texts = read_texts(folder, _PROFILE_SUFFIXES)
+        if not texts and (folder / RECORDS_FILE).exists():
+            message = (
+                "an unfinished profile: at no tp and micro-batch size all layers were measured; "
+                f"run amp-ray profile EXPERIMENT.yaml -o {folder} again, it goes on"
+            )
+            raise InputError(message, where=Where(file=str(folder)))
+        return texts
 
     def foreign_profile(
         self, source: str, name: str, model: Model, devices: Iterable[Device]

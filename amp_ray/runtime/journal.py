@@ -12,17 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NoReturn, Self
 
-from amp_ray.errors import AmpRayError, InputError, Where
+from amp_ray.errors import AmpRayError, InputError, Where, advice_for
 from amp_ray.runtime.journal_lines import Body, Contents, encode, parse
-
-_ADVICE: Final = {
-    errno.ENOSPC: "Make room",
-    errno.EDQUOT: "Make room within the quota",
-    errno.EFBIG: "Raise the limit of file sizes",
-    errno.EROFS: "Make it writable",
-    errno.EACCES: "Make it writable",
-}
-"""What a person can do; anything else is the disk's or the file system's trouble."""
 
 _NO_SYNC: Final = (errno.EINVAL, errno.EBADF, errno.ENOTSUP)
 """What file systems answer that cannot synchronise a folder."""
@@ -187,8 +178,7 @@ def sync_folder(folder: Path) -> None:
 
 def _describe(path: Path, error: OSError) -> str:
     """Say what went wrong and what to do."""
-    advice = _ADVICE.get(error.errno or 0, "See to that")
     return (
         f"{path}: cannot be written: {error.strerror or error}. Everything before is kept. "
-        f"{advice}, and go on with --resume"
+        f"{advice_for(error)}, and go on with --resume"
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from amp_ray.errors import HostError
+from amp_ray.errors import HostError, printable
 from amp_ray.runtime.agents import Agents, WarmUp
 from amp_ray.runtime.attempt import Attempt
 from amp_ray.runtime.host import Host
@@ -25,8 +25,9 @@ from amp_ray.trials.signs import keep_last
 
 _LOGGER = logging.getLogger(__name__)
 
-_NUM_ATTEMPTS: Final = 2
-"""A port can be taken between asking for it and using it: one more try."""
+_NUM_ATTEMPTS: Final[dict[str, int]] = {"port": 2, "warm": 3}
+"""A port can be taken between asking for it and using it: one more try. A warm process can die; the
+second time ranks start afresh."""
 
 _TOKEN_BYTES: Final = 4
 
@@ -158,26 +159,27 @@ class Launcher:
     def _outcome(
         self, launch: Launch, record: TrialFolder, reader: Reader, start: float
     ) -> Outcome:
-        """Try once, and once more if only the port was taken."""
-        attempt: Attempt | None = None
-        for _ in range(_NUM_ATTEMPTS):
+        """Try once, and again if it was not the trial that failed."""
+        number = 0
+        while True:
+            number += 1
             self._watch.check()
             errors = self._agents.open(launch.hosts)
             if errors:
                 host, text = next(iter(errors.items()))
-                return Unreachable(reason=text, host=host, wall_s=time.monotonic() - start)
+                return Unreachable(
+                    reason=printable(text), host=host, wall_s=time.monotonic() - start
+                )
             self._warm_up(launch.hosts)
             attempt = self._attempt(launch, record)
             cause = first_cause(attempt.signs)
-            if cause is None or cause.kind != "port":
-                break
-        assert attempt is not None
-        return self._judge(launch, attempt, reader, start)
+            if cause is None or number >= _NUM_ATTEMPTS.get(cause.kind, 1):
+                return self._judge(launch, attempt, reader, start)
 
     def _warm_up(self, names: Sequence[str]) -> None:
         """Wait for warm processes; where there can be none, ranks start afresh, and we say so."""
         for name, answer in self._agents.warm(names, self._watch).items():
-            problem = f"{name}: ranks start afresh: {answer['problem']}"
+            problem = printable(f"{name}: ranks start afresh: {answer['problem']}")
             if answer["problem"] and problem not in self._told:
                 self._told.add(problem)
                 _LOGGER.warning(problem)
@@ -218,7 +220,7 @@ class Launcher:
                 files = all_files(attempt.files, launch.hosts)
                 measurement = reader(files, launch.trial_id)
                 return measured(measurement, wall_s=wall_s)
-            except ValueError as error:
+            except (ValueError, ArithmeticError, RecursionError) as error:
                 signs.append(_no_result(launch, attempt, str(error)))
         return failure(signs, timeout_s=launch.timeout_s, wall_s=wall_s)
 

@@ -13,7 +13,7 @@ from amp_ray.spec.cluster import Cluster
 from amp_ray.spec.strategy import Strategy
 from amp_ray.spec.strategy_json import strategy_from_json, strategy_to_json
 from amp_ray.trials.outcome import Outcome, Unreachable, outcome_from_json, outcome_to_json
-from amp_ray.tuner.state import Trial, TunerState, record, start
+from amp_ray.tuner.state import Trial, TunerState, record, reopen, start
 
 _HEADER_LINES = 1
 """Of a journal, before its events."""
@@ -48,12 +48,15 @@ class Rebuilt:
         left: Names of attempts of which something may be left on hosts: their driver died, or a
             host could not be reached.
         seconds: Wall time that the drivers before have spent.
+        known_failures: Signs of failures that trials had in common and that the study was stopped
+            for already: going on after that is the user's decision.
     """
 
     state: TunerState
     open: tuple[Open, ...]
     left: tuple[str, ...]
     seconds: float
+    known_failures: frozenset[str] = frozenset()
 
 
 def started(
@@ -88,19 +91,23 @@ def ended(task: Task, outcome: Outcome, seconds: float) -> dict[str, Any]:
     }
 
 
-def interrupted(task: Task, seconds: float, *, unreachable: str | None = None) -> dict[str, Any]:
+def interrupted(
+    task: Task, seconds: float, *, unreachable: str | None = None, fault: str | None = None
+) -> dict[str, Any]:
     """Return the event of an attempt that is over while its trial is not.
 
     Args:
         task: The attempt.
         seconds: Wall time of this driver so far.
-        unreachable: Why a host could not be reached; None if the driver ended the attempt.
+        unreachable: Why a host could not be reached; None if that was not the reason.
+        fault: What went wrong on the driver's machine; None if nothing did.
     """
     return {
         "event": "interrupted",
         "number": task.number,
         "attempt": task.attempt,
         "unreachable": unreachable,
+        "fault": fault,
         "seconds": seconds,
         "at": now(),
     }
@@ -135,6 +142,7 @@ def rebuild(
         open=tuple(replay.open.values()),
         left=tuple(replay.left),
         seconds=replay.seconds + replay.spent,
+        known_failures=frozenset(replay.known_failures),
     )
 
 
@@ -151,6 +159,8 @@ class _Replay:
         seconds: Wall time of all drivers but the last.
         spent: Wall time of the last driver.
         strategies: Those that were read, by their JSON text.
+        over: The attempt that gave each trial its outcome.
+        known_failures: Signs that the study was stopped for.
     """
 
     state: TunerState
@@ -161,6 +171,8 @@ class _Replay:
     seconds: float = 0.0
     spent: float = 0.0
     strategies: dict[str, Strategy] = field(default_factory=dict)
+    over: dict[int, Open] = field(default_factory=dict)
+    known_failures: set[str] = field(default_factory=set)
 
     def take(self, event: Mapping[str, Any]) -> None:
         """Apply one event; kinds that are not known are of no consequence."""
@@ -174,6 +186,15 @@ class _Replay:
             self._interrupt(event)
         elif kind == "ended":
             self._end(event)
+        elif kind == "stopped" and event.get("alike") is not None:
+            self._reopen(event["alike"])
+
+    def _reopen(self, alike: Mapping[str, Any]) -> None:
+        """The study was stopped for trials that crashed alike: after a mend they run again."""
+        self.known_failures.add(alike["sign"])
+        for number in alike["numbers"]:
+            self.open[number] = self.over.pop(number)
+            self.state = reopen(self.state, number)
 
     def _start(self, event: Mapping[str, Any]) -> None:
         """An attempt began."""
@@ -196,13 +217,14 @@ class _Replay:
         """An attempt was ended, or lost its host."""
         begun = self._begun(event)
         lost = event.get("unreachable") is not None
-        if not lost:
+        is_clean = not lost and event.get("fault") is None
+        if is_clean:
             del self.left[begun.trial_id]
         self.open[event["number"]] = Open(
             trial=begun.trial,
             attempt=begun.attempt,
             trial_id=begun.trial_id,
-            interrupted=not lost,
+            interrupted=is_clean,
             lost=lost or begun.lost,
         )
 
@@ -216,7 +238,7 @@ class _Replay:
         self.state = record(self.state, number, outcome)
         if not isinstance(outcome, Unreachable):
             del self.left[begun.trial_id]
-        del self.open[number]
+        self.over[number] = self.open.pop(number)
 
     def _begun(self, event: Mapping[str, Any]) -> Open:
         """Return the attempt that an event ends.

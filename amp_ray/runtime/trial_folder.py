@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from amp_ray.errors import printable
 from amp_ray.runtime.agent.job import FOLDER_VARIABLE
 from amp_ray.trials.launch import FOLDER, Launch, RankCommand
 from amp_ray.trials.outcome import Outcome, outcome_to_json
@@ -77,7 +78,7 @@ class TrialFolder:
             environment = {**rank["environment"], FOLDER_VARIABLE: FOLDER}
             variables = [f"{key}={text}" for key, text in sorted(environment.items())]
             words = " ".join(map(_word, ["env", *variables, *rank["argv"]]))
-            lines.append(f"# {_ranks(command)} on {command.host}, {_slots(command)}")
+            lines.append(f"# {_ranks(command)} on {printable(command.host)}, {_slots(command)}")
             lines.append(f"cd {where} && {words}\n")
         (self.path / "rerun.sh").write_text("\n".join(lines), encoding="utf-8")
 

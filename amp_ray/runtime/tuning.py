@@ -126,6 +126,7 @@ class Tuning:
                     study_id=study.study_id,
                     time_left_s=self._time_left_s(rebuilt.seconds),
                     steady=steady,
+                    known_failures=rebuilt.known_failures,
                 )
                 driver = Driver(rebuilt.state, pool, study.journal, view, settings)
                 return _drive(driver, rebuilt, study)
@@ -236,7 +237,7 @@ def write_results(study: Study, result: Result) -> None:
     state, calibration = result.state, result.knowledge.calibration
     study.write("history.csv", history_csv(state.trials))
     study.write("history.jsonl", history_jsonl(state.trials, state.experiment.cluster))
-    study.write("measured.csv", measurements_csv(result))
+    study.write("measured.csv", measurements_csv(state.trials))
     study.write(RESULT, study_text(result, str(study.folder)))
     if calibration is not None:
         text = json.dumps(calibration_to_json(calibration), indent=1)

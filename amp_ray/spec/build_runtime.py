@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from amp_ray.errors import InputError, Mistakes
-from amp_ray.spec.constants import Constants
+from amp_ray.spec.constants import PROGRAM_SCALE, Constants
 from amp_ray.spec.experiment_file import ExperimentFile
 from amp_ray.spec.json_text import shown
 from amp_ray.spec.traits import RUNTIMES, RuntimeTraits
@@ -67,7 +67,8 @@ def build_constants(document: Document, checked: ExperimentFile) -> Constants:
                 message = f"unknown constant {name!r}; known: {', '.join(known)}"
                 raise InputError(message, where=document.where("constants", name))
     mistakes.check()
-    return replace(Constants(), **checked.constants)
+    scale = {PROGRAM_SCALE: checked.constants.get(PROGRAM_SCALE, 1.0)}
+    return replace(Constants(), **{**checked.constants, PROGRAM_SCALE: 1.0}).moved(scale)
 
 
 def _trait(traits: RuntimeTraits, name: str, value: object) -> bool | int | float:

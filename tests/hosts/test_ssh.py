@@ -11,6 +11,7 @@ import pytest
 from amp_ray.errors import HostError
 from amp_ray.runtime.launcher import Launcher
 from amp_ray.runtime.ssh import SshHost
+from amp_ray.spec.access import SshSettings
 from amp_ray.testing._namespaces import generate_key
 from amp_ray.trials.launch import Launch, rank_commands
 from amp_ray.trials.outcome import Measured, Unreachable
@@ -166,3 +167,49 @@ def test_what_a_login_prints_does_not_disturb(bench: "Bench") -> None:
     (home / ".bashrc").write_text("echo Welcome; echo {1} >&2\n", encoding="ascii")
     with bench.launcher() as launcher:
         assert isinstance(bench.run(launcher, "result()"), Measured)
+
+
+def test_known_hosts_files_are_read_as_openssh_reads_them(bench: "Bench") -> None:
+    """Markers, patterns, hashed names, other kinds of key, and lines that nobody can read."""
+    address = bench.cluster.hosts[0].address
+    lines = bench.cluster.known_hosts.read_text(encoding="ascii").splitlines()
+    own, other = (" ".join(line.split()[1:3]) for line in lines[:2])
+    path = bench.folder / "known_hosts"
+    settings = dataclasses.replace(bench.ssh, known_hosts=str(path))
+
+    def connect(*texts: str) -> None:
+        path.write_text("".join(f"{text}\n" for text in texts), encoding="ascii")
+        host = SshHost(address, settings)
+        host.connect()
+        host.close()
+
+    connect("# comment", f"@cert-authority * {other}", f"@revoked * {other}", f"{address} {own} x")
+    connect(f"{address} ssh-rsa AAA=broken", "one word", f"10.77.0.* {other}", f"*,!b {own}")
+    connect(f"{address} key-of-the-future AAAA", f"@unknown {address} {other}", f"{address} {own}")
+    with pytest.raises(
+        HostError, match=r"changed: expected SHA256:.*known_hosts:1\), found SHA256"
+    ):
+        connect(f"{address} {other}")
+    with pytest.raises(HostError, match=r"marked @revoked at .*known_hosts:2\. Whoever"):
+        connect(f"{address} {own}", f"@revoked * {own}")
+    with pytest.raises(HostError, match=r"certificates that .*:1 trusts .* ssh-keyscan -p 22"):
+        connect(f"@cert-authority 10.77.* {own} \x1b[31m company")
+
+
+def test_the_hosts_of_the_configuration_may_have_files_and_a_name_for_keys(bench: "Bench") -> None:
+    address = bench.cluster.hosts[0].address
+    words = bench.cluster.known_hosts.read_text(encoding="ascii").split()
+    known = bench.folder / "known hosts"
+    known.write_text(f"alias {words[1]} {words[2]}\n", encoding="ascii")
+    config = bench.folder / "config"
+    config.write_text(
+        f'Host *\n  User root\n  HostKeyAlias alias\n  UserKnownHostsFile none "{known}"\n'
+        f"  IdentityFile {bench.cluster.identity}\n",
+        encoding="ascii",
+    )
+    settings = dataclasses.replace(
+        bench.ssh, config=str(config), known_hosts=SshSettings().known_hosts
+    )
+    host = SshHost(address, settings)
+    host.connect()
+    host.close()

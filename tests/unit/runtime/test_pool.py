@@ -1,16 +1,20 @@
+import errno
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from amp_ray.errors import HostError
-from amp_ray.runtime.pool import InterruptedTrialError, Task, ThreadPool
+from amp_ray.errors import HostError, InputError, Where
+from amp_ray.runtime.pool import Fault, InterruptedTrialError, Task, ThreadPool, sweep_lines
 from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.strategy import Strategy
-from amp_ray.trials.outcome import Crashed, Measured, Outcome, Unreachable
+from amp_ray.trials.outcome import Measured, Outcome, Unreachable
 
-GUARD_S = 20.0
+GUARD_S = 60.0
+
+ERRORS: dict[str, Exception] = {}
+"""What goes wrong, by the trial's id."""
 
 STRATEGY = Strategy.uniform(
     Candidate(micro_batch_size=1, tp=1, dp=1, pp=1, num_micro_batches=1), (0, 1)
@@ -39,9 +43,8 @@ class Scripted:
         if task.trial_id == "host":
             message = "no route"
             raise HostError(message)
-        if task.trial_id == "bug":
-            message = "oops"
-            raise RuntimeError(message)
+        if task.trial_id in ERRORS:
+            raise ERRORS[task.trial_id]
         if task.trial_id == "slow":
             assert self.stop.wait(GUARD_S)
             raise InterruptedTrialError
@@ -106,17 +109,42 @@ def test_groups_run_side_by_side(pool: ThreadPool, runners: Runners) -> None:
     assert [finished.group for finished in pool.wait(GUARD_S)] == [0]
 
 
-@pytest.mark.parametrize(
-    ("trial_id", "kind", "reason"),
-    [("host", Unreachable, "no route"), ("bug", Crashed, "RuntimeError: oops")],
-)
-def test_whatever_a_runner_raises_is_told(
-    pool: ThreadPool, trial_id: str, kind: type[Outcome], reason: str
-) -> None:
-    pool.start(task(trial_id), 0)
+def test_a_host_that_cannot_be_used_is_unreachable(pool: ThreadPool) -> None:
+    pool.start(task("host"), 0)
     (finished,) = pool.wait(GUARD_S)
-    assert isinstance(finished.outcome, kind)
-    assert reason in str(finished.outcome.reason)
+    assert isinstance(finished.outcome, Unreachable)
+    assert finished.outcome.reason == "no route"
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (RuntimeError("oops"), "RuntimeError: oops. Run it again with -v"),
+        (RecursionError("deep"), "RecursionError: deep"),
+        (OverflowError("big"), "OverflowError: big"),
+        (
+            OSError(errno.ENOSPC, "No space left on device", "/s/trials/0-0/launch.json"),
+            "No space left on device: /s/trials/0-0/launch.json. Make room",
+        ),
+        (FileExistsError(errno.EEXIST, "File exists", "/s/0-0"), "File exists: /s/0-0. Move it"),
+        (InputError("no such host", where=Where(file="x.yaml", line=3)), "x.yaml:3: no such host"),
+    ],
+)
+def test_what_goes_wrong_on_this_machine_says_nothing_of_the_strategy(
+    pool: ThreadPool, error: Exception, text: str
+) -> None:
+    ERRORS["here"] = error
+    pool.start(task("here"), 0)
+    (finished,) = pool.wait(GUARD_S)
+    assert isinstance(finished.outcome, Fault)
+    assert str(finished.outcome.error).startswith(text)
+
+
+def test_a_group_that_cannot_be_swept_has_a_line(runners: Runners) -> None:
+    runner = runners(0)
+    runner.sweep = lambda _ids: [str(1 // 0)]  # type: ignore[method-assign, assignment]
+    (line,) = sweep_lines(runner, ["x"])
+    assert line.startswith("ZeroDivisionError")
 
 
 def test_nothing_to_tell_is_told_after_the_time(pool: ThreadPool) -> None:

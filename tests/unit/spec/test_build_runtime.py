@@ -67,6 +67,12 @@ def test_constants_are_the_shipped_ones_unless_set() -> None:
     assert experiment_from(SMALL + "constants: {gemm_scale: 0.5}\n").constants.gemm_scale == 0.5
 
 
+def test_a_common_factor_slows_everything_down() -> None:
+    found = experiment_from(SMALL + "constants: {program_scale: 2, gemm_scale: 0.5}\n").constants
+    assert (found.program_scale, found.gemm_scale) == (2.0, 0.25)
+    assert found.host_s_per_kernel == 2 * Constants().host_s_per_kernel
+
+
 def test_an_unknown_constant_is_refused() -> None:
     with pytest.raises(
         InputError, match=r"constants\.speed: unknown constant 'speed'; known: gemm"

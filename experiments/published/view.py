@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 from rich.table import Table
 
-from amp_ray.testing.accuracy.evaluation import BAND_PERCENTILES
-from amp_ray.testing.accuracy.sections import Figures
+from published.evaluation import BAND_PERCENTILES
+from published.sections import Figures
 
 _SHARES = ("error", "bias", "regret")
 """Figures with these words in their names are shares, shown in percent."""
