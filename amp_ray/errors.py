@@ -68,8 +68,7 @@ class Where:
     def __str__(self) -> str:
         """Render as ``file:line: key``, leaving out what is unknown."""
         place = self.file if self.line is None else f"{self.file}:{self.line}"
-        text = place if self.key is None else f"{place}: {self.key}"
-        return printable(text).replace("\n", "\\n")
+        return (place if self.key is None else f"{place}: {self.key}").replace("\n", "\\n")
 
     def at(self, key: str) -> "Where":
         """Narrow the place down to a key or column."""

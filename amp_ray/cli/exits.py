@@ -19,7 +19,7 @@ TRIALS_FAILED: Final = 4
 
 INTERRUPTED: Final = 130
 
-LONGEST_MESSAGE: Final = 1000
+LONGEST_LINE: Final = 1000
 """Characters of a message about one mistake."""
 
 READER_GONE: Final = 141
@@ -50,7 +50,7 @@ def _run(command: click.Command) -> int:
         return BAD_INPUT
     except InputError as error:
         for part in error.parts:
-            _complain(_shortened(str(part)), BAD_INPUT)
+            _complain("\n".join(map(_cut, str(part).split("\n"))), BAD_INPUT)
         return BAD_INPUT
     except OutputError:
         raise
@@ -58,9 +58,9 @@ def _run(command: click.Command) -> int:
         return _complain(str(error), TRIALS_FAILED)
 
 
-def _shortened(text: str) -> str:
-    """Cut a message that quotes something very long."""
-    return text if len(text) <= LONGEST_MESSAGE else f"{text[:LONGEST_MESSAGE]}..."
+def _cut(line: str) -> str:
+    """Cut a line that quotes something very long."""
+    return line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE]}..."
 
 
 def _complain(message: str, code: int) -> int:

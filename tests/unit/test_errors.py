@@ -1,6 +1,6 @@
 import pytest
 
-from amp_ray.errors import InputError, Mistakes, Where, placed, printable
+from amp_ray.errors import InputError, Mistakes, Where, placed
 
 LINE = Where(file="x.yaml", line=3, key="name")
 
@@ -86,6 +86,5 @@ def test_each_of_several_mistakes_is_led_to_the_place() -> None:
         mistakes.check()
 
 
-def test_what_a_terminal_would_obey_is_escaped() -> None:
-    assert printable("a\x1b[2J\nb") == "a\\x1b[2J\nb"
-    assert str(Where(file="x\ny", key="\x1b")) == "x\\ny: \\x1b"
+def test_a_place_is_one_line_that_no_terminal_obeys() -> None:
+    assert str(InputError("x", where=Where(file="f", key="\x1b\nb"))) == "f: \\x1b\\nb: x"

@@ -365,14 +365,14 @@ KEYS: Final = {
         ("{space: uniform}", "{min_tp: 4}"),
         (
             "experiment.yaml:11: search: no candidate for 4 devices and global_batch_size 8: no tp "
-            "from min_tp 4 divides the slots of every node (2); widen the limits or set"
+            "within min_tp 4 divides the slots of every node (2); widen the limits or set"
         ),
     ),
     "sizes that do not divide the batch": (
         ("{space: uniform}", "{micro_batch_sizes: [3]}"),
         (
-            "experiment.yaml:11: search: no candidate for 4 devices and global_batch_size 8: no dp "
-            "x micro-batch size divides the batch with tp 1, 2; micro_batch_sizes 3; widen the "
+            "experiment.yaml:11: search: no candidate for 4 devices and global_batch_size 8: with "
+            "tp 1, 2 and micro_batch_sizes [3] no dp x micro-batch size divides the batch; widen"
         ),
     ),
     "profile that is none": (
