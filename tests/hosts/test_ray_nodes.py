@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from amp_ray.search.planner import AmpRayPlanner, search
+from amp_ray.runtime.searching import ALONE, search_candidates
+from amp_ray.search.planner import AmpRayPlanner
+from amp_ray.search.space import candidates_of
 from amp_ray.testing.experiments import small_experiment
 from amp_ray.testing.hosts import HostCluster, NamespaceHost
 
@@ -176,7 +178,7 @@ def nodes(make_cluster: "MakeCluster") -> RayNodes:
 def ranking_here() -> str:
     experiment = small_experiment()
     planner = AmpRayPlanner(experiment=experiment)
-    return repr(search(experiment, planner, progress=lambda _done, _total: None))
+    return repr(search_candidates(planner, candidates_of(experiment), workers=ALONE))
 
 
 def wall_s(lines: Sequence[str]) -> float:

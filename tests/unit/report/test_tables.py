@@ -5,8 +5,10 @@ from rich.console import Console, RenderableType
 
 from amp_ray.cost.estimate import Estimate, Infeasible, Reason
 from amp_ray.report.tables import ranking_table, reasons_text, results_table
-from amp_ray.search.planner import AmpRayPlanner, search
+from amp_ray.runtime.searching import ALONE, search_candidates
+from amp_ray.search.planner import AmpRayPlanner
 from amp_ray.search.ranking import Ranking, rank
+from amp_ray.search.space import candidates_of
 from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.strategy import Strategy
 from amp_ray.testing.experiments import small_experiment
@@ -24,7 +26,7 @@ def drawn(renderable: RenderableType) -> str:
 def ranking(*replacements: tuple[str, str]) -> Ranking:
     experiment = small_experiment(*replacements)
     planner = AmpRayPlanner(experiment=experiment)
-    return search(experiment, planner, progress=lambda _d, _t: None)
+    return search_candidates(planner, candidates_of(experiment), workers=ALONE)
 
 
 def bare(seconds: float, bounds: tuple[int, ...] = (0, 9)) -> Estimate:
