@@ -3,19 +3,26 @@
 No Ray here; `runtime.actors` has the actors. Where Ray itself is lost, threads take their place.
 """
 
-import asyncio
-import concurrent.futures
 import logging
 import threading
 import time
 from collections.abc import Hashable, Iterable, Sequence
+from concurrent import futures
+from concurrent.futures import FIRST_COMPLETED, Future
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 from amp_ray.errors import AmpRayError
-from amp_ray.runtime.pool import CLOSE_TIMEOUT_S, Finished, Task
+from amp_ray.runtime.pool import (
+    CLOSE_TIMEOUT_S,
+    Finished,
+    Runner,
+    Task,
+    run_task,
+    sweep_lines,
+)
 from amp_ray.runtime.ray_address import RayUnavailableError
-from amp_ray.runtime.trial_worker import Hello, Home, MakeRunner, Ran, TrialWorker, write_files
+from amp_ray.runtime.trial_worker import Hello, MakeRunner, Ran, write_files
 from amp_ray.trials.outcome import Crashed, Outcome, Unreachable
 
 _LOGGER = logging.getLogger(__name__)
@@ -72,32 +79,35 @@ class TrialActors(Protocol):
 
 
 class ThreadActors:
-    """Trial actors in this process, with the same methods; they cannot be killed."""
+    """Trial actors in this process: a thread per call. They cannot be killed."""
 
     def __init__(self, make_runner: MakeRunner) -> None:
-        """Start the thread in which their calls wait."""
+        """Take what makes the runner of a group."""
         self._make_runner = make_runner
-        self._home = Home.of_this_process("")
-        self._workers: dict[int, TrialWorker] = {}
-        self._loop = asyncio.new_event_loop()
-        threading.Thread(target=self._loop.run_forever, name="trial actors", daemon=True).start()
+        self._runners: dict[int, Runner] = {}
 
     def begin(self, group: int) -> None:
-        """Make a group's actor anew."""
-        self._workers[group] = TrialWorker(self._make_runner, group, self._home, lambda: "")
+        """Do nothing: opening makes the runner."""
 
-    def call(self, group: int, method: str, *arguments: object) -> Hashable:
+    def call(self, group: int, method: str, *arguments: Any) -> Hashable:  # noqa: ANN401 - of any
         """Call a method."""
-        call = getattr(self._workers[group], method)(*arguments)
-        return asyncio.run_coroutine_threadsafe(call, self._loop)
+        call: Future[Any] = Future()
+
+        def work() -> None:
+            try:
+                call.set_result(self._do(group, method, *arguments))
+            except Exception as error:  # noqa: BLE001 - raised where the result is asked for
+                call.set_exception(error)
+
+        threading.Thread(target=work, name=f"{method} {group}", daemon=True).start()
+        return call
 
     def ready(self, calls: Iterable[Any], timeout_s: float) -> list[Any]:
         """Wait for the first of some calls to end; return all that have."""
         waiting = list(calls)
         if not waiting:
             time.sleep(timeout_s)
-        first = concurrent.futures.FIRST_COMPLETED
-        return list(concurrent.futures.wait(waiting, timeout_s, return_when=first).done)
+        return list(futures.wait(waiting, timeout_s, return_when=FIRST_COMPLETED).done)
 
     def result(self, call: Any) -> Any:  # noqa: ANN401 - of any method
         """Return the result of a call that has ended."""
@@ -109,6 +119,20 @@ class ThreadActors:
     def substitute(self) -> "TrialActors":
         """Return itself: it is never lost."""
         return self
+
+    def _do(self, group: int, method: str, *arguments: Any) -> Any:  # noqa: ANN401 - of any method
+        """Do what `trial_worker.TrialWorker` does, where the driver is."""
+        if method == "open":
+            self._runners[group] = self._make_runner(group)
+            if any(arguments):
+                sweep_lines(self._runners[group], *arguments)
+            return Hello.here()
+        runner = self._runners[group]
+        if method == "run":
+            return Ran(outcome=run_task(runner, *arguments), files={})
+        if method == "sweep":
+            return sweep_lines(runner, *arguments)
+        return runner.interrupt() if method == "interrupt" else runner.close()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -283,5 +283,5 @@ def _wants_actors(options: TuneOptions) -> bool:
     """Tell whether Ray actors hold the hosts: over SSH where Ray is installed, or on a cluster."""
     if options.pool != "auto":
         return options.pool == "ray"
-    over_ssh = options.backend == "ssh" and find_spec("ray") is not None
-    return over_ssh or options.workers.forced or "RAY_ADDRESS" in os.environ
+    wants = options.backend == "ssh" or options.workers.forced or "RAY_ADDRESS" in os.environ
+    return wants and find_spec("ray") is not None
