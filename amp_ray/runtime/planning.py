@@ -97,10 +97,12 @@ def plan_experiment(
         progress: Called with (candidates done, candidates in all).
 
     Raises:
-        InputError: If the limits leave no candidate, or the profile lacks what one needs.
+        InputError: If the limits leave no candidate, the profile lacks what one needs, or workers
+            are asked for that cannot be had.
         AmpRayError: If a Ray cluster is asked for and cannot be used.
     """
     start_s = time.perf_counter()
+    workers.check()
     planner = make_planner(experiment, cost_model)
     with placed(experiment.where("search"), ValueError):
         candidates = planned_candidates(experiment, cost_model)

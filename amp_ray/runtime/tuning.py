@@ -4,6 +4,7 @@ import contextlib
 import functools
 import hashlib
 import json
+import logging
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -21,7 +22,7 @@ from amp_ray.runtime.files import read_text
 from amp_ray.runtime.make_hosts import experiment_folder
 from amp_ray.runtime.pool import Pool, Runner, ThreadPool
 from amp_ray.runtime.program_files import program_record
-from amp_ray.runtime.ray_address import require_ray
+from amp_ray.runtime.ray_address import RayUnavailableError, require_ray
 from amp_ray.runtime.replay import ReplayPool, recorded_outcome
 from amp_ray.runtime.study_end import Ending, Result
 from amp_ray.runtime.study_folder import JOURNAL, PROGRAM, Study, open_study
@@ -38,6 +39,8 @@ from amp_ray.spec.experiment import Experiment
 from amp_ray.trials.launch import NOT_KEPT, is_secret
 from amp_ray.trials.program_check import check_program
 from amp_ray.tuner.state import TunerSettings, TunerState, begin
+
+_LOGGER = logging.getLogger(__name__)
 
 RESULT: Final = "result.json"
 """In a study's folder: what ``tune --json`` gives."""
@@ -182,16 +185,33 @@ class Tuning:
         factory: Callable[[int], Runner] = functools.partial(
             make_runner, portable(experiment), options.backend
         )
-        if not _wants_actors(options):
-            yield ThreadPool(factory, num_groups)
-            return
-        require_ray()
+        with contextlib.ExitStack() as stack:
+            pool = None
+            if _wants_actors(options):
+                pool = self._actor_pool(factory, num_groups, stack, steady)
+            yield pool or ThreadPool(factory, num_groups)
+
+    def _actor_pool(
+        self,
+        factory: Callable[[int], Runner],
+        num_groups: int,
+        stack: contextlib.ExitStack,
+        steady: Steady,
+    ) -> Pool | None:
+        """Start trial actors; None where Ray cannot be used and was not asked for."""
+        require_ray("--pool ray")
         from amp_ray.runtime import actors  # noqa: PLC0415 - takes seconds to start
 
-        with contextlib.ExitStack() as stack:
+        address = self.options.workers.address
+        try:
             with steady():  # half of a Ray could not be ended in order
-                stack.enter_context(actors.connect(options.workers.address, num_cpus=_ACTOR_CPUS))
-            yield actors.actor_pool(factory, num_groups)
+                stack.enter_context(actors.connect(address, num_cpus=_ACTOR_CPUS))
+            return actors.actor_pool(factory, num_groups)
+        except RayUnavailableError as error:
+            if self.options.pool == "ray" or address is not None:
+                raise
+            _LOGGER.warning("%s. Threads of this process hold the hosts instead", error)
+            return None
 
 
 def _resumed_text(rebuilt: study_events.Rebuilt) -> str:
@@ -294,5 +314,5 @@ def _wants_actors(options: TuneOptions) -> bool:
     """Tell whether Ray actors hold the hosts: over SSH where Ray is installed, or on a cluster."""
     if options.pool != "auto":
         return options.pool == "ray"
-    over_ssh = options.backend == "ssh" and find_spec("ray") is not None
-    return over_ssh or options.workers.forced or "RAY_ADDRESS" in os.environ
+    wants = options.backend == "ssh" or options.workers.forced or "RAY_ADDRESS" in os.environ
+    return wants and find_spec("ray") is not None

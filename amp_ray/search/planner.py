@@ -1,9 +1,9 @@
 """Plan one candidate: costs to arrays, arrays to cuts, cuts to an estimate.
 
-This is the function that every worker maps; a search is nothing but that map and a ranking.
+This is the function that every worker maps; a search is that map and a ranking
+(`runtime.searching`).
 """
 
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -22,8 +22,7 @@ from amp_ray.search.cuts import (
 )
 from amp_ray.search.heterogeneous import plan_heterogeneous
 from amp_ray.search.placement import plan_placement
-from amp_ray.search.ranking import Ranking, rank
-from amp_ray.search.space import candidates_of, uniform_candidates
+from amp_ray.search.space import uniform_candidates
 from amp_ray.spec.candidate import AnyCandidate, Candidate, GroupsCandidate
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import Strategy
@@ -48,28 +47,6 @@ class Planner(Protocol):
     def score(self, strategy: Strategy) -> Result:
         """Estimate a complete strategy."""
         ...
-
-
-def search(
-    experiment: Experiment, planner: Planner, *, progress: Callable[[int, int], None]
-) -> Ranking:
-    """Plan every candidate of an experiment and rank them.
-
-    Args:
-        experiment: What is given.
-        planner: Plans one candidate.
-        progress: Called with (candidates done, candidates in all).
-
-    Raises:
-        ValueError: If the limits leave no candidate, or the profile lacks what a candidate needs.
-    """
-    candidates = candidates_of(experiment)
-    results = []
-    for done, candidate in enumerate(candidates):
-        progress(done, len(candidates))
-        results.append(planner.plan(candidate))
-    progress(len(candidates), len(candidates))
-    return rank(results, relative_error=planner.relative_error)
 
 
 def evaluate(planner: Planner, given: Given) -> Result:

@@ -7,9 +7,9 @@ from pathlib import Path
 from amp_ray.cost.model import CostModel
 from amp_ray.runtime.files import load_experiment
 from amp_ray.runtime.planning import make_planner
+from amp_ray.runtime.searching import ALONE, search_candidates
 from amp_ray.search.placement import plan_placement, solve_placement
-from amp_ray.search.planner import search
-from amp_ray.search.space import uniform_candidates
+from amp_ray.search.space import candidates_of, uniform_candidates
 from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.experiment import Experiment
 from amp_ray.testing.experiments import experiment_from
@@ -67,7 +67,7 @@ def _search_row(name: str, target: str) -> Row:
     for _ in range(REPEATS):
         planner = make_planner(experiment, "amp-ray")
         start_s = time.process_time()
-        search(experiment, planner, progress=lambda _done, _total: None)
+        search_candidates(planner, candidates_of(experiment), workers=ALONE)
         seconds.append(time.process_time() - start_s)
     cluster = experiment.cluster
     devices = f"{cluster.num_devices} GPUs of {len(cluster.device_types)} types"

@@ -6,9 +6,15 @@ import pytest
 from rich.console import Console, RenderableType
 
 from amp_ray.cost.estimate import Estimate, Infeasible, Reason, Result
-from amp_ray.report.tables import ResultsTable, layers_text, ranking_table
-from amp_ray.search.planner import AmpRayPlanner, search
+from amp_ray.report.tables import (
+    ResultsTable,
+    layers_text,
+    ranking_table,
+)
+from amp_ray.runtime.searching import ALONE, search_candidates
+from amp_ray.search.planner import AmpRayPlanner
 from amp_ray.search.ranking import Ranking, rank
+from amp_ray.search.space import candidates_of
 from amp_ray.spec.candidate import Candidate, GroupsCandidate
 from amp_ray.spec.strategy import Stage, Strategy
 from amp_ray.testing.experiments import small_experiment
@@ -32,7 +38,7 @@ def table(*results: Result, title: str = "", num_tied: int = 0) -> ResultsTable:
 def ranking(*replacements: tuple[str, str]) -> Ranking:
     experiment = small_experiment(*replacements)
     planner = AmpRayPlanner(experiment=experiment)
-    return search(experiment, planner, progress=lambda _d, _t: None)
+    return search_candidates(planner, candidates_of(experiment), workers=ALONE)
 
 
 def shown(found: Ranking, *, num_rows: int | None = 3, width: int = 180) -> str:

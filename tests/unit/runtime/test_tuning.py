@@ -7,14 +7,17 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
+import amp_ray.runtime
 from amp_ray.errors import AmpRayError, InputError
 from amp_ray.runtime.calibrating import with_calibration
 from amp_ray.runtime.files import load_experiment
 from amp_ray.runtime.pool import ThreadPool
+from amp_ray.runtime.ray_address import RayUnavailableError
 from amp_ray.runtime.replay import ReplayPool
 from amp_ray.runtime.study_end import Result
 from amp_ray.runtime.study_space import TuneOptions
@@ -138,6 +141,41 @@ def test_as_many_groups_are_used_as_asked_for(concurrency: int | None, used: int
     with tuning._pool() as pool:  # noqa: SLF001 - what it is made of decides where trials run
         assert isinstance(pool, ThreadPool)
         assert pool.num_groups == used
+
+
+def without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a Ray that is installed and cannot be used."""
+    fake = ModuleType("amp_ray.runtime.actors")
+
+    def connect(_address: str | None, *, num_cpus: int) -> None:
+        del num_cpus
+        message = "no Ray"
+        raise RayUnavailableError(message)
+
+    fake.connect = connect  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, fake.__name__, fake)
+    monkeypatch.setattr(amp_ray.runtime, "actors", fake, raising=False)
+    monkeypatch.setattr("amp_ray.runtime.tuning.find_spec", lambda _name: object())
+    monkeypatch.setattr("amp_ray.runtime.tuning.require_ray", lambda _what: None)
+
+
+def test_threads_hold_the_hosts_where_ray_cannot_be_used(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    without_ray(monkeypatch)
+    monkeypatch.setenv("RAY_ADDRESS", "head:1")
+    tuning = prepare(groups(1), TuneOptions(backend="local", budget=1), no_progress)
+    with tuning._pool() as pool:  # noqa: SLF001
+        assert isinstance(pool, ThreadPool)
+    assert caplog.messages == ["no Ray. Threads of this process hold the hosts instead"]
+
+
+def test_ray_actors_that_are_asked_for_are_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_ray(monkeypatch)
+    options = TuneOptions(backend="local", budget=1, pool="ray")
+    tuning = prepare(groups(1), options, no_progress)
+    with pytest.raises(RayUnavailableError, match="no Ray"), tuning._pool():  # noqa: SLF001
+        pass
 
 
 def test_a_table_answers_as_many_at_once_as_asked_for(replayed: Make) -> None:
