@@ -122,8 +122,7 @@ def _init(place: str, options: dict[str, Any]) -> None:
     before = signal.getsignal(signal.SIGTERM)
     try:
         if place == AUTO:  # the cluster that was started last may be dead
-            place = ray_services.canonicalize_bootstrap_address(place) or AUTO
-            check_address(place)
+            check_address(ray_services.canonicalize_bootstrap_address(place) or AUTO)
         ray.init(address=place, log_to_driver=False, logging_level=logging.ERROR, **options)
     except (OSError, RuntimeError, ValueError, AuthenticationError) as error:
         message = f"the Ray cluster at {place} cannot be used: {cause_of(error)}"
