@@ -9,8 +9,6 @@ from typing import Final
 _MOST_TOLD: Final = 20
 """Mistakes of one input that are told at once."""
 
-_LONGEST_LINE: Final = 1000
-
 _ADVICE: Final = {
     errno.ENOSPC: "Make room",
     errno.EDQUOT: "Make room within the quota",
@@ -75,13 +73,6 @@ class Where:
     def at(self, key: str) -> "Where":
         """Narrow the place down to a key or column."""
         return replace(self, key=key)
-
-
-def printable(text: str) -> str:
-    """Return one line that no terminal takes for a command, cut where it is very long."""
-    if len(text) > _LONGEST_LINE:
-        text = f"{text[:_LONGEST_LINE]}..."
-    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
 
 
 class InputError(AmpRayError, ValueError):

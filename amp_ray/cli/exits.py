@@ -6,7 +6,7 @@ from typing import Final
 import click
 
 from amp_ray.cli.output import OutputError, ReaderGoneError, guard_output
-from amp_ray.errors import AmpRayError, InputError, printable
+from amp_ray.errors import AmpRayError, InputError
 
 SUCCESS: Final = 0
 FAILURE: Final = 1
@@ -18,6 +18,10 @@ TRIALS_FAILED: Final = 4
 """Also where what a command runs on is broken: hosts, a disk, a Ray cluster, standard output."""
 
 INTERRUPTED: Final = 130
+
+LONGEST_LINE: Final = 1000
+"""Characters of a message about one mistake."""
+
 READER_GONE: Final = 141
 """What a shell reports of a program that wrote into a pipe that nobody reads: 128 + SIGPIPE."""
 
@@ -46,12 +50,18 @@ def _run(command: click.Command) -> int:
         return BAD_INPUT
     except InputError as error:
         for part in error.parts:
-            _complain(printable(str(part)), BAD_INPUT)
+            _complain(_one_line(str(part)), BAD_INPUT)
         return BAD_INPUT
     except OutputError:
         raise
     except AmpRayError as error:
         return _complain(str(error), TRIALS_FAILED)
+
+
+def _one_line(text: str) -> str:
+    """Show a mistake in one line, cut where it quotes something very long."""
+    cut = text if len(text) <= LONGEST_LINE else f"{text[:LONGEST_LINE]}..."
+    return cut.replace("\n", "\\n")
 
 
 def _complain(message: str, code: int) -> int:

@@ -22,7 +22,7 @@ from amp_ray.runtime.profile_parts import load_unprofiled, profile_parts
 from amp_ray.runtime.profiling import PartReport, Settings, measure
 from amp_ray.spec.access import SshSettings
 from amp_ray.spec.experiment import Experiment
-from amp_ray.units import BITS_PER_BYTE, GIGA, MICROSECONDS_PER_SECOND
+from amp_ray.units import BITS_PER_BYTE, GIGA, MICROSECONDS_PER_SECOND, counted
 
 _DEFAULT_SECONDS = 300.0
 """Enough for four distinct layers, three tp and five micro-batch sizes of a few milliseconds to
@@ -153,7 +153,8 @@ def _print(
     """Say what there is now."""
     click.echo(f"{output}: {', '.join(files)}")
     for report in reports:
-        told = f"{report.num_missing} measurements missing ({'; '.join(report.missing)})"
+        missing = counted(report.num_missing, "measurement")
+        told = f"{missing} missing ({'; '.join(report.missing)})"
         left = told if report.num_missing else "complete"
         large = "".join(
             f"; at tp {tp} micro-batch size {size} does not fit"

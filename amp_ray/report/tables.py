@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 from itertools import groupby
 from textwrap import wrap
 from typing import Final
@@ -119,13 +120,14 @@ class ResultsTable:
         if parts and not is_whole:
             yield Text("where the time goes: --wide")
 
+    @cached_property
     def _estimates(self) -> list[Estimate]:
         """Return the results that are estimates."""
         return [result for result in self.results if isinstance(result, Estimate)]
 
     def _figures(self) -> list[list[str]]:
         """Return the columns of the answer but the last one, each with its header."""
-        estimates = self._estimates()
+        estimates = self._estimates
         rows = [
             [
                 f"{'=' if 1 <= index < self.num_tied else ''}{index + 1}",
@@ -149,7 +151,7 @@ class ResultsTable:
 
     def _parts(self) -> list[list[str]]:
         """Return the columns of the breakdown; none for a model that does not know it."""
-        if not any(estimate.breakdown for estimate in self._estimates()):
+        if not any(estimate.breakdown for estimate in self._estimates):
             return []
         rows = map(_breakdown, self.results)
         return [[header, *cells] for header, *cells in zip(_PARTS.values(), *rows, strict=True)]
@@ -160,14 +162,19 @@ class ResultsTable:
             return wrap(str(first_reason(result)), room)
         marks = "".join(f" ({self._marks[warning]})" for warning in result.warnings)
         lines = wrap(" ".join(map(str, result.strategy.bounds)) + marks, room)
-        if all(is_in_order(estimate.strategy) for estimate in self._estimates()):
+        if not self._has_places:
             return lines
         return lines + _places(result.strategy, self.experiment, room)
 
-    @property
+    @cached_property
+    def _has_places(self) -> bool:
+        """Tell whether some strategy runs otherwise than in the order of the devices."""
+        return not all(is_in_order(estimate.strategy) for estimate in self._estimates)
+
+    @cached_property
     def _marks(self) -> dict[str, str]:
         """Return a letter for each warning of the rows that can run."""
-        feasible = [estimate for estimate in self._estimates() if estimate.feasible]
+        feasible = [estimate for estimate in self._estimates if estimate.feasible]
         found = dict.fromkeys(text for estimate in feasible for text in estimate.warnings)
         return {text: chr(ord("a") + index) for index, text in enumerate(found)}
 
@@ -175,6 +182,8 @@ class ResultsTable:
         """Yield what readers cannot guess."""
         layers = layers_text(self.experiment.model)
         yield from _lines(f"bounds count layers: {layers}", width)
+        if self._has_places:
+            yield "below bounds: the nodes of each stage in turn; x4 stands for four stages"
         if any(_is_split(result) for result in self.results):
             yield "split: samples of all dp ranks of a stage together, else of one replica"
         for warning, mark in self._marks.items():
@@ -288,24 +297,25 @@ def _lines(text: str, room: int) -> list[str]:
     return [line.replace(_UNBREAKABLE, " ") for line in wrap(", ".join(phrases), room)]
 
 
+def _ties_text(ranking: Ranking) -> str:
+    """Say what the first rows have in common, and how they are ordered."""
+    num_tied, percent = ranking.num_tied, 100 * ranking.relative_error
+    if not percent:
+        return f"= the first {num_tied} take the same time"
+    tied = [result for result in ranking.results[:num_tied] if isinstance(result, Estimate)]
+    risky = 100 * RISKY_PROBABILITY
+    order = f", those with a risk of {risky:.0f} % or more last" if _is_mixed(tied) else ""
+    return f"= the first {num_tied} are ties within the model's error of {percent:.0f} %{order}"
+
+
+def _is_mixed(estimates: Sequence[Estimate]) -> bool:
+    """Tell whether some are risky and some are not."""
+    return len({is_risky(estimate) for estimate in estimates}) > 1
+
+
 def _notes(ranking: Ranking, *, num_shown: int) -> list[Text]:
     """Return what the table does not show: ties, the rest, and why some cannot run."""
-    notes = []
-    num_tied = ranking.num_tied
-    if num_tied > 1:
-        risky = [
-            isinstance(result, Estimate) and is_risky(result)
-            for result in ranking.results[:num_tied]
-        ]
-        order = (
-            f", those with a risk of {100 * RISKY_PROBABILITY:.0f} % or more last"
-            if 0 < sum(risky) < num_tied
-            else ""
-        )
-        share = f"{100 * ranking.relative_error:.0f} %"
-        notes.append(
-            Text(f"= the first {num_tied} are ties within the model's error of {share}{order}")
-        )
+    notes = [Text(_ties_text(ranking))] if ranking.num_tied > 1 else []
     num_hidden = ranking.num_feasible - num_shown
     if num_hidden > 0:
         more = counted(num_hidden, "more feasible strategy", "more feasible strategies")

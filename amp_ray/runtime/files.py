@@ -184,18 +184,21 @@ def write_text(
     """Write a file whole or not at all: to a neighbour first, then renamed.
 
     Args:
-        path: An existing file is replaced.
+        path: An existing file is replaced; into a device or a pipe the text is written as it is.
         text: Its new content; a long one may come in pieces.
         opener: As of the built-in ``open``, such as `private`.
 
     Raises:
         InputError: If the folder does not exist or cannot be written.
     """
+    is_file = path.is_file() or not path.exists()
     neighbour = path.parent / f".{path.name}.partial"
     try:
-        with open(neighbour, "w", encoding="utf-8", opener=opener) as file:
+        target = neighbour if is_file else path
+        with open(target, "w", encoding="utf-8", opener=opener) as file:
             file.writelines([text] if isinstance(text, str) else text)
-        neighbour.replace(path)
+        if is_file:
+            neighbour.replace(path)
     except (OSError, ValueError) as error:
         with suppress(OSError, ValueError):
             neighbour.unlink()

@@ -127,6 +127,10 @@ def test_ties_are_marked_and_explained() -> None:
     assert "= the first 2 are ties within the model's error of 6 %\n" in text
 
 
+def test_a_model_without_an_error_has_ties_of_equal_time_only() -> None:
+    assert "= the first 2 take the same time\n" in shown(rank([bare(1.0), bare(1.0, (0, 4, 9))]))
+
+
 @pytest.mark.parametrize(
     ("probability", "text"),
     [(0.0, "<1 %"), (0.08, "8 %"), (0.434, "43 %"), (0.999, ">99 %")],
@@ -163,7 +167,9 @@ def test_where_stages_run_is_shown_where_that_is_not_the_order_of_the_devices() 
     turned = replace(given, strategy=replace(given.strategy, placement=(2, 0)))
     assert "node" not in drawn(table(given))
     assert "on node1, node0" in drawn(table(turned))
-    assert "on node0 x2" in drawn(table(turned, given))
+    both = drawn(table(turned, given))
+    assert "on node0 x2" in both
+    assert "below bounds: the nodes of each stage in turn; x4 stands for four stages\n" in both
 
 
 def test_a_micro_batch_that_is_shared_out_is_told_from_one_of_a_replica() -> None:
