@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -62,7 +63,7 @@ class TimeFit:
         return Point.of(self.names, self.fit.values)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class TimeTrials:
     """Trials that tell their time.
 
@@ -81,7 +82,7 @@ class TimeTrials:
         """What was run."""
         return [observation.plan for observation in self.observations]
 
-    @property
+    @cached_property
     def names(self) -> tuple[str, ...]:
         """Which constants may be fitted.
 

@@ -241,7 +241,8 @@ class Driver:
         if fault is not None and self._fault is None:
             message = (
                 f"trial {task.number} could not be run from this machine: {text}. The strategy is "
-                "not to blame, and its trial is still open: mend that, and --resume runs it again"
+                f"not to blame: its trial (in {task.folder}) is still open; mend that, and "
+                "--resume runs it again"
             )
             kind = InputError if isinstance(fault.error, InputError) else AmpRayError
             self._fault = kind(message)
