@@ -1,12 +1,15 @@
 """One attempt at a trial: messages of the agents in, signs of failure and files out."""
 
-import base64
 import queue
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from amp_ray.runtime.link import AgentLink, AgentSettings, Message
+from amp_ray.runtime.contents import Contents
+from amp_ray.runtime.host_files import COLLECT_BYTES, COLLECT_BYTES_IN_ALL, HostFiles
+from amp_ray.runtime.inbox import Inbox
+from amp_ray.runtime.link import AgentLink, AgentSettings
+from amp_ray.runtime.messages import Message
 from amp_ray.runtime.watch import Watch
 from amp_ray.trials.causes import Sign
 from amp_ray.trials.launch import (
@@ -19,12 +22,15 @@ from amp_ray.trials.launch import (
 )
 from amp_ray.trials.signs import sign_of_deadline, sign_of_event, sign_of_exit, sign_of_trouble
 
-COLLECT_BYTES: Final = 16 * 1024 * 1024
-"""Of one file that is brought back; of a longer one, the end."""
-
 INTERFACE_VARIABLES: Final = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 
 _PREPARE_TIMEOUT_S: Final = 10.0
+TRANSFER_TIMEOUT_S: Final = 600.0
+"""For all files to or from a host; neither counts as time of the ranks."""
+
+_STALL_TIMEOUT_S: Final = 30.0
+"""Without another piece of a file from a host that sends files."""
+
 _MARGIN_S: Final = 2.0
 """What an agent may be late after its deadline before the controller ends the trial itself."""
 _POLL_S: Final = 0.1
@@ -37,9 +43,10 @@ class Attempt:
         self,
         launch: Launch,
         folders: Mapping[str, str],
-        agents: tuple[Mapping[str, AgentLink], "queue.SimpleQueue[tuple[str, Message]]"],
+        agents: tuple[Mapping[str, AgentLink], Inbox],
         settings: AgentSettings,
         watch: Watch,
+        files: tuple[Contents, Mapping[str, HostFiles]],
     ) -> None:
         """Take what is needed; nothing is started.
 
@@ -49,22 +56,26 @@ class Attempt:
             agents: One per host, by host name, and where their messages arrive with their tags.
             settings: How they behave.
             watch: Who follows.
+            files: What is sent, and where that goes which comes back, by host.
         """
         self.signs: list[Sign] = []
-        self.files: dict[str, dict[str, bytes]] = {host: {} for host in launch.hosts}
         self.events: list[dict[str, Any]] = []
         self.lost: set[str] = set()
         self.prepared: dict[str, Message] = {}
+        self.broken_logs: dict[int, str] = {}
         self._launch, self._folders = launch, folders
         self._settings, self._watch = settings, watch
         self._links, self._inbox = agents
+        self._contents, self.files = files
         self._hosts = {self._links[host].tag: host for host in launch.hosts}
         self._pending = set(launch.hosts)
+        self._missing: dict[str, set[str]] = {}
+        self._collecting: dict[str, tuple[float, float]] = {}
         self._exits: list[tuple[str, Message, float]] = []
         self._oom_kills: dict[str, int] = {}
         self._stop_at: float | None = None
         self._late: list[tuple[str, float]] = []
-        self._start = time.monotonic()
+        self._start = self._check_at = time.monotonic()
 
     @property
     def exit_codes(self) -> dict[int, int | None]:
@@ -84,6 +95,7 @@ class Attempt:
             InterruptedTrialError: If someone wants it to end; agents are still at work then.
         """
         self._prepare()
+        self._deliver()
         if not self.signs:
             self._begin()
             self._follow(self._launch.timeout_s + self._settings.grace_s + _MARGIN_S)
@@ -103,6 +115,7 @@ class Attempt:
                 name=self._folders[host],
                 addresses=list(link.host.addresses),
                 port=number == 0,
+                digests=list(self._contents.digests),
             )
         deadline = time.monotonic() + _PREPARE_TIMEOUT_S
         while self._pending - set(self.prepared) and not self.signs:
@@ -111,14 +124,36 @@ class Attempt:
                 for host in sorted(self._pending - set(self.prepared)):
                     self._lose(host, f"the agent did not answer within {_PREPARE_TIMEOUT_S} s")
 
+    def _deliver(self) -> None:
+        """Send every host the contents that it does not have, before any rank starts.
+
+        What the agents' own hosts take to write them is no part of the ranks' time.
+        """
+        for host, digests in self._missing.items():
+            for digest in self._contents.digests:
+                for message in self._contents.messages(digest) if digest in digests else ():
+                    self._links[host].send(**message)
+        start = time.monotonic()
+        moved = dict.fromkeys(self._missing, start)
+        while not self.signs:
+            waiting = sorted(host for host in self._pending if self._missing.get(host))
+            if not waiting:
+                return
+            self._turn()
+            now = time.monotonic()
+            for host in waiting:
+                if self._links[host].has_output:
+                    moved[host] = now
+                elif now > min(moved[host] + _STALL_TIMEOUT_S, start + TRANSFER_TIMEOUT_S):
+                    self._lose(host, "the agent did not take the trial's files in time")
+
     def _begin(self) -> None:
         """Start all ranks."""
-        files = {name: base64.b64encode(data).decode() for name, data in self._launch.files.items()}
         for host in self._launch.hosts:
             ranks = [command for command in self._launch.commands if command.host == host]
             self._links[host].send(
                 kind="job",
-                files=files,
+                files=dict(self._contents.names),
                 cwd=self._launch.cwd,
                 events=self._launch.sends_events,
                 slots=[slot for command in ranks for slot in command.all_slots],
@@ -126,7 +161,9 @@ class Attempt:
                 deadline_s=self._launch.timeout_s,
                 settle_s=self._settings.settle_s,
                 collect=list(self._launch.collect),
+                words=list(self._launch.words),
                 collect_bytes=COLLECT_BYTES,
+                collect_bytes_in_all=COLLECT_BYTES_IN_ALL,
             )
 
     def describe(self, command: RankCommand, *, folder: str | None = None) -> dict[str, Any]:
@@ -155,7 +192,11 @@ class Attempt:
         }
 
     def _follow(self, limit_s: float) -> None:
-        """Follow until every agent is done or lost."""
+        """Follow until every agent is done or lost.
+
+        Args:
+            limit_s: For the ranks; sending files has a limit of its own.
+        """
         deadline = time.monotonic() + limit_s
         while self._pending:
             self._turn()
@@ -164,9 +205,10 @@ class Attempt:
                 self._stop()
                 deadline = min(deadline, now + self._settings.grace_s + self._settings.lease_s)
                 self._stop_at = None
-            if now > deadline:
-                for host in sorted(self._pending):
-                    self._lose(host, "the agent did not end the trial in time")
+            for host in sorted(self._pending):
+                if now > min(self._collecting.get(host, (deadline,))):
+                    what = "send its files" if host in self._collecting else "end the trial"
+                    self._lose(host, f"the agent did not {what} in time")
 
     def _stop(self) -> None:
         """Tell every agent that is still busy to end its ranks."""
@@ -193,29 +235,41 @@ class Attempt:
         """Take one message, or notice silence or an interruption."""
         self._watch.check()
         try:
-            tag, message = self._inbox.get(timeout=_POLL_S)
+            tag, message = self._inbox.get(_POLL_S)
         except queue.Empty:
             pass
         else:
             if tag in self._hosts:
                 self._handle(self._hosts[tag], message)
+        now = time.monotonic()
+        if now < self._check_at:
+            return
+        self._check_at = now + _POLL_S
         for host in sorted(self._pending):
-            if self._links[host].silent_s > self._settings.lease_s:
+            link = self._links[host]
+            if link.silent_s > self._settings.lease_s:
                 self._lose(host, f"no sign of life for {self._settings.lease_s} s")
+            elif not link.is_reading:
+                self._lose(host, f"it has read nothing for {self._settings.lease_s} s")
 
     def _handle(self, host: str, message: Message) -> None:
         """Note a message."""
         time_s = time.monotonic() - self._start
         kind = message["kind"]
         if kind == "file":
-            self.files[host][message["name"]] = base64.b64decode(message["content"])
+            self._on_file(host, message)
             return
-        self.events.append({"time_s": round(time_s, 4), **message, "host": host})
+        if kind == "stored":
+            self._missing[host].discard(message["digest"])
+            return
+        said = {key: value for key, value in message.items() if key != "missing"}
+        self.events.append({"time_s": round(time_s, 4), **said, "host": host})
         react: dict[str, Callable[[str, Message, float], None]] = {
             "prepared": self._on_prepared,
             "said": self._on_said,
             "trouble": self._on_trouble,
             "exit": self._on_exit,
+            "collecting": self._on_collecting,
             "done": self._on_done,
             "lost": self._on_lost,
         }
@@ -224,7 +278,18 @@ class Attempt:
 
     def _on_prepared(self, host: str, message: Message, _time_s: float) -> None:
         """A host is ready."""
+        self._missing[host] = set(message["missing"]).intersection(self._contents.digests)
         self.prepared[host] = message
+
+    def _on_file(self, host: str, message: Message) -> None:
+        """A piece of a file came; a host that sends what nobody asked for is given up."""
+        if host in self._collecting:
+            limit = self._collecting[host][0]
+            self._collecting[host] = limit, time.monotonic() + _STALL_TIMEOUT_S
+        try:
+            self.files[host].add(message)
+        except ValueError as error:
+            self._lose(host, f"it sent what was not asked for: {error}")
 
     def _on_said(self, host: str, message: Message, time_s: float) -> None:
         """A rank sent an event; only its report of a failure matters here."""
@@ -237,6 +302,7 @@ class Attempt:
         """Something is wrong with a host; a log that cannot be written ends nothing."""
         sign = sign_of_trouble(host, message, time_s)
         if sign.rank is not None and sign.kind == "disk":
+            self.broken_logs[sign.rank] = f"rank {sign.rank} on {host}: {sign.text}"
             self.signs.append(sign)
             return
         self._add(sign)
@@ -248,6 +314,11 @@ class Attempt:
         self._exits.append((host, message, time_s))
         if message["code"] != 0 and not message["ended"]:
             self._stop_soon()
+
+    def _on_collecting(self, host: str, _message: Message, _time_s: float) -> None:
+        """An agent has ended its ranks and begins to send files."""
+        now = time.monotonic()
+        self._collecting.setdefault(host, (now + TRANSFER_TIMEOUT_S, now + _STALL_TIMEOUT_S))
 
     def _on_done(self, host: str, message: Message, time_s: float) -> None:
         """An agent has ended its ranks, verified that and removed its folder."""

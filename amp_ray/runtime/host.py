@@ -1,14 +1,24 @@
 """A place where trials run: this machine, or one behind SSH (``ssh.py``)."""
 
+import contextlib
+import fcntl
 import os
+import select
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 from amp_ray.errors import HostError
+from amp_ray.runtime.agent.job import DEVICE_VARIABLE
+
+GIVEN_UP: Final = "given up: it has not read what was sent to it"
+GIVE_UP_POLL_S: Final = 0.2
+
+PIPE_BYTES: Final = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,11 +43,15 @@ class Channel(Protocol):
         """Wait for output; empty at its end."""
         ...
 
-    def write(self, data: bytes) -> None:
-        """Write to its stdin.
+    def write(self, data: bytes, given_up: threading.Event | None = None) -> None:
+        """Write all of it to its stdin, however long nobody reads there.
+
+        Args:
+            data: Bytes.
+            given_up: Set when nobody wants to wait any more.
 
         Raises:
-            OSError: If it is gone.
+            OSError: If it is gone, or given up.
         """
         ...
 
@@ -62,6 +76,11 @@ class Host(Protocol):
     @property
     def python(self) -> str:
         """The interpreter that runs the agent."""
+        ...
+
+    @property
+    def shares_slots(self) -> bool:
+        """Whether a slot is a device that other studies may use at the same time."""
         ...
 
     def connect(self) -> None:
@@ -114,6 +133,8 @@ class LocalHost:
         self._environment = dict(environment or {})
         self.addresses = ("127.0.0.1",)
         self.python = python
+        # Of a CPU a slot is only a share: under each of its names this machine has all of them.
+        self.shares_slots = DEVICE_VARIABLE in self._environment
 
     def connect(self) -> None:
         """Nothing to do: we are here."""
@@ -174,6 +195,10 @@ class LocalChannel:
             start_new_session=True,
             bufsize=0,
         )
+        assert self._process.stdin is not None
+        os.set_blocking(self._process.stdin.fileno(), False)
+        with contextlib.suppress(OSError):  # more than the user's share of pipes: slower, no more
+            fcntl.fcntl(self._process.stdin, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
 
     def read(self) -> bytes:
         """Wait for output; the process is reaped at its end."""
@@ -184,12 +209,19 @@ class LocalChannel:
             self._process.wait()
         return data
 
-    def write(self, data: bytes) -> None:
-        """Write all of it."""
+    def write(self, data: bytes, given_up: threading.Event | None = None) -> None:
+        """Write all of it; see ``Channel.write``."""
         assert self._process.stdin is not None
+        pipe = self._process.stdin.fileno()
+        waiting = select.poll()
+        waiting.register(pipe, select.POLLOUT)
         view = memoryview(data)
         while view:
-            view = view[self._process.stdin.write(view) :]
+            if given_up is not None and given_up.is_set():
+                raise OSError(GIVEN_UP)
+            if waiting.poll(GIVE_UP_POLL_S * 1000):
+                with contextlib.suppress(BlockingIOError):
+                    view = view[os.write(pipe, view) :]
 
     def close(self) -> None:
         """Close stdin, which ends the agent's lease."""

@@ -21,7 +21,9 @@ Message = dict[str, Any]
 AGENT_PYTHON: Final = (3, 8)
 """Oldest Python that can run the agent, and the probe with it."""
 
-_MODULES: Final = ("processes", "network", "stdio", "rank", "job", "machine", "probe")
+_MODULES: Final = (
+    *("processes", "network", "wire", "stdio", "log", "rank", "job", "machine", "probe"),
+)
 """In the order of their imports."""
 
 _NUM_NOISE_LINES: Final = 3
@@ -77,6 +79,8 @@ class Probe:
         self._noise: deque[str] = deque(maxlen=_NUM_NOISE_LINES)
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._too_old: Message | None = None
+        self._started_at = time.monotonic()
+        self._first_at: float | None = None
         self._channel: Channel = host.open_channel(
             [host.python, "-I", "-u", "-c", guarded(BOOTSTRAP), "probe"]
         )
@@ -86,6 +90,11 @@ class Probe:
         )
         self._listener.start()
         self._write(_bundle() + json.dumps(start).encode() + b"\n")
+
+    @property
+    def start_s(self) -> float | None:
+        """From the command to the first message: what the login's shell and Python took."""
+        return None if self._first_at is None else self._first_at - self._started_at
 
     def ask(self, kind: str, timeout_s: float, **details: Any) -> Message:  # noqa: ANN401 - JSON
         """Ask one thing and wait for the answer.
@@ -177,6 +186,7 @@ class Probe:
         with contextlib.suppress(ValueError, RecursionError):
             message = json.loads(line)
             if isinstance(message, dict) and "kind" in message:
+                self._first_at = self._first_at or time.monotonic()
                 self._inbox.put(message)
                 return
         if line.strip():

@@ -13,14 +13,16 @@ from typing import Final, Self
 from amp_ray.errors import HostError, printable
 from amp_ray.runtime.agents import Agents, WarmUp
 from amp_ray.runtime.attempt import Attempt
+from amp_ray.runtime.contents import Contents
 from amp_ray.runtime.host import Host
-from amp_ray.runtime.link import AgentSettings, Message
+from amp_ray.runtime.link import AgentSettings
+from amp_ray.runtime.messages import Message
 from amp_ray.runtime.trial_folder import TrialFolder
 from amp_ray.runtime.watch import Listener, Watch
 from amp_ray.trials.causes import Sign, failure, first_cause
-from amp_ray.trials.launch import FOLDER, Launch
+from amp_ray.trials.launch import FOLDER, Launch, slots_by_host
 from amp_ray.trials.outcome import Outcome, Unreachable
-from amp_ray.trials.result import Reader, all_files, measured, read_result
+from amp_ray.trials.result import AllFiles, Reader, measured, read_result
 from amp_ray.trials.signs import keep_last
 
 _LOGGER = logging.getLogger(__name__)
@@ -62,6 +64,7 @@ class Launcher:
         self._lock = threading.Lock()
         self._is_running = False
         self._told: set[str] = set()
+        self._contents = Contents()
 
     def __enter__(self) -> Self:
         """Return the launcher."""
@@ -73,7 +76,9 @@ class Launcher:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End all agents and connections."""
+        """End all agents and connections; quickly, if somebody wants to get away."""
+        if kind is not None and not issubclass(kind, Exception):
+            self._watch.interrupted.set()
         self.close()
 
     def run(self, launch: Launch, folder: Path, *, reader: Reader = read_result) -> Outcome:
@@ -128,7 +133,7 @@ class Launcher:
             HostError: If a host cannot be reached.
         """
         chosen = self._agents.names if names is None else names
-        errors = self._agents.open(chosen)
+        errors = self._agents.open(dict.fromkeys(chosen, ()), Watch())
         if errors:
             raise HostError("; ".join(errors.values()))
         return self._agents.warm(chosen, Watch())
@@ -153,18 +158,26 @@ class Launcher:
         return self._agents.sweep_trials(trial_ids)
 
     def close(self) -> None:
-        """End all agents, wait until they have cleaned up, sweep once more, disconnect."""
-        self._agents.close()
+        """End all agents, wait until they have cleaned up, sweep once more, disconnect.
+
+        After an interruption that is over within a few seconds, whatever hosts do: an agent that
+        does not answer ends by its lease.
+        """
+        self._agents.close(in_haste=self._watch.interrupted.is_set())
 
     def _outcome(
         self, launch: Launch, record: TrialFolder, reader: Reader, start: float
     ) -> Outcome:
         """Try once, and again if it was not the trial that failed."""
+        self._contents.take(launch.files)
+        slots = slots_by_host(
+            [(command.host, slot) for command in launch.commands for slot in command.all_slots]
+        )
         number = 0
         while True:
             number += 1
             self._watch.check()
-            errors = self._agents.open(launch.hosts)
+            errors = self._agents.open(slots, self._watch, study=launch.trial_id)
             if errors:
                 host, text = next(iter(errors.items()))
                 return Unreachable(
@@ -193,15 +206,17 @@ class Launcher:
             for number, host in enumerate(launch.hosts)
         }
         agents = self._agents.links, self._agents.inbox
-        attempt = Attempt(launch, folders, agents, self._settings, self._watch)
+        files = self._contents, record.make_files(launch)
+        attempt = Attempt(launch, folders, agents, self._settings, self._watch, files)
         try:
             attempt.run()
         except BaseException:
             self._agents.abandon(folders)
             raise
         finally:
+            for host_files in attempt.files.values():
+                host_files.close()
             record.write_events(attempt.events)
-            record.write_files(attempt.files)
             if len(attempt.prepared) == len(launch.hosts):
                 ranks = [attempt.describe(each, folder=FOLDER) for each in launch.commands]
                 record.write_rerun(launch, ranks)
@@ -217,8 +232,8 @@ class Launcher:
         complete = all(codes.get(command.rank) == 0 for command in launch.commands)
         if complete and not attempt.lost:
             try:
-                files = all_files(attempt.files, launch.hosts)
-                measurement = reader(files, launch.trial_id)
+                broken = {f"rank-{rank}.log": why for rank, why in attempt.broken_logs.items()}
+                measurement = reader(AllFiles(attempt.files, broken), launch.trial_id)
                 return measured(measurement, wall_s=wall_s)
             except (ValueError, ArithmeticError, RecursionError) as error:
                 signs.append(_no_result(launch, attempt, str(error)))

@@ -5,6 +5,7 @@ import logging
 import shlex
 import socket
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any, Final, NoReturn
 import paramiko
 
 from amp_ray.errors import HostError
-from amp_ray.runtime.host import Channel, Completed
+from amp_ray.runtime.host import GIVE_UP_POLL_S, GIVEN_UP, Channel, Completed
 from amp_ray.runtime.known_hosts import AUTHORITY, REVOKED, read_known_hosts
 from amp_ray.runtime.ssh_target import (
     Lookup,
@@ -31,8 +32,10 @@ _READ_BYTES: Final = 64 * 1024
 _TCP_TIMEOUT_S: Final = 5.0
 """How long sent bytes may stay unacknowledged; paramiko's keepalive detects nothing."""
 
-_NO_GREETING: Final = ("Error reading SSH protocol banner", "Indecipherable protocol version")
-_TOO_LATE: Final = "No existing session"
+_NO_GREETING: Final = (
+    *("No existing session", "Error reading SSH protocol banner"),
+    "Indecipherable protocol version",
+)
 """Paramiko's words where a connection came about, but no SSH server spoke."""
 
 
@@ -56,6 +59,7 @@ class SshHost:
         """
         self.name = name
         self.python = settings.python
+        self.shares_slots = True
         self._settings = settings
         self._route, *jumps = find_routes(parse_target(name), settings, _lookup(settings))
         self._hops = [*reversed(jumps), self._route]
@@ -154,6 +158,7 @@ class SshHost:
         client = paramiko.SSHClient()
         check = _HostKeyCheck(route, settings)
         client.set_missing_host_key_policy(check)
+        start = time.monotonic()
         try:
             tunnel = self._tunnel(route)
             client.connect(
@@ -172,7 +177,8 @@ class SshHost:
             )
         except (paramiko.SSHException, OSError, EOFError, ValueError, HostError) as error:
             client.close()
-            _explain(error, route, settings)
+            is_late = time.monotonic() - start > timeout_s
+            _explain(error, route, settings, is_late=is_late)
         transport = client.get_transport()
         if transport is not None and tunnel is None and isinstance(transport.sock, socket.socket):
             limit_ms = int(_TCP_TIMEOUT_S * _MS_PER_S)
@@ -208,14 +214,25 @@ class SshChannel:
     def __init__(self, session: paramiko.Channel) -> None:
         """Take over a session."""
         self._session = session
+        self._session.settimeout(GIVE_UP_POLL_S)
 
     def read(self) -> bytes:
         """Wait for output."""
-        return self._session.recv(_READ_BYTES)
+        while True:
+            with contextlib.suppress(TimeoutError):
+                return self._session.recv(_READ_BYTES)
 
-    def write(self, data: bytes) -> None:
-        """Write all of it."""
-        self._session.sendall(data)
+    def write(self, data: bytes, given_up: threading.Event | None = None) -> None:
+        """Write all of it; see ``Channel.write``."""
+        while data:
+            if given_up is not None and given_up.is_set():
+                raise OSError(GIVEN_UP)
+            with contextlib.suppress(TimeoutError):
+                num_bytes = self._session.send(data[:_READ_BYTES])
+                if num_bytes == 0:
+                    message = "the connection is closed"
+                    raise OSError(message)
+                data = data[num_bytes:]
 
     def close(self) -> None:
         """Close stdin, which ends the agent's lease; the agent's last words still arrive."""
@@ -308,7 +325,7 @@ def _lookup(settings: SshSettings) -> Lookup:
     return paramiko.SSHConfig.from_path(str(path)).lookup
 
 
-def _explain(error: Exception, route: Route, settings: SshSettings) -> NoReturn:
+def _explain(error: Exception, route: Route, settings: SshSettings, *, is_late: bool) -> NoReturn:
     """Raise HostError with what is wrong and what mends it."""
     place = f"{route.user}@{known_hosts_name(route.host, route.port)}"
     match error:
@@ -319,9 +336,10 @@ def _explain(error: Exception, route: Route, settings: SshSettings) -> NoReturn:
             agent = "asked" if settings.use_agent else "not asked (use_agent is off)"
             text = f"login refused: {error}; key files tried: {keys}; ssh-agent {agent}"
         case paramiko.SSHException() if str(error).startswith(_NO_GREETING):
+            late = is_late or str(error) == _NO_GREETING[0]
             text = f"what answers there is no SSH server ({error})"
-        case paramiko.SSHException() if str(error) == _TOO_LATE:
-            text = f"no SSH server's greeting within {settings.connect_timeout_s} s"
+            if late:
+                text = f"no SSH server's greeting within {settings.connect_timeout_s} s"
         case TimeoutError():
             text = f"no answer within {settings.connect_timeout_s} s"
         case OSError():

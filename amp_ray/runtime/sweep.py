@@ -2,16 +2,22 @@
 
 import contextlib
 import queue
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from amp_ray.errors import HostError
 from amp_ray.runtime.host import Host
-from amp_ray.runtime.link import AgentLink, AgentSettings, Message
+from amp_ray.runtime.link import AgentLink, AgentSettings
+
+if TYPE_CHECKING:
+    from amp_ray.runtime.messages import Message
 
 _TIMEOUT_S: Final = 15.0
 """More than an agent waits for a process that hangs in the kernel."""
+
+_POLL_S: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,21 +102,29 @@ class _Sweeper:
         # Without isolation: from inside a PID namespace the lost processes cannot be seen.
         outside = replace(settings, isolate=False)
         link = AgentLink(host, outside, lambda _tag, message: inbox.put(message))
+        problem = link.why_not_started(min(settings.start_timeout_s, 2 * _TIMEOUT_S))
+        if problem:
+            link.close()
+            text = f"{host.name}: {problem}"
+            raise HostError(text)
         try:
             yield cls(link=link, inbox=inbox)
-        finally:
-            link.close()
-            link.wait(_TIMEOUT_S)
+        except BaseException:
+            link.close()  # who does not answer need not be waited for
+            raise
+        link.close()
+        link.wait(settings.grace_s + settings.lease_s)
 
     def ask(self, **what: Any) -> list[str]:  # noqa: ANN401 - JSON
         """Have it sweep, and wait for what is left."""
         self.link.send(kind="sweep", **what)
+        deadline = time.monotonic() + _TIMEOUT_S
         message: Message = {"kind": "none"}
         while message["kind"] != "swept":
-            try:
-                message = self.inbox.get(timeout=_TIMEOUT_S)
-            except queue.Empty:
-                message = {"kind": "lost", "text": f"no answer to a sweep within {_TIMEOUT_S} s"}
+            with contextlib.suppress(queue.Empty):
+                message = self.inbox.get(timeout=_POLL_S)
+            if time.monotonic() > deadline or not self.link.is_reading:
+                message = {"kind": "lost", "text": "no answer to a sweep"}
             if message["kind"] == "lost":
                 text = f"{self.link.host.name}: {message['text']}"
                 raise HostError(text)

@@ -2,12 +2,15 @@
 
 import json
 import shlex
+import shutil
+import urllib.parse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from amp_ray.errors import printable
 from amp_ray.runtime.agent.job import FOLDER_VARIABLE
+from amp_ray.runtime.host_files import HostFiles
 from amp_ray.trials.launch import FOLDER, Launch, RankCommand, is_secret, without_secrets
 from amp_ray.trials.outcome import Outcome, outcome_to_json
 
@@ -87,13 +90,19 @@ class TrialFolder:
         with (self.path / "events.jsonl").open("a", encoding="utf-8") as file:
             file.writelines(json.dumps(event) + "\n" for event in events)
 
-    def write_files(self, files: Mapping[str, Mapping[str, bytes]]) -> None:
-        """Write what came back, per host; a retry's files replace those of the attempt before."""
-        for host, contents in files.items():
-            folder = self.path / "hosts" / host.replace("/", "_")
-            folder.mkdir(parents=True, exist_ok=True)
-            for name, data in contents.items():
-                (folder / name).write_bytes(data)
+    def make_files(self, launch: Launch) -> dict[str, HostFiles]:
+        """Make a folder per host for what comes back; a retry's files replace those before."""
+        folder = self.path / "hosts"
+        if folder.exists():
+            shutil.rmtree(folder)
+        return {
+            host: HostFiles(
+                folder / _folder_name(host),
+                launch.collect,
+                sum(command.host == host for command in launch.commands),
+            )
+            for host in launch.hosts
+        }
 
     def write_outcome(self, outcome: Outcome) -> None:
         """Write the end; afterwards the folder changes no more."""
@@ -111,6 +120,12 @@ def _variable(name: str, text: str) -> str:
     if is_secret(name):
         return f'{name}="${{{name}:?set it before: its value was not kept}}"'
     return _word(f"{name}={text}")
+
+
+def _folder_name(host: str) -> str:
+    """Return a host's name as that of a folder: no two hosts share one, none leads elsewhere."""
+    name = urllib.parse.quote(host, safe="@:[]")
+    return f"%2E{name[1:]}" if name.startswith(".") else name
 
 
 def _word(text: str) -> str:

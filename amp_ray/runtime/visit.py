@@ -10,6 +10,7 @@ from typing import Final
 from amp_ray.errors import HostError
 from amp_ray.runtime.host import Host
 from amp_ray.runtime.host_facts import Message, Probe, software_script
+from amp_ray.runtime.link import AgentSettings
 from amp_ray.runtime.login import login_failure
 from amp_ray.runtime.ssh_target import parse_target
 from amp_ray.spec.access import SshSettings
@@ -68,9 +69,15 @@ class Question:
         return _DEEP_FACTS_S if self.deep else _FACTS_S
 
     @property
+    def start_s(self) -> float:
+        """How long a shell and Python may take to start, as agents may."""
+        return AgentSettings().start_timeout_s
+
+    @property
     def limit_s(self) -> float:
         """How long logging in and asking may take in all."""
-        return _CONNECT_STEPS * self.settings.connect_timeout_s + self.facts_s + 2 * _MARGIN_S
+        connect_s = _CONNECT_STEPS * self.settings.connect_timeout_s
+        return connect_s + self.start_s + self.facts_s + 2 * _MARGIN_S
 
 
 def make_question(
@@ -143,7 +150,7 @@ class Visit:
             return
         try:
             self._probe = Probe(self._host, limit_s=self._question.limit_s)
-            self._clock = self._probe.clock(self._question.facts_s)
+            self._clock = self._probe.clock(self._question.start_s)
             self._facts = read_facts(self._ask_facts(self._host, self._probe))
         except _WRONG as error:
             self._failure = Finding(
@@ -203,6 +210,7 @@ class Visit:
             failure=failure,
             facts=facts if failure is None else None,
             clock=self._clock,
+            start_s=None if self._probe is None else self._probe.start_s,
             unreached=self._unreached,
             num_peers=self._num_peers,
         )

@@ -3,17 +3,31 @@
 import contextlib
 import json
 import queue
+import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from amp_ray.errors import HostError
 from amp_ray.runtime.agent.bundle import LENGTH_DIGITS
+from amp_ray.runtime.agent.wire import (
+    CHUNK_BYTES,
+    FROM_AGENT,
+    FROM_CONTROLLER,
+    Opener,
+    Sealer,
+    pack,
+    unpack,
+)
 from amp_ray.runtime.host import Channel, Completed
 
 Message = dict[str, Any]
 
 Script = Callable[[Message], Iterable[Message | bytes]]
-"""From a message of the controller to the agent's answers; bytes are sent as they are."""
+"""From a message of the controller to the agent's answers; bytes are sent as they are.
+
+The ``files`` of a ``job`` are their contents.
+"""
 
 FOLDER: Final = "/scripted"
 
@@ -21,21 +35,26 @@ FOLDER: Final = "/scripted"
 class ScriptedHost:
     """A host for tests of whatever talks to agents; see ``Host``."""
 
-    def __init__(self, name: str, script: Script, *, refuses: str | None = None) -> None:
+    def __init__(
+        self, name: str, script: Script, *, refuses: str | None = None, greets: bool = True
+    ) -> None:
         """Take the script.
 
         Args:
             name: As trials call it.
             script: What its agents answer. ``close_channel()`` within it ends the connection.
             refuses: Text of the error with which every connection fails.
+            greets: Whether its agents say hello.
         """
         self.name = name
         self.addresses = (name,)
         self.python = "python"
+        self.shares_slots = True
         self.heard: list[Message] = []
         self.num_agents = 0
         self._script = script
         self._refuses = refuses
+        self._greets = greets
         self._channels: list[ScriptedChannel] = []
 
     def connect(self) -> None:
@@ -61,7 +80,7 @@ class ScriptedHost:
         """Start another scripted agent."""
         del argv
         self.num_agents += 1
-        self._channels.append(ScriptedChannel(self._answer))
+        self._channels.append(ScriptedChannel(self._answer, greets=self._greets))
         return self._channels[-1]
 
     def say(self, message: Message) -> None:
@@ -84,38 +103,71 @@ class ScriptedHost:
 class ScriptedChannel:
     """The controller's side of a scripted agent."""
 
-    def __init__(self, answer: Script) -> None:
+    def __init__(self, answer: Script, *, greets: bool = True) -> None:
         """Start with nothing to say."""
         self._answer = answer
+        self._greets = greets
         self._output: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._input = b""
         self._has_bundle = False
+        self._start: Message | None = None
+        self._ends: tuple[Sealer, Opener] | None = None
+        self._contents: defaultdict[str, bytes] = defaultdict(bytes)
 
     def read(self) -> bytes:
         """Wait for the next answer."""
         return self._output.get()
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes, given_up: threading.Event | None = None) -> None:
         """Take bytes; answer every complete line after the bundle."""
+        del given_up
         self._input += data
         if not self._has_bundle:
             end = LENGTH_DIGITS + int(self._input[:LENGTH_DIGITS])
+            if len(self._input) < end:
+                return
             self._input = self._input[end:]
             self._has_bundle = True
         *lines, self._input = self._input.split(b"\n")
-        for line in lines:
-            for answer in self._answer(json.loads(line)) if line else ():
+        for line in filter(None, lines):
+            message = self._take(line)
+            for answer in self._answer(message) if message is not None else ():
                 self.say(answer)
 
     def say(self, message: Message | bytes) -> None:
-        """Put something into the output."""
-        plain = message if isinstance(message, bytes) else json.dumps(message).encode()
-        self._output.put(plain + b"\n")
+        """Put something into the output: any line, or, with the key, a message of the agent."""
+        if isinstance(message, bytes):
+            self._output.put(message + b"\n")
+        elif self._ends is not None:
+            self._output.put(self._ends[0].seal(message))
 
     def close(self) -> None:
         """End the output."""
         with contextlib.suppress(ValueError):
             self._output.put(b"")
+
+    def _take(self, line: bytes) -> Message | None:
+        """Read a line as the agent does: settings, key, then messages."""
+        if self._start is None:
+            self._start = json.loads(line)
+            return None
+        if self._ends is None:
+            key = bytes.fromhex(line.decode())
+            self._ends = Sealer(key, FROM_AGENT), Opener(key, FROM_CONTROLLER)
+            if self._greets:
+                self.say({"kind": "hello", "isolation": "none", "hostname": "scripted"})
+            return self._start
+        message = self._ends[1].open(line)
+        assert message is not None, "every message is the controller's"
+        if message["kind"] == "put":
+            self._contents[message["digest"]] += unpack(message["data"])
+        elif message["kind"] == "prepare":
+            self._contents.clear()
+        elif message["kind"] == "job":
+            message["files"] = {
+                name: self._contents[digest] for name, digest in message["files"].items()
+            }
+        return message
 
 
 def well_behaved(message: Message) -> Iterable[Message | bytes]:
@@ -123,7 +175,11 @@ def well_behaved(message: Message) -> Iterable[Message | bytes]:
     kind = message.get("kind")
     if kind == "prepare":
         prepared = {"folder": FOLDER, "address": "192.0.2.1", "interface": "eth0", "port": 20000}
-        yield {"kind": "prepared", **prepared}
+        yield {"kind": "prepared", **prepared, "missing": message["digests"]}
+    elif kind == "claim":
+        yield {"kind": "claimed", "problem": ""}
+    elif kind == "put" and message["last"]:
+        yield {"kind": "stored", "digest": message["digest"]}
     elif kind == "job":
         end: Message = {"code": 0, "signal": None, "ended": False, "tail": []}
         for rank in message["ranks"]:
@@ -133,3 +189,11 @@ def well_behaved(message: Message) -> Iterable[Message | bytes]:
         yield {"kind": "done", "reason": "stopped", "clean": True, "left": [], "num_oom_kills": 0}
     elif kind == "sweep":
         yield {"kind": "swept", "found": [], "left": []}
+
+
+def file_messages(name: str, content: bytes) -> Iterable[Message]:
+    """Return the messages in which an agent sends a file."""
+    for start in range(0, max(1, len(content)), CHUNK_BYTES):
+        data = pack(content[start : start + CHUNK_BYTES])
+        last = start + CHUNK_BYTES >= len(content)
+        yield {"kind": "file", "name": name, "data": data, "num_cut": 0, "last": last}

@@ -24,6 +24,9 @@ _PYTHONS: Final = (
 )
 """Where interpreters usually are."""
 
+USUAL_START_S: Final = 3.0
+"""A shell and Python are there in a tenth of that."""
+
 _AGREE: Final = ("Python", "torch", "CUDA", "NCCL", "deepspeed")
 
 
@@ -69,6 +72,8 @@ def check_software(look: Look, wanted: Wanted) -> Iterator[Finding]:
     assert facts is not None
     found = f"Python {facts.version} ({facts.executable})"
     yield Finding(level="ok", host=host, check="agent Python", found=found)
+    if look.start_s is not None:
+        yield _check_start(look, look.start_s)
     software = facts.part("software")
     if software["problem"] is not None:
         yield Finding(
@@ -130,6 +135,23 @@ def check_agreement(looks: Sequence[Look], wanted: Wanted) -> Iterator[Finding]:
 def list_pythons(site: Site) -> str:
     """Return the command that lists the interpreters of a host."""
     return shell_command(site.login, ["sh", "-c", _PYTHONS])
+
+
+def _check_start(look: Look, start_s: float) -> Finding:
+    """Check how long a login takes until its Python runs."""
+    host, found = look.site.name, f"{start_s:.1f} s until Python runs"
+    if start_s <= USUAL_START_S:
+        return Finding(level="ok", host=host, check="start", found=found)
+    return Finding(
+        level="warning",
+        host=host,
+        check="start",
+        found=found,
+        expected=f"less than {USUAL_START_S:g} s",
+        command=shell_command(look.site.login, ["python3", "-X", "importtime", "-c", "pass"]),
+        advice="agents wait for it, and ranks that start afresh take as long; look at ~/.bashrc "
+        "there, and at the file system that Python is on; this shows what Python itself takes",
+    )
 
 
 def _check_torch(look: Look, wanted: Wanted) -> Finding:

@@ -90,6 +90,7 @@ class Look:
         failure: Why it could not be looked at; None if it could.
         facts: None if it could not.
         clock: None where unknown.
+        start_s: What the login's shell and Python took to start; None where unknown.
         unreached: Peers that it cannot connect to, with the reason.
         num_peers: How many it tried.
     """
@@ -98,6 +99,7 @@ class Look:
     failure: Finding | None = None
     facts: HostFacts | None = None
     clock: Clock | None = None
+    start_s: float | None = None
     unreached: tuple[tuple[Site, str], ...] = ()
     num_peers: int = 0
 

@@ -76,6 +76,7 @@ class Launch:
         cwd: Where the programs start, on every host; None for the trial's folder.
         timeout_s: Limit from the start of the programs.
         collect: Patterns of the file names that are brought back from every host.
+        words: A line of a rank's log with one of them is brought back however long the log is.
         sends_events: Whether lines of its output that are JSON objects with an ``event`` first, and
             with the tag from the environment, are messages to us; only our own programs send any.
     """
@@ -87,6 +88,7 @@ class Launch:
     cwd: str | None = None
     timeout_s: float = 600.0
     collect: tuple[str, ...] = (RESULT_FILE, "rank-*.log")
+    words: tuple[str, ...] = ()
     sends_events: bool = True
 
     def __post_init__(self) -> None:

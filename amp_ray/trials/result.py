@@ -3,7 +3,7 @@
 import json
 import reprlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -38,28 +38,60 @@ class Measurement:
 
 
 Reader = Callable[[Mapping[str, bytes], str], Measurement]
-"""Takes the files of a trial, as ``all_files`` returns them, and its id; raises ValueError without
+"""Takes the files of a trial, as ``AllFiles`` has them, and its id; raises ValueError without
 a result."""
 
 
-def all_files(files: Mapping[str, Mapping[str, bytes]], hosts: Sequence[str]) -> dict[str, bytes]:
-    """Put the files of all hosts together: a rank's log or metric may lie on any of them.
+class AllFiles(Mapping[str, bytes]):
+    """The files of all hosts together, none read before it is asked for.
 
-    Args:
-        files: By host and name.
-        hosts: In the order of their ranks; where several have a name, the first one's counts, and
-            a result is that of the first or none.
+    A rank's log or metric may lie on any host; where several have a name, the first one's counts,
+    and a result is that of the first host or none.
 
     Example:
-        >>> all_files({"a": {"x": b"1"}, "b": {"x": b"2", "y": b"3"}}, ["a", "b"])
+        >>> dict(AllFiles({"a": {"x": b"1"}, "b": {"x": b"2", "y": b"3"}}))
         {'x': b'1', 'y': b'3'}
     """
-    found: dict[str, bytes] = {}
-    for host in hosts:
-        for name, data in files[host].items():
-            if host == hosts[0] or name != RESULT_FILE:
-                found.setdefault(name, data)
-    return found
+
+    def __init__(
+        self, files: Mapping[str, Mapping[str, bytes]], broken: Mapping[str, str] | None = None
+    ) -> None:
+        """Look at the names.
+
+        Args:
+            files: By host and name, the host of rank 0 first.
+            broken: By name, what is wrong with a file that is incomplete.
+        """
+        self._broken = broken or {}
+        self._places: dict[str, Mapping[str, bytes]] = {}
+        for number, contents in enumerate(files.values()):
+            for name in contents:
+                if number == 0 or name != RESULT_FILE:
+                    self._places.setdefault(name, contents)
+
+    def __getitem__(self, name: str) -> bytes:
+        """Read a file.
+
+        Raises:
+            KeyError: If there is none.
+            ValueError: If it is incomplete: what it does not say might change the measurement.
+        """
+        if name in self._broken:
+            message = f"{name} is incomplete: {self._broken[name]}"
+            raise ValueError(message)
+        return self._places[name][name]
+
+    def __contains__(self, name: object) -> bool:
+        """Tell whether there is a file, without reading it."""
+        return name in self._places
+
+    def __iter__(self) -> Iterator[str]:
+        """Go through the names."""
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        """Count the files."""
+        return len(self._places)
 
 
 def read_result(files: Mapping[str, bytes], trial_id: str) -> Measurement:

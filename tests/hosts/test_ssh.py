@@ -213,3 +213,20 @@ def test_the_hosts_of_the_configuration_may_have_files_and_a_name_for_keys(bench
     host = SshHost(address, settings)
     host.connect()
     host.close()
+
+
+def test_two_studies_on_one_slot_are_told_apart_and_other_slots_are_free(bench: "Bench") -> None:
+    with bench.launcher() as first, bench.launcher() as second:
+        assert isinstance(bench.run(first, "result()"), Measured)
+        outcome = bench.run(second, "result()")
+        assert isinstance(outcome, Unreachable)
+        assert "slot 0 is in use by root: trial-1 (process " in outcome.reason
+        host = bench.cluster.hosts[0].address
+        argv = [sys.executable, "stand_in.py", "t"]
+        launch = Launch(
+            trial_id="t",
+            commands=rank_commands(argv, [(host, 1)]),
+            files={"stand_in.py": (bench.preface + "result()").encode()},
+            environment={},
+        )
+        assert isinstance(second.run(launch, bench.folder / "t"), Measured)

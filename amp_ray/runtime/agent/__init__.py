@@ -19,6 +19,7 @@ message       meaning, controller to agent
 ``prepare``   make the trial's folder; find address, interface and a free port
 ``job``       write files, start ranks
 ``stop``      end the job, or only its preparation
+``claim``     keep slots from the agents of others
 ``warm``      start the process that imports modules once and forks ranks
 ``sweep``     end what another agent's tag or a trial's folder marks, remove the folders
 ============  ==========================================================================
@@ -29,6 +30,7 @@ message       meaning, agent to controller
 ``hello``     version of Python, isolation, the host's own name
 ``alive``     a sign of life
 ``prepared``  folder, address, interface, port
+``claimed``   who uses a slot already, if anybody does
 ``warm``      the warm process is ready, or what prevents it
 ``warm-died`` how the warm process has died that is started once more
 ``started``   rank and process id

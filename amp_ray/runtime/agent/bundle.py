@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 MODULES = (
-    *("bundle", "processes", "isolation", "network", "stdio"),
-    *("rank", "warm", "job", "leftovers", "main"),
+    *("bundle", "processes", "isolation", "network", "wire", "stdio", "store"),
+    *("log", "rank", "warm", "job", "slots", "leftovers", "main"),
 )
 """In the order of their imports."""
 

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import base64
 import fnmatch
+import itertools
 import os
 import shutil
+import stat
 import subprocess
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .processes import TAG_VARIABLE, die_with_parent, num_oom_kills, state_of
-from .rank import Rank
+from .processes import TAG_VARIABLE, die_first, die_with_parent, num_oom_kills, state_of
+from .rank import EVENTS_BYTES, Rank
+from .wire import CHUNK_BYTES, is_plain_name, pack
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from .store import Store
     from .warm import Warm
 
     Message = dict[str, Any]
@@ -33,6 +36,9 @@ INHERITED = (
 
 PROBE_BYTES = 4096
 """An empty file costs no block: only bytes show that a disk is full."""
+
+MAX_FILES = 4096
+"""That come back of one trial, the logs of ranks not counted."""
 
 DEVICE_VARIABLE = "CUDA_VISIBLE_DEVICES"
 
@@ -97,13 +103,14 @@ class Job:
         """How often this host's kernel ended a process for want of memory, since the start."""
         return num_oom_kills() - self._oom_kills_before
 
-    def write_files(self) -> None:
-        """Put the trial's files into its folder."""
-        for name, content in self._message["files"].items():
-            path = Path(self.folder, name)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("xb") as file:
-                file.write(base64.b64decode(content))
+    def write_files(self, store: Store) -> None:
+        """Put the trial's files into its folder.
+
+        Raises:
+            OSError: If that cannot be written.
+        """
+        for name, digest in self._message["files"].items():
+            store.write(digest, Path(self.folder, name))
 
     def start(self, warm: Warm | None) -> Iterator[Message]:
         """Start every rank, forked by the warm process where it suits.
@@ -121,9 +128,15 @@ class Job:
             }
             read_end, write_end = os.pipe2(os.O_CLOEXEC)
             os.set_blocking(read_end, False)
-            log_path = str(Path(self.folder, f"rank-{entry['rank']}.log"))
             try:
-                rank = Rank(entry["rank"], read_end, log_path, tag=self._event_tag)
+                rank = Rank(
+                    entry["rank"],
+                    read_end,
+                    self.folder,
+                    tag=self._event_tag,
+                    room=EVENTS_BYTES // len(self._message["ranks"]),
+                    words=self._message["words"],
+                )
                 self.ranks.append(rank)
                 if warm is not None and warm.suits(entry["argv"]):
                     warm.fork(rank.number, entry["argv"], environment, cwd, write_end)
@@ -160,16 +173,61 @@ class Job:
         return "deadline" if now > self._deadline else None
 
     def collect(self) -> Iterator[Message]:
-        """Yield the files that the controller wants, the end of each where it is long."""
+        """Yield the files that the controller wants, in pieces; of a long one, not all.
+
+        Raises:
+            OSError: If one cannot be read.
+        """
         limit = self._message["collect_bytes"]
-        for path in sorted(Path(self.folder).iterdir()):
-            wanted = any(fnmatch.fnmatch(path.name, shape) for shape in self._message["collect"])
-            if wanted and path.is_file() and not path.is_symlink():
-                num_cut = max(0, path.stat().st_size - limit)
-                with path.open("rb") as file:
-                    file.seek(num_cut)
-                    content = base64.b64encode(file.read(limit)).decode()
-                yield {"kind": "file", "name": path.name, "content": content, "num_cut": num_cut}
+        logs = {f"rank-{rank.number}.log": rank.log for rank in self.ranks}
+        room = self._message["collect_bytes_in_all"] // max(1, len(logs))
+        for name, log in logs.items():
+            if self._is_wanted(name):
+                content = log.content(min(limit, room))
+                yield from _pieces(name, content, num_cut=log.num_dropped)
+        with os.scandir(self.folder) as entries:
+            names = (entry.name for entry in entries if self._is_wanted(entry.name))
+            found = sorted(itertools.islice(names, MAX_FILES))
+        room = self._message["collect_bytes_in_all"]
+        for name in found:
+            for message in self._send_file(name, min(limit, room)) if name not in logs else ():
+                room -= message.pop("num_bytes")
+                yield message
+
+    def _is_wanted(self, name: str) -> bool:
+        """Tell whether the controller asked for a file."""
+        shapes = self._message["collect"]
+        return is_plain_name(name) and any(fnmatch.fnmatchcase(name, shape) for shape in shapes)
+
+    def _send_file(self, name: str, limit: int) -> Iterator[Message]:
+        """Yield the end of a file, unless it is a link, a pipe or the like."""
+        path = Path(self.folder, name)
+        try:
+            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            descriptor = os.open(str(path), flags)
+        except OSError:
+            if path.is_symlink():
+                return
+            raise
+        with os.fdopen(descriptor, "rb") as file:
+            status = os.fstat(descriptor)
+            if stat.S_ISREG(status.st_mode):
+                num_cut = max(0, status.st_size - limit)
+                file.seek(num_cut)
+                yield from _pieces(name, file.read(limit), num_cut=num_cut)
+
+
+def _pieces(name: str, content: bytes, *, num_cut: int) -> Iterator[Message]:
+    """Yield a file in pieces, of which there is at least one."""
+    for start in range(0, max(1, len(content)), CHUNK_BYTES):
+        yield {
+            "kind": "file",
+            "name": name,
+            "data": pack(content[start : start + CHUNK_BYTES]),
+            "num_cut": num_cut,
+            "num_bytes": len(content[start : start + CHUNK_BYTES]),
+            "last": start + CHUNK_BYTES >= len(content),
+        }
 
 
 def _start(argv: list[str], environment: dict[str, str], cwd: str, output: int) -> int:
@@ -183,5 +241,6 @@ def _start(argv: list[str], environment: dict[str, str], cwd: str, output: int) 
         stderr=output,
         preexec_fn=die_with_parent(os.getpid()),  # noqa: PLW1509 - the agent has no threads
     )
+    die_first(process.pid)
     process.returncode = 0  # reaped by us, with every other child
     return process.pid

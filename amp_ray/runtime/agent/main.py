@@ -23,10 +23,13 @@ from .processes import (
     describe,
     end_all,
     reap,
+    set_dumpable,
     set_name,
 )
 from .rank import trouble
-from .stdio import Stdio, read_first_line
+from .slots import Slots
+from .stdio import Stdio, read_line
+from .store import Store
 from .warm import Warm, hold_folder, remove_unheld_folders
 
 if TYPE_CHECKING:
@@ -47,17 +50,20 @@ TURN_S = 0.25
 class Agent:
     """Everything that an agent knows."""
 
-    def __init__(self, start: Message, isolation: str) -> None:
+    def __init__(self, start: Message, isolation: str, key: bytes) -> None:
         """Say hello.
 
         Args:
             start: The first message: ``tag``, ``grace_s``, ``lease_s``, ``heartbeat_s``.
             isolation: What came of it.
+            key: Of all messages.
         """
         self._start = start
-        self._stdio = Stdio(lease_s=start["lease_s"], heartbeat_s=start["heartbeat_s"])
+        self._stdio = Stdio(key, lease_s=start["lease_s"], heartbeat_s=start["heartbeat_s"])
+        self._store: Store | None = None
         self._job: Job | None = None
         self._warm: Warm | None = None
+        self._slots = Slots(start["pid"])
         self._folder: str | None = None
         self._warm_folder: Path | None = None
         self._alarm = child_alarm()[0]
@@ -77,9 +83,11 @@ class Agent:
         """Serve until the lease ends."""
         while self._stdio.over is None:
             self._turn(TURN_S)
-            for line in self._stdio.take_lines():
-                self._handle(json.loads(line.decode()))
+            for message in self._stdio.take_messages():
+                self._handle(message)
             self._watch()
+        if self._warm is not None:
+            self._warm.leave()
         self._finish("lease")
         self._remove_folder()
         end_all(descendants, self._start["grace_s"], self._reap)
@@ -117,8 +125,10 @@ class Agent:
         """Do what the controller asks."""
         {
             "prepare": self._prepare,
+            "put": self._put,
             "job": self._begin,
             "stop": self._stop,
+            "claim": self._claim,
             "warm": self._warm_up,
             "sweep": self._sweep,
         }[message["kind"]](message)
@@ -140,9 +150,31 @@ class Agent:
             self._stdio.say(**trouble(error, what="network"))
             self._remove_folder()
             return
+        try:
+            self._store = self._store or Store(folder.parent)
+        except OSError as error:
+            self._stdio.say(**trouble(error))
+            self._remove_folder()
+            return
         self._stdio.say(
-            kind="prepared", folder=str(folder), address=address, interface=interface, port=port
+            kind="prepared",
+            folder=str(folder),
+            address=address,
+            interface=interface,
+            port=port,
+            missing=self._store.missing(message["digests"]),
         )
+
+    def _put(self, message: Message) -> None:
+        """Take a piece of a content that was missing."""
+        assert self._store is not None, "prepare comes first"
+        try:
+            self._store.add(message["digest"], message["data"], last=message["last"])
+        except OSError as error:
+            self._stdio.say(**trouble(error))
+            return
+        if message["last"]:
+            self._stdio.say(kind="stored", digest=message["digest"])
 
     def _begin(self, message: Message) -> None:
         """Start the ranks of a trial."""
@@ -152,7 +184,8 @@ class Agent:
             self._warm_problem("the warm process is being started again")
             return
         try:
-            self._job.write_files()
+            assert self._store is not None, "prepare comes first"
+            self._job.write_files(self._store)
             for event in self._job.start(self._warm):
                 self._stdio.say(**event)
         except OSError as error:
@@ -167,6 +200,14 @@ class Agent:
             self._remove_folder()
             end = {"clean": True, "left": [], "num_oom_kills": 0}
             self._stdio.say(kind="done", reason=message["reason"], **end)
+
+    def _claim(self, message: Message) -> None:
+        """Keep slots for this agent's study."""
+        try:
+            problem = self._slots.claim(message["slots"], message["owner"], message["study"])
+        except OSError as error:
+            problem = f"slots cannot be claimed: {error.strerror}"
+        self._stdio.say(kind="claimed", problem=problem)
 
     def _warm_up(self, message: Message) -> None:
         """Start the warm process, in a folder for what its imports write."""
@@ -254,12 +295,14 @@ class Agent:
         left = end_all(lambda: descendants(spared), self._start["grace_s"], self._reap)
         for rank in job.ranks:
             self._hear_rank(rank, everything=True)
-            rank.close()
             if not rank.reported:
                 self._stdio.say(**rank.exit_message(ended=True))
         self._job = None
         if why != "lease":
+            self._stdio.say(kind="collecting", reason=why)
             self._send_files(job)
+        for rank in job.ranks:
+            rank.close()
         self._remove_folder()
         self._stdio.say(
             kind="done",
@@ -270,11 +313,11 @@ class Agent:
         )
 
     def _send_files(self, job: Job) -> None:
-        """Send the collected files, one at a time and as fast as the controller reads."""
+        """Send the collected files as fast as the controller reads."""
         try:
             for message in job.collect():
                 self._stdio.say(**message)
-                while self._stdio.has_output and self._stdio.over is None:
+                while self._stdio.is_full and self._stdio.over is None:
                     self._turn(TURN_S)
         except OSError as error:
             self._stdio.say(**trouble(error))
@@ -292,8 +335,11 @@ def main() -> None:
         os.setsid()
     for number in (signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
-    start = json.loads(read_first_line().decode())
+    start = json.loads(read_line().decode())
+    start["pid"] = os.getpid()  # outside of any namespace of its own
     isolation = isolate() if start["isolate"] else "off"
+    set_dumpable(dumpable=False)  # from here on nobody else can read what this process reads
+    key = bytes.fromhex(read_line().decode())
     become_subreaper()
     set_name("amp-ray-agent")
-    Agent(start, isolation).run()
+    Agent(start, isolation, key).run()

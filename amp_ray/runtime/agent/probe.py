@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 from . import machine
 from .job import inherited
 from .network import find_address, free_port
-from .stdio import read_first_line
+from .stdio import read_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -202,16 +202,16 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     for number in (signal.SIGALRM, signal.SIGTERM, signal.SIGINT):
         signal.signal(number, end)
-    signal.alarm(json.loads(read_first_line().decode())["limit_s"])
+    signal.alarm(json.loads(read_line().decode())["limit_s"])
     while True:
-        line = read_first_line_or_end()
+        line = read_line_or_end()
         threading.Thread(target=answer, args=(json.loads(line.decode()),), daemon=True).start()
 
 
-def read_first_line_or_end() -> bytes:
+def read_line_or_end() -> bytes:
     """Read the next message; at the end of stdin everything ends."""
     try:
-        return read_first_line()
+        return read_line()
     except SystemExit:
         end()
         raise

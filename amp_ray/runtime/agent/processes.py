@@ -26,7 +26,10 @@ OOM_SCORE = 1000
 _NUM_THREADS = 17
 """Place of the number of threads in /proc/PID/stat, counted from the state: proc(5)."""
 
-PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 15, 36  # <linux/prctl.h>
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 4, 15, 36
+PR_CAPBSET_DROP = 24  # <linux/prctl.h>
+
+CAP_SYS_PTRACE, CAPABILITY_VERSION = 19, 0x20080522  # <linux/capability.h>
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -141,16 +144,41 @@ def num_oom_kills() -> int:
 
 
 def die_with_parent(parent: int) -> Callable[[], None]:
-    """Make what a new child does first: bind its life to its parent's."""
+    """Make what a new child does first: bind its life to its parent's, and take less power."""
 
     def prepare() -> None:
+        drop_ptrace()
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:
             os._exit(1)
-        with contextlib.suppress(OSError):
-            Path("/proc/self/oom_score_adj").write_text(str(OOM_SCORE), encoding="ascii")
 
     return prepare
+
+
+def die_first(pid: int) -> None:
+    """Let the kernel end a child, and what it starts, before anything else of a full memory."""
+    with contextlib.suppress(OSError):
+        Path(f"/proc/{pid}/oom_score_adj").write_text(str(OOM_SCORE), encoding="ascii")
+
+
+def set_dumpable(*, dumpable: bool) -> None:
+    """Open this process to others of its user, or close it.
+
+    While it is closed, nobody without CAP_SYS_PTRACE can read its memory, trace it, or open or copy
+    its descriptors. A new program (execve) opens it again.
+    """
+    libc.prctl(PR_SET_DUMPABLE, int(dumpable), 0, 0, 0)
+
+
+def drop_ptrace() -> None:
+    """Give up CAP_SYS_PTRACE for good, as far as this process has it: root's ranks do."""
+    libc.prctl(PR_CAPBSET_DROP, CAP_SYS_PTRACE, 0, 0, 0)
+    header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION, 0)
+    sets = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable; then their upper halves
+    if libc.capget(header, sets) == 0:
+        for index in range(3):
+            sets[index] &= ~(1 << CAP_SYS_PTRACE)
+        libc.capset(header, sets)
 
 
 def become_subreaper() -> None:

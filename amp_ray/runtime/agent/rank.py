@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import collections
 import errno
 import json
 import os
 from typing import TYPE_CHECKING, Any
 
+from .log import Log
+from .wire import printable
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     Message = dict[str, Any]
 
@@ -19,25 +21,44 @@ EVENT_START = b'{"event"'
 TAG_KEY = "tag"
 """In such a message: the tag of this agent. Whatever else looks like one is text of a library."""
 
-TAIL_LINES = 40
-LINE_BYTES = 64 * 1024
-"""Of a line; a longer one is cut in pieces."""
+EVENT_BYTES = 16 * 1024
+"""Of one event; a longer line is text."""
 
-LOG_BYTES = 64 * 1024 * 1024
-"""Of a rank's log that are kept on disk; its last lines are kept in any case."""
+EVENTS_BYTES = 8 * 1024 * 1024
+"""Of all events of all ranks of a host; what they say beyond that is text."""
+
+TAIL_LINES = 40
+TAIL_CHARACTERS = 500
+"""Of each of the last lines."""
+
+TAIL_BYTES = 64 * 1024
+"""From which the last lines are taken."""
+
+READ_BYTES = 64 * 1024
 
 
 class Rank:
     """One rank."""
 
-    def __init__(self, number: int, pipe: int, log_path: str, *, tag: str | None) -> None:
+    def __init__(
+        self,
+        number: int,
+        pipe: int,
+        folder: str,
+        *,
+        tag: str | None,
+        room: int = EVENTS_BYTES,
+        words: Sequence[str] = (),
+    ) -> None:
         """Open the log.
 
         Args:
             number: The rank.
             pipe: Where its output comes from; does not block.
-            log_path: Where its output goes to.
+            folder: On whose disk its log is.
             tag: What its messages to the controller carry; None if it sends none.
+            room: Bytes of all its messages.
+            words: A line of a long log with one of them is kept wherever it stands.
         """
         self.number, self.pid = number, 0
         self._tag = tag
@@ -45,11 +66,11 @@ class Rank:
         self.status: int | None = None
         self.state = ""
         self.reported = False
-        self._tail: collections.deque[str] = collections.deque(maxlen=TAIL_LINES)
+        self._last = bytearray()
         self._rest = b""
-        self._room = LOG_BYTES
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        self._log: int | None = os.open(log_path, flags, 0o600)
+        self._room = room
+        self._is_log_whole = True
+        self.log = Log(folder, words)
 
     def read(self, *, everything: bool) -> Iterator[Message]:
         """Take what it has printed; yield its messages and troubles with its log.
@@ -59,23 +80,19 @@ class Rank:
         """
         while self.pipe is not None:
             try:
-                data = os.read(self.pipe, LINE_BYTES)
+                data = os.read(self.pipe, READ_BYTES)
             except BlockingIOError:
                 return
             if not data:
                 self._close_pipe()
             yield from self._store(data)
-            *lines, self._rest = (self._rest + data).split(b"\n")
-            if self._rest and (not data or len(self._rest) > LINE_BYTES):
-                lines, self._rest = [*lines, self._rest], b""
-            for line in lines:
-                yield from self._hear(line)
+            yield from self._hear(data)
             if not everything:
                 return
 
     def close(self) -> None:
         """Close log and pipe."""
-        self._close_log()
+        self.log.close()
         self._close_pipe()
 
     def exit_message(self, *, ended: bool) -> Message:
@@ -83,34 +100,53 @@ class Rank:
         status = self.status
         code = os.WEXITSTATUS(status) if status is not None and os.WIFEXITED(status) else None
         number = os.WTERMSIG(status) if status is not None and os.WIFSIGNALED(status) else None
-        tail = [*self._tail, *([_text(self._rest)] if self._rest else [])]
+        lines = (bytes(self._last) + self._rest).split(b"\n")
+        tail = [_text(line) for line in (lines if lines[-1] else lines[:-1])[-TAIL_LINES:]]
         end = {"code": code, "signal": number, "ended": ended}
         return {"kind": "exit", "rank": self.number, **end, "state": self.state, "tail": tail}
 
-    def _hear(self, line: bytes) -> Iterator[Message]:
-        """Tell a message from text."""
-        event = None if self._tag is None else _event(line, self._tag)
-        if event is None:
-            self._tail.append(_text(line))
-        else:
-            yield {"kind": "said", "rank": self.number, "data": event}
+    def _hear(self, data: bytes) -> Iterator[Message]:
+        """Tell messages from text, of which the end is remembered."""
+        whole = self._rest + data
+        end = whole.rfind(b"\n") + 1
+        if not data or (not end and len(whole) > READ_BYTES):
+            end = len(whole)
+        lines, self._rest = whole[:end], whole[end:]
+        if self._tag is not None and EVENT_START in lines:
+            texts = []
+            for line in lines.splitlines(keepends=True):
+                event = self._event(line)
+                if event is None:
+                    texts.append(line)
+                else:
+                    yield {"kind": "said", "rank": self.number, "data": event}
+            lines = b"".join(texts)
+        self._last += lines
+        if len(self._last) > 2 * TAIL_BYTES:
+            del self._last[:-TAIL_BYTES]
+
+    def _event(self, line: bytes) -> Message | None:
+        """Read a message with our tag; None for anything else, however much it looks like one."""
+        if not line.startswith(EVENT_START) or len(line) > min(EVENT_BYTES, self._room):
+            return None
+        try:
+            event: Message = json.loads(line.decode())
+        except (ValueError, RecursionError):
+            return None
+        if event.pop(TAG_KEY, None) != self._tag:
+            return None
+        self._room -= len(line)
+        return event
 
     def _store(self, data: bytes) -> Iterator[Message]:
         """Write to the log, as long as the disk lets us."""
         try:
-            while data and self._log is not None and self._room > 0:
-                num_bytes = os.write(self._log, data[: self._room])
-                self._room -= num_bytes
-                data = data[num_bytes:]
+            if self._is_log_whole:
+                self.log.write(data)
         except OSError as error:
+            self._is_log_whole = False
+            error.filename = f"rank-{self.number}.log"
             yield trouble(error, rank=self.number)
-            self._close_log()
-
-    def _close_log(self) -> None:
-        """Close the log once."""
-        if self._log is not None:
-            os.close(self._log)
-            self._log = None
 
     def _close_pipe(self) -> None:
         """Close the pipe once."""
@@ -119,20 +155,10 @@ class Rank:
             self.pipe = None
 
 
-def _event(line: bytes, tag: str) -> Message | None:
-    """Read a message with this tag; None for anything else, however much it looks like one."""
-    if not line.startswith(EVENT_START):
-        return None
-    try:
-        event: Message = json.loads(line.decode())
-    except (ValueError, RecursionError):
-        return None
-    return event if event.pop(TAG_KEY, None) == tag else None
-
-
 def _text(line: bytes) -> str:
-    """Read a line that may be anything."""
-    return line.decode("utf-8", "replace").rstrip("\r")
+    """Read a line that may be anything, and may be long."""
+    text = line[: 4 * TAIL_CHARACTERS].decode("utf-8", "backslashreplace").rstrip("\r")
+    return printable(text, TAIL_CHARACTERS)
 
 
 def trouble(error: OSError, *, rank: int | None = None, what: str = "folder") -> Message:

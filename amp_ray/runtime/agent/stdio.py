@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
 from typing import Any
 
-READ_BYTES = 64 * 1024
-FULL_BYTES = 4 * 1024 * 1024
+from .wire import COMMAND_BYTES, FROM_AGENT, FROM_CONTROLLER, Lines, Opener, Sealer, WireError
+
+READ_BYTES = 256 * 1024
+FULL_BYTES = 1024 * 1024
 """With so much that the controller has not read, ranks have to wait too."""
 
 
-def read_first_line() -> bytes:
-    """Read the first line of stdin and not a byte more; at its end there is nothing to do."""
+def read_line() -> bytes:
+    """Read a line of stdin and not a byte more; at its end there is nothing to do."""
     line = b""
     while not line.endswith(b"\n"):
         byte = os.read(0, 1)
@@ -27,16 +28,20 @@ def read_first_line() -> bytes:
 class Stdio:
     """The line to the controller."""
 
-    def __init__(self, *, lease_s: float, heartbeat_s: float) -> None:
+    def __init__(self, key: bytes, *, lease_s: float, heartbeat_s: float) -> None:
         """Take over file descriptors 0 and 1.
 
         Args:
+            key: Of all messages.
             lease_s: Without a byte for so long, the controller counts as gone.
             heartbeat_s: Between our own signs of life.
         """
         self.over: str | None = None
         self._lease_s, self._heartbeat_s = lease_s, heartbeat_s
-        self._outbox, self._inbox = bytearray(), bytearray()
+        self._sealer, self._opener = Sealer(key, FROM_AGENT), Opener(key, FROM_CONTROLLER)
+        self._lines = Lines(COMMAND_BYTES)
+        self._inbox: list[dict[str, Any]] = []
+        self._outbox = bytearray(b"\n")  # ends whatever the login shell has printed
         self._last_heard = self._last_beat = time.monotonic()
         os.set_blocking(0, False)
         os.set_blocking(1, False)
@@ -53,7 +58,7 @@ class Stdio:
 
     def say(self, **message: Any) -> None:  # noqa: ANN401 - JSON
         """Queue a message."""
-        self._outbox += json.dumps(message).encode() + b"\n"
+        self._outbox += self._sealer.seal(message)
 
     def beat(self) -> None:
         """Give a sign of life, unless the last message still waits."""
@@ -84,13 +89,22 @@ class Stdio:
             return
         except OSError:
             data = b""
-        self._inbox += data
         self._last_heard = time.monotonic()
         if not data:
             self.over = "stdin has ended"
+        try:
+            lines = self._lines.feed(data)
+        except WireError as error:
+            self.over = str(error)
+            return
+        for line in filter(None, lines):  # an empty one is a sign of life
+            message = self._opener.open(line)
+            if message is None:
+                self.over = "a message is not the controller's"
+                return
+            self._inbox.append(message)
 
-    def take_lines(self) -> list[bytes]:
-        """Take the complete messages; empty lines are signs of life only."""
-        *lines, rest = bytes(self._inbox).split(b"\n")
-        self._inbox = bytearray(rest)
-        return [line for line in lines if line]
+    def take_messages(self) -> list[dict[str, Any]]:
+        """Take the messages that are complete."""
+        messages, self._inbox = self._inbox, []
+        return messages

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .bundle import BOOTSTRAP
-from .processes import child_alarm, die_with_parent, reap
+from .processes import child_alarm, die_first, die_with_parent, reap, set_dumpable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -126,6 +126,10 @@ class Warm:
             self._give_up(f"its imports took longer than {limit_s:g} s{self._last_lines()}")
             self._kill()
 
+    def leave(self) -> None:
+        """Expect its end from now on."""
+        self._given_up = True
+
     def exited(self, pid: int, status: int) -> str:
         """Note the end of a child of the agent.
 
@@ -223,6 +227,7 @@ class Warm:
             raise
         finally:
             os.close(their_output)
+        die_first(self._process.pid)
         ours.settimeout(SEND_LIMIT_S)
         self._socket, self._output = ours, output
 
@@ -310,6 +315,7 @@ def why_not_fork() -> str:
 
 def main() -> None:
     """Run as the warm process: import, then fork a rank per request."""
+    set_dumpable(dumpable=False)  # before the first rank: what it says of ranks must be its own
     # A copy: the first number stays open, so that the agent sees no end before the process's own.
     channel = socket.socket(fileno=os.dup(int(sys.argv[2])))
     start = time.monotonic()
@@ -372,13 +378,22 @@ class _Forker:
         child = -1 if problem else os.fork()
         if child == 0:
             signal.set_wakeup_fd(-1)
-            for descriptor in (self._channel.detach(), int(sys.argv[2]), *self._alarm):
-                os.close(descriptor)
+            self._channel.detach()
+            _close_all_but(pipe)
             die_with_parent(parent)()
+            set_dumpable(dumpable=True)
             return True
         os.close(pipe)
         _tell(self._channel, kind="forked", rank=request["rank"], pid=child, problem=problem)
         return False
+
+
+def _close_all_but(pipe: int) -> None:
+    """Close every descriptor above 2 but one: the agent's socket and other ranks' pipes too."""
+    for entry in os.listdir("/proc/self/fd"):  # noqa: PTH208 - a path of descriptors, not files
+        if int(entry) > 2 and int(entry) != pipe:  # noqa: PLR2004 - stdin, stdout and stderr
+            with contextlib.suppress(OSError):
+                os.close(int(entry))
 
 
 def _become_rank(request: Message, pipe: int) -> None:

@@ -4,12 +4,15 @@ import queue
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from amp_ray.runtime.host import LocalHost
-from amp_ray.runtime.link import AgentLink, AgentSettings, Message
+from amp_ray.runtime.link import AgentLink, AgentSettings
+
+if TYPE_CHECKING:
+    from amp_ray.runtime.messages import Message
 
 pytestmark = pytest.mark.integration
 
@@ -29,7 +32,12 @@ class Talk:
 
     def prepare(self, name: str) -> None:
         self.link.send(
-            kind="prepare", base=self.base, name=name, addresses=self.addresses, port=True
+            kind="prepare",
+            base=self.base,
+            name=name,
+            addresses=self.addresses,
+            port=True,
+            digests=[],
         )
 
     def begin(self, program: str) -> None:
@@ -44,7 +52,9 @@ class Talk:
             deadline_s=HANG_GUARD_S,
             settle_s=0.2,
             collect=[],
+            words=[],
             collect_bytes=1,
+            collect_bytes_in_all=1,
         )
 
     def wait_for(self, kind: str) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -42,14 +43,15 @@ class Trials:
         self.folder, self.num_trials = folder, 0
         self.modules, self.hosts = folder / "modules", folder / "host"
         self.gate = folder / "gate"
+        self.module = f"imported_{secrets.token_hex(4)}"
         self.modules.mkdir()
         self.hosts.mkdir()
 
     def launcher(self, module: str = "", *, import_timeout_s: float = HANG_GUARD_S) -> Launcher:
-        (self.modules / "imported.py").write_text(module, encoding="ascii")
+        (self.modules / f"{self.module}.py").write_text(module, encoding="ascii")
         warm_up = WarmUp(
             python=sys.executable,
-            modules=("imported",),
+            modules=(self.module,),
             environment={"PYTHONPATH": str(self.modules)},
         )
         settings = AgentSettings(
@@ -79,8 +81,8 @@ class Trials:
         finally:
             thread.join()
 
-    def wait_for_rank(self) -> None:
-        wait_for(lambda: [*self.hosts.glob("amp-ray-*/ready")])
+    def ready(self) -> list[Path]:
+        return [*self.hosts.glob("amp-ray-*/ready")]
 
     def kill_warm(self) -> None:
         os.kill(self.warm_pid, signal.SIGKILL)
@@ -92,16 +94,17 @@ class Trials:
 
     @property
     def warm_pids(self) -> list[int]:
-        """Find the process whose folder is the warm one's."""
-        found = []
-        for path in Path("/proc").glob("[0-9]*/cwd"):
+        """Find the process that imports this test's module: what it runs is hidden from others."""
+        parents = {}
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
             try:
-                folder = path.readlink()
+                words = path.read_bytes().split(b"\0")
+                stat = (path.parent / "stat").read_text(encoding="ascii")
             except OSError:
                 continue
-            if folder.parent == self.hosts and folder.name.endswith("-warm"):
-                found.append(int(path.parent.name))
-        return found
+            if b"warm" in words and words[-2] == f'["{self.module}"]'.encode():
+                parents[int(path.parent.name)] = int(stat.rsplit(")", 1)[1].split()[1])
+        return [pid for pid, parent in parents.items() if parent not in parents]  # not its ranks
 
     def were_warm(self) -> list[bool]:
         path = self.folder / f"trial-{self.num_trials}" / "events.jsonl"
@@ -139,7 +142,7 @@ def test_a_death_while_importing_is_told_with_its_last_lines_and_ranks_start_afr
     with trials.launcher(module) as launcher:
         problem = launcher.warm()["a"]["problem"]
         assert how in problem
-        assert "while it imported imported" in problem
+        assert f"while it imported {trials.module}" in problem
         assert "last words" in problem
         assert "not started a third time" in problem
         with caplog.at_level(logging.WARNING):
@@ -159,6 +162,7 @@ def test_a_death_once_is_told_and_the_next_process_serves(
         assert isinstance(trials.run(launcher), Measured)
     assert "a: the warm process was ended by signal 11 (SIGSEGV) while" in caplog.text
     assert trials.were_warm() == [True]
+    assert caplog.text.count("the warm process") == 1
 
 
 def test_a_death_between_trials_is_made_good_before_the_next(trials: Trials) -> None:
@@ -175,10 +179,10 @@ def test_trials_in_which_it_dies_run_again_and_after_the_second_death_afresh(
     trials: Trials, caplog: pytest.LogCaptureFixture
 ) -> None:
     def kill_twice() -> None:
-        trials.wait_for_rank()
-        before = trials.warm_pid
+        wait_for(trials.ready)
+        before = trials.ready()
         trials.kill_warm()
-        wait_for(lambda: [*trials.hosts.glob("amp-ray-*/ready")] and trials.warm_pids != [before])
+        wait_for(lambda: [path for path in trials.ready() if path not in before])
         trials.gate.unlink()
         trials.kill_warm()
 
@@ -233,7 +237,6 @@ def test_nothing_is_imported_from_the_folder_that_the_user_is_in(trials: Trials)
     for name in ("json", "socket", "types", "contextlib"):
         text = f"open({str(mark)!r}, 'w').close()\nraise SystemExit(9)\n"
         (trials.folder / f"{name}.py").write_text(text, encoding="ascii")
-    (trials.modules / "imported.py").touch()
     program = (
         "import sys\nfrom pathlib import Path\n"
         "from tests.integration.runtime.test_warm_deaths import Trials, Measured\n"

@@ -1,6 +1,5 @@
 """The launcher against agents that follow a script."""
 
-import base64
 import json
 import threading
 from collections.abc import Iterable, Mapping
@@ -12,7 +11,14 @@ from amp_ray.errors import HostError
 from amp_ray.runtime.launcher import Launcher, WarmUp
 from amp_ray.runtime.link import AgentSettings
 from amp_ray.runtime.pool import InterruptedTrialError
-from amp_ray.testing.scripted_host import FOLDER, Message, Script, ScriptedHost, well_behaved
+from amp_ray.testing.scripted_host import (
+    FOLDER,
+    Message,
+    Script,
+    ScriptedHost,
+    file_messages,
+    well_behaved,
+)
 from amp_ray.trials.launch import FOLDER as FOLDER_PLACEHOLDER
 from amp_ray.trials.launch import Launch, rank_commands
 from amp_ray.trials.outcome import Crashed, Measured, Outcome, OutOfMemory, TimedOut, Unreachable
@@ -35,8 +41,7 @@ def run(folder: Path, *hosts: ScriptedHost, timeout_s: float = 5.0) -> Outcome:
 
 def with_result(message: Message) -> Iterable[Message | bytes]:
     if message.get("kind") == "job":
-        content = base64.b64encode(RESULT).decode()
-        yield {"kind": "file", "name": "result.json", "content": content, "num_cut": 0}
+        yield from file_messages("result.json", RESULT)
     yield from well_behaved(message)
 
 

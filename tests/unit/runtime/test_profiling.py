@@ -1,6 +1,5 @@
 """Measuring with hosts whose agents follow a script."""
 
-import base64
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,7 +13,7 @@ from amp_ray.runtime.profile_folder import ProfileFolder
 from amp_ray.runtime.profile_parts import profile_parts
 from amp_ray.runtime.profiling import PartReport, Settings, measure
 from amp_ray.testing.experiments import small_experiment
-from amp_ray.testing.scripted_host import Message, ScriptedHost, well_behaved
+from amp_ray.testing.scripted_host import Message, ScriptedHost, file_messages, well_behaved
 
 EXPERIMENT = small_experiment()
 TIMES: dict[str, Any] = {
@@ -51,7 +50,7 @@ class Measuring:
         if message.get("kind") != "job":
             yield from well_behaved(message)
             return
-        job = json.loads(base64.b64decode(message["files"]["job.json"]))
+        job = json.loads(message["files"]["job.json"])
         self.jobs.append(job)
         yield said(**HARDWARE)
         for link in job["links"]:
@@ -65,8 +64,7 @@ class Measuring:
                 return
             yield said(event="layer", **point, **TIMES)
         result = {"trial_id": job["trial"]["trial_id"], "complete": True, "elapsed_s": 1.0}
-        content = base64.b64encode(json.dumps(result).encode()).decode()
-        yield {"kind": "file", "name": "result.json", "content": content, "num_cut": 0}
+        yield from file_messages("result.json", json.dumps(result).encode())
         yield from well_behaved(message)
 
     def killed(self, message: Message) -> Iterable[Message]:

@@ -1,6 +1,5 @@
 """The runner of trials with hosts whose agents follow a script."""
 
-import base64
 import json
 import pickle
 from collections.abc import Iterable
@@ -20,7 +19,7 @@ from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.own_program import OwnProgram
 from amp_ray.spec.strategy import Strategy
 from amp_ray.testing.experiments import small_experiment
-from amp_ray.testing.scripted_host import Message, ScriptedHost, well_behaved
+from amp_ray.testing.scripted_host import Message, ScriptedHost, file_messages, well_behaved
 from amp_ray.trials.outcome import Measured, Unreachable
 
 SETTINGS = AgentSettings(lease_s=2.0, heartbeat_s=0.1, grace_s=0.1, settle_s=0.05)
@@ -40,10 +39,9 @@ def training(message: Message) -> Iterable[Message | bytes]:
     if kind == "warm":
         yield {"kind": "warm", "problem": "", "import_s": 0.1}
     if kind == "job":
-        job = json.loads(base64.b64decode(message["files"]["job.json"]))
+        job = json.loads(message["files"]["job.json"])
         result = json.dumps({"trial_id": job["trial_id"], "step_s": [0.5, 0.5]}).encode()
-        content = base64.b64encode(result).decode()
-        yield {"kind": "file", "name": "result.json", "content": content, "num_cut": 0}
+        yield from file_messages("result.json", result)
     yield from well_behaved(message)
 
 

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from amp_ray.trials.metric_files import read_told
-from amp_ray.trials.result import Measurement, all_files, measured, read_result
+from amp_ray.trials.result import AllFiles, Measurement, measured, read_result
 
 GOOD = {"trial_id": "t", "step_s": [3, 1.0, 1.0, 1.0]}
 
@@ -67,12 +67,12 @@ def test_known_warmup_steps_do_not_count_and_more_are_found() -> None:
 
 
 def test_files_of_all_hosts_come_together_in_the_order_of_the_hosts() -> None:
-    found = {"b": {"rank-1.log": b"b", "x": b"b"}, "a": {"rank-0.log": b"a", "x": b"a"}}
-    assert all_files(found, ["a", "b"]) == {"rank-0.log": b"a", "rank-1.log": b"b", "x": b"a"}
+    found = {"a": {"rank-0.log": b"a", "x": b"a"}, "b": {"rank-1.log": b"b", "x": b"b"}}
+    assert dict(AllFiles(found)) == {"rank-0.log": b"a", "rank-1.log": b"b", "x": b"a"}
 
 
 def test_a_result_of_another_host_than_the_first_is_left_out() -> None:
-    assert all_files({"a": {}, "b": {"result.json": b"{}"}}, ["a", "b"]) == {}
+    assert dict(AllFiles({"a": {}, "b": {"result.json": b"{}"}})) == {}
 
 
 HOSTILE = {
