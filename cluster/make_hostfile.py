@@ -38,7 +38,7 @@ def nodes_of(address: str) -> Iterator[Callable[[], list[dict[str, Any]]]]:
         InputError: If Ray is not installed, or the address cannot be one.
         AmpRayError: If there is no cluster, or it refuses us.
     """
-    require_ray()
+    require_ray("a hostfile of a Ray cluster")
     import ray  # noqa: PLC0415 - an extra: said in words where it is missing
 
     from amp_ray.runtime.actors import connect  # noqa: PLC0415 - needs Ray too

@@ -1,19 +1,31 @@
 """A pool with an actor per group: where one dies its trial is unreachable, and it starts again.
 
-No Ray here; `runtime.actors` has the actors.
+No Ray here; `runtime.actors` has the actors. Where Ray itself is lost, threads take their place.
 """
 
 import logging
+import threading
 import time
 from collections.abc import Hashable, Iterable, Sequence
+from concurrent import futures
+from concurrent.futures import FIRST_COMPLETED, Future
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 from amp_ray.errors import AmpRayError
-from amp_ray.runtime.pool import CLOSE_TIMEOUT_S, Finished, Task
-from amp_ray.runtime.search_crew import Hello
-from amp_ray.runtime.trial_worker import Ran, write_files
-from amp_ray.trials.outcome import Crashed, Outcome, Unreachable
+from amp_ray.runtime.files import close_to_others
+from amp_ray.runtime.pool import (
+    CLOSE_TIMEOUT_S,
+    Fault,
+    Finished,
+    Runner,
+    Task,
+    run_task,
+    sweep_lines,
+)
+from amp_ray.runtime.ray_address import RayUnavailableError
+from amp_ray.runtime.trial_worker import Hello, MakeRunner, Ran, write_files
+from amp_ray.trials.outcome import Outcome, Unreachable
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -43,7 +55,11 @@ class TrialActors(Protocol):
         ...
 
     def ready(self, calls: Iterable[Any], timeout_s: float) -> list[Any]:
-        """Wait for the first of some calls to end; return all that have."""
+        """Wait for the first of some calls to end, or less long; return all that have.
+
+        Raises:
+            RayUnavailableError: If none of the calls will ever end.
+        """
         ...
 
     def result(self, call: Any) -> Any:  # noqa: ANN401 - of any method
@@ -58,6 +74,67 @@ class TrialActors(Protocol):
     def end(self, group: int) -> None:
         """Kill a group's actor."""
         ...
+
+    def substitute(self) -> "TrialActors":
+        """Leave the cluster that is lost; return what takes the place of its actors."""
+        ...
+
+
+class ThreadActors:
+    """Trial actors in this process: a thread per call. They cannot be killed."""
+
+    def __init__(self, make_runner: MakeRunner) -> None:
+        """Take what makes the runner of a group."""
+        self._make_runner = make_runner
+        self._runners: dict[int, Runner] = {}
+
+    def begin(self, group: int) -> None:
+        """Do nothing: opening makes the runner."""
+
+    def call(self, group: int, method: str, *arguments: Any) -> Hashable:  # noqa: ANN401 - of any
+        """Call a method."""
+        call: Future[Any] = Future()
+
+        def work() -> None:
+            try:
+                call.set_result(self._do(group, method, *arguments))
+            except Exception as error:  # noqa: BLE001 - raised where the result is asked for
+                call.set_exception(error)
+
+        threading.Thread(target=work, name=f"{method} {group}", daemon=True).start()
+        return call
+
+    def ready(self, calls: Iterable[Any], timeout_s: float) -> list[Any]:
+        """Wait for the first of some calls to end; return all that have."""
+        waiting = list(calls)
+        if not waiting:
+            time.sleep(timeout_s)
+        return list(futures.wait(waiting, timeout_s, return_when=FIRST_COMPLETED).done)
+
+    def result(self, call: Any) -> Any:  # noqa: ANN401 - of any method
+        """Return the result of a call that has ended."""
+        return call.result()
+
+    def end(self, group: int) -> None:
+        """Do nothing: what it has started was ended when it was closed."""
+
+    def substitute(self) -> "TrialActors":
+        """Return itself: it is never lost."""
+        return self
+
+    def _do(self, group: int, method: str, *arguments: Any) -> Any:  # noqa: ANN401 - of any method
+        """Do what `trial_worker.TrialWorker` does, where the driver is."""
+        if method == "open":
+            self._runners[group] = self._make_runner(group)
+            if any(arguments):
+                sweep_lines(self._runners[group], *arguments)
+            return Hello.here()
+        runner = self._runners[group]
+        if method == "run":
+            return Ran(outcome=run_task(runner, *arguments), files={})
+        if method == "sweep":
+            return sweep_lines(runner, *arguments)
+        return runner.interrupt() if method == "interrupt" else runner.close()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,16 +206,17 @@ class ActorPool:
         """Wait until some attempts are over or the time is; return those that are.
 
         An actor that has died is started again before this returns, once per group; after that,
-        or if it cannot be, its group is set aside.
+        or if it cannot be, its group is set aside. Where Ray is lost, all attempts are over.
         """
-        if self._finished:
-            finished, self._finished = self._finished, []
-            return finished
-        ended = [
-            (call, self._attempts.pop(call))
-            for call in self._actors.ready(self._attempts, timeout_s)
-        ]
-        return [self._finish(call, attempt) for call, attempt in ended]
+        if not self._finished:
+            try:
+                for call in self._actors.ready(self._attempts, timeout_s):
+                    self._finished.append(self._finish(call, self._attempts[call]))
+                    del self._attempts[call]
+            except RayUnavailableError as error:
+                self._go_on_here(error)
+        finished, self._finished = self._finished, []
+        return finished
 
     def set_aside(self, group: int) -> None:
         """Use a group no more."""
@@ -161,18 +239,35 @@ class ActorPool:
     def close(self) -> None:
         """Interrupt what runs, and return when everything is clean; ``wait`` has what ended."""
         self._is_closing = True
+        try:
+            self._close()
+        except RayUnavailableError as error:
+            _LOGGER.warning("%s. What runs on hosts ends by its lease", error)
+        self._attempts.clear()
+        self._end()
+
+    def _close(self) -> None:
+        """Have all actors interrupt what they run, and close."""
         running = {attempt.group for attempt in self._attempts.values()}
         for group in running:
             self._actors.call(group, "interrupt")
         calls = {call: attempt.group for call, attempt in self._attempts.items()}
         for call in self._until(calls, CLOSE_TIMEOUT_S):
             self._finished.append(self._finish(call, self._attempts.pop(call)))
-        self._attempts.clear()
         closing = {self._actors.call(group, "close"): group for group in self._begun}
         self._until(closing, CLOSE_TIMEOUT_S)
         for group in closing.values():
             _LOGGER.warning("host group %d was not closed in %g s", group, CLOSE_TIMEOUT_S)
-        self._end()
+
+    def _go_on_here(self, error: RayUnavailableError) -> None:
+        """Replace all actors by threads, which first end what was running."""
+        _LOGGER.warning("%s. Threads of this process hold the hosts from now on", error)
+        lost, self._attempts = self._attempts, {}
+        self._actors = self._actors.substitute()
+        left: dict[int, Sequence[str]] = dict.fromkeys(self._begun, ())
+        left.update({attempt.group: (attempt.task.trial_id,) for attempt in lost.values()})
+        self._open(left)
+        self._finished += [self._lose(attempt, str(error)) for attempt in lost.values()]
 
     def _until(self, calls: dict[Any, int], timeout_s: float) -> dict[Any, int]:
         """Wait for all calls; move those that have ended from ``calls`` to the result."""
@@ -205,20 +300,27 @@ class ActorPool:
 
     def _finish(self, call: Any, attempt: _Attempt) -> Finished:  # noqa: ANN401 - see TrialActors
         """Fetch an outcome; the death of the actor is one."""
-        outcome: Outcome | None
+        outcome: Outcome | Fault | None
         try:
             ran: Ran = self._actors.result(call)
             write_files(attempt.task.folder, ran.files)
+            close_to_others(attempt.task.folder)
             outcome = ran.outcome
         except ActorLostError as error:
-            reason = f"the actor of host group {attempt.group} died: {error}"
-            wall_s = time.monotonic() - attempt.start_s
-            outcome = Unreachable(reason=reason, host="", wall_s=wall_s)
             if not self._is_closing:
                 self._restart(attempt)
+            return self._lose(attempt, f"the actor of host group {attempt.group} died: {error}")
+        except RayUnavailableError:
+            raise
         except Exception as error:  # noqa: BLE001 - as in pool.run_task: its end must be told
-            reason = f"the launcher failed: {type(error).__name__}: {error}"
-            outcome = Crashed(reason=reason, kind="start", rank=None, host="", lines=(), wall_s=0.0)
+            outcome = Fault.of(error)
+        return Finished(task=attempt.task, outcome=outcome, group=attempt.group)
+
+    @staticmethod
+    def _lose(attempt: _Attempt, reason: str) -> Finished:
+        """Return the end of an attempt of which nothing more will be heard."""
+        wall_s = time.monotonic() - attempt.start_s
+        outcome = Unreachable(reason=reason, host="", wall_s=wall_s)
         return Finished(task=attempt.task, outcome=outcome, group=attempt.group)
 
     def _restart(self, attempt: _Attempt) -> None:
@@ -234,6 +336,8 @@ class ActorPool:
             try:
                 self._actors.end(group)
                 self._open({group: (attempt.task.trial_id,)})
+            except RayUnavailableError:
+                raise
             except AmpRayError as error:
                 # A dead node takes new actors until the cluster has noticed its death.
                 if isinstance(error, ActorLostError) and time.monotonic() < deadline_s:

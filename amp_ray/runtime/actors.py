@@ -1,44 +1,46 @@
-"""Ray: a connection to a cluster, and actors that search and run trials. The only ``import ray``.
+"""Ray: a connection to a cluster, tasks that search, and actors that run trials.
 
-Actors hold no logic: what they do stands in `search_crew.SearchWorker` and
-`trial_worker.TrialWorker`, what is done with them in `search_crew` and `actor_pool`.
+The only ``import ray``. What an actor does stands in `trial_worker.TrialWorker`, what is done with
+actors in `actor_pool`.
 """
 
+import atexit
 import contextlib
+import functools
 import logging
+import math
 import signal
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 import ray
 from ray import cloudpickle
+from ray._private import services as ray_services
 from ray._private import worker as ray_worker
-from ray.exceptions import (
-    ActorUnavailableError,
-    AuthenticationError,
-    RayActorError,
-    RayError,
-    RayTaskError,
-)
+from ray.exceptions import AuthenticationError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+import amp_ray
 from amp_ray.cost.estimate import Result
-from amp_ray.errors import AmpRayError
-from amp_ray.runtime.actor_pool import ActorLostError, ActorPool
+from amp_ray.runtime.actor_pool import ActorLostError, ActorPool, ThreadActors
 from amp_ray.runtime.ray_address import (
+    AUTO,
     LOCAL,
+    RayUnavailableError,
     cause_of,
+    check_address,
     environment_kept,
     find_address,
     gist_of,
+    head_problem,
+    listens,
     session_folder,
     set_token,
 )
-from amp_ray.runtime.search_batches import Answer, Batch
-from amp_ray.runtime.search_crew import CrewSearch, Event, Hello, SearchWorker, Work
+from amp_ray.runtime.searching import Work
 from amp_ray.runtime.trial_worker import Home, MakeRunner, TrialWorker
 from amp_ray.units import MIB
 
@@ -49,6 +51,29 @@ OBJECT_STORE_BYTES: Final = 256 * MIB
 
 FETCH_TIMEOUT_S: Final = 30.0
 """To fetch a result that is ready: more than Ray needs to notice that a node has died."""
+
+LOST_TIMEOUT_S: Final = 12.0
+"""How long a cluster's head may be silent. After 60 s Ray would end this process."""
+
+LEAVE_TIMEOUT_S: Final = 15.0
+"""To disconnect from a cluster that is lost: 1 to 7 s, or for ever if its head hangs."""
+
+START_TIMEOUT_S: Final = 60.0
+"""Until the first worker answers: a new process takes 1 s, on a busy machine 10 s."""
+
+SILENCE_TIMEOUT_S: Final = 300.0
+"""Without any answer: the largest known candidates take 0.1 s, a dead node is noticed in 30 s."""
+
+BATCHES_PER_WORKER: Final = 32
+"""Enough that all workers end about together; a task costs 2 ms."""
+
+WATCH_S: Final = 2.0
+"""How often it is looked whether the cluster is alive, and how long its head may take to answer."""
+
+RAYLET_DIED: Final = "its process on this machine, the raylet, has died"
+
+POLL_S: Final = 0.5
+"""How often a wait for answers is interrupted to see whether the cluster is alive."""
 
 
 # ---------------------------------------------------------------------------- connection
@@ -72,7 +97,7 @@ def connect(address: str | None = None, *, num_cpus: int | None = None) -> Itera
 
     Raises:
         InputError: If the address cannot be one.
-        AmpRayError: If there is no cluster, or it is of other versions or refuses us.
+        RayUnavailableError: If there is no cluster, or it is of other versions or refuses us.
     """
     if ray.is_initialized():
         yield
@@ -85,7 +110,7 @@ def connect(address: str | None = None, *, num_cpus: int | None = None) -> Itera
             size = {"num_cpus": num_cpus, "object_store_memory": OBJECT_STORE_BYTES}
             options = {**size, "include_dashboard": False, "_temp_dir": folder}
             set_token()
-        stack.callback(ray.shutdown, wait_for_processes=True)
+        stack.callback(leave)
         _init(place, options)
         # Ray prints the death of a worker to stdout, log_to_driver or not; results belong there.
         ray_worker._worker_logs_enabled = False  # noqa: SLF001 - as Ray's own debugger does
@@ -96,13 +121,63 @@ def _init(place: str, options: dict[str, Any]) -> None:
     """Start or join a cluster, quietly; SIGTERM keeps the meaning that it has."""
     before = signal.getsignal(signal.SIGTERM)
     try:
+        if place == AUTO:  # the cluster that was started last may be dead
+            check_address(ray_services.canonicalize_bootstrap_address(place) or AUTO)
         ray.init(address=place, log_to_driver=False, logging_level=logging.ERROR, **options)
     except (OSError, RuntimeError, ValueError, AuthenticationError) as error:
         message = f"the Ray cluster at {place} cannot be used: {cause_of(error)}"
-        raise AmpRayError(message) from error
+        raise RayUnavailableError(message) from error
     finally:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, before)
+
+
+def leave() -> None:
+    """Disconnect, and end a cluster of our own; do not wait for ever for one that is lost."""
+    if not ray.is_initialized() or Watch().problem() is None:
+        ray.shutdown(wait_for_processes=True)
+        return
+    for processes in ray_worker._global_node.all_processes.values():  # noqa: SLF001 - only ours
+        for process in processes:
+            process.process.kill()
+    thread = threading.Thread(target=ray.shutdown, kwargs={"wait_for_processes": True}, daemon=True)
+    thread.start()
+    thread.join(LEAVE_TIMEOUT_S)
+    if thread.is_alive():
+        atexit.unregister(ray.shutdown)
+
+
+class Watch:
+    """Notices that the cluster that we are connected to is lost, much sooner than Ray does."""
+
+    def __init__(self) -> None:
+        """Remember where this machine's part of the cluster listens, and its head."""
+        self._raylet = ray_worker._global_node.raylet_socket_name  # noqa: SLF001
+        self._head = ray.get_runtime_context().gcs_address
+        self._well_s = self._seen_s = time.monotonic()
+
+    def check(self, *, at_once: bool = False) -> None:
+        """Look, now and then.
+
+        Raises:
+            RayUnavailableError: If the cluster is lost.
+        """
+        if not at_once and time.monotonic() - self._seen_s < WATCH_S:
+            return
+        problem = self.problem()
+        self._seen_s = time.monotonic()
+        if problem is None:
+            self._well_s = self._seen_s
+        elif problem == RAYLET_DIED or self._seen_s - self._well_s > LOST_TIMEOUT_S:
+            message = f"the Ray cluster at {self._head} is lost: {problem}"
+            raise RayUnavailableError(message)
+
+    def problem(self) -> str | None:
+        """Tell what does not answer; None if all does."""
+        if not listens(self._raylet):
+            return RAYLET_DIED
+        problem = head_problem(self._head, WATCH_S)
+        return None if problem is None else f"its head: {problem}"
 
 
 def num_cluster_cpus() -> int:
@@ -125,103 +200,149 @@ def _ready(calls: Iterable[Any], timeout_s: float) -> list[Any]:
 # -------------------------------------------------------------------------------- search
 
 
-def plan_candidates(work: Work, num_workers: int, num_done: Callable[[int], None]) -> list[Result]:
-    """Plan all candidates with actors, one CPU each; a dead one only costs time.
+def plan_batches(
+    work: Work, numbers: range, num_workers: int
+) -> Iterator[tuple[range, list[Result | ValueError]]]:
+    """Plan candidates by tasks of one CPU each; a worker or node that dies only costs time.
+
+    Nodes that have another version of this package, or none, are named in a warning and get no
+    more work.
 
     Args:
         work: Planner and candidates; put once into the cluster.
-        num_workers: How many actors. The search goes on with those that get a CPU.
-        num_done: Called with the number of results that there are.
+        numbers: Of the candidates to plan. After an error of the user's, what comes later in
+            their order is not begun any more.
+        num_workers: How many tasks run at the same time, at most.
 
-    Returns:
-        Results in the order of the candidates.
+    Yields:
+        Some of the numbers, and what `Work.plan` makes of them.
 
     Raises:
-        ValueError: What planning in one process would raise.
-        AmpRayError: If no actor starts, or all fall silent.
+        RayUnavailableError: If the cluster is lost, or gives no answer.
     """
-    crew = RayCrew(work, num_workers)
+    tasks = _SearchTasks(work)
+    # The first batch is empty: its answer tells that a worker has started.
+    waiting = deque([numbers[:0], *_batches(numbers, num_workers)])
+    asked: dict[Any, range] = {}
+    watch, heard_s, limit_s = Watch(), time.monotonic(), START_TIMEOUT_S
     try:
-        return CrewSearch(crew, len(work.candidates), num_done).run()
+        while waiting or asked:
+            while waiting and len(asked) < num_workers:
+                batch = waiting.popleft()
+                asked[tasks.ask(batch)] = batch
+            for call in _ready(asked, POLL_S):
+                batch, found = asked.pop(call), tasks.answer(call)
+                if found is None:
+                    waiting.appendleft(batch)
+                    continue
+                if found and isinstance(found[-1], ValueError):
+                    waiting = deque(other for other in waiting if other.start < batch.start)
+                heard_s, limit_s = time.monotonic(), SILENCE_TIMEOUT_S
+                yield batch, found
+            watch.check()
+            if time.monotonic() - heard_s > limit_s:
+                message = f"no Ray worker has answered in {limit_s:g} s: {_shortage()}"
+                raise RayUnavailableError(message)
     finally:
-        crew.close()
+        for call in asked:
+            ray.cancel(call, force=True)
 
 
-class _SearchActor:
-    """A search worker that fetches its work once: Ray stores no arguments of a restart."""
-
-    _worker: SearchWorker | None = None
-
-    def hello(self) -> Hello:
-        """Tell that the process is there."""
-        return Hello.here()
-
-    def plan(self, batch: Batch, shared: Sequence[Any]) -> Answer:
-        """Plan a batch of the work that lies in the object store."""
-        if self._worker is None:
-            pickled = ray.get(shared[0], timeout=FETCH_TIMEOUT_S)
-            self._worker = SearchWorker(cloudpickle.loads(pickled))
-        return self._worker.plan(batch)
+def _batches(numbers: range, num_workers: int) -> Iterator[range]:
+    """Cut numbers into batches: small, so that all workers end together; a task costs 2 ms."""
+    size = math.ceil(len(numbers) / (num_workers * BATCHES_PER_WORKER))
+    return (numbers[start : start + size] for start in range(0, len(numbers), size))
 
 
-class RayCrew:
-    """Search workers as actors; Ray starts them again, elsewhere if need be."""
+class _SearchTasks:
+    """Tasks that plan batches of a work, on nodes that have this version of the package."""
 
-    def __init__(self, work: Work, num_workers: int) -> None:
-        """Ask for the actors, and for a sign of life from each."""
-        worker = ray.remote(_SearchActor).options(
-            num_cpus=1, max_restarts=-1, max_task_retries=-1, scheduling_strategy="SPREAD"
-        )
-        # Pickled here: arrays straight from the object store are read-only, which kernels refuse.
-        # Held here as long as an actor may start again.
-        self._shared = (ray.put(cloudpickle.dumps(work)),)
-        self._actors = [worker.remote() for _ in range(num_workers)]
-        self._asked: dict[Any, tuple[int, Batch | None]] = {
-            actor.hello.remote(): (number, None) for number, actor in enumerate(self._actors)
-        }
+    def __init__(self, work: Work) -> None:
+        """Put the work into the cluster.
 
-    @property
-    def num_workers(self) -> int:
-        """How many were asked for."""
-        return len(self._actors)
+        It is pickled here: arrays straight from the object store are read-only, which kernels
+        refuse.
+        """
+        self._task = ray.remote(num_cpus=1, max_retries=-1)(_search_task())
+        self._options: dict[str, Any] = {}
+        self._work = ray.put(cloudpickle.dumps(work))
+        self._unfit: set[str] = set()
 
-    def ask(self, worker: int, batch: Batch) -> None:
-        """Give a worker a batch."""
-        self._asked[self._actors[worker].plan.remote(batch, self._shared)] = (worker, batch)
+    def ask(self, batch: range) -> Any:  # noqa: ANN401 - Ray's
+        """Begin a task."""
+        task = self._task.options(**self._options)
+        return task.remote(amp_ray.__version__, self._work, batch)
 
-    def events(self, timeout_s: float) -> list[Event]:
-        """Wait for answers."""
-        return [self._event(ref, *self._asked.pop(ref)) for ref in _ready(self._asked, timeout_s)]
+    def answer(self, call: Any) -> list[Result | ValueError] | None:  # noqa: ANN401 - Ray's
+        """Return the results of a task that has ended; None if it has to run again.
 
-    def shortage(self) -> str:
-        """Say how many CPUs there are."""
-        have, free = ray.cluster_resources(), ray.available_resources()
-        return (
-            f"each needs a CPU, and of the {have.get('CPU', 0):g} of the Ray cluster "
-            f"{free.get('CPU', 0):g} are free; end what uses them, or search without Ray"
-        )
-
-    def close(self) -> None:
-        """End the actors."""
-        for actor in self._actors:
-            ray.kill(actor, no_restart=True)
-
-    def _event(self, ref: Any, worker: int, batch: Batch | None) -> Event:  # noqa: ANN401 - Ray's
-        """Fetch an answer; one that is lost can be worked out again."""
+        Raises:
+            RayUnavailableError: If no node is fit for it.
+        """
         try:
-            value = ray.get(ref, timeout=FETCH_TIMEOUT_S)
+            node, problem, found = ray.get(call, timeout=FETCH_TIMEOUT_S)
         except RayTaskError:
             raise  # a mistake of ours, with its traceback
-        except RayActorError as error:
-            passing = isinstance(error, ActorUnavailableError) and batch is not None
-            return Event(worker=worker, batch=batch, gone=None if passing else gist_of(error))
-        except RayError:
-            return Event(worker=worker, batch=batch)
-        if isinstance(value, Hello):
-            value.check_version()
-            _LOGGER.info("search worker %d: process %d on %s", worker, value.pid, value.host)
-            return Event(worker=worker)
-        return Event(worker=worker, batch=batch, answer=value)
+        except RayError as error:
+            _LOGGER.info("a batch of the search is lost and planned again: %s", gist_of(error))
+            return None
+        if problem is None:
+            results: list[Result | ValueError] = found
+            return results
+        if node not in self._unfit:
+            self._leave_out(node, f"the Ray node {problem}; install this version on every node")
+        return None
+
+    def _leave_out(self, node: str, problem: str) -> None:
+        """Give a node no more work, and tell why."""
+        self._unfit.add(node)
+        if {node["NodeID"] for node in ray.nodes() if node["Alive"]} <= self._unfit:
+            raise RayUnavailableError(problem)
+        _LOGGER.warning("%s. The others go on with the search", problem)
+        self._options = {"label_selector": {"ray.io/node-id": f"!in({','.join(self._unfit)})"}}
+
+
+def _search_task() -> Callable[..., Any]:
+    """Return what a worker does.
+
+    Ray sends it as it stands, since it is defined within a function; so it begins also on a node
+    that has no such package, and can say so.
+    """
+
+    def plan(version, work, numbers):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - see above
+        """Plan a batch; return the node, what is wrong with it, and the results."""
+        import platform  # noqa: PLC0415
+
+        import ray  # noqa: PLC0415
+
+        node, host = ray.get_runtime_context().get_node_id(), platform.node()
+        try:
+            import amp_ray  # noqa: PLC0415
+        except ImportError as error:
+            return node, f"{host} cannot import amp_ray: {error}", []
+        if amp_ray.__version__ != version:
+            return node, f"{host} has amp-ray {amp_ray.__version__}, not {version}", []
+        from amp_ray.runtime.actors import work_of  # noqa: PLC0415
+
+        return node, None, work_of(work).plan(numbers)
+
+    return plan
+
+
+@functools.lru_cache(maxsize=1)
+def work_of(pickled: bytes) -> Work:
+    """Unpickle a work; once per worker, since planners fill caches."""
+    work: Work = cloudpickle.loads(pickled)
+    return work
+
+
+def _shortage() -> str:
+    """Say how many CPUs there are."""
+    have, free = ray.cluster_resources(), ray.available_resources()
+    return (
+        f"each needs a CPU, and of the {have.get('CPU', 0):g} of the Ray cluster "
+        f"{free.get('CPU', 0):g} are free"
+    )
 
 
 # -------------------------------------------------------------------------------- trials
@@ -251,6 +372,7 @@ class RayTrialActors:
         """Prepare; actors are started by ``begin``."""
         here = _this_node()
         self._spread = spread
+        self._watch = Watch()
         self._worker = ray.remote(TrialWorker)
         self._make_runner = make_runner
         self._home = Home.of_this_process(here)
@@ -278,8 +400,9 @@ class RayTrialActors:
         return getattr(self._actors[group], method).remote(*arguments)
 
     def ready(self, calls: Iterable[Any], timeout_s: float) -> list[Any]:
-        """Wait for the first of some calls to end; return all that have."""
-        return _ready(calls, timeout_s)
+        """Wait for the first of some calls to end, or less long; return all that have."""
+        self._watch.check()
+        return _ready(calls, min(timeout_s, POLL_S))
 
     def result(self, call: Any) -> Any:  # noqa: ANN401 - Ray's
         """Return the result of a call that has ended."""
@@ -288,11 +411,17 @@ class RayTrialActors:
         except RayTaskError:
             raise
         except RayError as error:
+            self._watch.check(at_once=True)
             raise ActorLostError(gist_of(error)) from error
 
     def end(self, group: int) -> None:
         """Kill a group's actor."""
         ray.kill(self._actors[group], no_restart=True)
+
+    def substitute(self) -> ThreadActors:
+        """Disconnect from Ray, and return threads that do the same."""
+        leave()  # without its head, Ray would end this process after a while
+        return ThreadActors(self._make_runner)
 
 
 def _this_node() -> str:

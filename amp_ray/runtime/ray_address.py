@@ -1,7 +1,8 @@
-"""Where a Ray cluster is, and how it knows its friends: all of it that needs no Ray."""
+"""Address, folder and token of a Ray cluster, and whether it answers; no Ray is imported."""
 
 import contextlib
 import functools
+import logging
 import os
 import secrets
 import shutil
@@ -14,6 +15,8 @@ from urllib.parse import urlsplit
 
 from amp_ray.errors import AmpRayError, InputError
 
+_LOGGER = logging.getLogger(__name__)
+
 LOCAL: Final = "local"
 """The address of a cluster of this machine alone, which is started and ended by us."""
 
@@ -21,41 +24,66 @@ AUTO: Final = "auto"
 """The address of the cluster that was started on this machine last."""
 
 REACH_TIMEOUT_S: Final = 5.0
-"""To open a connection to a cluster's head; Ray itself would try for a minute."""
+"""For a cluster's head to answer; Ray itself would try for minutes."""
 
-MAX_PARENT_LENGTH: Final = 24
-"""Of the folder for temporary files: paths of Ray's sockets, 80 letters longer, may have 107."""
+MAX_PARENT_LENGTH: Final = 22
+"""Of the folder for temporary files: paths of Ray's sockets, 84 letters longer, may have 107."""
+
+_HELLO: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+"""What a client of gRPC sends first: that it speaks HTTP/2, and a frame of no settings."""
+
+_SETTINGS: Final = 4
+"""Type of the frame that a server of gRPC sends first."""
 
 _GUESSES: Final = " Some common causes include"
 """What Ray adds to the death of every worker, whatever it died of."""
 
 
-def require_ray() -> None:
+class RayUnavailableError(AmpRayError):
+    """Ray cannot be used, or no longer; what it did can be done without it."""
+
+
+def require_ray(what: str) -> None:
     """Refuse to go on without Ray.
+
+    Args:
+        what: Needs it.
 
     Raises:
         InputError: If it is not installed; with the command that installs it.
     """
     if find_spec("ray") is None:
-        message = "this needs Ray, which is not installed: pip install 'amp-ray[ray]'"
+        message = f"{what} needs Ray, which is not installed: pip install 'amp-ray[ray]'"
         raise InputError(message)
 
 
 def find_address(address: str | None) -> str:
     """Return the address that counts: the given one, or RAY_ADDRESS, or a cluster of our own.
 
+    Where RAY_ADDRESS leads nowhere, a warning says so, and a cluster of our own takes its place.
+
     Raises:
-        InputError: If it can be none.
-        AmpRayError: If nothing answers there.
+        InputError: If the given address can be none.
+        RayUnavailableError: If no Ray answers there.
     """
-    found = address or os.environ.get("RAY_ADDRESS") or LOCAL
-    if found not in {LOCAL, AUTO}:
-        _check(found)
+    if address is not None:
+        check_address(address)
+        return address
+    found = os.environ.get("RAY_ADDRESS") or LOCAL
+    try:
+        check_address(found)
+    except AmpRayError as error:
+        _LOGGER.warning("RAY_ADDRESS: %s. A Ray of this machine alone is used instead", error)
+        return LOCAL
     return found
 
 
-def _check(address: str) -> None:
-    """See whether anything is there, since Ray takes long to say so."""
+def split_address(address: str) -> tuple[str, int]:
+    """Take ``host:port`` apart.
+
+    Raises:
+        InputError: If it is something else.
+    """
     try:
         parts = urlsplit(f"//{address}")
         host, port = parts.hostname, parts.port
@@ -64,14 +92,66 @@ def _check(address: str) -> None:
     if host is None or port is None or "/" in address:
         message = f"{address!r} is no address of a Ray cluster: give host:port, auto or local"
         raise InputError(message)
-    try:
-        socket.create_connection((host, port), timeout=REACH_TIMEOUT_S).close()
-    except OSError as error:
+    return host, port
+
+
+def check_form(address: str) -> None:
+    """Refuse what can be no address.
+
+    Raises:
+        InputError: If it is neither ``auto`` nor ``local`` nor ``host:port``.
+    """
+    if address not in {LOCAL, AUTO}:
+        split_address(address)
+
+
+def check_address(address: str) -> None:
+    """See whether a Ray is there; ``auto`` and ``local`` are looked for by Ray itself.
+
+    Raises:
+        InputError: If it can be no address.
+        RayUnavailableError: If no Ray answers there.
+    """
+    if address in {LOCAL, AUTO}:
+        return
+    _, port = split_address(address)
+    problem = head_problem(address)
+    if problem is not None:
         message = (
-            f"no Ray cluster at {address}: {error}; start one with ray up or "
+            f"no Ray cluster at {address}: {problem}; start one with ray up or "
             f"ray start --head --port {port}, or leave the address out"
         )
-        raise AmpRayError(message) from error
+        raise RayUnavailableError(message)
+
+
+def head_problem(address: str, timeout_s: float = REACH_TIMEOUT_S) -> str | None:
+    """Tell why no head of a Ray cluster answers at ``host:port``; None if one does.
+
+    That a connection opens is not enough: the kernel accepts it for a process that hangs, too.
+    """
+    try:
+        with socket.create_connection(split_address(address), timeout=timeout_s) as connection:
+            connection.sendall(_HELLO)
+            answer = connection.recv(9)
+    except TimeoutError:
+        return f"no answer in {timeout_s:g} s"
+    except OSError as error:
+        return str(error)
+    is_grpc = len(answer) > 3 and answer[3] == _SETTINGS  # noqa: PLR2004 - after three of length
+    return None if is_grpc else "what answers there is no head of a Ray cluster"
+
+
+def listens(path: str) -> bool:
+    """Tell whether a process has a unix socket open."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(REACH_TIMEOUT_S)
+        try:
+            connection.connect(path)
+        except (ConnectionRefusedError, FileNotFoundError):
+            return False
+        except OSError:  # busy
+            return True
+    return True
 
 
 @contextlib.contextmanager
@@ -79,13 +159,16 @@ def session_folder() -> Iterator[str]:
     """Make the folder of a new cluster's sockets and logs, and remove it at the end.
 
     Ray's own choice is one folder for all clusters, where the last one started is noted for
-    everybody and nothing is ever removed.
+    everybody and nothing is ever removed. Ray lets every user of the machine write into the
+    folder that it is given, so that is a folder in one that only this user may enter.
     """
     parent = tempfile.gettempdir()
     parent = parent if len(parent) <= MAX_PARENT_LENGTH else "/tmp"  # noqa: S108 - mkdtemp's is safe
     folder = tempfile.mkdtemp(prefix="amp-ray-", dir=parent)
+    inner = os.path.join(folder, "r")  # noqa: PTH118 - Ray wants text
     try:
-        yield folder
+        os.mkdir(inner)  # noqa: PTH102 - Ray wants text
+        yield inner
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -1,4 +1,4 @@
-"""Search in this process while that is quick, and by Ray workers where it is asked for or pays."""
+"""Search in this process while that is quick, and by Ray tasks where it is asked for or pays."""
 
 import logging
 import os
@@ -10,8 +10,7 @@ from importlib.util import find_spec
 from typing import Final
 
 from amp_ray.cost.estimate import Result
-from amp_ray.runtime.ray_address import require_ray
-from amp_ray.runtime.search_crew import Work
+from amp_ray.runtime.ray_address import RayUnavailableError, check_form, require_ray
 from amp_ray.search.planner import Planner
 from amp_ray.search.ranking import Ranking, rank
 from amp_ray.spec.candidate import AnyCandidate
@@ -30,7 +29,7 @@ class Workers:
     """By whom a search is done.
 
     Args:
-        num: How many Ray workers; None for one per CPU.
+        num: How many Ray workers; 0 for none, None for one per CPU.
         address: Of the Ray cluster; None for the one that RAY_ADDRESS names, or else one that is
             started here.
     """
@@ -41,11 +40,49 @@ class Workers:
     @property
     def forced(self) -> bool:
         """Whether Ray was asked for."""
-        return self.num is not None or self.address is not None
+        return bool(self.num) or self.address is not None
+
+    def check(self) -> None:
+        """Refuse what cannot be had, before anything is planned.
+
+        Raises:
+            InputError: If Ray is asked for and not installed, or the address can be none.
+        """
+        if self.forced:
+            require_ray("a search with --workers or --address")
+        if self.address is not None:
+            check_form(self.address)
 
 
 AUTO: Final = Workers()
 """In this process, and by Ray workers only if that turns out to take long."""
+
+ALONE: Final = Workers(num=0)
+"""In this process, however long it takes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What every worker is given once.
+
+    Args:
+        planner: Plans one candidate.
+        candidates: All of them; batches name them by number.
+    """
+
+    planner: Planner
+    candidates: tuple[AnyCandidate, ...]
+
+    def plan(self, numbers: range) -> list[Result | ValueError]:
+        """Plan some candidates, up to the first error of the user's, which then is the last."""
+        found: list[Result | ValueError] = []
+        for number in numbers:
+            try:
+                found.append(self.planner.plan(self.candidates[number]))
+            except ValueError as error:
+                found.append(error)
+                break
+        return found
 
 
 class Stopwatch:
@@ -82,9 +119,12 @@ def search_candidates(
     candidates: tuple[AnyCandidate, ...],
     *,
     workers: Workers = AUTO,
-    progress: Callable[[int, int], None],
+    progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Ranking:
     """Plan every candidate and rank them, by whomever.
+
+    Where Ray is lost, or cannot be used although nobody asked for a certain cluster, a warning
+    says so and the search goes on in this process.
 
     Args:
         planner: Plans one candidate.
@@ -95,46 +135,58 @@ def search_candidates(
     Raises:
         ValueError: If the profile lacks what a candidate needs.
         InputError: If Ray is asked for and not installed, or the address is none.
-        AmpRayError: If the Ray cluster cannot be reached or used.
+        AmpRayError: If the Ray cluster of an address cannot be used.
     """
-    total = len(candidates)
-    results = (
-        [] if workers.forced else _plan_here(Work(planner=planner, candidates=candidates), progress)
-    )
-    done = len(results)
-    if done < total:
-        rest = Work(planner=planner, candidates=candidates[done:])
-        results += _plan_with_ray(rest, workers, lambda more: progress(done + more, total))
+    work, total = Work(planner=planner, candidates=candidates), len(candidates)
+    watch = Stopwatch(total)
+    may_leave = not workers.forced and workers.num != 0 and num_cpus() > 1
+    may_leave = may_leave and find_spec("ray") is not None
+    found: dict[int, Result | ValueError] = {}
+    if workers.forced:
+        _plan_with_ray(work, workers, found, progress)
+    results = []
+    for number in range(total):
+        if may_leave and watch.remaining_s > RAY_PAYS_S:
+            may_leave = False
+            _LOGGER.info("%.0f s of work remain: going on with Ray workers", watch.remaining_s)
+            _plan_with_ray(work, workers, found, progress)
+        if number not in found:
+            progress(len(found), total)
+            start_s = time.perf_counter()
+            found[number] = planner.plan(candidates[number])
+            watch.add(time.perf_counter() - start_s)
+        result = found[number]
+        if isinstance(result, ValueError):
+            raise result
+        results.append(result)
     progress(total, total)
     return rank(results, relative_error=planner.relative_error)
 
 
-def _plan_here(work: Work, progress: Callable[[int, int], None]) -> list[Result]:
-    """Plan in this process; stop early where Ray workers would be done sooner."""
-    results: list[Result] = []
-    watch = Stopwatch(len(work.candidates))
-    may_leave = num_cpus() > 1 and find_spec("ray") is not None
-    for done, candidate in enumerate(work.candidates):
-        if may_leave and watch.remaining_s > RAY_PAYS_S:
-            _LOGGER.info("%.0f s of work remain: going on with Ray workers", watch.remaining_s)
-            break
-        progress(done, len(work.candidates))
-        start_s = time.perf_counter()
-        results.append(work.planner.plan(candidate))
-        watch.add(time.perf_counter() - start_s)
-    return results
-
-
-def _plan_with_ray(work: Work, workers: Workers, num_done: Callable[[int], None]) -> list[Result]:
-    """Plan with Ray workers, on a cluster that is connected to meanwhile."""
-    require_ray()
+def _plan_with_ray(
+    work: Work,
+    workers: Workers,
+    found: dict[int, Result | ValueError],
+    progress: Callable[[int, int], None],
+) -> None:
+    """Add what Ray workers find to what was found before them; all of it, unless Ray is lost."""
+    workers.check()
     # Ray costs a quarter of a second to import and seconds to start: only where it is used.
     from amp_ray.runtime import actors  # noqa: PLC0415
 
-    num_here = min(workers.num or num_cpus(), len(work.candidates))
-    with actors.connect(workers.address, num_cpus=num_here):
-        num_workers = min(workers.num or actors.num_cluster_cpus(), len(work.candidates))
-        return actors.plan_candidates(work, num_workers, num_done)
+    total, before = len(work.candidates), len(found)
+    rest = range(before, total)
+    num_here = min(workers.num or num_cpus(), len(rest))
+    try:
+        with actors.connect(workers.address, num_cpus=num_here):
+            num_workers = min(workers.num or actors.num_cluster_cpus(), len(rest))
+            for batch, answer in actors.plan_batches(work, rest, num_workers):
+                found.update(zip(batch, answer, strict=False))  # an error ends an answer
+                progress(len(found), total)
+    except RayUnavailableError as error:
+        if workers.address is not None and len(found) == before:
+            raise
+        _LOGGER.warning("%s. The search goes on in this process", error)
 
 
 def num_cpus() -> int:

@@ -117,8 +117,8 @@ def make_runner(experiment: Experiment, backend: Backend, group: int) -> TrialRu
 
 def portable(experiment: Experiment) -> Experiment:
     """Return an experiment whose relative paths mean the same in every process of this machine."""
-    document = replace(experiment.document, file=str(Path(experiment.document.file).absolute()))
-    return replace(experiment, document=document)
+    places = replace(experiment.places, file=str(Path(experiment.places.file).absolute()))
+    return replace(experiment, places=places)
 
 
 def host_groups(experiment: Experiment) -> tuple[tuple[str, ...], ...]:

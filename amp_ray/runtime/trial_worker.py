@@ -6,15 +6,16 @@ the process: only the runner can clean up, and where it cannot, the hosts' agent
 
 import asyncio
 import os
+import platform
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+import amp_ray
 from amp_ray.errors import AmpRayError
-from amp_ray.runtime.pool import Runner, Task, run_task, sweep_lines
-from amp_ray.runtime.search_crew import Hello
+from amp_ray.runtime.pool import Fault, Runner, Task, run_task, sweep_lines
 from amp_ray.trials.outcome import Outcome
 
 MakeRunner = Callable[[int], Runner]
@@ -22,6 +23,39 @@ MakeRunner = Callable[[int], Runner]
 
 SET_BY_RAY: Final = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
 """Variables that Ray may set in its workers; trials of this machine inherit the driver's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello:
+    """What a process tells of itself before it gets work.
+
+    Args:
+        version: Of this package, there.
+        pid: Process id.
+        host: Name of its machine.
+    """
+
+    version: str
+    pid: int
+    host: str
+
+    @classmethod
+    def here(cls) -> "Hello":
+        """Describe this process."""
+        return cls(version=amp_ray.__version__, pid=os.getpid(), host=platform.node())
+
+    def check_version(self) -> None:
+        """Refuse a process that runs another version: it might launch differently.
+
+        Raises:
+            AmpRayError: If it does.
+        """
+        if self.version != amp_ray.__version__:
+            message = (
+                f"{self.host} has amp-ray {self.version} and this machine {amp_ray.__version__}: "
+                "install the same version on every node of the Ray cluster"
+            )
+            raise AmpRayError(message)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +95,7 @@ class Ran:
         files: Of its folder by relative path, where the driver cannot see the folder itself.
     """
 
-    outcome: Outcome | None
+    outcome: Outcome | Fault | None
     files: Mapping[str, bytes]
 
 

@@ -9,11 +9,13 @@ from typing import Any
 
 from amp_ray.errors import AmpRayError
 from amp_ray.runtime.driver import Driver, DriverSettings
-from amp_ray.runtime.pool import Finished, Task
+from amp_ray.runtime.pool import Fault, Finished, Task
+from amp_ray.runtime.searching import ALONE, search_candidates
 from amp_ray.runtime.study_end import Result
 from amp_ray.runtime.study_events import Rebuilt, rebuild
-from amp_ray.search.planner import AmpRayPlanner, search
+from amp_ray.search.planner import AmpRayPlanner
 from amp_ray.search.ranking import Ranking
+from amp_ray.search.space import candidates_of
 from amp_ray.spec.experiment import Experiment
 from amp_ray.testing.experiments import small_experiment
 from amp_ray.trials.outcome import Outcome
@@ -21,7 +23,7 @@ from amp_ray.tuner.knowledge import Knowledge
 from amp_ray.tuner.state import Told, Trial, TunerSettings, TunerState, begin
 from amp_ray.tuner.surprise import Surprise
 
-Answer = Callable[[Task, int], Outcome | None]
+Answer = Callable[[Task, int], Outcome | Fault | None]
 """What comes of an attempt on a group."""
 
 
@@ -30,7 +32,7 @@ def small_ranking() -> tuple[Experiment, Ranking]:
     """Return the small experiment and everything that the planner makes of it."""
     experiment = small_experiment()
     planner = AmpRayPlanner(experiment=experiment)
-    return experiment, search(experiment, planner, progress=lambda _done, _total: None)
+    return experiment, search_candidates(planner, candidates_of(experiment), workers=ALONE)
 
 
 def small_study(budget: int = 3, **settings: Any) -> TunerState:  # noqa: ANN401 - TunerSettings'

@@ -4,7 +4,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from amp_ray.cost.estimate import Estimate
-from amp_ray.search.planner import AmpRayPlanner, search
+from amp_ray.runtime.searching import ALONE, search_candidates
+from amp_ray.search.planner import AmpRayPlanner
+from amp_ray.search.space import candidates_of
 from amp_ray.spec.experiment import Experiment
 from amp_ray.testing.experiments import SMALL
 
@@ -39,7 +41,7 @@ def table_text(
         measured_s: From what is predicted to what is recorded.
     """
     planner = AmpRayPlanner(experiment=experiment)
-    ranking = search(experiment, planner, progress=lambda _done, _total: None)
+    ranking = search_candidates(planner, candidates_of(experiment), workers=ALONE)
     lines = [",".join(HEADER)]
     for position, result in enumerate(ranking.results):
         if not isinstance(result, Estimate):

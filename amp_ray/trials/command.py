@@ -207,7 +207,7 @@ def _num_threads(experiment: Experiment) -> int:
     """
     text = _environment(experiment)[THREADS_VARIABLE]
     if not (text.isascii() and text.isdigit() and int(text) > 0):
-        where = experiment.document.where("trials", "environment", THREADS_VARIABLE)
+        where = experiment.where("trials", "environment", THREADS_VARIABLE)
         message = f"found {text!r}; expected a number of threads per rank, such as 1"
         raise InputError(message, where=where)
     return int(text)

@@ -190,11 +190,11 @@ def _filled(command: RankCommand, experiment: Experiment, values: Values) -> Ran
     assert trials.program is not None
     argv: list[str] = []
     for index, word in enumerate(trials.program.argv):
-        with experiment.document.at("trials", "program", "argv", index):
+        with experiment.places.at("trials", "program", "argv", index):
             argv += fill_argument(word, values)
     environment: dict[str, str] = {}
     for name, text in trials.environment.items():
-        with experiment.document.at("trials", "environment", name):
+        with experiment.places.at("trials", "environment", name):
             environment[name] = fill_text(text, values)
     if trials.program.metric == "helper":
         path = environment.get("PYTHONPATH")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from amp_ray.runtime.files import load_experiment
 from amp_ray.runtime.planning import make_planner
-from amp_ray.search.planner import search
-from amp_ray.search.space import uniform_candidates
+from amp_ray.runtime.searching import ALONE, search_candidates
+from amp_ray.search.space import candidates_of, uniform_candidates
 from amp_ray.spec.build import build_experiment
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.profile import Profile
@@ -70,7 +70,7 @@ def _search_row(experiment: Experiment, target: str, remark: str) -> dict[str, s
     for _ in range(REPEATS):
         planner = make_planner(experiment, "amp-ray")
         start_s = time.process_time()
-        search(experiment, planner, progress=lambda _done, _total: None)
+        search_candidates(planner, candidates_of(experiment), workers=ALONE)
         seconds.append(time.process_time() - start_s)
     return {
         "what": f"{experiment.name}: {num} candidates on {experiment.cluster.num_devices} GPUs",

@@ -10,8 +10,10 @@ import pytest
 from amp_ray.baselines.amp2022 import Amp2022Planner
 from amp_ray.cost.estimate import Estimate
 from amp_ray.runtime.files import load_experiment
-from amp_ray.search.planner import search
+from amp_ray.runtime.searching import ALONE, search_candidates
 from amp_ray.search.ranking import Ranking
+from amp_ray.search.space import candidates_of
+from published.sections import PUBLISHED
 
 HALF_OF_LAST_DECIMAL: Final = 0.5e-4
 """The published predictions have four decimals."""
@@ -34,7 +36,7 @@ class Row:
 
 def published_rows(name: str) -> list[Row]:
     """Read the rows of one experiment, in the published order."""
-    with (Path(__file__).parent / "amp2022.csv").open(encoding="utf-8", newline="") as file:
+    with (PUBLISHED / "amp-2022-planner.csv").open(encoding="utf-8", newline="") as file:
         return [
             Row(
                 degrees=(
@@ -81,7 +83,7 @@ def found(name: str) -> list[Row]:
     """Plan an experiment with the published planner."""
     experiment = load_experiment(Path(__file__).parents[2] / "experiments" / f"{name}.yaml")
     planner = Amp2022Planner(experiment=experiment)
-    return found_rows(search(experiment, planner, progress=lambda _done, _total: None))
+    return found_rows(search_candidates(planner, candidates_of(experiment), workers=ALONE))
 
 
 def test_every_candidate_is_ranked(name: str, found: list[Row]) -> None:

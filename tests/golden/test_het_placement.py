@@ -12,8 +12,10 @@ from amp_ray.calibration import apply_calibration, calibrate
 from amp_ray.cost.estimate import Estimate
 from amp_ray.runtime.calibrating import load_observations
 from amp_ray.runtime.files import load_experiment, load_strategies
-from amp_ray.search.planner import AmpRayPlanner, evaluate, search
+from amp_ray.runtime.searching import ALONE, search_candidates
+from amp_ray.search.planner import AmpRayPlanner, evaluate
 from amp_ray.search.ranking import Ranking
+from amp_ray.search.space import candidates_of
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import candidate_of
 from amp_ray.trials.command import trial_launch
@@ -44,7 +46,7 @@ class Comparison:
     def ranking(self) -> Ranking:
         """All placements."""
         planner = AmpRayPlanner(experiment=self.experiment)
-        return search(self.experiment, planner, progress=lambda _done, _total: None)
+        return search_candidates(planner, candidates_of(self.experiment), workers=ALONE)
 
     @property
     def best(self) -> Estimate:

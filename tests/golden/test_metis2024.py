@@ -22,8 +22,10 @@ from amp_ray.errors import InputError
 from amp_ray.formats.metis_cluster import metis_cluster, parse_metis_clusterfile
 from amp_ray.formats.metis_experiment import cluster_yaml
 from amp_ray.formats.metis_profile import parse_metis_profile
-from amp_ray.search.planner import AmpRayPlanner, search
+from amp_ray.runtime.searching import ALONE, search_candidates
+from amp_ray.search.planner import AmpRayPlanner
 from amp_ray.search.ranking import Ranking
+from amp_ray.search.space import candidates_of
 from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.published_profile import Key
 from amp_ray.testing.experiments import experiment_from
@@ -70,9 +72,9 @@ UNIFORM: Final = {
 
 
 @pytest.fixture(scope="module")
-def folder(shared_data: Path) -> Path:
+def folder(metis_data: Path) -> Path:
     """The published planner's files and figures."""
-    return shared_data / "metis"
+    return metis_data
 
 
 def setting_of(folder: Path, case: Case) -> MetisSetting:
@@ -245,4 +247,4 @@ def planned(folder: Path, hostfile: str, clusterfile: str, source: str) -> Ranki
     experiment = experiment_from(text, files)
     assert [node.num_slots for node in experiment.cluster.nodes] == list(CLUSTERS[hostfile])
     planner = AmpRayPlanner(experiment=experiment)
-    return search(experiment, planner, progress=lambda _done, _total: None)
+    return search_candidates(planner, candidates_of(experiment), workers=ALONE)

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from amp_ray.search.planner import AmpRayPlanner, search
+from amp_ray.runtime.searching import ALONE, search_candidates
+from amp_ray.search.planner import AmpRayPlanner
+from amp_ray.search.space import candidates_of
 from amp_ray.testing.experiments import small_experiment
 from amp_ray.testing.hosts import HostCluster, NamespaceHost
 
@@ -24,14 +26,15 @@ pytestmark = pytest.mark.hosts
 
 _LOGGER = logging.getLogger(__name__)
 
-HANG_GUARD_S = 120.0
-LOST_S = 30.0
+HANG_GUARD_S = 600.0
+LOST_S = 300.0
 """What the death of a node may cost."""
 
 PORT = 6379
 
 SEARCH = """
-import sys, time
+import logging, sys, time
+logging.basicConfig(format="%(message)s", stream=sys.stdout)
 from amp_ray.runtime.actors import connect, num_cluster_cpus
 from amp_ray.runtime.searching import Workers, search_candidates
 from amp_ray.search.planner import AmpRayPlanner
@@ -116,8 +119,8 @@ with connect():
 class RayNodes:
     """Three hosts, each a Ray node with one CPU; the first is the head."""
 
-    def __init__(self, cluster: HostCluster) -> None:
-        """Start Ray on every host, with a token of their own."""
+    def __init__(self, cluster: HostCluster, **environment: str) -> None:
+        """Start Ray on every host, with a token of their own; variables are for the workers."""
         self.cluster = cluster
         self.environment = {
             **os.environ,
@@ -129,15 +132,15 @@ class RayNodes:
         head, *others = cluster.hosts
         self.start_ray(head, ["--head", f"--port={PORT}", "--include-dashboard=false"])
         for host in others:
-            self.start_ray(host, [f"--address={head.address}:{PORT}"])
+            self.start_ray(host, [f"--address={head.address}:{PORT}"], **environment)
 
-    def start_ray(self, host: NamespaceHost, options: Sequence[str]) -> None:
+    def start_ray(self, host: NamespaceHost, options: Sequence[str], **environment: str) -> None:
         argv = [sys.executable, "-m", "ray.scripts.scripts", "start", *options, "--num-cpus=1"]
         argv += [f"--node-ip-address={host.address}", "--temp-dir=/run/tmp/ray"]
         argv += ["--object-store-memory=100000000", "--disable-usage-stats"]
         done = subprocess.run(
             self.on(host, argv),
-            env=self.without_address(),
+            env={**self.without_address(), **environment},
             capture_output=True,
             text=True,
             check=False,
@@ -176,7 +179,7 @@ def nodes(make_cluster: "MakeCluster") -> RayNodes:
 def ranking_here() -> str:
     experiment = small_experiment()
     planner = AmpRayPlanner(experiment=experiment)
-    return repr(search(experiment, planner, progress=lambda _done, _total: None))
+    return repr(search_candidates(planner, candidates_of(experiment), workers=ALONE))
 
 
 def wall_s(lines: Sequence[str]) -> float:
@@ -214,3 +217,27 @@ def test_a_trial_on_a_node_that_dies_is_unreachable_and_its_group_starts_elsewhe
         again = next(lines)
         assert again in {"host1 ('long-0',)", "host2 ('long-0',)"}
         assert list(lines) == []
+
+
+@pytest.mark.parametrize(
+    ("sitecustomize", "problem"),
+    [
+        (
+            "import sys; sys.modules['amp_ray'] = None",
+            "cannot import amp_ray: import of amp_ray halted",
+        ),
+        ("import amp_ray; amp_ray.__version__ = '0.0.1'", "has amp-ray 0.0.1, not "),
+    ],
+)
+def test_nodes_without_this_version_are_named_and_left_out(
+    make_cluster: "MakeCluster", tmp_path: Path, sitecustomize: str, problem: str
+) -> None:
+    tmp_path.chmod(0o755)
+    (tmp_path / "sitecustomize.py").write_text(sitecustomize, encoding="utf-8")
+    nodes = RayNodes(make_cluster(num_hosts=3), PYTHONPATH=str(tmp_path))
+    with nodes.driver(SEARCH, nodes.environment["RAY_ADDRESS"]) as lines:
+        said = list(lines)
+    warnings = sorted(line for line in said if line.startswith("the Ray node host"))
+    assert [line.split()[3] for line in warnings] == ["host2", "host3"]
+    assert all(problem in line for line in warnings)
+    assert said[-1] == ranking_here()

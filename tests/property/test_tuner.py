@@ -7,8 +7,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from amp_ray.search.planner import AmpRayPlanner, search
+from amp_ray.runtime.searching import ALONE, search_candidates
+from amp_ray.search.planner import AmpRayPlanner
 from amp_ray.search.ranking import Ranking
+from amp_ray.search.space import candidates_of
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import Strategy
 from amp_ray.testing.experiments import small_experiment
@@ -52,7 +54,7 @@ def _small() -> tuple[Experiment, Ranking, KeptPredictor]:
     """The small experiment, planned once; the predictor only remembers."""
     experiment = small_experiment()
     planner = AmpRayPlanner(experiment=experiment)
-    ranking = search(experiment, planner, progress=lambda _done, _total: None)
+    ranking = search_candidates(planner, candidates_of(experiment), workers=ALONE)
     return experiment, ranking, KeptPredictor()
 
 

@@ -8,12 +8,13 @@ import pytest
 import ray
 
 from amp_ray.cost.estimate import Result
-from amp_ray.errors import AmpRayError, InputError, Where
-from amp_ray.runtime import search_crew
+from amp_ray.errors import InputError, Where
+from amp_ray.runtime import actors
 from amp_ray.runtime.files import load_experiment
 from amp_ray.runtime.planning import make_planner
-from amp_ray.runtime.searching import Workers, search_candidates
-from amp_ray.search.planner import AmpRayPlanner, Planner, search
+from amp_ray.runtime.searching import ALONE, Workers, search_candidates
+from amp_ray.search.planner import AmpRayPlanner, Planner
+from amp_ray.search.ranking import Ranking
 from amp_ray.search.space import uniform_candidates
 from amp_ray.spec.candidate import AnyCandidate
 from amp_ray.spec.experiment import Experiment
@@ -24,10 +25,6 @@ pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("cluster", "sent_
 
 SMALL = small_experiment()
 CANDIDATES = uniform_candidates(SMALL)
-
-
-def quiet(_done: int, _total: int) -> None:
-    """Show no progress."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,10 +58,12 @@ class MisfortunePlanner:
         return self.planner.score(strategy)
 
 
-def with_ray(planner: Planner, num: int, experiment: Experiment = SMALL) -> object:
-    return search_candidates(
-        planner, uniform_candidates(experiment), workers=Workers(num=num), progress=quiet
-    )
+def with_ray(planner: Planner, num: int, experiment: Experiment = SMALL) -> Ranking:
+    return search_candidates(planner, uniform_candidates(experiment), workers=Workers(num=num))
+
+
+def without_ray(planner: Planner, experiment: Experiment = SMALL) -> Ranking:
+    return search_candidates(planner, uniform_candidates(experiment), workers=ALONE)
 
 
 @pytest.mark.parametrize("num_workers", [1, 2, 3])
@@ -74,7 +73,7 @@ def test_the_ranking_is_the_same_for_any_number_of_workers(
 ) -> None:
     experiment = load_experiment(repository / "experiments" / "het_cluster.yaml")
     planner = make_planner(experiment, cost_model)
-    alone = search(experiment, planner, progress=quiet)
+    alone = without_ray(planner, experiment)
     together = with_ray(planner, num_workers, experiment)
     assert together == alone
     assert repr(together) == repr(alone)  # every digit of every float
@@ -82,7 +81,7 @@ def test_the_ranking_is_the_same_for_any_number_of_workers(
 
 def test_more_workers_than_cpus_search_with_those_that_get_one(cluster: int) -> None:
     planner = AmpRayPlanner(experiment=SMALL)
-    assert with_ray(planner, 3 * cluster) == search(SMALL, planner, progress=quiet)
+    assert with_ray(planner, 3 * cluster) == without_ray(planner)
 
 
 @pytest.mark.parametrize("num_workers", [1, 3])
@@ -90,7 +89,7 @@ def test_killed_workers_only_cost_time(tmp_path: Path, num_workers: int) -> None
     planner = AmpRayPlanner(experiment=SMALL)
     killed = frozenset({0, 5, len(CANDIDATES) - 1})
     misfortune = MisfortunePlanner(planner=planner, killed_at=killed, folder=tmp_path)
-    assert with_ray(misfortune, num_workers) == search(SMALL, planner, progress=quiet)
+    assert with_ray(misfortune, num_workers) == without_ray(planner)
     assert len(list(tmp_path.glob("killed-*"))) == len(killed)
 
 
@@ -99,7 +98,7 @@ def test_wrong_input_is_the_same_error_as_in_one_process() -> None:
         planner=AmpRayPlanner(experiment=SMALL), wrong_at=frozenset({3, 4, 11})
     )
     with pytest.raises(InputError) as alone:
-        search(SMALL, planner, progress=quiet)
+        without_ray(planner)
     with pytest.raises(InputError) as together:
         with_ray(planner, 3)
     assert str(together.value) == str(alone.value) == "profile.csv:3: candidate 3"
@@ -125,14 +124,17 @@ def test_progress_grows_to_all() -> None:
     assert len(seen) > 2
 
 
-def test_a_cluster_without_a_free_cpu_is_told(
-    cluster: int, monkeypatch: pytest.MonkeyPatch
+def test_without_a_free_cpu_a_search_is_done_here_and_that_is_told(
+    cluster: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(search_crew, "START_TIMEOUT_S", 1.5)
+    monkeypatch.setattr(actors, "START_TIMEOUT_S", 1.5)
     occupant = ray.remote(SimpleNamespace).options(num_cpus=cluster).remote()
-    ray.get(occupant.__ray_ready__.remote(), timeout=30)
+    ray.get(occupant.__ray_ready__.remote(), timeout=300)
     try:
-        with pytest.raises(AmpRayError, match=rf"of the {cluster} of the Ray cluster 0 are free"):
-            with_ray(AmpRayPlanner(experiment=SMALL), 2)
+        planner = AmpRayPlanner(experiment=SMALL)
+        assert with_ray(planner, 2) == without_ray(planner)
     finally:
         ray.kill(occupant)
+    (message,) = caplog.messages
+    assert f"of the {cluster} of the Ray cluster 0 are free" in message
+    assert message.endswith("The search goes on in this process")

@@ -6,7 +6,8 @@ from amp_ray.baselines.amp2022_chain import gpt2_chain, transgan_chain
 from amp_ray.baselines.amp2022_cost import Network
 from amp_ray.cost.estimate import Estimate, Infeasible
 from amp_ray.errors import InputError
-from amp_ray.search.planner import search
+from amp_ray.runtime.searching import ALONE, search_candidates
+from amp_ray.search.space import candidates_of
 from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.experiment import Experiment
 from amp_ray.testing.experiments import experiment_from
@@ -91,13 +92,11 @@ def published(*replacements: tuple[str, str]) -> Experiment:
     return experiment_from(text, FILES)
 
 
-def quiet(_done: int, _total: int) -> None:
-    """Show no progress."""
-
-
 def test_every_candidate_of_an_experiment_is_ranked_by_time() -> None:
     experiment = published()
-    ranking = search(experiment, Amp2022Planner(experiment=experiment), progress=quiet)
+    ranking = search_candidates(
+        Amp2022Planner(experiment=experiment), candidates_of(experiment), workers=ALONE
+    )
     times = [result.iteration_time_s for result in ranking.results if isinstance(result, Estimate)]
     assert len(times) == ranking.num_feasible
     assert times == pytest.approx(sorted(times))

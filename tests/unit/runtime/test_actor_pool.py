@@ -1,5 +1,7 @@
 import logging
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,20 +9,47 @@ import pytest
 
 from amp_ray.errors import AmpRayError, InputError
 from amp_ray.runtime import actor_pool
-from amp_ray.runtime.actor_pool import ActorLostError, ActorPool
-from amp_ray.runtime.pool import Pool, Task
-from amp_ray.runtime.search_crew import Hello
-from amp_ray.runtime.trial_worker import Ran
+from amp_ray.runtime.actor_pool import ActorLostError, ActorPool, ThreadActors
+from amp_ray.runtime.pool import Fault, Finished, InterruptedTrialError, Pool, Task
+from amp_ray.runtime.ray_address import RayUnavailableError
+from amp_ray.runtime.trial_worker import Hello, Ran
 from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.strategy import Strategy
-from amp_ray.trials.outcome import Crashed, TimedOut, Unreachable
+from amp_ray.trials.outcome import Outcome, TimedOut, Unreachable
 
 STRATEGY = Strategy.uniform(
     Candidate(micro_batch_size=1, tp=1, dp=1, pp=1, num_micro_batches=1), (0, 2)
 )
 OUTCOME = TimedOut(reason="test", timeout_s=1.0, lines=(), wall_s=1.0)
+HANG_GUARD_S = 60.0
 NEVER = object()
 """Result of a call that does not end."""
+
+
+class FakeRunner:
+    """Runs trials at once, but for one that waits to be interrupted."""
+
+    def __init__(self) -> None:
+        """Begin with nothing done."""
+        self.done: list[str] = []
+        self.interrupted = threading.Event()
+
+    def run(self, task: Task) -> Outcome:
+        self.done.append(f"run {task.trial_id}")
+        if task.trial_id == "long":
+            assert self.interrupted.wait(HANG_GUARD_S)
+            raise InterruptedTrialError
+        return OUTCOME
+
+    def interrupt(self) -> None:
+        self.interrupted.set()
+
+    def sweep(self, trial_ids: Sequence[str]) -> list[str]:
+        self.done.append(f"sweep {' '.join(trial_ids)}")
+        return [f"{trial_id} stays" for trial_id in trial_ids]
+
+    def close(self) -> None:
+        self.done.append("close")
 
 
 class FakeActors:
@@ -33,6 +62,8 @@ class FakeActors:
         self.answers: dict[int, Any] = {}
         self.begun: list[int] = []
         self.ended: list[int] = []
+        self.is_lost = False
+        self.runners: dict[int, FakeRunner] = {}
 
     def begin(self, group: int) -> None:
         self.begun.append(group)
@@ -47,16 +78,22 @@ class FakeActors:
 
     def ready(self, calls: Iterable[Any], timeout_s: float) -> list[Any]:
         del timeout_s
+        if self.is_lost:
+            message = "the Ray cluster is lost"
+            raise RayUnavailableError(message)
         return [call for call in calls if self.answers[call] is not NEVER]
 
     def result(self, call: Any) -> Any:  # noqa: ANN401
         answer = self.answers[call]
-        if isinstance(answer, ActorLostError | ZeroDivisionError):
+        if isinstance(answer, ActorLostError | RayUnavailableError | ZeroDivisionError):
             raise answer
         return answer
 
     def end(self, group: int) -> None:
         self.ended.append(group)
+
+    def substitute(self) -> ThreadActors:
+        return ThreadActors(lambda group: self.runners.setdefault(group, FakeRunner()))
 
     def methods(self) -> list[tuple[int, str]]:
         return [(group, method) for group, method, *_ in self.calls]
@@ -151,12 +188,12 @@ def test_a_group_whose_actor_cannot_be_replaced_is_set_aside(
     assert caplog.messages[0].startswith("host group 0 is set aside: ")
 
 
-def test_a_mistake_of_ours_is_a_crash_and_told() -> None:
+def test_a_mistake_of_ours_is_no_crash_of_the_strategy() -> None:
     pool = ActorPool(FakeActors(run=[ZeroDivisionError("oh")]), 1)
     pool.start(task(), 0)
     outcome = pool.wait(1.0)[0].outcome
-    assert isinstance(outcome, Crashed)
-    assert outcome.reason == "the launcher failed: ZeroDivisionError: oh"
+    assert isinstance(outcome, Fault)
+    assert str(outcome.error).startswith("ZeroDivisionError: oh")
     assert pool.free() == (0,)
 
 
@@ -211,4 +248,60 @@ def test_what_ends_while_closing_is_told_afterwards(tmp_path: Path) -> None:
     assert isinstance(found.pop(3), Unreachable)
     assert found == {0: OUTCOME, 1: None}
     assert actors.begun == [0, 1, 2, 3]
+    assert pool.wait(0.0) == []
+
+
+def wait(pool: ActorPool) -> Finished:
+    """Wait for one attempt to end."""
+    for _ in range(int(HANG_GUARD_S)):
+        if finished := pool.wait(1.0):
+            return finished[0]
+    pytest.fail("nothing has ended")
+
+
+def test_where_ray_is_lost_threads_sweep_and_go_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    actors = FakeActors(run=[NEVER])
+    pool = ActorPool(actors, 2)
+    pool.start(task(tmp_path), 1)
+    actors.is_lost = True
+    (lost,) = pool.wait(1.0)
+    assert isinstance(lost.outcome, Unreachable)
+    assert (lost.outcome.reason, lost.outcome.host) == ("the Ray cluster is lost", "")
+    assert caplog.messages == [
+        "the Ray cluster is lost. Threads of this process hold the hosts from now on"
+    ]
+    assert pool.free() == (0, 1)
+    pool.start(task(tmp_path), 1)
+    assert wait(pool).outcome == OUTCOME
+    assert pool.sweep(("a",)) == ["a stays", "a stays"]
+    pool.start(replace(task(tmp_path), trial_id="long"), 0)
+    pool.close()
+    assert pool.wait(0.0)[0].outcome is None
+    assert actors.runners[1].done == ["sweep trial-4", "run trial-4", "sweep a", "close"]
+    assert actors.runners[0].done == ["sweep a", "run long", "close"]
+
+
+def test_an_actor_that_dies_with_ray_is_lost_with_it(tmp_path: Path) -> None:
+    actors = FakeActors(run=[RayUnavailableError("raylet died"), NEVER])
+    pool = ActorPool(actors, 2)
+    for group in range(2):
+        pool.start(task(tmp_path), group)
+    finished = pool.wait(1.0)
+    assert [entry.group for entry in finished] == [0, 1]
+    assert {type(entry.outcome) for entry in finished} == {Unreachable}
+    assert pool.free() == (0, 1)
+    pool.close()
+
+
+def test_a_pool_that_is_closed_after_ray_is_lost_waits_for_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    actors = FakeActors(run=[NEVER])
+    pool = ActorPool(actors, 1)
+    pool.start(task(tmp_path), 0)
+    actors.is_lost = True
+    pool.close()
+    assert caplog.messages == ["the Ray cluster is lost. What runs on hosts ends by its lease"]
     assert pool.wait(0.0) == []

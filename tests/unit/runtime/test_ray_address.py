@@ -1,16 +1,25 @@
+import contextlib
 import os
 import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from amp_ray.errors import AmpRayError, InputError
+from amp_ray.errors import InputError
 from amp_ray.runtime.ray_address import (
     MAX_PARENT_LENGTH,
+    RayUnavailableError,
     cause_of,
     environment_kept,
     find_address,
     gist_of,
+    head_problem,
+    listens,
     require_ray,
     session_folder,
     set_token,
@@ -36,17 +45,102 @@ def test_the_environment_names_the_cluster(monkeypatch: pytest.MonkeyPatch) -> N
     assert find_address("local") == "local"
 
 
-def test_an_address_where_something_answers_is_taken() -> None:
+SETTINGS = bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+"""What a server of gRPC sends first."""
+
+
+@contextmanager
+def listener(answer: bytes | None) -> Iterator[str]:
+    """Accept connections and answer once; None never answers."""
     with socket.create_server(("127.0.0.1", 0)) as server:
-        address = f"127.0.0.1:{server.getsockname()[1]}"
+        connections = []
+
+        def accept() -> None:
+            while True:
+                try:
+                    connections.append(server.accept()[0])
+                except OSError:
+                    return
+                if answer is not None:
+                    connections[-1].sendall(answer)
+
+        thread = threading.Thread(target=accept)
+        thread.start()
+        try:
+            yield f"127.0.0.1:{server.getsockname()[1]}"
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+            thread.join()
+            for connection in connections:
+                connection.close()
+
+
+@contextmanager
+def dropped() -> Iterator[str]:
+    """Listen where new connections are dropped without a word, as behind a firewall."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as server:
+        address = server.getsockname()
+        with contextlib.ExitStack() as stack:
+            for _ in range(4):  # the queue is full after some
+                client = stack.enter_context(socket.socket())
+                client.settimeout(0.0)
+                client.connect_ex(address)
+            yield f"127.0.0.1:{address[1]}"
+
+
+def test_an_address_where_a_head_answers_is_taken() -> None:
+    with listener(SETTINGS) as address:
         assert find_address(address) == address
 
 
-def test_an_address_where_nothing_answers_is_told_at_once() -> None:
+@pytest.mark.parametrize(
+    ("answer", "problem"),
+    [
+        (None, r"no answer in 0\.2 s"),
+        (b"HTTP/1.1 400 Bad Request\r\n", "what answers there is no head of a Ray cluster"),
+    ],
+)
+def test_what_accepts_connections_and_is_no_head_is_told(
+    monkeypatch: pytest.MonkeyPatch, answer: bytes | None, problem: str
+) -> None:
+    monkeypatch.setattr(head_problem, "__defaults__", (0.2,))
+    with listener(answer) as address, pytest.raises(RayUnavailableError, match=problem):
+        find_address(address)
+
+
+def test_a_head_behind_dropped_packets_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(head_problem, "__defaults__", (0.5,))
+    with dropped() as address, pytest.raises(RayUnavailableError, match=r"no answer in 0\.5 s"):
+        find_address(address)
+
+
+def test_an_address_where_nothing_listens_is_told_at_once() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
-    with pytest.raises(AmpRayError, match=rf"no Ray cluster at {address}: .*ray start --head"):
+    with pytest.raises(RayUnavailableError, match=rf"no Ray cluster at {address}: .*ray start --h"):
         find_address(address)
+
+
+@pytest.mark.parametrize("address", ["ray://head:10001", "127.0.0.1:1"])
+def test_an_address_of_the_environment_that_leads_nowhere_is_replaced(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, address: str
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    assert find_address(None) == "local"
+    (message,) = caplog.messages
+    assert message.startswith("RAY_ADDRESS: ")
+    assert address in message
+    assert message.endswith("A Ray of this machine alone is used instead")
+
+
+def test_a_socket_listens_until_its_process_is_gone(tmp_path: Path) -> None:
+    path = str(tmp_path / "s")
+    assert not listens(path)
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(path)
+        server.listen(0)
+        assert listens(path)
+    assert not listens(path)
 
 
 @pytest.mark.parametrize(
@@ -59,13 +153,13 @@ def test_what_is_no_address_is_bad_input(address: str) -> None:
 
 def test_missing_ray_is_told_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("amp_ray.runtime.ray_address.find_spec", lambda _name: None)
-    with pytest.raises(InputError, match=r"pip install 'amp-ray\[ray\]'"):
-        require_ray()
+    with pytest.raises(InputError, match=r"^this needs Ray, .* pip install 'amp-ray\[ray\]'"):
+        require_ray("this")
 
 
 def test_ray_that_is_there_is_fine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("amp_ray.runtime.ray_address.find_spec", lambda _name: object())
-    require_ray()
+    require_ray("this")
 
 
 def test_a_new_cluster_gets_one_token_per_process() -> None:
@@ -105,9 +199,51 @@ def test_the_session_folder_is_removed_and_its_path_short(
     base = "/tmp" if length == MAX_PARENT_LENGTH else str(tmp_path / ("x" * length))  # noqa: S108
     monkeypatch.setattr("tempfile.gettempdir", lambda: base)
     with session_folder() as name:
-        assert Path(name).parent == Path("/tmp")  # noqa: S108
+        outer = Path(name).parent
+        assert outer.parent == Path("/tmp")  # noqa: S108
         (Path(name) / "log").touch()
-    assert not Path(name).exists()
+        assert (
+            len(name) + len("/session_2026-11-22_07-15-07_607439_4194304/sockets/plasma_store")
+            < 108
+        )
+    assert not outer.exists()
+
+
+INTRUDER = """
+import os, socket, sys
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+def attempt(what, *arguments):
+    try:
+        what(*arguments)
+    except PermissionError:
+        return
+    sys.exit(f"{what} {arguments} is allowed")
+folder = sys.argv[1]
+attempt(os.listdir, folder)
+attempt(os.listdir, os.path.dirname(folder))
+attempt(socket.socket(socket.AF_UNIX).connect, f"{folder}/raylet")
+attempt(os.rename, f"{folder}/raylet", f"{folder}/old")
+attempt(os.unlink, f"{folder}/raylet")
+attempt(os.mknod, f"{folder}/other")
+"""
+"""Another user of the machine, who wants to take the place of a socket."""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_other_users_cannot_reach_the_sockets_of_a_session() -> None:
+    with session_folder() as name, socket.socket(socket.AF_UNIX) as server:
+        Path(name).chmod(0o777)  # as Ray does
+        server.bind(f"{name}/raylet")
+        server.listen()
+        Path(name, "raylet").chmod(0o777)
+        done = subprocess.run(
+            [sys.executable, "-I", "-c", INTRUDER, name],
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd="/",
+        )
+        assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_the_first_cause_is_told() -> None:

@@ -7,15 +7,22 @@ from typing import Any
 
 import pytest
 
-from amp_ray.errors import HostError, InputError
+from amp_ray import __version__
+from amp_ray.errors import AmpRayError, HostError, InputError
 from amp_ray.runtime.pool import InterruptedTrialError, Runner, Task
-from amp_ray.runtime.search_crew import Hello
-from amp_ray.runtime.trial_worker import Home, Ran, TrialWorker, read_files, write_files
+from amp_ray.runtime.trial_worker import (
+    Hello,
+    Home,
+    Ran,
+    TrialWorker,
+    read_files,
+    write_files,
+)
 from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.strategy import Strategy
 from amp_ray.trials.outcome import Outcome, TimedOut
 
-HANG_GUARD_S = 20.0
+HANG_GUARD_S = 300.0
 STRATEGY = Strategy.uniform(
     Candidate(micro_batch_size=1, tp=1, dp=1, pp=1, num_micro_batches=1), (0, 2)
 )
@@ -157,3 +164,14 @@ def test_files_of_a_folder_round_trip(tmp_path: Path) -> None:
     write_files(tmp_path / "one", files)
     assert read_files(tmp_path / "one") == files
     assert read_files(tmp_path / "none") == {}
+
+
+def test_a_process_tells_who_it_is() -> None:
+    hello = Hello.here()
+    assert (hello.pid, hello.version) == (os.getpid(), __version__)
+    hello.check_version()
+
+
+def test_another_version_is_refused() -> None:
+    with pytest.raises(AmpRayError, match=r"node7 has amp-ray 0\.0\.1 and this machine"):
+        Hello(version="0.0.1", pid=1, host="node7").check_version()

@@ -1,18 +1,17 @@
 import pytest
 
 from amp_ray.cost.estimate import Estimate, Infeasible
-from amp_ray.search.planner import AmpRayPlanner, evaluate, search
+from amp_ray.runtime.searching import ALONE, search_candidates
+from amp_ray.search.planner import AmpRayPlanner, evaluate
+from amp_ray.search.space import candidates_of
 from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.strategy import Strategy
 from amp_ray.spec.strategy_file import Context, parse_strategies
 from amp_ray.testing.experiments import SMALL, experiment_from, small_experiment
 from amp_ray.testing.metis import metis_profile_files
+from amp_ray.units import GIB
 
 MEGATRON = ("name: small", "name: small\nruntime: megatron")
-
-
-def quiet(_done: int, _total: int) -> None:
-    """Show no progress."""
 
 
 def pipeline(pp: int, *, num_micro_batches: int = 4) -> Candidate:
@@ -33,7 +32,9 @@ def planned(candidate: Candidate, *replacements: tuple[str, str]) -> Estimate:
 
 def test_a_search_ranks_every_candidate() -> None:
     experiment = small_experiment()
-    ranking = search(experiment, AmpRayPlanner(experiment=experiment), progress=quiet)
+    ranking = search_candidates(
+        AmpRayPlanner(experiment=experiment), candidates_of(experiment), workers=ALONE
+    )
     assert len(ranking.results) == ranking.num_feasible == 16
     times = [result.iteration_time_s for result in ranking.results if isinstance(result, Estimate)]
     assert times == sorted(times)
@@ -41,7 +42,9 @@ def test_a_search_ranks_every_candidate() -> None:
 
 def test_a_search_is_repeatable() -> None:
     first, second = (
-        search(experiment, AmpRayPlanner(experiment=experiment), progress=quiet)
+        search_candidates(
+            AmpRayPlanner(experiment=experiment), candidates_of(experiment), workers=ALONE
+        )
         for experiment in (small_experiment(), small_experiment())
     )
     assert first == second
@@ -50,9 +53,10 @@ def test_a_search_is_repeatable() -> None:
 def test_progress_runs_from_none_to_all() -> None:
     experiment = small_experiment()
     seen: list[tuple[int, int]] = []
-    search(
-        experiment,
+    search_candidates(
         AmpRayPlanner(experiment=experiment),
+        candidates_of(experiment),
+        workers=ALONE,
         progress=lambda done, total: seen.append((done, total)),
     )
     assert seen[0] == (0, 16)
@@ -196,7 +200,9 @@ def test_a_degree_that_a_published_profile_lacks_makes_a_candidate_infeasible() 
     text = SMALL.replace("num_layers: 6", "num_layers: 2") + "profile: {source: metis, path: p}\n"
     files = metis_profile_files(kinds=("T4",), tps=(1,))
     experiment = experiment_from(text, {f"p/{name}": text for name, text in files.items()})
-    ranking = search(experiment, AmpRayPlanner(experiment=experiment), progress=quiet)
+    ranking = search_candidates(
+        AmpRayPlanner(experiment=experiment), candidates_of(experiment), workers=ALONE
+    )
     lacking = {
         result.candidate.tp: str(result.reason)
         for result in ranking.results
@@ -204,3 +210,32 @@ def test_a_degree_that_a_published_profile_lacks_makes_a_candidate_infeasible() 
     }
     assert lacking == {2: "not in the profile: tp 2 on T4"}
     assert ranking.num_feasible > 0
+
+
+# ------------------------------------------------------------------------- nothing fits
+
+
+@pytest.mark.parametrize("space", ["uniform", "placement", "heterogeneous"])
+def test_what_comes_closest_fits_as_soon_as_devices_have_what_it_needs(space: str) -> None:
+    chosen = ("name: small", f"name: small\nsearch: {{space: {space}}}")
+    short = small_experiment(("slots: 2,", "slots: 2, memory_gib: 0.5,"), chosen)
+    planner = AmpRayPlanner(experiment=short)
+    assert search_candidates(planner, candidates_of(short), workers=ALONE).num_feasible == 0
+    needs_bytes = min(max(estimate.peak_memory_bytes) for estimate in planner.roomiest())
+    for share, fits in ((0.999, False), (1.001, True)):
+        size = f"slots: 2, memory_gib: {share * needs_bytes / GIB!r},"
+        given = small_experiment(("slots: 2,", size), chosen)
+        planner = AmpRayPlanner(experiment=given)
+        found = search_candidates(planner, candidates_of(given), workers=ALONE)
+        assert (found.num_feasible > 0) == fits
+
+
+def test_limits_that_leave_no_uniform_strategy_leave_none_to_compare_with() -> None:
+    limits = ("name: small", "name: small\nsearch: {micro_batch_sizes: [3]}")
+    assert AmpRayPlanner(experiment=small_experiment(limits)).roomiest() == ()
+
+
+def test_the_runtimes_own_cuts_are_the_only_ones() -> None:
+    roomiest = AmpRayPlanner(experiment=small_experiment(MEGATRON)).roomiest()
+    found = {estimate.strategy.bounds for estimate in roomiest if estimate.strategy.pp == 2}
+    assert len(found) == 1

@@ -1,8 +1,10 @@
 import json
 
-from amp_ray.search.planner import AmpRayPlanner, search
+from amp_ray.runtime.searching import ALONE, search_candidates
+from amp_ray.search.planner import AmpRayPlanner
 from amp_ray.search.ranking import Ranking
 from amp_ray.search.rows import ranking_rows, row
+from amp_ray.search.space import candidates_of
 from amp_ray.spec.cluster import Cluster
 from amp_ray.testing.experiments import small_experiment
 
@@ -32,7 +34,7 @@ STRATEGY_KEYS = {
 def ranking(*replacements: tuple[str, str]) -> tuple[Ranking, Cluster]:
     experiment = small_experiment(*replacements)
     planner = AmpRayPlanner(experiment=experiment)
-    return search(experiment, planner, progress=lambda _d, _t: None), experiment.cluster
+    return search_candidates(planner, candidates_of(experiment), workers=ALONE), experiment.cluster
 
 
 def test_rows_have_the_keys_of_the_contract() -> None:

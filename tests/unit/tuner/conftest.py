@@ -5,8 +5,10 @@ import pytest
 from amp_ray.calibration import Observation
 from amp_ray.runtime.calibrating import load_observations
 from amp_ray.runtime.files import load_experiment
-from amp_ray.search.planner import AmpRayPlanner, search
+from amp_ray.runtime.searching import ALONE, search_candidates
+from amp_ray.search.planner import AmpRayPlanner
 from amp_ray.search.ranking import Ranking
+from amp_ray.search.space import candidates_of
 from amp_ray.spec.experiment import Experiment
 from amp_ray.testing.experiments import small_experiment
 from amp_ray.testing.replaying import Answers, answers
@@ -23,7 +25,7 @@ def small() -> Experiment:
 def ranking(small: Experiment) -> Ranking:
     """Everything that the planner makes of it."""
     planner = AmpRayPlanner(experiment=small)
-    return search(small, planner, progress=lambda _done, _total: None)
+    return search_candidates(planner, candidates_of(small), workers=ALONE)
 
 
 @pytest.fixture(scope="package")
