@@ -153,6 +153,10 @@ class Tuning:
         records = study.journal.records
         before = None if study.is_new else records[0].get(PROGRAM)
         rebuilt = study_events.rebuild(state, cluster, records[1:], file=str(path), program=before)
+        if self.options.salvage:  # hosts may have something of attempts that are not in the journal
+            names = (f"{study.study_id}-{path.name}" for path in study.trials_folder.iterdir())
+            left = tuple(dict.fromkeys((*rebuilt.left, *sorted(names))))
+            rebuilt = replace(rebuilt, left=left)
         changed = rebuilt.check_program(program, file=str(path))
         if changed is not None:
             view.note(f"the program has changed, and nothing was measured with it: {changed}")

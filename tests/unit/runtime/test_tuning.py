@@ -1,4 +1,5 @@
 import csv
+import importlib
 import json
 import os
 import signal
@@ -470,6 +471,41 @@ def test_a_program_that_crashed_is_mended_and_both_trials_run_again(
     assert [type(told.outcome) for told in result.state.trials] == [Measured, Measured]
     with pytest.raises(InputError, match="the program has changed since"):
         run(programmed(tmp_path), folder, resume=True)
+
+
+def test_a_salvaged_study_sweeps_what_its_journal_does_not_know_and_goes_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder, tuning = tmp_path / "study", programmed(tmp_path)
+    pools = [ScriptedPool(answer=lambda _task, _group: measured(1.0)) for _ in range(2)]
+    turns = iter(pools)
+    monkeypatch.setattr("amp_ray.runtime.tuning.ThreadPool", lambda _make, _num: next(turns))
+    run(tuning, folder)
+    path = folder / "journal.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    (folder / "trials" / "0000-0").mkdir()
+    (folder / "trials" / "0001-0").mkdir()
+    path.write_bytes(b"".join([*lines[:3], lines[3].replace(b"started", b"Started"), *lines[4:]]))
+    with pytest.raises(InputError, match=r"journal\.jsonl:4: .*--resume --salvage"):
+        run(tuning, folder, resume=True)
+    salvaging = replace(tuning, options=replace(tuning.options, salvage=True))
+    result, lines_seen = run(salvaging, folder, resume=True)
+    assert lines_seen[1] == "resumed: 1 trial is done"
+    assert [name[-6:] for name in pools[1].swept] == ["0000-0", "0001-0"]
+    assert "start: trial 1-1 on group 0" in pools[1].happened
+    assert len(result.state.trials) == 2
+
+
+def test_the_end_of_a_study_whose_trials_crash_alike_says_what_to_mend(
+    scripted: Callable[[Outcome], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scripted(CRASH)
+    result, _ = run(programmed(tmp_path), tmp_path / "study")
+    show = importlib.import_module("amp_ray.cli.tune")._show  # noqa: SLF001 - no hosts needed
+    assert show(result, tmp_path / "study", None) == 4
+    told = capsys.readouterr().err
+    assert "trials 0 and 1 crashed in the same way, and nothing was measured: boom." in told
+    assert f"--study {tmp_path / 'study'} --resume runs both again" in told
 
 
 def test_no_file_of_a_study_has_a_secret(
