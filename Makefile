@@ -1,6 +1,9 @@
 # `make demo` and `make test` do everything on a fresh machine: all they need is Python 3.11+ and pip.
 .DEFAULT_GOAL := help
+# The environment is made in steps that build on each other; only the checks run side by side.
+ifndef SIDE_BY_SIDE
 .NOTPARALLEL:
+endif
 
 VENV := .venv
 # Run as modules: a console script remembers the folder that it was installed in.
@@ -15,11 +18,14 @@ PYTHON ?=
 EXTRAS ?= dev,ray,ssh,training
 # Every folder with Python files, for the tools that do not look for them themselves.
 CHECKED := $(sort $(dir $(wildcard amp_ray/*.py cluster/*.py experiments/*.py tests/*.py))) conftest.py
-# Tests that start real processes run alone, after the others and one by one. Status 5 is pytest's word
-# for no tests: all of a suite need an extra that is not installed, and the header has said so.
+# Tests that start real processes run after the others, two files at a time. Status 5 is pytest's word
+# for no tests: all of a suite need an extra that is not installed, and the end of the output says so.
 SEPARATE := integration hosts
 PYTEST := $(RUN) pytest
 PARALLEL := -n auto --maxprocesses=4
+BY_FILE := -n 2 --dist loadfile
+# What the suites left out, for the end of `make test`.
+LEFT_OUT := $(VENV)/.left-out
 
 .PHONY: help
 help:  ## Show the targets
@@ -98,14 +104,23 @@ accuracy: $(CORE)  ## Print the cost model's error on the published measurements
 # ------------------------------------------------------------------------------------ checks
 
 .PHONY: test
-test: venv lint  ## Run every check and every test
-	@echo "== pytest: unit, property, golden, contract, doctests =="
-	@$(PYTEST) $(PARALLEL) $(SEPARATE:%=--ignore=tests/%)
-	@for suite in $(SEPARATE); do \
-	  if [ -n "$$(find tests/$$suite -name 'test_*.py' 2>/dev/null)" ]; then \
-	    echo "== pytest: $$suite =="; $(PYTEST) tests/$$suite || [ $$? -eq 5 ] || exit 1; \
-	  fi; \
-	done
+test: venv  ## Run every check and every test, to the end whatever fails
+	@rm -f $(LEFT_OUT); export AMP_RAY_LEFT_OUT="$(CURDIR)/$(LEFT_OUT)"; failed=; trap "exit 130" INT; \
+	$(MAKE) -j --no-print-directory --keep-going --output-sync SIDE_BY_SIDE=yes lint \
+	  || failed="$$failed lint"; \
+	echo "== pytest: unit, property, golden, contract, doctests =="; \
+	$(PYTEST) $(PARALLEL) $(SEPARATE:%=--ignore=tests/%) || failed="$$failed unit"; \
+	for suite in $(SEPARATE); do \
+	  echo "== pytest: $$suite =="; \
+	  $(PYTEST) $(BY_FILE) tests/$$suite || [ $$? -eq 5 ] || failed="$$failed $$suite"; \
+	done; \
+	echo "== left out =="; sort -u $(LEFT_OUT) 2>/dev/null | grep . || echo nothing; \
+	if [ -n "$$failed" ]; then echo "== failed:$$failed ==" >&2; exit 1; fi; \
+	echo "== all passed =="
+
+.PHONY: fuzz
+fuzz: venv  ## Read 10,000 hostile inputs with everything that reads any (minutes)
+	@HYPOTHESIS_PROFILE=fuzz $(PYTEST) $(wildcard tests/property/test_hostile_*.py)
 
 .PHONY: lint
 lint: lint-ruff lint-format lint-types lint-imports  ## Run the four static checks

@@ -1,8 +1,17 @@
-"""What pytest collects: not what needs an extra that is not installed, and it says so."""
+"""What pytest leaves out, and that it says so.
 
+What needs an extra that is not installed is not collected. The end of the output names that and the
+reason of every skipped test; where the environment says ``CI=true``, either fails the run.
+"""
+
+import os
 import signal
+from collections import Counter
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Final
+
+import pytest
 
 NEEDS: Final = {
     "amp_ray/runtime/actors.py": ("ray",),
@@ -22,13 +31,25 @@ MISSING: Final = {
     if (lacking := [package for package in packages if find_spec(package) is None])
 }
 
+MAY_BE_ABSENT_IN_CI: Final = "Metis's profiles"
+"""How the one reason begins that fails no run: the licence of these files keeps them out of it."""
+
+REPORT_VARIABLE: Final = "AMP_RAY_LEFT_OUT"
+"""Names a file to which a run adds what it left out, for `make test` to print at its end."""
+
 # The benchmarks are programs to run by hand (`make bench`), not tests. This list must stay in one
 # place: pytest reads that of the nearest conftest.py alone.
 collect_ignore = ["tests/benchmarks", *MISSING]
 
 
-def pytest_configure() -> None:
-    """Heed signals, also where the tests run in a background that ignores them, as by ``nohup``."""
+def pytest_configure(config: pytest.Config) -> None:
+    """Heed signals, also where the tests run in a background that ignores them, as by ``nohup``.
+
+    And keep pytest-randomly from importing torch and DeepSpeed, which offers it a seeder: seconds
+    in every process, and no test draws from their generators without a seed of its own.
+    """
+    if randomly := config.pluginmanager.get_plugin("randomly"):
+        randomly.entrypoint_reseeds = []
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGHUP, signal.SIGTERM):
@@ -36,10 +57,46 @@ def pytest_configure() -> None:
             signal.signal(number, signal.SIG_DFL)
 
 
-def pytest_report_header() -> list[str]:
-    """Name what is left out, at the top of the output."""
+def left_out(config: pytest.Config) -> list[str]:
+    """Say what was not collected, and how many tests were skipped for each reason."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    skipped = reporter.stats.get("skipped", []) if reporter is not None else []
+    reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in skipped)
     return [
-        f"NOT COLLECTED: {folder} (not installed: {', '.join(packages)}; "
-        "install it with: make venv)"
-        for folder, packages in MISSING.items()
+        *(
+            f"not collected: {folder} (not installed: {', '.join(packages)}; "
+            "install it with: make venv)"
+            for folder, packages in MISSING.items()
+        ),
+        *(f"{count} skipped: {reason}" for reason, count in sorted(reasons.items())),
     ]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """In CI, fail a run that left something out; pass on what it was."""
+    config = session.config
+    if hasattr(config, "workerinput"):
+        return
+    told = left_out(config)
+    if os.environ.get("CI") == "true" and session.exitstatus in {
+        pytest.ExitCode.OK,
+        pytest.ExitCode.NO_TESTS_COLLECTED,
+    }:
+        unexpected = [line for line in told if f": {MAY_BE_ABSENT_IN_CI}" not in line]
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED if unexpected else session.exitstatus
+    if name := os.environ.get(REPORT_VARIABLE):
+        with Path(name).open("a", encoding="utf-8") as file:
+            file.writelines(f"{line}\n" for line in told)
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """Name what was left out, at the end of the output."""
+    told = left_out(config)
+    if told:
+        in_ci = os.environ.get("CI") == "true"
+        terminalreporter.section("left out" + (": an error in CI" if in_ci else ""))
+        for line in told:
+            terminalreporter.line(line)

@@ -1,12 +1,54 @@
-"""The exceptions of the package; each says who may try again."""
+"""The exceptions of the package; each says who may try again, in words that a terminal can show."""
 
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Final
+
+_MOST_TOLD: Final = 20
+"""Mistakes of one input that are told at once."""
+
+_ADVICE: Final = {
+    errno.ENOSPC: "Make room",
+    errno.EDQUOT: "Make room within the quota",
+    errno.EFBIG: "Raise the limit of file sizes",
+    errno.EMFILE: "Raise the limit of open files",
+    errno.EROFS: "Make it writable",
+    errno.EACCES: "Make it writable",
+    errno.EPERM: "Make it writable",
+    errno.EEXIST: "Move it away",
+}
+"""What a person can do; anything else is the disk's or the file system's trouble."""
+
+
+def printable(text: str) -> str:
+    r"""Show control characters of a text that others wrote, instead of sending them to a terminal.
+
+    Everything is replaced that ``repr`` would not show: escape sequences, changes of the writing
+    direction, lone surrogates. Lines and tabs stay, and doing it twice changes nothing.
+
+    Example:
+        >>> print(printable("a\x1b[31m\u202e\nü"))
+        a\x1b[31m\u202e
+        ü
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        letter
+        if letter.isprintable() or letter in "\n\t"
+        else letter.encode("unicode_escape").decode()
+        for letter in text
+    )
 
 
 class AmpRayError(Exception):
     """Base of everything that the package raises on purpose."""
+
+    def __init__(self, message: str = "") -> None:
+        """Take the message, which may quote a host, a file or a program."""
+        super().__init__(printable(message))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +68,7 @@ class Where:
     def __str__(self) -> str:
         """Render as ``file:line: key``, leaving out what is unknown."""
         place = self.file if self.line is None else f"{self.file}:{self.line}"
-        return place if self.key is None else f"{place}: {self.key}"
+        return (place if self.key is None else f"{place}: {self.key}").replace("\n", "\\n")
 
     def at(self, key: str) -> "Where":
         """Narrow the place down to a key or column."""
@@ -36,14 +78,92 @@ class Where:
 class InputError(AmpRayError, ValueError):
     """A file or an argument is wrong; only its author can mend it, a retry never helps."""
 
-    def __init__(self, message: str, *, where: Where | None = None) -> None:
-        """Remember the place, so that callers can add to it."""
+    def __init__(
+        self,
+        message: str,
+        *,
+        where: Where | None = None,
+        parts: tuple["InputError", ...] = (),
+    ) -> None:
+        """Remember the place, so that callers can add to it.
+
+        Args:
+            message: What was found and what is expected.
+            where: Its place.
+            parts: The single mistakes, where the message has a line for each of several.
+        """
         super().__init__(message if where is None else f"{where}: {message}")
         self.where = where
+        self._parts = parts
+
+    @property
+    def parts(self) -> tuple["InputError", ...]:
+        """The single mistakes: this one, or those that it was made of."""
+        return self._parts or (self,)
+
+
+class _CountedError(InputError):
+    """Mistakes that are counted and not told."""
+
+    def __init__(self, number: int) -> None:
+        """Remember how many they are."""
+        super().__init__(f"and {number} more mistake{'s' if number > 1 else ''}")
+        self.number = number
+
+
+class Mistakes:
+    """Collects the mistakes of an input, so that all of them are told at once."""
+
+    def __init__(self) -> None:
+        """Start without any."""
+        self._found: dict[str, InputError] = {}
+        self._num_more = 0
+        self._told: set[str] = set()
+
+    def add(self, error: InputError) -> None:
+        """Keep an error for later, or only count it; one that is known already is kept once."""
+        if len(error.parts) > 1:
+            if str(error) in self._told:
+                return
+            self._told.add(str(error))
+        for part in error.parts:
+            if isinstance(part, _CountedError):
+                self._num_more += part.number
+            elif len(self._found) < _MOST_TOLD:
+                self._found.setdefault(str(part), part)
+            else:
+                self._num_more += str(part) not in self._found
+
+    @contextmanager
+    def collect(self) -> Iterator[None]:
+        """Keep an ``InputError`` for later."""
+        try:
+            yield
+        except InputError as error:
+            self.add(error)
+
+    def check(self) -> None:
+        """Raise what was collected.
+
+        Raises:
+            InputError: With one line per mistake, in the order in which they were found.
+        """
+        parts = tuple(self._found.values())
+        if len(parts) == 1:
+            raise parts[0]
+        if self._num_more:
+            parts = (*parts, _CountedError(self._num_more))
+        if parts:
+            raise InputError("\n".join(map(str, parts)), parts=parts)
 
 
 class HostError(AmpRayError):
     """A host could not be reached or used; the caller may try again elsewhere."""
+
+
+def advice_for(error: OSError) -> str:
+    """Say in a few words what a person can do about an error of the system."""
+    return _ADVICE.get(error.errno or 0, "See to that")
 
 
 @contextmanager
@@ -60,6 +180,15 @@ def placed(where: Where, kind: type[ValueError] = InputError) -> Iterator[None]:
     try:
         yield
     except kind as error:
-        if isinstance(error, InputError) and error.where is not None and error.where.line:
-            raise
-        raise InputError(str(error), where=where) from error
+        mistakes = Mistakes()
+        for part in error.parts if isinstance(error, InputError) else (error,):
+            mistakes.add(_led_to(where, part))
+        mistakes.check()
+
+
+def _led_to(where: Where, error: ValueError) -> InputError:
+    """Put a place in front of an error, unless it names a line of its own."""
+    has_line = isinstance(error, InputError) and error.where is not None and error.where.line
+    if isinstance(error, InputError) and (has_line or isinstance(error, _CountedError)):
+        return error
+    return InputError(str(error), where=where)

@@ -2,7 +2,7 @@
 
 Inside the package all quantities are SI: seconds, bytes, bytes per second,
 floating-point operations per second. File keys may speak of GB, Gbit/s or ms;
-they are converted here and nowhere else.
+they are converted here and nowhere else. Also how messages count things.
 """
 
 from typing import Final, Literal, get_args
@@ -61,3 +61,13 @@ def milliseconds_to_s(milliseconds: float) -> float:
         0.25
     """
     return milliseconds / MILLISECONDS_PER_SECOND
+
+
+def counted(number: int, one: str, many: str | None = None) -> str:
+    """Count things in a message.
+
+    Example:
+        >>> counted(1, "trial"), counted(2, "trial"), counted(2, "strategy", "strategies")
+        ('1 trial', '2 trials', '2 strategies')
+    """
+    return f"{number} {one if number == 1 else many or one + 's'}"

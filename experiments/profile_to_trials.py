@@ -17,9 +17,9 @@ from typing import Any
 
 import click
 import yaml
-from rich.console import Console
 from rich.table import Table
 
+from amp_ray.cli.output import console
 from amp_ray.cost.estimate import Estimate
 from amp_ray.runtime.files import load_experiment, write_text
 from amp_ray.runtime.planning import plan_experiment
@@ -42,8 +42,16 @@ def profiled(path: Path, slots: int | None, folder: Path, seconds: float) -> Exp
     target.write_text(yaml.safe_dump(document), encoding="utf-8")
     command = [sys.executable, "-m", "amp_ray", "profile", str(target), "-o"]
     limits = ["--seconds", str(seconds), "--json", str(told)]
-    subprocess.run([*command, str(folder / "profile"), *limits], check=True)  # noqa: S603
-    measured = yaml.safe_load(json.loads(told.read_text(encoding="utf-8"))["yaml"])
+    num_missing, result = -1, dict[str, Any]()
+    while num_missing:
+        subprocess.run([*command, str(folder / "profile"), *limits], check=False)  # noqa: S603
+        if not told.exists():
+            sys.exit("amp-ray profile failed")
+        result, before = json.loads(told.read_text(encoding="utf-8")), num_missing
+        num_missing = sum(part["num_missing"] for part in result["parts"])
+        if num_missing == before:
+            sys.exit(f"amp-ray profile measured nothing more in {seconds:g} s: see above")
+    measured = yaml.safe_load(result["yaml"])
     document["cluster"] |= measured["cluster"]
     document["constants"] = {**document.get("constants", {}), **measured.get("constants", {})}
     target.write_text(yaml.safe_dump(document), encoding="utf-8")
@@ -115,11 +123,11 @@ def show(result: dict[str, Any]) -> None:
             " ".join(f"{seconds:.4f}" for seconds in row["measured_s"]) or "failed",
             "" if row["error"] is None else f"{row['error']:+.1%}",
         )
-    console = Console(width=120)
-    console.print(table)
+    screen = console(width=120)
+    screen.print(table)
     error = result["median_error"]
     text = "nothing measured" if error is None else f"median error {error:.1%}"
-    console.print(f"{text}; {result['hardware']}; load average {result['load_average']}")
+    screen.print(f"{text}; {result['hardware']}; load average {result['load_average']}")
 
 
 @click.command(help="Profile this machine, plan, run the best strategies, and compare.")
@@ -127,7 +135,9 @@ def show(result: dict[str, Any]) -> None:
 @click.option("--slots", type=click.IntRange(min=1), help="Ranks, instead of the file's.")
 @click.option("--best", type=click.IntRange(min=1), default=5, show_default=True)
 @click.option("--rounds", type=click.IntRange(min=1), default=3, show_default=True)
-@click.option("--seconds", type=float, default=120.0, show_default=True, help="For the profile.")
+@click.option(
+    "--seconds", type=float, default=120.0, show_default=True, help="For a round of the profile."
+)
 @click.option("--result", type=click.Path(path_type=Path), help="Write the figures to FILE too.")
 @click.option("--note", help="Kept with the figures: what else the machine did, for example.")
 def main(  # noqa: PLR0913 - one per option

@@ -17,6 +17,7 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.register_profile("thorough", settings.get_profile("ci"), max_examples=2000)
+settings.register_profile("fuzz", settings.get_profile("ci"), max_examples=10_000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
@@ -27,9 +28,9 @@ def repository() -> Path:
 
 
 @pytest.fixture(scope="session")
-def shared_data() -> Path:
-    """Folder of the published measurements, which lie beside the checkout and not in it."""
-    folder = REPOSITORY.parent / "shared" / "data"
+def metis_data() -> Path:
+    """Folder of Metis's files beside the checkout; their licence keeps them out of it."""
+    folder = REPOSITORY.parent / "shared" / "data" / "metis"
     if not folder.is_dir():
-        pytest.skip(f"the published measurements are not on this machine: no folder {folder}")
+        pytest.skip(f"Metis's profiles, which their licence keeps out of the checkout: no {folder}")
     return folder

@@ -1,5 +1,6 @@
 """Fit a calibration to trials: few named constants, physical priors, robust losses."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -26,12 +27,11 @@ from amp_ray.calibration.observation import Observation
 from amp_ray.calibration.predictions import (
     MEMORY_CONSTANTS,
     PRIOR,
-    TIME_CONSTANTS,
     Point,
     Predictor,
 )
 from amp_ray.calibration.time_fit import TimeFit, TimeTrials
-from amp_ray.spec.constants import PRIOR_SIGMA, Constants
+from amp_ray.spec.constants import PRIOR_SIGMA, PROGRAM_SCALE, Constants
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import Strategy
 from amp_ray.spec.strategy_json import strategy_to_json
@@ -122,7 +122,7 @@ def calibrate(
         refused=_refused(fits, timed, choice),
         time_error=fits.time.fit.error,
         memory_error=fits.memory.error,
-        time_constants=TIME_CONSTANTS,
+        time_constants=timed.names,
         covariance=tuple(tuple(map(float, row)) for row in timed.covariance(fits.time)),
         trials=_records(observations, by_trial, fits.point, predictor),
     )
@@ -195,7 +195,7 @@ def _check_identified(names: Sequence[str], covariance: FloatArray, num_trials: 
 
 def _fitted(fits: _Fits, constants: Constants) -> tuple[FittedConstant, ...]:
     """Return the fitted constants with what is known about them."""
-    moved = fits.point.constants(constants)
+    logs = dict(fits.point.logs)
     sigmas = np.sqrt(
         np.concatenate([np.diag(fits.time.fit.covariance), np.diag(fits.memory.covariance)])
     )
@@ -204,7 +204,7 @@ def _fitted(fits: _Fits, constants: Constants) -> tuple[FittedConstant, ...]:
         FittedConstant(
             name=name,
             prior=getattr(constants, name),
-            value=getattr(moved, name),
+            value=getattr(constants, name) * math.exp(logs.get(name, 0.0)),
             prior_sigma=PRIOR_SIGMA[name],
             sigma=float(sigma),
         )
@@ -214,8 +214,8 @@ def _fitted(fits: _Fits, constants: Constants) -> tuple[FittedConstant, ...]:
 
 def _refused(fits: _Fits, timed: TimeTrials, choice: Choice) -> tuple[RefusedConstant, ...]:
     """Return the constants that stay at their priors, with the reason."""
-    slopes = timed.slopes(TIME_CONSTANTS, PRIOR)
-    effects = dict(zip(TIME_CONSTANTS, prior_effects(slopes, TIME_CONSTANTS), strict=True))
+    slopes = timed.slopes(timed.names, PRIOR)
+    effects = dict(zip(timed.names, prior_effects(slopes, timed.names), strict=True))
     refused = []
     for name in PRIOR_SIGMA:
         if name in (*fits.time.names, *fits.memory_names):
@@ -227,6 +227,8 @@ def _refused(fits: _Fits, timed: TimeTrials, choice: Choice) -> tuple[RefusedCon
             reason = "not asked for"
         elif name in MEMORY_CONSTANTS:
             reason = "not identified: no trial tells about memory"
+        elif name == PROGRAM_SCALE and name not in timed.names:
+            reason = "not needed: the other constants can explain what was measured"
         elif effect <= NO_EFFECT:
             reason = "not identified: no trial depends on it"
         else:

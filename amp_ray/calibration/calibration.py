@@ -17,6 +17,7 @@ from amp_ray.calibration.fingerprint import (
 )
 from amp_ray.calibration.observation import Outcome
 from amp_ray.calibration.predictions import PRIOR, Plan, Predictor
+from amp_ray.spec.constants import PROGRAM_SCALE
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import Strategy
 
@@ -41,6 +42,7 @@ SCOPES: Final[Mapping[str, Scope]] = MappingProxyType(
         "intra_efficiency": "site",
         "nic_efficiency": "site",
         "latency_scale": "site",
+        PROGRAM_SCALE: "site",
     }
 )
 """What a constant is a property of, and so where it may be taken to: a device's constants to
@@ -191,7 +193,9 @@ def apply_calibration(
         )
     kept = transferable(calibration, experiment)
     values = {name: value for name, value in calibration.values().items() if name in kept}
-    return replace(experiment, constants=replace(constants, **values))
+    scale = values.pop(PROGRAM_SCALE, constants.program_scale) / constants.program_scale
+    constants = replace(constants, **values).moved({PROGRAM_SCALE: scale})
+    return replace(experiment, constants=constants)
 
 
 def transferable(calibration: Calibration, experiment: Experiment) -> tuple[str, ...]:

@@ -1,7 +1,5 @@
 """Calibrations as JSON text, with a schema number."""
 
-import json
-import math
 from dataclasses import asdict
 from typing import Annotated, Any, Final
 
@@ -11,8 +9,11 @@ from amp_ray.calibration.calibration import SCOPES, Calibration
 from amp_ray.calibration.fingerprint import PARTS
 from amp_ray.errors import InputError, Where
 from amp_ray.spec.constants import PRIOR_SIGMA
+from amp_ray.spec.json_text import parse_json, shown
 
 SCHEMA: Final = 1
+
+_LARGEST: Final = 1e15
 
 _ADAPTER: Final = TypeAdapter(Annotated[Calibration, Field()])
 
@@ -37,16 +38,16 @@ def parse_calibration(text: str, *, file: str) -> Calibration:
     """
     where = Where(file=file)
     try:
-        record = json.loads(text)
-    except json.JSONDecodeError as error:
-        message = f"not valid JSON: {error.msg}; a calibration is made by amp-ray calibrate"
-        raise InputError(message, where=Where(file=file, line=error.lineno)) from None
-    if not isinstance(record, dict) or record.get("kind") != "calibration":
+        record = parse_json(text, file=file)
+    except InputError as error:
+        message = f"{error}; a calibration is made by amp-ray calibrate"
+        raise InputError(message) from None
+    if record.get("kind") != "calibration":
         message = "not a calibration; one is made by amp-ray calibrate"
         raise InputError(message, where=where)
     if record.get("schema") != SCHEMA:
         message = (
-            f"found a calibration of schema {record.get('schema')!r}; this version reads "
+            f"found a calibration of schema {shown(record.get('schema'))}; this version reads "
             f"{SCHEMA}. Calibrate anew from the same measurements"
         )
         raise InputError(message, where=where.at("schema"))
@@ -69,13 +70,25 @@ def _check(calibration: Calibration, where: Where) -> None:
     numbers = [calibration.time_error, calibration.memory_error]
     for fitted in calibration.constants:
         numbers += [fitted.prior, fitted.value, fitted.prior_sigma, fitted.sigma]
-    if not all(math.isfinite(number) and number > 0 for number in numbers):
-        message = "expected positive numbers for every constant, sigma and error"
+    if not all(1 / _LARGEST <= number <= _LARGEST for number in numbers):
+        message = (
+            "expected positive numbers for every constant, sigma and error, from "
+            f"{1 / _LARGEST:g} to {_LARGEST:g}"
+        )
         raise InputError(message, where=where.at("constants"))
-    size = len(calibration.time_constants)
+    names = [fitted.name for fitted in calibration.constants]
+    if len(set(names)) < len(names):
+        message = "the same constant stands there twice"
+        raise InputError(message, where=where.at("constants"))
+    size = len(set(calibration.time_constants))
     known = set(calibration.time_constants) <= set(SCOPES)
     square = [len(row) for row in calibration.covariance] == [size] * size
-    if not (known and square):
+    fits = square and all(
+        abs(number) <= _LARGEST and (row != column or number >= 0)
+        for row, numbers in enumerate(calibration.covariance)
+        for column, number in enumerate(numbers)
+    )
+    if not (known and fits):
         message = f"expected {size} rows of {size} numbers, one for each of time_constants"
         raise InputError(message, where=where.at("covariance"))
     missing = [part for part in PARTS if part not in calibration.fingerprint]

@@ -74,21 +74,21 @@ def describe_differences(found: Fingerprint, expected: Fingerprint) -> str:
         Empty if nothing differs.
     """
     told = [
-        line for part in PARTS for line in _different(part, found.get(part), expected.get(part))
+        line for part in PARTS for line in differences(part, found.get(part), expected.get(part))
     ]
     more = len(told) - _MAX_NAMED
     rest = [f"{more} more differences"] if more > 0 else []
     return "; ".join(told[:_MAX_NAMED] + rest)
 
 
-def _different(key: str, found: object, expected: object) -> Iterator[str]:
+def differences(key: str, found: object, expected: object) -> Iterator[str]:
     """Yield one line per leaf that differs."""
     if isinstance(found, dict) and isinstance(expected, dict):
         for name in dict.fromkeys((*found, *expected)):
-            yield from _different(f"{key}.{name}", found.get(name), expected.get(name))
+            yield from differences(f"{key}.{name}", found.get(name), expected.get(name))
     elif isinstance(found, list) and isinstance(expected, list) and len(found) == len(expected):
         for index, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
-            yield from _different(f"{key}.{index}", ours, theirs)
+            yield from differences(f"{key}.{index}", ours, theirs)
     elif isinstance(found, list) and isinstance(expected, list):
         yield f"{key} has {len(found)} entries in the calibration, {len(expected)} here"
     elif found != expected:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from amp_ray.cost.model import CostModel
 from amp_ray.cost.verdict import WITHOUT_PARAMETERS, Judge
-from amp_ray.spec.constants import PRIOR_SIGMA, Constants
+from amp_ray.spec.constants import PRIOR_SIGMA, PROGRAM_SCALE, Constants
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import Strategy
 
@@ -21,8 +21,11 @@ Plan = tuple[Experiment, Strategy]
 MEMORY_CONSTANTS: Final = ("context_scale", "allocator_scale")
 """Constants that peaks depend on, and times do not."""
 
-TIME_CONSTANTS: Final = tuple(name for name in PRIOR_SIGMA if name not in MEMORY_CONSTANTS)
-"""Constants that times depend on and that may be fitted: those with a prior."""
+TIME_CONSTANTS: Final = tuple(
+    name for name in PRIOR_SIGMA if name not in (*MEMORY_CONSTANTS, PROGRAM_SCALE)
+)
+"""Constants that times depend on and that may be fitted: those with a prior. The factor that all
+times have in common is fitted where these cannot explain what was measured."""
 
 _STEP: Final = 0.25
 """Step of a difference quotient in prior sigmas, to both sides: a time is the longer of device and
@@ -54,9 +57,7 @@ class Point:
 
     def constants(self, prior: Constants) -> Constants:
         """Return the constants at this point."""
-        return replace(
-            prior, **{name: getattr(prior, name) * math.exp(log) for name, log in self.logs}
-        )
+        return prior.moved({name: math.exp(log) for name, log in self.logs})
 
 
 PRIOR: Final = Point()
@@ -125,6 +126,9 @@ class Predictor:
         """
         columns = []
         for name in names:
+            if name == PROGRAM_SCALE:
+                columns.append(np.ones(len(plans)))
+                continue
             step = _STEP * PRIOR_SIGMA[name]
             ahead, behind = (self.log_times(plans, point.moved(name, way)) for way in (step, -step))
             columns.append((ahead - behind) / (2.0 * step))

@@ -24,6 +24,7 @@ from amp_ray.calibration.predictions import (
     Point,
     Predictor,
 )
+from amp_ray.spec.constants import PROGRAM_SCALE
 
 FloatArray = NDArray[np.float64]
 
@@ -32,6 +33,10 @@ _FURTHEST: Final = 1.5
 
 _CLOSE: Final = 0.02
 """A step of less than this share of every prior sigma ends the search."""
+
+_UNEXPLAINED: Final = 2.0
+"""Sigmas of what the constants of time may explain: where trials are off by more, all of them in
+the same way, a common factor is the likelier cause."""
 
 _MAX_ROUNDS: Final = 8
 _MAX_HALVINGS: Final = 3
@@ -76,6 +81,22 @@ class TimeTrials:
         """What was run."""
         return [observation.plan for observation in self.observations]
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Which constants may be fitted.
+
+        Those of time; where their priors cannot explain how far the typical trial is off, also
+        the factor that all times have in common, which then takes a single trial to learn.
+        """
+        if not self.observations:
+            return TIME_CONSTANTS
+        slopes = self.slopes(TIME_CONSTANTS, PRIOR).mean(axis=0)
+        variance = float(((slopes * prior_sigma(TIME_CONSTANTS)) ** 2).sum())
+        variance += self.prior_error**2 / len(self.observations)
+        typical = float(np.median(self.residuals(PRIOR)))
+        is_needed = abs(typical) > _UNEXPLAINED * math.sqrt(variance)
+        return (*TIME_CONSTANTS, PROGRAM_SCALE) if is_needed else TIME_CONSTANTS
+
     def residuals(self, point: Point) -> FloatArray:
         """Return the logarithm of predicted over measured times, shape ``(num_trials,)``."""
         measured = [observation.measured_s or math.nan for observation in self.observations]
@@ -98,7 +119,7 @@ class TimeTrials:
         """
         dropped: dict[str, str] = {}
         while True:
-            left = [name for name in TIME_CONSTANTS if name not in dropped]
+            left = [name for name in self.names if name not in dropped]
             slopes = self.slopes(left, PRIOR)
             names = order_by_effect(slopes, left, min(most, len(self.observations)))
             where = [left.index(name) for name in names]
@@ -209,9 +230,9 @@ class TimeTrials:
             found: The fit, whose error and weights count.
 
         Returns:
-            Shape ``(num_time_constants, num_time_constants)``, of the logarithms.
+            Shape ``(num_names, num_names)``, of the logarithms of `names`.
         """
-        slopes = self.slopes(TIME_CONSTANTS, PRIOR)
+        slopes = self.slopes(self.names, PRIOR)
         weighted = slopes.T * (found.fit.weights / found.fit.error**2)
-        precision = weighted @ slopes + np.diag(prior_sigma(TIME_CONSTANTS) ** -2.0)
+        precision = weighted @ slopes + np.diag(prior_sigma(self.names) ** -2.0)
         return inverse(precision)

@@ -11,10 +11,10 @@ from amp_ray.cli.options import (
     configure_logging,
     experiment_argument,
     json_option,
-    table_console,
     verbose_option,
     write_json,
 )
+from amp_ray.cli.output import table_console
 from amp_ray.errors import InputError, Where
 from amp_ray.report.doctor import diagnosis_view
 from amp_ray.runtime.doctor import diagnose

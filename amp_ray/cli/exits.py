@@ -5,6 +5,7 @@ from typing import Final
 
 import click
 
+from amp_ray.cli.output import OutputError, ReaderGoneError, guard_output
 from amp_ray.errors import AmpRayError, InputError
 
 SUCCESS: Final = 0
@@ -14,23 +15,52 @@ FAILURE: Final = 1
 BAD_INPUT: Final = 2
 NOT_FEASIBLE: Final = 3
 TRIALS_FAILED: Final = 4
+"""Also where what a command runs on is broken: hosts, a disk, a Ray cluster, standard output."""
+
 INTERRUPTED: Final = 130
+
+LONGEST_LINE: Final = 1000
+"""Characters of a message about one mistake."""
+
+READER_GONE: Final = 141
+"""What a shell reports of a program that wrote into a pipe that nobody reads: 128 + SIGPIPE."""
 
 
 def run_command(command: click.Command) -> None:
     """Run a command on the process's arguments and end the process with its exit code."""
+    guard_output()
     try:
-        code = command.main(standalone_mode=False) or SUCCESS
-    except (click.Abort, KeyboardInterrupt):
-        code = _complain("interrupted", INTERRUPTED)
-    except click.ClickException as error:
-        error.show()
-        code = BAD_INPUT
-    except InputError as error:
-        code = _complain(str(error), BAD_INPUT)
-    except AmpRayError as error:  # hosts, disks, a Ray cluster: what trials and searches run on
+        code = _run(command)
+        sys.stdout.flush()  # a failure after this would have no exit code
+    except ReaderGoneError:  # quiet, as other programs are: the reader has what it wanted
+        code = READER_GONE
+    except OutputError as error:
         code = _complain(str(error), TRIALS_FAILED)
     sys.exit(code)
+
+
+def _run(command: click.Command) -> int:
+    """Run a command; turn errors other than those of its output into messages and exit codes."""
+    try:
+        return command.main(standalone_mode=False) or SUCCESS
+    except (click.Abort, KeyboardInterrupt):
+        return _complain("interrupted", INTERRUPTED)
+    except click.ClickException as error:
+        error.show()
+        return BAD_INPUT
+    except InputError as error:
+        for part in error.parts:
+            _complain("\n".join(map(_cut, str(part).split("\n"))), BAD_INPUT)
+        return BAD_INPUT
+    except OutputError:
+        raise
+    except AmpRayError as error:
+        return _complain(str(error), TRIALS_FAILED)
+
+
+def _cut(line: str) -> str:
+    """Cut a line that quotes something very long."""
+    return line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE]}..."
 
 
 def _complain(message: str, code: int) -> int:

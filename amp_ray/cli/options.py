@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
-from rich.console import Console
 from rich.progress import Progress
 
+from amp_ray.cli.output import console
 from amp_ray.errors import InputError, Where
 from amp_ray.runtime.files import write_text
 
@@ -21,7 +21,6 @@ STDOUT = "-"
 OURS = "amp-ray"
 
 _INPUT_SUFFIXES = (".yaml", ".yml", ".csv")
-_PIPE_WIDTH = 180
 
 
 def experiment_argument(command: _F) -> _F:
@@ -57,6 +56,15 @@ def json_option(command: _F) -> _F:
 def verbose_option(command: _F) -> _F:
     """Take ``-v``: say more on stderr."""
     return click.option("-v", "--verbose", is_flag=True, help="Say more, on stderr.")(command)
+
+
+def wide_option(command: _F) -> _F:
+    """Take ``--wide``."""
+    return click.option(
+        "--wide",
+        is_flag=True,
+        help="All columns, however narrow the terminal: where the time of each strategy goes, too.",
+    )(command)
 
 
 def cost_model_option(command: _F) -> _F:
@@ -135,12 +143,8 @@ def write_json_text(text: str | Iterable[str], target: str) -> None:
 @contextlib.contextmanager
 def search_progress() -> Iterator[Callable[[int, int], None]]:
     """Show on a terminal how far a search is; give what takes (candidates done, in all)."""
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not sys.stderr.isatty()) as bar:
+    with Progress(
+        console=console(stderr=True), transient=True, disable=not sys.stderr.isatty()
+    ) as bar:
         task = bar.add_task("searching", total=None, start=True)
         yield lambda done, total: bar.update(task, completed=done, total=total)
-
-
-def table_console() -> Console:
-    """Return a console for stdout; into a pipe or file, tables are as wide as they need."""
-    return Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH)

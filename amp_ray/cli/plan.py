@@ -1,11 +1,8 @@
 """``amp-ray plan``: search and rank."""
 
-import sys
 from pathlib import Path
 
 import click
-from rich.console import Console
-from rich.progress import Progress
 
 from amp_ray.cli.exits import NOT_FEASIBLE, SUCCESS
 from amp_ray.cli.options import (
@@ -15,17 +12,20 @@ from amp_ray.cli.options import (
     experiment_argument,
     json_option,
     refuse_useless,
-    table_console,
+    search_progress,
     verbose_option,
+    wide_option,
     write_json,
 )
+from amp_ray.cli.output import table_console
 from amp_ray.cli.workers import workers_options
-from amp_ray.report.tables import ranking_table, reasons_text
+from amp_ray.report.tables import ranking_table
 from amp_ray.runtime.calibrating import with_calibration
 from amp_ray.runtime.files import load_experiment
-from amp_ray.runtime.planning import Planned, plan_experiment
+from amp_ray.runtime.planning import Planned, plan_experiment, why_infeasible
 from amp_ray.runtime.searching import Workers
 from amp_ray.spec.experiment import launchable_only
+from amp_ray.units import counted
 
 _DEFAULT_ROWS = 10
 
@@ -51,6 +51,7 @@ _DEFAULT_ROWS = 10
     is_flag=True,
     help="Only strategies that the runtime launches as they are: one tp and dp for all stages.",
 )
+@wide_option
 @cost_model_option
 @calibration_options
 @workers_options
@@ -62,6 +63,7 @@ def plan(
     num_rows: int,
     show_all: bool,
     launchable: bool,
+    wide: bool,
     cost_model: str,
     calibration_path: Path | None,
     transfer: bool,
@@ -78,33 +80,31 @@ def plan(
     )
     if launchable:
         experiment = launchable_only(experiment)
-    with Progress(
-        console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()
-    ) as bar:
-        task = bar.add_task("searching", total=None, start=True)
+    with search_progress() as progress:
         planned = plan_experiment(
             experiment,
             cost_model,
             workers=Workers(num=num_workers, address=ray_address),
-            progress=lambda done, total: bar.update(task, completed=done, total=total),
+            progress=progress,
         )
     shown = None if show_all else num_rows
     if json_target is not None:
         write_json(planned.to_json(num_rows=shown), json_target)
     else:
-        _print(planned, num_rows=shown)
+        _print(planned, num_rows=shown, wide=wide)
     if planned.ranking.num_feasible:
         return SUCCESS
-    click.echo(f"amp-ray: no feasible strategy: {reasons_text(planned.ranking)}", err=True)
+    why = why_infeasible(experiment, cost_model, planned.ranking.results)
+    click.echo(f"amp-ray: no feasible strategy: {why}", err=True)
     return NOT_FEASIBLE
 
 
-def _print(planned: Planned, *, num_rows: int | None) -> None:
+def _print(planned: Planned, *, num_rows: int | None, wide: bool) -> None:
     """Print the ranking for people."""
-    num = len(planned.ranking.results)
+    experiment, ranking = planned.experiment, planned.ranking
     title = (
-        f"{planned.experiment.name}: {num} candidates in {planned.search_s:.3f} s, "
-        f"cost model {planned.cost_model}, {planned.experiment.profile.source}"
+        f"{experiment.name}: {counted(len(ranking.results), 'candidate')} in "
+        f"{planned.search_s:.3g} s, cost model {planned.cost_model}, {experiment.profile.source}"
     )
-    cluster = planned.experiment.cluster
-    table_console().print(ranking_table(planned.ranking, cluster, title=title, num_rows=num_rows))
+    drawn = ranking_table(ranking, experiment, title=title, num_rows=num_rows)
+    table_console(wide=wide).print(drawn)

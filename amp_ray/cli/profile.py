@@ -22,7 +22,7 @@ from amp_ray.runtime.profile_parts import load_unprofiled, profile_parts
 from amp_ray.runtime.profiling import PartReport, Settings, measure
 from amp_ray.spec.access import SshSettings
 from amp_ray.spec.experiment import Experiment
-from amp_ray.units import BITS_PER_BYTE, GIGA, MICROSECONDS_PER_SECOND
+from amp_ray.units import BITS_PER_BYTE, GIGA, MICROSECONDS_PER_SECOND, counted
 
 _DEFAULT_SECONDS = 300.0
 """Enough for four distinct layers, three tp and five micro-batch sizes of a few milliseconds to
@@ -72,7 +72,8 @@ def profile(
     """Measure the layers, memory and links that a plan of EXPERIMENT.yaml asks for.
 
     One host of every device type measures, with all of its slots at work, as in training. What is
-    measured is kept at once: interrupt it and run it again, and it goes on.
+    measured is kept at once: interrupt it and run it again, and it goes on. Exits with 4 if a host
+    could not measure, or if the time was too short for a device type to plan with.
     """
     configure_logging(verbose=verbose)
     experiment = load_unprofiled(experiment_path)
@@ -99,10 +100,24 @@ def profile(
     else:
         _print(output, files, reports, links)
         click.echo(snippet)
-    for report in reports:
-        if report.problem is not None:
-            click.echo(f"amp-ray: {report.part.name}: {report.problem}", err=True)
-    return TRIALS_FAILED if any(report.problem for report in reports) else SUCCESS
+    problems = [told for report in reports if (told := _problem(report, files, output))]
+    for problem in problems:
+        click.echo(f"amp-ray: {problem}", err=True)
+    return TRIALS_FAILED if problems else SUCCESS
+
+
+def _problem(report: PartReport, files: tuple[str, ...], output: Path) -> str | None:
+    """Say why a part could not go on, or why nothing can be planned with it yet."""
+    device = report.part.place.devices
+    if report.problem is not None:
+        return f"{report.part.name}: {report.problem}"
+    if not report.part.layers or f"{device}.csv" in files:
+        return None
+    return (
+        f"{output}: unfinished, no plan can be made for {device} yet: at no tp and micro-batch "
+        f"size all layers were measured. Missing: {'; '.join(report.missing)}. Run the command "
+        "again, or with more --seconds: what was measured is kept, and it goes on"
+    )
 
 
 def _settings_of(experiment: Experiment, given: Mapping[str, Any]) -> SshSettings:
@@ -138,7 +153,9 @@ def _print(
     """Say what there is now."""
     click.echo(f"{output}: {', '.join(files)}")
     for report in reports:
-        left = f"{report.num_missing} measurements missing" if report.num_missing else "complete"
+        missing = counted(report.num_missing, "measurement")
+        told = f"{missing} missing ({'; '.join(report.missing)})"
+        left = told if report.num_missing else "complete"
         large = "".join(
             f"; at tp {tp} micro-batch size {size} does not fit"
             for tp, size in sorted(report.too_large.items())
@@ -185,6 +202,7 @@ def _to_json(
                 "devices": report.part.place.devices,
                 "hosts": [node.name for node in report.part.nodes],
                 "num_missing": report.num_missing,
+                "missing": list(report.missing),
                 "too_large": {str(tp): size for tp, size in report.too_large.items()},
                 "problem": report.problem,
             }

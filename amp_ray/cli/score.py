@@ -11,15 +11,17 @@ from amp_ray.cli.options import (
     experiment_argument,
     json_option,
     refuse_useless,
-    table_console,
     verbose_option,
+    wide_option,
     write_json,
 )
-from amp_ray.report.tables import results_table
+from amp_ray.cli.output import table_console
+from amp_ray.report.tables import ResultsTable
 from amp_ray.runtime.calibrating import with_calibration
 from amp_ray.runtime.files import load_experiment, load_strategies
 from amp_ray.runtime.planning import make_planner, score_given
 from amp_ray.search.rows import SCHEMA, row
+from amp_ray.units import counted
 
 
 @click.command()
@@ -32,6 +34,7 @@ from amp_ray.search.rows import SCHEMA, row
     type=click.Path(path_type=Path),
     help="CSV (tp,pp,dp,micro_batch_size[,bounds]) or JSON list of strategies.",
 )
+@wide_option
 @cost_model_option
 @calibration_options
 @json_option
@@ -40,6 +43,7 @@ def score(
     *,
     experiment_path: Path,
     strategies_path: Path,
+    wide: bool,
     cost_model: str,
     calibration_path: Path | None,
     transfer: bool,
@@ -58,5 +62,7 @@ def score(
         rows = [row(result, None, experiment.cluster) for result in results]
         write_json({"schema": SCHEMA, "rows": rows}, json_target)
         return
-    title = f"{experiment.name}: {len(results)} strategies, cost model {cost_model}"
-    table_console().print(results_table(results, experiment.cluster, title=title))
+    num_given = counted(len(results), "strategy", "strategies")
+    title = f"{experiment.name}: {num_given}, cost model {cost_model}"
+    drawn = ResultsTable(results=results, experiment=experiment, title=title)
+    table_console(wide=wide).print(drawn)

@@ -17,6 +17,7 @@ from amp_ray.cli.options import (
     hostfile_option,
     json_option,
     verbose_option,
+    wide_option,
 )
 from amp_ray.cli.plan import plan
 from amp_ray.cli.tune import tune
@@ -26,7 +27,7 @@ from amp_ray.errors import InputError
 
 HOSTFILE: Final = "hostfile"
 
-_PLAN_ONLY = ("num_rows", "show_all", "cost_model")
+_PLAN_ONLY = ("num_rows", "show_all", "wide", "cost_model")
 _BOTH = ("calibration_path", "transfer", "num_workers", "ray_address", "json_target", "verbose")
 
 
@@ -43,6 +44,7 @@ def run_experiment(script: str, description: str) -> None:
     @click.option("--budget", type=click.IntRange(min=0), help="Trials that --full may run.")
     @click.option("--top", "num_rows", type=click.IntRange(min=1), default=10, show_default=True)
     @click.option("--all", "show_all", is_flag=True, help="Show every candidate.")
+    @wide_option
     @cost_model_option
     @tune_options
     @hostfile_option

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
 
 from amp_ray.cli.exits import NOT_FEASIBLE, SUCCESS, TRIALS_FAILED
 from amp_ray.cli.options import (
@@ -15,10 +14,10 @@ from amp_ray.cli.options import (
     hostfile_option,
     json_option,
     search_progress,
-    table_console,
     verbose_option,
     write_json_text,
 )
+from amp_ray.cli.output import console, table_console
 from amp_ray.cli.tune_options import tune_options
 from amp_ray.cli.workers import workers_options
 from amp_ray.errors import InputError
@@ -90,16 +89,16 @@ def tune_experiment(
         The exit code of the contract.
     """
     from amp_ray.runtime.preflight import check_hosts
-    from amp_ray.runtime.study_folder import check_folder
+    from amp_ray.runtime.study_folder import check_folder, folder_for
     from amp_ray.runtime.tuning import prepare
 
     asked = _asked(experiment, **options)
-    folder = study_path or Path(f"{experiment.name}-study")
+    folder = study_path or folder_for(experiment.name)
     check_folder(folder, resume=resume)  # before anybody waits for a search
     with search_progress() as progress:
         tuning = prepare(experiment, asked, progress)
     if not tuning.space.num_feasible:
-        click.echo(f"amp-ray: {tuning.space.why_none}", err=True)
+        click.echo(f"amp-ray: {tuning.space.why_none(tuning.experiment)}", err=True)
         return NOT_FEASIBLE
     if asked.table is not None:
         click.echo(f"replay: outcomes come from {asked.table}, nothing is launched", err=True)
@@ -116,7 +115,7 @@ def _run(tuning: "Tuning", folder: Path, *, resume: bool) -> "Result":
 
     with Interruption() as interruption:
         try:
-            with study_view(Console(stderr=True)) as view:
+            with study_view(console(stderr=True)) as view:
                 return tuning.run(folder, view, resume=resume, steady=interruption.steady)
         except KeyboardInterrupt:
             text = f"everything is kept; the same command with --study {folder} --resume goes on"
@@ -138,6 +137,15 @@ def _show(result: "Result", folder: Path, json_target: str | None) -> int:
         click.echo(
             "amp-ray: no group of hosts is left that can be reached; amp-ray doctor tells why, "
             f"and --study {folder} --resume goes on",
+            err=True,
+        )
+        return TRIALS_FAILED
+    if result.common_failure is not None:
+        first, second = result.common_failure.numbers
+        click.echo(
+            f"amp-ray: trials {first} and {second} crashed in the same way, and nothing was "
+            f"measured: {result.common_failure.reason}. Mend that, and --study {folder} --resume "
+            "runs both again, at no cost to the budget; without a mend it goes on to the others",
             err=True,
         )
         return TRIALS_FAILED

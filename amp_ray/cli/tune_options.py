@@ -66,6 +66,12 @@ _OPTIONS: Final = (
     ),
     click.option("--resume", is_flag=True, help="Go on with the study in that folder."),
     click.option(
+        "--salvage",
+        is_flag=True,
+        help="With --resume, of a damaged journal: keep the records before the damage and set the "
+        "rest aside.",
+    ),
+    click.option(
         "--policy",
         type=click.Choice(_POLICIES),
         default=_POLICIES[0],

@@ -47,7 +47,7 @@ class LayerAnchors:
 
 
 def layer_anchors(
-    profile: Profile, model: Model, rank: Rank, traits: RuntimeTraits
+    profile: Profile, model: Model, rank: Rank, traits: RuntimeTraits, scale: float = 1.0
 ) -> tuple[LayerAnchors, ...]:
     """Return what was measured of every distinct layer; empty anchors for an analytic profile.
 
@@ -59,6 +59,7 @@ def layer_anchors(
         model: The chain of layers.
         rank: Device, tp, micro-batch size.
         traits: How many launches a kernel takes.
+        scale: Measured times are multiplied by it.
 
     Raises:
         ValueError: If the profile is measured, but not for this device and tp.
@@ -78,8 +79,8 @@ def layer_anchors(
         talks = profile.includes_all_reduces and bool(layer.all_reduce_elements("forward"))
         result.append(
             LayerAnchors(
-                at_tp=_pooled(at_tp, warm, runs),
-                alone=_pooled(alone if talks else at_tp, warm, runs),
+                at_tp=_pooled(at_tp, warm, runs, scale),
+                alone=_pooled(alone if talks else at_tp, warm, runs, scale),
                 alone_tp=alone_tp if talks else rank.tp,
                 extrapolated=extrapolated,
             )
@@ -120,14 +121,16 @@ def _later_half(positions: IntArray) -> IntArray:
     return positions[len(positions) // 2 :]
 
 
-def _pooled(anchors: Mapping[int, Anchor], positions: IntArray, runs: int) -> dict[int, Measured]:
-    """Pool equal layers and divide by the number of runs that the time holds."""
+def _pooled(
+    anchors: Mapping[int, Anchor], positions: IntArray, runs: int, scale: float
+) -> dict[int, Measured]:
+    """Pool equal layers, divide by the number of runs that the time holds, and scale."""
     return {
         size: Measured(
-            forward_s=float(np.median(anchor.forward_s[positions])) / runs,
+            forward_s=scale * float(np.median(anchor.forward_s[positions])) / runs,
             backward_s=None
             if anchor.backward_s is None
-            else float(np.median(anchor.backward_s[positions])),
+            else scale * float(np.median(anchor.backward_s[positions])),
         )
         for size, anchor in anchors.items()
     }

@@ -61,7 +61,8 @@ class LayerCosts:
             ValueError: If the profile is measured, but not for this device and tp.
         """
         layers, positions = self.model.distinct_layers
-        anchors = layer_anchors(self.profile, self.model, rank, self.traits)
+        scale = self.constants.program_scale
+        anchors = layer_anchors(self.profile, self.model, rank, self.traits, scale)
         rows = np.array(
             [
                 self._layer(layer, anchors[index], rank, ring, recompute)

@@ -25,7 +25,7 @@ from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.optimizer import Optimizer, find_optimizer
 from amp_ray.spec.strategy import Strategy, candidate_of
 
-EXTRAPOLATED = "extrapolated micro-batch"
+EXTRAPOLATED = "micro-batch size outside the measured ones: layer times are extrapolated"
 """Warning: the profile has no measurement on one side of this micro-batch size."""
 
 

@@ -73,7 +73,7 @@ class Judge:
             slow = iteration_time_s / limit_s
             finishes *= 1.0 - exceeds_probability(slow, self.constants.time_error)
             if slow > 1:
-                detail = f"{iteration_time_s:.2f} s per iteration, {limit_s:.2f} s end in time"
+                detail = f"{iteration_time_s:.2f} s per iteration, at most {limit_s:.2f} s"
                 reasons.append(Reason(kind=OVER_TIME_LIMIT, detail=detail))
         return Verdict(
             reasons=tuple(reasons), failure_probability=1.0 if without else 1.0 - finishes
@@ -121,6 +121,6 @@ def exceeds_probability(ratio: float, error: float) -> float:
 def _out_of_memory(stage: int, peak_bytes: float, device: Device) -> Reason:
     """Name the stage that is furthest over its device's memory."""
     detail = (
-        f"stage {stage} needs {peak_bytes / GIB:.1f} GiB of {device.memory_gib:.1f} ({device.name})"
+        f"stage {stage} needs {peak_bytes / GIB:.2f} GiB of {device.memory_gib:.2f} ({device.name})"
     )
     return Reason(kind=OUT_OF_MEMORY, detail=detail)

@@ -6,8 +6,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import ConfigDict, Field
 
-from amp_ray.errors import InputError, Where
-from amp_ray.formats.json_text import parse_json
+from amp_ray.errors import InputError, Mistakes, Where
 from amp_ray.formats.metis_hosts import MetisHost, node_names, parse_metis_hostfile
 from amp_ray.spec.catalogue import CATALOGUE
 from amp_ray.spec.cluster import (
@@ -18,6 +17,7 @@ from amp_ray.spec.cluster import (
     Node,
 )
 from amp_ray.spec.device import Device
+from amp_ray.spec.json_text import parse_json
 from amp_ray.spec.section import Positive, Section, Text, validate
 from amp_ray.spec.yaml_text import Document
 from amp_ray.units import GIGA, MEGA, gib_to_bytes
@@ -114,7 +114,13 @@ def parse_metis_clusterfile(
     if not values:
         message = "no host in it: expected entries such as '0.0.0.1': {'instance_type': ...}"
         raise InputError(message, where=Where(file=file))
-    hosts = {address: _host(entry, address, file) for address, entry in values.items()}
+    document = Document(file=file, values=values)
+    mistakes = Mistakes()
+    hosts: dict[str, HostSection] = {}
+    for address in values:
+        with mistakes.collect():
+            hosts[address] = validate(HostSection, document, address)
+    mistakes.check()
     found, seen_at = _unit(hosts, file, unit)
     notes = () if unit else (f"{file}: bandwidths are read as {found}, {seen_at}",)
     return MetisClusterFile(file=file, hosts=hosts, unit=found, notes=notes)
@@ -152,20 +158,6 @@ def metis_cluster(
         for said in [clusterfile.hosts[address]]
     ]
     return MetisCluster(cluster=Cluster(nodes=nodes), notes=(*clusterfile.notes, *notes))
-
-
-def _host(entry: object, address: str, file: str) -> HostSection:
-    """Check what stands behind one address."""
-    if not isinstance(entry, dict):
-        message = f"found {entry!r}; expected a JSON object"
-        raise InputError(message, where=Where(file=file, key=address))
-    try:
-        return validate(HostSection, Document(file=file, values=entry))
-    except InputError as error:
-        key = None if error.where is None else error.where.key
-        message = str(error).removeprefix(f"{error.where}: ")
-        where = Where(file=file, key=address if key is None else f"{address}.{key}")
-        raise InputError(message, where=where) from None
 
 
 def _unit(

@@ -3,8 +3,10 @@
 import re
 from dataclasses import dataclass
 
-from amp_ray.errors import InputError, Where
-from amp_ray.spec.cells import is_count
+from amp_ray.errors import InputError, Mistakes, Where, placed
+from amp_ray.spec.cells import content_lines, is_count
+from amp_ray.spec.hostfile import HostSlots
+from amp_ray.spec.json_text import shown
 
 _LINE = re.compile(r"(?P<host>[^\s#-]\S*)\s+(?:slots\s*=\s*)?(?P<slots>\S+)")
 
@@ -44,16 +46,16 @@ def parse_metis_hostfile(text: str, *, file: str = "hostfile") -> tuple[MetisHos
         >>> [host.num_slots for host in parse_metis_hostfile("0.0.0.1 slots=16\n\n0.0.0.2  8\n")]
         [16, 8]
     """
-    hosts = tuple(
-        _parse_line(content, Where(file=file, line=number), number)
-        for number, line in enumerate(text.splitlines(), start=1)
-        for content in [line.partition("#")[0].strip()]
-        if content
-    )
+    hosts = []
+    mistakes = Mistakes()
+    for where, content in content_lines(text, file):
+        with mistakes.collect():
+            hosts.append(_parse_line(content, where))
+    mistakes.check()
     if not hosts:
         message = "no host found: expected lines like '0.0.0.1 slots=8' or '0.0.0.1 8'"
         raise InputError(message, where=Where(file=file))
-    return hosts
+    return tuple(hosts)
 
 
 def node_names(hosts: tuple[MetisHost, ...]) -> tuple[str, ...]:
@@ -66,25 +68,30 @@ def node_names(hosts: tuple[MetisHost, ...]) -> tuple[str, ...]:
         >>> node_names(parse_metis_hostfile("a 4\na 4\nb 4"))
         ('a', 'a-2', 'b')
     """
-    names: list[str] = []
+    names: dict[str, None] = {}
+    numbers: dict[str, int] = {}
     for host in hosts:
-        name, number = host.address, 1
+        name, number = host.address, numbers.get(host.address, 1)
         while name in names:
             number += 1
             name = f"{host.address}-{number}"
-        names.append(name)
+        numbers[host.address] = number
+        names[name] = None
     return tuple(names)
 
 
-def _parse_line(content: str, where: Where, number: int) -> MetisHost:
+def _parse_line(content: str, where: Where) -> MetisHost:
     """Read one line without its comment."""
     match = _LINE.fullmatch(content)
     if match is None:
-        message = f"found {content!r}; expected 'IP slots=N' or 'IP N'"
+        message = f"found {shown(content)}; expected 'IP slots=N' or 'IP N'"
         raise InputError(message, where=where)
     if not is_count(match["slots"]):
         message = (
-            f"slots must be a positive integer, found {match['slots']!r} for host {match['host']!r}"
+            f"slots must be a positive integer, found {shown(match['slots'])} for host "
+            f"{shown(match['host'])}"
         )
         raise InputError(message, where=where)
-    return MetisHost(address=match["host"], num_slots=int(match["slots"]), line=number)
+    with placed(where, ValueError):
+        entry = HostSlots(host=match["host"], num_slots=int(match["slots"]))
+    return MetisHost(address=entry.host, num_slots=entry.num_slots, line=where.line or 0)

@@ -4,7 +4,6 @@ Times are in milliseconds, memory in MiB, parameters in bytes. All values stand 
 an input layer, equal layers in the middle, an output layer.
 """
 
-import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -12,8 +11,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from amp_ray.errors import InputError, Where
-from amp_ray.formats.json_text import parse_json, shown
+from amp_ray.errors import InputError, Mistakes, Where
+from amp_ray.spec.json_text import parse_json, shown
 from amp_ray.spec.published_profile import (
     FloatArray,
     Key,
@@ -39,6 +38,9 @@ _GENERATOR_SHARE: Final = 0.5
 
 _OPTIMIZER_SHARE: Final = 5.0
 """An optimizer step takes longer than this many micro-batches only by a slip of the unit."""
+
+_LARGEST: Final = 1e15
+"""Of a file's numbers: 30,000 years in milliseconds, a petabyte of parameters."""
 
 _LAYER_TIMES: Final = "execution_time.layer_compute_total_ms"
 
@@ -76,11 +78,14 @@ def parse_metis_profile(files: Mapping[str, str], *, folder: str) -> PublishedPr
         names[key] = name
     entries: dict[Key, PublishedEntry] = {}
     notes: list[str] = []
+    mistakes = Mistakes()
     for key, name in sorted(names.items()):
         file = f"{folder}/{name}"
-        reader = _Reader(file=file, values=parse_json(files[name], file=file))
-        entries[key] = reader.entry()
-        notes += reader.notes(entries[key])
+        with mistakes.collect():
+            reader = _Reader(file=file, values=parse_json(files[name], file=file))
+            entries[key] = reader.entry()
+            notes += reader.notes(entries[key])
+    mistakes.check()
     _check_equal_lengths(entries, names, folder)
     return PublishedProfile(
         source=f"Metis's profile {folder}",
@@ -139,6 +144,9 @@ class _Reader:
     def entry(self) -> PublishedEntry:
         """Return the file's values in SI units."""
         layer_ms = self._numbers(_TIME, "layer_compute_total_ms", None)
+        if not layer_ms.any():
+            message = "found zeros only; expected what each layer takes"
+            raise InputError(message, where=Where(file=self.file, key=_LAYER_TIMES))
         num_layers = len(layer_ms)
         memory_mib = self._numbers(_MEMORY, "layer_memory_total_mb", num_layers)
         parameter_bytes = self._numbers(_MODEL, "parameters_per_layer_bytes", num_layers)
@@ -206,10 +214,10 @@ class _Reader:
         return float(value)
 
     def _check_number(self, value: object, where: Where) -> None:
-        """Refuse what is no number, negative or beyond what a float holds."""
-        fits = isinstance(value, int | float) and not isinstance(value, bool)
-        if not fits or not (math.isfinite(_as_float(value)) and _as_float(value) >= 0):
-            message = f"found {shown(value)}; expected a number of at least 0"
+        """Refuse what is no number, negative or too large to be one."""
+        number = value if isinstance(value, int | float) and not isinstance(value, bool) else -1
+        if not 0 <= number <= _LARGEST:
+            message = f"found {shown(value)}; expected a number from 0 to {_LARGEST:g}"
             raise InputError(message, where=where)
 
     def _check_count(self, num_layers: int) -> None:
@@ -255,11 +263,3 @@ def _get(mapping: object, key: str) -> Any:  # noqa: ANN401 - any value of a fil
         if right in key and key.replace(right, wrong) in mapping:
             return mapping[key.replace(right, wrong)]
     return None
-
-
-def _as_float(value: Any) -> float:  # noqa: ANN401 - a number, as its caller has checked
-    """Return a number as a float; infinity where it is too large for one."""
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf

@@ -5,6 +5,7 @@ from rich.table import Table
 from rich.text import Text
 
 from amp_ray.calibration import Calibration, TrialRecord
+from amp_ray.units import counted
 
 
 def calibration_view(calibration: Calibration) -> RenderableType:
@@ -19,7 +20,7 @@ def calibration_view(calibration: Calibration) -> RenderableType:
 
 def _constants(calibration: Calibration) -> Table:
     """Draw every fitted constant with its ratio to the prior."""
-    title = f"{calibration.experiment}: {calibration.num_constants} constants fitted"
+    title = f"{calibration.experiment}: {counted(calibration.num_constants, 'constant')} fitted"
     table = Table(title=title, title_justify="left", header_style="bold", pad_edge=False)
     for name in ("constant", "prior", "fitted", "ratio", "sigma", "prior sigma"):
         table.add_column(name, justify="left" if name == "constant" else "right", no_wrap=True)
@@ -43,7 +44,7 @@ def _refused(calibration: Calibration) -> list[Text]:
 def _trials(calibration: Calibration) -> Table:
     """Draw every trial with its residuals."""
     table = Table(title="trials", title_justify="left", header_style="bold", pad_edge=False)
-    for name in ("tp", "dp", "pp", "micro", "measured", "before", "after", "left out"):
+    for name in ("tp", "dp", "pp", "micro-batch", "measured", "before", "after", "left out"):
         table.add_column(name, justify="right", no_wrap=True)
     for trial in calibration.trials:
         degrees = (trial.strategy.get(key) for key in ("tp", "dp", "pp", "micro_batch_size"))
@@ -75,6 +76,7 @@ def _summary(calibration: Calibration) -> Text:
         if error is not None
     ]
     return Text(
-        f"mean absolute error: {', '.join(parts)}; {calibration.num_constants} constants, "
-        f"{sum(trial.tells_time for trial in calibration.trials)} timed trials"
+        f"mean absolute error: {', '.join(parts)}; "
+        f"{counted(calibration.num_constants, 'constant')}, "
+        f"{counted(sum(trial.tells_time for trial in calibration.trials), 'timed trial')}"
     )

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from amp_ray.runtime.doctor import Diagnosis
 from amp_ray.trials.findings import Finding, Level, only
+from amp_ray.units import counted
 
 _STYLES: Final[dict[Level, str]] = {"ok": "green", "warning": "yellow", "error": "bold red"}
 _PROBLEMS: Final[tuple[Level, ...]] = ("error", "warning")
@@ -26,7 +27,7 @@ def diagnosis_view(diagnosis: Diagnosis, *, show_all: bool = False) -> Renderabl
 
 def _table(diagnosis: Diagnosis, *, show_all: bool) -> Table:
     """Draw what was found; checks of a host without a problem share a row."""
-    num_hosts = f"{len(diagnosis.hosts)} host{'' if len(diagnosis.hosts) == 1 else 's'}"
+    num_hosts = counted(len(diagnosis.hosts), "host")
     title = f"{diagnosis.experiment}: {num_hosts} in {diagnosis.elapsed_s:.1f} s"
     table = Table(title=title, title_justify="left", header_style="bold", pad_edge=False)
     table.add_column("host", no_wrap=True)
@@ -43,7 +44,9 @@ def _table(diagnosis: Diagnosis, *, show_all: bool) -> Table:
                 table.add_row(name, *_cells(finding))
                 name = ""
         if good and not show_all:
-            table.add_row(name, f"{len(good)} checks", Text("ok", style=_STYLES["ok"]), "", "")
+            table.add_row(
+                name, counted(len(good), "check"), Text("ok", style=_STYLES["ok"]), "", ""
+            )
     return table
 
 

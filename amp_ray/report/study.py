@@ -9,10 +9,11 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from amp_ray.errors import printable
 from amp_ray.report.study_table import (
     WAITING,
-    counted,
     describe,
+    errors_text,
     surprise_text,
     told_text,
     trials_table,
@@ -23,6 +24,7 @@ from amp_ray.tuner.knowledge import Knowledge
 from amp_ray.tuner.recommendation import Recommendation, recommend
 from amp_ray.tuner.state import Told, Trial, TunerState
 from amp_ray.tuner.surprise import Surprise
+from amp_ray.units import counted
 
 _MOST_LIVE_ROWS: Final = 15
 """Trials that the live table shows."""
@@ -35,9 +37,6 @@ _MOST_END_ROWS: Final = 60
 
 _MOST_TIES: Final = 3
 """Ties that the end names."""
-
-_LAST_ERRORS: Final = 4
-"""How well times were predicted before that is shown, to see it change."""
 
 
 class PlainView:
@@ -75,10 +74,9 @@ class PlainView:
         self._shown = shown
         best_s = knowledge.standing.best_s
         best = "none" if best_s is None else f"{best_s:.4g} s"
-        self._print(
-            f"best so far {best}; predictions are off by {knowledge.time_error:.1%}; "
-            f"{counted(state.budget_left, 'trial')} left"
-        )
+        errors = errors_text(state.trials)
+        parts = [f"best so far {best}", errors, f"{counted(state.budget_left, 'trial')} left"]
+        self._print("; ".join(filter(None, parts)))
 
     def note(self, text: str) -> None:
         """Print anything else."""
@@ -86,7 +84,7 @@ class PlainView:
 
     def _print(self, text: str) -> None:
         """Print a line as it is."""
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
 
 @dataclass(slots=True)
@@ -98,14 +96,12 @@ class _Seen:
         knowledge: What that was.
         running: What runs, and on which group.
         told: What has ended since.
-        errors: By how much predictions were off, at most the last few.
     """
 
     state: TunerState | None = None
     knowledge: Knowledge | None = None
     running: dict[int, tuple[Trial, int]] = field(default_factory=dict)
     told: dict[int, Told] = field(default_factory=dict)
-    errors: list[float] = field(default_factory=list)
 
 
 class LiveView:
@@ -140,14 +136,11 @@ class LiveView:
         """Show what is known now."""
         self._seen.state, self._seen.knowledge = state, knowledge
         self._seen.told.clear()
-        errors = self._seen.errors
-        if knowledge.calibration is not None and errors[-1:] != [knowledge.time_error]:
-            errors.append(knowledge.time_error)
         self._draw()
 
     def note(self, text: str) -> None:
         """Print anything else above the table, where it stays."""
-        self._live.console.print(text, style="yellow", markup=False, highlight=False)
+        self._live.console.print(printable(text), style="yellow", markup=False, highlight=False)
 
     def _draw(self) -> None:
         """Put the table on the terminal."""
@@ -193,6 +186,9 @@ def end_view(result: Result, folder: str) -> RenderableType:
 def _end_lines(result: Result, folder: str) -> list[str]:
     """Say why a study stopped, and what to use."""
     lines = [f"stopped: {ENDINGS[result.ending]}"]
+    errors = errors_text(result.state.trials)
+    if errors is not None:
+        lines.append(errors)
     if result.certificate is not None:
         lines.append(result.certificate.text)
     recommendation = recommend(result.state, result.knowledge)
@@ -252,7 +248,7 @@ def _outcome(seen: _Seen, told: Told) -> Outcome | str:
 
 
 def _headline(seen: _Seen) -> str:
-    """Say what is left, what is best and how far predictions are off."""
+    """Say what is left, what is best and how far predictions were off."""
     if seen.state is None or seen.knowledge is None:
         return "planning"
     knowledge, budget = seen.knowledge, seen.state.settings.budget
@@ -261,7 +257,5 @@ def _headline(seen: _Seen) -> str:
     best_s = knowledge.standing.best_s
     if best_s is not None:
         parts.append(f"best {best_s:.4g} s")
-    if seen.errors:
-        before = [f"{error:.1%}" for error in seen.errors[-_LAST_ERRORS:]]
-        parts.append(f"predictions off by {' > '.join(before)}")
-    return ", ".join(parts)
+    errors = errors_text(seen.state.trials)
+    return ", ".join(parts if errors is None else [*parts, errors])

@@ -1,12 +1,14 @@
 """Trials in lines and tables: what was tried, what was predicted, what came of it."""
 
 from collections.abc import Iterable
+from statistics import median
 from typing import Final
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
+from amp_ray.errors import printable
 from amp_ray.spec.strategy import Strategy
 from amp_ray.trials.outcome import Measured, Outcome, outcome_to_json
 from amp_ray.tuner.state import Told, Trial
@@ -20,7 +22,17 @@ _MAX_REASON: Final = 60
 
 _DOTS: Final = " ..."
 
-_COLUMNS: Final = ("trial", "tp", "dp", "pp", "micro", "predicted", "measured", "spread", "off")
+_COLUMNS: Final = (
+    "trial",
+    "tp",
+    "dp",
+    "pp",
+    "micro",
+    "predicted",
+    "measured",
+    "spread",
+    "slower by",
+)
 """Of figures; times are in seconds."""
 
 WAITING: Final = "waits to run again"
@@ -46,9 +58,11 @@ def told_text(told: Told) -> str:
     outcome, trial = told.outcome, told.trial
     if isinstance(outcome, Measured):
         spread = f" (spread {outcome.spread_s:.2g} s)" if outcome.has_spread else ""
+        excess = _excess(trial, outcome)
+        compared = f"{abs(excess):.1%} {'faster' if excess < 0 else 'slower'} than predicted"
         return (
             f"measured {outcome.iteration_time_s:.4g} s{spread}, "
-            f"predicted {trial.predicted_s:.4g} s ({_error(trial, outcome)})"
+            f"predicted {trial.predicted_s:.4g} s ({compared})"
         )
     if outcome is None:
         return f"runs, predicted {trial.predicted_s:.4g} s"
@@ -79,7 +93,7 @@ def trials_table(
     table = Table(
         title=title,
         title_justify="left",
-        caption="times in seconds",
+        caption="times in seconds; slower by: measured against predicted",
         caption_justify="left",
         header_style="bold",
         box=SIMPLE_HEAD,
@@ -104,16 +118,6 @@ def _last(text: str, *, one_line: bool) -> Text:
     return Text(text, no_wrap=True, overflow="ellipsis") if one_line else Text(text)
 
 
-def counted(number: int, what: str) -> str:
-    """Count things.
-
-    Example:
-        >>> counted(1, "trial"), counted(2, "trial")
-        ('1 trial', '2 trials')
-    """
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
-
-
 def _bounds(strategy: Strategy) -> str:
     """Write bounds, shortened where there are many."""
     return _shortened(" ".join(map(str, strategy.bounds)), _MAX_BOUNDS)
@@ -126,9 +130,29 @@ def _shortened(text: str, length: int) -> str:
     return f"{text[: length - len(_DOTS)].rsplit(maxsplit=1)[0]}{_DOTS}"
 
 
-def _error(trial: Trial, outcome: Measured) -> str:
-    """Say by how much a prediction was off, in parts of what was measured."""
-    return f"{trial.predicted_s / outcome.iteration_time_s - 1:+.1%}"
+def errors_text(trials: Iterable[Told]) -> str | None:
+    """Say how far measured times were from what was predicted before; None without any.
+
+    Repeats play no part: what is told of them is what was measured before.
+    """
+    errors = [
+        abs(_excess(told.trial, told.outcome))
+        for told in trials
+        if isinstance(told.outcome, Measured) and told.trial.repeats is None
+    ]
+    if not errors:
+        return None
+    if len(errors) == 1:
+        return f"the prediction of 1 trial was off by {errors[0]:.1%}"
+    return (
+        f"the predictions of {len(errors)} trials were off by {median(errors):.1%} in the median, "
+        f"{max(errors):.1%} at most"
+    )
+
+
+def _excess(trial: Trial, outcome: Measured) -> float:
+    """Return how much longer a trial took than predicted, as a share of that."""
+    return outcome.iteration_time_s / trial.predicted_s - 1
 
 
 def _cells(trial: Trial, outcome: Outcome | str, *, is_best: bool) -> list[str]:
@@ -142,7 +166,7 @@ def _cells(trial: Trial, outcome: Outcome | str, *, is_best: bool) -> list[str]:
     if isinstance(outcome, Measured):
         spread = f"{outcome.spread_s:.2g}" if outcome.has_spread else "-"
         measured = [f"{outcome.iteration_time_s:.4g}", spread]
-        return [*head, *measured, _error(trial, outcome), remark]
+        return [*head, *measured, f"{_excess(trial, outcome):+.1%}", remark]
     if isinstance(outcome, str):
         return [*head, "...", "", "", f"{remark}; {outcome}"]
     word, reason = _failure(outcome)
@@ -152,5 +176,5 @@ def _cells(trial: Trial, outcome: Outcome | str, *, is_best: bool) -> list[str]:
 def _failure(outcome: Outcome) -> tuple[str, str]:
     """Return the contract's word for a failure, and why it failed, with the host's own name."""
     record = outcome_to_json(outcome)
-    host, reason = record.get("host") or "", str(record["reason"])
+    host, reason = printable(record.get("host") or ""), printable(str(record["reason"]))
     return str(record["outcome"]), reason if host in reason else f"{host}: {reason}"

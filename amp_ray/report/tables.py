@@ -1,40 +1,58 @@
-"""Rankings as tables for people."""
+"""Rankings as tables for people, in a terminal of 80 columns too."""
 
-from collections.abc import Sequence
-from dataclasses import fields
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from itertools import groupby
+from textwrap import wrap
+from typing import Final
 
-from rich.console import Group, RenderableType
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from amp_ray.cost.estimate import Breakdown, Estimate, Infeasible, Result
 from amp_ray.report.places import is_in_order, places_text
-from amp_ray.search.ranking import Ranking
+from amp_ray.search.ranking import (
+    RISKY_PROBABILITY,
+    Ranking,
+    first_reason,
+    is_risky,
+    reasons_text,
+)
 from amp_ray.spec.candidate import GroupsCandidate
-from amp_ray.spec.cluster import Cluster
-from amp_ray.units import GIB
+from amp_ray.spec.experiment import Experiment
+from amp_ray.spec.model import Model
+from amp_ray.spec.strategy import Strategy
+from amp_ray.units import GIB, counted
 
-_SHORT_NAMES = {
+_PARTS: Final = {
     "compute_s": "compute",
-    "tensor_parallel_s": "tp",
+    "tensor_parallel_s": "tp\ncomm",
     "bubble_s": "bubble",
     "pipeline_p2p_s": "p2p",
     "gradient_sync_s": "sync",
     "optimizer_s": "optim",
     "other_s": "other",
 }
-_MAX_BOUNDS = 60
-"""Characters of bounds that a table shows; JSON has them whole."""
+_LEAST_ROOM: Final = 30
+"""Columns that bounds and places keep; before they get less, the breakdown is left out."""
+
+_MOST_DIGITS_S: Final = 10_000
+"""Seconds from which on a time has no decimals."""
+
+_UNBREAKABLE: Final = "\N{NO-BREAK SPACE}"
 
 
 def ranking_table(
-    ranking: Ranking, cluster: Cluster, *, title: str, num_rows: int | None
+    ranking: Ranking, experiment: Experiment, *, title: str, num_rows: int | None
 ) -> RenderableType:
     """Draw the head of a ranking, with what became of the rest.
 
     Args:
         ranking: What to draw.
-        cluster: Gives nodes their names.
+        experiment: What was planned.
         title: Headline.
         num_rows: Feasible rows to show; None shows everything, the infeasible included.
     """
@@ -43,68 +61,207 @@ def ranking_table(
         shown = shown[: min(num_rows, ranking.num_feasible)]
     parts: list[RenderableType] = []
     if shown:
-        parts.append(results_table(shown, cluster, title=title, num_tied=ranking.num_tied))
+        parts.append(
+            ResultsTable(
+                results=shown, experiment=experiment, title=title, num_tied=ranking.num_tied
+            )
+        )
     parts.extend(_notes(ranking, num_shown=len(shown)))
     return Group(*parts)
 
 
-def results_table(
-    results: Sequence[Result], cluster: Cluster, *, title: str, num_tied: int = 0
-) -> Table:
-    """Draw results in the given order, with the breakdown of each strategy.
+@dataclass(frozen=True, kw_only=True)
+class ResultsTable:
+    """Results in the given order: a row each, then what the words and marks in it mean.
 
-    Where some are placed otherwise than in the order of the devices, a column says where.
+    The answer is always there: degrees, micro-batch size, time, memory, risk, bounds, and where
+    stages run unless all run in the order of the devices. Where the time goes is left out where a
+    line has no room for it.
+
+    Args:
+        results: At least one.
+        experiment: What was planned.
+        title: Headline.
+        num_tied: How many of the first rows are ties.
     """
-    has_breakdown = any(isinstance(result, Estimate) and result.breakdown for result in results)
-    has_memory = any(
-        isinstance(result, Estimate) and result.peak_memory_bytes for result in results
-    )
-    has_places = any(
-        isinstance(result, Estimate) and not is_in_order(result.strategy) for result in results
-    )
-    table = Table(title=title, title_justify="left", header_style="bold", pad_edge=False)
-    for name in ("#", "tp", "dp", "pp", "micro", "s/iter"):
-        table.add_column(name, justify="right", no_wrap=True)
-    if has_breakdown:
-        for name in _SHORT_NAMES.values():
-            table.add_column(name, justify="right", no_wrap=True, style="dim")
-    if has_memory:
-        table.add_column("peak/limit GiB", justify="right", no_wrap=True)
-    if has_places:
-        table.add_column("stages on", overflow="fold")
-    table.add_column("bounds, or why not", overflow="fold")
-    for position, result in enumerate(results, start=1):
-        mark = "=" if 1 < position <= num_tied else ""
-        cells = [f"{mark}{position}", *_degrees(result), _time(result)]
-        if has_breakdown:
-            cells += _breakdown(result)
-        if has_memory:
-            cells.append(_memory(result))
-        if has_places:
-            cells.append(_places(result, cluster))
-        style = None if isinstance(result, Estimate) and result.feasible else "red"
-        table.add_row(*cells, _remark(result), style=style)
-    return table
+
+    results: Sequence[Result]
+    experiment: Experiment
+    title: str
+    num_tied: int = 0
+
+    def __rich_console__(self, _: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        """Draw it as wide as a line is."""
+        figures, parts = self._figures(), self._parts()
+        padding, room = _room([*figures, *parts], options.max_width, most_padding=1)
+        is_whole = room >= _LEAST_ROOM
+        if not is_whole:
+            padding, room = _room(figures, options.max_width, most_padding=0)
+        table = Table(
+            header_style="bold",
+            box=SIMPLE_HEAD,
+            padding=(0, padding, 0, 0),
+            show_edge=False,
+        )
+        columns = [*figures[:6], *(parts if is_whole else ()), *figures[6:]]
+        for header, *_cells in columns:
+            style = "dim" if header in _PARTS.values() else None
+            table.add_column(_two_lines(header), justify="right", no_wrap=True, style=style)
+        has_reasons = any(not _can_run(result) for result in self.results)
+        last_header = "bounds, or why not" if has_reasons else "bounds"
+        table.add_column(_two_lines(last_header), overflow="fold")
+        for row, result in enumerate(self.results):
+            cells = (column[row + 1] for column in columns)
+            last = "\n".join(self._last(result, max(room, 1)))
+            table.add_row(*cells, last, style=_style(result))
+        yield Text(self.title, style="italic")
+        yield table
+        yield from map(Text, self._legend(options.max_width))
+        if parts and not is_whole:
+            yield Text("where the time goes: --wide")
+
+    @cached_property
+    def _estimates(self) -> list[Estimate]:
+        """Return the results that are estimates."""
+        return [result for result in self.results if isinstance(result, Estimate)]
+
+    def _figures(self) -> list[list[str]]:
+        """Return the columns of the answer but the last one, each with its header."""
+        estimates = self._estimates
+        rows = [
+            [
+                f"{'=' if 1 <= index < self.num_tied else ''}{index + 1}",
+                *_degrees(result),
+                _time(result),
+            ]
+            for index, result in enumerate(self.results)
+        ]
+        headers = ("#", "tp", "dp", "pp", "micro-\nbatch", "s/iter")
+        columns = [[header, *cells] for header, *cells in zip(headers, *rows, strict=True)]
+        if any(estimate.peak_memory_bytes for estimate in estimates):
+            columns.append(["peak/limit\nGiB", *map(_memory, self.results)])
+        if any(estimate.failure_probability for estimate in estimates):
+            columns.append([f"{self._risk}\nrisk", *map(_risk, self.results)])
+        return columns
+
+    @property
+    def _risk(self) -> str:
+        """Name what is risked: some launchers give up after a time."""
+        return "OOM" if self.experiment.traits.launch_limit_s is None else "failure"
+
+    def _parts(self) -> list[list[str]]:
+        """Return the columns of the breakdown; none for a model that does not know it."""
+        if not any(estimate.breakdown for estimate in self._estimates):
+            return []
+        rows = map(_breakdown, self.results)
+        return [[header, *cells] for header, *cells in zip(_PARTS.values(), *rows, strict=True)]
+
+    def _last(self, result: Result, room: int) -> list[str]:
+        """Return the lines of the last column: bounds and places, or why it cannot run."""
+        if isinstance(result, Infeasible) or not result.feasible:
+            return wrap(str(first_reason(result)), room)
+        marks = "".join(f" ({self._marks[warning]})" for warning in result.warnings)
+        lines = wrap(" ".join(map(str, result.strategy.bounds)) + marks, room)
+        if not self._has_places:
+            return lines
+        return lines + _places(result.strategy, self.experiment, room)
+
+    @cached_property
+    def _has_places(self) -> bool:
+        """Tell whether some strategy runs otherwise than in the order of the devices."""
+        return not all(is_in_order(estimate.strategy) for estimate in self._estimates)
+
+    @cached_property
+    def _marks(self) -> dict[str, str]:
+        """Return a letter for each warning of the rows that can run."""
+        feasible = [estimate for estimate in self._estimates if estimate.feasible]
+        found = dict.fromkeys(text for estimate in feasible for text in estimate.warnings)
+        return {text: chr(ord("a") + index) for index, text in enumerate(found)}
+
+    def _legend(self, width: int) -> Iterator[str]:
+        """Yield what readers cannot guess."""
+        layers = layers_text(self.experiment.model)
+        yield from _lines(f"bounds count layers: {layers}", width)
+        if self._has_places:
+            yield "below bounds: the nodes of each stage in turn; x4 stands for four stages"
+        if any(_is_split(result) for result in self.results):
+            yield "split: samples of all dp ranks of a stage together, else of one replica"
+        for warning, mark in self._marks.items():
+            yield f"({mark}) {warning}"
+
+
+def layers_text(model: Model) -> str:
+    """Say what the layers of a model are.
+
+    Returns:
+        Text such as ``0 embedding, 1-24 block, 25 final-norm, 26 head``.
+    """
+    runs, first = [], 0
+    for name, run in groupby(layer.name for layer in model.layers):
+        last = first + len(list(run)) - 1
+        runs.append(f"{first} {name}" if first == last else f"{first}-{last} {name}")
+        first = last + 1
+    return ", ".join(runs)
+
+
+def _room(columns: Sequence[Sequence[str]], width: int, *, most_padding: int) -> tuple[int, int]:
+    """Return the padding of columns, and what they leave of a line for one more."""
+    used = sum(max(map(_width, column)) + 1 for column in columns)
+    padding = most_padding if width - used - len(columns) > _LEAST_ROOM else 0
+    return padding, width - used - padding * (len(columns) + 1)
+
+
+def _width(cell: str) -> int:
+    """Return the columns that a header or cell takes."""
+    return max(map(len, cell.split("\n")))
+
+
+def _two_lines(header: str) -> str:
+    """Put a header onto the lower of two lines, unless it takes both."""
+    return header if "\n" in header else f"\n{header}"
+
+
+def _style(result: Result) -> str | None:
+    """Return the colour of a row."""
+    if isinstance(result, Infeasible) or not result.feasible:
+        return "red"
+    return "yellow" if is_risky(result) else None
+
+
+def _can_run(result: Result) -> bool:
+    """Tell whether a row has bounds to show instead of a reason."""
+    return isinstance(result, Estimate) and result.feasible
+
+
+def _is_split(result: Result) -> bool:
+    """Tell whether the micro-batch size is that of all data-parallel ranks of a stage together."""
+    if isinstance(result, Infeasible):
+        return isinstance(result.candidate, GroupsCandidate)
+    return any(stage.shares is not None for stage in result.strategy.stages)
 
 
 def _degrees(result: Result) -> list[str]:
     """Return tp, dp, pp and micro-batch size; a star where stages differ."""
     plan = result.candidate if isinstance(result, Infeasible) else result.strategy
+    size = f"{plan.micro_batch_size}{' split' if _is_split(result) else ''}"
     if isinstance(plan, GroupsCandidate):
-        return ["*", "*", "*", str(plan.micro_batch_size)]
-    return [str(value or "*") for value in (plan.tp, plan.dp, plan.pp, plan.micro_batch_size)]
+        return ["*", "*", "*", size]
+    return [*(str(degree or "*") for degree in (plan.tp, plan.dp, plan.pp)), size]
 
 
 def _time(result: Result) -> str:
     """Return seconds per iteration."""
-    return f"{result.iteration_time_s:.4g}" if isinstance(result, Estimate) else "-"
+    if isinstance(result, Infeasible):
+        return "-"
+    time_s = result.iteration_time_s
+    return f"{time_s:.4g}" if time_s < _MOST_DIGITS_S else f"{time_s:.0f}"
 
 
 def _breakdown(result: Result) -> list[str]:
     """Return the parts of an iteration."""
     parts = result.breakdown if isinstance(result, Estimate) else None
     if parts is None:
-        return ["-"] * len(_SHORT_NAMES)
+        return ["-"] * len(_PARTS)
     return [f"{getattr(parts, part.name):.3f}" for part in fields(Breakdown)]
 
 
@@ -117,43 +274,58 @@ def _memory(result: Result) -> str:
     return f"{peak / GIB:.1f}/{limit / GIB:.1f}"
 
 
-def _places(result: Result, cluster: Cluster) -> str:
-    """Return the nodes of each stage."""
-    return places_text(result.strategy, cluster) if isinstance(result, Estimate) else "-"
-
-
-def _remark(result: Result) -> str:
-    """Return the bounds of what can run, the reasons of what cannot."""
+def _risk(result: Result) -> str:
+    """Return the chance that a strategy does not finish."""
     if isinstance(result, Infeasible):
-        return str(result.reason)
-    if not result.feasible:
-        return "; ".join(map(str, result.reasons))
-    bounds = " ".join(map(str, result.strategy.bounds))
-    short = (
-        bounds
-        if len(bounds) <= _MAX_BOUNDS
-        else bounds[: _MAX_BOUNDS - 4].rsplit(" ", 1)[0] + " ..."
+        return "-"
+    percent = round(100 * result.failure_probability)
+    return "<1 %" if percent < 1 else ">99 %" if percent > 99 else f"{percent} %"  # noqa: PLR2004
+
+
+def _places(strategy: Strategy, experiment: Experiment, room: int) -> list[str]:
+    """Return the nodes of each stage in lines that break between stages where they can."""
+    text = places_text(strategy, experiment.cluster)
+    return _lines(f"on {text}" if strategy.is_uniform else text, room)
+
+
+def _lines(text: str, room: int) -> list[str]:
+    """Break a list of phrases into lines, between phrases where that is possible."""
+    phrases = (
+        phrase.replace(" ", _UNBREAKABLE) if len(phrase) < room else phrase
+        for phrase in text.split(", ")
     )
-    return "; ".join((short, *result.warnings))
+    return [line.replace(_UNBREAKABLE, " ") for line in wrap(", ".join(phrases), room)]
+
+
+def _ties_text(ranking: Ranking) -> str:
+    """Say what the first rows have in common, and how they are ordered."""
+    num_tied, percent = ranking.num_tied, 100 * ranking.relative_error
+    if not percent:
+        return f"= the first {num_tied} take the same time"
+    tied = [result for result in ranking.results[:num_tied] if isinstance(result, Estimate)]
+    risky = 100 * RISKY_PROBABILITY
+    order = f", those with a risk of {risky:.0f} % or more last" if _is_mixed(tied) else ""
+    return f"= the first {num_tied} are ties within the model's error of {percent:.0f} %{order}"
+
+
+def _is_mixed(estimates: Sequence[Estimate]) -> bool:
+    """Tell whether some are risky and some are not."""
+    return len({is_risky(estimate) for estimate in estimates}) > 1
 
 
 def _notes(ranking: Ranking, *, num_shown: int) -> list[Text]:
     """Return what the table does not show: ties, the rest, and why some cannot run."""
-    notes = []
-    if ranking.num_tied > 1:
-        share = f"{100 * ranking.relative_error:.0f} %"
-        notes.append(
-            Text(f"= the first {ranking.num_tied} are ties within the model's error of {share}")
-        )
+    notes = [Text(_ties_text(ranking))] if ranking.num_tied > 1 else []
     num_hidden = ranking.num_feasible - num_shown
     if num_hidden > 0:
-        notes.append(Text(f"{num_hidden} more feasible strategies: --top K or --all"))
-    num_infeasible = len(ranking.results) - ranking.num_feasible
-    if num_infeasible and num_shown <= ranking.num_feasible:
-        notes.append(Text(f"{num_infeasible} not feasible: {reasons_text(ranking)}"))
+        more = counted(num_hidden, "more feasible strategy", "more feasible strategies")
+        notes.append(Text(f"{more}: --top K or --all"))
+    if ranking.infeasible and num_shown <= ranking.num_feasible:
+        total = counted(len(ranking.results), "candidate")
+        notes.append(
+            Text(
+                f"{len(ranking.infeasible)} of {total} not feasible: "
+                f"{reasons_text(ranking.infeasible)}"
+            )
+        )
     return notes
-
-
-def reasons_text(ranking: Ranking) -> str:
-    """Count the reasons, e.g. ``12 out of memory, 5 more stages than layers``."""
-    return ", ".join(f"{count} {kind}" for kind, count in ranking.reason_counts())

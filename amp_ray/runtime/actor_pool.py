@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 from amp_ray.errors import AmpRayError
-from amp_ray.runtime.pool import CLOSE_TIMEOUT_S, Finished, Task
+from amp_ray.runtime.files import close_to_others
+from amp_ray.runtime.pool import CLOSE_TIMEOUT_S, Fault, Finished, Task
 from amp_ray.runtime.search_crew import Hello
 from amp_ray.runtime.trial_worker import Ran, write_files
-from amp_ray.trials.outcome import Crashed, Outcome, Unreachable
+from amp_ray.trials.outcome import Outcome, Unreachable
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -205,10 +206,11 @@ class ActorPool:
 
     def _finish(self, call: Any, attempt: _Attempt) -> Finished:  # noqa: ANN401 - see TrialActors
         """Fetch an outcome; the death of the actor is one."""
-        outcome: Outcome | None
+        outcome: Outcome | Fault | None
         try:
             ran: Ran = self._actors.result(call)
             write_files(attempt.task.folder, ran.files)
+            close_to_others(attempt.task.folder)
             outcome = ran.outcome
         except ActorLostError as error:
             reason = f"the actor of host group {attempt.group} died: {error}"
@@ -217,8 +219,7 @@ class ActorPool:
             if not self._is_closing:
                 self._restart(attempt)
         except Exception as error:  # noqa: BLE001 - as in pool.run_task: its end must be told
-            reason = f"the launcher failed: {type(error).__name__}: {error}"
-            outcome = Crashed(reason=reason, kind="start", rank=None, host="", lines=(), wall_s=0.0)
+            outcome = Fault.of(error)
         return Finished(task=attempt.task, outcome=outcome, group=attempt.group)
 
     def _restart(self, attempt: _Attempt) -> None:

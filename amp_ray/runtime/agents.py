@@ -1,20 +1,24 @@
 """The agents of some hosts: started when they are needed, kept between trials, swept after."""
 
 import contextlib
+import logging
 import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any, Final, TypeVar
 
-from amp_ray.errors import HostError, InputError
+from amp_ray.errors import HostError, InputError, printable
 from amp_ray.runtime.host import Host
 from amp_ray.runtime.inbox import Inbox
 from amp_ray.runtime.link import AgentLink, AgentSettings
 from amp_ray.runtime.messages import Message
 from amp_ray.runtime.sweep import Debt, sweep_host, sweep_trials
 from amp_ray.runtime.watch import Watch
+
+_LOGGER = logging.getLogger(__name__)
 
 _POLL_S: Final = 0.1
 
@@ -102,9 +106,14 @@ class Agents:
         if self._warm_up is None:
             return {}
         tags = {name: self.links[name].tag for name in names}
+        limit_s = 2 * self.settings.import_timeout_s + self.settings.lease_s  # it may start twice
+        deadline = time.monotonic() + limit_s
         while True:
             watch.check()
             for name, tag in tags.items():
+                if time.monotonic() > deadline:
+                    text = f"no word of the warm process within {limit_s:g} s"
+                    self._answers.setdefault(tag, {"kind": "lost", "problem": text})
                 if self.links[name].silent_s > self.settings.lease_s:
                     text = f"no sign of life for {self.settings.lease_s} s"
                     self._answers.setdefault(tag, {"kind": "lost", "problem": text})
@@ -210,27 +219,33 @@ class Agents:
     def _open_one(self, name: str) -> str:
         """Start an agent; return what prevents it, or nothing."""
         if name in self.links:  # and lost: the connection may be as dead, and not know it yet
+            self._leave(self.links[name])
             self._hosts[name].close()
         try:
             left = self._pay(name)
             if left:
                 return f"{name}: an earlier trial left {', '.join(left)}"
             self._hosts[name].connect()
-            self.links[name] = link = AgentLink(self._hosts[name], self.settings, self._take)
+            sink = partial(self._take, name)
+            self.links[name] = link = AgentLink(self._hosts[name], self.settings, sink)
             if self._is_closed:
                 self._leave(link)
         except HostError as error:
             return str(error)
         if self._warm_up is not None:
             request: dict[str, Any] = asdict(self._warm_up)
-            link.send(kind="warm", base=self.settings.base, **request)
+            limit_s = self.settings.import_timeout_s
+            link.send(kind="warm", base=self.settings.base, limit_s=limit_s, **request)
         return ""
 
-    def _take(self, tag: str, message: Message) -> None:
+    def _take(self, name: str, tag: str, message: Message) -> None:
         """Queue what an agent says; remember what it says of its warm process."""
-        if message["kind"] in {"warm", "lost"}:
-            with self._answered:
-                self._answers.setdefault(tag, {"problem": message.get("text"), **message})
+        with self._answered:
+            if message["kind"] == "warm-died":  # it is started once more
+                self._answers.pop(tag, None)
+                _LOGGER.warning(printable(f"{name}: {message['text']}; it is started once more"))
+            elif message["kind"] in {"warm", "lost"}:
+                self._answers[tag] = {"problem": message.get("text"), **message}
                 self._answered.notify_all()
         self.inbox.put(tag, message)
 

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -119,8 +119,7 @@ def list_sites(experiment: Experiment) -> tuple[Site, ...]:
     if trials.backend == "local":
         num_slots = sum(node.num_slots for node in nodes) * len(groups)
         return (Site(name=LOCAL_NAME, device=nodes[0].device, num_slots=num_slots),)
-    section = experiment.document.values.get("cluster")
-    if isinstance(section, Mapping) and section.get("hostfile") is None:
+    if not experiment.names_hosts:
         message = (
             "not there, so that nobody knows which hosts to look at; name a file with lines such "
             "as 'host1 slots=4', or use --trials local for this machine"

@@ -7,16 +7,17 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from amp_ray.errors import AmpRayError
+from amp_ray.errors import AmpRayError, InputError
 from amp_ray.runtime import study_events
-from amp_ray.runtime.pool import Finished, Pool, Task
+from amp_ray.runtime.pool import Fault, Finished, Pool, Task
 from amp_ray.runtime.study_end import Ending, Result
 from amp_ray.runtime.study_events import Open
 from amp_ray.runtime.study_view import EventLog, View
 from amp_ray.trials.outcome import Unreachable
 from amp_ray.tuner.certificate import certify
+from amp_ray.tuner.common_failure import CommonFailure, common_failure
 from amp_ray.tuner.kept_predictor import KeptPredictor
 from amp_ray.tuner.knowledge import Knowledge, learn
 from amp_ray.tuner.log import Log
@@ -37,12 +38,14 @@ class DriverSettings:
         study_id: Short and different for every study: part of the names of trials.
         time_left_s: Nothing runs for longer than this. None for no limit.
         steady: Makes blocks in which no signal interrupts; see `interruption.Interruption`.
+        known_failures: Signs of common failures that the study is not stopped for again.
     """
 
     trials_folder: Path
     study_id: str
     time_left_s: float | None = None
     steady: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
+    known_failures: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +106,8 @@ class Driver:
         self._begun_s = time.monotonic()
         self._waiting: list[_Again] = []
         self._running: dict[int, _Running] = {}
+        self._fault: AmpRayError | None = None
+        self._alike: CommonFailure | None = None
 
     def run(self, unfinished: Iterable[Open] = (), left: Iterable[str] = ()) -> Result:
         """Drive until the budget is spent, nothing is worth a trial, or no host is left.
@@ -112,7 +117,7 @@ class Driver:
             left: Names of attempts of which hosts may still have something; they are swept.
 
         Raises:
-            AmpRayError: If the journal cannot be written.
+            AmpRayError: If the journal cannot be written, or this machine cannot run trials.
             KeyboardInterrupt: After everything that ran has been ended in order.
         """
         ending: Ending = "failed"
@@ -131,7 +136,13 @@ class Driver:
         """Return what is known by now."""
         knowledge = learn(self.state, self._predictor)
         certificate = certify(self.state, knowledge)
-        return Result(state=self.state, knowledge=knowledge, certificate=certificate, ending=ending)
+        return Result(
+            state=self.state,
+            knowledge=knowledge,
+            certificate=certificate,
+            ending=ending,
+            common_failure=self._alike,
+        )
 
     # ------------------------------------------------------------------ the loop
 
@@ -150,6 +161,10 @@ class Driver:
             with self._settings.steady():
                 for entry in finished:
                     self._end(entry)
+            if self._fault is not None:
+                raise self._fault
+            if self._alike is not None:
+                return "crashes"
             if finished:
                 knowledge = self._learn()
 
@@ -179,11 +194,13 @@ class Driver:
 
     def _start(self, what: _Again, group: int) -> None:
         """Write down and start one attempt."""
-        trial = what.trial
-        name = f"{trial.number:04d}-{what.attempt}"
+        trial, attempt = what.trial, what.attempt
+        while (self._settings.trials_folder / f"{trial.number:04d}-{attempt}").exists():
+            attempt += 1  # of an attempt that the journal does not know: it was salvaged
+        name = f"{trial.number:04d}-{attempt}"
         task = Task(
             number=trial.number,
-            attempt=what.attempt,
+            attempt=attempt,
             trial_id=f"{self._settings.study_id}-{name}",
             strategy=trial.strategy,
             folder=self._settings.trials_folder / name,
@@ -200,9 +217,8 @@ class Driver:
         """Write down what came of an attempt; after an unreachable host there is a second one."""
         task, outcome = finished.task, finished.outcome
         running = self._running.pop(task.number)
-        if outcome is None:
-            self._log.append(study_events.interrupted(task, self._seconds))
-            self._view.halted(running.trial)
+        if outcome is None or isinstance(outcome, Fault):
+            self._halt(running, task, outcome)
             return
         if isinstance(outcome, Unreachable):
             self._on_unreachable(finished.group, outcome, running)
@@ -213,6 +229,22 @@ class Driver:
         self.state = record(self.state, task.number, outcome)
         told = self.state.trials[task.number]
         self._view.ended(told, self._surprise(told))
+        alike = common_failure(self.state, task.number)
+        if alike is not None and alike.sign not in self._settings.known_failures:
+            self._alike = alike
+
+    def _halt(self, running: _Running, task: Task, fault: Fault | None) -> None:
+        """Write down that an attempt told nothing; a fault of this machine ends the study."""
+        text = None if fault is None else str(fault.error)
+        self._log.append(study_events.interrupted(task, self._seconds, fault=text))
+        self._view.halted(running.trial)
+        if fault is not None and self._fault is None:
+            message = (
+                f"trial {task.number} could not be run from this machine: {text}. The strategy is "
+                "not to blame, and its trial is still open: mend that, and --resume runs it again"
+            )
+            kind = InputError if isinstance(fault.error, InputError) else AmpRayError
+            self._fault = kind(message)
 
     def _on_unreachable(self, group: int, outcome: Unreachable, running: _Running) -> None:
         """Set the group of a lost host aside where there is another, or after a second time.
@@ -257,7 +289,10 @@ class Driver:
                 for finished in self._pool.wait(0.0):
                     self._end(finished)
             seconds = self._seconds
-            self._log.append({"event": "stopped", "ending": ending, "seconds": seconds})
+            event: dict[str, Any] = {"event": "stopped", "ending": ending, "seconds": seconds}
+            if ending == "crashes" and self._alike is not None:
+                event["alike"] = {"numbers": self._alike.numbers, "sign": self._alike.sign}
+            self._log.append(event)
         for number in self._running:
             self._view.note(f"trial {number} did not end in order; --resume cleans up after it")
 

@@ -1,7 +1,8 @@
 """Reading and writing files: experiments, hostfiles, profiles, strategies, results."""
 
 import logging
-from collections.abc import Collection, Iterable, Mapping
+import os
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib import resources
@@ -18,6 +19,7 @@ from amp_ray.spec.model import Model
 from amp_ray.spec.profile import Profile
 from amp_ray.spec.strategy_file import Context, Given, parse_strategies
 from amp_ray.spec.yaml_text import parse_yaml
+from amp_ray.trials.profile_tables import RECORDS_FILE
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -29,6 +31,9 @@ _PROFILE_SUFFIXES: Final = (".csv", ".yaml")
 
 _ENCODING: Final = "utf-8-sig"
 """UTF-8, with or without the mark that spreadsheet programs put in front."""
+
+_MOST_CHARACTERS: Final = 2**25
+"""Of an input file: a million strategies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,9 +58,18 @@ class ExperimentFiles:
         """Return the text of every YAML and CSV file of a folder, by file name.
 
         Raises:
-            InputError: If there is no such folder or a file in it cannot be read.
+            InputError: If there is no such folder, a file in it cannot be read, or it holds a
+                profile of which nothing is complete yet.
         """
-        return read_texts(self._locate(name), _PROFILE_SUFFIXES)
+        folder = self._locate(name)
+        texts = read_texts(folder, _PROFILE_SUFFIXES)
+        if not texts and (folder / RECORDS_FILE).exists():
+            message = (
+                "an unfinished profile: at no tp and micro-batch size all layers were measured; "
+                f"run amp-ray profile EXPERIMENT.yaml -o {folder} again, it goes on"
+            )
+            raise InputError(message, where=Where(file=str(folder)))
+        return texts
 
     def foreign_profile(
         self, source: str, name: str, model: Model, devices: Iterable[Device]
@@ -133,7 +147,11 @@ def read_text(path: Path) -> str:
         InputError: If it does not exist, cannot be read, or is not UTF-8 text.
     """
     try:
-        return path.read_text(encoding=_ENCODING)
+        with path.open(encoding=_ENCODING) as file:
+            text = file.read(_MOST_CHARACTERS + 1)
+        if len(text) <= _MOST_CHARACTERS:
+            return text
+        message = f"longer than {_MOST_CHARACTERS:,} characters: is this the right file?"
     except FileNotFoundError:
         message = "no such file"
     except IsADirectoryError:
@@ -145,21 +163,42 @@ def read_text(path: Path) -> str:
     raise InputError(message, where=Where(file=str(path)))
 
 
-def write_text(path: Path, text: str | Iterable[str]) -> None:
+def private(path: str, flags: int) -> int:
+    """Open a file that only its owner may read; an ``opener`` of the built-in ``open``."""
+    return os.open(path, flags, 0o600)
+
+
+def close_to_others(folder: Path) -> None:
+    """Take a folder and all that is in it from everybody but its owner, where there are modes."""
+    if not folder.is_dir():
+        return
+    with suppress(PermissionError):
+        for path in (folder, *folder.rglob("*")):
+            if not path.is_symlink():
+                path.chmod(0o700 if path.is_dir() else 0o600)
+
+
+def write_text(
+    path: Path, text: str | Iterable[str], *, opener: Callable[[str, int], int] | None = None
+) -> None:
     """Write a file whole or not at all: to a neighbour first, then renamed.
 
     Args:
-        path: An existing file is replaced.
+        path: An existing file is replaced; into a device or a pipe the text is written as it is.
         text: Its new content; a long one may come in pieces.
+        opener: As of the built-in ``open``, such as `private`.
 
     Raises:
         InputError: If the folder does not exist or cannot be written.
     """
+    is_file = path.is_file() or not path.exists()
     neighbour = path.parent / f".{path.name}.partial"
     try:
-        with neighbour.open("w", encoding="utf-8") as file:
+        target = neighbour if is_file else path
+        with open(target, "w", encoding="utf-8", opener=opener) as file:
             file.writelines([text] if isinstance(text, str) else text)
-        neighbour.replace(path)
+        if is_file:
+            neighbour.replace(path)
     except (OSError, ValueError) as error:
         with suppress(OSError, ValueError):
             neighbour.unlink()

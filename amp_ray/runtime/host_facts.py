@@ -27,6 +27,12 @@ _MODULES: Final = (
 """In the order of their imports."""
 
 _NUM_NOISE_LINES: Final = 3
+_MAX_NOISE: Final = 1000
+"""Bytes of a line that is no message."""
+
+_MAX_BYTES: Final = 4 * 2**20
+"""Of all that a probe says: a few kilobytes are usual."""
+
 _NUM_CLOCK_READINGS: Final = 5
 _END_TIMEOUT_S: Final = 2.0
 
@@ -151,26 +157,32 @@ class Probe:
         """Sort messages from what a login shell or a failing interpreter prints."""
         rest = b""
         problem = ""
+        num_bytes = 0
         try:
             while data := self._channel.read():
+                num_bytes += len(data)
+                if num_bytes > _MAX_BYTES:
+                    problem = f"it says more than {_MAX_BYTES // 2**20} MiB, as no probe does"
+                    self._channel.close()
+                    break
                 *lines, rest = (rest + data).split(b"\n")
                 for line in lines:
                     self._hear(line)
         except (OSError, HostError) as error:
             problem = str(error)
-        self._hear(rest)
+        self._hear(rest[:_MAX_NOISE])
         text = problem or " / ".join(self._noise) or "the connection ended"
         self._inbox.put({"kind": "lost", "text": text})
 
     def _hear(self, line: bytes) -> None:
         """Take one line."""
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, RecursionError):
             message = json.loads(line)
             if isinstance(message, dict) and "kind" in message:
                 self._inbox.put(message)
                 return
         if line.strip():
-            self._noise.append(line.decode("utf-8", "replace").strip())
+            self._noise.append(line[:_MAX_NOISE].decode("utf-8", "replace").strip())
 
 
 def _bundle() -> bytes:

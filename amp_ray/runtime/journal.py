@@ -8,21 +8,16 @@ they are only kept, in the lines of `amp_ray.runtime.journal_lines`.
 
 import errno
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, NoReturn, Self
 
-from amp_ray.errors import AmpRayError, InputError, Where
+from amp_ray.errors import AmpRayError, InputError, Where, advice_for
+from amp_ray.runtime.files import private
 from amp_ray.runtime.journal_lines import Body, Contents, encode, parse
 
-_ADVICE: Final = {
-    errno.ENOSPC: "Make room",
-    errno.EDQUOT: "Make room within the quota",
-    errno.EFBIG: "Raise the limit of file sizes",
-    errno.EROFS: "Make it writable",
-    errno.EACCES: "Make it writable",
-}
-"""What a person can do; anything else is the disk's or the file system's trouble."""
+_COPIED_BYTES: Final = 1 << 20
+"""At once, when a damaged journal is set aside."""
 
 _NO_SYNC: Final = (errno.EINVAL, errno.EBADF, errno.ENOTSUP)
 """What file systems answer that cannot synchronise a folder."""
@@ -59,19 +54,27 @@ class Journal:
         self._problem: str | None = None
 
     @classmethod
-    def open(cls, path: Path) -> Self:
+    def open(cls, path: Path, *, salvage: bool = False) -> Self:
         """Open a journal for appending, and make it where there is none.
 
         What a crash left at its end is cut off. Only who holds the study's lock may do this.
+
+        Args:
+            path: Of the file.
+            salvage: Whether a damaged one is opened with the records before the damage; the rest
+                is moved to a file beside it.
 
         Raises:
             InputError: If it cannot be opened for writing, or its content is damaged.
         """
         descriptor = -1
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
             with open(descriptor, "rb", closefd=False) as stream:
-                contents = parse(stream, file=str(path))
+                contents = parse(stream, file=str(path), salvage=salvage)
+            if contents.is_damaged:
+                aside = _set_aside(path, descriptor, contents.num_bytes)
+                contents = replace(contents, dropped=f"{contents.dropped}, to {aside}")
             if os.fstat(descriptor).st_size > contents.num_bytes:
                 os.ftruncate(descriptor, contents.num_bytes)
             os.fsync(descriptor)
@@ -185,10 +188,22 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def _set_aside(path: Path, descriptor: int, num_good: int) -> Path:
+    """Copy what follows the good records of a journal to a new file beside it."""
+    number = 1
+    while (aside := path.with_name(f"{path.name}.damaged-{number}")).exists():
+        number += 1
+    with open(aside, "xb", opener=private) as copy:
+        while piece := os.pread(descriptor, _COPIED_BYTES, num_good):
+            num_good += copy.write(piece)
+        copy.flush()
+        os.fsync(copy.fileno())
+    return aside
+
+
 def _describe(path: Path, error: OSError) -> str:
     """Say what went wrong and what to do."""
-    advice = _ADVICE.get(error.errno or 0, "See to that")
     return (
         f"{path}: cannot be written: {error.strerror or error}. Everything before is kept. "
-        f"{advice}, and go on with --resume"
+        f"{advice_for(error)}, and go on with --resume"
     )

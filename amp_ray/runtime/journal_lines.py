@@ -3,15 +3,15 @@
 A record is one line: ``{"v":1,"n":NUMBER,"crc":CHECKSUM,"body":BODY}``. Numbers count from 0
 without gaps; the checksum is that of number and body. A record is safe on the disk before the next
 one is begun, so a crash leaves at most one torn record, at the end. That one is dropped; anything
-else that is wrong was no crash, and is refused.
+else that is wrong was no crash, and is refused unless the records before it are to be salvaged.
 """
 
 import json
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, overload
+from typing import Any, Final, NoReturn, overload
 
 from amp_ray.errors import InputError, Where
 
@@ -25,8 +25,6 @@ _LINE: Final = re.compile(
 )
 _BEGIN: Final = b'{"v":'
 _HEAD: Final = re.compile(rb'\{"v":\d+,"n":\d+,"crc":\d+,"body":')
-
-_HELP: Final = "Restore the journal from a copy, or begin a new study"
 
 
 class Bodies(Sequence[Body]):
@@ -50,8 +48,18 @@ class Bodies(Sequence[Body]):
         """Return one of them, or a part."""
         if isinstance(index, slice):
             return Bodies(self._texts[index])
-        body: Body = json.loads(self._texts[index])
+        try:
+            body: Body = json.loads(self._texts[index], parse_constant=_refuse)
+        except RecursionError:
+            message = "the record is nested too deeply"
+            raise ValueError(message) from None
         return body
+
+
+def _refuse(constant: str) -> NoReturn:
+    """Refuse what is no number."""
+    message = f"the record has a number {constant}, which JSON has not"
+    raise ValueError(message)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -62,11 +70,13 @@ class Contents:
         bodies: Of all records, in order.
         num_bytes: Of the good lines.
         dropped: What was left out at the end, for people; None if nothing.
+        is_damaged: Whether that is more than a crash leaves.
     """
 
     bodies: Bodies
     num_bytes: int
     dropped: str | None
+    is_damaged: bool = False
 
 
 def encode(number: int, body: Body) -> bytes:
@@ -84,57 +94,41 @@ def encode(number: int, body: Body) -> bytes:
     return head.encode() + text + b"}\n"
 
 
-def parse(lines: Iterable[bytes], *, file: str) -> Contents:
+def parse(lines: Iterable[bytes], *, file: str, salvage: bool = False) -> Contents:
     """Read a journal.
 
     Args:
         lines: All of them, each with its line feed, as an open file yields them.
         file: Its name, for messages.
+        salvage: Whether the records before a damage are taken.
 
     Raises:
-        InputError: If records are changed, missing, doubled, out of order or of a newer version:
-            a crash leaves none of these.
+        InputError: If there is damage that no crash leaves and it is not to be salvaged, or the
+            file is no journal, or one of a newer version.
     """
     texts: list[bytes] = []
-    num_bytes, dropped = 0, None
+    num_bytes, dropped, is_damaged = 0, None, False
     source = iter(lines)
     for line in source:
         record = _decode(line)
         if record is None or record[0] != len(texts):
             where = Where(file=file, line=len(texts) + 1)
-            dropped = f"line {where.line}: {_judge(line, texts, source, where)}"
+            _check_is_ours(line, where)
+            torn = _torn(line) if record is None and next(source, None) is None else None
+            is_damaged = torn is None
+            dropped = f"line {where.line}: {torn or 'a damaged record, and all that follows'}"
+            if is_damaged and not (salvage and texts):
+                raise InputError(_damage(len(texts)), where=where)
             break
         texts.append(record[1])
         num_bytes += len(line)
-    return Contents(bodies=Bodies(tuple(texts)), num_bytes=num_bytes, dropped=dropped)
+    return Contents(
+        bodies=Bodies(tuple(texts)), num_bytes=num_bytes, dropped=dropped, is_damaged=is_damaged
+    )
 
 
-def _judge(line: bytes, texts: Sequence[bytes], rest: Iterator[bytes], where: Where) -> str:
-    """Say what is dropped with the first line that does not fit.
-
-    Args:
-        line: That line.
-        texts: Bodies of the records before it.
-        rest: Lines after it.
-        where: Its place.
-
-    Raises:
-        InputError: If a crash cannot have left it.
-    """
-    record = _decode(line)
-    if record is None:
-        return _judge_damaged(line, next(rest, None), where)
-    number, text = record
-    after = tuple(rest)
-    num_whole = sum(other.endswith(b"\n") for other in after)
-    if texts and number == len(texts) - 1 and text == texts[-1] and not num_whole:
-        return f"a second copy of record {number}"
-    message = f"{_misplaced(number, text, texts, after)}. {_HELP}"
-    raise InputError(message, where=where)
-
-
-def _judge_damaged(line: bytes, following: bytes | None, where: Where) -> str:
-    """Say what is dropped with a line that is no good record; refuse it if no crash left it."""
+def _check_is_ours(line: bytes, where: Where) -> None:
+    """Refuse a file of something else, and a journal of a newer version."""
     version = _version(line)
     if version > SCHEMA:
         message = (
@@ -146,29 +140,27 @@ def _judge_damaged(line: bytes, following: bytes | None, where: Where) -> str:
     if where.line == 1 and written[: len(_BEGIN)] != _BEGIN[: len(written)]:
         message = "this is no journal of a study; name another folder by --study"
         raise InputError(message, where=where)
+
+
+def _torn(line: bytes) -> str | None:
+    """Say what a crash has left in the last line; None if it was no crash."""
     if not line.endswith(b"\n"):
         return f"{len(line)} bytes of a record that was never completed"
-    if following is not None or len(_HEAD.findall(line)) > 1:  # a line feed has changed
-        message = (
-            "bytes of this record have changed (its checksum does not fit), and more follows, so "
-            f"this was no crash. {_HELP}"
-        )
-        raise InputError(message, where=where)
+    if len(_HEAD.findall(line)) > 1:  # a line feed has changed
+        return None
     return "a last record whose checksum does not fit"
 
 
-def _misplaced(number: int, text: bytes, texts: Sequence[bytes], after: Iterable[bytes]) -> str:
-    """Say what is wrong with a good record in a wrong place."""
-    expected = len(texts)
-    found = f"found record {number}, expected {expected}"
-    if number < expected:
-        first = f"line {number + 1}"
-        if texts[number] == text:
-            return f"{found}: it stands here a second time, first in {first}"
-        return f"{found}: another one than in {first}, so two drivers have written"
-    if expected in {record[0] for record in map(_decode, after) if record is not None}:
-        return f"{found}, which comes later: records are out of order"
-    return f"{found}: {number - expected} missing before it"
+def _damage(num_good: int) -> str:
+    """Say that a journal is damaged, and what can be done."""
+    message = "this record is damaged or out of place, and no crash does that. "
+    if not num_good:
+        return f"{message}Restore the journal from a copy, or begin a new study"
+    records = "the record" if num_good == 1 else f"the {num_good} records"
+    return (
+        f"{message}Restore the journal from a copy, or keep {records} before it: --resume "
+        "--salvage sets the rest aside in a file beside it"
+    )
 
 
 def _decode(line: bytes) -> tuple[int, bytes] | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from amp_ray.errors import HostError
+from amp_ray.errors import HostError, printable
 from amp_ray.runtime.agents import Agents, WarmUp
 from amp_ray.runtime.attempt import Attempt
 from amp_ray.runtime.contents import Contents
@@ -26,8 +26,9 @@ from amp_ray.trials.signs import keep_last
 
 _LOGGER = logging.getLogger(__name__)
 
-_NUM_ATTEMPTS: Final = 2
-"""A port can be taken between asking for it and using it: one more try."""
+_NUM_ATTEMPTS: Final[dict[str, int]] = {"port": 2, "warm": 3}
+"""A port can be taken between asking for it and using it: one more try. A warm process can die; the
+second time ranks start afresh."""
 
 _TOKEN_BYTES: Final = 4
 
@@ -166,27 +167,28 @@ class Launcher:
     def _outcome(
         self, launch: Launch, record: TrialFolder, reader: Reader, start: float
     ) -> Outcome:
-        """Try once, and once more if only the port was taken."""
-        attempt: Attempt | None = None
+        """Try once, and again if it was not the trial that failed."""
         self._contents.take(launch.files)
-        for _ in range(_NUM_ATTEMPTS):
+        number = 0
+        while True:
+            number += 1
             self._watch.check()
             errors = self._agents.open(launch.hosts, self._watch)
             if errors:
                 host, text = next(iter(errors.items()))
-                return Unreachable(reason=text, host=host, wall_s=time.monotonic() - start)
+                return Unreachable(
+                    reason=printable(text), host=host, wall_s=time.monotonic() - start
+                )
             self._warm_up(launch.hosts)
             attempt = self._attempt(launch, record)
             cause = first_cause(attempt.signs)
-            if cause is None or cause.kind != "port":
-                break
-        assert attempt is not None
-        return self._judge(launch, attempt, reader, start)
+            if cause is None or number >= _NUM_ATTEMPTS.get(cause.kind, 1):
+                return self._judge(launch, attempt, reader, start)
 
     def _warm_up(self, names: Sequence[str]) -> None:
         """Wait for warm processes; where there can be none, ranks start afresh, and we say so."""
         for name, answer in self._agents.warm(names, self._watch).items():
-            problem = f"{name}: ranks start afresh: {answer['problem']}"
+            problem = printable(f"{name}: ranks start afresh: {answer['problem']}")
             if answer["problem"] and problem not in self._told:
                 self._told.add(problem)
                 _LOGGER.warning(problem)
@@ -230,12 +232,12 @@ class Launcher:
                 broken = {f"rank-{rank}.log": (rank, why) for rank, why in logs}
                 measurement = reader(AllFiles(attempt.files, broken), launch.trial_id)
                 return measured(measurement, wall_s=wall_s)
-            except ValueError as error:
+            except (ValueError, ArithmeticError, RecursionError) as error:
                 signs.append(_no_result(launch, attempt, error))
         return failure(signs, timeout_s=launch.timeout_s, wall_s=wall_s)
 
 
-def _no_result(launch: Launch, attempt: Attempt, error: ValueError) -> Sign:
+def _no_result(launch: Launch, attempt: Attempt, error: Exception) -> Sign:
     """Say that every rank ended well and nothing was measured, with the last lines there are."""
     rank = error.rank if isinstance(error, MissingRankError) else 0
     hosts = [command.host for command in launch.commands if command.rank <= rank]

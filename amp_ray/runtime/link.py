@@ -53,6 +53,7 @@ class AgentSettings:
         lease_s: Without a sign of life for so long, each side takes the other for gone.
         heartbeat_s: Between signs of life.
         grace_s: Between TERM and KILL.
+        import_timeout_s: For the imports of a warm process.
         settle_s: What a rank's peers get to tell their story when it has failed.
         isolate: Whether an agent takes a PID namespace of its own where it can.
         base: Folder of all trials' folders on the hosts; None for their TMPDIR, else /tmp.
@@ -61,6 +62,7 @@ class AgentSettings:
     lease_s: float = 6.0
     heartbeat_s: float = 1.0
     grace_s: float = 0.5
+    import_timeout_s: float = 300.0
     settle_s: float = 0.2
     isolate: bool = True
     base: str | None = None

@@ -17,6 +17,9 @@ _UNKNOWN_KEY: Final = re.compile(
 _CHANGED_KEY: Final = re.compile(
     r"(?P<found>.*?)\. (?P<advice>If you know why), run: (?P<command>ssh-keygen .*)", re.DOTALL
 )
+_REVOKED_KEY: Final = re.compile(
+    r"(?P<found>.* is marked @revoked at .*?)\. (?P<advice>Whoever .*)", re.DOTALL
+)
 _NO_KEY_FILE: Final = re.compile(r"key file (?P<path>.*?)(, .*)? does not exist")
 _REFUSED: Final = re.compile(r"login refused: .*key files tried: (?P<first>[^,;]*)")
 _ENCRYPTED: Final = "encrypted"
@@ -65,6 +68,16 @@ def login_failure(name: str, error: HostError, settings: SshSettings) -> Finding
             expected=f"the host's key in {settings.known_hosts}",
             command=key["command"],
             advice=key["advice"],
+        )
+    revoked = _REVOKED_KEY.fullmatch(text)
+    if revoked is not None:
+        return Finding(
+            level="error",
+            host=name,
+            check="host key",
+            found=revoked["found"],
+            expected="a key that is not revoked",
+            advice=revoked["advice"],
         )
     missing = _NO_KEY_FILE.search(text)
     if missing is not None:

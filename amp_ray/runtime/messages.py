@@ -51,6 +51,7 @@ _SHAPES: Final[Mapping[str, Mapping[str, _Test]]] = {
     },
     "stored": {"digest": _is_text},
     "warm": {"problem": _is_text, "import_s": lambda value: isinstance(value, int | float)},
+    "warm-died": {"text": _is_text},
     "started": {"rank": _is_integer, "pid": _is_integer},
     "said": {"rank": _is_integer, "data": lambda value: isinstance(value, dict)},
     "trouble": {

@@ -11,7 +11,7 @@ from amp_ray.errors import placed
 from amp_ray.runtime.metis_planning import METIS_2024, make_metis_planner
 from amp_ray.runtime.searching import AUTO, Workers, search_candidates
 from amp_ray.search.planner import AmpRayPlanner, Planner, evaluate
-from amp_ray.search.ranking import Ranking
+from amp_ray.search.ranking import Ranking, why_none
 from amp_ray.search.rows import SCHEMA, ranking_rows
 from amp_ray.search.space import candidates_of, group_candidates, uniform_candidates
 from amp_ray.spec.candidate import AnyCandidate
@@ -44,6 +44,13 @@ class Planned:
             "lower_bound_s": self.ranking.lower_bound_s,
             "ranking": ranking_rows(self.ranking, self.experiment.cluster, num_rows=num_rows),
         }
+
+
+def why_infeasible(experiment: Experiment, cost_model: str, results: Sequence[Result]) -> str:
+    """Say why none of the results of a search is feasible, and what comes closest to it."""
+    ours = make_planner(experiment, cost_model)
+    others = ours.roomiest() if isinstance(ours, AmpRayPlanner) else ()
+    return why_none(results, others)
 
 
 def make_planner(experiment: Experiment, cost_model: str) -> Planner:

@@ -1,16 +1,20 @@
 """Groups of hosts that run trials side by side: what a driver asks of them, and threads that do."""
 
 import contextlib
+import logging
 import queue
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, Protocol, Self
 
-from amp_ray.errors import AmpRayError, HostError
+from amp_ray.errors import AmpRayError, HostError, advice_for
+from amp_ray.runtime.files import close_to_others
 from amp_ray.spec.strategy import Strategy
-from amp_ray.trials.outcome import Crashed, Outcome, Unreachable
+from amp_ray.trials.outcome import Outcome, Unreachable
+
+_LOGGER = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S: Final = 30.0
 """What a runner may take to end its trial and clean up: more than any lease."""
@@ -40,6 +44,30 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """Something went wrong on this machine, not in the trial: it says nothing of the strategy.
+
+    Args:
+        error: What, and what to do.
+    """
+
+    error: AmpRayError
+
+    @classmethod
+    def of(cls, error: Exception) -> Self:
+        """Return the fault that an exception of the launcher is."""
+        if isinstance(error, AmpRayError):
+            return cls(error=error)
+        if isinstance(error, OSError):
+            file = f": {error.filename}" if error.filename else ""
+            text = f"{error.strerror or error}{file}. {advice_for(error)}"
+            return cls(error=AmpRayError(text))
+        text = f"{type(error).__name__}: {error}. Run it again with -v to see where"
+        _LOGGER.info("the launcher failed", exc_info=error)
+        return cls(error=AmpRayError(text))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
     """An attempt that is over.
 
@@ -50,7 +78,7 @@ class Finished:
     """
 
     task: Task
-    outcome: Outcome | None
+    outcome: Outcome | Fault | None
     group: int
 
 
@@ -181,22 +209,28 @@ class ThreadPool:
         self._done.put(Finished(task=task, outcome=outcome, group=group))
 
 
-def run_task(runner: Runner, task: Task) -> Outcome | None:
-    """Run an attempt; what goes wrong becomes an outcome, an interruption None."""
+def run_task(runner: Runner, task: Task) -> Outcome | Fault | None:
+    """Run an attempt.
+
+    Returns:
+        The trial's outcome; None if it was interrupted; a fault if this machine could not run it.
+    """
     try:
-        return runner.run(task)
+        try:
+            return runner.run(task)
+        finally:
+            close_to_others(task.folder)
     except InterruptedTrialError:
         return None
     except HostError as error:
         return Unreachable(reason=str(error), host="", wall_s=0.0)
     except Exception as error:  # noqa: BLE001 - a thread must tell its end, whatever it is
-        reason = f"the launcher failed: {type(error).__name__}: {error}"
-        return Crashed(reason=reason, kind="start", rank=None, host="", lines=(), wall_s=0.0)
+        return Fault.of(error)
 
 
 def sweep_lines(runner: Runner, trial_ids: Sequence[str]) -> list[str]:
-    """Sweep one group; a host that cannot be reached has one line."""
+    """Sweep one group; where that fails, the reason is a line."""
     try:
         return runner.sweep(trial_ids)
-    except HostError as error:
-        return [str(error)]
+    except Exception as error:  # noqa: BLE001 - a host that is not swept must not end a study
+        return [str(Fault.of(error).error)]

@@ -2,6 +2,7 @@
 
 import datetime as dt
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -49,12 +50,14 @@ class PartReport:
     Args:
         part: Which.
         num_missing: Points that are still to be measured.
+        missing: Which, for people.
         too_large: Smallest micro-batch size that does not fit, by tp.
         problem: Why it could not go on; None if it could.
     """
 
     part: Part
     num_missing: int
+    missing: tuple[str, ...] = ()
     too_large: Mapping[int, int] = field(default_factory=dict)
     problem: str | None = None
 
@@ -71,6 +74,19 @@ class _Work:
     def num(self) -> int:
         """Measurements."""
         return len(self.links) + len(self.layers) + self.step
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Say what is missing, in the order in which it is measured."""
+        layers = Counter((point.tp, point.micro_batch_size) for point in self.layers)
+        return (
+            *([f"{len(self.links)} messages"] if self.links else ()),
+            *(["what surrounds the layers"] if self.step else ()),
+            *(
+                f"{count} layers at tp {tp} micro-batch size {size}"
+                for (tp, size), count in layers.items()
+            ),
+        )
 
 
 def measure(
@@ -121,10 +137,11 @@ class _Run:
                 continue
             problem = None if isinstance(outcome, Measured) else outcome.reason
             break
-        limits = self._folder.records.limits
+        limits, left = self._folder.records.limits, self._missing(part)
         return PartReport(
             part=part,
-            num_missing=self._missing(part).num,
+            num_missing=left.num,
+            missing=left.words,
             too_large={
                 tp: size for (device, tp), size in limits.items() if device == part.place.devices
             },

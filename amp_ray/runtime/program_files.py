@@ -1,17 +1,22 @@
 """The files that a program needs on the hosts: sources of this package, files of the user."""
 
 from collections.abc import Iterable, Sequence
+from hashlib import sha256
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path, PurePath
-from typing import Final
+from typing import Any, Final
 
 from amp_ray.errors import InputError, Where
 from amp_ray.spec.experiment import Experiment
+from amp_ray.trials.launch import without_secrets
 from amp_ray.trials.metric_files import HELPER_FILE
 
 TRAINING_PARTS: Final = ("__init__.py", "training")
 """Of this package, sent to the hosts: what they run is what is installed here."""
+
+_DIGEST_LETTERS: Final = 12
+"""Enough to tell versions of a file apart that a person has."""
 
 METRIC_MODULE: Final = "runtime/metric_helper.py"
 """Of this package: by which a user's program tells its iteration times."""
@@ -89,6 +94,43 @@ def program_files(experiment: Experiment, base: Path) -> dict[str, bytes]:
     if program.metric == "helper":
         found[HELPER_FILE] = (resources.files("amp_ray") / METRIC_MODULE).read_bytes()
     return found
+
+
+def program_record(experiment: Experiment, base: Path) -> dict[str, Any]:
+    """Return what decides how long a trial's program takes, as plain JSON values.
+
+    Files are known by their digests: those that are sent to the hosts, and those of this machine
+    that arguments name, where trials run here. Values of secret variables are left out.
+
+    Args:
+        experiment: With a program of its own, or ours.
+        base: Folder of the experiment file.
+
+    Raises:
+        InputError: If a file of the user's cannot be read.
+    """
+    trials, program = experiment.trials, experiment.trials.program
+    record: dict[str, Any] = {
+        "python": trials.python,
+        "launcher": trials.launcher,
+        "environment": without_secrets(trials.environment),
+    }
+    if program is None:
+        return record
+    where = experiment.where("trials", "program", "files")
+    files = user_files(program.files, base, where=where)
+    if trials.backend == "local" and program.cwd is not None:
+        for word in program.argv:
+            path = Path(program.cwd, word)
+            if not Path(word).is_absolute() and path.is_file():
+                files[word] = path.read_bytes()
+    return record | {
+        "argv": list(program.argv),
+        "per": program.per,
+        "cwd": program.cwd,
+        "metric": str(program.metric),
+        "files": {name: sha256(data).hexdigest()[:_DIGEST_LETTERS] for name, data in files.items()},
+    }
 
 
 def _target(name: str) -> str:

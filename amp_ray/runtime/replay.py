@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from amp_ray.errors import InputError, Where
+from amp_ray.errors import InputError
 from amp_ray.runtime.files import load_strategies
 from amp_ray.runtime.pool import Finished, Task
 from amp_ray.spec.candidate import Candidate
@@ -23,23 +23,34 @@ def load_replay(path: Path, experiment: Experiment) -> tuple[Given, ...]:
         path: Strategies file with a column ``measured_s``.
         experiment: What the strategies must fit.
 
+    Returns:
+        A line for each strategy: of several runs the one with the middle time, or the first that
+        failed where none was measured.
+
     Raises:
-        InputError: If the file cannot be read, a strategy has no measurement, or two lines name
-            the same strategy.
+        InputError: If the file cannot be read, or a strategy has no measurement.
     """
-    given = load_strategies(path, experiment)
-    seen: dict[Key, Where] = {}
-    for entry in given:
+    runs: dict[Key, list[Given]] = {}
+    for entry in load_strategies(path, experiment):
         if entry.measured_s is None and entry.failure is None:
             message = "nothing was measured; expected measured_s with seconds, oom or failed"
             raise InputError(message, where=entry.where)
         key = entry.strategy or entry.candidate
         assert key is not None
-        if key in seen:
-            message = f"the same strategy stands at {seen[key]}; a table has one answer for each"
-            raise InputError(message, where=entry.where)
-        seen[key] = entry.where
-    return given
+        runs.setdefault(key, []).append(entry)
+    return tuple(_typical(entries) for entries in runs.values())
+
+
+def _typical(runs: Sequence[Given]) -> Given:
+    """Return the middle one of a strategy's runs, the faster one of two in the middle."""
+    measured = sorted((run for run in runs if run.measured_s is not None), key=_time_s)
+    return measured[(len(measured) - 1) // 2] if measured else runs[0]
+
+
+def _time_s(given: Given) -> float:
+    """Return a measured time."""
+    assert given.measured_s is not None
+    return given.measured_s
 
 
 def recorded_outcome(given: Given) -> Outcome:

@@ -1,17 +1,20 @@
 """Hosts behind SSH: the only module that imports paramiko."""
 
 import contextlib
+import logging
 import shlex
 import socket
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 import paramiko
 
 from amp_ray.errors import HostError
 from amp_ray.runtime.host import GIVE_UP_POLL_S, GIVEN_UP, Channel, Completed
+from amp_ray.runtime.known_hosts import AUTHORITY, REVOKED, read_known_hosts
 from amp_ray.runtime.ssh_target import (
     Lookup,
     Route,
@@ -27,6 +30,14 @@ _MS_PER_S: Final = 1000
 _READ_BYTES: Final = 64 * 1024
 _TCP_TIMEOUT_S: Final = 5.0
 """How long sent bytes may stay unacknowledged; paramiko's keepalive detects nothing."""
+
+_NO_GREETING: Final = ("Error reading SSH protocol banner", "Indecipherable protocol version")
+_TOO_LATE: Final = "No existing session"
+"""Paramiko's words where a connection came about, but no SSH server spoke."""
+
+
+# Every failure reaches us as an exception too; paramiko's threads would print a traceback of it.
+logging.getLogger("paramiko").setLevel(logging.CRITICAL)
 
 
 class SshHost:
@@ -141,10 +152,8 @@ class SshHost:
         settings = self._settings
         timeout_s = settings.connect_timeout_s
         client = paramiko.SSHClient()
-        client.set_missing_host_key_policy(_Refuse(route, settings))
-        known_hosts = Path(settings.known_hosts).expanduser()
-        if known_hosts.exists():
-            client.load_host_keys(str(known_hosts))
+        check = _HostKeyCheck(route, settings)
+        client.set_missing_host_key_policy(check)
         try:
             tunnel = self._tunnel(route)
             client.connect(
@@ -159,6 +168,7 @@ class SshHost:
                 auth_timeout=timeout_s,
                 channel_timeout=timeout_s,
                 sock=tunnel,
+                transport_factory=check.make_transport,
             )
         except (paramiko.SSHException, OSError, EOFError, ValueError, HostError) as error:
             client.close()
@@ -224,25 +234,81 @@ class SshChannel:
             self._session.shutdown_write()
 
 
-class _Refuse(paramiko.MissingHostKeyPolicy):
-    """Refuse unknown keys, with the command that makes them known."""
+class _HostKeyCheck(paramiko.MissingHostKeyPolicy):
+    """Trusts the keys of known_hosts files, and refuses others with what mends it.
+
+    Paramiko's own reader knows no markers, no patterns and one key per type: it gets no file, so
+    that every key is unknown to it and comes here.
+    """
 
     def __init__(self, route: Route, settings: SshSettings) -> None:
-        """Remember where we go."""
+        """Read the files.
+
+        Raises:
+            HostError: If one cannot be read.
+        """
         self._route, self._settings = route, settings
+        keys = read_known_hosts(route.known_hosts)
+        self._revoked = [key for key in keys if key.marker == REVOKED]
+        own = [key for key in keys if key.is_of(route.key_name)]
+        self._known = [key for key in own if not key.marker]
+        self._authorities = [key for key in own if key.marker == AUTHORITY]
+
+    def make_transport(self, sock: Any, **options: Any) -> paramiko.Transport:  # noqa: ANN401 - paramiko's
+        """Prefer the kinds of key by which the host is known; a host has several."""
+        transport = paramiko.Transport(sock, **options)
+        algorithms = transport.get_security_options()
+        kinds = {key.kind for key in self._known}
+        algorithms.key_types = sorted(
+            algorithms.key_types,
+            key=lambda name: ("ssh-rsa" if name.startswith("rsa-") else name) not in kinds,
+        )
+        return transport
 
     def missing_host_key(
         self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey
-    ) -> NoReturn:
-        """Refuse."""
+    ) -> None:
+        """Accept the host's key, or refuse it.
+
+        Raises:
+            HostError: With the reason.
+        """
         del client
-        message = (
-            f"{hostname}: its {key.get_name()} key {key.fingerprint} is not in "
-            f"{self._settings.known_hosts}. Compare it with the host's own (ssh-keygen -lf "
-            "/etc/ssh/ssh_host_*_key.pub there), then add it with: "
-            f"{add_key_command(self._route.host, self._route.port, self._settings)}"
+        data = key.asbytes()
+        revoked = [each for each in self._revoked if each.data == data]
+        if revoked:
+            message = (
+                f"{hostname}: its {key.get_name()} key {key.fingerprint} is marked {REVOKED} at "
+                f"{revoked[0].where}. Whoever answers with it may be anybody: give the host a new "
+                "key, and ask whoever keeps that file"
+            )
+            raise HostError(message)
+        if not any(each.data == data for each in self._known):
+            raise HostError(self._refusal(hostname, key))
+
+    def _refusal(self, hostname: str, key: paramiko.PKey) -> str:
+        """Say what is wrong with a key that is not known, and what mends it."""
+        route = self._route
+        for known in self._known[:1]:
+            settings = replace(self._settings, known_hosts=known.file)
+            return (
+                f"{route.user}@{known_hosts_name(route.host, route.port)}: its key has changed: "
+                f"expected {known.fingerprint} ({known.where}), found {key.fingerprint}. "
+                "If you know why, run: "
+                f"{forget_key_command(route.host, route.port, settings)} && "
+                f"{add_key_command(route.host, route.port, settings)}"
+            )
+        settings = replace(self._settings, known_hosts=route.known_hosts[0])
+        authority = "".join(
+            f", and the certificates that {known.where} trusts ({AUTHORITY}) cannot be checked here"
+            for known in self._authorities[:1]
         )
-        raise HostError(message)
+        return (
+            f"{hostname}: its {key.get_name()} key {key.fingerprint} is not in "
+            f"{', '.join(route.known_hosts)}{authority}. Compare it with the host's own "
+            "(ssh-keygen -lf /etc/ssh/ssh_host_*_key.pub there), then add it with: "
+            f"{add_key_command(route.host, route.port, settings)}"
+        )
 
 
 def _lookup(settings: SshSettings) -> Lookup:
@@ -259,17 +325,14 @@ def _explain(error: Exception, route: Route, settings: SshSettings) -> NoReturn:
     match error:
         case HostError():
             raise error
-        case paramiko.BadHostKeyException():
-            text = (
-                f"its key has changed: expected {error.expected_key.fingerprint}, found "
-                f"{error.key.fingerprint}. If you know why, run: "
-                f"{forget_key_command(route.host, route.port, settings)} && "
-                f"{add_key_command(route.host, route.port, settings)}"
-            )
         case paramiko.AuthenticationException():
             keys = ", ".join(route.identities) or "none"
             agent = "asked" if settings.use_agent else "not asked (use_agent is off)"
             text = f"login refused: {error}; key files tried: {keys}; ssh-agent {agent}"
+        case paramiko.SSHException() if str(error).startswith(_NO_GREETING):
+            text = f"what answers there is no SSH server ({error})"
+        case paramiko.SSHException() if str(error) == _TOO_LATE:
+            text = f"no SSH server's greeting within {settings.connect_timeout_s} s"
         case TimeoutError():
             text = f"no answer within {settings.connect_timeout_s} s"
         case OSError():

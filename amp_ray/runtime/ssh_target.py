@@ -22,6 +22,7 @@ _TARGET: Final = re.compile(
     rf"(?:(?P<user>{_NAME})@)?(?:(?P<name>{_NAME})|\[(?P<ipv6>[0-9A-Fa-f:.]+)\])(?::(?P<port>\d+))?"
 )
 _MAX_PORT: Final = 65535
+_DEFAULT_KNOWN_HOSTS: Final = SshSettings().known_hosts
 _MAX_JUMPS: Final = 4
 
 
@@ -49,12 +50,16 @@ class Route:
         port: Where.
         user: As whom.
         identities: Existing private key files.
+        known_hosts: Files of the keys that are trusted.
+        key_name: What those call the host.
     """
 
     host: str
     port: int
     user: str
     identities: tuple[str, ...]
+    known_hosts: tuple[str, ...]
+    key_name: str
 
 
 def parse_target(text: str) -> SshTarget:
@@ -102,11 +107,15 @@ def find_routes(
             f"(use ProxyJump), or for more than {_MAX_JUMPS} ProxyJump in a row"
         )
         raise HostError(message)
+    host = str(found.get("hostname", target.host))
+    port = target.port or int(found.get("port", DEFAULT_PORT))
     own = Route(
-        host=str(found.get("hostname", target.host)),
-        port=target.port or int(found.get("port", DEFAULT_PORT)),
+        host=host,
+        port=port,
         user=str(target.user or settings.user or found.get("user") or getpass.getuser()),
         identities=_identities(target.host, settings, found),
+        known_hosts=_known_hosts(settings, found),
+        key_name=str(found.get("hostkeyalias") or known_hosts_name(host, port)),
     )
     jumps = [name for name in found.get("proxyjump", "none").split(",") if name != "none"]
     through = [
@@ -129,6 +138,22 @@ def _identities(host: str, settings: SshSettings, found: Mapping[str, Any]) -> t
         )
         raise HostError(message)
     return tuple(path for path in paths if path not in missing)
+
+
+def _known_hosts(settings: SshSettings, found: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the known_hosts files: the one of the settings, or those that OpenSSH reads."""
+    if settings.known_hosts != _DEFAULT_KNOWN_HOSTS:
+        return (settings.known_hosts,)
+    listed = [
+        name
+        for key, default in (
+            ("userknownhostsfile", f"{_DEFAULT_KNOWN_HOSTS} {_DEFAULT_KNOWN_HOSTS}2"),
+            ("globalknownhostsfile", "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2"),
+        )
+        for name in shlex.split(str(found.get(key, default)))
+        if name != "none"
+    ]
+    return tuple(listed) or (settings.known_hosts,)
 
 
 def known_hosts_name(host: str, port: int) -> str:

@@ -4,11 +4,12 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from amp_ray.tuner.certificate import Certificate
+from amp_ray.tuner.common_failure import CommonFailure
 from amp_ray.tuner.knowledge import Knowledge
 from amp_ray.tuner.state import TunerState
 
 Ending = Literal[
-    "certificate", "budget", "time-budget", "exhausted", "hosts", "interrupted", "failed"
+    "certificate", "budget", "time-budget", "exhausted", "hosts", "crashes", "interrupted", "failed"
 ]
 
 ENDINGS: Final[dict[Ending, str]] = {
@@ -17,6 +18,7 @@ ENDINGS: Final[dict[Ending, str]] = {
     "time-budget": "the time budget is spent",
     "exhausted": "every strategy that is expected to run has run",
     "hosts": "no group of hosts is left that can be reached",
+    "crashes": "two strategies crashed in the same way before anything was measured",
     "interrupted": "it was interrupted",
     "failed": "it could not go on",
 }
@@ -32,12 +34,14 @@ class Result:
         knowledge: What they taught.
         certificate: What is known of the strategies that have not run; None without any trial.
         ending: Why it stopped.
+        common_failure: The trials that crashed alike, where it stopped for that.
     """
 
     state: TunerState
     knowledge: Knowledge
     certificate: Certificate | None
     ending: Ending
+    common_failure: CommonFailure | None = None
 
     @property
     def best_number(self) -> int | None:

@@ -2,21 +2,37 @@
 
 import datetime as dt
 import json
-from collections.abc import Iterable, Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from amp_ray.calibration.fingerprint import differences
 from amp_ray.errors import InputError, Where
 from amp_ray.runtime.pool import Task
 from amp_ray.spec.cluster import Cluster
 from amp_ray.spec.strategy import Strategy
 from amp_ray.spec.strategy_json import strategy_from_json, strategy_to_json
-from amp_ray.trials.outcome import Outcome, Unreachable, outcome_from_json, outcome_to_json
-from amp_ray.tuner.state import Trial, TunerState, record, start
+from amp_ray.trials.outcome import (
+    Measured,
+    Outcome,
+    OutOfMemory,
+    TimedOut,
+    Unreachable,
+    outcome_from_json,
+    outcome_to_json,
+)
+from amp_ray.tuner.state import Trial, TunerState, record, reopen, start
 
 _HEADER_LINES = 1
 """Of a journal, before its events."""
+
+_JUDGED = (Measured, OutOfMemory, TimedOut)
+"""Outcomes that tell what a strategy takes; a program that crashed may be mended."""
+
+_MOST_SHOWN = 40
+"""Characters of a wrong value that a message shows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,12 +64,44 @@ class Rebuilt:
         left: Names of attempts of which something may be left on hosts: their driver died, or a
             host could not be reached.
         seconds: Wall time that the drivers before have spent.
+        program: What the study ran last, as its header or a later start tells; None of a replay,
+            and of a study of an older version.
+        known_failures: Signs of failures that trials had in common and that the study was stopped
+            for already: going on after that is the user's decision.
     """
 
     state: TunerState
     open: tuple[Open, ...]
     left: tuple[str, ...]
     seconds: float
+    program: Mapping[str, Any] | None = None
+    known_failures: frozenset[str] = frozenset()
+
+    def check_program(self, program: Mapping[str, Any] | None, *, file: str) -> str | None:
+        """Refuse to mix times of two programs; one that has told nothing yet may be mended.
+
+        Args:
+            program: What trials would run now.
+            file: The journal, for messages.
+
+        Returns:
+            What has changed; None if nothing has.
+
+        Raises:
+            InputError: If it differs from what was measured.
+        """
+        if program is None or self.program is None:
+            return None
+        changed = "; ".join(differences("program", self.program, program))
+        text = changed.replace("in the calibration", "in the study")
+        if text and any(isinstance(told.outcome, _JUDGED) for told in self.state.trials):
+            message = (
+                f"the program has changed since the study's trials were measured ({text}): their "
+                "times cannot be compared with new ones. Go on with the program as it was, or "
+                "begin a new study by --study"
+            )
+            raise InputError(message, where=Where(file=file))
+        return text or None
 
 
 def started(
@@ -88,19 +136,23 @@ def ended(task: Task, outcome: Outcome, seconds: float) -> dict[str, Any]:
     }
 
 
-def interrupted(task: Task, seconds: float, *, unreachable: str | None = None) -> dict[str, Any]:
+def interrupted(
+    task: Task, seconds: float, *, unreachable: str | None = None, fault: str | None = None
+) -> dict[str, Any]:
     """Return the event of an attempt that is over while its trial is not.
 
     Args:
         task: The attempt.
         seconds: Wall time of this driver so far.
-        unreachable: Why a host could not be reached; None if the driver ended the attempt.
+        unreachable: Why a host could not be reached; None if that was not the reason.
+        fault: What went wrong on the driver's machine; None if nothing did.
     """
     return {
         "event": "interrupted",
         "number": task.number,
         "attempt": task.attempt,
         "unreachable": unreachable,
+        "fault": fault,
         "seconds": seconds,
         "at": now(),
     }
@@ -112,7 +164,12 @@ def now() -> str:
 
 
 def rebuild(
-    state: TunerState, cluster: Cluster, events: Iterable[Mapping[str, Any]], *, file: str
+    state: TunerState,
+    cluster: Cluster,
+    events: Sequence[Mapping[str, Any]],
+    *,
+    file: str,
+    program: Mapping[str, Any] | None = None,
 ) -> Rebuilt:
     """Replay a journal.
 
@@ -121,20 +178,23 @@ def rebuild(
         cluster: Whose hosts strategies name.
         events: Bodies of its records, the header left out.
         file: The journal, for messages.
+        program: What trials ran at the beginning, as the header tells.
 
     Raises:
         InputError: If an event does not fit what came before it, or a trial ran what the
             experiment does not choose from any more.
     """
-    replay = _Replay(state=state, cluster=cluster, file=file)
-    for line, event in enumerate(events, start=1 + _HEADER_LINES):
-        with _placed(Where(file=file, line=line)):
-            replay.take(event)
+    replay = _Replay(state=state, cluster=cluster, file=file, program=program)
+    for index in range(len(events)):
+        with _placed(Where(file=file, line=1 + _HEADER_LINES + index)):
+            replay.take(events[index])
     return Rebuilt(
         state=replay.state,
         open=tuple(replay.open.values()),
         left=tuple(replay.left),
         seconds=replay.seconds + replay.spent,
+        program=replay.program,
+        known_failures=frozenset(replay.known_failures),
     )
 
 
@@ -151,6 +211,9 @@ class _Replay:
         seconds: Wall time of all drivers but the last.
         spent: Wall time of the last driver.
         strategies: Those that were read, by their JSON text.
+        over: The attempt that gave each trial its outcome.
+        known_failures: Signs that the study was stopped for.
+        program: What trials ran last.
     """
 
     state: TunerState
@@ -161,19 +224,32 @@ class _Replay:
     seconds: float = 0.0
     spent: float = 0.0
     strategies: dict[str, Strategy] = field(default_factory=dict)
+    over: dict[int, Open] = field(default_factory=dict)
+    known_failures: set[str] = field(default_factory=set)
+    program: Mapping[str, Any] | None = None
 
     def take(self, event: Mapping[str, Any]) -> None:
         """Apply one event; kinds that are not known are of no consequence."""
-        self.spent = float(event.get("seconds", self.spent))
+        self.spent = _finite(event.get("seconds", self.spent), "seconds")
         kind = event["event"]
         if kind == "resumed":
             self.seconds, self.spent = self.seconds + self.spent, 0.0
+            self.program = event.get("program", self.program)
         elif kind == "started":
             self._start(event)
         elif kind == "interrupted":
             self._interrupt(event)
         elif kind == "ended":
             self._end(event)
+        elif kind == "stopped" and event.get("alike") is not None:
+            self._reopen(event["alike"])
+
+    def _reopen(self, alike: Mapping[str, Any]) -> None:
+        """The study was stopped for trials that crashed alike: after a mend they run again."""
+        self.known_failures.add(alike["sign"])
+        for number in alike["numbers"]:
+            self.open[number] = self.over.pop(number)
+            self.state = reopen(self.state, number)
 
     def _start(self, event: Mapping[str, Any]) -> None:
         """An attempt began."""
@@ -196,13 +272,14 @@ class _Replay:
         """An attempt was ended, or lost its host."""
         begun = self._begun(event)
         lost = event.get("unreachable") is not None
-        if not lost:
+        is_clean = not lost and event.get("fault") is None
+        if is_clean:
             del self.left[begun.trial_id]
         self.open[event["number"]] = Open(
             trial=begun.trial,
             attempt=begun.attempt,
             trial_id=begun.trial_id,
-            interrupted=not lost,
+            interrupted=is_clean,
             lost=lost or begun.lost,
         )
 
@@ -216,7 +293,7 @@ class _Replay:
         self.state = record(self.state, number, outcome)
         if not isinstance(outcome, Unreachable):
             del self.left[begun.trial_id]
-        del self.open[number]
+        self.over[number] = self.open.pop(number)
 
     def _begun(self, event: Mapping[str, Any]) -> Open:
         """Return the attempt that an event ends.
@@ -249,11 +326,23 @@ class _Replay:
         return Trial(
             number=event["number"],
             strategy=self.strategies[key],
-            predicted_s=event["predicted_s"],
-            sigma=event["sigma"],
+            predicted_s=_finite(event["predicted_s"], "predicted_s"),
+            sigma=_finite(event["sigma"], "sigma"),
             repeats=event["repeats"],
             reason=event["chosen"],
         )
+
+
+def _finite(value: object, name: str) -> float:
+    """Return a figure of an event.
+
+    Raises:
+        ValueError: If it is none that anything can have taken.
+    """
+    if not isinstance(value, int | float) or not 0 <= value < math.inf:
+        message = f"{name} is {str(value)[:_MOST_SHOWN]}; expected a number of at least 0"
+        raise ValueError(message)
+    return float(value)
 
 
 @contextmanager
@@ -268,5 +357,5 @@ def _placed(where: Where) -> Iterator[None]:
     except KeyError as error:
         message = f"the event has no {error}"
         raise InputError(message, where=where) from error
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, AttributeError, OverflowError) as error:
         raise InputError(str(error), where=where) from error

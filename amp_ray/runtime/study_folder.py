@@ -3,14 +3,15 @@
 import contextlib
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from amp_ray.calibration.fingerprint import describe_differences
-from amp_ray.errors import AmpRayError, InputError, Where
-from amp_ray.runtime.files import write_text
+from amp_ray.errors import AmpRayError, InputError, Where, placed
+from amp_ray.runtime.files import private, write_text
 from amp_ray.runtime.journal import Journal, sync_folder
 from amp_ray.runtime.journal_lines import Body
 from amp_ray.runtime.study_lock import LOCK, StudyLock
@@ -18,8 +19,17 @@ from amp_ray.runtime.study_lock import LOCK, StudyLock
 JOURNAL: Final = "journal.jsonl"
 TRIALS: Final = "trials"
 
+PROGRAM: Final = "program"
+"""Of a header: what trials run. It may change until something has been measured."""
+
+_NO_FILE_NAME: Final = re.compile(r"[/\\\0-\x1f\x7f]+|^[.~-]+")
+"""What would lead a file's name elsewhere, or be taken for an option."""
+
 _ID_BYTES: Final = 4
 """Of a study's name: two studies that meet on one host differ in it."""
+
+_MODE: Final = 0o700
+"""Of a study's folder: logs and commands of trials are their owner's."""
 
 _MAX_NAMED: Final = 3
 """Files that a message names."""
@@ -66,7 +76,7 @@ class Study:
             AmpRayError: If it cannot be written.
         """
         try:
-            write_text(self.folder / name, text)
+            write_text(self.folder / name, text, opener=private)
         except InputError as error:  # nobody has named that file
             message = (
                 f"{error}. The journal has everything: mend that, and --resume writes it again"
@@ -75,13 +85,16 @@ class Study:
 
 
 @contextlib.contextmanager
-def open_study(folder: Path, header: Mapping[str, Any], *, resume: bool) -> Iterator[Study]:
+def open_study(
+    folder: Path, header: Mapping[str, Any], *, resume: bool, salvage: bool = False
+) -> Iterator[Study]:
     """Make a study's folder, or go on with one; locked until the end.
 
     Args:
         folder: Where.
         header: What has to be the same when the study goes on.
         resume: Whether there is a study to go on with.
+        salvage: Whether a damaged journal is gone on with from the records before the damage.
 
     Raises:
         InputError: If there is a study and ``resume`` is false, or the other way round, or it is
@@ -93,14 +106,15 @@ def open_study(folder: Path, header: Mapping[str, Any], *, resume: bool) -> Iter
     if not check_folder(folder, resume=resume):
         _make(folder)
     with StudyLock(folder) as lock:
-        journal = Journal.open(folder / JOURNAL)
+        journal = Journal.open(folder / JOURNAL, salvage=salvage and resume)
         try:
             is_new = not journal.records
             if is_new:
                 found: Body = {**header, "study": os.urandom(_ID_BYTES).hex()}
                 journal.append(found)
             else:
-                found = journal.records[0]
+                with placed(Where(file=str(folder / JOURNAL), line=1), ValueError):
+                    found = journal.records[0]
                 _check_is_expected(folder, found, header, resume=resume)
             _make(folder / TRIALS)
             yield Study(
@@ -112,6 +126,12 @@ def open_study(folder: Path, header: Mapping[str, Any], *, resume: bool) -> Iter
             )
         finally:
             journal.close()
+
+
+def folder_for(name: str) -> Path:
+    """Return the folder of an experiment's study where none is named: below the current one."""
+    plain = _NO_FILE_NAME.sub("_", name)
+    return Path(f"{plain}-study")
 
 
 def check_folder(folder: Path, *, resume: bool) -> bool:
@@ -157,6 +177,8 @@ def _make(folder: Path) -> None:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(PermissionError):  # a file system without modes
+            folder.chmod(_MODE)
         sync_folder(folder.parent)
     except OSError as error:
         message = f"{folder}: a study cannot be kept here: {error.strerror}"
@@ -183,7 +205,7 @@ def _check_is_expected(
     told = [
         _difference(key, found.get(key), header[key])
         for key in header
-        if found.get(key) != header[key]
+        if key != PROGRAM and found.get(key) != header[key]
     ]
     if told:
         message = (

@@ -12,10 +12,16 @@ from amp_ray.search.rows import SCHEMA, row
 from amp_ray.spec.cluster import Cluster
 from amp_ray.spec.strategy import Strategy
 from amp_ray.spec.strategy_json import strategy_to_json
-from amp_ray.trials.outcome import outcome_to_json
+from amp_ray.trials.outcome import (
+    Crashed,
+    Measured,
+    Outcome,
+    OutOfMemory,
+    TimedOut,
+    outcome_to_json,
+)
 from amp_ray.tuner.certificate import Certificate
 from amp_ray.tuner.recommendation import Recommendation, recommend
-from amp_ray.tuner.standing import Standing
 from amp_ray.tuner.state import Told
 
 HISTORY_COLUMNS: Final = (
@@ -168,37 +174,32 @@ def _history_row(told: Told) -> dict[str, Any]:
     }
 
 
-def measurements_csv(result: Result) -> str:
-    """Return what came of every strategy as a strategies file.
+def measurements_csv(told: Iterable[Told]) -> str:
+    """Return what came of every run as a strategies file, repeats included.
 
-    Of several runs the one in the middle counts; a strategy whose hosts fell silent has no line.
-    Neither has one whose stages differ, or that is placed otherwise than in order: only JSON can
-    tell those.
+    A run whose hosts fell silent has no line. Neither has a strategy whose stages differ, or that
+    is placed otherwise than in order: only JSON can tell those.
     """
-    state, standing = result.state, result.knowledge.standing
     rows = []
-    for place in dict.fromkeys(told.candidate for told in state.trials):
-        strategy = state.candidates[place].strategy
+    for entry in told:
+        strategy, cells = entry.trial.strategy, _measurement(entry.outcome)
         in_order = strategy.placement == tuple(range(len(strategy.placement)))
-        if strategy.is_uniform and strategy.recompute is not None and in_order:
-            cells = _measurement(standing, place)
-            if cells is not None:
-                rows.append({**_degrees(strategy), **cells})
+        if cells and strategy.is_uniform and strategy.recompute is not None and in_order:
+            rows.append({**_degrees(strategy), **cells})
     return _table(MEASUREMENT_COLUMNS, rows)
 
 
-def _measurement(standing: Standing, place: int) -> dict[str, Any] | None:
-    """Return the cells that tell what came of a strategy; None if nothing did."""
-    if place in standing.figures:
-        typical = standing.figures[place].typical
+def _measurement(outcome: Outcome | None) -> dict[str, Any]:
+    """Return the cells that tell what came of a run; empty if that says nothing of its strategy."""
+    if isinstance(outcome, Measured):
         return {
-            "measured_s": typical.iteration_time_s,
-            "spread_s": typical.spread_s if typical.has_spread else None,
-            "peak_memory_bytes": _spaced(typical.peak_memory_bytes),
+            "measured_s": outcome.iteration_time_s,
+            "spread_s": outcome.spread_s if outcome.has_spread else None,
+            "peak_memory_bytes": _spaced(outcome.peak_memory_bytes),
         }
-    if place in standing.out_of_memory:
+    if isinstance(outcome, OutOfMemory):
         return {"measured_s": "oom"}
-    return {"measured_s": "failed"} if place in standing.silent else None
+    return {"measured_s": "failed"} if isinstance(outcome, Crashed | TimedOut) else {}
 
 
 def _degrees(strategy: Strategy) -> dict[str, Any]:

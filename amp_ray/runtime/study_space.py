@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Final, Literal
 
 from amp_ray.cost.estimate import Estimate, Result
-from amp_ray.runtime.planning import make_planner, plan_experiment, score_given
+from amp_ray.runtime.planning import make_planner, plan_experiment, score_given, why_infeasible
 from amp_ray.runtime.replay import load_replay
 from amp_ray.runtime.searching import AUTO, Workers
-from amp_ray.search.ranking import rank
+from amp_ray.search.ranking import rank, why_none
 from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.experiment import Experiment, launchable_only
 from amp_ray.spec.strategy import Strategy, candidate_of
@@ -39,6 +39,7 @@ class TuneOptions:
         workers: Who searches.
         pool: What holds the hosts: threads of this process, or Ray actors.
         concurrency: How many groups of hosts are used; None for all.
+        salvage: Whether a study whose journal is damaged goes on from the records before that.
     """
 
     backend: Literal["ssh", "local", "replay"]
@@ -50,6 +51,7 @@ class TuneOptions:
     workers: Workers = AUTO
     pool: PoolKind = "auto"
     concurrency: int | None = None
+    salvage: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,17 +76,21 @@ class Space:
             for result in self.results
         )
 
-    @property
-    def why_none(self) -> str:
+    def why_none(self, experiment: Experiment) -> str:
         """Say why nothing is expected to run, and where to read more."""
         estimates = [result for result in self.results if isinstance(result, Estimate)]
         fitting = [estimate for estimate in estimates if estimate.feasible]
         if not fitting:
-            return "no strategy is expected to run; amp-ray plan --all tells why, one by one"
+            why = (
+                why_none(self.results)
+                if self.given
+                else why_infeasible(experiment, OURS, self.results)
+            )
+            return f"no strategy is expected to run: {why}"
         reasons = Counter(estimate.warnings[-1] for estimate in fitting if estimate.warnings)
         [(reason, number)] = reasons.most_common(1) or [("the runtime has no way to", len(fitting))]
         return (
-            f"none of the {len(fitting)} strategies that fit can be launched; {number} of them: "
+            f"none of the strategies that fit ({len(fitting)}) can be launched; {number} of them: "
             f"{reason}"
         )
 

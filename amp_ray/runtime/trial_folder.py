@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from amp_ray.errors import printable
 from amp_ray.runtime.agent.job import FOLDER_VARIABLE
 from amp_ray.runtime.host_files import HostFiles
-from amp_ray.trials.launch import FOLDER, Launch, RankCommand
+from amp_ray.trials.launch import FOLDER, Launch, RankCommand, is_secret, without_secrets
 from amp_ray.trials.outcome import Outcome, outcome_to_json
 
 _RERUN_HEAD: Final = """#!/bin/sh
@@ -48,14 +49,14 @@ class TrialFolder:
             "timeout_s": launch.timeout_s,
             "cwd": launch.cwd,
             "collect": list(launch.collect),
-            "environment": dict(launch.environment),
+            "environment": without_secrets(launch.environment),
             "commands": [
                 {
                     "rank": command.rank,
                     "host": command.host,
                     "slots": list(command.all_slots),
                     "argv": list(command.argv),
-                    "environment": dict(command.environment),
+                    "environment": without_secrets(command.environment),
                 }
                 for command in launch.commands
             ],
@@ -78,9 +79,9 @@ class TrialFolder:
         where = _word(FOLDER if launch.cwd is None else launch.cwd)
         for command, rank in zip(launch.commands, ranks, strict=True):
             environment = {**rank["environment"], FOLDER_VARIABLE: FOLDER}
-            variables = [f"{key}={text}" for key, text in sorted(environment.items())]
-            words = " ".join(map(_word, ["env", *variables, *rank["argv"]]))
-            lines.append(f"# {_ranks(command)} on {command.host}, {_slots(command)}")
+            variables = [_variable(key, text) for key, text in sorted(environment.items())]
+            words = " ".join(["env", *variables, *map(_word, rank["argv"])])
+            lines.append(f"# {_ranks(command)} on {printable(command.host)}, {_slots(command)}")
             lines.append(f"cd {where} && {words}\n")
         (self.path / "rerun.sh").write_text("\n".join(lines), encoding="utf-8")
 
@@ -118,6 +119,13 @@ def _folder_name(host: str) -> str:
     """Return a host's name as that of a folder: no two hosts share one, none leads elsewhere."""
     name = urllib.parse.quote(host, safe="@:[]")
     return f"%2E{name[1:]}" if name.startswith(".") else name
+
+
+def _variable(name: str, text: str) -> str:
+    """Return what sets a variable; a secret one has to be set before, and the shell says so."""
+    if is_secret(name):
+        return f'{name}="${{{name}:?set it before: its value was not kept}}"'
+    return _word(f"{name}={text}")
 
 
 def _word(text: str) -> str:

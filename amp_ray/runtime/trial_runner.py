@@ -7,6 +7,7 @@ from typing import Literal
 
 from amp_ray.runtime.launcher import Launcher, WarmUp
 from amp_ray.runtime.link import AgentSettings
+from amp_ray.runtime.log_process import read_logs_aside
 from amp_ray.runtime.make_hosts import MakeHost, experiment_folder, host_maker
 from amp_ray.runtime.pool import Task
 from amp_ray.runtime.program_files import program_files
@@ -74,7 +75,8 @@ class TrialRunner:
             files=self._files,
             python=self._python,
         )
-        return self._launcher.run(launch, task.folder, reader=trial_reader(self._experiment))
+        reader = trial_reader(self._experiment, read_logs_aside)
+        return self._launcher.run(launch, task.folder, reader=reader)
 
     def interrupt(self) -> None:
         """End the trial that runs, from any thread; does nothing where none does."""
@@ -115,8 +117,8 @@ def make_runner(experiment: Experiment, backend: Backend, group: int) -> TrialRu
 
 def portable(experiment: Experiment) -> Experiment:
     """Return an experiment whose relative paths mean the same in every process of this machine."""
-    document = replace(experiment.document, file=str(Path(experiment.document.file).absolute()))
-    return replace(experiment, document=document)
+    places = replace(experiment.places, file=str(Path(experiment.places.file).absolute()))
+    return replace(experiment, places=places)
 
 
 def host_groups(experiment: Experiment) -> tuple[tuple[str, ...], ...]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from amp_ray.errors import AmpRayError
-from amp_ray.runtime.pool import Runner, Task, run_task, sweep_lines
+from amp_ray.runtime.pool import Fault, Runner, Task, run_task, sweep_lines
 from amp_ray.runtime.search_crew import Hello
 from amp_ray.trials.outcome import Outcome
 
@@ -61,7 +61,7 @@ class Ran:
         files: Of its folder by relative path, where the driver cannot see the folder itself.
     """
 
-    outcome: Outcome | None
+    outcome: Outcome | Fault | None
     files: Mapping[str, bytes]
 
 

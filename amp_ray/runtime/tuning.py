@@ -5,7 +5,8 @@ import functools
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -17,11 +18,13 @@ from amp_ray.errors import AmpRayError, InputError
 from amp_ray.runtime import study_events
 from amp_ray.runtime.driver import Driver, DriverSettings
 from amp_ray.runtime.files import read_text
+from amp_ray.runtime.make_hosts import experiment_folder
 from amp_ray.runtime.pool import Pool, Runner, ThreadPool
+from amp_ray.runtime.program_files import program_record
 from amp_ray.runtime.ray_address import require_ray
 from amp_ray.runtime.replay import ReplayPool, recorded_outcome
 from amp_ray.runtime.study_end import Ending, Result
-from amp_ray.runtime.study_folder import JOURNAL, Study, open_study
+from amp_ray.runtime.study_folder import JOURNAL, PROGRAM, Study, open_study
 from amp_ray.runtime.study_result import (
     history_csv,
     history_jsonl,
@@ -32,6 +35,7 @@ from amp_ray.runtime.study_space import Space, TuneOptions, study_space
 from amp_ray.runtime.study_view import View
 from amp_ray.runtime.trial_runner import make_runner, portable
 from amp_ray.spec.experiment import Experiment
+from amp_ray.trials.launch import NOT_KEPT, is_secret
 from amp_ray.trials.program_check import check_program
 from amp_ray.tuner.state import TunerSettings, TunerState, begin
 
@@ -43,6 +47,9 @@ Steady = Callable[[], AbstractContextManager[None]]
 
 _DIGEST_LETTERS: Final = 12
 """Enough to tell tables apart that a person has."""
+
+_VALUE: Final = r"""("(?:[^"\\]|\\.)*"|'[^']*'|[^\s,}#][^,}#\n]*)"""
+"""Of a key in YAML, quoted or plain, on one line."""
 
 _ACTOR_CPUS: Final = 1
 """Of a Ray that is started for trial actors alone: they wait, and ask for no CPU."""
@@ -59,7 +66,7 @@ def study_header(experiment: Experiment, options: TuneOptions) -> dict[str, Any]
 
     Hosts may change, as long as they are like those before: a study that lost some goes on.
     """
-    return {
+    header = {
         "event": "study",
         "experiment": experiment.name,
         "fingerprint": fingerprint(experiment),
@@ -71,6 +78,9 @@ def study_header(experiment: Experiment, options: TuneOptions) -> dict[str, Any]
         "steps": experiment.trials.num_steps,
         "warmup_steps": experiment.trials.num_warmup_steps,
     }
+    if options.backend != "replay":
+        header[PROGRAM] = program_record(experiment, experiment_folder(experiment))
+    return header
 
 
 def _describe_table(path: Path) -> str:
@@ -117,8 +127,9 @@ class Tuning:
         """
         header = study_header(self.experiment, self.options)
         state = begin_state(self.experiment, self.space, self.options)
-        with open_study(folder, header, resume=resume) as study:
-            rebuilt = self._rebuild(study, state, view)
+        salvage = self.options.salvage
+        with open_study(folder, header, resume=resume, salvage=salvage) as study:
+            rebuilt = self._rebuild(study, state, view, header.get(PROGRAM))
             copy_experiment(self.experiment, study)
             with self._pool(steady) as pool:
                 settings = DriverSettings(
@@ -126,21 +137,30 @@ class Tuning:
                     study_id=study.study_id,
                     time_left_s=self._time_left_s(rebuilt.seconds),
                     steady=steady,
+                    known_failures=rebuilt.known_failures,
                 )
                 driver = Driver(rebuilt.state, pool, study.journal, view, settings)
                 return _drive(driver, rebuilt, study)
 
-    def _rebuild(self, study: Study, state: TunerState, view: View) -> study_events.Rebuilt:
+    def _rebuild(
+        self, study: Study, state: TunerState, view: View, program: Mapping[str, Any] | None
+    ) -> study_events.Rebuilt:
         """Take up what the journal tells, and note in it that the study goes on."""
         cluster, path = self.experiment.cluster, study.folder / JOURNAL
-        events = study.journal.records[1:]
-        rebuilt = study_events.rebuild(state, cluster, events, file=str(path))
+        records = study.journal.records
+        before = None if study.is_new else records[0].get(PROGRAM)
+        rebuilt = study_events.rebuild(state, cluster, records[1:], file=str(path), program=before)
+        changed = rebuilt.check_program(program, file=str(path))
+        if changed is not None:
+            view.note(f"the program has changed, and nothing was measured with it: {changed}")
         if study.broken is not None:
             view.note(f"the study was driven by {study.broken}, which has died")
         if study.journal.dropped is not None:
             view.note(f"{path}: dropped {study.journal.dropped}")
         if not study.is_new:
             event = {"event": "resumed", "budget": self.options.budget, "at": study_events.now()}
+            if program is not None:
+                event[PROGRAM] = program
             study.journal.append(event)
             view.note(_resumed_text(rebuilt))
         return rebuilt
@@ -221,10 +241,21 @@ def prepare(
 
 
 def copy_experiment(experiment: Experiment, study: Study) -> None:
-    """Keep the experiment file with the study."""
-    source = Path(experiment.document.file)
+    """Keep the experiment file with the study, without the values of secret variables."""
+    source = Path(experiment.places.file)
     if source.is_file():
-        study.write("experiment.yaml", read_text(source))
+        study.write("experiment.yaml", _without_secrets(read_text(source), experiment))
+
+
+def _without_secrets(text: str, experiment: Experiment) -> str:
+    """Return the text of an experiment file without the values of secret variables."""
+    for name, value in experiment.trials.environment.items():
+        if value and is_secret(name):
+            key = rf"({re.escape(name)}[\"']?\s*:\s*)"
+            text = re.sub(key + _VALUE, rf"\g<1>'{NOT_KEPT}'", text)
+            if value in text:
+                return f"# Not copied: it has the value of {name}, which looks secret.\n"
+    return text
 
 
 def write_results(study: Study, result: Result) -> None:
@@ -236,7 +267,7 @@ def write_results(study: Study, result: Result) -> None:
     state, calibration = result.state, result.knowledge.calibration
     study.write("history.csv", history_csv(state.trials))
     study.write("history.jsonl", history_jsonl(state.trials, state.experiment.cluster))
-    study.write("measured.csv", measurements_csv(result))
+    study.write("measured.csv", measurements_csv(state.trials))
     study.write(RESULT, study_text(result, str(study.folder)))
     if calibration is not None:
         text = json.dumps(calibration_to_json(calibration), indent=1)

@@ -33,6 +33,9 @@ _MARGIN_S: Final = 5.0
 _CONNECT_STEPS: Final = 3
 """Each has the connection's own limit: TCP, the server's greeting, the login."""
 
+_WRONG: Final = (HostError, LookupError, TypeError, ValueError, ArithmeticError, AttributeError)
+"""No answer, or one that no probe gives."""
+
 _KNOWN_LATER: Final = ("{", "@AMP_RAY_")
 """In a variable that only a trial can fill in."""
 
@@ -142,7 +145,7 @@ class Visit:
             self._probe = Probe(self._host, limit_s=self._question.limit_s)
             self._clock = self._probe.clock(self._question.facts_s)
             self._facts = read_facts(self._ask_facts(self._host, self._probe))
-        except HostError as error:
+        except _WRONG as error:
             self._failure = Finding(
                 level="error",
                 host=self.site.name,
@@ -157,7 +160,7 @@ class Visit:
     def listens_at(self) -> tuple[str, int] | None:
         """Where peers can connect to, if anywhere."""
         address = {} if self._facts is None else self._facts.part("address")
-        known = address.get("address") is not None and address.get("port") is not None
+        known = isinstance(address.get("address"), str) and isinstance(address.get("port"), int)
         return (address["address"], address["port"]) if known else None
 
     def reach(self, visits: Sequence["Visit"]) -> None:
@@ -180,14 +183,13 @@ class Visit:
         ]
         try:
             answer = self._probe.ask("reach", REACH_S + _MARGIN_S, peers=named, limit_s=REACH_S)
-        except HostError as error:
-            self._unreached = tuple((visit.site, str(error)) for visit in peers.values())
-        else:
             self._unreached = tuple(
-                (peers[peer["name"]].site, peer["problem"])
+                (peers[peer["name"]].site, str(peer["problem"]))
                 for peer in answer["peers"]
                 if peer["problem"] is not None
             )
+        except _WRONG as error:
+            self._unreached = tuple((visit.site, str(error)) for visit in peers.values())
         self._num_peers = len(peers)
 
     def look(self) -> Look:

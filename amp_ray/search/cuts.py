@@ -1,5 +1,6 @@
 """Where to cut a candidate: its costs become a partition problem, the answer becomes bounds."""
 
+import math
 from dataclasses import replace
 from typing import Final
 
@@ -22,6 +23,9 @@ NO_LIMIT: Final[IntArray] = np.empty(0, np.int64)
 
 EVALUATIONS_TO_TELL: Final = 4
 """Caps that are tried for a candidate that cannot run: its cuts need not be proven best."""
+
+_MOST_SCALES: Final = 24
+"""Scales of the memory that are tried to find how much more a candidate would need."""
 
 
 def best_bounds(
@@ -51,6 +55,55 @@ def best_bounds(
             return solution.bounds
     message = "without limits every chain with enough layers has a partition"
     raise AssertionError(message)
+
+
+def roomiest_bounds(costs: CandidateCosts, latest_start: IntArray) -> tuple[int, ...] | None:
+    """Return the cuts that need the least memory: by the stage that needs most of its device.
+
+    Args:
+        costs: The candidate's memory.
+        latest_start: As in `best_bounds`.
+
+    Returns:
+        Bounds, whose need is the least but for rounding; None where no cuts have what every stage
+        needs.
+    """
+    limit_bytes = np.array([float(device.memory_bytes) for device in costs.smallest])
+    low, high, best = 0.0, math.inf, None
+    scale = 1.0
+    for _ in range(_MOST_SCALES):
+        found = _fitting_bounds(costs.memory.earliest_starts(scale * limit_bytes), latest_start)
+        if found is None:
+            low = scale
+        else:
+            high, best = scale, found
+        scale = 2 * scale if high == math.inf else (low + high) / 2
+    return best
+
+
+def _fitting_bounds(earliest_start: IntArray, latest_start: IntArray) -> tuple[int, ...] | None:
+    """Return cuts by which every stage fits, or None.
+
+    Args:
+        earliest_start: Shape ``(pp, num_layers + 1)``. Smallest start that fits, by stage and end.
+        latest_start: As in `best_bounds`.
+    """
+    num_layers = earliest_start.shape[1] - 1
+    ends = np.arange(num_layers + 1)
+    latest = np.minimum(ends - 1, latest_start) if len(latest_start) else ends - 1
+    starts, before = np.array([0]), []
+    for earliest in earliest_start:
+        place = np.minimum(np.searchsorted(starts, earliest), len(starts) - 1)
+        before.append(starts[place])
+        starts = np.flatnonzero((before[-1] >= earliest) & (before[-1] <= latest))
+        if not len(starts):
+            return None
+    if starts[-1] != num_layers:
+        return None
+    bounds = [num_layers]
+    for row in reversed(before):
+        bounds.append(int(row[bounds[-1]]))
+    return tuple(reversed(bounds))
 
 
 def partition_problem(

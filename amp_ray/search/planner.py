@@ -4,23 +4,33 @@ This is the function that every worker maps; a search is nothing but that map an
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Protocol
+from typing import Final, Protocol
 
-from amp_ray.cost.estimate import Infeasible, Reason, Result
-from amp_ray.cost.model import CostModel
+from amp_ray.cost.estimate import Estimate, Infeasible, Reason, Result
+from amp_ray.cost.model import CandidateCosts, CostModel
 from amp_ray.cost.stages import NO_RUNTIME
 from amp_ray.cost.topology import IntArray
-from amp_ray.search.cuts import NO_LIMIT, best_bounds, even_block_bounds, last_with_parameters
+from amp_ray.search.cuts import (
+    NO_LIMIT,
+    best_bounds,
+    even_block_bounds,
+    last_with_parameters,
+    roomiest_bounds,
+)
 from amp_ray.search.heterogeneous import plan_heterogeneous
 from amp_ray.search.placement import plan_placement
 from amp_ray.search.ranking import Ranking, rank
-from amp_ray.search.space import candidates_of
+from amp_ray.search.space import candidates_of, uniform_candidates
 from amp_ray.spec.candidate import AnyCandidate, Candidate, GroupsCandidate
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import Strategy
 from amp_ray.spec.strategy_file import Given
+
+DUPLICATE: Final = "same as a candidate with one tp and dp for all stages"
+"""Of a plan that the search among placements finds too."""
 
 
 class Planner(Protocol):
@@ -126,19 +136,40 @@ class AmpRayPlanner:
         reasons = (undivided, *estimate.reasons)
         return replace(estimate, reasons=reasons, launchable=False, failure_probability=1.0)
 
+    def roomiest(self) -> tuple[Estimate, ...]:
+        """Return the strategies that come closest to fitting, to tell what a cluster lacks.
+
+        Every space has those with one tp and dp for all stages, on the devices in their order; here
+        are all of them, each with the cuts that need the least memory.
+        """
+        found = []
+        with suppress(ValueError):  # limits may leave none, and a profile may lack some
+            for candidate in uniform_candidates(self.experiment):
+                if self._refuse(candidate) is None:
+                    costs = self.cost_model.costs(candidate)
+                    bounds = self._roomiest_bounds(costs)
+                    if bounds is not None:
+                        strategy = Strategy.uniform(candidate, bounds)
+                        found.append(self.cost_model.estimate_cut(costs, strategy))
+        return tuple(found)
+
+    def _roomiest_bounds(self, costs: CandidateCosts) -> tuple[int, ...] | None:
+        """Return the cuts of a candidate that need the least memory, if there is a choice."""
+        if self.experiment.traits.partition == "even-blocks":
+            return even_block_bounds(self.experiment.model, costs.candidate.pp)
+        return roomiest_bounds(costs, self._latest_start)
+
     def _launchable(self, candidate: GroupsCandidate, result: Result) -> Result:
-        """Refuse what cannot be launched, if that matters, and what is a placement anyway."""
+        """Refuse what cannot be launched, if that matters, and what the placements cover anyway."""
         if not self.experiment.limits.launchable or isinstance(result, Infeasible):
             return result
         if not result.launchable:
-            detail = f"micro-batch {candidate.micro_batch_size} over all replicas"
+            detail = f"micro-batches of {candidate.micro_batch_size} over all dp ranks of a stage"
             return Infeasible(candidate=candidate, reason=Reason(kind=NO_RUNTIME, detail=detail))
         num_devices = len(result.strategy.placement)
         if num_devices == self.experiment.cluster.num_devices:
-            detail = f"one grid on all {num_devices} devices"
-            return Infeasible(
-                candidate=candidate, reason=Reason(kind="already a placement", detail=detail)
-            )
+            detail = f"one tp and dp on all {num_devices} devices"
+            return Infeasible(candidate=candidate, reason=Reason(kind=DUPLICATE, detail=detail))
         return result
 
     def _refuse(self, candidate: Candidate) -> Reason | None:

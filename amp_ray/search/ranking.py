@@ -1,15 +1,19 @@
 """A total order over results, with ties told and infeasible ones last."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
-from amp_ray.cost.estimate import Estimate, Infeasible, Result
+from amp_ray.cost.estimate import Estimate, Infeasible, Reason, Result
 from amp_ray.spec.candidate import AnyCandidate, GroupsCandidate
 from amp_ray.spec.strategy import Strategy
 
 SIGNIFICANT_DIGITS = 12
 """Times that agree to so many digits are equal: they differ by the order of additions only."""
+
+RISKY_PROBABILITY: Final = 0.1
+"""Chance of not finishing from which a strategy stands behind the others that it ties with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,41 +21,31 @@ class Ranking:
     """All results of a search, best first.
 
     Args:
-        results: Feasible estimates by time, then infeasible ones by time, then candidates
+        results: The ties with the fastest feasible estimate, safe ones before risky ones and each
+            by time; the other feasible estimates by time; infeasible ones by time; candidates
             from which nothing could be made.
         num_feasible: How many of them can run.
+        num_tied: How many leading estimates the model cannot tell apart from the fastest one.
         lower_bound_s: No feasible strategy of the space is faster by the model; None if unknown.
         relative_error: Two predictions closer than this share are a tie.
     """
 
     results: tuple[Result, ...]
     num_feasible: int
+    num_tied: int
     lower_bound_s: float | None
     relative_error: float
 
     @property
     def best(self) -> Estimate | None:
-        """The fastest feasible estimate."""
+        """The feasible estimate that comes first."""
         first = self.results[0] if self.num_feasible else None
         return first if isinstance(first, Estimate) else None
 
     @property
-    def num_tied(self) -> int:
-        """How many leading feasible estimates the model cannot tell apart from the first."""
-        if self.best is None:
-            return 0
-        limit_s = self.best.iteration_time_s * (1 + self.relative_error)
-        return sum(
-            isinstance(result, Estimate) and result.iteration_time_s <= limit_s
-            for result in self.results[: self.num_feasible]
-        )
-
-    def reason_counts(self) -> list[tuple[str, int]]:
-        """Count the kinds of reasons of the infeasible results, most frequent first."""
-        counts = Counter(
-            reason for result in self.results[self.num_feasible :] for reason in _kinds(result)
-        )
-        return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    def infeasible(self) -> tuple[Result, ...]:
+        """What cannot run."""
+        return self.results[self.num_feasible :]
 
 
 def rank(
@@ -59,18 +53,81 @@ def rank(
 ) -> Ranking:
     """Order results; equal times are ordered by the strategy's values, never by arrival.
 
+    Among ties with the fastest, those that are likely to finish come first: the model cannot tell
+    which of them is faster, but it can tell which may run out of memory.
+
     Args:
         results: In any order.
         lower_bound_s: Proven bound of the search, if any.
         relative_error: The model's own error as a share.
     """
     ordered = sorted(results, key=_key)
+    feasible = [each for each in ordered if isinstance(each, Estimate) and each.feasible]
+    limit_s = feasible[0].iteration_time_s * (1 + relative_error) if feasible else 0.0
+    tied = [estimate for estimate in feasible if estimate.iteration_time_s <= limit_s]
     return Ranking(
-        results=tuple(ordered),
-        num_feasible=sum(isinstance(result, Estimate) and result.feasible for result in ordered),
+        results=(*sorted(tied, key=is_risky), *ordered[len(tied) :]),
+        num_feasible=len(feasible),
+        num_tied=len(tied),
         lower_bound_s=lower_bound_s,
         relative_error=relative_error,
     )
+
+
+def is_risky(estimate: Estimate) -> bool:
+    """Tell whether a strategy may well not finish."""
+    return estimate.failure_probability >= RISKY_PROBABILITY
+
+
+def first_reason(result: Result) -> Reason:
+    """Return the reason under which an infeasible result is counted."""
+    return result.reason if isinstance(result, Infeasible) else result.reasons[0]
+
+
+def reasons_text(results: Iterable[Result]) -> str:
+    """Count infeasible results, each once, by the kind of its first reason.
+
+    Returns:
+        Text such as ``12 out of memory, 5 more stages than layers``, the most frequent first.
+    """
+    counts = Counter(first_reason(result).kind for result in results)
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return ", ".join(f"{count} {kind}" for kind, count in ordered)
+
+
+def why_none(results: Sequence[Result], others: Sequence[Estimate] = ()) -> str:
+    """Say why nothing is feasible, and what comes closest: the least need beyond the memory.
+
+    Args:
+        results: All infeasible, at least one.
+        others: Strategies that may come closer than what was searched for speed.
+
+    Returns:
+        Text such as ``9 out of memory; closest: tp 1, pp 4, dp 1, micro-batch size 1, bounds 0 2 4
+        6 9: stage 0 needs 17.20 GiB of 15.64 (T4)``.
+    """
+    text = reasons_text(results)
+    estimates = [each for each in (*results, *others) if isinstance(each, Estimate)]
+    missing = [estimate for estimate in estimates if not estimate.feasible]
+    if not missing:
+        return f"{text}, for example {first_reason(results[0]).detail}"
+    nearest = min(missing, key=lambda estimate: (_excess(estimate), *_key(estimate)))
+    plan = nearest.strategy
+    figures = {
+        "tp": plan.tp,
+        "pp": plan.pp,
+        "dp": plan.dp,
+        "micro-batch size": plan.micro_batch_size,
+        "bounds": " ".join(map(str, plan.bounds)),
+    }
+    named = ", ".join(f"{name} {value}" for name, value in figures.items() if value is not None)
+    return f"{text}; closest: {named}: {'; '.join(reason.detail for reason in nearest.reasons)}"
+
+
+def _excess(estimate: Estimate) -> float:
+    """Return the largest need of a stage in parts of what it has; 1 where all fits."""
+    pairs = zip(estimate.peak_memory_bytes, estimate.memory_limit_bytes, strict=True)
+    return max([1.0, *(peak / limit for peak, limit in pairs)])
 
 
 def speed(estimate: Estimate) -> tuple[bool, float]:
@@ -101,10 +158,3 @@ def _values(strategy: Strategy) -> tuple[object, ...]:
     """Return what tells strategies of equal time apart."""
     degrees = tuple((stage.tp, stage.dp) for stage in strategy.stages)
     return (strategy.micro_batch_size, degrees, strategy.bounds, strategy.placement)
-
-
-def _kinds(result: Result) -> tuple[str, ...]:
-    """Return the kinds of reasons of a result."""
-    if isinstance(result, Infeasible):
-        return (result.reason.kind,)
-    return tuple(dict.fromkeys(reason.kind for reason in result.reasons))

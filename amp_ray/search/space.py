@@ -3,6 +3,7 @@
 from amp_ray.spec.candidate import AnyCandidate, Candidate, GroupsCandidate
 from amp_ray.spec.cluster import Cluster
 from amp_ray.spec.experiment import Experiment, SearchLimits
+from amp_ray.units import counted
 
 
 def candidates_of(experiment: Experiment) -> tuple[AnyCandidate, ...]:
@@ -93,18 +94,31 @@ def _why_empty(experiment: Experiment, tps: list[int]) -> str:
     """Name what left no candidate."""
     limits, cluster = experiment.limits, experiment.cluster
     batch = experiment.global_batch_size
-    head = f"no candidate for {cluster.num_devices} devices and global_batch_size {batch}"
+    head = (
+        f"no candidate for {counted(cluster.num_devices, 'device')} and global_batch_size {batch}"
+    )
     if not tps:
         slots = sorted({node.num_slots for node in cluster.nodes})
+        given = _given(min_tp=limits.min_tp, max_tp=limits.max_tp)
         return (
-            f"{head}: no tp from min_tp {limits.min_tp} to max_tp {limits.max_tp} divides the "
-            f"slots of every node ({slots}); widen the limits or set search.tp_across_nodes: true"
+            f"{head}: no tp within {given} divides the slots of every node "
+            f"({', '.join(map(str, slots))}); widen the limits or set search.tp_across_nodes: true"
         )
-    return (
-        f"{head}: with tp of {tps}, max_dp {limits.max_dp}, max_pp {limits.max_pp} and "
-        f"micro_batch_sizes {limits.micro_batch_sizes} no dp x micro-batch size divides the batch; "
-        "widen the limits or change the batch"
+    sizes = limits.micro_batch_sizes
+    given = _given(
+        max_dp=limits.max_dp,
+        max_pp=limits.max_pp,
+        micro_batch_sizes=None if sizes is None else list(sizes),
     )
+    return (
+        f"{head}: with tp {', '.join(map(str, tps))} and {given} no dp x micro-batch "
+        "size divides the batch; widen the limits or change the batch"
+    )
+
+
+def _given(**limits: object) -> str:
+    """Name the limits that are set."""
+    return ", ".join(f"{name} {value}" for name, value in limits.items() if value is not None)
 
 
 def _divisors(number: int) -> list[int]:

@@ -1,24 +1,28 @@
 """From a checked experiment file to values: names resolved, units converted, parts fitted."""
 
+import itertools
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from typing import Final, Protocol
 
+from amp_ray.errors import InputError, Mistakes
 from amp_ray.spec.build_cluster import build_cluster
-from amp_ray.spec.build_runtime import build_constants, build_traits
-from amp_ray.spec.build_trials import build_trials, split_hosts
+from amp_ray.spec.build_runtime import build_constants, build_traits, check_zero_stage
+from amp_ray.spec.build_trials import Groups, build_trials, split_hosts
 from amp_ray.spec.cluster import Cluster
+from amp_ray.spec.constants import Constants
 from amp_ray.spec.device import Device
-from amp_ray.spec.experiment import Experiment, SearchLimits
+from amp_ray.spec.experiment import Experiment, SearchLimits, TrialSettings
 from amp_ray.spec.experiment_file import ExperimentFile, SearchSection
 from amp_ray.spec.families import build_model
 from amp_ray.spec.model import Model
 from amp_ray.spec.profile import ANALYTIC, Profile
 from amp_ray.spec.profile_file import parse_profile
-from amp_ray.spec.section import validate
+from amp_ray.spec.section import validate_parts
 from amp_ray.spec.shape import model_shape
 from amp_ray.spec.traits import RuntimeTraits
 from amp_ray.spec.width import Kernels
-from amp_ray.spec.yaml_text import Document
+from amp_ray.spec.yaml_text import Document, Places
 
 _PROFILE_FOLDERS: Final = {
     "table": "a folder with profile.yaml and one CSV per device",
@@ -60,32 +64,124 @@ def build_experiment(document: Document, files: Files) -> Experiment:
         files: Reader of the hostfile, the profile and a model configuration.
 
     Raises:
-        InputError: With file, line and key, for whatever does not fit.
+        InputError: With file, line and key, for whatever does not fit; one line per mistake.
     """
-    checked = validate(ExperimentFile, document)
-    traits = build_traits(document, checked)
-    constants = build_constants(document, checked)
-    model = _model(document, checked, files, traits)
-    hostfile_text = _text(document, files, checked.cluster.hostfile, "cluster", "hostfile")
-    whole = build_cluster(document, checked, hostfile_text)
-    cluster, groups = split_hosts(document, whole, checked.trials.host_groups)
-    return Experiment(
-        name=checked.name,
-        model=model,
-        cluster=cluster,
-        profile=_profile(document, checked, files, model, cluster),
-        constants=constants,
-        traits=traits,
-        precision=checked.precision,
-        optimizer=checked.optimizer,
-        zero_stage=checked.zero_stage,
-        recompute=checked.recompute,
-        global_batch_size=checked.global_batch_size,
-        limits=_limits(checked.search),
-        trials=build_trials(document, checked.trials, groups),
-        space=checked.search.space,
-        document=document,
-    )
+    checked, wrong = validate_parts(ExperimentFile, document)
+    builder = _Builder(document, files, checked, wrong)
+    mistakes = Mistakes()
+    for part in itertools.chain.from_iterable(wrong.values()):
+        mistakes.add(part)
+    for build in (
+        lambda: builder.zero_stage,
+        lambda: builder.constants,
+        lambda: builder.model,
+        lambda: builder.trials,
+        lambda: builder.profile,
+    ):
+        with mistakes.collect():
+            build()
+    mistakes.check()
+    return builder.experiment()
+
+
+class _Builder:
+    """Builds the parts of an experiment, each when it is asked for.
+
+    A part that cannot be built raises its own mistakes, and so does every part that depends on it:
+    told once, they are no mistakes that follow from others.
+    """
+
+    def __init__(
+        self,
+        document: Document,
+        files: Files,
+        checked: ExperimentFile,
+        wrong: Mapping[str, tuple[InputError, ...]],
+    ) -> None:
+        """Remember what stands in the file, and which keys at its top are wrong."""
+        self._document = document
+        self._files = files
+        self._checked = checked
+        self._wrong = wrong
+
+    def _need(self, *keys: str) -> ExperimentFile:
+        """Return what stands in the file, where these keys are right."""
+        for key in keys:
+            if key in self._wrong:
+                raise self._wrong[key][0]
+        return self._checked
+
+    @cached_property
+    def traits(self) -> RuntimeTraits:
+        """What the runtime does."""
+        return build_traits(self._document, self._need("runtime", "traits"))
+
+    @cached_property
+    def zero_stage(self) -> int:
+        """The ZeRO stage."""
+        zero_stage = self._need("zero_stage").zero_stage
+        return check_zero_stage(self._document, zero_stage, self.traits)
+
+    @cached_property
+    def constants(self) -> Constants:
+        """Constants of the cost model."""
+        return build_constants(self._document, self._need("constants"))
+
+    @cached_property
+    def model(self) -> Model:
+        """The chain of layers that the runtime trains."""
+        section, traits = self._need("model").model, self.traits
+        text = _text(self._document, self._files, section.config, "model", "config")
+        with self._document.at("model"):
+            return build_model(
+                model_shape(section, text),
+                layer_list=section.layer_list or traits.layer_list,
+                vocabulary_multiple=traits.vocabulary_multiple,
+                kernels=Kernels(fused_attention=traits.fused_attention, dropout=traits.dropout),
+            )
+
+    @cached_property
+    def hosts(self) -> tuple[Cluster, Groups]:
+        """The cluster that is planned for, and the hosts of every group."""
+        checked = self._need("cluster", "precision")
+        hostfile = checked.cluster.hostfile
+        text = _text(self._document, self._files, hostfile, "cluster", "hostfile")
+        whole = build_cluster(self._document, checked, text)
+        return split_hosts(self._document, whole, self._need("trials").trials.host_groups)
+
+    @cached_property
+    def trials(self) -> TrialSettings:
+        """Settings of real trials."""
+        return build_trials(self._document, self._need("trials").trials, self.hosts[1])
+
+    @cached_property
+    def profile(self) -> Profile:
+        """The source of layer times."""
+        model, (cluster, _) = self.model, self.hosts
+        checked = self._need("profile", "precision")
+        return _profile(self._document, checked, self._files, model, cluster)
+
+    def experiment(self) -> Experiment:
+        """Return the whole."""
+        checked, document = self._checked, self._document
+        return Experiment(
+            name=checked.name,
+            model=self.model,
+            cluster=self.hosts[0],
+            profile=self.profile,
+            constants=self.constants,
+            traits=self.traits,
+            precision=checked.precision,
+            optimizer=checked.optimizer,
+            zero_stage=self.zero_stage,
+            recompute=checked.recompute,
+            global_batch_size=checked.global_batch_size,
+            limits=_limits(checked.search),
+            trials=self.trials,
+            space=checked.search.space,
+            names_hosts=checked.cluster.hostfile is not None,
+            places=Places(file=document.file, lines=document.lines),
+        )
 
 
 def _text(document: Document, files: Files, name: str | None, *path: str) -> str | None:
@@ -94,21 +190,6 @@ def _text(document: Document, files: Files, name: str | None, *path: str) -> str
         return None
     with document.at(*path):
         return files.text(name)
-
-
-def _model(
-    document: Document, checked: ExperimentFile, files: Files, traits: RuntimeTraits
-) -> Model:
-    """Build the chain of layers that the runtime trains."""
-    section = checked.model
-    text = _text(document, files, section.config, "model", "config")
-    with document.at("model"):
-        return build_model(
-            model_shape(section, text),
-            layer_list=section.layer_list or traits.layer_list,
-            vocabulary_multiple=traits.vocabulary_multiple,
-            kernels=Kernels(fused_attention=traits.fused_attention, dropout=traits.dropout),
-        )
 
 
 def _profile(

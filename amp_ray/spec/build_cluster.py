@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Final
 
-from amp_ray.errors import InputError
+from amp_ray.errors import InputError, Mistakes
 from amp_ray.spec.catalogue import find_device
 from amp_ray.spec.cluster import (
     DEFAULT_INTER_LATENCY_S,
@@ -24,6 +25,9 @@ from amp_ray.spec.hostfile import HostSlots, parse_hostfile
 from amp_ray.spec.yaml_text import Document
 from amp_ray.units import GIGA, TERA, gbit_per_s_to_bytes_per_s, gib_to_bytes, microseconds_to_s
 
+_MOST_DEVICES: Final = 1_000_000
+_MOST_LISTED: Final = 20
+
 
 def build_cluster(
     document: Document, checked: ExperimentFile, hostfile_text: str | None
@@ -42,23 +46,36 @@ def build_cluster(
     section = checked.cluster
     entries = [index for index, entry in enumerate(section.nodes) for _ in range(entry.count)]
     names = [f"node{index}" for index in range(len(entries))]
-    if section.hostfile is not None and hostfile_text is not None:
-        with document.at("cluster", "hostfile"):
-            hosts = parse_hostfile(hostfile_text, file=section.hostfile)
-        _check_hosts(document, section, hosts, entries)
-        names = [host.host for host in hosts]
+    mistakes = Mistakes()
+    with mistakes.collect():
+        _check_size(document, section)
+        if section.hostfile is not None and hostfile_text is not None:
+            with document.at("cluster", "hostfile"):
+                hosts = parse_hostfile(hostfile_text, file=section.hostfile)
+            _check_hosts(document, section, hosts, entries)
+            names = [host.host for host in hosts]
+        links = _pair_links(document, section.links, names)
     devices = []
     for index, entry in enumerate(section.nodes):
-        with document.at("cluster", "nodes", index, "device"):
+        with mistakes.collect(), document.at("cluster", "nodes", index, "device"):
             device = _device(entry)
             device.peak_flops(checked.precision)
-        devices.append(device)
+            devices.append(device)
+    mistakes.check()
     with document.at("cluster"):
         nodes = tuple(
             _node(name, section.nodes[index], devices[index])
             for name, index in zip(names, entries, strict=True)
         )
-        return Cluster(nodes=nodes, pair_links=_pair_links(document, section.links, names))
+        return Cluster(nodes=nodes, pair_links=links)
+
+
+def _check_size(document: Document, section: ClusterSection) -> None:
+    """Refuse more devices than any cluster has."""
+    num_devices = sum(entry.count * entry.slots for entry in section.nodes)
+    if num_devices > _MOST_DEVICES:
+        message = f"found {num_devices:,} devices; expected at most {_MOST_DEVICES:,}"
+        raise InputError(message, where=document.where("cluster", "nodes"))
 
 
 def _check_hosts(
@@ -71,14 +88,17 @@ def _check_hosts(
             "they are matched in order, so the counts must be equal"
         )
         raise InputError(message, where=document.where("cluster", "nodes"))
+    mistakes = Mistakes()
     for host, index in zip(hosts, entries, strict=True):
         slots = section.nodes[index].slots
-        if host.num_slots != slots:
-            message = (
-                f"found {slots}; host {host.host!r} has slots={host.num_slots} in "
-                f"{section.hostfile!r}"
-            )
-            raise InputError(message, where=document.where("cluster", "nodes", index, "slots"))
+        with mistakes.collect():
+            if host.num_slots != slots:
+                message = (
+                    f"found {slots}; host {host.host!r} has slots={host.num_slots} in "
+                    f"{section.hostfile!r}"
+                )
+                raise InputError(message, where=document.where("cluster", "nodes", index, "slots"))
+    mistakes.check()
 
 
 def _device(entry: NodeSection) -> Device:
@@ -158,17 +178,19 @@ def _pair_links(
 ) -> dict[tuple[int, int], Link]:
     """Return the links of single node pairs by node index."""
     links: dict[tuple[int, int], Link] = {}
+    mistakes = Mistakes()
     for position, entry in enumerate(entries):
-        with document.at("cluster", "links", position, "between"):
+        with mistakes.collect(), document.at("cluster", "links", position, "between"):
             pair = _pair(entry.between, names)
             if pair in links:
                 message = (
                     f"the link between {' and '.join(entry.between)} stands here a second time"
                 )
                 raise ValueError(message)
-        links[pair] = _link(
-            entry.gbit_per_s, entry.latency_us, entry.collective_us, DEFAULT_INTER_LATENCY_S
-        )
+            links[pair] = _link(
+                entry.gbit_per_s, entry.latency_us, entry.collective_us, DEFAULT_INTER_LATENCY_S
+            )
+    mistakes.check()
     return links
 
 
@@ -176,10 +198,16 @@ def _pair(between: Sequence[str], names: list[str]) -> tuple[int, int]:
     """Return the indices of two different nodes in ascending order."""
     unknown = [name for name in between if name not in names]
     if unknown:
-        message = f"host {unknown[0]!r} is not one of {', '.join(names)}"
+        message = f"host {unknown[0]!r} is not one of {_listed(names)}"
         raise ValueError(message)
     low, high = sorted(names.index(name) for name in between)
     if low == high:
-        message = f"found {list(between)}; expected two different hosts of {', '.join(names)}"
+        message = f"found {list(between)}; expected two different hosts of {_listed(names)}"
         raise ValueError(message)
     return low, high
+
+
+def _listed(names: Sequence[str]) -> str:
+    """List the first of many names."""
+    more = len(names) - _MOST_LISTED
+    return ", ".join(names[:_MOST_LISTED]) + (f" and {more} more" if more > 0 else "")

@@ -1,14 +1,17 @@
 """What an experiment file says of the runtime and of the cost model's constants."""
 
-import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
-from amp_ray.errors import InputError
-from amp_ray.spec.constants import Constants
+from amp_ray.errors import InputError, Mistakes
+from amp_ray.spec.constants import PROGRAM_SCALE, Constants
 from amp_ray.spec.experiment_file import ExperimentFile
+from amp_ray.spec.json_text import shown
 from amp_ray.spec.traits import RUNTIMES, RuntimeTraits
 from amp_ray.spec.yaml_text import Document
+
+_LARGEST: Final = 10**15
+"""Of a trait: more bytes than any cluster has."""
 
 
 def build_traits(document: Document, checked: ExperimentFile) -> RuntimeTraits:
@@ -19,26 +22,35 @@ def build_traits(document: Document, checked: ExperimentFile) -> RuntimeTraits:
         checked: Its content.
 
     Raises:
-        InputError: If the runtime or a trait is unknown, a trait has another type, or the
-            runtime lacks the ZeRO stage.
+        InputError: If the runtime or a trait is unknown, or a trait cannot have its value.
     """
     if checked.runtime not in RUNTIMES:
         message = f"found {checked.runtime!r}; expected one of {', '.join(RUNTIMES)}"
         raise InputError(message, where=document.where("runtime"))
     traits = RUNTIMES[checked.runtime]
     chosen: dict[str, Any] = {}
+    mistakes = Mistakes()
     for name, value in checked.traits.items():
-        with document.at("traits", name):
+        with mistakes.collect(), document.at("traits", name):
             chosen[name] = _trait(traits, name, value)
+    mistakes.check()
     with document.at("traits"):
-        traits = replace(traits, **chosen)
-    if checked.zero_stage > traits.max_zero_stage:
-        message = (
-            f"found {checked.zero_stage}; runtime {traits.name!r} works with zero_stage up to "
-            f"{traits.max_zero_stage}"
-        )
-        raise InputError(message, where=document.where("zero_stage"))
-    return traits
+        return replace(traits, **chosen)
+
+
+def check_zero_stage(document: Document, zero_stage: int, traits: RuntimeTraits) -> int:
+    """Return a ZeRO stage that the runtime has.
+
+    Raises:
+        InputError: If it does not.
+    """
+    if zero_stage <= traits.max_zero_stage:
+        return zero_stage
+    message = (
+        f"found {zero_stage}; runtime {traits.name!r} works with zero_stage up to "
+        f"{traits.max_zero_stage}"
+    )
+    raise InputError(message, where=document.where("zero_stage"))
 
 
 def build_constants(document: Document, checked: ExperimentFile) -> Constants:
@@ -48,11 +60,15 @@ def build_constants(document: Document, checked: ExperimentFile) -> Constants:
         InputError: If a constant is unknown.
     """
     known = Constants.__dataclass_fields__
+    mistakes = Mistakes()
     for name in checked.constants:
-        if name not in known:
-            message = f"unknown constant {name!r}; known: {', '.join(known)}"
-            raise InputError(message, where=document.where("constants", name))
-    return replace(Constants(), **checked.constants)
+        with mistakes.collect():
+            if name not in known:
+                message = f"unknown constant {name!r}; known: {', '.join(known)}"
+                raise InputError(message, where=document.where("constants", name))
+    mistakes.check()
+    scale = {PROGRAM_SCALE: checked.constants.get(PROGRAM_SCALE, 1.0)}
+    return replace(Constants(), **{**checked.constants, PROGRAM_SCALE: 1.0}).moved(scale)
 
 
 def _trait(traits: RuntimeTraits, name: str, value: object) -> bool | int | float:
@@ -70,12 +86,12 @@ def _trait(traits: RuntimeTraits, name: str, value: object) -> bool | int | floa
             return bool(value)
         expected = "true or false"
     elif isinstance(own, int):
-        if isinstance(value, int) and not is_flag and value >= 0:
+        if isinstance(value, int) and not is_flag and 0 <= value <= _LARGEST:
             return value
-        expected = "an integer of at least 0"
+        expected = f"an integer from 0 to {_LARGEST:g}"
     else:
-        if isinstance(value, int | float) and not is_flag and 0 <= value < math.inf:
+        if isinstance(value, int | float) and not is_flag and 0 <= value <= _LARGEST:
             return float(value)
-        expected = "a number of at least 0"
-    message = f"found {value!r}; expected {expected}"
+        expected = f"a number from 0 to {_LARGEST:g}"
+    message = f"found {shown(value)}; expected {expected}"
     raise ValueError(message)

@@ -8,6 +8,7 @@ from amp_ray.spec.access import SshSettings
 from amp_ray.spec.cluster import Cluster, Node
 from amp_ray.spec.experiment import TrialSettings
 from amp_ray.spec.experiment_file import PatternSection, ProgramSection, SshSection, TrialsSection
+from amp_ray.spec.json_text import shown
 from amp_ray.spec.own_program import OwnProgram, Pattern
 from amp_ray.spec.yaml_text import Document
 
@@ -30,11 +31,11 @@ def split_hosts(document: Document, cluster: Cluster, num_groups: int) -> tuple[
         InputError: If the nodes cannot be split into groups of equal shape.
     """
     size, rest = divmod(len(cluster.nodes), num_groups)
-    groups = [cluster.nodes[size * i : size * (i + 1)] for i in range(num_groups)]
     where = document.where("trials", "host_groups")
     if rest or not size:
         message = f"found {num_groups}; it must divide the number of nodes, {len(cluster.nodes)}"
         raise InputError(message, where=where)
+    groups = [cluster.nodes[size * i : size * (i + 1)] for i in range(num_groups)]
     for number, group in enumerate(groups):
         if [_shape(node) for node in group] != [_shape(node) for node in groups[0]]:
             message = (
@@ -120,12 +121,12 @@ def _check_pattern(pattern: str) -> None:
     """Refuse what is no regular expression with one group."""
     try:
         num_groups = re.compile(pattern).groups
-    except re.error as error:
-        message = f"found {pattern!r}, which is no regular expression: {error}"
+    except (re.error, OverflowError, RecursionError) as error:
+        message = f"found {shown(pattern)}, which is no regular expression: {error}"
         raise ValueError(message) from None
     if num_groups != 1:
         message = (
-            f"found {pattern!r} with {num_groups} groups; expected one, around the number, as in "
-            "'time: ([0-9.]+) ms'"
+            f"found {shown(pattern)} with {num_groups} groups; expected one, around the number, as "
+            "in 'time: ([0-9.]+) ms'"
         )
         raise ValueError(message)

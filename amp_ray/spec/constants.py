@@ -6,9 +6,12 @@ experiment file. Calibration moves constants away from these values only as far 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Final
+from typing import Final, Self
+
+PROGRAM_SCALE: Final = "program_scale"
+"""The factor that all times have in common, by its name in `Constants`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +40,9 @@ class Constants:
             NCCL all-reduce measurements of 2-8 A100 (arXiv:2312.12391).
         message_scale: Start and synchronisation of messages against the stated ones.
         loss_bytes_per_logit: Memory traffic of the loss per logit, forward and backward, in fp32.
+        program_scale: Every time against what the model says of it: a program that does something
+            else than its traits tell. Set by `moved`, which slows everything else down with it;
+            by itself it is the factor of measured layer times.
         context_scale: Memory of context, communicators and workspaces against the runtime's.
         allocator_scale: Reserved memory of temporary tensors against the runtime's.
         memory_error: Lognormal sigma of the memory estimate.
@@ -59,10 +65,32 @@ class Constants:
     collective_start_s: float = 37e-6
     message_scale: float = 1.0
     loss_bytes_per_logit: float = 60.0
+    program_scale: float = 1.0
     context_scale: float = 1.0
     allocator_scale: float = 1.0
     memory_error: float = 0.08
     time_error: float = 0.06
+
+    def moved(self, ratios: Mapping[str, float]) -> Self:
+        """Return the constants multiplied by factors, by name.
+
+        ``program_scale`` moves all constants of time, so that every time is multiplied by it.
+        """
+        scale = ratios.get(PROGRAM_SCALE, 1.0)
+        factors = dict.fromkeys(_RATES, 1.0 / scale) | dict.fromkeys(_DURATIONS, scale)
+        for name, ratio in ratios.items():
+            if name != PROGRAM_SCALE:
+                factors[name] = factors.get(name, 1.0) * ratio
+        changed = {name: getattr(self, name) * factor for name, factor in factors.items()}
+        return replace(self, **changed)
+
+
+_RATES: Final = ("gemm_scale", "memory_efficiency", "intra_efficiency", "nic_efficiency")
+_DURATIONS: Final = (
+    *("kernel_gap_s", "host_s_per_kernel", "host_s_per_micro_batch", "host_s_per_iteration"),
+    *("latency_scale", "message_scale", PROGRAM_SCALE),
+)
+"""What time is divided by, and what it is a sum of: other constants only weigh these."""
 
 
 PRIOR_SIGMA: Final[Mapping[str, float]] = MappingProxyType(
@@ -80,6 +108,7 @@ PRIOR_SIGMA: Final[Mapping[str, float]] = MappingProxyType(
         "latency_scale": 0.50,
         "message_scale": 0.50,
         "loss_bytes_per_logit": 0.20,
+        PROGRAM_SCALE: 0.70,
         "context_scale": 0.50,
         "allocator_scale": 0.10,
     }

@@ -13,7 +13,7 @@ from amp_ray.spec.model import Model
 from amp_ray.spec.own_program import OwnProgram
 from amp_ray.spec.profile import Profile
 from amp_ray.spec.traits import RuntimeTraits
-from amp_ray.spec.yaml_text import Document
+from amp_ray.spec.yaml_text import Places
 from amp_ray.units import Precision
 
 Space = Literal["uniform", "placement", "heterogeneous"]
@@ -78,7 +78,7 @@ class TrialSettings:
     program: OwnProgram | None = None
 
 
-NO_DOCUMENT: Final = Document(file="experiment")
+NO_PLACES: Final = Places(file="experiment")
 """Of an experiment that was built from values."""
 
 
@@ -101,7 +101,8 @@ class Experiment:
         limits: Limits of the search.
         trials: Settings of real trials.
         space: Of the search.
-        document: The file that all this stands in, for the places of mistakes found later.
+        names_hosts: Whether a hostfile names the nodes.
+        places: Where all this stands in its file, for mistakes found later.
     """
 
     name: str
@@ -118,11 +119,12 @@ class Experiment:
     limits: SearchLimits
     trials: TrialSettings
     space: Space = "uniform"
-    document: Document = NO_DOCUMENT
+    names_hosts: bool = True
+    places: Places = NO_PLACES
 
     def where(self, *path: str | int) -> Where:
         """Return the place of a key in the file that the experiment was built from."""
-        return self.document.where(*path)
+        return self.places.where(*path)
 
 
 def launchable_only(experiment: Experiment) -> Experiment:

@@ -4,21 +4,46 @@ Each class is one mapping of the file. Unknown keys, wrong types and wrong range
 refused here with the place in the file; what the values mean is decided elsewhere.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import AfterValidator, Discriminator, Field, Tag
 
 from amp_ray.spec.access import SshSettings
 from amp_ray.spec.experiment import Space
+from amp_ray.spec.model import MOST_LAYERS
 from amp_ray.spec.own_program import BuiltIn, Per
-from amp_ray.spec.section import Count, Flag, Index, Positive, Section, Text
+from amp_ray.spec.section import Count, Flag, Index, Positive, Section, Text, Within
 from amp_ray.spec.traits import LayerList
 from amp_ray.units import Precision
 
-# Figures beyond these are a slip of the unit, e.g. bytes where GiB belong.
+_LONGEST_NAME: Final = 100
+
+# Ranges are wide enough for a core of a CPU, a link of 1 Mbit/s and boards ten times as large as
+# those of today, and narrow enough to find bytes where GiB belong.
+_Number = Annotated[float, Field(strict=True)]
+Memory = Annotated[_Number, AfterValidator(Within(1e-3, 1e4, "GiB"))]
+MemoryRate = Annotated[_Number, AfterValidator(Within(0.1, 1e5, "GB/s"))]
+LinkRate = Annotated[_Number, AfterValidator(Within(1e-3, 1e5, "Gbit/s"))]
+Rate = Annotated[_Number, AfterValidator(Within(1e-3, 1e5, "TFLOP/s"))]
+Latency = Annotated[_Number, AfterValidator(Within(1e-3, 1e6, "microseconds", or_zero=True))]
+Seconds = Annotated[_Number, AfterValidator(Within(1e-3, 1e8, "seconds"))]
 Few = Annotated[int, Field(ge=1, le=10**5, strict=True)]
-Figure = Annotated[float, Field(gt=0, le=10**6, strict=True)]
-Microseconds = Annotated[float, Field(ge=0, le=10**6, strict=True)]
+Samples = Annotated[int, Field(ge=1, le=10**6, strict=True)]
+Layers = Annotated[int, Field(ge=1, le=MOST_LAYERS, strict=True)]
+
+
+def _plain(name: str) -> str:
+    """Return a name that can be shown and can become part of a file's name."""
+    if not name.isprintable() or name[0] == "." or not {"/", "\\"}.isdisjoint(name):
+        message = "a plain name: no '/', no '\\', no '.' in front, no control character"
+        raise ValueError(message)
+    if len(name) > _LONGEST_NAME:
+        message = f"at most {_LONGEST_NAME} characters"
+        raise ValueError(message)
+    return name
+
+
+Name = Annotated[Text, AfterValidator(_plain)]
 
 
 class ModelSection(Section):
@@ -26,7 +51,7 @@ class ModelSection(Section):
 
     config: Text | None = None
     family: Text | None = None
-    num_layers: Few | None = None
+    num_layers: Layers | None = None
     hidden_size: Count | None = None
     num_heads: Count | None = None
     sequence_length: Count | None = None
@@ -44,14 +69,14 @@ class ModelSection(Section):
 class DeviceSection(Section):
     """``device`` as a mapping: a data sheet that the catalogue does not have."""
 
-    name: Text
-    memory_gib: Figure
-    memory_gbyte_per_s: Figure
+    name: Name
+    memory_gib: Memory
+    memory_gbyte_per_s: MemoryRate
     num_multiprocessors: Few = 1
-    context_gib: Figure | None = None
-    fp32_tflops: Figure | None = None
-    fp16_tflops: Figure | None = None
-    bf16_tflops: Figure | None = None
+    context_gib: Memory | None = None
+    fp32_tflops: Rate | None = None
+    fp16_tflops: Rate | None = None
+    bf16_tflops: Rate | None = None
 
 
 def _kind(device: object) -> str:
@@ -68,22 +93,22 @@ class NodeSection(Section):
         Discriminator(_kind),
     ]
     slots: Few
-    intra_gbit_per_s: Figure
-    inter_gbit_per_s: Figure
-    intra_latency_us: Microseconds | None = None
-    inter_latency_us: Microseconds | None = None
-    intra_collective_us: Microseconds | None = None
-    inter_collective_us: Microseconds | None = None
-    memory_gib: Figure | None = None
+    intra_gbit_per_s: LinkRate
+    inter_gbit_per_s: LinkRate
+    intra_latency_us: Latency | None = None
+    inter_latency_us: Latency | None = None
+    intra_collective_us: Latency | None = None
+    inter_collective_us: Latency | None = None
+    memory_gib: Memory | None = None
 
 
 class LinkSection(Section):
     """One entry of ``cluster.links``: what is known about a single pair of nodes."""
 
     between: Annotated[list[Text], Field(min_length=2, max_length=2)]
-    gbit_per_s: Figure
-    latency_us: Microseconds | None = None
-    collective_us: Microseconds | None = None
+    gbit_per_s: LinkRate
+    latency_us: Latency | None = None
+    collective_us: Latency | None = None
 
 
 class ClusterSection(Section):
@@ -122,7 +147,7 @@ class SshSection(Section):
     known_hosts: Text = SshSettings().known_hosts
     config: Text | None = SshSettings().config
     use_agent: Flag = False
-    connect_timeout_s: Positive = SshSettings().connect_timeout_s
+    connect_timeout_s: Seconds = SshSettings().connect_timeout_s
     python: Text = SshSettings().python
 
 
@@ -159,7 +184,7 @@ class TrialsSection(Section):
     budget: Index = 10
     steps: Count = 20
     warmup_steps: Index = 5
-    timeout_s: Positive = 600.0
+    timeout_s: Seconds = 600.0
     ssh: SshSection = SshSection()
     launcher: Literal["agent", "deepspeed"] = "agent"
     warm: Flag = True
@@ -172,7 +197,7 @@ class TrialsSection(Section):
 class ExperimentFile(Section):
     """The whole file."""
 
-    name: Text
+    name: Name
     model: ModelSection
     cluster: ClusterSection
     profile: ProfileSection = ProfileSection()
@@ -183,6 +208,6 @@ class ExperimentFile(Section):
     runtime: Text = "deepspeed"
     traits: dict[Text, Any] = Field(default_factory=dict)
     constants: dict[Text, Positive] = Field(default_factory=dict)
-    global_batch_size: Count
+    global_batch_size: Samples
     search: SearchSection = SearchSection()
     trials: TrialsSection = TrialsSection()

@@ -3,11 +3,12 @@
 import re
 from dataclasses import dataclass
 
-from amp_ray.errors import InputError, Where
-from amp_ray.spec.cells import is_count
+from amp_ray.errors import InputError, Mistakes, Where
+from amp_ray.spec.cells import content_lines, is_count
+from amp_ray.spec.json_text import shown
 
 _LINE = re.compile(r"(?P<host>\S+)\s+(?:slots\s*=\s*(?P<slots>\S+)|(?P<number>[\d.+-]+))")
-_HOST = re.compile(r"[^\s#-][^\s#]*")
+_HOST = re.compile(r"(?![-.])[^\s#/\\\x00-\x1f\x7f-\x9f]{1,255}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,8 +16,8 @@ class HostSlots:
     """One line of a hostfile: a host and how many devices may be used on it.
 
     Args:
-        host: Name or address; no spaces, no ``#``, and no ``-`` in front, which programs
-            would take for an option.
+        host: Name or address; no spaces, no ``#``, nothing that leads to another folder, and no
+            ``-`` in front, which programs would take for an option.
         num_slots: At least one.
 
     Raises:
@@ -29,8 +30,7 @@ class HostSlots:
     def __post_init__(self) -> None:
         """Refuse what a hostfile could not say."""
         if _HOST.fullmatch(self.host) is None:
-            message = f"a host name has no spaces, no '#' and no leading '-', found {self.host!r}"
-            raise ValueError(message)
+            raise ValueError(_wrong_name(self.host))
         if self.num_slots < 1:
             message = f"host {self.host!r} needs at least one slot, found {self.num_slots}"
             raise ValueError(message)
@@ -53,21 +53,18 @@ def parse_hostfile(text: str, *, file: str = "hostfile") -> tuple[HostSlots, ...
         >>> parse_hostfile("a slots=4  # fast\n\nb slots=2\n")[1]
         HostSlots(host='b', num_slots=2)
     """
-    lines: dict[str, int] = {}
+    places: dict[str, Where] = {}
     hosts = []
-    for number, line in enumerate(text.splitlines(), start=1):
-        content = line.partition("#")[0].strip()
-        if not content:
-            continue
-        where = Where(file=file, line=number)
-        entry = _parse_line(content, where)
-        if entry.host in lines:
-            message = (
-                f"host {entry.host!r} stands here and on line {lines[entry.host]}: name it once"
-            )
-            raise InputError(message, where=where)
-        lines[entry.host] = number
-        hosts.append(entry)
+    mistakes = Mistakes()
+    for where, content in content_lines(text, file):
+        with mistakes.collect():
+            entry = _parse_line(content, where)
+            first = places.setdefault(entry.host, where)
+            if first is not where:
+                message = f"host {entry.host!r} stands here and on line {first.line}: name it once"
+                raise InputError(message, where=where)
+            hosts.append(entry)
+    mistakes.check()
     if not hosts:
         message = "no host found: expected lines like 'worker-1 slots=4'"
         raise InputError(message, where=Where(file=file))
@@ -83,13 +80,20 @@ def _parse_line(content: str, where: Where) -> HostSlots:
     """Read ``host slots=N`` or ``host N`` without comment."""
     match = _LINE.fullmatch(content)
     if match is None:
-        message = f"found {content!r}: expected 'host slots=N' or 'host N'"
+        message = f"found {shown(content)}: expected 'host slots=N' or 'host N'"
         raise InputError(message, where=where)
     host, slots = match["host"], match["slots"] or match["number"]
     if not is_count(slots):
-        message = f"slots must be a positive integer, found {slots!r} for host {host!r}"
+        message = f"slots must be a positive integer, found {shown(slots)} for host {shown(host)}"
         raise InputError(message, where=where)
     if _HOST.fullmatch(host) is None:
-        message = f"found host {host!r}; a name with '-' in front would be taken for an option"
-        raise InputError(message, where=where)
+        raise InputError(_wrong_name(host), where=where)
     return HostSlots(host=host, num_slots=int(slots))
+
+
+def _wrong_name(host: str) -> str:
+    """Say what a host's name has not."""
+    return (
+        f"found host {shown(host)}; a name has at most 255 characters, no spaces, no '#', '/' or "
+        "'\\', no control characters, and no '-' (an option) or '.' (a folder) in front"
+    )

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Final, Literal
 
 from amp_ray.spec.operator import AllReduce, Elementwise, Gemm, Operator
 
@@ -87,6 +87,10 @@ class Layer:
     def num_kernels(self) -> int:
         """Kernels that one forward pass of the layer itself launches."""
         return sum(1 if isinstance(op, Gemm) else op.num_kernels for op in self.measurable)
+
+
+MOST_LAYERS: Final = 10_000
+"""Blocks of a model; more are a slip, and would fill the memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from amp_ray.errors import InputError, Where
+from amp_ray.errors import InputError, Mistakes, Where
 from amp_ray.spec.profile import DeviceTable, Profile
 from amp_ray.spec.section import Count, Flag, Section, Text, validate
 from amp_ray.spec.table_file import parse_device_table
@@ -51,7 +51,33 @@ def parse_profile(
     if DESCRIPTION_FILE not in files:
         message = f"no {DESCRIPTION_FILE} in it; found {', '.join(files) or 'an empty folder'}"
         raise InputError(message, where=Where(file=folder))
-    document = parse_yaml(files[DESCRIPTION_FILE], file=f"{folder}/{DESCRIPTION_FILE}")
+    mistakes = Mistakes()
+    with mistakes.collect():
+        text = files[DESCRIPTION_FILE]
+        description = _description(text, folder, num_layers=num_layers, precision=precision)
+    tables: dict[str, DeviceTable] = {}
+    for name, text in sorted(files.items()):
+        if name.endswith(_TABLE_SUFFIX):
+            with mistakes.collect():
+                table = parse_device_table(text, num_layers=num_layers, file=f"{folder}/{name}")
+                tables[name.removesuffix(_TABLE_SUFFIX)] = table
+    mistakes.check()
+    if not tables:
+        message = f"no table in it: expected files such as T4{_TABLE_SUFFIX}, one per device"
+        raise InputError(message, where=Where(file=folder))
+    return Profile(
+        source=f"profile {folder}",
+        tables=tables,
+        forward_runs=description.forward_runs,
+        includes_all_reduces=description.includes_all_reduces,
+    )
+
+
+def _description(
+    text: str, folder: str, *, num_layers: int, precision: Precision
+) -> ProfileDescription:
+    """Read ``profile.yaml`` of a model that is to be planned."""
+    document = parse_yaml(text, file=f"{folder}/{DESCRIPTION_FILE}")
     description = validate(ProfileDescription, document)
     if description.num_layers != num_layers:
         message = (
@@ -62,19 +88,4 @@ def parse_profile(
     if description.precision != precision:
         message = f"measured in {description.precision}; the experiment has precision {precision}"
         raise InputError(message, where=document.where("precision"))
-    tables: dict[str, DeviceTable] = {
-        name.removesuffix(_TABLE_SUFFIX): parse_device_table(
-            text, num_layers=num_layers, file=f"{folder}/{name}"
-        )
-        for name, text in sorted(files.items())
-        if name.endswith(_TABLE_SUFFIX)
-    }
-    if not tables:
-        message = f"no table in it: expected files such as T4{_TABLE_SUFFIX}, one per device"
-        raise InputError(message, where=Where(file=folder))
-    return Profile(
-        source=f"profile {folder}",
-        tables=tables,
-        forward_runs=description.forward_runs,
-        includes_all_reduces=description.includes_all_reduces,
-    )
+    return description

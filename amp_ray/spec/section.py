@@ -1,20 +1,21 @@
 """Mappings of a file with known keys, and messages that lead to the place of a mistake."""
 
 import difflib
+import math
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, TypeVar, get_args
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, TypeVar, cast, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
-from amp_ray.errors import InputError
+from amp_ray.errors import InputError, Mistakes
 from amp_ray.spec.yaml_text import Document, Path
 
 Flag = Annotated[bool, Field(strict=True)]
 Index = Annotated[int, Field(ge=0, lt=10**9, strict=True)]
 Count = Annotated[int, Field(ge=1, lt=10**9, strict=True)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]
+Positive = Annotated[float, Field(gt=0, le=1e15, allow_inf_nan=False, strict=True)]
 Text = Annotated[str, Field(min_length=1, strict=True)]
 
 _EXPECTED: Final[Mapping[str, str]] = {
@@ -27,6 +28,8 @@ _EXPECTED: Final[Mapping[str, str]] = {
     "model_type": "a mapping of keys",
     "string_too_short": "text, not an empty one",
     "string_type": "text (quote it if it is one)",
+    "too_long": "a list of at most {max_length}",
+    "too_short": "a list of at least {min_length}",
     "tuple_type": "a list",
 }
 """What is expected, by pydantic's type of error; its own words for all others."""
@@ -45,45 +48,110 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+@dataclass(frozen=True, slots=True)
+class Within:
+    """Refuses a figure that no hardware has, which is most often a slip of the unit.
+
+    Args:
+        low: Smallest figure.
+        high: Largest one.
+        unit: Of all three.
+        or_zero: Whether 0 is fine too.
+    """
+
+    low: float
+    high: float
+    unit: str
+    or_zero: bool = False
+
+    def __call__(self, value: float) -> float:
+        """Return the figure.
+
+        Raises:
+            ValueError: If it is outside; also if it is not a number.
+        """
+        if self.low <= value <= self.high or (self.or_zero and value == 0):
+            return value
+        message = f"{'0 or ' if self.or_zero else ''}{self.low:,g} to {self.high:,.0f} {self.unit}"
+        raise ValueError(message)
+
+
 _S = TypeVar("_S", bound=Section)
 
 
-def validate(section: type[_S], document: Document) -> _S:
-    """Check a document's keys, types and ranges.
+def validate(section: type[_S], document: Document, *at: str) -> _S:
+    """Check the keys, types and ranges of a mapping of a document.
+
+    Args:
+        section: The type of the mapping.
+        document: What stands in the file.
+        at: Path of the mapping; empty for the whole document.
+
+    Raises:
+        InputError: With one line per mistake: place, what was found, what is expected.
+    """
+    values: Any = document.values
+    for key in at:
+        values = values[key]
+    try:
+        return section.model_validate(values)
+    except ValidationError as error:
+        mistakes = Mistakes()
+        for _, mistake in _mistakes(section, document, at, error):
+            mistakes.add(mistake)
+        mistakes.check()
+        raise
+
+
+def validate_parts(
+    section: type[_S], document: Document
+) -> tuple[_S, Mapping[str, tuple[InputError, ...]]]:
+    """Check a document, and keep the parts without a mistake.
 
     Args:
         section: The type of the whole document.
         document: What stands in the file.
 
-    Raises:
-        InputError: For the first finding in the file's order, with its line, key, what was
-            found and what is expected; further findings are counted.
+    Returns:
+        The parts, and the mistakes by the key at the top that they are in, in the order in which
+        they are told. The first lacks what the second names.
     """
     try:
-        return section.model_validate(document.values)
+        return section.model_validate(document.values), {}
     except ValidationError as error:
-        raise _input_error(section, document, error.errors(include_url=False)) from None
+        wrong: dict[str, tuple[InputError, ...]] = {}
+        for path, mistake in _mistakes(section, document, (), error):
+            wrong[str(path[0])] = (*wrong.get(str(path[0]), ()), mistake)
+    parts = {
+        key: TypeAdapter(field.rebuild_annotation()).validate_python(document.values[key])
+        for key, field in section.model_fields.items()
+        if key in document.values and key not in wrong
+    }
+    return cast("_S", section.model_construct(**parts)), wrong
 
 
-def _input_error(
-    section: type[Section], document: Document, findings: list[ErrorDetails]
-) -> InputError:
-    """Make one message from pydantic's findings: the first one in the file's order.
+def _mistakes(
+    section: type[Section], document: Document, at: Path, error: ValidationError
+) -> list[tuple[Path, InputError]]:
+    """Make messages of pydantic's findings: unknown keys first, then in the file's order.
 
-    On one line an unknown key comes first: a misspelt one is missing under its right name too.
+    A key that is missing because it is misspelt is told once, as the unknown one; its path is that
+    of the key that was meant.
     """
-    located = sorted(
-        (
-            (document.where(*path).line or 0, finding["type"] != _UNKNOWN, index, path, finding)
-            for index, finding in enumerate(findings)
-            for path in [_path(document.values, finding)]
-        ),
-        key=lambda entry: entry[:3],
-    )
-    *_, path, finding = located[0]
-    more = len({entry[3] for entry in located}) - 1
-    suffix = "" if more == 0 else f" ({more} more problem{'s' if more > 1 else ''} after this one)"
-    return InputError(_message(section, path, finding) + suffix, where=document.where(*path))
+    values: Any = document.values
+    for key in at:
+        values = values[key]
+    found = {_path(values, finding): finding for finding in error.errors(include_url=False)}
+    unknown = [path for path, finding in found.items() if finding["type"] == _UNKNOWN]
+    meant = {path: (*path[:-1], _meant(section, path) or path[-1]) for path in unknown}
+    told = []
+    for path, finding in found.items():
+        if finding["type"] != "missing" or path not in meant.values():
+            where = document.where(*at, *path)
+            mistake = InputError(_message(section, path, finding), where=where)
+            told.append((path not in meant, where.line or math.inf, path, mistake))
+    told.sort(key=lambda entry: entry[:2])
+    return [(meant.get(path, path), mistake) for *_, path, mistake in told]
 
 
 def _path(values: Any, finding: ErrorDetails) -> Path:  # noqa: ANN401 - plain values of a file
@@ -105,16 +173,18 @@ def _path(values: Any, finding: ErrorDetails) -> Path:  # noqa: ANN401 - plain v
 def _message(section: type[Section], path: Path, finding: ErrorDetails) -> str:
     """Say what was found and what is expected."""
     if finding["type"] == _UNKNOWN:
-        known = _known_keys(section, path[:-1])
-        close = difflib.get_close_matches(str(path[-1]), known, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(known)}"
-        return f"unknown key {path[-1]!r}; {hint}"
+        meant = _meant(section, path)
+        known = ", ".join(_known_keys(section, path[:-1]))
+        hint = f"known here: {known}" if meant is None else f"did you mean {meant!r}?"
+        return f"unknown key {_shown(path[-1])}; {hint}"
     if finding["type"] == "missing":
         if isinstance(path[-1], int):
             return f"entry {path[-1]} is missing"
         return f"key {path[-1]!r} is missing"
     own_words = finding["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
-    expected = _EXPECTED.get(finding["type"], own_words)
+    expected = own_words
+    if finding["type"] in _EXPECTED:
+        expected = _EXPECTED[finding["type"]].format_map(finding.get("ctx", {}))
     found = finding["input"]
     if isinstance(found, str) and found[:1].isdigit() and finding["type"] == "float_type":
         expected += " alone (the key's name tells the unit)"
@@ -125,8 +195,17 @@ def _shown(value: object) -> str:
     """Render a found value as it stands in the file, cut where it is long."""
     if value is None:
         return "nothing"
+    if isinstance(value, str) and value.isdecimal() and len(value) > _LONGEST_VALUE:
+        return f"a number of {len(value)} digits"
     text = str(value).lower() if isinstance(value, bool) else repr(value)
     return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
+
+
+def _meant(section: type[Section], path: Path) -> str | None:
+    """Return the known key that an unknown one is most likely a slip of."""
+    known = _known_keys(section, path[:-1])
+    close = difflib.get_close_matches(str(path[-1])[:_LONGEST_VALUE], known, n=1)
+    return close[0] if close else None
 
 
 def _known_keys(section: type[Section], path: Path) -> list[str]:

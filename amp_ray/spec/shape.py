@@ -1,12 +1,12 @@
 """A model's figures: from the experiment file's keys, or from a Hugging Face ``config.json``."""
 
-import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-from amp_ray.errors import InputError, Where
+from amp_ray.errors import InputError, Mistakes, Where
 from amp_ray.spec.experiment_file import ModelSection
-from amp_ray.spec.model import ModelShape
+from amp_ray.spec.json_text import parse_json, shown
+from amp_ray.spec.model import MOST_LAYERS, ModelShape
 
 _HUGGING_FACE_KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "num_layers": ("num_hidden_layers", "n_layer"),
@@ -26,6 +26,18 @@ _HUGGING_FACE_FAMILIES: Final[Mapping[str, str]] = {
     "qwen2": "llama",
     "qwen3": "llama",
 }
+
+_NOT_COUNTED: Final = (
+    "expert",
+    "moe_",
+    "add_cross_attention",
+    "is_encoder_decoder",
+    "kv_lora_rank",
+    "q_lora_rank",
+)
+"""Parts of keys of a configuration that make it another architecture than the one it names."""
+
+_LARGEST_FIGURE: Final = 10**9
 
 _LANGUAGE_MODEL: Final = (
     "num_layers",
@@ -96,9 +108,13 @@ def model_shape(section: ModelSection, config_text: str | None = None) -> ModelS
 
 def _transgan(given: Mapping[str, Any]) -> ModelShape:
     """Return the figures of the TransGAN generator."""
+    num_layers = sum(given["depth"])
+    if num_layers > MOST_LAYERS:
+        message = f"depth adds up to {num_layers}; expected at most {MOST_LAYERS} blocks"
+        raise ValueError(message)
     return ModelShape(
         family="transgan",
-        num_layers=sum(given["depth"]),
+        num_layers=num_layers,
         hidden_size=given["hidden_size"],
         num_heads=given["num_heads"],
         sequence_length=given["bottom_width"] ** 2,
@@ -141,28 +157,40 @@ def _feed_forward(family: str, hidden: int) -> int:
 
 def _from_config(text: str, file: str) -> dict[str, Any]:
     """Read the figures of a Hugging Face configuration under our names."""
-    try:
-        config = json.loads(text)
-    except json.JSONDecodeError as error:
-        message = f"not valid JSON: {error.msg}"
-        raise InputError(message, where=Where(file=file, line=error.lineno)) from None
-    if not isinstance(config, dict):
-        message = f"expected a JSON object, found {type(config).__name__}"
-        raise InputError(message, where=Where(file=file))
+    config = parse_json(text, file=file)
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in _HUGGING_FACE_FAMILIES:
         known = ", ".join(_HUGGING_FACE_FAMILIES)
-        message = f"found {kind!r}; expected one of {known}"
+        message = f"found {shown(kind)}; expected one of {known}"
         raise InputError(message, where=Where(file=file, key="model_type"))
+    _check_parts(config, file)
     family = _HUGGING_FACE_FAMILIES[kind]
     found: dict[str, Any] = {"family": family}
+    mistakes = Mistakes()
     for key in (*_LANGUAGE_MODEL, *_OPTIONAL[family]):
         names = _HUGGING_FACE_KEYS[key]
         name = next((name for name in names if config.get(name) is not None), None)
         if name is not None:
-            found[key] = _figure(config[name], key, Where(file=file, key=name))
+            with mistakes.collect():
+                found[key] = _figure(config[name], key, Where(file=file, key=name))
+    mistakes.check()
     _check_head_size(config, found, file)
     return found
+
+
+def _check_parts(config: Mapping[str, Any], file: str) -> None:
+    """Refuse what no family here builds: planned without it, the model would be another one."""
+    mistakes = Mistakes()
+    for key, value in config.items():
+        is_off = value in (None, False, 0, [], {}) or (value == 1 and key.endswith("_experts"))
+        if not is_off and any(part in key for part in _NOT_COUNTED):
+            with mistakes.collect():
+                message = (
+                    f"found {shown(value)}; only dense decoders are planned: no experts, no cross "
+                    "attention, no latent attention"
+                )
+                raise InputError(message, where=Where(file=file, key=key))
+    mistakes.check()
 
 
 def _figure(value: object, key: str, where: Where) -> object:
@@ -170,10 +198,11 @@ def _figure(value: object, key: str, where: Where) -> object:
     if key == "tied_embedding":
         fits, expected = isinstance(value, bool), "true or false"
     else:
-        fits = isinstance(value, int) and not isinstance(value, bool) and value >= 1
-        expected = "an integer of at least 1"
+        most = MOST_LAYERS if key == "num_layers" else _LARGEST_FIGURE
+        fits = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most
+        expected = f"an integer from 1 to {most:,}"
     if not fits:
-        message = f"found {value!r}; expected {expected}"
+        message = f"found {shown(value)}; expected {expected}"
         raise InputError(message, where=where)
     return value
 
@@ -182,6 +211,7 @@ def _check_head_size(config: Mapping[str, Any], found: Mapping[str, Any], file: 
     """Refuse heads whose sizes do not add up to the hidden size, which no family here builds."""
     hidden, heads = found.get("hidden_size"), found.get("num_heads")
     size = config.get("head_dim")
-    if size is not None and hidden and heads and size * heads != hidden:
-        message = f"found {size!r}; expected hidden_size {hidden} / num_heads {heads}"
+    fits = isinstance(size, int) and hidden and heads and size * heads == hidden
+    if size is not None and hidden and heads and not fits:
+        message = f"found {shown(size)}; expected hidden_size {hidden} / num_heads {heads}"
         raise InputError(message, where=Where(file=file, key="head_dim"))

@@ -1,14 +1,15 @@
 """Strategies that a user hands over: CSV with a header, or JSON."""
 
-import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from amp_ray.errors import InputError, Where, placed
+from amp_ray.errors import InputError, Mistakes, Where, placed
 from amp_ray.spec.candidate import Candidate, Recompute
-from amp_ray.spec.cells import read_count, read_rows, read_seconds
+from amp_ray.spec.cells import MOST_SECONDS, read_count, read_rows, read_seconds
 from amp_ray.spec.cluster import Cluster
+from amp_ray.spec.json_text import parse_any_json, shown
 from amp_ray.spec.section import validate
 from amp_ray.spec.strategy import Strategy
 from amp_ray.spec.strategy_json import StrategyRecord, strategy_from_json
@@ -19,6 +20,10 @@ Failure = Literal["oom", "failed"]
 _DEGREES = ("tp", "pp", "dp", "micro_batch_size")
 _OPTIONAL = ("bounds", "measured_s", "recompute", "spread_s", "peak_memory_bytes")
 _FAILURES: Final[Mapping[str, Failure]] = {"oom": "oom", "failed": "failed"}
+_LEAST_SECONDS: Final = 1e-6
+"""Of an iteration: no device launches a kernel faster."""
+
+_BYTES: Final = re.compile(r"[0-9]{1,15}")
 _RECOMPUTE: Final[Mapping[str, Recompute]] = {"none": "none", "full": "full"}
 
 
@@ -98,12 +103,15 @@ def _from_csv(text: str, file: str, context: Context) -> tuple[Given, ...]:
         message = f"expected the header {expected}, found {','.join(header)!r}: {told}"
         raise InputError(message, where=where)
     given = []
+    mistakes = Mistakes()
     for place, row in rows:
-        if len(row) > len(header):
-            message = f"expected {len(header)} columns ({', '.join(header)}), found {len(row)}"
-            raise InputError(message, where=place)
-        cells = dict.fromkeys(header, "") | dict(zip(header, row, strict=False))
-        given.append(_from_cells(cells, place, context))
+        with mistakes.collect():
+            if len(row) > len(header):
+                message = f"expected {len(header)} columns ({', '.join(header)}), found {len(row)}"
+                raise InputError(message, where=place)
+            cells = dict.fromkeys(header, "") | dict(zip(header, row, strict=False))
+            given.append(_from_cells(cells, place, context))
+    mistakes.check()
     return tuple(given)
 
 
@@ -112,7 +120,7 @@ def _from_cells(cells: Mapping[str, str], where: Where, context: Context) -> Giv
     degrees = {name: read_count(cells[name], where.at(name)) for name in _DEGREES}
     word = cells.get("recompute") or context.recompute
     if word not in _RECOMPUTE:
-        message = f"found {word!r}; expected one of {', '.join(_RECOMPUTE)}"
+        message = f"found {shown(word)}; expected one of {', '.join(_RECOMPUTE)}"
         raise InputError(message, where=where.at("recompute"))
     candidate = _candidate(degrees, _RECOMPUTE[word], where, context)
     strategy = None
@@ -166,8 +174,11 @@ def _measurement(word: str, where: Where) -> tuple[float | None, Failure | None]
     if word in _FAILURES:
         return None, _FAILURES[word]
     seconds = read_seconds(word)
-    if not seconds:
-        message = f"found {word!r}; expected positive seconds, or one of {', '.join(_FAILURES)}"
+    if seconds is None or seconds < _LEAST_SECONDS:
+        message = (
+            f"found {shown(word)}; expected seconds, from {_LEAST_SECONDS:g} to "
+            f"{MOST_SECONDS:,.0f}, or one of {', '.join(_FAILURES)}"
+        )
         raise InputError(message, where=where)
     return seconds, None
 
@@ -178,7 +189,7 @@ def _spread(word: str, measured_s: float | None, where: Where) -> float | None:
         return None
     seconds = read_seconds(word)
     if seconds is None or measured_s is None:
-        message = f"found {word!r}; expected seconds from 0 beside a measured_s in seconds"
+        message = f"found {shown(word)}; expected seconds from 0 beside a measured_s in seconds"
         raise InputError(message, where=where)
     return seconds
 
@@ -186,9 +197,9 @@ def _spread(word: str, measured_s: float | None, where: Where) -> float | None:
 def _peaks(text: str, pp: int, where: Where) -> tuple[float, ...]:
     """Read measured peaks: one per stage, one for all, or none."""
     cells = text.split()
-    peaks = tuple(float(cell) for cell in cells if cell.isascii() and cell.isdigit())
+    peaks = tuple(float(cell) for cell in cells if _BYTES.fullmatch(cell))
     if len(peaks) < len(cells):
-        message = f"found {text!r}; expected bytes as whole numbers, separated by spaces"
+        message = f"found {shown(text)}; expected bytes as whole numbers, separated by spaces"
         raise InputError(message, where=where)
     if peaks and len(peaks) not in {1, pp}:
         message = f"found {len(peaks)} figures; expected one, or one per stage ({pp})"
@@ -198,14 +209,7 @@ def _peaks(text: str, pp: int, where: Where) -> tuple[float, ...]:
 
 def _from_json(text: str, file: str, context: Context) -> tuple[Given, ...]:
     """Read a list of STRATEGY objects; a row of a ranking may stand for its strategy."""
-    try:
-        records = json.loads(text)
-    except json.JSONDecodeError as error:
-        message = f"not valid JSON: {error.msg}"
-        raise InputError(message, where=Where(file=file, line=error.lineno)) from None
-    except (RecursionError, ValueError) as error:  # nested too deeply, or a number of 5000 digits
-        message = f"not usable JSON: {error}"
-        raise InputError(message, where=Where(file=file)) from None
+    records = parse_any_json(text, file=file)
     if not isinstance(records, list):
         message = (
             "expected a list of strategies, found an object; "
@@ -213,13 +217,16 @@ def _from_json(text: str, file: str, context: Context) -> tuple[Given, ...]:
         )
         raise InputError(message, where=Where(file=file))
     given = []
+    mistakes = Mistakes()
     for index, record in enumerate(records):
         where = Where(file=f"{file}: [{index}]")
         strategy = record.get("strategy", record) if isinstance(record, dict) else record
-        if not isinstance(strategy, dict):
-            message = f"expected a strategy object, found {type(strategy).__name__}"
-            raise InputError(message, where=where)
-        given.append(_from_record(strategy, where, context))
+        with mistakes.collect():
+            if not isinstance(strategy, dict):
+                message = f"expected a strategy object, found {type(strategy).__name__}"
+                raise InputError(message, where=where)
+            given.append(_from_record(strategy, where, context))
+    mistakes.check()
     return tuple(given)
 
 

@@ -91,6 +91,7 @@ def strategy_from_json(
     document = Document(file=file, values=record)
     checked = validate(StrategyRecord, document)
     with document.at():
+        _check_size(checked, cluster)
         stages = _stages(checked)
         placement = tuple(range(sum(stage.num_ranks for stage in stages)))
         if checked.placement is not None:
@@ -120,6 +121,17 @@ def _stage_to_json(stage: Stage, first_rank: int, micro_batch_size: int) -> dict
         "recompute": stage.recompute,
         "shares": list(stage.shares or (micro_batch_size,) * stage.dp),
     }
+
+
+def _check_size(record: StrategyRecord, cluster: Cluster) -> None:
+    """Refuse more devices than the cluster has, before anything is made for each of them."""
+    if record.stages is not None:
+        num_devices = sum(stage.tp * stage.dp for stage in record.stages)
+    else:
+        num_devices = (record.tp or 1) * (record.dp or 1) * (len(record.bounds or (0, 0)) - 1)
+    if num_devices > cluster.num_devices:
+        message = f"uses {num_devices} devices; the cluster has {cluster.num_devices}"
+        raise ValueError(message)
 
 
 def _stages(record: StrategyRecord) -> tuple[Stage, ...]:

@@ -4,8 +4,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from amp_ray.errors import InputError, Where
-from amp_ray.spec.cells import read_count, read_rows, read_seconds
+from amp_ray.errors import InputError, Mistakes, Where
+from amp_ray.spec.cells import MOST_SECONDS, read_count, read_rows, read_seconds
+from amp_ray.spec.json_text import shown
 from amp_ray.spec.profile import Anchor, DeviceTable, FloatArray
 
 _COLUMNS = ("layer", "tp", "micro_batch_size", "forward_s")
@@ -35,18 +36,22 @@ def parse_device_table(text: str, *, num_layers: int, file: str) -> DeviceTable:
         message = f"expected the header {expected}, found {','.join(header)!r}"
         raise InputError(message, where=where)
     tables: dict[_Key, FloatArray] = {}
+    mistakes = Mistakes()
     for place, row in rows:
-        layer, key, times = _read_row(row, header, place)
-        if layer >= num_layers:
-            message = f"found {layer}; the model has layers 0..{num_layers - 1}"
-            raise InputError(message, where=place.at("layer"))
-        table = tables.setdefault(key, np.full((len(times), num_layers), np.nan))
-        if not np.isnan(table[0, layer]):
-            message = (
-                f"layer {layer} at tp {key[0]}, micro_batch_size {key[1]} stands here a second time"
-            )
-            raise InputError(message, where=place)
-        table[:, layer] = times
+        with mistakes.collect():
+            layer, key, times = _read_row(row, header, place)
+            if layer >= num_layers:
+                message = f"found {layer}; the model has layers 0..{num_layers - 1}"
+                raise InputError(message, where=place.at("layer"))
+            table = tables.setdefault(key, np.full((len(times), num_layers), np.nan))
+            if not np.isnan(table[0, layer]):
+                message = (
+                    f"layer {layer} at tp {key[0]}, micro_batch_size {key[1]} stands here a second "
+                    "time"
+                )
+                raise InputError(message, where=place)
+            table[:, layer] = times
+    mistakes.check()
     _check_complete(tables, file)
     return {
         key: Anchor(forward_s=table[0], backward_s=table[1] if len(table) > 1 else None)
@@ -74,13 +79,13 @@ def _seconds(cell: str, where: Where) -> float:
     """Read a time."""
     seconds = read_seconds(cell)
     if seconds is None:
-        message = f"found {cell!r}; expected seconds, a finite number of at least 0"
+        message = f"found {shown(cell)}; expected seconds, a number from 0 to {MOST_SECONDS:,.0f}"
         raise InputError(message, where=where)
     return seconds
 
 
 def _check_complete(tables: Mapping[_Key, FloatArray], file: str) -> None:
-    """Refuse a table without rows or with layers missing."""
+    """Refuse a table without rows, with layers missing or without any time."""
     if not tables:
         message = "the file has a header and no rows"
         raise InputError(message, where=Where(file=file))
@@ -91,4 +96,7 @@ def _check_complete(tables: Mapping[_Key, FloatArray], file: str) -> None:
                 f"tp {tp}, micro_batch_size {size}: no row for layer "
                 f"{', '.join(map(str, missing))} of 0..{table.shape[1] - 1}"
             )
+            raise InputError(message, where=Where(file=file))
+        if not table.any():
+            message = f"tp {tp}, micro_batch_size {size}: found zeros only; expected seconds"
             raise InputError(message, where=Where(file=file))

@@ -13,6 +13,9 @@ from amp_ray.units import BYTES_PER_ELEMENT, BYTES_PER_FP32, GIB, Precision
 LayerList = Literal["amp-2022", "runtime"]
 PartitionRule = Literal["exact", "even-blocks"]
 
+MOST_ZERO_STAGE: Final = 1
+"""The cost model knows what sharding the optimizer saves and takes, not gradients or weights."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeTraits:
@@ -113,7 +116,13 @@ class RuntimeTraits:
     max_zero_stage: int = 1
 
     def __post_init__(self) -> None:
-        """Refuse counts that divide by nothing, and a launcher that gives up before it starts."""
+        """Refuse what the cost model cannot price, and a launcher that ends before it starts."""
+        if self.max_zero_stage > MOST_ZERO_STAGE:
+            message = (
+                f"max_zero_stage is {self.max_zero_stage}, but the cost model prices ZeRO stages 0 "
+                f"to {MOST_ZERO_STAGE} only"
+            )
+            raise ValueError(message)
         counts = ("vocabulary_multiple", "forward_runs", "virtual_stages")
         wrong = [name for name in counts if getattr(self, name) < 1]
         if wrong:

@@ -19,7 +19,7 @@ Path = tuple[str | int, ...]
 _PLAIN: Final[tuple[tuple[re.Pattern[str], Callable[[str], Any]], ...]] = (
     (re.compile(r"~|null|Null|NULL|"), lambda _: None),
     (re.compile(r"true|True|TRUE|false|False|FALSE"), lambda word: word.lower() == "true"),
-    (re.compile(r"[-+]?[0-9]{1,18}"), int),
+    (re.compile(r"[-+]?[0-9]{1,300}"), int),
     (re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+"), float),
     (re.compile(r"[-+]?(\.[0-9]+|[0-9]+\.[0-9]*)"), float),
     (
@@ -27,24 +27,28 @@ _PLAIN: Final[tuple[tuple[re.Pattern[str], Callable[[str], Any]], ...]] = (
         lambda word: float(word.replace(".", "")),
     ),
 )
-"""What an unquoted word means; anything else is text."""
+"""What an unquoted word means; anything else is text, also an integer that no float holds."""
 
 _TAGS: Final = frozenset(f"tag:yaml.org,2002:{name}" for name in ("str", "map", "seq"))
 """Tags of the values without an explicit one."""
 
+_MOST_CHARACTERS: Final = 2**20
+_MOST_VALUES: Final = 100_000
+"""Values of a file, each counted as often as aliases repeat it; 10,000 nodes have 80,000."""
+
+_MOST_LEVELS: Final = 50
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Document:
-    """A parsed YAML mapping.
+class Places:
+    """Where the keys of a file stand, for messages.
 
     Args:
-        file: Name of the file, for messages.
-        values: Plain dictionaries, lists, strings, numbers.
+        file: Name of the file.
         lines: Line of every key and list entry, by its path.
     """
 
     file: str
-    values: Mapping[str, Any] = field(default_factory=dict)
     lines: Mapping[Path, int] = field(default_factory=dict)
 
     def where(self, *path: str | int) -> Where:
@@ -59,6 +63,17 @@ class Document:
         return placed(self.where(*path), ValueError)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Document(Places):
+    """A parsed mapping.
+
+    Args:
+        values: Plain dictionaries, lists, strings, numbers.
+    """
+
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+
 def parse_yaml(text: str, *, file: str) -> Document:
     """Read a YAML mapping.
 
@@ -67,11 +82,17 @@ def parse_yaml(text: str, *, file: str) -> Document:
         file: Its name, for messages.
 
     Raises:
-        InputError: If the text is not YAML, empty, not a mapping, or names a key twice.
+        InputError: If the text is not YAML, empty, not a mapping, names a key twice, or is larger
+            than a file that a person wrote.
     """
+    if len(text) > _MOST_CHARACTERS:
+        message = f"found {len(text):,} characters; expected at most {_MOST_CHARACTERS:,}"
+        raise InputError(message, where=Where(file=file))
     reader = _Reader(file=file)
     with _one_message(text, file):
-        root = yaml.compose(text, Loader=yaml.BaseLoader)
+        root = yaml.compose(text, Loader=_Loader)
+        if root is not None:
+            reader.count(root, {})
         values = None if root is None else reader.value(root, ())
     if not isinstance(values, dict):
         found = "an empty file" if values is None else f"a {type(values).__name__}"
@@ -96,9 +117,31 @@ def _one_message(text: str, file: str) -> Iterator[None]:
         line = text.count("\n", 0, error.position) + 1
         message = f"not valid YAML: character {chr(int(error.character))!r}"
         raise InputError(message, where=Where(file=file, line=line)) from None
-    except RecursionError:
-        message = "not usable: nested too deeply"
-        raise InputError(message, where=Where(file=file)) from None
+
+
+class _Loader(yaml.BaseLoader):
+    """Stops at a value that is nested too deeply, or is one too many."""
+
+    def __init__(self, stream: str) -> None:
+        """Start at the top."""
+        super().__init__(stream)
+        self._level = 0
+        self._num_values = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:  # noqa: ANN401 - a node or a number
+        """Compose one value and everything within it."""
+        self._level += 1
+        self._num_values += 1
+        problem = None
+        if self._level > _MOST_LEVELS:
+            problem = f"nested more than {_MOST_LEVELS} levels deep"
+        if self._num_values > _MOST_VALUES:
+            problem = f"more than {_MOST_VALUES:,} values"
+        if problem is not None:
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=self.peek_event().start_mark)  # type: ignore[no-untyped-call]
+        node: yaml.Node | None = super().compose_node(parent, index)
+        self._level -= 1
+        return node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,34 +151,51 @@ class _Reader:
     Args:
         file: Name of the file, for messages.
         lines: Filled while reading.
-        open_nodes: Identities of the nodes that are being read, to find one within itself.
     """
 
     file: str
     lines: dict[Path, int] = field(default_factory=dict)
-    open_nodes: set[int] = field(default_factory=set)
+
+    def count(self, node: yaml.Node, known: dict[int, int]) -> int:
+        """Count the values that a node stands for, with those that aliases repeat.
+
+        Args:
+            node: Whose values.
+            known: Counts of nodes by identity; 0 for those that are being counted.
+
+        Raises:
+            InputError: If they are too many, or a node stands within itself by an alias.
+        """
+        if isinstance(node, yaml.ScalarNode):
+            return 1
+        number = known.get(id(node))
+        if number == 0:
+            message = "a value cannot stand within itself"
+            raise InputError(message, where=self._where(node))
+        if number is None:
+            known[id(node)] = 0
+            pairs = node.value if isinstance(node, yaml.MappingNode) else zip(node.value)
+            number = 1 + sum(self.count(child, known) for pair in pairs for child in pair)
+            if number > _MOST_VALUES:
+                message = f"stands for {number:,} values by its aliases; at most {_MOST_VALUES:,}"
+                raise InputError(message, where=self._where(node))
+            known[id(node)] = number
+        return number
 
     def value(self, node: yaml.Node, path: Path) -> Any:  # noqa: ANN401 - any plain type
         """Return the plain value of a node.
 
         Raises:
-            InputError: If it has a tag, or stands within itself by an alias.
+            InputError: If it has a tag.
         """
         if node.tag not in _TAGS:
             message = f"found the tag {node.tag!r}; write the value alone"
             raise InputError(message, where=self._where(node))
         if isinstance(node, yaml.ScalarNode):
             return _meaning(node)
-        if id(node) in self.open_nodes:
-            message = "a value cannot stand within itself"
-            raise InputError(message, where=self._where(node))
-        self.open_nodes.add(id(node))
         if isinstance(node, yaml.MappingNode):
-            result: Any = self._mapping(node, path)
-        else:
-            result = [self._entry(child, (*path, index)) for index, child in enumerate(node.value)]
-        self.open_nodes.remove(id(node))
-        return result
+            return self._mapping(node, path)
+        return [self._entry(child, (*path, index)) for index, child in enumerate(node.value)]
 
     def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
         """Return a mapping; no key may stand in it twice."""

@@ -37,6 +37,12 @@ Subsystem sftp internal-sftp
 """
 
 
+def host_address(number: int) -> str:
+    """Return the address of a host, counted from 1, in the network 10.77.0.0/16."""
+    third, fourth = divmod(10 + number, 250)
+    return f"10.77.{third}.{fourth}"
+
+
 def write_files(folder: Path, addresses: Mapping[str, str]) -> None:
     """Write the files of a cluster.
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from amp_ray.errors import AmpRayError
 from amp_ray.runtime.driver import Driver, DriverSettings
-from amp_ray.runtime.pool import Finished, Task
+from amp_ray.runtime.pool import Fault, Finished, Task
 from amp_ray.runtime.study_end import Result
 from amp_ray.runtime.study_events import Rebuilt, rebuild
 from amp_ray.search.planner import AmpRayPlanner, search
@@ -21,7 +21,7 @@ from amp_ray.tuner.knowledge import Knowledge
 from amp_ray.tuner.state import Told, Trial, TunerSettings, TunerState, begin
 from amp_ray.tuner.surprise import Surprise
 
-Answer = Callable[[Task, int], Outcome | None]
+Answer = Callable[[Task, int], Outcome | Fault | None]
 """What comes of an attempt on a group."""
 
 

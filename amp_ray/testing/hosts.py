@@ -26,7 +26,13 @@ from types import TracebackType
 from typing import IO, Final, Self
 
 from amp_ray.testing import _namespaces as namespaces
-from amp_ray.testing._host_files import CONTROLLER_ADDRESS, HOME, SSH_PORT, write_files
+from amp_ray.testing._host_files import (
+    CONTROLLER_ADDRESS,
+    HOME,
+    SSH_PORT,
+    host_address,
+    write_files,
+)
 from amp_ray.testing._quota import CpuQuota
 from amp_ray.units import BITS_PER_BYTE, MIB
 
@@ -87,14 +93,14 @@ def why_unavailable() -> str | None:
     tools = ("unshare", "nsenter", "ip", "tc", "ssh-keygen", "/usr/sbin/sshd")
     missing = [tool for tool in tools if shutil.which(tool) is None]
     if missing:
-        return f"test hosts need {', '.join(missing)}: install openssh-server and iproute2"
+        return f"test hosts need {', '.join(missing)}: apt-get install openssh-server iproute2"
     probe = ["unshare", "--net", "--mount", "--pid", "--fork", "--mount-proc", "true"]
     result = subprocess.run(probe, capture_output=True, text=True, check=False)
     return None if result.returncode == 0 else f"unshare failed: {result.stderr.strip()}"
 
 
 class HostCluster:
-    """Between two and a few test hosts, alive inside a ``with`` block."""
+    """Test hosts, from two to a few hundred, alive inside a ``with`` block."""
 
     def __init__(
         self,
@@ -124,7 +130,7 @@ class HostCluster:
         try:
             self._keeper_pid = self._start_keeper()
             names = [f"host{number}" for number in range(1, num_hosts + 1)]
-            addresses = [f"10.77.0.{10 + number}" for number in range(1, num_hosts + 1)]
+            addresses = [host_address(number) for number in range(1, num_hosts + 1)]
             write_files(self.folder, dict(zip(names, addresses, strict=True)))
             self.hosts = tuple(
                 self._start_host(name, address, disk_bytes)
@@ -253,7 +259,7 @@ class HostCluster:
             raise RuntimeError(message)
         self._switch_pid = namespaces.child_of(namespaces.child_of(keeper.pid))
         lines = ["link set lo up", "link add br0 type bridge", "link set br0 up"]
-        lines.append(f"addr add {CONTROLLER_ADDRESS}/24 dev br0")
+        lines.append(f"addr add {CONTROLLER_ADDRESS}/16 dev br0")
         namespaces.run_ip(self._switch_pid, lines)
         return self._switch_pid
 
@@ -273,7 +279,7 @@ class HostCluster:
         init_pid = namespaces.child_of(namespaces.child_of(process.pid))
         link = f"link add v-{name} type veth peer name eth0 netns {init_pid}"
         namespaces.run_ip(self._switch_pid, [link, f"link set v-{name} master br0 up"])
-        lines = ["link set lo up", f"addr add {address}/24 dev eth0", "link set eth0 up"]
+        lines = ["link set lo up", f"addr add {address}/16 dev eth0", "link set eth0 up"]
         namespaces.run_ip(init_pid, lines)
         return NamespaceHost(name=name, address=address, init_pid=init_pid, folder=folder)
 

@@ -17,8 +17,9 @@ _MAX_LAYERS = 12
 _MAX_SAMPLES = 8
 
 _HOST_NAMES = st.text(
-    st.characters(codec="utf-8", exclude_categories=("C", "Z"), exclude_characters="#"), min_size=1
-).filter(lambda name: not name.startswith("-"))
+    st.characters(codec="utf-8", exclude_categories=("C", "Z"), exclude_characters="#/\\"),
+    min_size=1,
+).filter(lambda name: not name.startswith(("-", ".")))
 """Any printable text that a hostfile can hold."""
 
 

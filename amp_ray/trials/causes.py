@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from amp_ray.errors import printable
 from amp_ray.trials.outcome import (
     CauseKind,
     Crashed,
@@ -17,7 +18,7 @@ from amp_ray.trials.outcome import (
     Unreachable,
 )
 
-SignKind = CauseKind | Literal["memory", "lost", "deadline"]
+SignKind = CauseKind | Literal["memory", "lost", "deadline", "warm"]
 
 MEMORY_WORDS: Final = (
     "out of memory",
@@ -64,6 +65,10 @@ _TEXT_KINDS: Final[tuple[tuple[SignKind, tuple[str, ...]], ...]] = (
 TRACEBACK: Final = "Traceback (most recent call last)"
 _NUM_ERROR_LINES: Final = 12
 
+MAX_TEXT: Final = 2000
+MAX_LINE: Final = 1000
+"""Characters of what a host says that an outcome keeps; the trial's folder has the whole logs."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sign:
@@ -84,6 +89,17 @@ class Sign:
     time_s: float
     text: str
     lines: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Make what a host said fit for journals and terminals: bounded, and without escapes."""
+        object.__setattr__(self, "text", _bounded(self.text, MAX_TEXT))
+        object.__setattr__(self, "lines", tuple(_bounded(line, MAX_LINE) for line in self.lines))
+
+
+def _bounded(text: str, length: int) -> str:
+    """Return the start of a text that a host wrote, and how much more there is."""
+    more = len(text) - length
+    return printable(text if more <= 0 else f"{text[:length]} ... ({more} more characters)")
 
 
 def kind_of_text(lines: Sequence[str]) -> SignKind:
@@ -122,9 +138,10 @@ def first_cause(signs: Iterable[Sign]) -> Sign | None:
     """Choose the sign that explains the others; None if there is none.
 
     The earliest wins, but anything wins against a deadline and anything else against
-    communication. Ties are broken by rank, then host.
+    communication, and a warm process that died takes its ranks along. Ties are broken by rank,
+    then host.
     """
-    tiers: dict[SignKind, int] = {"deadline": 1, "communication": 2, "no-result": 3}
+    tiers: dict[SignKind, int] = {"warm": -1, "deadline": 1, "communication": 2, "no-result": 3}
 
     def order(sign: Sign) -> tuple[int, float, int, str, str]:
         rank = -1 if sign.rank is None else sign.rank
@@ -151,7 +168,7 @@ def failure(signs: Sequence[Sign], *, timeout_s: float, wall_s: float) -> Outcom
     where = f"rank {cause.rank} on {cause.host}" if cause.rank is not None else cause.host
     reason = f"{where}: {cause.text}"
     lines = cause.lines or _lines_of(signs, cause)
-    if cause.kind == "lost":
+    if cause.kind == "lost" or cause.kind == "warm":  # noqa: PLR1714 - this narrows the type
         return Unreachable(reason=reason, host=cause.host, wall_s=wall_s)
     if cause.kind == "deadline":
         return TimedOut(reason=cause.text, timeout_s=timeout_s, lines=lines, wall_s=wall_s)

@@ -249,7 +249,7 @@ def _versions(look: Look) -> dict[str, str]:
     keys = ["torch", "CUDA", "deepspeed", *(["NCCL"] if look.site.has_gpu else [])]
     found = {key: software.get(key.lower()) for key in keys}
     found["Python"] = ".".join(software["version"].split(".")[:2])
-    return {key: text for key, text in found.items() if text is not None}
+    return {key: str(text) for key, text in found.items() if text is not None}
 
 
 def _cuda(versions: Iterable[Mapping[str, str]]) -> str:

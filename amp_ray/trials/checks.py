@@ -1,6 +1,6 @@
 """From looks at hosts to findings: every check of ``amp-ray doctor``, without touching a host."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 from amp_ray.trials.check_devices import check_devices, check_shared_devices
@@ -35,19 +35,47 @@ def check_hosts(looks: Sequence[Look], wanted: Wanted) -> tuple[Finding, ...]:
     Returns:
         The findings host by host, those without a problem included.
     """
-    known = [look for look in looks if look.facts is not None and not look.facts.is_old]
-    across = [
-        *check_agreement(known, wanted),
-        *check_same_machine(known),
-        *check_shared_devices(known),
-    ]
-    by_host: Mapping[str, list[Finding]] = {
-        look.site.name: [finding for finding in across if finding.host == look.site.name]
+    alone = {look.site.name: _sound(look, wanted) for look in looks}
+    known = [
+        look
         for look in looks
-    }
+        if look.facts is not None and not look.facts.is_old and alone[look.site.name][1]
+    ]
+    across = _across(known, wanted)
     return tuple(
-        finding for look in looks for finding in (*_alone(look, wanted), *by_host[look.site.name])
+        finding
+        for name, (findings, _) in alone.items()
+        for finding in (*findings, *(each for each in across if each.host == name))
     )
+
+
+def _across(looks: Sequence[Look], wanted: Wanted) -> list[Finding]:
+    """Judge hosts among each other."""
+    return [
+        *check_agreement(looks, wanted),
+        *check_same_machine(looks),
+        *check_shared_devices(looks),
+    ]
+
+
+def _sound(look: Look, wanted: Wanted) -> tuple[list[Finding], bool]:
+    """Judge a host by itself; tell whether what it says of itself can be read."""
+    try:
+        if look.facts is not None and not look.facts.is_old:
+            _across([look, look], wanted)
+        return [*_alone(look, wanted)], True
+    except Exception as error:  # noqa: BLE001 - a host may say anything
+        found = f"an answer that no probe gives: {type(error).__name__}: {error}"
+        return [
+            Finding(
+                level="error",
+                host=look.site.name,
+                check="agent Python",
+                found=found,
+                expected="facts about the host, as amp-ray's own probe tells them",
+                advice="does something on that host print in the place of Python?",
+            )
+        ], False
 
 
 def _alone(look: Look, wanted: Wanted) -> Iterator[Finding]:

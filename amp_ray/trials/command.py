@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from amp_ray.errors import InputError
@@ -18,11 +19,13 @@ from amp_ray.trials.job_file import (
     torch_device,
 )
 from amp_ray.trials.launch import Launch, rank_commands
+from amp_ray.trials.metrics import LogReader, read_logs
 from amp_ray.trials.node_launch import deepspeed_commands, launch_order
 from amp_ray.trials.placement import Place, hostfile_text, placement
 from amp_ray.trials.program import program_launch, program_problem, program_reader
-from amp_ray.trials.result import Reader, read_result
+from amp_ray.trials.result import Measurement, Reader, read_result
 from amp_ray.trials.runtime_strategy import runtime_strategy, why_not_launchable
+from amp_ray.trials.step_times import check_total
 
 PROGRAM: Final = "amp_ray.training"
 
@@ -121,18 +124,31 @@ def trial_warm_up(experiment: Experiment) -> Preload | None:
     return Preload(modules=WARM_MODULES, environment=environment)
 
 
-def trial_reader(experiment: Experiment) -> Reader:
-    """Return what finds the measurement in what a trial has left."""
+def trial_reader(experiment: Experiment, log_reader: LogReader = read_logs) -> Reader:
+    """Return what finds the measurement in what a trial has left.
+
+    Args:
+        experiment: What was trained, and how.
+        log_reader: Finds times in the logs of the user's own program.
+    """
     trials = experiment.trials
     if trials.program is None:
-        return read_result
+        return partial(_own_result, timeout_s=trials.timeout_s)
     return program_reader(
         trials.program,
         trials.num_steps,
         trials.num_warmup_steps,
         global_batch_size=experiment.global_batch_size,
         timeout_s=trials.timeout_s,
+        log_reader=log_reader,
     )
+
+
+def _own_result(files: Mapping[str, bytes], trial_id: str, *, timeout_s: float) -> Measurement:
+    """Read what our training program measured."""
+    found = read_result(files, trial_id)
+    check_total(found.step_time_s, timeout_s=timeout_s)
+    return found
 
 
 def _job(
@@ -191,7 +207,7 @@ def _num_threads(experiment: Experiment) -> int:
     """
     text = _environment(experiment)[THREADS_VARIABLE]
     if not (text.isascii() and text.isdigit() and int(text) > 0):
-        where = experiment.document.where("trials", "environment", THREADS_VARIABLE)
+        where = experiment.where("trials", "environment", THREADS_VARIABLE)
         message = f"found {text!r}; expected a number of threads per rank, such as 1"
         raise InputError(message, where=where)
     return int(text)

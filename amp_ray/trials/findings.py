@@ -5,6 +5,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from amp_ray.errors import printable
+
 Level = Literal["ok", "warning", "error"]
 """An error keeps trials from running or from meaning anything; a warning is worth reading."""
 
@@ -33,6 +35,13 @@ class Finding:
     expected: str = ""
     command: str | None = None
     advice: str = ""
+
+    def __post_init__(self) -> None:
+        """Make what a host said fit for a terminal."""
+        for name in ("found", "expected", "advice"):
+            object.__setattr__(self, name, printable(getattr(self, name)))
+        if self.command is not None:
+            object.__setattr__(self, "command", printable(self.command))
 
     def to_json(self) -> dict[str, Any]:
         """Return the finding as it stands in ``doctor --json``."""

@@ -1,5 +1,6 @@
 """What a trial starts: commands that play its ranks, and the files that it needs."""
 
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,8 +12,30 @@ MASTER_ADDRESS: Final = "@AMP_RAY_MASTER_ADDRESS@"
 MASTER_PORT: Final = "@AMP_RAY_MASTER_PORT@"
 """Known only on the hosts; filled in where they stand in an argument or a variable."""
 
+NOT_KEPT: Final = "(not kept: it looks secret)"
+"""Instead of a value that is written to no file."""
+
+_SECRET: Final = re.compile(
+    r"TOKEN|KEY|SECRET|PASSW|PASSPHRASE|CREDENTIAL|AUTH|COOKIE", re.IGNORECASE
+)
+
 RESULT_FILE: Final = "result.json"
 """In the trial's folder on the host of rank 0: without it nothing was measured."""
+
+
+def is_secret(name: str) -> bool:
+    """Tell by its name whether a variable's value is secret.
+
+    Example:
+        >>> is_secret("HF_TOKEN"), is_secret("aws_secret_access_key"), is_secret("NCCL_DEBUG")
+        (True, True, False)
+    """
+    return _SECRET.search(name) is not None
+
+
+def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return variables as they may be written to a file."""
+    return {name: NOT_KEPT if is_secret(name) else text for name, text in environment.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

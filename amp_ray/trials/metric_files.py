@@ -1,13 +1,21 @@
 """Iteration times that a user's own program told by calls, a file per rank."""
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from amp_ray.trials.launch import RESULT_FILE
-from amp_ray.trials.result import Measurement, MissingRankError, read_result
+from amp_ray.trials.result import (
+    MAX_MEMORY_BYTES,
+    Measurement,
+    MissingRankError,
+    check_trial,
+    parse_object,
+    read_count,
+    read_result,
+    read_times,
+)
 from amp_ray.trials.step_times import check_times, same_length, slowest_of
 
 HELPER_FILE: Final = "amp_ray_metric.py"
@@ -15,6 +23,9 @@ HELPER_FILE: Final = "amp_ray_metric.py"
 
 METRIC_FILES: Final = "metric-rank-*.json"
 """Pattern of what that module writes."""
+
+MAX_RANKS: Final = 2**20
+"""More than any trial has."""
 
 _FILE: Final = re.compile(r"metric-rank-(\d+)\.json")
 
@@ -128,36 +139,26 @@ def _read(name: str, data: bytes, trial_id: str, *, rank: int) -> Told:
         MissingRankError: If the rank began to tell its steps and never said that this was all.
     """
     try:
-        record: Any = json.loads(data)
-        found = record["trial_id"]
-        steps = record["step_s"]
+        record = parse_object(name, data, "what a rank told")
+        num_ranks = read_count(name, "num_ranks", record.get("num_ranks"), most=MAX_RANKS)
+        num_files = read_count(name, "num_files", record.get("num_files"), most=MAX_RANKS)
+        peak = record.get("peak_memory_bytes")
+        is_begun = record.get("step_s", ()) is None
         told = Told(
-            num_ranks=int(record["num_ranks"]),
-            num_files=int(record.get("num_files", record["num_ranks"])),
-            stage=_count(record["stage"]),
-            step_time_s=tuple(float(value) for value in (() if steps is None else steps)),
-            peak_memory_bytes=_count(record["peak_memory_bytes"]),
+            num_ranks=num_ranks or 1,
+            num_files=num_files or num_ranks or 1,
+            stage=read_count(name, "stage", record.get("stage"), most=MAX_RANKS),
+            step_time_s=() if is_begun else read_times(name, record),
+            peak_memory_bytes=read_count(name, "peak_memory_bytes", peak, most=MAX_MEMORY_BYTES),
         )
-    except (ValueError, TypeError, KeyError) as error:
-        message = f"{name} is not what {HELPER_FILE} writes: {type(error).__name__}: {error}"
+    except ValueError as error:
+        message = f"{name} is not what {HELPER_FILE} writes: {error}"
         raise ValueError(message) from None
-    if found != trial_id:
-        message = f"{name} is of trial {found!r}, not of {trial_id!r}"
-        raise ValueError(message)
-    if steps is None:
+    check_trial(name, record, trial_id)
+    if is_begun:
         message = (
             f"rank {rank} told steps and did not write them: its program ended by os._exit without "
             "a call of save(), or its disk is full"
         )
         raise MissingRankError(message, rank)
     return told
-
-
-def _count(value: object) -> int | None:
-    """Read a count that may be unknown."""
-    if value is None:
-        return None
-    if not isinstance(value, int) or value < 0:
-        message = f"expected a count or null, found {value!r}"
-        raise TypeError(message)
-    return value

@@ -2,20 +2,30 @@
 
 import math
 import re
+import reprlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 from amp_ray.spec.own_program import SECONDS_PER_UNIT, BuiltIn, Pattern
 from amp_ray.trials.result import Measurement
 from amp_ray.trials.step_times import check_times, same_length, slowest_of
 
-_NUMBER: Final = r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|nan|inf)"
+# Possessive wherever something repeats: what was read once is not read again in another way.
+_NUMBER: Final = r"[-+]?(?:\d++\.?+\d*+(?:[eE][-+]?\d++)?+|nan|inf)"
 
-_ESCAPE: Final = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_])")
+_ESCAPE: Final = re.compile(
+    r"\x1b(?:\[[0-?]*+[ -/]*+[@-~]|\][^\x07\x1b]*+(?:\x07|\x1b\\)|[@-Z\\^_])"
+)
 """Colours, cursor moves and window titles (ECMA-48)."""
 
-_MARK: Final = re.compile(r"\[[\w,]+\](?:<std(?:out|err)>)?:")
+MAX_LINE: Final = 4096
+"""Characters of a line that are searched: no metric stands behind them."""
+
+_MOST_STEP: Final = 2**53
+"""Number of a step: up to here a float is exact."""
+
+_MARK: Final = re.compile(r"\[[\w,]++\](?:<std(?:out|err)>)?:")
 """How torchrun's ``--tee`` and mpirun's ``--tag-output`` mark the lines of the ranks of a host."""
 
 _LOG: Final = re.compile(r"rank-(\d+)\.log")
@@ -56,8 +66,8 @@ class Entry:
 
 MEGATRON: Final = LogFormat(
     pattern=re.compile(
-        rf"\biteration\s+(\d+)\s*/\s*\d+\s*\|(?:(?!\biteration\s+\d+\s*/).)*?"
-        rf"elapsed time per iteration \(ms\):\s*({_NUMBER})\s*\|"
+        rf"\biteration\s++(\d++)\s*+/\s*+\d++\s*+\|(?:(?!\biteration\s++\d++\s*+/).)*?"
+        rf"elapsed time per iteration \(ms\):\s*+({_NUMBER})\s*+\|"
     ),
     shown="iteration N/ N | ... elapsed time per iteration (ms): X |",
     groups=("step", "time"),
@@ -67,7 +77,7 @@ MEGATRON: Final = LogFormat(
 
 DEEPSPEED_PIPELINE: Final = LogFormat(
     pattern=re.compile(
-        rf"\bsteps: (\d+) loss: (?:(?!\bsteps: ).)*?iter time \(s\): ({_NUMBER}) "
+        rf"\bsteps: (\d++) loss: (?:(?!\bsteps: ).)*?iter time \(s\): ({_NUMBER}) "
         rf"samples/sec: ({_NUMBER})"
     ),
     shown="steps: N loss: X iter time (s): X samples/sec: X",
@@ -78,7 +88,7 @@ DEEPSPEED_PIPELINE: Final = LogFormat(
 
 DEEPSPEED_ENGINE: Final = LogFormat(
     pattern=re.compile(
-        rf"\bglobal_step=(\d+), RunningAvgSamplesPerSec={_NUMBER}, "
+        rf"\bglobal_step=(\d++), RunningAvgSamplesPerSec={_NUMBER}, "
         rf"CurrSamplesPerSec=({_NUMBER}),"
     ),
     shown="global_step=N, RunningAvgSamplesPerSec=X, CurrSamplesPerSec=X,",
@@ -91,6 +101,21 @@ BUILT_IN: Final[Mapping[BuiltIn, tuple[LogFormat, ...]]] = {
     "deepspeed": (DEEPSPEED_PIPELINE, DEEPSPEED_ENGINE),
 }
 """The formats of a built-in metric; the first that is found counts."""
+
+
+class LogReader(Protocol):
+    """Finds the times of all steps in logs, as ``read_logs`` does."""
+
+    def __call__(
+        self,
+        files: Mapping[str, bytes],
+        formats: Sequence[LogFormat],
+        *,
+        num_warmup_steps: int,
+        samples: int,
+    ) -> Measurement:
+        """Read them."""
+        ...
 
 
 def formats_of(metric: BuiltIn | Pattern) -> tuple[LogFormat, ...]:
@@ -161,8 +186,11 @@ def read_logs(
                 num_warmup_steps=_count_warmup(steps, num_warmup_steps),
             )
     shown = " or ".join(repr(entry.shown) for entry in formats)
-    names = ", ".join(_log_names(files)) or "any log"
-    message = f"the metric never appeared: no line of {names} has {shown}"
+    names = log_names(files)
+    message = f"the metric never appeared: no line of {', '.join(names) or 'any log'} has {shown}"
+    num_cut = sum(len(line) > MAX_LINE for name in names for line in log_lines(files[name]))
+    if num_cut:
+        message += f"; {num_cut} lines were searched in their first {MAX_LINE} characters only"
     raise ValueError(message)
 
 
@@ -179,7 +207,7 @@ def log_lines(data: bytes) -> Iterator[str]:
     yield from re.split(r"[\r\n]", text)
 
 
-def _log_names(names: Iterable[str]) -> list[str]:
+def log_names(names: Iterable[str]) -> list[str]:
     """Pick the logs of ranks, in the order of the ranks."""
     ranks = {int(match[1]): name for name in names if (match := _LOG.fullmatch(name))}
     return [ranks[rank] for rank in sorted(ranks)]
@@ -188,10 +216,11 @@ def _log_names(names: Iterable[str]) -> list[str]:
 def _sources(files: Mapping[str, bytes], entry: LogFormat, samples: int) -> dict[str, list[Entry]]:
     """Find the entries of every process, by the name of its log and its mark there."""
     found: dict[str, list[Entry]] = {}
-    for name in _log_names(files):
+    for name in log_names(files):
         for line in log_lines(files[name]):
-            mark = _MARK.match(line)
-            source, text = (f"{name} {mark[0]}", line[mark.end() :]) if mark else (name, line)
+            mark = _MARK.match(line[:MAX_LINE])
+            source = f"{name} {mark[0]}" if mark else name
+            text = line[mark.end() if mark else 0 : MAX_LINE]
             for match in entry.pattern.finditer(text):
                 found.setdefault(source, []).append(_entry(match, entry, samples))
     for source, entries in found.items():
@@ -207,10 +236,14 @@ def _entry(match: re.Match[str], entry: LogFormat, samples: int) -> Entry:
             numbers[name] = float(text)
         except (TypeError, ValueError):
             message = (
-                f"the pattern {entry.shown!r} found {text!r}, which is no number, in {match[0]!r}"
+                f"the pattern {entry.shown!r} found {reprlib.repr(text)}, which is no number, in "
+                f"{reprlib.repr(match[0])}"
             )
             raise ValueError(message) from None
     step = numbers.get("step")
+    if step is not None and step > _MOST_STEP:
+        message = f"a log says that {step:g} steps are done; expected at most {_MOST_STEP}"
+        raise ValueError(message)
     return Entry(
         step=None if step is None else int(step), seconds=_seconds(numbers, entry, samples)
     )

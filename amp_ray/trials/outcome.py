@@ -12,6 +12,21 @@ JSON_NAMES: Final = ("measured", "oom", "timeout", "crashed", "unreachable")
 """The contract's words, in the order of ``Outcome``'s classes."""
 
 
+MOST_SECONDS: Final = 1e9
+"""Thirty years: no step and no trial takes longer."""
+
+MOST_BYTES: Final = 1e18
+"""No device has more memory."""
+
+_MOST_SHOWN: Final = 80
+"""Characters of a wrong value that a message shows."""
+
+
+def _is_between(value: object, most: float) -> bool:
+    """Tell whether a value is a number from 0 on; nan and infinity are none."""
+    return isinstance(value, int | float) and 0 <= value <= most
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
     """The trial ran; this is what it took.
@@ -31,6 +46,22 @@ class Measured:
     num_warmup_steps: int
     peak_memory_bytes: tuple[int, ...]
     wall_s: float
+
+    def __post_init__(self) -> None:
+        """Refuse what no trial can have taken.
+
+        Raises:
+            ValueError: With the figure that is none.
+        """
+        times = (self.iteration_time_s, self.spread_s, *self.step_time_s, self.wall_s)
+        is_time = all(_is_between(seconds, MOST_SECONDS) for seconds in times)
+        if not is_time or self.iteration_time_s <= 0:
+            message = f"a time is not between 0 and {MOST_SECONDS:g} s: {str(times)[:_MOST_SHOWN]}"
+            raise ValueError(message)
+        if not all(_is_between(peak, MOST_BYTES) for peak in self.peak_memory_bytes):
+            peaks = str(self.peak_memory_bytes)[:_MOST_SHOWN]
+            message = f"a peak of memory is not between 0 and {MOST_BYTES:g} bytes: {peaks}"
+            raise ValueError(message)
 
     @property
     def reason(self) -> None:

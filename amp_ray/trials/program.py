@@ -19,7 +19,7 @@ from amp_ray.trials.launch import (
     rank_commands,
 )
 from amp_ray.trials.metric_files import METRIC_FILES, read_told
-from amp_ray.trials.metrics import formats_of, read_logs, words_of
+from amp_ray.trials.metrics import LogReader, formats_of, read_logs, words_of
 from amp_ray.trials.placeholders import Values, fill_argument, fill_text
 from amp_ray.trials.placement import Place, placement
 from amp_ray.trials.program_check import check_program
@@ -27,6 +27,7 @@ from amp_ray.trials.program_files import LOG_FILES, generated_files
 from amp_ray.trials.program_values import command_values, strategy_values
 from amp_ray.trials.result import Measurement, MissingRankError, Reader
 from amp_ray.trials.runtime_strategy import describe
+from amp_ray.trials.step_times import check_total
 
 TRIAL_VARIABLE: Final = "AMP_RAY_TRIAL_ID"
 RANKS_PER_STAGE_VARIABLE: Final = "AMP_RAY_RANKS_PER_STAGE"
@@ -98,6 +99,7 @@ def program_reader(
     *,
     global_batch_size: int,
     timeout_s: float,
+    log_reader: LogReader = read_logs,
 ) -> Reader:
     """Return what finds the iteration times in the files of a trial.
 
@@ -107,6 +109,7 @@ def program_reader(
         num_warmup_steps: Before them.
         global_batch_size: To turn samples per second into a time.
         timeout_s: Of the trial, which its steps cannot exceed.
+        log_reader: Finds times in logs; ``read_logs`` in as long as the user's pattern takes.
     """
 
     def read(files: Mapping[str, bytes], trial_id: str) -> Measurement:
@@ -115,7 +118,7 @@ def program_reader(
                 found = read_told(files, trial_id, num_warmup_steps=num_warmup_steps)
             else:
                 formats = formats_of(program.metric)
-                found = read_logs(
+                found = log_reader(
                     files, formats, num_warmup_steps=num_warmup_steps, samples=global_batch_size
                 )
         except MissingRankError:
@@ -124,7 +127,7 @@ def program_reader(
             asked = f"{num_warmup_steps} warm-up and {num_steps} measured steps"
             message = f"{error} (the trial was asked for {asked})"
             raise ValueError(message) from None
-        _check_total(found, timeout_s)
+        check_total(found.step_time_s, timeout_s=timeout_s)
         return found
 
     return read
@@ -187,11 +190,11 @@ def _filled(command: RankCommand, experiment: Experiment, values: Values) -> Ran
     assert trials.program is not None
     argv: list[str] = []
     for index, word in enumerate(trials.program.argv):
-        with experiment.document.at("trials", "program", "argv", index):
+        with experiment.places.at("trials", "program", "argv", index):
             argv += fill_argument(word, values)
     environment: dict[str, str] = {}
     for name, text in trials.environment.items():
-        with experiment.document.at("trials", "environment", name):
+        with experiment.places.at("trials", "environment", name):
             environment[name] = fill_text(text, values)
     if trials.program.metric == "helper":
         path = environment.get("PYTHONPATH")
@@ -204,14 +207,3 @@ def _own_environment(strategy: Strategy, trial_id: str) -> dict[str, str]:
     ranks = {stage.num_ranks for stage in strategy.stages}
     per_stage = {RANKS_PER_STAGE_VARIABLE: str(ranks.pop())} if len(ranks) == 1 else {}
     return {TRIAL_VARIABLE: trial_id, **per_stage}
-
-
-def _check_total(found: Measurement, timeout_s: float) -> None:
-    """Refuse times that a trial of this length cannot have had."""
-    total_s = sum(found.step_time_s)
-    if total_s > timeout_s:
-        message = (
-            f"the steps add up to {total_s:g} s, but the trial took at most {timeout_s:g} s: is "
-            "the metric's unit right?"
-        )
-        raise ValueError(message)

@@ -22,10 +22,10 @@ def check_program(experiment: Experiment) -> OwnProgram:
     program = trials.program
     assert program is not None
     for index, word in enumerate(program.argv):
-        with experiment.document.at("trials", "program", "argv", index):
+        with experiment.places.at("trials", "program", "argv", index):
             _check_text(word, program, alone=True)
     for name, text in trials.environment.items():
-        with experiment.document.at("trials", "environment", name):
+        with experiment.places.at("trials", "environment", name):
             _check_variable(name)
             _check_text(text, program, alone=False)
     if program.cwd is not None and (not program.cwd.startswith("/") or "\0" in program.cwd):

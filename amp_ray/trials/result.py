@@ -2,17 +2,27 @@
 
 import json
 import re
+import reprlib
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from amp_ray.trials.launch import RESULT_FILE
 from amp_ray.trials.outcome import Measured
+from amp_ray.trials.step_times import check_times
 from amp_ray.trials.steps import count_warmup_steps, summarise_steps
+from amp_ray.units import GIB, MIB
 
 _OF_A_RANK: Final = re.compile(r"(?:metric-)?rank-(\d+)\.(?:log|json)")
 
 RESULT_KEYS: Final = "trial_id (text), step_s (list of seconds)"
+
+MAX_JSON_BYTES: Final = 4 * MIB
+"""Of a result: the times of some 200,000 steps."""
+
+MAX_MEMORY_BYTES: Final = 1024 * 1024 * GIB
+"""A pebibyte: more than a stage of any cluster has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,23 +126,19 @@ def read_result(files: Mapping[str, bytes], trial_id: str) -> Measurement:
     if RESULT_FILE not in files:
         message = f"the program ended without writing {RESULT_FILE}"
         raise ValueError(message)
-    record = _parse(files[RESULT_FILE])
-    if record.get("trial_id") != trial_id:
-        message = f"{RESULT_FILE} is of trial {record.get('trial_id')!r}, not of {trial_id!r}"
-        raise ValueError(message)
-    step_time_s = record.get("step_s")
-    if not isinstance(step_time_s, list) or not all(_is_time(value) for value in step_time_s):
-        message = f"{RESULT_FILE} needs {RESULT_KEYS}, found step_s {step_time_s!r}"
-        raise ValueError(message)
+    record = parse_object(RESULT_FILE, files[RESULT_FILE], RESULT_KEYS)
+    check_trial(RESULT_FILE, record, trial_id)
+    step_time_s = read_times(RESULT_FILE, record)
+    check_times(step_time_s, source=RESULT_FILE)
     num_warmup_steps = record.get("warmup_steps", 0)
     if not isinstance(num_warmup_steps, int) or not 0 <= num_warmup_steps < len(step_time_s):
         message = (
             f"{RESULT_FILE} has {len(step_time_s)} steps, of which warmup_steps "
-            f"{num_warmup_steps!r} leave none to measure"
+            f"{reprlib.repr(num_warmup_steps)} leave none to measure"
         )
         raise ValueError(message)
     return Measurement(
-        step_time_s=tuple(float(value) for value in step_time_s),
+        step_time_s=step_time_s,
         num_warmup_steps=num_warmup_steps,
         peak_memory_bytes=_peak_memory_bytes(record),
     )
@@ -152,31 +158,99 @@ def measured(measurement: Measurement, *, wall_s: float) -> Measured:
     )
 
 
-def _parse(data: bytes) -> Mapping[str, Any]:
-    """Read the JSON object."""
+def parse_object(name: str, data: bytes, expected: str) -> Mapping[str, Any]:
+    """Read a file of a host, which may hold anything, as a JSON object.
+
+    Args:
+        name: Of the file.
+        data: Its content.
+        expected: What it should hold.
+
+    Raises:
+        ValueError: If it is too large, no JSON, or JSON that no program of ours writes.
+    """
+    if len(data) > MAX_JSON_BYTES:
+        message = f"{name} has {len(data)} bytes; expected at most {MAX_JSON_BYTES}"
+        raise ValueError(message)
     try:
         record = json.loads(data)
+    except RecursionError:
+        message = f"{name} is nested too deeply"
+        raise ValueError(message) from None
     except ValueError as error:
-        message = f"{RESULT_FILE} is not JSON: {error}"
+        message = f"{name} is not JSON: {error}"
         raise ValueError(message) from None
     if not isinstance(record, dict):
-        message = f"{RESULT_FILE} must be a JSON object with {RESULT_KEYS}"
+        message = f"{name} must be a JSON object with {expected}"
         raise ValueError(message)  # noqa: TRY004 - bad input is a ValueError, whatever is bad
     return record
 
 
-def _is_time(value: object) -> bool:
-    """Tell whether a JSON value is a duration."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+def check_trial(name: str, record: Mapping[str, Any], trial_id: str) -> None:
+    """Refuse the result of another trial.
+
+    Raises:
+        ValueError: If it is one.
+    """
+    if record.get("trial_id") != trial_id:
+        found = reprlib.repr(record.get("trial_id"))
+        message = f"{name} is of trial {found}, not of {trial_id!r}"
+        raise ValueError(message)
+
+
+def read_times(name: str, record: Mapping[str, Any]) -> tuple[float, ...]:
+    """Read ``step_s``, whatever numbers those are.
+
+    Raises:
+        ValueError: If it is no list of numbers.
+    """
+    values = record.get("step_s")
+    if not isinstance(values, list) or not all(_is_number(value) for value in values):
+        message = f"{name} needs {RESULT_KEYS}, found step_s {reprlib.repr(values)}"
+        raise ValueError(message)
+    most = sys.float_info.max  # an integer may be larger
+    return tuple(float(max(min(value, most), -most)) for value in values)
+
+
+def read_count(name: str, key: str, value: object, *, most: int) -> int | None:
+    """Read a count that may be unknown.
+
+    Args:
+        name: Of the file.
+        key: What it counts.
+        value: From the file.
+        most: More than there can be.
+
+    Raises:
+        ValueError: If it is something else.
+    """
+    if value is None:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
+        found = reprlib.repr(value)
+        message = f"{name} says {key} {found}; expected null or an integer from 0 to {most}"
+        raise ValueError(message)
+    return value
+
+
+def _is_number(value: object) -> bool:
+    """Tell whether a JSON value is a number."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _peak_memory_bytes(record: Mapping[str, Any]) -> tuple[int, ...]:
     """Take the peaks of the stages, or the one of the trial."""
     stages = record.get("stages")
     if isinstance(stages, list):
-        peaks = [stage.get("peak_memory_bytes") for stage in stages if isinstance(stage, dict)]
-        known = tuple(peak for peak in peaks if isinstance(peak, int))
+        peaks = [_peak(stage) for stage in stages if isinstance(stage, dict)]
+        known = tuple(peak for peak in peaks if peak is not None)
         if known and len(known) == len(stages):
             return known
-    peak = record.get("peak_memory_bytes")
-    return (peak,) if isinstance(peak, int) else ()
+    peak = _peak(record)
+    return () if peak is None else (peak,)
+
+
+def _peak(record: Mapping[str, Any]) -> int | None:
+    """Take one peak."""
+    key = "peak_memory_bytes"
+    return read_count(RESULT_FILE, key, record.get(key), most=MAX_MEMORY_BYTES)

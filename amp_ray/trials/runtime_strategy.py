@@ -42,7 +42,7 @@ def runtime_strategy(experiment: Experiment, strategy: Strategy) -> Strategy:
     reason = why_not_launchable(experiment, strategy)
     if reason is not None:
         message = f"{describe(strategy)} cannot be launched: {reason}"
-        raise InputError(message, where=experiment.document.where())
+        raise InputError(message, where=experiment.where())
     bounds = runtime_bounds(experiment.model, strategy.bounds)
     again = experiment.traits.forward_runs > 1
     stages = tuple(

@@ -25,6 +25,7 @@ TROUBLE_KINDS: Final[dict[str, SignKind]] = {
     "folder": "disk",
     "network": "network",
     "start": "start",
+    "warm": "warm",
 }
 """The agent's words for what is wrong with a host."""
 
@@ -57,7 +58,9 @@ def sign_of_event(host: str, message: Mapping[str, Any], time_s: float) -> Sign 
         rank=_speaker(message),
         time_s=time_s,
         text=_with_advice(f"{data.get('type', 'error')}: {data.get('message', '')}"),
-        lines=keep_last([str(line) for line in lines]) if isinstance(lines, list) else (),
+        lines=keep_last([line for line in lines if isinstance(line, str)])
+        if isinstance(lines, list)
+        else (),
     )
 
 

@@ -1,11 +1,13 @@
 """Times that several ranks told of the same steps."""
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Final
 
 LEAST_STEP_S: Final = 1e-6
 """No optimizer step is faster than the launch of a single kernel, which takes microseconds."""
+
+LONGEST_STEP_S: Final = 1e6
+"""Eleven days: more than any trial lasts."""
 
 
 def check_times(step_time_s: Sequence[float], *, source: str) -> None:
@@ -16,15 +18,34 @@ def check_times(step_time_s: Sequence[float], *, source: str) -> None:
         source: Where they stand.
 
     Raises:
-        ValueError: If a time is no number, or nothing, or less than any step takes.
+        ValueError: If a time is no number, or nothing, or less or more than any step takes.
     """
     for index, seconds in enumerate(step_time_s):
-        if not math.isfinite(seconds) or seconds < LEAST_STEP_S:
+        if not LEAST_STEP_S <= seconds <= LONGEST_STEP_S:
             message = (
-                f"entry {index} of {source} says that a step took {seconds:g} s; expected at least "
-                f"{LEAST_STEP_S:g} s"
+                f"entry {index} of {source} says that a step took {seconds:g} s; expected "
+                f"{LEAST_STEP_S:g} to {LONGEST_STEP_S:g} s"
             )
             raise ValueError(message)
+
+
+def check_total(step_time_s: Sequence[float], *, timeout_s: float) -> None:
+    """Refuse times that a trial cannot have had.
+
+    Args:
+        step_time_s: Of all its steps.
+        timeout_s: What it may last.
+
+    Raises:
+        ValueError: If they add up to more.
+    """
+    total_s = sum(step_time_s)
+    if total_s > timeout_s:
+        message = (
+            f"the steps add up to {total_s:g} s, but the trial took at most {timeout_s:g} s: is "
+            "the metric's unit right?"
+        )
+        raise ValueError(message)
 
 
 def same_length(times: Mapping[str, Sequence[float]]) -> int:

@@ -75,12 +75,13 @@ def time_covariance(
         predictor: Remembers predictions.
     """
     if calibration is None:
-        constants = np.diag(prior_sigma(TIME_CONSTANTS) ** 2)
+        names, constants = TIME_CONSTANTS, np.diag(prior_sigma(TIME_CONSTANTS) ** 2)
         error = experiment.constants.time_error
     else:
-        constants, error = np.array(calibration.covariance), calibration.time_error
+        names, constants = calibration.time_constants, np.array(calibration.covariance)
+        error = calibration.time_error
     plans = [(experiment, strategy) for strategy in strategies]
-    slopes = predictor.time_slopes(plans, TIME_CONSTANTS, PRIOR)
+    slopes = predictor.time_slopes(plans, names, PRIOR)
     covariance: FloatArray = slopes @ constants @ slopes.T + error**2 * np.eye(len(plans))
     return covariance
 
@@ -92,7 +93,7 @@ def degrees_of_freedom(calibration: Calibration | None) -> float:
     """
     if calibration is None:
         return float(PRIOR_TRIALS)
-    fitted = sum(constant.name in TIME_CONSTANTS for constant in calibration.constants)
+    fitted = sum(constant.name in calibration.time_constants for constant in calibration.constants)
     told = sum(trial.tells_time for trial in calibration.trials)
     return float(PRIOR_TRIALS + max(0, told - fitted))
 

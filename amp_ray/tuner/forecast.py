@@ -5,13 +5,16 @@ from typing import Final
 
 from amp_ray.calibration.linear import PRIOR_TRIALS
 from amp_ray.trials.outcome import Measured
-from amp_ray.tuner.state import TunerState
+from amp_ray.tuner.state import Told, TunerState
 
 NUM_LATEST: Final = 2 * PRIOR_TRIALS
 """So many of the latest forecasts count: older ones were made by a model that knew less."""
 
+_SAME: Final = 1e-9
+"""Relative difference of two predictions that are the same one."""
 
-def widening(state: TunerState) -> float:
+
+def widening(state: TunerState, program_scale: float = 1.0) -> float:
     """Return by what factor errors are larger than the model says, at least 1.
 
     Every trial was predicted before it ran, with an error. The mean square of how far off the
@@ -19,11 +22,19 @@ def widening(state: TunerState) -> float:
     wrong: a fit afterwards explains such a trial away, the forecast does not. As many trials as
     count for the prior of the error count as having come true exactly as well as they should.
 
+    A factor that all trials have in common could not be known when the first ones were launched,
+    by the uncalibrated model. It is known now, and is no error of any later prediction.
+
     Args:
         state: The study. Repeats tell nothing about the model and play no part.
+        program_scale: That factor, as far as trials have told it.
     """
     squares = [
-        (math.log(told.outcome.iteration_time_s / told.trial.predicted_s) / told.trial.sigma) ** 2
+        (
+            math.log(told.outcome.iteration_time_s / _forecast_s(state, told, program_scale))
+            / told.trial.sigma
+        )
+        ** 2
         for told in state.trials
         if isinstance(told.outcome, Measured)
         and told.trial.repeats is None
@@ -32,3 +43,11 @@ def widening(state: TunerState) -> float:
     latest = squares[-NUM_LATEST:]
     mean = (PRIOR_TRIALS + math.fsum(latest)) / (PRIOR_TRIALS + len(latest))
     return max(1.0, math.sqrt(mean))
+
+
+def _forecast_s(state: TunerState, told: Told, program_scale: float) -> float:
+    """Return what was predicted of a trial, with the common factor if that was not known yet."""
+    predicted_s = told.trial.predicted_s
+    uncalibrated_s = state.candidates[told.candidate].iteration_time_s
+    is_first = math.isclose(predicted_s, uncalibrated_s, rel_tol=_SAME)
+    return predicted_s * (program_scale if is_first else 1.0)

@@ -35,8 +35,9 @@ def limit_influences(log_mean: FloatArray, changes: FloatArray, error: float) ->
     """Take back so much of every trial's influence that alone it turns no certain order.
 
     Two plans that lie further apart than the model's error without the trial stay in their order
-    with it. Plans that lie closer are ties, and may change places. What several trials say
-    together is in none of their own influences, and is not limited.
+    with it. Plans that lie closer are ties, and may change places. What a trial has changed in all
+    plans alike turns no order and is kept. What several trials say together is in none of their
+    own influences, and is not limited.
 
     Args:
         log_mean: Shape ``(num_plans,)``. Expected logarithms of times with all trials.
@@ -49,7 +50,8 @@ def limit_influences(log_mean: FloatArray, changes: FloatArray, error: float) ->
     limited = log_mean.copy()
     for change in changes:
         share = _share(log_mean - change, change, error)
-        limited -= (1.0 - share) * change
+        if share < 1.0:
+            limited -= (1.0 - share) * (change - np.median(change))
     return limited
 
 

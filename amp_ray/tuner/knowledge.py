@@ -139,7 +139,7 @@ def learn(state: TunerState, predictor: Predictor) -> Knowledge:
         standing=standing,
         estimates=estimates,
         belief=lesson.belief(),
-        widening=widening(state),
+        widening=widening(state, lesson.program_scale),
         ranking=rank(estimates, relative_error=lesson.experiment.constants.time_error),
     )
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from amp_ray.calibration import Calibration, Predictor, apply_calibration
 from amp_ray.calibration.choice import prior_sigma
 from amp_ray.calibration.linear import LinearProblem
-from amp_ray.calibration.predictions import PRIOR, TIME_CONSTANTS
+from amp_ray.calibration.predictions import PRIOR
 from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.model import CostModel
 from amp_ray.spec.experiment import Experiment
@@ -49,6 +49,14 @@ class Lesson:
         if self.calibration is None:
             return self.given
         return apply_calibration(self.calibration, self.given)
+
+    @property
+    def program_scale(self) -> float:
+        """The factor by which all trials took longer than the uncalibrated model says; 1 if none.
+
+        Only what trials have moved: an experiment may have been given with another factor.
+        """
+        return self.experiment.constants.program_scale / self.given.constants.program_scale
 
     @cached_property
     def estimates(self) -> tuple[Estimate, ...]:
@@ -115,7 +123,8 @@ class Lesson:
         if len(told) == 1:
             before = [_log_s(self.candidates[place]) for place in self.unrun]
             return (np.array(log_s) - before).reshape(1, -1)
-        fitted = [each for each in self.calibration.constants if each.name in TIME_CONSTANTS]
+        names_of_time = self.calibration.time_constants
+        fitted = [each for each in self.calibration.constants if each.name in names_of_time]
         names = [constant.name for constant in fitted]
         slopes = self._slopes(told, names)
         mode = np.array([math.log(constant.ratio) for constant in fitted])

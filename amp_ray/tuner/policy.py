@@ -17,6 +17,7 @@ from amp_ray.tuner.knowledge import Knowledge, learn
 from amp_ray.tuner.repeats import to_repeat
 from amp_ray.tuner.standing import IQR_PER_SIGMA, stand
 from amp_ray.tuner.state import Trial, TunerState
+from amp_ray.units import counted
 
 _REPEAT_SIGMA: Final = UNSTEADY_FRACTION / IQR_PER_SIGMA
 """How far a run may lie from another one of the same strategy before one counts as disturbed."""
@@ -78,7 +79,7 @@ def why_stop(state: TunerState, knowledge: Knowledge) -> str:
     if state.settings.policy == "best" and certificate is not None and certificate.settled:
         return certificate.text
     if not state.budget_left:
-        return f"the budget of {state.settings.budget} trials is spent"
+        return f"the budget of {counted(state.settings.budget, 'trial')} is spent"
     doubtful = len(knowledge.doubtful())
     if doubtful:
         return f"every strategy expected to run was tried; {doubtful} more might run"

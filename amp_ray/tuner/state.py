@@ -10,6 +10,7 @@ from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import Strategy
 from amp_ray.trials.outcome import Outcome
 from amp_ray.tuner.log import Log
+from amp_ray.units import counted
 
 Policy = Literal["best", "predicted-order", "random", "amp-2022"]
 
@@ -187,6 +188,12 @@ def record(state: TunerState, number: int, outcome: Outcome) -> TunerState:
     return replace(state, trials=state.trials.replaced(number, replace(told, outcome=outcome)))
 
 
+def reopen(state: TunerState, number: int) -> TunerState:
+    """Forget what came of a trial: it is to run again, and costs nothing more."""
+    told = replace(state.trials[number], outcome=None)
+    return replace(state, trials=state.trials.replaced(number, told))
+
+
 def _order(
     settings: TunerSettings, places: Mapping[Strategy, int], order: Sequence[Strategy] | None
 ) -> tuple[int, ...]:
@@ -198,6 +205,7 @@ def _order(
         return tuple(range(len(places)))
     strange = sum(strategy not in places for strategy in order)
     if strange:
-        message = f"the order names {strange} strategies that are no candidates of this study"
+        named = counted(strange, "strategy", "strategies")
+        message = f"the order names {named} outside the candidates of this study"
         raise ValueError(message)
     return tuple(dict.fromkeys(places[strategy] for strategy in order))

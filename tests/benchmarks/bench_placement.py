@@ -1,4 +1,4 @@
-"""How long a placement takes: process CPU of one core, warm; and what is proven of it."""
+"""How long richer spaces take: process CPU of one core, warm; what is proven of placements."""
 
 import time
 from collections.abc import Iterator
@@ -16,6 +16,14 @@ from amp_ray.testing.experiments import experiment_from
 
 EXPERIMENTS = Path(__file__).resolve().parents[2] / "experiments"
 REPEATS = 3
+SEARCHES = {
+    "het_placement": "a few s",
+    "het_gpus": "",
+    "het_gpus_uneven": "",
+    "het_gpus_large": "",
+}
+"""Experiments that choose devices too, with their targets."""
+
 NUM_STAGES = 64
 
 NODES = """\
@@ -45,26 +53,28 @@ Row = dict[str, str]
 
 def rows() -> Iterator[Row]:
     """Measure every case; one table row each."""
-    yield _search_row()
+    for name, target in SEARCHES.items():
+        yield _search_row(name, target)
     for what, experiment in _clusters().items():
         for tp in _degrees(experiment):
             yield _worst(what, experiment, tp)
 
 
-def _search_row() -> Row:
-    """Search the whole space of the published heterogeneous cluster."""
-    experiment = load_experiment(EXPERIMENTS / "het_placement.yaml")
+def _search_row(name: str, target: str) -> Row:
+    """Search the whole space of an experiment."""
+    experiment = load_experiment(EXPERIMENTS / f"{name}.yaml")
     seconds = []
     for _ in range(REPEATS):
         planner = make_planner(experiment, "amp-ray")
         start_s = time.process_time()
         search(experiment, planner, progress=lambda _done, _total: None)
         seconds.append(time.process_time() - start_s)
-    num = len(uniform_candidates(experiment))
+    cluster = experiment.cluster
+    devices = f"{cluster.num_devices} GPUs of {len(cluster.device_types)} types"
     return {
-        "what": f"het_placement: {num} candidates on 16 GPUs of 2 types",
+        "what": f"{name} ({experiment.space}): {devices}",
         "worst": f"{min(seconds):.2f} s CPU",
-        "target": "a few s",
+        "target": target,
         "gap": "",
     }
 

@@ -10,13 +10,11 @@ from typing import Any, Final
 
 import pytest
 
-from amp_ray.testing.accuracy.sections import SECTIONS, Sources, compute, rounded
+from amp_ray.errors import InputError
+from published.sections import SECTIONS, Sources, rounded
 
 ROUNDING: Final = 0.0006
 """Figures have four decimals; the rest is what other libraries add up in another order."""
-
-SHIPPED: Final = "amp_homogeneous"
-"""Its table needs no folder beside the checkout."""
 
 BAND: Final = "band"
 
@@ -31,32 +29,18 @@ def golden(repository: Path, name: str) -> Mapping[str, Mapping[str, Any]]:
     }
 
 
-def check(name: str, repository: Path, data: Path) -> None:
-    """Compare a section with its golden copy."""
-    figures = compute(name, Sources(repository=repository, data=data))
-    assert not isinstance(figures, str), figures
-    found, expected = rounded(figures), golden(repository, name)
+def test_every_section_has_a_golden_copy(repository: Path) -> None:
+    assert [name for name in SECTIONS if not golden(repository, name)] == []
+
+
+@pytest.mark.parametrize("name", FAST)
+def test_figures_of_published_tables_are_the_golden_ones(name: str, repository: Path) -> None:
+    found, expected = rounded(SECTIONS[name].compute(Sources())), golden(repository, name)
     assert list(found) == list(expected)
     for label, row in expected.items():
         assert found[label] == pytest.approx(dict(row), abs=ROUNDING), label
 
 
-def test_every_section_has_a_golden_copy(repository: Path) -> None:
-    assert [name for name in SECTIONS if not golden(repository, name)] == []
-
-
-def test_figures_of_the_shipped_table_are_the_golden_ones(repository: Path, tmp_path: Path) -> None:
-    check(SHIPPED, repository, tmp_path)
-
-
-@pytest.mark.parametrize("name", [name for name in FAST if name != SHIPPED])
-def test_figures_of_published_tables_are_the_golden_ones(
-    name: str, repository: Path, shared_data: Path
-) -> None:
-    check(name, repository, shared_data)
-
-
-def test_an_absent_table_is_named(repository: Path, tmp_path: Path) -> None:
-    found = compute("vtrain", Sources(repository=repository, data=tmp_path))
-    assert isinstance(found, str)
-    assert "multi_node_3.6B_18.4B.csv: this table is absent" in found
+def test_an_absent_table_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"vtrain\.yaml: no such file"):
+        SECTIONS["vtrain"].compute(Sources(data=tmp_path))

@@ -12,6 +12,7 @@ from amp_ray.cost.estimate import Estimate
 from amp_ray.runtime.files import load_experiment
 from amp_ray.search.planner import search
 from amp_ray.search.ranking import Ranking
+from published.sections import PUBLISHED
 
 HALF_OF_LAST_DECIMAL: Final = 0.5e-4
 """The published predictions have four decimals."""
@@ -34,7 +35,7 @@ class Row:
 
 def published_rows(name: str) -> list[Row]:
     """Read the rows of one experiment, in the published order."""
-    with (Path(__file__).parent / "amp2022.csv").open(encoding="utf-8", newline="") as file:
+    with (PUBLISHED / "amp-2022-planner.csv").open(encoding="utf-8", newline="") as file:
         return [
             Row(
                 degrees=(

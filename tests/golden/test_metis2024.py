@@ -70,9 +70,9 @@ UNIFORM: Final = {
 
 
 @pytest.fixture(scope="module")
-def folder(shared_data: Path) -> Path:
+def folder(metis_data: Path) -> Path:
     """The published planner's files and figures."""
-    return shared_data / "metis"
+    return metis_data
 
 
 def setting_of(folder: Path, case: Case) -> MetisSetting:

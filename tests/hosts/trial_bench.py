@@ -32,10 +32,10 @@ PROGRAM: Final = "amp_ray/training/__main__.py"
 INJECTION: Final = b"import trial_faults; trial_faults.inject()\n"
 FAULT_FILE: Final = "fault.json"
 
-SETTINGS: Final = AgentSettings(lease_s=3.0, heartbeat_s=0.5)
-"""The default but for the lease, so that tests need not wait for 6 s."""
+SETTINGS: Final = AgentSettings(lease_s=10.0, heartbeat_s=0.5)
+"""The default but for the lease, which a machine that stalls for seconds must not end."""
 
-GUARD_S: Final = 90.0
+GUARD_S: Final = 600.0
 """Of a trial, against hangs."""
 
 MANY_STEPS: Final = 1_000_000

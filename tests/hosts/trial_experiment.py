@@ -27,8 +27,8 @@ trials:
   backend: ssh
   steps: 3
   warmup_steps: 1
-  timeout_s: 60
-  ssh: {{user: root, config: null, connect_timeout_s: 3, python: {python},
+  timeout_s: 600
+  ssh: {{user: root, config: null, connect_timeout_s: 10, python: {python},
         known_hosts: {known_hosts}, identities: [{identity}]}}
 """
 

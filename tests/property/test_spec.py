@@ -157,7 +157,7 @@ def test_a_csv_file_gives_the_strategies_that_were_written(
 @given(
     times=st.dictionaries(
         st.tuples(st.integers(1, 8), st.integers(1, 64)),
-        st.lists(st.tuples(st.floats(0, 1e3), st.floats(0, 1e3)), min_size=3, max_size=3),
+        st.lists(st.tuples(st.floats(1e-9, 1e3), st.floats(0, 1e3)), min_size=3, max_size=3),
         min_size=1,
         max_size=4,
     ),

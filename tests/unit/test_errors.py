@@ -1,6 +1,6 @@
 import pytest
 
-from amp_ray.errors import InputError, Where, placed
+from amp_ray.errors import InputError, Mistakes, Where, placed
 
 LINE = Where(file="x.yaml", line=3, key="name")
 
@@ -47,3 +47,44 @@ def test_a_plain_value_error_may_be_our_own_mistake() -> None:
 def test_a_plain_value_error_is_led_to_the_place_where_asked() -> None:
     with pytest.raises(InputError, match=r"^x\.yaml:3: name: theirs$"), placed(LINE, ValueError):
         fail(ValueError("theirs"))
+
+
+def test_mistakes_are_told_together_and_each_once() -> None:
+    mistakes = Mistakes()
+    for message in ("first", "second", "first"):
+        with mistakes.collect():
+            fail(InputError(message, where=LINE))
+    with pytest.raises(InputError) as caught:
+        mistakes.check()
+    assert [str(part) for part in caught.value.parts] == [
+        "x.yaml:3: name: first",
+        "x.yaml:3: name: second",
+    ]
+
+
+def test_one_mistake_is_told_as_it_is() -> None:
+    mistakes, only = Mistakes(), InputError("only")
+    mistakes.add(only)
+    with pytest.raises(InputError) as caught:
+        mistakes.check()
+    assert caught.value is only
+    assert only.parts == (only,)
+
+
+def test_no_mistake_is_no_error() -> None:
+    Mistakes().check()
+
+
+def test_each_of_several_mistakes_is_led_to_the_place() -> None:
+    mistakes = Mistakes()
+    mistakes.add(InputError("no line"))
+    mistakes.add(InputError("line", where=Where(file="y", line=1)))
+    with (
+        pytest.raises(InputError, match=r"^x\.yaml:3: name: no line\ny:1: line$"),
+        placed(LINE),
+    ):
+        mistakes.check()
+
+
+def test_a_place_is_one_line_that_no_terminal_obeys() -> None:
+    assert str(InputError("x", where=Where(file="f", key="\x1b\nb"))) == "f: \\x1b\\nb: x"

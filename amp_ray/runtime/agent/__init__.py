@@ -34,9 +34,10 @@ message       meaning, agent to controller
 ``prepared``  folder, address, interface, port; which contents are missing
 ``stored``    a content has come wholly
 ``warm``      the warm process is ready, or what prevents it
+``warm-died`` how the warm process has died that is started once more
 ``started``   rank and process id
 ``said``      a rank's event: a line of its output, JSON with ``event`` first and our ``tag``
-``trouble``   ``disk-full``, ``folder``, ``network`` or ``start``, and its text
+``trouble``   ``disk-full``, ``folder``, ``network``, ``start`` or ``warm``, and its text
 ``exit``      a rank's exit code or signal, last lines, whether the agent ended it and in what state
 ``collecting``  all ranks have ended; files follow
 ``file``      a piece of a collected file

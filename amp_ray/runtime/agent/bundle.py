@@ -14,7 +14,9 @@ MODULES = (
 LENGTH_DIGITS = 10
 
 BOOTSTRAP = """
-import json, os, sys, types
+import sys
+sys.path[:] = [entry for entry in sys.path if entry]
+import json, os, types
 def take(num_bytes):
     data = b""
     while len(data) < num_bytes:
@@ -35,7 +37,8 @@ for name, source in json.loads(body.decode()):
     exec(compile(source, "amp_ray_agent/" + name + ".py", "exec"), module.__dict__)
 sys.modules["amp_ray_agent." + sys.argv[1]].main()
 """
-"""Runs as ``python -c BOOTSTRAP MODULE ...`` and reads no byte more than the bundle."""
+"""Runs as ``python -c BOOTSTRAP MODULE ...`` and reads no byte more than the bundle; nothing is
+imported from the folder that it is started in."""
 
 
 def make_bundle() -> bytes:

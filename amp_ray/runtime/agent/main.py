@@ -29,7 +29,7 @@ from .processes import (
 from .rank import trouble
 from .stdio import Stdio, read_line
 from .store import Store
-from .warm import Warm
+from .warm import Warm, hold_folder, remove_unheld_folders
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -94,7 +94,7 @@ class Agent:
         """Wait for something, and move bytes."""
         ranks = self._job.ranks if self._job is not None and not self._stdio.is_full else ()
         pipes = {rank.pipe: rank for rank in ranks if rank.pipe is not None}
-        warm = [self._warm.socket.fileno()] if self._warm is not None else []
+        warm = self._warm.descriptors if self._warm is not None else []
         waiting = [1] if self._stdio.has_output else []
         readable, writable, _ = select.select(
             [0, self._alarm, *pipes, *warm], waiting, [], timeout_s
@@ -102,8 +102,8 @@ class Agent:
         self._stdio.listen(readable=0 in readable)
         if self._alarm in readable:
             os.read(self._alarm, READ_BYTES)
-        if warm and warm[0] in readable:
-            self._hear_warm()
+        if any(descriptor in readable for descriptor in warm):
+            self._hear_warm(readable)
         for descriptor in readable:
             if descriptor in pipes:
                 self._hear_rank(pipes[descriptor])
@@ -177,6 +177,9 @@ class Agent:
         """Start the ranks of a trial."""
         assert self._folder is not None, "prepare comes first"
         self._job = Job(message, self._folder, self._start["tag"])
+        if self._warm is not None and self._warm.is_starting:  # it died after the controller asked
+            self._warm_problem("the warm process is being started again")
+            return
         try:
             assert self._store is not None, "prepare comes first"
             self._job.write_files(self._store)
@@ -200,9 +203,11 @@ class Agent:
         """Start the warm process, in a folder for what its imports write."""
         folder = base_folder(message["base"]) / f"{self._start['tag']}-warm"
         try:
+            remove_unheld_folders(folder.parent)
             make_folder(folder)
             self._warm_folder = folder
-            self._warm = Warm(message, inherited(), folder)
+            hold_folder(folder)
+            self._warm = Warm(message, inherited(), folder, self._stdio.say)
         except OSError as error:
             problem = f"{error.filename or message['python']}: {error.strerror}"
             self._stdio.say(kind="warm", problem=problem, import_s=0.0)
@@ -218,17 +223,11 @@ class Agent:
         for message in rank.read(everything=everything):
             self._stdio.say(**message)
 
-    def _hear_warm(self) -> None:
+    def _hear_warm(self, readable: list[int]) -> None:
         """Follow the warm process."""
         assert self._warm is not None
-        for message in self._warm.read():
-            kind = message["kind"]
-            if kind == "warm":
-                self._warm.ready = not message["problem"]
-                self._stdio.say(**message)
-            elif kind == "gone":
-                self._warm_is_gone(self._warm)
-            elif self._job is not None and kind == "forked":
+        for message in self._warm.read(readable):
+            if self._job is not None and message["kind"] == "forked":
                 self._forked(self._job, message)
             elif self._job is not None:
                 self._job.exited(message["pid"], message["status"])
@@ -244,17 +243,17 @@ class Agent:
             rank.pid = message["pid"]
             self._stdio.say(kind="started", rank=rank.number, pid=rank.pid, warm=True)
 
-    def _warm_is_gone(self, warm: Warm) -> None:
-        """Go on without the warm process; ranks that it forked have died with it."""
-        warm.socket.close()
-        self._warm = None
-        if self._job is not None:
-            self._stdio.say(kind="trouble", what="start", rank=None, text="the warm process ended")
+    def _warm_problem(self, text: str) -> None:
+        """End a job that needs the warm process; it has to run again."""
+        if text and self._job is not None:
+            self._stdio.say(kind="trouble", what="warm", rank=None, text=text)
             self._job.stop = "failed"
 
     def _reap(self) -> None:
         """Collect ended children; keep up the heartbeat meanwhile."""
         for pid, status in reap():
+            if self._warm is not None:
+                self._warm_problem(self._warm.exited(pid, status))
             if self._job is not None:
                 self._job.exited(pid, status)
         self._stdio.beat()
@@ -264,6 +263,8 @@ class Agent:
         """Follow the job to its end."""
         self._reap()
         if self._job is None:
+            if self._warm is not None:
+                self._warm.keep()
             return
         for rank in self._job.ranks:
             if rank.status is not None and not rank.reported:
@@ -280,7 +281,7 @@ class Agent:
         if job is None:
             return
         job.note_states()
-        spared = (self._warm.process.pid,) if self._warm is not None else ()
+        spared = self._warm.pids if self._warm is not None else ()
         left = end_all(lambda: descendants(spared), self._start["grace_s"], self._reap)
         for rank in job.ranks:
             self._hear_rank(rank, everything=True)

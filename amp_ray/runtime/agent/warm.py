@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import fcntl
 import importlib
 import json
 import os
+import re
 import runpy
 import select
+import shutil
 import signal
 import socket
 import struct
@@ -22,7 +25,7 @@ from .bundle import BOOTSTRAP
 from .processes import child_alarm, die_first, die_with_parent, reap, set_dumpable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     Message = dict[str, Any]
 
@@ -36,47 +39,115 @@ DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
 """An open one means a device context, which does not survive a fork."""
 
 
+MAX_DEATHS = 2
+"""Of warm processes on a host; then ranks start afresh."""
+
+TAIL_BYTES = 4096
+TAIL_LINES = 5
+"""Of what a warm process printed before it died."""
+
+SEND_LIMIT_S = 5.0
+"""For a request to be taken by the warm process, which only forks."""
+
+END_POLL_S = 0.02
+"""Between the end of its messages and the kernel's word of its end."""
+
+LOCK_FILE = ".lock"
+WARM_FOLDER = re.compile(r"amp-ray-[0-9a-f]{16}-warm")
+
+
 class Warm:
-    """The agent's end."""
+    """The agent's end of the process, which is started once more when it dies."""
 
     def __init__(
-        self, request: Mapping[str, Any], environment: Mapping[str, str], folder: Path
+        self,
+        request: Mapping[str, Any],
+        environment: Mapping[str, str],
+        folder: Path,
+        say: Callable[..., None],
     ) -> None:
-        """Start the process; it reports when it is ready.
+        """Start the process; the controller is told when it is ready, or why it is not.
 
         Args:
             request: ``python``, the ``modules`` to import, as ``module`` or ``module:function``
-                to call a function of it too, and the ``environment`` in which.
+                to call a function of it too, the ``environment`` in which, and ``limit_s``.
             environment: Which that adds to.
             folder: For what the imports write.
+            say: Tells the controller.
 
         Raises:
             OSError: If that Python cannot be started.
         """
         self.python = request["python"]
         self.ready = False
-        self.socket, theirs = socket.socketpair()
-        names = json.dumps(request["modules"])
-        given = {
-            name: text.replace(OWN_FOLDER, str(folder))
-            for name, text in request["environment"].items()
+        self._request, self._folder, self._say = request, folder, say
+        self._environment = {
+            **environment,
+            **{
+                name: text.replace(OWN_FOLDER, str(folder))
+                for name, text in request["environment"].items()
+            },
         }
-        with theirs:
-            self.process = subprocess.Popen(
-                [self.python, "-u", "-c", BOOTSTRAP, "warm", str(theirs.fileno()), names],
-                env={**environment, **given},
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                preexec_fn=die_with_parent(os.getpid()),  # noqa: PLW1509 - the agent has no threads
-            )
-        die_first(self.process.pid)
-        self._rest = b""
-        pipe = self.process.stdin
-        assert pipe is not None
-        with contextlib.suppress(BrokenPipeError), pipe:
-            pipe.write(sys.modules[__package__ or ""].data)
+        self._num_deaths = 0
+        self._given_up = False
+        self._socket: socket.socket | None = None
+        self._output: int | None = None
+        self._rest, self._tail = b"", b""
+        self._start()
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The process, if it lives."""
+        return () if self._socket is None else (self._process.pid,)
+
+    @property
+    def descriptors(self) -> list[int]:
+        """What to wait for: its messages, and what its imports print."""
+        found = [] if self._socket is None else [self._socket.fileno()]
+        return found if self._output is None else [*found, self._output]
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether it will be ready, but is not yet."""
+        return not self.ready and not self._given_up
+
+    def keep(self) -> None:
+        """Start it again after it has died, end it where its imports take too long.
+
+        Call it while no trial runs: imports would disturb what is measured.
+        """
+        if self._socket is None and not self._given_up:
+            try:
+                self._start()
+            except OSError as error:
+                self._give_up(f"{self.python}: {error.strerror}")
+        limit_s = self._request["limit_s"]
+        if self.is_starting and time.monotonic() - self._started_at > limit_s:
+            self._give_up(f"its imports took longer than {limit_s:g} s{self._last_lines()}")
+            self._kill()
+
+    def exited(self, pid: int, status: int) -> str:
+        """Note the end of a child of the agent.
+
+        Returns:
+            How the process has ended, if it was this one and ranks may have died with it.
+        """
+        if self._socket is None or pid != self._process.pid:
+            return ""
+        was_ready, self.ready = self.ready, False
+        self._process.returncode = status
+        self._read_output()
+        self._close()
+        if self._given_up:
+            return ""
+        self._num_deaths += 1
+        while_ = "" if was_ready else f" while it imported {', '.join(self._request['modules'])}"
+        text = f"the warm process {describe_end(status)}{while_}{self._last_lines()}"
+        if self._num_deaths < MAX_DEATHS:
+            self._say(kind="warm-died", text=text)
+        else:
+            self._give_up(f"{text}; it is not started a third time")
+        return text if was_ready else ""
 
     def suits(self, argv: Sequence[str]) -> bool:
         """Tell whether it can run a command: the same Python, a module or a script."""
@@ -87,22 +158,137 @@ class Warm:
     def fork(
         self, rank: int, argv: Sequence[str], environment: Mapping[str, str], cwd: str, pipe: int
     ) -> None:
-        """Ask for a rank, whose output goes to a pipe."""
+        """Ask for a rank, whose output goes to a pipe; a process that does not listen is ended."""
         words = _without_unbuffered(argv)
         request = {"rank": rank, "argv": words, "environment": dict(environment), "cwd": cwd}
         data = json.dumps(request).encode() + b"\n"
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, DESCRIPTOR.pack(pipe))]
-        sent = self.socket.sendmsg([data], rights)
-        self.socket.sendall(data[sent:])
+        try:
+            assert self._socket is not None
+            sent = self._socket.sendmsg([data], rights)
+            self._socket.sendall(data[sent:])
+        except OSError:
+            self._kill()
 
-    def read(self) -> Iterator[Message]:
-        """Take its messages; its end is one too."""
-        data = self.socket.recv(READ_BYTES)
-        if not data:
-            yield {"kind": "gone"}
+    def read(self, readable: Sequence[int]) -> Iterator[Message]:
+        """Take what is there; yield what it says of ranks: ``forked`` and ``exit``."""
+        if self._output in readable:
+            self._read_output()
+        if self._socket is None or self._socket.fileno() not in readable:
+            return
+        try:
+            data = self._socket.recv(READ_BYTES)
+        except OSError:
+            data = b""
+        if not data:  # its end is told by the kernel, with the reason
+            self._kill()
+            time.sleep(END_POLL_S)
+            return
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
-            yield json.loads(line.decode())
+            message = json.loads(line.decode())
+            if message["kind"] != "warm":
+                yield message
+            elif not self._given_up:
+                self.ready, self._given_up = not message["problem"], bool(message["problem"])
+                self._say(**message)
+
+    def _start(self) -> None:
+        """Start the process."""
+        self._rest, self._tail = b"", b""
+        self._started_at = time.monotonic()
+        ours, theirs = socket.socketpair()
+        output, their_output = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(output, False)
+        names = json.dumps(self._request["modules"])
+        argv = [self.python, "-u", "-c", BOOTSTRAP, "warm", str(theirs.fileno()), names]
+        try:
+            # From a file: writing to a pipe would wait for an interpreter that is slow to start.
+            path = self._folder / "bundle"
+            path.write_bytes(sys.modules[__package__ or ""].data)
+            with theirs, path.open("rb") as bundle:
+                self._process = subprocess.Popen(
+                    argv,
+                    env=self._environment,
+                    cwd=str(self._folder),
+                    pass_fds=[theirs.fileno()],
+                    stdin=bundle,
+                    stdout=their_output,
+                    stderr=their_output,
+                    preexec_fn=die_with_parent(os.getpid()),  # noqa: PLW1509 - no threads here
+                )
+        except OSError:
+            ours.close()
+            os.close(output)
+            raise
+        finally:
+            os.close(their_output)
+        die_first(self._process.pid)
+        ours.settimeout(SEND_LIMIT_S)
+        self._socket, self._output = ours, output
+
+    def _give_up(self, problem: str) -> None:
+        """Have ranks start afresh from now on, and tell why."""
+        self._given_up = True
+        self._say(kind="warm", problem=problem, import_s=0.0)
+
+    def _kill(self) -> None:
+        """End the process, unless it is gone already."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._process.pid, signal.SIGKILL)
+
+    def _read_output(self) -> None:
+        """Keep the end of what the process printed."""
+        try:
+            data = b"" if self._output is None else os.read(self._output, READ_BYTES)
+        except BlockingIOError:
+            return
+        self._tail = (self._tail + data)[-TAIL_BYTES:]
+        if not data and self._output is not None:
+            os.close(self._output)
+            self._output = None
+
+    def _close(self) -> None:
+        """Close our ends."""
+        if self._socket is not None:
+            self._socket.close()
+        if self._output is not None:
+            os.close(self._output)
+        self._socket = self._output = None
+
+    def _last_lines(self) -> str:
+        """Return the last lines that the process printed, ready to be added to a sentence."""
+        lines = self._tail.decode("utf-8", "replace").strip().splitlines()[-TAIL_LINES:]
+        return f"; it printed last: {' / '.join(lines)}" if lines else ""
+
+
+def describe_end(status: int) -> str:
+    """Say how a process has ended, from its wait status."""
+    if not os.WIFSIGNALED(status):
+        return f"ended with exit code {os.WEXITSTATUS(status)}"
+    number = os.WTERMSIG(status)
+    with contextlib.suppress(ValueError):
+        return f"was ended by signal {number} ({signal.Signals(number).name})"
+    return f"was ended by signal {number}"
+
+
+def hold_folder(folder: Path) -> None:
+    """Mark a folder as in use as long as this process lives, also where that ends by SIGKILL."""
+    number = os.open(str(folder / LOCK_FILE), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def remove_unheld_folders(base: Path) -> None:
+    """Remove the warm processes' folders of this user whose agents have died."""
+    for folder in base.glob("amp-ray-*-warm"):
+        with contextlib.suppress(OSError):
+            number = os.open(str(folder / LOCK_FILE), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if WARM_FOLDER.fullmatch(folder.name) and folder.lstat().st_uid == os.getuid():
+                    shutil.rmtree(str(folder), ignore_errors=True)
+            finally:
+                os.close(number)
 
 
 def _without_unbuffered(argv: Sequence[str]) -> list[str]:
@@ -126,7 +312,8 @@ def why_not_fork() -> str:
 def main() -> None:
     """Run as the warm process: import, then fork a rank per request."""
     set_dumpable(dumpable=False)  # before the first rank: what it says of ranks must be its own
-    channel = socket.socket(fileno=int(sys.argv[2]))
+    # A copy: the first number stays open, so that the agent sees no end before the process's own.
+    channel = socket.socket(fileno=os.dup(int(sys.argv[2])))
     start = time.monotonic()
     problem = ""
     try:

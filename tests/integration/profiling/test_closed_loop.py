@@ -12,8 +12,8 @@ import pytest
 pytestmark = pytest.mark.integration
 
 REPOSITORY = Path(__file__).parents[3]
-DEADLINE_S = 300.0
-"""A guard against hangs; it takes 40 s."""
+DEADLINE_S = 1800.0
+"""A guard against hangs; it takes 40 s on an idle machine."""
 
 EXPERIMENT = """\
 name: tiny
@@ -25,14 +25,14 @@ cluster:
 precision: fp32
 global_batch_size: 2
 search: {micro_batch_sizes: [1]}
-trials: {steps: 3, warmup_steps: 1, timeout_s: 60}
+trials: {steps: 3, warmup_steps: 1, timeout_s: 600}
 """
 
 
 def test_the_best_strategies_run_and_stand_beside_their_predictions(tmp_path: Path) -> None:
     (tmp_path / "e.yaml").write_text(EXPERIMENT, encoding="utf-8")
     script = REPOSITORY / "experiments/profile_to_trials.py"
-    options = ["--slots", "2", "--best", "2", "--rounds", "2", "--seconds", "60"]
+    options = ["--slots", "2", "--best", "2", "--rounds", "2", "--seconds", "3600"]
     ended = subprocess.run(
         [sys.executable, str(script), "e.yaml", *options, "--result", "result.json"],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(REPOSITORY), *sys.path])},

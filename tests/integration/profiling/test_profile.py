@@ -16,8 +16,8 @@ import yaml
 pytestmark = pytest.mark.integration
 
 REPOSITORY = Path(__file__).parents[3]
-DEADLINE_S = 150.0
-"""A guard against hangs; the longest run takes 20 s."""
+DEADLINE_S = 900.0
+"""A guard against hangs; the longest run takes 20 s on an idle machine."""
 
 MODEL: dict[str, Any] = {
     "family": "gpt2",
@@ -91,10 +91,11 @@ def profiled(tmp_path_factory: pytest.TempPathFactory) -> Profiled:
     folder = tmp_path_factory.mktemp("profile")
     (folder / "e.yaml").write_text(EXPERIMENT, encoding="utf-8")
     first = amp_ray(folder, "profile", "e.yaml", "-o", "profile", "--seconds", "1", "-v", "--json")
-    assert first.returncode == 0, first.stderr
+    assert first.returncode == 4, first.stderr
+    assert "no plan can be made for cpu yet" in first.stderr
     assert json.loads(first.stdout)["parts"][0]["num_missing"] > NUM_POINTS
     assert not (folder / "profile" / "cpu.csv").exists()
-    ended = amp_ray(folder, "profile", "e.yaml", "-o", "profile", "--seconds", "90", "--json")
+    ended = amp_ray(folder, "profile", "e.yaml", "-o", "profile", "--seconds", "3600", "--json")
     assert ended.returncode == 0, ended.stderr
     return Profiled(folder=folder, result=json.loads(ended.stdout))
 
@@ -188,7 +189,7 @@ def run_program(
         "steps": 1,
         "device": "cpu",
     }
-    job = {"trial": trial, "links": [], "points": points, "seconds": 60, "step": step}
+    job = {"trial": trial, "links": [], "points": points, "seconds": 3600, "step": step}
     (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
     ended = subprocess.run(
         [sys.executable, "-m", "amp_ray.training.profiling", "job.json"],

@@ -130,7 +130,7 @@ def test_a_cluster_without_a_free_cpu_is_told(
 ) -> None:
     monkeypatch.setattr(search_crew, "START_TIMEOUT_S", 1.5)
     occupant = ray.remote(SimpleNamespace).options(num_cpus=cluster).remote()
-    ray.get(occupant.__ray_ready__.remote(), timeout=30)
+    ray.get(occupant.__ray_ready__.remote(), timeout=300)
     try:
         with pytest.raises(AmpRayError, match=rf"of the {cluster} of the Ray cluster 0 are free"):
             with_ray(AmpRayPlanner(experiment=SMALL), 2)

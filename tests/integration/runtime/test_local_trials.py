@@ -53,7 +53,7 @@ def launch(program: str, num_ranks: int = 2, **options: object) -> Launch:
     places = [("localhost", slot) for slot in range(num_ranks)]
     argv = [sys.executable, "-u", "program.py", f"{FOLDER}/program.py"]
     files = {"program.py": program.encode()}
-    values: dict[str, object] = {"environment": {}, "timeout_s": 30.0, **options}
+    values: dict[str, object] = {"environment": {}, "timeout_s": 300.0, **options}
     commands = rank_commands(argv, places)
     return Launch(trial_id="t", commands=commands, files=files, **values)  # type: ignore[arg-type]
 
@@ -291,7 +291,7 @@ def test_without_namespaces_trials_run_all_the_same_and_say_so(
 ) -> None:
     host = CrampedHost()
     wrapper = ["unshare", "--user", "--map-root-user", "true"]
-    if host.run(wrapper, timeout_s=10).exit_code != 0:
+    if host.run(wrapper, timeout_s=120).exit_code != 0:
         pytest.skip("this machine lets us make no user namespace, in which to forbid others")
     with Launcher([host], settings) as launcher:
         assert isinstance(launcher.run(launch(RESULT), tmp_path / "t"), Measured)
@@ -330,13 +330,13 @@ def test_a_lease_shorter_than_two_heartbeats_is_refused() -> None:
 
 
 def test_short_commands_run_to_their_end() -> None:
-    ended = LocalHost().run(["sh", "-c", "cat; echo b >&2; exit 3"], timeout_s=10, text="a")
+    ended = LocalHost().run(["sh", "-c", "cat; echo b >&2; exit 3"], timeout_s=120, text="a")
     assert (ended.exit_code, ended.output, ended.error) == (3, "a", "b\n")
 
 
 def test_commands_that_do_not_start_or_end_are_errors() -> None:
     with pytest.raises(HostError, match="cannot be started"):
-        LocalHost().run(["/no such program"], timeout_s=10)
+        LocalHost().run(["/no such program"], timeout_s=120)
     with pytest.raises(HostError, match="took longer than"):
         LocalHost().run(["sleep", "60"], timeout_s=0.1)
 

@@ -89,7 +89,7 @@ def experiment(program: str, *arguments: str, trials: str = "", **keys: Any) -> 
     section = {"argv": ["{python}", "-c", program.replace("{", "{{").replace("}", "}}")], **keys}
     section["argv"] += arguments
     lines = "".join(f"    {key}: {json.dumps(value)}\n" for key, value in section.items())
-    text = f"trials:\n  steps: 3\n  warmup_steps: 1\n  timeout_s: 60\n{trials}  program:\n{lines}"
+    text = f"trials:\n  steps: 3\n  warmup_steps: 1\n  timeout_s: 600\n{trials}  program:\n{lines}"
     return small_experiment(
         ("device: T4", "device: cpu"),
         ("global_batch_size: 8\n", f"precision: fp32\nglobal_batch_size: 8\n{text}"),

@@ -46,11 +46,11 @@ cluster:
 precision: fp32
 optimizer: sgd
 global_batch_size: 8
-trials: {backend: local, steps: 5, warmup_steps: 2, timeout_s: 120}
+trials: {backend: local, steps: 5, warmup_steps: 2, timeout_s: 600}
 """
 EXPERIMENT = experiment_from(TEXT)
 TOLERANCE = 1e-5
-HANG_GUARD_S = 60.0
+HANG_GUARD_S = 600.0
 ALONE = Candidate(micro_batch_size=8, tp=1, dp=1, pp=1, num_micro_batches=1)
 CROSSED = Candidate(micro_batch_size=2, tp=2, dp=1, pp=2, num_micro_batches=4)
 REFERENCE = Strategy.uniform(ALONE, (0, 7))

@@ -23,7 +23,7 @@ pytestmark = [
     ),
 ]
 
-HANG_GUARD_S = 120.0
+HANG_GUARD_S = 600.0
 
 EXPERIMENT = """\
 name: tiny
@@ -35,7 +35,7 @@ cluster:
 precision: fp32
 optimizer: sgd
 global_batch_size: 4
-trials: {{backend: local, budget: 1, steps: {steps}, warmup_steps: 1, timeout_s: 100}}
+trials: {{backend: local, budget: 1, steps: {steps}, warmup_steps: 1, timeout_s: 600}}
 """
 
 QUICK_STEPS = 3

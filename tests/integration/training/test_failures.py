@@ -54,7 +54,7 @@ def test_peers_of_a_killed_rank_report_communication(run_trial: Callable[..., En
 def test_peers_of_a_hanging_rank_give_up(
     layout: dict[str, Any], run_trial: Callable[..., Ended]
 ) -> None:
-    job = make_job("gpt2", micro_batch_size=4, communication_timeout_s=2, **layout)
+    job = make_job("gpt2", micro_batch_size=4, communication_timeout_s=8, **layout)
     fault = {"rank": 1, "step": 2, "how": "hang"}
     ended = run_trial(job, fault=fault, grace_s=0.5)
     assert ended.codes == [43, -9]
@@ -105,7 +105,7 @@ def test_missing_launcher_is_a_bad_job(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=300,
     )
     event = json.loads(done.stdout.splitlines()[-1])
     assert (done.returncode, event["cause"]) == (2, "bad_job")
@@ -122,7 +122,7 @@ def test_python_without_torch_is_named(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=300,
     )
     event = json.loads(done.stdout.splitlines()[-1])
     assert (done.returncode, event["type"]) == (1, "ModuleNotFoundError")

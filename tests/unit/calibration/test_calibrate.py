@@ -42,6 +42,14 @@ def test_planted_constants_are_found(small: Experiment, plant: Plant) -> None:
     assert (found.mean_error("after_s") or 1) < 0.2 * (found.mean_error("before_s") or 0)
 
 
+def test_a_factor_that_all_trials_have_in_common_is_found(small: Experiment, plant: Plant) -> None:
+    trials = plant({"host_scale": 1.2})
+    slow = calibrate(small, with_times(trials, [2.0] * len(trials)))
+    assert ratio(slow, "program_scale") == pytest.approx(2.0, rel=0.2)
+    assert (slow.mean_error("after_s") or 1) < 0.02
+    assert "program_scale" in {each.name for each in calibrate(small, trials).refused}
+
+
 def test_an_outlier_hardly_moves_constants(small: Experiment, plant: Plant) -> None:
     trials = plant({"host_scale": 1.4})
     spoilt = with_times(trials, [5.0] + [1.0] * (len(trials) - 1))

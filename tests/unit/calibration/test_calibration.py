@@ -13,6 +13,7 @@ from amp_ray.calibration import (
     predictive_error,
     transferable,
 )
+from amp_ray.calibration.predictions import PRIOR, Predictor
 from amp_ray.spec.constants import PRIOR_SIGMA
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import Strategy
@@ -61,6 +62,16 @@ def test_applying_sets_the_fitted_constants_and_the_learnt_errors(
     assert {name: getattr(constants, name) for name in CHOICE.names or ()} == calibration.values()
     assert constants.time_error == calibration.time_error
     assert constants.memory_error == calibration.memory_error
+
+
+def test_applying_a_common_factor_predicts_what_was_fitted(small: Experiment, plant: Plant) -> None:
+    slow = [replace(trial, measured_s=2.0 * (trial.measured_s or 0.0)) for trial in plant({})]
+    found = calibrate(small, slow, thorough=False)
+    applied = apply_calibration(found, small)
+    assert applied.constants.program_scale == pytest.approx(2.0, rel=0.1)
+    plans = [(applied, trial.strategy) for trial in slow]
+    predicted = [each.time_s for each in Predictor().predict(plans, PRIOR)]
+    assert predicted == pytest.approx([trial.after_s for trial in found.trials])
 
 
 def test_names_of_hosts_limits_and_batch_do_not_matter(calibration: Calibration) -> None:

@@ -1,4 +1,5 @@
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +13,9 @@ from amp_ray.calibration.predictions import (
     Predictor,
 )
 from amp_ray.cost.model import CostModel
-from amp_ray.spec.constants import PRIOR_SIGMA, Constants
+from amp_ray.runtime.files import load_experiment
+from amp_ray.spec.candidate import Candidate
+from amp_ray.spec.constants import PRIOR_SIGMA, PROGRAM_SCALE, Constants
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import Strategy
 
@@ -67,6 +70,19 @@ def test_slope_tells_what_a_small_change_does(
     )
     assert change == pytest.approx(0.01 * slopes, abs=2e-4)
     assert (slopes <= 0).all()
+
+
+@pytest.mark.parametrize("scale", [0.4, 2.0])
+def test_the_common_factor_multiplies_every_time(
+    small: Experiment, strategies: tuple[Strategy, ...], repository: Path, scale: float
+) -> None:
+    measured = load_experiment(repository / "experiments" / "homogeneous.yaml")
+    point = PRIOR.moved(PROGRAM_SCALE, math.log(scale))
+    whole = Candidate(micro_batch_size=1, tp=2, dp=4, pp=2, num_micro_batches=8)
+    plans = [(small, strategy) for strategy in strategies]
+    plans.append((measured, Strategy.uniform(whole, (0, 15, measured.model.num_layers))))
+    change = Predictor().log_times(plans, point) - Predictor().log_times(plans, PRIOR)
+    assert change == pytest.approx(np.full(len(plans), math.log(scale)), abs=1e-12)
 
 
 def test_constants_of_memory_do_not_change_times(

@@ -34,9 +34,10 @@ Run = Callable[..., Ended]
 
 @pytest.fixture
 def amp_ray(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Run ``amp-ray`` in this process."""
+    """Run ``amp-ray`` in this process, with its output in a pipe of no particular width."""
 
-    def run(*arguments: str | Path) -> Ended:
+    def run(*arguments: str | Path, columns: str = "") -> Ended:
+        monkeypatch.setenv("COLUMNS", columns)
         monkeypatch.setattr("sys.argv", ["amp-ray", *map(str, arguments)])
         with pytest.raises(SystemExit) as ended:
             main()

@@ -53,13 +53,15 @@ Run = Callable[..., str]
 def refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Run:
-    """Run a command on files; return its one message after the common checks.
+    """Run a command on files; return its messages, one per mistake, after the common checks.
 
     The files are written below an empty folder, in which the command runs.
     """
     monkeypatch.chdir(tmp_path)
 
-    def run(files: dict[str, str | bytes], *options: str, command: str = "plan") -> str:
+    def run(
+        files: dict[str, str | bytes], *options: str, command: str = "plan", mistakes: int = 1
+    ) -> str:
         for name, content in files.items():
             path = tmp_path / name
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -71,10 +73,10 @@ def refused(
             main()
         out, err = capsys.readouterr()
         assert (ended.value.code, out) == (2, ""), err
-        assert err.startswith("amp-ray: ")
-        assert len(err.splitlines()) == 1, err
+        assert all(line.startswith("amp-ray: ") for line in err.splitlines()), err
+        assert len(err.splitlines()) == mistakes, err
         assert sorted(tmp_path.rglob("*")) == before, "something was written"
-        return err.removeprefix("amp-ray: ").rstrip("\n")
+        return "\n".join(line.removeprefix("amp-ray: ") for line in err.splitlines())
 
     return run
 
@@ -115,10 +117,10 @@ KEYS: Final = {
         "experiment.yaml:5: cluster.nodes.0.slots: key 'slots' is missing",
     ),
     "missing key in a described device": (
-        ("device: T4", "device: {name: X}"),
+        ("device: T4", "device: {name: X, memory_gib: 8}"),
         (
-            "experiment.yaml:5: cluster.nodes.0.device.memory_gib: key 'memory_gib' is "
-            "missing (1 more problem after this one)"
+            "experiment.yaml:5: cluster.nodes.0.device.memory_gbyte_per_s: key "
+            "'memory_gbyte_per_s' is missing"
         ),
     ),
     "wrong type": (
@@ -150,7 +152,7 @@ KEYS: Final = {
     ),
     "bytes instead of GiB": (
         (NODE, "slots: 2, memory_gib: 16000000000, "),
-        "experiment.yaml:5: cluster.nodes.0.memory_gib: found 16000000000; expected less than or",
+        "experiment.yaml:5: cluster.nodes.0.memory_gib: found 16000000000; expected 0.001",
     ),
     "not a number": (
         ("inter_gbit_per_s: 10", "inter_gbit_per_s: .nan"),
@@ -158,7 +160,103 @@ KEYS: Final = {
     ),
     "negative rate": (
         ("inter_gbit_per_s: 10", "inter_gbit_per_s: -10"),
-        "cluster.nodes.0.inter_gbit_per_s: found -10; expected greater than 0",
+        "cluster.nodes.0.inter_gbit_per_s: found -10; expected 0.001 to 100,000 Gbit/s",
+    ),
+    "rate that no link has": (
+        ("inter_gbit_per_s: 10", "inter_gbit_per_s: 2e-7"),
+        "cluster.nodes.0.inter_gbit_per_s: found 2e-07; expected 0.001 to 100,000 Gbit/s",
+    ),
+    "infinite memory": (
+        (NODE, "slots: 2, memory_gib: .inf, "),
+        "cluster.nodes.0.memory_gib: found inf; expected 0.001 to 10,000 GiB",
+    ),
+    "GFLOP/s instead of TFLOP/s": (
+        (
+            "device: T4",
+            "device: {name: X, memory_gib: 8, memory_gbyte_per_s: 900, fp16_tflops: 125000}",
+        ),
+        "device.fp16_tflops: found 125000; expected 0.001 to 100,000 TFLOP/s",
+    ),
+    "MB/s instead of GB/s": (
+        (
+            "device: T4",
+            "device: {name: X, memory_gib: 8, memory_gbyte_per_s: 900000, fp16_tflops: 125}",
+        ),
+        "device.memory_gbyte_per_s: found 900000; expected 0.1 to 100,000 GB/s",
+    ),
+    "latency in seconds": (
+        (NODE, "slots: 2, intra_latency_us: 8e-6, "),
+        "intra_latency_us: found 8e-06; expected 0 or 0.001 to 1,000,000 microseconds",
+    ),
+    "no nodes": (
+        ("- {count: 2, device: T4, slots: 2, intra_gbit_per_s: 50, inter_gbit_per_s: 10}", "[]"),
+        "experiment.yaml:4: cluster.nodes: found []; expected a list of at least 1",
+    ),
+    "more devices than there are": (
+        ("count: 2, device: T4, slots: 2", "count: 100000, device: T4, slots: 100000"),
+        "experiment.yaml:4: cluster.nodes: found 10,000,000,000 devices; expected at most 1,000,0",
+    ),
+    "more layers than there are": (
+        ("num_layers: 2", "num_layers: 100000"),
+        "model.num_layers: found 100000; expected less than or equal to 10000",
+    ),
+    "count of 22 zeros": (
+        ("global_batch_size: 8", "global_batch_size: 1" + "0" * 22),
+        "global_batch_size: found 1" + "0" * 22 + "; expected less than or equal to 1000000",
+    ),
+    "count of 5000 zeros": (
+        ("global_batch_size: 8", "global_batch_size: 1" + "0" * 5000),
+        "global_batch_size: found a number of 5001 digits; expected an integer",
+    ),
+    "time limit that never ends": (
+        ("search: {space: uniform}", "trials: {timeout_s: 1e300}"),
+        "trials.timeout_s: found 1e+300; expected 0.001 to 100,000,000 seconds",
+    ),
+    "groups without end": (
+        ("search: {space: uniform}", "trials: {host_groups: 999999999}"),
+        "trials.host_groups: found 999999999; it must divide the number of nodes, 2",
+    ),
+    "pattern too deep to read": (
+        (
+            "search: {space: uniform}",
+            f"trials: {{program: {{argv: [a], metric: {{pattern: '{'(' * 2000 + ')' * 2000}'}}}}}}",
+        ),
+        "trials.program.metric.pattern: found '((((",
+    ),
+    "name that is a path": (
+        ("name: mistaken", "name: ../escape/x"),
+        "experiment.yaml:1: name: found '../escape/x'; expected a plain name: no '/', no ",
+    ),
+    "name that is hidden": (
+        ("name: mistaken", "name: .mistaken"),
+        "experiment.yaml:1: name: found '.mistaken'; expected a plain name: ",
+    ),
+    "name for a terminal": (
+        ("name: mistaken", 'name: "\\e[2J"'),
+        "experiment.yaml:1: name: found '\\x1b[2J'; expected a plain name: ",
+    ),
+    "name too long": (
+        ("name: mistaken", "name: " + "x" * 101),
+        "expected at most 100 characters",
+    ),
+    "key for a terminal": (
+        ("zero_stage: 0", '"\\e[2J": 0'),
+        "experiment.yaml:8: \\x1b[2J: unknown key '\\x1b[2J'; known here: name, ",
+    ),
+    "device whose name is a path": (
+        (
+            "device: T4",
+            "device: {name: ../X, memory_gib: 8, memory_gbyte_per_s: 9, fp16_tflops: 1}",
+        ),
+        "device.name: found '../X'; expected a plain name",
+    ),
+    "zero stage that is not priced": (
+        ("zero_stage: 0", "zero_stage: 0\ntraits: {max_zero_stage: 3}"),
+        "experiment.yaml:9: traits: max_zero_stage is 3, but the cost model prices ZeRO stages 0 ",
+    ),
+    "trait beyond numbers": (
+        ("runtime: deepspeed", "traits: {context_bytes: 1e300}"),
+        "traits.context_bytes: found 1e+300; expected a number from 0 to 1e+15",
     ),
     "word for a flag": (
         ("{space: uniform}", "{tp_across_nodes: yes}"),
@@ -210,7 +308,7 @@ KEYS: Final = {
     ),
     "half a virtual stage": (
         ("runtime: deepspeed", "traits: {virtual_stages: 1.5}"),
-        "experiment.yaml:9: traits.virtual_stages: found 1.5; expected an integer of at least 0",
+        "experiment.yaml:9: traits.virtual_stages: found 1.5; expected an integer from 0 to",
     ),
     "time limit without iterations": (
         ("runtime: deepspeed", "traits: {launch_limit_s: 100}"),
@@ -265,11 +363,17 @@ KEYS: Final = {
     ),
     "limits that leave nothing": (
         ("{space: uniform}", "{min_tp: 4}"),
-        "experiment.yaml:11: search: no candidate for 4 devices and global_batch_size 8: no tp ",
+        (
+            "experiment.yaml:11: search: no candidate for 4 devices and global_batch_size 8: no tp "
+            "within min_tp 4 divides the slots of every node (2); widen the limits or set"
+        ),
     ),
     "sizes that do not divide the batch": (
         ("{space: uniform}", "{micro_batch_sizes: [3]}"),
-        "experiment.yaml:11: search: no candidate for 4 devices and global_batch_size 8: ",
+        (
+            "experiment.yaml:11: search: no candidate for 4 devices and global_batch_size 8: with "
+            "tp 1, 2 and micro_batch_sizes [3] no dp x micro-batch size divides the batch; widen"
+        ),
     ),
     "profile that is none": (
         ("{source: analytic}", "{source: guess}"),
@@ -363,7 +467,7 @@ TEXTS: Final[dict[str, tuple[str | bytes, str]]] = {
         edited(("search: {space: uniform}", "search: &all {space: *all}")),
         "experiment.yaml:11: a value cannot stand within itself",
     ),
-    "nested too deeply": ("a: " + "[" * 5000, "experiment.yaml: not usable: nested too deeply"),
+    "nested too deeply": ("a: " + "[" * 5000, "experiment.yaml:1: not valid YAML: nested mo"),
     "not UTF-8": (
         b"name: caf\xe9\n",
         "experiment.yaml: not a text file (byte 9 is not UTF-8)",
@@ -377,6 +481,62 @@ def test_a_file_that_cannot_be_read_says_where(
     refused: Run, content: str | bytes, message: str
 ) -> None:
     assert message in refused({"experiment.yaml": content})
+
+
+BOMB: Final = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 9)
+)
+"""9 to the power of 9 values in a few hundred bytes."""
+
+
+@pytest.mark.parametrize("command", ["plan", "doctor", "tune", "profile"])
+def test_aliases_that_explode_are_refused_at_once(refused: Run, command: str) -> None:
+    options = {"tune": ("--budget", "1"), "profile": ("-o", "out")}.get(command, ())
+    message = refused({"experiment.yaml": BOMB}, *options, command=command)
+    assert message.startswith("experiment.yaml:6: stands for 597,871 values by its aliases")
+
+
+def test_all_mistakes_of_a_file_are_told_at_once(refused: Run) -> None:
+    text = edited(
+        ("device: T4", "device: T5"),
+        ("profile:", "profil:"),
+        ("zero_stage: 0", "zero_stage: 3"),
+        ("runtime: deepspeed", "constants: {speed: 1}"),
+        ("global_batch_size", "globl_batch_size"),
+        ("space: uniform", "max_tp: 0"),
+        (MODEL, "vocab_size: 128, bottom_width: 8}"),
+    )
+    told = refused({"experiment.yaml": text}, mistakes=7).splitlines()
+    assert [line.partition(";")[0] for line in told] == [
+        "experiment.yaml:6: profil: unknown key 'profil'",
+        "experiment.yaml:10: globl_batch_size: unknown key 'globl_batch_size'",
+        "experiment.yaml:11: search.max_tp: found 0",
+        "experiment.yaml:8: zero_stage: found 3",
+        "experiment.yaml:9: constants.speed: unknown constant 'speed'",
+        "experiment.yaml:2: model: family 'gpt2' has no bottom_width",
+        "experiment.yaml:5: cluster.nodes.0.device: device 'T5' is not in the catalogue",
+    ]
+    assert told[1].endswith("did you mean 'global_batch_size'?")
+
+
+def test_what_depends_on_a_wrong_part_is_not_told_again(refused: Run) -> None:
+    text = edited(
+        ("runtime: deepspeed", "runtime: horovod"), ("{source: analytic}", "{source: table}")
+    )
+    message = refused({"experiment.yaml": text})
+    assert message.startswith("experiment.yaml:9: runtime: found 'horovod'")
+
+
+def test_many_mistakes_are_counted(refused: Run) -> None:
+    hosts = "".join(f"h{n} slots=x\n" for n in range(50))
+    told = refused({"experiment.yaml": WITH_HOSTFILE, "hosts": hosts}, mistakes=21).splitlines()
+    assert told[0].startswith("hosts:1: slots must be a positive integer")
+    assert told[-1].endswith("and 30 more mistakes")
+
+
+def test_a_file_without_end_is_refused(refused: Run) -> None:
+    text = WITH_HOSTFILE.replace("hostfile: hosts", "hostfile: /dev/zero")
+    assert "longer than 33,554,432 characters" in refused({"experiment.yaml": text})
 
 
 def test_a_file_that_ends_too_early_asks_whether_it_was_cut(refused: Run) -> None:
@@ -420,7 +580,15 @@ HOSTFILES: Final[dict[str, tuple[str | bytes, str]]] = {
     ),
     "a host that is an option": (
         "-oProxyCommand=x slots=2\n",
-        "hosts:1: found host '-oProxyCommand=x'; a name with '-' in front",
+        "hosts:1: found host '-oProxyCommand=x'; a name has at most 255 characters, no spaces, ",
+    ),
+    "a host that is a path": (
+        "../a slots=2\nb slots=2\n",
+        "hosts:1: found host '../a'; a name has",
+    ),
+    "a host for a terminal": (
+        "a\x1b[2J slots=2\nb slots=2\n",
+        "hosts:1: found host 'a\\x1b[2J'; a name has",
     ),
     "no host": (
         "# none yet\n",
@@ -474,7 +642,7 @@ TABLES: Final = {
     "no rows": (HEADER, "profile.path: measured/T4.csv: the file has a header and no rows"),
     "NaN": (
         TABLE + "0,1,2,nan\n",
-        "measured/T4.csv:7: forward_s: found 'nan'; expected seconds, a finite number of at least",
+        "measured/T4.csv:7: forward_s: found 'nan'; expected seconds, a number from 0 to 1,000,00",
     ),
     "infinity": (TABLE + "0,1,2,inf\n", "measured/T4.csv:7: forward_s: found 'inf'; expected sec"),
     "negative time": (TABLE + "0,1,2,-1\n", "measured/T4.csv:7: forward_s: found '-1'; expected"),
@@ -494,6 +662,10 @@ TABLES: Final = {
     "missing layers": (
         HEADER + "0,1,1,0.1\n2,1,1,0.1\n",
         "measured/T4.csv: tp 1, micro_batch_size 1: no row for layer 1, 3, 4 of 0..4",
+    ),
+    "all zero": (
+        TABLE.replace("0.001", "0"),
+        "measured/T4.csv: tp 1, micro_batch_size 1: found ze",
     ),
     "open quote": (TABLE + '0,1,2,"0.1\n', "measured/T4.csv:7: not valid CSV: unexpected end of"),
     "not measured at the tp that is searched": (
@@ -592,15 +764,15 @@ WITH_CONFIG: Final = EXPERIMENT.replace(EXPERIMENT.splitlines()[1], "model: {con
 
 CONFIGS: Final = {
     "not JSON": ("{", "config.json:1: not valid JSON: Expecting property name"),
-    "a list": ("[]", "model: config.json: expected a JSON object, found list"),
+    "a list": ("[]", "model: config.json: expected a JSON object, found []"),
     "unknown architecture": (
         json.dumps(LLAMA | {"model_type": "bert"}),
         "experiment.yaml:2: model: config.json: model_type: found 'bert'; expected one of gpt2, ",
     ),
-    "no architecture": ("{}", "model: config.json: model_type: found None; expected one of gpt2"),
+    "no architecture": ("{}", "model: config.json: model_type: found null; expected one of gpt2"),
     "text for a number": (
         json.dumps(LLAMA | {"num_hidden_layers": "2"}),
-        "model: config.json: num_hidden_layers: found '2'; expected an integer of at least 1",
+        "model: config.json: num_hidden_layers: found '2'; expected an integer from 1 to 10,000",
     ),
     "number for a flag": (
         json.dumps(LLAMA | {"tie_word_embeddings": 1}),
@@ -613,6 +785,39 @@ CONFIGS: Final = {
             "sequence_length, vocab_size; missing: vocab_size"
         ),
     ),
+    "experts": (
+        json.dumps(LLAMA | {"num_local_experts": 8}),
+        "model: config.json: num_local_experts: found 8; only dense decoders are planned",
+    ),
+    "experts under another name": (
+        json.dumps(LLAMA | {"n_routed_experts": 64}),
+        "model: config.json: n_routed_experts: found 64; only dense decoders are planned",
+    ),
+    "experts per token": (
+        json.dumps(LLAMA | {"num_experts_per_tok": 2}),
+        "model: config.json: num_experts_per_tok: found 2; only dense decoders are planned",
+    ),
+    "width of experts": (
+        json.dumps(LLAMA | {"moe_intermediate_size": 1408}),
+        "model: config.json: moe_intermediate_size: found 1408; only dense decoders are planned",
+    ),
+    "encoder": (
+        json.dumps(LLAMA | {"is_encoder_decoder": True}),
+        "model: config.json: is_encoder_decoder: found true; only dense decoders are planned",
+    ),
+    "layers without end": (
+        json.dumps(LLAMA | {"num_hidden_layers": 10**9}),
+        "config.json: num_hidden_layers: found 1000000000; expected an integer from 1 to 10,000",
+    ),
+    "number of many digits": (
+        '{"model_type": 1' + "0" * 5000 + "}",
+        "config.json: not usable JSON: found a number of 5001 digits; expected at most 300",
+    ),
+    "number beyond floats": (
+        '{"model_type": 1e999}',
+        "config.json: not usable JSON: found 1e999; expected a finite number",
+    ),
+    "nested too deeply": ("[" * 100_000, "config.json: not usable JSON: nested too deeply"),
     "heads of their own size": (
         json.dumps(LLAMA | {"head_dim": 32}),
         "model: config.json: head_dim: found 32; expected hidden_size 64 / num_heads 4",
@@ -684,7 +889,7 @@ STRATEGIES: Final[dict[str, tuple[str | bytes, str]]] = {
     ),
     "negative measurement": (
         f"{COLUMNS},measured_s\n1,2,2,1,-3\n",
-        "strategies.csv:2: measured_s: found '-3'; expected positive seconds, or one of oom, fail",
+        "strategies.csv:2: measured_s: found '-3'; expected seconds, from 1e-06 to 1,000,000",
     ),
     "JSON cut short": ('[{"tp": 1,\n', "strategies.csv:2: not valid JSON: Expecting property"),
     "JSON object": ('{"ranking": []}', "strategies.csv: expected a list of strategies, found an o"),
@@ -718,6 +923,36 @@ STRATEGIES: Final[dict[str, tuple[str | bytes, str]]] = {
             '[0, 2, 5], "placement": [["node0", 0], ["node0", 1], ["node1", 0], ["node9", 1]]}]'
         ),
         "strategies.csv: [0]: placement names slot 1 of host 'node9', which the cluster does not h",
+    ),
+    "JSON with more devices than there are": (
+        (
+            '[{"tp": 999999999, "dp": 999999999, "micro_batch_size": 1, "num_micro_batches": 4, '
+            '"bounds": [0, 2, 5]}]'
+        ),
+        "strategies.csv: [0]: uses 1999999996000000002 devices; the cluster has 4",
+    ),
+    "JSON with stages of more devices than there are": (
+        (
+            '[{"micro_batch_size": 1, "num_micro_batches": 1, '
+            '"stages": [{"layers": [0, 5], "tp": 999999999, "dp": 999999999}]}]'
+        ),
+        "strategies.csv: [0]: uses 999999998000000001 devices; the cluster has 4",
+    ),
+    "JSON nested too deeply": (
+        "[" * 100_000,
+        "strategies.csv: not usable JSON: nested too deeply",
+    ),
+    "JSON with a number of many digits": (
+        '[{"tp": ' + "9" * 5000 + "}]",
+        "strategies.csv: not usable JSON: found a number of 5000 digits",
+    ),
+    "measurement of no time": (
+        f"{COLUMNS},measured_s\n1,2,2,1,1e-300\n",
+        "strategies.csv:2: measured_s: found '1e-300'; expected seconds, from 1e-06 to 1,000,000",
+    ),
+    "cell without end": (
+        f"{COLUMNS}\n{'1' * 200_000},1,1,1\n",
+        "strategies.csv:2: not valid CSV: field larger than field limit",
     ),
     "JSON that uses some of the devices": (
         '[{"tp": 1, "dp": 1, "micro_batch_size": 1, "num_micro_batches": 8, "bounds": [0, 2, 5]}]',

@@ -140,7 +140,11 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "mixed units": ({"clusterfile": described(inter_bandwidth=3e9)}, "here all in bytes/s"),
     "a missing key": (
-        {"clusterfile": json.dumps({"0.0.0.1": {"instance_type": "A100"}})},
+        {
+            "clusterfile": json.dumps(
+                {"0.0.0.1": {"instance_type": "A100", "intra_bandwidth": 9, "memory": 9}}
+            )
+        },
         "clusterfile.json: 0.0.0.1.inter_bandwidth",
     ),
     "an address that is not described": (

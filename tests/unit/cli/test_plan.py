@@ -50,9 +50,20 @@ def test_all_lists_every_candidate(amp_ray: Run, small: Path) -> None:
 
 def test_the_table_names_columns_and_the_rest(amp_ray: Run, small: Path) -> None:
     out = amp_ray("plan", small, "--top", "2").out
-    for word in ("s/iter", "compute", "bubble", "p2p", "sync", "optim", "peak/limit GiB", "bounds"):
+    for word in ("s/iter", "compute", "bubble", "p2p", "sync", "optim", "peak/limit", "bounds"):
         assert word in out
     assert "14 more feasible strategies" in out
+
+
+def test_in_a_narrow_terminal_the_answer_stays_and_the_breakdown_goes(
+    amp_ray: Run, small: Path
+) -> None:
+    whole = amp_ray("plan", small).out
+    narrow = amp_ray("plan", small, columns="80").out
+    assert max(map(len, narrow.splitlines())) <= 80
+    assert ("bounds" in narrow, "bubble" in narrow, "bubble" in whole) == (True, False, True)
+    wide = amp_ray("plan", small, "--wide", columns="80").out
+    assert ("bounds" in wide, "bubble" in wide) == (True, True)
 
 
 def test_no_feasible_strategy_counts_every_reason(amp_ray: Run, small: Path) -> None:
@@ -61,6 +72,41 @@ def test_no_feasible_strategy_counts_every_reason(amp_ray: Run, small: Path) -> 
     ended = amp_ray("plan", small)
     assert ended.code == 3
     assert "no feasible strategy: 9 out of memory, 7 tp does not divide" in ended.err
+    assert "; closest: tp 1, pp 4, dp 1, micro-batch size 1, bounds 0 2 " in ended.err
+    assert " GiB of 1.00 (T4)\n" in ended.err
+
+
+@pytest.mark.parametrize("space", ["uniform", "placement", "heterogeneous"])
+def test_no_feasible_strategy_names_the_closest_in_every_space(
+    amp_ray: Run, small: Path, space: str
+) -> None:
+    text = small.read_text().replace("slots: 2,", "slots: 2, memory_gib: 1,")
+    small.write_text(f"{text}search: {{space: {space}}}\n", encoding="utf-8")
+    ended = amp_ray("plan", small)
+    assert ended.code == 3
+    assert "; closest: tp 2, pp 2, dp 1, micro-batch size 1, bounds 0 4 9: stage " in ended.err
+
+
+def test_safe_ties_come_first_in_json_too(
+    amp_ray: Run, small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = small.read_text().replace("slots: 2,", "slots: 2, memory_gib: 2.85,")
+    small.write_text(text, encoding="utf-8")
+
+    def ties(risky_probability: float) -> list[dict[str, Any]]:
+        monkeypatch.setattr("amp_ray.search.ranking.RISKY_PROBABILITY", risky_probability)
+        rows: list[dict[str, Any]] = amp_ray("plan", small, "--all", "--json").json["ranking"]
+        assert [row["position"] for row in rows] == list(range(1, len(rows) + 1))
+        fastest_s = min(row["iteration_time_s"] for row in rows)
+        return [row for row in rows if row["iteration_time_s"] <= fastest_s * 1.06]
+
+    by_time = ties(1.0)
+    assert by_time == sorted(by_time, key=lambda row: row["iteration_time_s"])
+    limit = by_time[1]["failure_probability"]  # the second fastest is just risky
+    safe = [row for row in by_time if row["failure_probability"] < limit]
+    assert by_time != safe + [row for row in by_time if row not in safe]
+    risky = [row for row in by_time if row not in safe]
+    assert [row["strategy"] for row in ties(limit)] == [row["strategy"] for row in safe + risky]
 
 
 def test_a_json_result_never_overwrites_an_experiment(amp_ray: Run, small: Path) -> None:

@@ -59,6 +59,20 @@ def test_the_table_shows_every_strategy(amp_ray: Run, small: Path, tmp_path: Pat
     assert "0 4 9" in out
 
 
+def test_a_narrow_table_has_the_answer_and_a_wide_one_everything(
+    amp_ray: Run, small: Path, tmp_path: Path
+) -> None:
+    strategies = tmp_path / "mine.csv"
+    strategies.write_text(CSV.partition("1,4,1")[0], encoding="utf-8")
+    narrow = amp_ray("score", small, "--strategies", strategies, columns="80").out
+    wide = amp_ray("score", small, "--strategies", strategies, "--wide", columns="80").out
+    assert narrow.startswith("small: 1 strategy, cost model amp-ray\n")
+    assert max(map(len, narrow.splitlines())) <= 80
+    for text in (narrow, wide):
+        assert "0 4 9" in text
+    assert ("bubble" in narrow, "bubble" in wide) == (False, True)
+
+
 def test_the_published_planner_scores_too(amp_ray: Run, tmp_path: Path) -> None:
     strategies = tmp_path / "mine.csv"
     strategies.write_text("tp,pp,dp,micro_batch_size,bounds\n1,2,8,1,0 15 30\n", encoding="utf-8")

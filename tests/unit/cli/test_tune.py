@@ -174,7 +174,7 @@ def test_a_script_runs_the_same_study(repository: Path, tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=True,
-        timeout=120,
+        timeout=600,
     )
     assert len(json.loads(ended.stdout)["trials"]) == 2
 
@@ -310,11 +310,11 @@ def test_options_out_of_range_are_refused(tune: Tune, options: tuple[str, str]) 
     assert options[0] in ended.err
 
 
-def test_a_table_that_answers_twice_is_refused_by_line(tune: Tune, tmp_path: Path) -> None:
+def test_a_table_with_two_runs_of_a_strategy_answers(tune: Tune, tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
     lines = path.read_text().splitlines()
     path.write_text("\n".join([*lines, lines[1]]) + "\n", encoding="utf-8")
-    refused(tune("--budget", "1"), f"table.csv:{len(lines) + 1}: the same strategy stands at")
+    assert tune("--budget", "1").code == 0
 
 
 def test_no_calibration_without_a_file(tune: Tune, tmp_path: Path) -> None:
@@ -347,9 +347,7 @@ def test_without_a_feasible_strategy_nothing_is_launched(amp_ray: Run, tmp_path:
     path = write_experiment(tmp_path, ("slots: 2,", "slots: 2, memory_gib: 0.001,"))
     ended = amp_ray("tune", path, "--trials", "local", "--budget", "1", "--study", tmp_path / "s")
     assert ended.code == 3
-    assert ended.err == (
-        "amp-ray: no strategy is expected to run; amp-ray plan --all tells why, one by one\n"
-    )
+    assert "no strategy is expected to run: 16 out of memory; closest: tp 2" in ended.err
     assert not (tmp_path / "s").exists()
 
 
@@ -442,7 +440,7 @@ def in_own_mounts(shell: str, *arguments: str | Path) -> subprocess.CompletedPro
     if subprocess.run([*own, "true"], capture_output=True, check=False).returncode:
         pytest.skip("this machine lets us make no user namespace, in which to mount")
     command = [*own, "sh", "-c", shell, "sh", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
 
 
 def replay_command(homogeneous: list[str | Path], study: Path) -> list[str | Path]:

@@ -208,7 +208,7 @@ def run_setup(config: Config, home: Path) -> None:
             ["/bin/bash", "-c", f"source ~/.bashrc; export OMP_NUM_THREADS=1 && ({command})"],
             env={"HOME": str(home), "PATH": f"{home / 'tools'}:/usr/bin:/bin"},
             check=True,
-            timeout=60,
+            timeout=600,
         )
 
 
@@ -268,7 +268,7 @@ def test_a_command_over_ssh_finds_the_installed_python(
         check=True,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
     )
     assert done.stdout.split() == [f"{home}/amp-ray/bin/python", "token"]
 
@@ -308,7 +308,7 @@ def test_readmes_command_puts_the_ids_into_every_node(
         ["/bin/bash", "-c", f'sed -i "{expression}" "$FILE"'],
         env={"AMI": "ami-0123456789abcdef0", "SG": "sg-0fedcba9876543210", "FILE": str(file)},
         check=True,
-        timeout=60,
+        timeout=600,
     )
     nodes = node_configs(yaml.safe_load(file.read_text(encoding="utf-8"))).values()
     assert {node["ImageId"] for node in nodes} == {"ami-0123456789abcdef0"}

@@ -64,7 +64,7 @@ def test_launcher_gives_up_after_its_time(judge: Judge, device: Device) -> None:
     assert at_limit.failure_probability == pytest.approx(0.5)
     (reason,) = one_stage(limited, device, seconds=3.0).reasons
     assert reason.kind == OVER_TIME_LIMIT
-    assert reason.detail == "3.00 s per iteration, 2.00 s end in time"
+    assert reason.detail == "3.00 s per iteration, at most 2.00 s"
 
 
 def test_memory_and_time_fail_independently(judge: Judge, device: Device) -> None:

@@ -84,7 +84,7 @@ def test_a_wrong_key_is_led_to_its_place(change: dict[str, Any], message: str) -
     ("text", "message"),
     [
         ("{}", r"^c\.json: no host in it: expected entries such as"),
-        ('{"a": 1}', r"^c\.json: a: found 1; expected a JSON object"),
+        ('{"a": 1}', r"^c\.json: a: found 1; expected a mapping"),
         ('{"a": {', r"^c\.json:1: not valid JSON: .* is it cut short\?"),
     ],
 )

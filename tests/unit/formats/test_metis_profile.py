@@ -147,14 +147,14 @@ WRONG = {
     "empty list": (set_at(*TIMES, to=[]), "execution_time.layer_compute_total_ms: found []; exp"),
     "a word in a list": (
         set_at(*TIMES, 1, to="fast"),
-        "execution_time.layer_compute_total_ms.1: found 'fast'; expected a number of at least 0",
+        "execution_time.layer_compute_total_ms.1: found 'fast'; expected a number from 0 to",
     ),
     "true in a list": (set_at(*TIMES, 1, to=True), "layer_compute_total_ms.1: found true; expecte"),
     "negative": (set_at(*TIMES, 0, to=-1), "layer_compute_total_ms.0: found -1; expected a number"),
-    "too large": (set_at(*TIMES, 0, to=10**400), "layer_compute_total_ms.0: found 1000"),
+    "too large": (set_at(*TIMES, 0, to=10**250), "layer_compute_total_ms.0: found 1000"),
     "a wrong whole": (
         set_at("execution_time", "forward_backward_time_ms", to=[1]),
-        "execution_time.forward_backward_time_ms: found [1]; expected a number of at least 0",
+        "execution_time.forward_backward_time_ms: found [1]; expected a number from 0 to",
     ),
     "fewer layers in one list": (
         set_at("execution_memory", "layer_memory_total_mb", to=[1, 2, 3]),

@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from amp_ray.report.study_table import WAITING, describe, told_text, trials_table
+from amp_ray.report.study_table import WAITING, describe, errors_text, told_text, trials_table
 from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.strategy import Stage, Strategy
 from amp_ray.testing.replaying import measured, out_of_memory
@@ -62,12 +62,30 @@ def test_degrees_that_differ_between_stages_are_stars() -> None:
 
 def test_a_measurement_stands_beside_its_prediction() -> None:
     assert told_text(told(measured(1.2, spread_fraction=0.1))) == (
-        "measured 1.2 s (spread 0.12 s), predicted 1.5 s (+25.0%)"
+        "measured 1.2 s (spread 0.12 s), predicted 1.5 s (20.0% faster than predicted)"
     )
 
 
+def test_a_trial_that_took_longer_is_slower_than_predicted() -> None:
+    assert told_text(told(measured(1.6545))).endswith("(10.3% slower than predicted)")
+
+
+def test_the_error_is_that_of_the_trials_so_far_not_the_learnt_sigma() -> None:
+    times = (1.6, 3.0, 1.5, 4.125)
+    trials = [told(measured(time_s)) for time_s in times]
+    repeat = replace(told(measured(9.0)), trial=replace(TRIAL, repeats=3))
+    assert errors_text([*trials, told(out_of_memory()), repeat, told(None)]) == (
+        "the predictions of 4 trials were off by 53.3% in the median, 175.0% at most"
+    )
+    assert errors_text(trials[:1]) == "the prediction of 1 trial was off by 6.7%"
+    assert errors_text([told(out_of_memory())]) is None
+
+
 def test_a_spread_that_nobody_knows_is_not_told() -> None:
-    assert told_text(told(measured(1.2))) == "measured 1.2 s, predicted 1.5 s (+25.0%)"
+    assert (
+        told_text(told(measured(1.2)))
+        == "measured 1.2 s, predicted 1.5 s (20.0% faster than predicted)"
+    )
     assert row_of(drawn((TRIAL, measured(1.2))), "3")[7] == "-"
 
 
@@ -93,7 +111,7 @@ def test_a_trial_that_runs_has_its_prediction() -> None:
 
 def test_a_row_has_degrees_times_and_bounds() -> None:
     assert row_of(drawn((TRIAL, measured(1.2, spread_fraction=0.1))), "3") == [
-        *("3", "2", "1", "2", "4", "1.5", "1.2", "0.12", "+25.0%", "0", "5", "9")
+        *("3", "2", "1", "2", "4", "1.5", "1.2", "0.12", "-20.0%", "0", "5", "9")
     ]
 
 
@@ -133,7 +151,7 @@ def test_a_terminal_of_80_columns_shows_every_figure(one_line_each: bool) -> Non
     )
     assert max(map(len, lines)) <= TERMINAL
     assert row_of(lines, "*4")[:9] == [
-        *("*4", "1", "1", "30", "1", "1.5", "0.01235", "0.00012", "+12050.1%")
+        *("*4", "1", "1", "30", "1", "1.5", "0.01235", "0.00012", "-99.2%")
     ]
     assert row_of(lines, "3")[6] == "unreachable"
 

@@ -1,24 +1,32 @@
 import io
 from dataclasses import replace
+from itertools import pairwise
 
+import pytest
 from rich.console import Console, RenderableType
 
-from amp_ray.cost.estimate import Estimate, Infeasible, Reason
-from amp_ray.report.tables import ranking_table, reasons_text, results_table
+from amp_ray.cost.estimate import Estimate, Infeasible, Reason, Result
+from amp_ray.report.tables import ResultsTable, layers_text, ranking_table
 from amp_ray.search.planner import AmpRayPlanner, search
 from amp_ray.search.ranking import Ranking, rank
-from amp_ray.spec.candidate import Candidate
-from amp_ray.spec.strategy import Strategy
+from amp_ray.spec.candidate import Candidate, GroupsCandidate
+from amp_ray.spec.strategy import Stage, Strategy
 from amp_ray.testing.experiments import small_experiment
 
-CLUSTER = small_experiment().cluster
+SMALL = small_experiment()
+ANSWER = ("#", "tp", "dp", "pp", "batch", "s/iter", "GiB", "risk", "bounds")
+BREAKDOWN = ("compute", "comm", "bubble", "p2p", "sync", "optim", "other")
 
 
-def drawn(renderable: RenderableType) -> str:
-    console = Console(file=io.StringIO(), width=180)
+def drawn(renderable: RenderableType, width: int = 180) -> str:
+    console = Console(file=io.StringIO(), width=width)
     console.print(renderable)
     text: str = console.file.getvalue()  # type: ignore[attr-defined]
     return text
+
+
+def table(*results: Result, title: str = "", num_tied: int = 0) -> ResultsTable:
+    return ResultsTable(results=results, experiment=SMALL, title=title, num_tied=num_tied)
 
 
 def ranking(*replacements: tuple[str, str]) -> Ranking:
@@ -27,63 +35,192 @@ def ranking(*replacements: tuple[str, str]) -> Ranking:
     return search(experiment, planner, progress=lambda _d, _t: None)
 
 
+def shown(found: Ranking, *, num_rows: int | None = 3, width: int = 180) -> str:
+    return drawn(ranking_table(found, SMALL, title="small", num_rows=num_rows), width)
+
+
 def bare(seconds: float, bounds: tuple[int, ...] = (0, 9)) -> Estimate:
     """An estimate of a model that knows neither parts nor memory."""
     candidate = Candidate(micro_batch_size=1, tp=1, dp=1, pp=len(bounds) - 1, num_micro_batches=1)
     return Estimate(strategy=Strategy.uniform(candidate, bounds), iteration_time_s=seconds)
 
 
-def test_only_as_many_rows_as_asked_and_what_is_left_out() -> None:
-    text = drawn(ranking_table(ranking(), CLUSTER, title="small", num_rows=4))
-    assert "12 more feasible strategies: --top K or --all" in text
+def uneven(num_stages: int) -> Estimate:
+    """Stages of alternating dp on the devices in reverse."""
+    stages = tuple(
+        Stage(
+            first_layer=first,
+            end_layer=end,
+            tp=1,
+            dp=1 + first % 2,
+            shares=(3, 1) if first % 2 else (4,),
+        )
+        for first, end in pairwise(range(num_stages + 1))
+    )
+    num_ranks = sum(stage.num_ranks for stage in stages)
+    strategy = Strategy(
+        stages=stages,
+        micro_batch_size=4,
+        num_micro_batches=2,
+        placement=tuple(reversed(range(num_ranks))),
+    )
+    return Estimate(strategy=strategy, iteration_time_s=1.0)
+
+
+# ------------------------------------------------------------------------- columns
+
+
+@pytest.mark.parametrize("width", [80, 100, 120, 200])
+def test_the_answer_is_there_in_every_width_and_no_line_is_longer(width: int) -> None:
+    text = shown(ranking(("slots: 2,", "slots: 2, memory_gib: 3.0,")), num_rows=16, width=width)
+    assert all(name in text for name in ANSWER)
+    assert "0 3 4 5 9" in text
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= width
+
+
+def test_where_the_time_goes_is_left_out_where_there_is_no_room() -> None:
+    narrow, wide = shown(ranking(), width=80), shown(ranking(), width=120)
+    assert not any(name in narrow for name in BREAKDOWN)
+    assert "where the time goes: --wide" in narrow
+    assert all(name in wide for name in BREAKDOWN)
+    assert "--wide" not in wide
+
+
+def test_bounds_and_places_are_whole_and_break_between_numbers_and_stages() -> None:
+    long = replace(uneven(8), strategy=replace(uneven(8).strategy))
+    cluster = small_experiment(("count: 2, device: T4, slots: 2", "count: 6, device: T4, slots: 2"))
+    text = drawn(ResultsTable(results=[long], experiment=cluster, title=""), 60)
+    last = [line[26:].strip() for line in text.splitlines()[3:]]
+    assert "0 1 2 3 4 5 6 7 8" in last
+    assert "tp1 dp1 on node5" in " ".join(last)
+    assert all(not line.endswith((" on", "tp1", "dp1", "dp2")) for line in last)
+
+
+def test_long_bounds_are_not_shortened() -> None:
+    text = drawn(table(bare(1.0, tuple(range(100)))), 80)
+    numbers = [int(word) for word in text.split() if word.isdigit()]
+    assert set(range(100)) <= set(numbers)
+
+
+def test_parts_memory_and_risk_are_left_out_where_the_model_knows_none() -> None:
+    text = drawn(table(bare(1.0)))
+    assert not any(name in text for name in (*BREAKDOWN, "GiB", "risk", "--wide"))
+    assert "s/iter" in text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.12345, "0.1235"), (98.765, "98.77"), (12345.6, "12346")]
+)
+def test_times_have_no_exponents(seconds: float, text: str) -> None:
+    assert f" {text} " in drawn(table(bare(seconds)))
+
+
+# ------------------------------------------------------------------------- rows
 
 
 def test_ties_are_marked_and_explained() -> None:
     tied = rank([bare(1.0), bare(1.01, (0, 4, 9)), bare(2.0)], relative_error=0.06)
-    text = drawn(ranking_table(tied, CLUSTER, title="ties", num_rows=3))
+    text = shown(tied)
     assert "=2" in text
     assert "=3" not in text
-    assert "the first 2 are ties within the model's error of 6 %" in text
+    assert "= the first 2 are ties within the model's error of 6 %\n" in text
 
 
-def test_infeasible_rows_say_why() -> None:
-    text = drawn(
-        ranking_table(ranking(("num_heads: 8", "num_heads: 1")), CLUSTER, title="", num_rows=None)
+def test_a_model_without_an_error_has_ties_of_equal_time_only() -> None:
+    assert "= the first 2 take the same time\n" in shown(rank([bare(1.0), bare(1.0, (0, 4, 9))]))
+
+
+@pytest.mark.parametrize(
+    ("probability", "text"),
+    [(0.0, "<1 %"), (0.08, "8 %"), (0.434, "43 %"), (0.999, ">99 %")],
+)
+def test_the_risk_of_running_out_of_memory_is_shown(probability: float, text: str) -> None:
+    first = replace(bare(1.0), failure_probability=0.5)
+    found = drawn(table(first, replace(bare(2.0), failure_probability=probability)))
+    assert "OOM" in found
+    assert text in found
+
+
+def test_where_a_launcher_gives_up_the_risk_is_not_of_memory_alone() -> None:
+    traits = replace(SMALL.traits, launch_limit_s=60.0, launch_iterations=2)
+    given = replace(SMALL, traits=traits)
+    risky = replace(bare(1.0), failure_probability=0.5)
+    text = drawn(ResultsTable(results=[risky], experiment=given, title=""))
+    assert "failure" in text
+    assert "OOM" not in text
+
+
+def test_a_risky_leader_stands_behind_its_safe_tie_and_that_is_told() -> None:
+    leader = replace(bare(1.0), failure_probability=0.43)
+    safe = replace(bare(1.03, (0, 4, 9)), failure_probability=0.08)
+    text = shown(rank([leader, safe], relative_error=0.06))
+    rows = [line for line in text.splitlines() if " % " in line]
+    assert ["8 %" in rows[0], "43 %" in rows[1]] == [True, True]
+    assert (
+        "are ties within the model's error of 6 %, those with a risk of 10 % or more last" in text
     )
-    assert "tp does not divide the attention heads: tp 2, num_heads 1" in text
 
 
-def test_infeasible_that_are_not_shown_are_counted() -> None:
+def test_where_stages_run_is_shown_where_that_is_not_the_order_of_the_devices() -> None:
+    given = bare(1.0, (0, 4, 9))
+    turned = replace(given, strategy=replace(given.strategy, placement=(2, 0)))
+    assert "node" not in drawn(table(given))
+    assert "on node1, node0" in drawn(table(turned))
+    both = drawn(table(turned, given))
+    assert "on node0 x2" in both
+    assert "below bounds: the nodes of each stage in turn; x4 stands for four stages\n" in both
+
+
+def test_a_micro_batch_that_is_shared_out_is_told_from_one_of_a_replica() -> None:
+    text = drawn(table(uneven(2), bare(1.0)))
+    assert "4 split" in text
+    assert "split: samples of all dp ranks of a stage together, else of one replica" in text
+    assert "split" not in drawn(table(bare(1.0)))
+    groups = GroupsCandidate(micro_batch_size=8, num_micro_batches=1)
+    reason = Reason(kind="no device group can be a stage", detail="")
+    assert "8 split" in drawn(table(Infeasible(candidate=groups, reason=reason)))
+
+
+def test_warnings_are_told_once_and_marked_in_the_rows() -> None:
+    first, second = (replace(bare(1.0), warnings=warnings) for warnings in (("x",), ("x", "y")))
+    lines = drawn(table(first, second)).splitlines()
+    assert [line.rstrip()[-7:].strip() for line in lines[4:6]] == ["0 9 (a)", "(a) (b)"]
+    assert ("(a) x" in lines, "(b) y" in lines) == (True, True)
+
+
+def test_the_layers_that_bounds_count_are_named() -> None:
+    text = "0 embedding, 1-6 block, 7 final-norm, 8 head"
+    assert layers_text(SMALL.model) == text
+    assert f"bounds count layers: {text}\n" in shown(ranking())
+
+
+# ------------------------------------------------------------------------- infeasible ones
+
+
+def test_only_as_many_rows_as_asked_and_what_is_left_out() -> None:
+    found = ranking()
+    assert "12 more feasible strategies: --top K or --all" in shown(found, num_rows=4)
+    assert "1 more feasible strategy: --top K or --all" in shown(found, num_rows=15)
+
+
+def test_infeasible_rows_have_one_reason_each() -> None:
+    text = shown(ranking(("num_heads: 8", "num_heads: 1")), num_rows=None)
+    assert text.count("tp does not divide the attention heads: tp 2, num_heads 1") == 7
+    both = tuple(Reason(kind=kind, detail="by far") for kind in ("out of memory", "too slow"))
+    text = drawn(table(replace(bare(1.0), reasons=both)))
+    assert "out of memory: by far" in text
+    assert "too slow" not in text
+
+
+def test_infeasible_that_are_not_shown_are_counted_once_each() -> None:
     found = ranking(("num_heads: 8", "num_heads: 1"))
-    text = drawn(ranking_table(found, CLUSTER, title="", num_rows=2))
-    assert "7 not feasible: 7 tp does not divide the attention heads" in text
+    line = "7 of 16 candidates not feasible: 7 tp does not divide the attention heads"
+    assert line in shown(found, num_rows=2)
 
 
 def test_nothing_feasible_draws_no_empty_table() -> None:
     candidate = Candidate(micro_batch_size=1, tp=1, dp=1, pp=9, num_micro_batches=1)
     reason = Reason(kind="more stages than layers", detail="pp 9, 3 layers")
     only = rank([Infeasible(candidate=candidate, reason=reason)])
-    assert drawn(ranking_table(only, CLUSTER, title="none", num_rows=3)) == (
-        "1 not feasible: 1 more stages than layers\n"
-    )
-    assert reasons_text(only) == "1 more stages than layers"
-
-
-def test_parts_and_memory_are_left_out_where_the_model_knows_none() -> None:
-    text = drawn(results_table([bare(1.0)], CLUSTER, title="bare"))
-    assert "bubble" not in text
-    assert "GiB" not in text
-    assert "s/iter" in text
-
-
-def test_long_bounds_are_shortened_at_a_number() -> None:
-    text = drawn(results_table([bare(1.0, tuple(range(100)))], CLUSTER, title="long"))
-    assert " ..." in text
-    assert "98 99" not in text
-
-
-def test_where_stages_run_is_shown_where_that_is_not_the_order_of_the_devices() -> None:
-    given = bare(1.0, (0, 4, 9))
-    turned = replace(given, strategy=replace(given.strategy, placement=(2, 0)))
-    assert "stages on" not in drawn(results_table([given], CLUSTER, title="in order"))
-    assert "node1, node0" in drawn(results_table([turned], CLUSTER, title="turned"))
+    assert shown(only) == "1 of 1 candidate not feasible: 1 more stages than layers\n"

@@ -8,12 +8,12 @@ import pytest
 from amp_ray.errors import AmpRayError, InputError
 from amp_ray.runtime import actor_pool
 from amp_ray.runtime.actor_pool import ActorLostError, ActorPool
-from amp_ray.runtime.pool import Pool, Task
+from amp_ray.runtime.pool import Fault, Pool, Task
 from amp_ray.runtime.search_crew import Hello
 from amp_ray.runtime.trial_worker import Ran
 from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.strategy import Strategy
-from amp_ray.trials.outcome import Crashed, TimedOut, Unreachable
+from amp_ray.trials.outcome import TimedOut, Unreachable
 
 STRATEGY = Strategy.uniform(
     Candidate(micro_batch_size=1, tp=1, dp=1, pp=1, num_micro_batches=1), (0, 2)
@@ -151,12 +151,12 @@ def test_a_group_whose_actor_cannot_be_replaced_is_set_aside(
     assert caplog.messages[0].startswith("host group 0 is set aside: ")
 
 
-def test_a_mistake_of_ours_is_a_crash_and_told() -> None:
+def test_a_mistake_of_ours_is_no_crash_of_the_strategy() -> None:
     pool = ActorPool(FakeActors(run=[ZeroDivisionError("oh")]), 1)
     pool.start(task(), 0)
     outcome = pool.wait(1.0)[0].outcome
-    assert isinstance(outcome, Crashed)
-    assert outcome.reason == "the launcher failed: ZeroDivisionError: oh"
+    assert isinstance(outcome, Fault)
+    assert str(outcome.error).startswith("ZeroDivisionError: oh")
     assert pool.free() == (0,)
 
 

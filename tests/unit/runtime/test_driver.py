@@ -1,11 +1,13 @@
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
-from amp_ray.errors import AmpRayError
-from amp_ray.runtime.pool import Task
+from amp_ray.errors import AmpRayError, InputError
+from amp_ray.runtime.driver import Driver, DriverSettings
+from amp_ray.runtime.pool import Fault, Task
 from amp_ray.testing.driving import (
     MemoryLog,
     NotingView,
@@ -16,7 +18,7 @@ from amp_ray.testing.driving import (
     small_study,
 )
 from amp_ray.testing.replaying import measured, out_of_memory
-from amp_ray.trials.outcome import Crashed, Measured, Outcome, Unreachable
+from amp_ray.trials.outcome import CauseKind, Crashed, Measured, Outcome, Unreachable
 from amp_ray.tuner.kept_predictor import KeptPredictor
 
 LOST = Unreachable(reason="host b fell silent", host="b", wall_s=1.0)
@@ -125,6 +127,127 @@ def test_a_surprise_is_told_once() -> None:
     make_driver(small_study(budget=2), pool, view=view).run()
     assert view.lines.count("surprise 0") == 1
     assert view.lines.index("surprise 0") < view.lines.index("started 1 on 0")
+
+
+def crash(reason: str, rank: int = 0, host: str = "a", kind: CauseKind = "crash") -> Crashed:
+    """A crash of one rank."""
+    return Crashed(
+        reason=f"rank {rank} on {host}: {reason}",
+        kind=kind,
+        rank=rank,
+        host=host,
+        lines=(),
+        wall_s=1.0,
+    )
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        (crash("ImportError: no x"), crash("ImportError: no x", rank=3, host="b7")),
+        (crash("bus error at 0x7ff01"), crash("bus error at 0x7fe3a")),
+        (crash("cannot open /tmp/amp-ray-s-0000-0-ab00/x"), crash("cannot open amp-ray-s-0001/x")),
+    ],
+)
+def test_two_strategies_that_crash_alike_before_anything_is_measured_stop_the_study(
+    first: Crashed, then: Crashed
+) -> None:
+    log, outcomes = MemoryLog(), iter((first, then))
+    result = drive(small_study(budget=9), lambda _task, _group: next(outcomes), log)
+    assert result.ending == "crashes"
+    assert len(result.state.trials) == 2
+    assert result.common_failure is not None
+    assert result.common_failure.numbers == (0, 1)
+
+
+@pytest.mark.parametrize(
+    "outcomes",
+    [
+        [crash("tp 4 does not divide 6 heads"), crash("tp 2 does not divide 7 heads")],
+        [crash("boom"), crash("boom", kind="start")],
+        [crash("the metric never appeared", kind="no-result")] * 2,
+        [measured(1.0), crash("boom"), crash("boom")],
+        [out_of_memory(), out_of_memory()],
+    ],
+)
+def test_other_failures_do_not_stop_it(outcomes: list[Outcome]) -> None:
+    turns = iter(outcomes)
+    result = drive(small_study(budget=len(outcomes)), lambda _task, _group: next(turns))
+    assert result.ending == "budget"
+    assert result.common_failure is None
+
+
+def test_after_a_mend_both_run_again_and_cost_nothing_more() -> None:
+    log = MemoryLog()
+    drive(small_study(budget=3), lambda _task, _group: crash("boom"), log)
+    before = rebuilt(small_study(budget=3), log)
+    assert [(entry.trial.number, entry.attempt) for entry in before.open] == [(0, 0), (1, 0)]
+    assert before.left == ()
+    log.append({"event": "resumed"})
+    driver = make_driver(before.state, ScriptedPool(answer=second), log)
+    result = driver.run(before.open, before.left)
+    assert result.ending == "budget"
+    assert [type(told.outcome) for told in result.state.trials] == [Measured] * 3
+    assert rebuilt(small_study(budget=3), log).state == result.state
+
+
+def test_without_a_mend_the_study_goes_on_with_other_strategies() -> None:
+    log = MemoryLog()
+    drive(small_study(budget=4), lambda _task, _group: crash("boom"), log)
+    before = rebuilt(small_study(budget=4), log)
+    log.append({"event": "resumed"})
+    pool = ScriptedPool(answer=lambda _task, _group: crash("boom"))
+    driver = make_driver(before.state, pool, log, known_failures=before.known_failures)
+    result = driver.run(before.open, before.left)
+    assert (result.ending, len(result.state.trials)) == ("budget", 4)
+
+
+# ----------------------------------------------------------------- faults of this machine
+
+
+@pytest.mark.parametrize("kind", [AmpRayError, InputError])
+def test_a_fault_of_this_machine_stops_the_study_with_the_trial_open(
+    kind: type[AmpRayError],
+) -> None:
+    def answer(task: Task, _group: int) -> Outcome | Fault:
+        return Fault(error=kind("disk full. Make room")) if task.number else measured(1.0)
+
+    log, view = MemoryLog(), NotingView()
+    pool = ScriptedPool(answer=answer)
+    with pytest.raises(kind, match=r"trial 1 .* this machine: disk full\. Make room.*--resume"):
+        make_driver(small_study(), pool, log, view).run()
+    assert pool.is_closed
+    assert log.events[-1]["ending"] == "failed"
+    before = rebuilt(small_study(), log)
+    assert [entry.trial.number for entry in before.open] == [1]
+    assert before.left == ("study-0001-0",)  # nobody knows how far the launcher came
+    log.append({"event": "resumed"})
+    again = ScriptedPool(answer=second)
+    result = make_driver(before.state, again, log).run(before.open, before.left)
+    assert "start: trial 1-1 on group 0" in again.happened
+    assert [type(told.outcome) for told in result.state.trials] == [Measured] * 3
+
+
+def test_a_folder_that_the_journal_does_not_know_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "0000-0").mkdir()
+    log, pool = MemoryLog(), ScriptedPool(answer=second)
+    settings = DriverSettings(trials_folder=tmp_path, study_id="study")
+    Driver(small_study(budget=1), pool, log, NotingView(), settings).run()
+    assert "start: trial 0-1 on group 0" in pool.happened
+    assert isinstance(rebuilt(small_study(budget=1), log).state.trials[0].outcome, Measured)
+
+
+def test_what_ended_beside_a_fault_is_kept() -> None:
+    def answer(task: Task, _group: int) -> Outcome | Fault:
+        return measured(1.0) if task.number else Fault(error=AmpRayError("disk full"))
+
+    log = MemoryLog()
+    pool = ScriptedPool(answer=answer, num_groups=2, at_close=answer)
+    with pytest.raises(AmpRayError, match="trial 0"):
+        make_driver(small_study(), pool, log).run()
+    before = rebuilt(small_study(), log)
+    assert isinstance(before.state.trials[1].outcome, Measured)
+    assert [entry.trial.number for entry in before.open] == [0]
 
 
 def test_a_trial_that_crashes_ends() -> None:

@@ -1,3 +1,4 @@
+import os
 import sys
 from pathlib import Path
 
@@ -159,3 +160,12 @@ def test_text_that_cannot_be_encoded_leaves_the_old_file(tmp_path: Path) -> None
         write_text(path, "\ud800")
     assert path.read_text(encoding="utf-8") == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_pipe_is_written_into_and_not_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK)) as reader:
+        write_text(path, "text")
+        assert reader.read() == "text"
+    assert path.is_fifo()

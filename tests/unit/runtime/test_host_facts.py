@@ -16,7 +16,7 @@ from amp_ray.runtime.agent import bundle
 from amp_ray.runtime.host import LocalHost
 from amp_ray.runtime.host_facts import AGENT_PYTHON, Probe
 
-HANG_GUARD_S = 20.0
+HANG_GUARD_S = 300.0
 
 Start = Callable[..., Probe]
 

@@ -65,9 +65,28 @@ def test_opening_a_damaged_journal_leaves_it_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "j"
     damaged = filled(path).replace(b"predicted_s", b"predicted-s")
     path.write_bytes(damaged)
-    with pytest.raises(InputError, match="j:2: bytes of this record have changed"):
+    with pytest.raises(InputError, match="j:2: this record is damaged"):
         Journal.open(path)
     assert path.read_bytes() == damaged
+
+
+def test_a_damaged_journal_is_salvaged_up_to_the_damage_and_nothing_is_lost(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "j"
+    lines = [encode(number, {"event": str(number)}) for number in range(4)]
+    lines[2] = lines[2].replace(b"2", b"3", 1)
+    path.write_bytes(b"".join(lines))
+    for salvaged in (1, 2):
+        journal = Journal.open(path, salvage=True)
+        aside = tmp_path / f"j.damaged-{salvaged}"
+        assert journal.dropped == f"line 3: a damaged record, and all that follows, to {aside}"
+        assert aside.read_bytes() == b"".join(lines[2:])
+        assert aside.stat().st_mode & 0o777 == 0o600
+        journal.append({"event": "again"})
+        journal.close()
+        assert [body["event"] for body in read_journal(path).bodies] == ["0", "1", "again"]
+        path.write_bytes(b"".join(lines))
 
 
 def test_a_record_is_on_the_disk_when_append_returns(

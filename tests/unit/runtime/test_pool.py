@@ -1,16 +1,28 @@
+import errno
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from amp_ray.errors import HostError
-from amp_ray.runtime.pool import InterruptedTrialError, Task, ThreadPool
+from amp_ray.errors import HostError, InputError, Where
+from amp_ray.runtime.pool import (
+    Fault,
+    InterruptedTrialError,
+    Task,
+    ThreadPool,
+    run_task,
+    sweep_lines,
+)
 from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.strategy import Strategy
-from amp_ray.trials.outcome import Crashed, Measured, Outcome, Unreachable
+from amp_ray.trials.outcome import Measured, Outcome, Unreachable
 
-GUARD_S = 20.0
+GUARD_S = 60.0
+
+ERRORS: dict[str, Exception] = {}
+"""What goes wrong, by the trial's id."""
 
 STRATEGY = Strategy.uniform(
     Candidate(micro_batch_size=1, tp=1, dp=1, pp=1, num_micro_batches=1), (0, 1)
@@ -39,9 +51,8 @@ class Scripted:
         if task.trial_id == "host":
             message = "no route"
             raise HostError(message)
-        if task.trial_id == "bug":
-            message = "oops"
-            raise RuntimeError(message)
+        if task.trial_id in ERRORS:
+            raise ERRORS[task.trial_id]
         if task.trial_id == "slow":
             assert self.stop.wait(GUARD_S)
             raise InterruptedTrialError
@@ -106,17 +117,54 @@ def test_groups_run_side_by_side(pool: ThreadPool, runners: Runners) -> None:
     assert [finished.group for finished in pool.wait(GUARD_S)] == [0]
 
 
-@pytest.mark.parametrize(
-    ("trial_id", "kind", "reason"),
-    [("host", Unreachable, "no route"), ("bug", Crashed, "RuntimeError: oops")],
-)
-def test_whatever_a_runner_raises_is_told(
-    pool: ThreadPool, trial_id: str, kind: type[Outcome], reason: str
-) -> None:
-    pool.start(task(trial_id), 0)
+def test_a_host_that_cannot_be_used_is_unreachable(pool: ThreadPool) -> None:
+    pool.start(task("host"), 0)
     (finished,) = pool.wait(GUARD_S)
-    assert isinstance(finished.outcome, kind)
-    assert reason in str(finished.outcome.reason)
+    assert isinstance(finished.outcome, Unreachable)
+    assert finished.outcome.reason == "no route"
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (RuntimeError("oops"), "RuntimeError: oops. Run it again with -v"),
+        (RecursionError("deep"), "RecursionError: deep"),
+        (OverflowError("big"), "OverflowError: big"),
+        (
+            OSError(errno.ENOSPC, "No space left on device", "/s/trials/0-0/launch.json"),
+            "No space left on device: /s/trials/0-0/launch.json. Make room",
+        ),
+        (FileExistsError(errno.EEXIST, "File exists", "/s/0-0"), "File exists: /s/0-0. Move it"),
+        (InputError("no such host", where=Where(file="x.yaml", line=3)), "x.yaml:3: no such host"),
+    ],
+)
+def test_what_goes_wrong_on_this_machine_says_nothing_of_the_strategy(
+    pool: ThreadPool, error: Exception, text: str
+) -> None:
+    ERRORS["here"] = error
+    pool.start(task("here"), 0)
+    (finished,) = pool.wait(GUARD_S)
+    assert isinstance(finished.outcome, Fault)
+    assert str(finished.outcome.error).startswith(text)
+
+
+def test_the_folder_of_a_trial_is_its_owners_alone(tmp_path: Path) -> None:
+    class Writing(Scripted):
+        def run(self, task: Task) -> Outcome:
+            (task.folder / "hosts").mkdir(parents=True)
+            (task.folder / "hosts" / "log").touch(mode=0o644)
+            raise OSError
+
+    run_task(Writing(0), replace(task("any"), folder=tmp_path / "t"))
+    modes = [path.stat().st_mode & 0o777 for path in (tmp_path / "t", *(tmp_path / "t").rglob("*"))]
+    assert modes == [0o700, 0o700, 0o600]
+
+
+def test_a_group_that_cannot_be_swept_has_a_line(runners: Runners) -> None:
+    runner = runners(0)
+    runner.sweep = lambda _ids: [str(1 // 0)]  # type: ignore[method-assign, assignment]
+    (line,) = sweep_lines(runner, ["x"])
+    assert line.startswith("ZeroDivisionError")
 
 
 def test_nothing_to_tell_is_told_after_the_time(pool: ThreadPool) -> None:

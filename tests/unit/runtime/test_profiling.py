@@ -5,6 +5,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from amp_ray.errors import InputError
+from amp_ray.runtime.files import ExperimentFiles
 from amp_ray.runtime.profile_folder import ProfileFolder
 from amp_ray.runtime.profile_parts import profile_parts
 from amp_ray.runtime.profiling import PartReport, Settings, measure
@@ -102,10 +106,23 @@ def test_a_second_run_measures_only_what_is_missing(tmp_path: Path) -> None:
     first, second = Measuring(cut=7), Measuring()
     reports = run(tmp_path, first)
     assert reports[0].num_missing == 40 - 7
+    assert reports[0].missing[0] == "3 layers at tp 2 micro-batch size 1"
     run(tmp_path, second)
     assert [len(job["points"]) for job in second.jobs] == [40 - 7]
     assert second.jobs[0]["links"] == []
     assert (first.jobs[0]["step"], second.jobs[0]["step"]) == (True, False)
+
+
+def test_an_unfinished_profile_is_no_profile_and_says_how_to_go_on(tmp_path: Path) -> None:
+    report, _ = run(tmp_path, Measuring(cut=2))
+    assert report.missing[:2] == (
+        "3 layers at tp 1 micro-batch size 1",
+        "5 layers at tp 2 micro-batch size 1",
+    )
+    with pytest.raises(InputError, match=f"unfinished profile.*run amp-ray profile .* {tmp_path}"):
+        ExperimentFiles(base=tmp_path).folder(str(tmp_path))
+    run(tmp_path, Measuring())
+    assert sorted(ExperimentFiles(base=tmp_path).folder(".")) == ["T4.csv", "profile.yaml"]
 
 
 def test_sizes_for_which_a_rank_is_ended_are_given_up_and_the_others_measured(

@@ -54,17 +54,22 @@ def test_a_line_without_a_measurement_is_refused(tmp_path: Path) -> None:
         load_replay(path, EXPERIMENT)
 
 
-@pytest.mark.parametrize("again", ["1,1,4,1,0 9,0.6", "1,1,4,1,0 9,oom"])
-def test_a_strategy_with_two_answers_is_refused(tmp_path: Path, again: str) -> None:
-    path = table(tmp_path, f"{HEADER}1,1,4,1,0 9,0.5\n{again}\n")
-    with pytest.raises(InputError, match=r"table\.csv:3: the same strategy stands at .*:2;"):
-        load_replay(path, EXPERIMENT)
-
-
-def test_a_candidate_without_bounds_has_one_answer_too(tmp_path: Path) -> None:
-    path = table(tmp_path, HEADER + "1,2,2,1,,0.5\n1,2,2,1,,0.6\n")
-    with pytest.raises(InputError, match="the same strategy stands at"):
-        load_replay(path, EXPERIMENT)
+@pytest.mark.parametrize(
+    ("runs", "answer"),
+    [
+        (("0.7", "0.5", "0.6"), (0.6, None)),
+        (("0.7", "0.5"), (0.5, None)),
+        (("oom", "0.5"), (0.5, None)),
+        (("oom", "failed"), (None, "oom")),
+    ],
+)
+@pytest.mark.parametrize("bounds", ["0 4 9", ""])
+def test_of_several_runs_of_a_strategy_the_middle_one_answers(
+    tmp_path: Path, runs: tuple[str, ...], answer: tuple[float | None, str | None], bounds: str
+) -> None:
+    path = table(tmp_path, HEADER + "".join(f"1,2,2,1,{bounds},{run}\n" for run in runs))
+    (found,) = load_replay(path, EXPERIMENT)
+    assert (found.measured_s, found.failure) == answer
 
 
 def test_the_same_degrees_with_other_cuts_are_another_strategy(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from amp_ray.runtime.study_events import Rebuilt, rebuild
 from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.strategy import Strategy
 from amp_ray.testing.driving import small_study
-from amp_ray.testing.replaying import measured, out_of_memory
+from amp_ray.testing.replaying import crashed, measured, out_of_memory
 from amp_ray.trials.outcome import Measured, Outcome, Unreachable
 from amp_ray.tuner.state import Trial
 
@@ -60,6 +60,71 @@ def lost(number: int, attempt: int = 0) -> Event:
 
 def replay(*events: Event) -> Rebuilt:
     return rebuild(STATE, CLUSTER, events, file="journal.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"measured_s": 1e400}, "a time is not between 0 and 1e\\+09 s"),
+        ({"measured_s": -1.0}, "a time is not between"),
+        ({"measured_s": 0.0}, "a time is not between"),
+        ({"measured_s": "soon"}, "a time is not between"),
+        ({"step_time_s": [1.0, float("nan")]}, "a time is not between"),
+        ({"peak_memory_bytes": [10**400]}, "a peak of memory is not between"),
+        ({"peak_memory_bytes": 3}, "not iterable"),
+        ({"wall_s": float("inf")}, "a time is not between"),
+        ({"seconds": float("inf")}, "seconds is inf; expected a number of at least 0"),
+        ({"seconds": 10**400}, "too large"),
+        ({"number": []}, "unhashable"),
+    ],
+)
+def test_figures_that_nothing_can_have_are_told_by_line(
+    changes: dict[str, Any], message: str
+) -> None:
+    event = {**ended(0, measured(1.0)), **changes}
+    with pytest.raises(InputError, match=rf"^journal\.jsonl:3: .*{message}"):
+        replay(started(0), event)
+
+
+@pytest.mark.parametrize("changes", [{"predicted_s": float("nan")}, {"sigma": -1}, {"strategy": 3}])
+def test_a_trial_that_nobody_can_have_decided_on_is_told_by_line(changes: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=r"^journal\.jsonl:2: "):
+        replay({**started(0), **changes})
+
+
+BEFORE = {"argv": ["train.py"], "files": {"train.py": "aa"}}
+AFTER = {"argv": ["train.py"], "files": {"train.py": "bb"}}
+RESUMED = {"event": "resumed", "program": AFTER}
+
+
+def with_program(*events: Event) -> Rebuilt:
+    return rebuild(STATE, CLUSTER, events, file="journal.jsonl", program=BEFORE)
+
+
+@pytest.mark.parametrize("outcome", [measured(1.0), out_of_memory()])
+def test_times_of_two_programs_are_not_mixed(outcome: Outcome) -> None:
+    found = with_program(started(0), ended(0, outcome))
+    assert found.check_program(BEFORE, file="j") is None
+    told = r"^j: the program has changed .*program.files.train.py is 'aa' in the study, 'bb' here"
+    with pytest.raises(InputError, match=told):
+        found.check_program(AFTER, file="j")
+
+
+def test_a_program_that_has_told_nothing_may_be_mended() -> None:
+    found = with_program(started(0), ended(0, crashed()))
+    assert "'aa' in the study, 'bb' here" in (found.check_program(AFTER, file="j") or "")
+
+
+def test_what_counts_is_the_program_that_ran_last() -> None:
+    found = with_program(RESUMED, started(0), ended(0, measured(1.0)))
+    assert found.check_program(AFTER, file="j") is None
+    with pytest.raises(InputError, match="the program has changed"):
+        found.check_program(BEFORE, file="j")
+
+
+def test_a_study_of_an_older_version_tells_no_program() -> None:
+    found = replay(started(0), ended(0, measured(1.0)))
+    assert found.check_program(AFTER, file="j") is None
 
 
 def test_nothing_happened() -> None:
@@ -151,7 +216,7 @@ OTHER = Strategy.uniform(
         (({"event": "started"},), "jsonl:2: the event has no 'number'"),
         (({},), "jsonl:2: the event has no 'event'"),
         ((started(0), {**ended(0, LOST), "outcome": "odd"}), "jsonl:3: outcome must be one of"),
-        (({"event": "resumed", "seconds": []},), "jsonl:2: float"),
+        (({"event": "resumed", "seconds": []},), "jsonl:2: seconds is"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_its_line(

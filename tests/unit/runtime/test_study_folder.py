@@ -8,7 +8,7 @@ import pytest
 
 from amp_ray.errors import InputError
 from amp_ray.runtime.journal import Journal
-from amp_ray.runtime.study_folder import Study, open_study
+from amp_ray.runtime.study_folder import Study, folder_for, open_study
 
 HEADER: dict[str, Any] = {
     "event": "study",
@@ -42,6 +42,34 @@ def test_a_new_study_writes_its_header_and_has_an_id(tmp_path: Path) -> None:
         {**HEADER, "study": study.study_id},
         {"event": "x"},
     ]
+
+
+def test_a_study_is_its_owners_alone(tmp_path: Path) -> None:
+    with open_study(tmp_path / "s", HEADER, resume=False) as study:
+        study.write("result.json", "{}")
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "s").iterdir()}
+    assert (tmp_path / "s").stat().st_mode & 0o777 == 0o700
+    assert modes == {"journal.jsonl": 0o600, "lock": 0o600, "result.json": 0o600, "trials": 0o700}
+
+
+@pytest.mark.parametrize(
+    ("name", "folder"),
+    [
+        ("small", "small-study"),
+        ("größe 3.5_b-x", "größe 3.5_b-x-study"),
+        ("../escape/x", "__escape_x-study"),
+        ("/etc/x", "_etc_x-study"),
+        ("..", "_-study"),
+        ("-rf", "_rf-study"),
+        ("~root\n", "_root_-study"),
+        ("a\\b\0", "a_b_-study"),
+    ],
+)
+def test_a_studys_folder_lies_in_the_current_one_whatever_the_experiment_is_called(
+    name: str, folder: str
+) -> None:
+    assert folder_for(name) == Path(folder)
+    assert folder_for(name).parent == Path()
 
 
 def test_two_studies_have_two_ids(tmp_path: Path) -> None:

@@ -1,3 +1,4 @@
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -130,10 +131,13 @@ def test_the_published_order_holds_for_the_table_of_its_own_trials(repository: P
 
 def test_nothing_fits() -> None:
     tiny = ("slots: 2,", "slots: 2, memory_gib: 0.001,")
-    space = space_of(small_experiment(tiny))
+    experiment = small_experiment(tiny)
+    space = space_of(experiment)
     assert space.num_feasible == 0
-    assert space.why_none == (
-        "no strategy is expected to run; amp-ray plan --all tells why, one by one"
+    assert re.fullmatch(
+        "no strategy is expected to run: 16 out of memory; closest: tp 2, pp 2, dp 1, "
+        r"micro-batch size 1, bounds 0 . 9: stage . needs \S+ GiB of 0\.00 \(T4\)",
+        space.why_none(experiment),
     )
 
 
@@ -148,8 +152,8 @@ def test_nothing_can_be_launched() -> None:
     )
     space = Space(results=results)
     assert space.num_feasible == 0
-    assert space.why_none == (
-        "none of the 16 strategies that fit can be launched; 15 of them: no way to shard"
+    assert space.why_none(small_experiment()) == (
+        "none of the strategies that fit (16) can be launched; 15 of them: no way to shard"
     )
 
 
@@ -159,4 +163,4 @@ def test_nothing_can_be_launched_and_nobody_said_why() -> None:
         for each in space_of(small_experiment()).results
         if isinstance(each, Estimate)
     )
-    assert "can be launched" in Space(results=results).why_none
+    assert "can be launched" in Space(results=results).why_none(small_experiment())

@@ -15,7 +15,7 @@ from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.strategy import Strategy
 from amp_ray.trials.outcome import Outcome, TimedOut
 
-HANG_GUARD_S = 20.0
+HANG_GUARD_S = 300.0
 STRATEGY = Strategy.uniform(
     Candidate(micro_batch_size=1, tp=1, dp=1, pp=1, num_micro_batches=1), (0, 2)
 )

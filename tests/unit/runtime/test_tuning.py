@@ -20,9 +20,11 @@ from amp_ray.runtime.study_end import Result
 from amp_ray.runtime.study_space import TuneOptions
 from amp_ray.runtime.tuning import Tuning, begin_state, prepare, study_header
 from amp_ray.spec.experiment import Experiment
-from amp_ray.testing.driving import NotingView
+from amp_ray.testing.driving import NotingView, ScriptedPool
 from amp_ray.testing.experiments import small_experiment
 from amp_ray.testing.recorded import table_text, write_experiment
+from amp_ray.testing.replaying import measured
+from amp_ray.trials.outcome import Crashed, Measured, Outcome
 from amp_ray.tuner.kept_predictor import KeptPredictor
 
 PREDICTOR = KeptPredictor()
@@ -264,7 +266,7 @@ from pathlib import Path
 from amp_ray.runtime.files import load_experiment
 from amp_ray.runtime.study_space import TuneOptions
 from amp_ray.runtime.tuning import prepare
-from amp_ray.testing.driving import NotingView
+from amp_ray.testing.driving import NotingView, ScriptedPool
 
 class Killing(NotingView):
     def ended(self, told, surprise):
@@ -364,3 +366,94 @@ def test_results_are_written_again_from_the_journal(replayed: Make, tmp_path: Pa
         (folder / name).unlink()
     run(replayed(), folder, resume=True)
     assert {name: (folder / name).read_bytes() for name in kept} == kept
+
+
+# ------------------------------------------------------------------------- programs, secrets
+
+
+PROGRAM = """
+trials:
+  backend: local
+  environment: {HF_TOKEN: "hunter2, # 3", NCCL_DEBUG: WARN}
+  program: {argv: ["{python}", train.py], files: [train.py], metric: helper}
+"""
+
+
+def programmed(folder: Path, text: str = PROGRAM, source: str = "print(1)") -> Tuning:
+    """Prepare a study of a user's own program."""
+    path = write_experiment(folder)
+    path.write_text(path.read_text(encoding="utf-8") + text, encoding="utf-8")
+    (folder / "train.py").write_text(source, encoding="utf-8")
+    options = TuneOptions(backend="local", budget=2, policy="predicted-order")
+    return prepare(load_experiment(path), options, no_progress)
+
+
+@pytest.fixture
+def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[[Outcome], None]:
+    """Let trials come out as asked for, without hosts."""
+
+    def come_out(outcome: Outcome) -> None:
+        monkeypatch.setattr(
+            "amp_ray.runtime.tuning.ThreadPool",
+            lambda _factory, _num: ScriptedPool(answer=lambda _task, _group: outcome),
+        )
+
+    return come_out
+
+
+CRASH = Crashed(reason="boom", kind="crash", rank=0, host="", lines=(), wall_s=1.0)
+
+
+def test_a_study_is_not_resumed_with_another_program(
+    scripted: Callable[[Outcome], None], tmp_path: Path
+) -> None:
+    folder = tmp_path / "study"
+    scripted(measured(1.0))
+    run(programmed(tmp_path), folder)
+    run(programmed(tmp_path), folder, resume=True)
+    with pytest.raises(InputError, match=r"program.files.train.py is '\w+' in the study, '\w+'"):
+        run(programmed(tmp_path, source="print(2)"), folder, resume=True)
+    for old, new in (("WARN", "INFO"), ("train.py]", "train.py, '2']"), ("HF_TOKEN", "HF_KEY")):
+        with pytest.raises(InputError, match="the program has changed since"):
+            run(programmed(tmp_path, PROGRAM.replace(old, new, 1)), folder, resume=True)
+    assert kinds(folder).count("started") == 2
+
+
+def test_a_program_that_crashed_is_mended_and_both_trials_run_again(
+    scripted: Callable[[Outcome], None], tmp_path: Path
+) -> None:
+    folder = tmp_path / "study"
+    scripted(CRASH)
+    assert run(programmed(tmp_path), folder)[0].ending == "crashes"
+    scripted(measured(1.0))
+    result, lines = run(programmed(tmp_path, source="print(2)"), folder, resume=True)
+    assert lines[0].startswith("the program has changed, and nothing was measured with it")
+    assert lines[1] == "resumed: 0 trials are done, 2 run again"
+    assert [type(told.outcome) for told in result.state.trials] == [Measured, Measured]
+    with pytest.raises(InputError, match="the program has changed since"):
+        run(programmed(tmp_path), folder, resume=True)
+
+
+def test_no_file_of_a_study_has_a_secret(
+    scripted: Callable[[Outcome], None], tmp_path: Path
+) -> None:
+    folder = tmp_path / "study"
+    scripted(measured(1.0))
+    run(programmed(tmp_path), folder)
+    texts = [path.read_text(encoding="utf-8") for path in folder.iterdir() if path.is_file()]
+    assert not [text for text in texts if "hunter2" in text]
+    copy = (folder / "experiment.yaml").read_text(encoding="utf-8")
+    assert "HF_TOKEN: '(not kept: it looks secret)', NCCL_DEBUG: WARN}" in copy
+    assert load_experiment(folder / "experiment.yaml").trials.environment["NCCL_DEBUG"] == "WARN"
+
+
+def test_an_experiment_whose_secret_cannot_be_cut_out_is_not_copied(
+    scripted: Callable[[Outcome], None], tmp_path: Path
+) -> None:
+    scripted(measured(1.0))
+    block = PROGRAM.replace(
+        '{HF_TOKEN: "hunter2, # 3", NCCL_DEBUG: WARN}', "\n    HF_TOKEN: >-\n      hunter2"
+    )
+    run(programmed(tmp_path, block), tmp_path / "study")
+    copy = (tmp_path / "study" / "experiment.yaml").read_text(encoding="utf-8")
+    assert copy == "# Not copied: it has the value of HF_TOKEN, which looks secret.\n"

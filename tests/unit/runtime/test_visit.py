@@ -14,7 +14,7 @@ from amp_ray.spec.own_program import OwnProgram
 from amp_ray.testing.experiments import small_experiment
 from amp_ray.testing.looks import healthy_look
 
-HANG_GUARD_S = 20.0
+HANG_GUARD_S = 300.0
 TRIALS = small_experiment().trials
 QUESTION = make_question(TRIALS, SshSettings(), deep=False, num_peers=2)
 SITE = healthy_look("localhost").site
@@ -150,7 +150,7 @@ def test_one_that_is_late_is_left_to_itself() -> None:
     never = threading.Event()
     start = time.monotonic()
     done: list[int] = []
-    at_once([lambda: done.append(1), partial(wait_for, never)], 0.2)
+    at_once([lambda: done.append(1), partial(wait_for, never)], 1.0)
     never.set()
     assert done == [1]
     assert time.monotonic() - start < HANG_GUARD_S

@@ -7,6 +7,7 @@ from amp_ray.spec.strategy import Strategy
 from amp_ray.spec.strategy_file import Context, parse_strategies
 from amp_ray.testing.experiments import SMALL, experiment_from, small_experiment
 from amp_ray.testing.metis import metis_profile_files
+from amp_ray.units import GIB
 
 MEGATRON = ("name: small", "name: small\nruntime: megatron")
 
@@ -204,3 +205,31 @@ def test_a_degree_that_a_published_profile_lacks_makes_a_candidate_infeasible() 
     }
     assert lacking == {2: "not in the profile: tp 2 on T4"}
     assert ranking.num_feasible > 0
+
+
+# ------------------------------------------------------------------------- nothing fits
+
+
+@pytest.mark.parametrize("space", ["uniform", "placement", "heterogeneous"])
+def test_what_comes_closest_fits_as_soon_as_devices_have_what_it_needs(space: str) -> None:
+    chosen = ("name: small", f"name: small\nsearch: {{space: {space}}}")
+    short = small_experiment(("slots: 2,", "slots: 2, memory_gib: 0.5,"), chosen)
+    planner = AmpRayPlanner(experiment=short)
+    assert search(short, planner, progress=quiet).num_feasible == 0
+    needs_bytes = min(max(estimate.peak_memory_bytes) for estimate in planner.roomiest())
+    for share, fits in ((0.999, False), (1.001, True)):
+        size = f"slots: 2, memory_gib: {share * needs_bytes / GIB!r},"
+        given = small_experiment(("slots: 2,", size), chosen)
+        found = search(given, AmpRayPlanner(experiment=given), progress=quiet)
+        assert (found.num_feasible > 0) == fits
+
+
+def test_limits_that_leave_no_uniform_strategy_leave_none_to_compare_with() -> None:
+    limits = ("name: small", "name: small\nsearch: {micro_batch_sizes: [3]}")
+    assert AmpRayPlanner(experiment=small_experiment(limits)).roomiest() == ()
+
+
+def test_the_runtimes_own_cuts_are_the_only_ones() -> None:
+    roomiest = AmpRayPlanner(experiment=small_experiment(MEGATRON)).roomiest()
+    found = {estimate.strategy.bounds for estimate in roomiest if estimate.strategy.pp == 2}
+    assert len(found) == 1

@@ -1,7 +1,8 @@
 import itertools
+from dataclasses import replace
 
 from amp_ray.cost.estimate import Estimate, Infeasible, Reason, Result
-from amp_ray.search.ranking import rank
+from amp_ray.search.ranking import rank, reasons_text, why_none
 from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.strategy import Strategy
 
@@ -68,4 +69,79 @@ def test_nothing_feasible_has_no_best_and_no_ties() -> None:
 def test_reasons_are_counted_by_kind() -> None:
     broken = [estimate(1.0, reason="out of memory"), estimate(2.0, reason="out of memory")]
     ranking = rank([*broken, impossible(9), estimate(1.0)])
-    assert ranking.reason_counts() == [("out of memory", 2), ("more stages than layers", 1)]
+    assert len(ranking.infeasible) == 3
+    assert reasons_text(ranking.infeasible) == "2 out of memory, 1 more stages than layers"
+
+
+def test_a_result_with_two_reasons_is_counted_once_by_the_first() -> None:
+    slow = Reason(kind="over the launcher's time limit", detail="figures")
+    both = estimate(1.0, reason="out of memory")
+    both = replace(both, reasons=(*both.reasons, slow))
+    assert reasons_text([both]) == "1 out of memory"
+
+
+# ------------------------------------------------------------------------- risk
+
+
+def risky(seconds: float, probability: float, *, pp: int = 1) -> Estimate:
+    return replace(estimate(seconds, pp=pp), failure_probability=probability)
+
+
+def test_safe_ties_come_before_faster_risky_ones() -> None:
+    fastest, safe, slower_safe = risky(1.0, 0.43), risky(1.03, 0.08), risky(1.05, 0.0)
+    other = risky(1.02, 0.1)
+    ranking = rank([fastest, slower_safe, other, safe], relative_error=0.06)
+    assert ranking.results == (safe, slower_safe, fastest, other)
+    assert (ranking.best, ranking.num_tied) == (safe, 4)
+
+
+def test_what_is_faster_beyond_the_error_stays_first_whatever_its_risk() -> None:
+    fastest, safe = risky(1.0, 0.43), risky(1.07, 0.0)
+    ranking = rank([safe, fastest], relative_error=0.06)
+    assert ranking.results == (fastest, safe)
+    assert ranking.num_tied == 1
+
+
+def test_behind_the_ties_only_time_counts() -> None:
+    best, risky_one, safe = risky(1.0, 0.0), risky(2.0, 0.4), risky(2.01, 0.0)
+    assert rank([safe, risky_one, best], relative_error=0.06).results == (best, risky_one, safe)
+
+
+def test_without_an_error_of_the_model_only_equal_times_are_ordered_by_risk() -> None:
+    fastest, equal, safe = risky(1.0, 0.43), risky(1.0, 0.0, pp=2), risky(1.001, 0.0)
+    assert rank([safe, fastest, equal]).results == (equal, fastest, safe)
+
+
+# ------------------------------------------------------------------------- nothing fits
+
+
+def short_of(need: float, seconds: float, *, pp: int = 1) -> Estimate:
+    """An estimate whose last stage needs so many parts of what it has."""
+    ahead = (1.0,) * (pp - 1)
+    return replace(
+        estimate(seconds, pp=pp, reason="out of memory"),
+        peak_memory_bytes=(*ahead, need * 16),
+        memory_limit_bytes=(*ahead, 16.0),
+    )
+
+
+def test_what_needs_least_beyond_its_memory_is_the_closest() -> None:
+    text = why_none([short_of(2.0, 1.0), short_of(1.1, 3.0, pp=2), impossible(9)])
+    assert text == (
+        "2 out of memory, 1 more stages than layers; "
+        "closest: tp 1, pp 2, dp 1, micro-batch size 1, bounds 0 1 2: figures"
+    )
+
+
+def test_strategies_beside_the_results_may_be_closer_but_are_not_counted() -> None:
+    text = why_none([short_of(2.0, 1.0)], [short_of(1.5, 9.0, pp=4), estimate(1.0)])
+    assert text.startswith("1 out of memory; closest: tp 1, pp 4, ")
+
+
+def test_of_equal_needs_the_fastest_is_the_closest() -> None:
+    late = [estimate(time_s, pp=pp, reason="too slow") for time_s, pp in ((9.0, 1), (5.0, 2))]
+    assert "closest: tp 1, pp 2, " in why_none(late)
+
+
+def test_where_no_strategy_could_be_made_a_detail_is_told() -> None:
+    assert why_none([impossible(9)]) == "1 more stages than layers, for example figures"

@@ -84,13 +84,21 @@ def test_recompute_is_the_experiments() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("min_tp: 4", "no tp from min_tp 4"),
-        ("micro_batch_sizes: [3]", r"micro_batch_sizes \(3,\)"),
+        ("min_tp: 4", r"no tp within min_tp 4 divides the slots of every node \(2\); widen"),
+        (
+            "micro_batch_sizes: [3]",
+            r"global_batch_size 8: with tp 1, 2 and micro_batch_sizes \[3\] no",
+        ),
+        (
+            "max_dp: 1, micro_batch_sizes: [3, 5]",
+            r"tp 1, 2 and max_dp 1, micro_batch_sizes \[3, 5\]",
+        ),
     ],
 )
 def test_limits_that_leave_nothing_are_named(text: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=message) as refused:
         uniform_candidates(small_experiment(limits(text)))
+    assert "None" not in str(refused.value)
 
 
 def test_candidates_of_a_single_device() -> None:

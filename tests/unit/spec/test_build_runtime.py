@@ -29,12 +29,12 @@ def test_a_trait_without_a_value_of_its_own_takes_a_number() -> None:
         ("speed: 1", "traits.speed: unknown trait 'speed'; those that can be set: vocabulary_mul"),
         ("name: x", "traits.name: unknown trait 'name'"),
         ("shards_heads: 1", "traits.shards_heads: found 1; expected true or false"),
-        ("virtual_stages: true", "traits.virtual_stages: found True; expected an integer of at l"),
-        ("virtual_stages: 1.5", "traits.virtual_stages: found 1.5; expected an integer of at lea"),
+        ("virtual_stages: true", "traits.virtual_stages: found true; expected an integer from"),
+        ("virtual_stages: 1.5", "traits.virtual_stages: found 1.5; expected an integer from 0"),
         ("virtual_stages: 0", "traits: virtual_stages must be at least 1"),
-        ("context_bytes: -1", "traits.context_bytes: found -1; expected a number of at least 0"),
-        ("context_bytes: .inf", "traits.context_bytes: found inf; expected a number of at least"),
-        ("context_bytes: big", "traits.context_bytes: found 'big'; expected a number of at leas"),
+        ("context_bytes: -1", "traits.context_bytes: found -1; expected a number from 0 to"),
+        ("context_bytes: .inf", "traits.context_bytes: found inf; expected a number from 0 to"),
+        ("context_bytes: big", "traits.context_bytes: found 'big'; expected a number from 0 to"),
         ("launch_limit_s: 60", "traits: launch_limit_s 60.0 needs launch_iterations of at leas"),
     ],
 )
@@ -50,14 +50,27 @@ def test_a_zero_stage_that_the_runtime_lacks_is_refused() -> None:
         experiment_from(SMALL + "zero_stage: 2\n")
 
 
-def test_a_trait_may_raise_the_zero_stage() -> None:
-    text = SMALL + "zero_stage: 2\ntraits: {max_zero_stage: 2}\n"
-    assert experiment_from(text).zero_stage == 2
+@pytest.mark.parametrize("stage", [2, 3])
+def test_a_trait_cannot_raise_the_zero_stage_beyond_what_is_priced(stage: int) -> None:
+    text = SMALL + f"zero_stage: {stage}\ntraits: {{max_zero_stage: {stage}}}\n"
+    with pytest.raises(InputError, match=r"traits: max_zero_stage is \d, but .* 0 to 1 only$"):
+        experiment_from(text)
+
+
+def test_a_trait_may_lower_the_zero_stage() -> None:
+    with pytest.raises(InputError, match="found 1; runtime 'deepspeed' works with zero_stage up"):
+        experiment_from(SMALL + "zero_stage: 1\ntraits: {max_zero_stage: 0}\n")
 
 
 def test_constants_are_the_shipped_ones_unless_set() -> None:
     assert experiment_from(SMALL).constants == Constants()
     assert experiment_from(SMALL + "constants: {gemm_scale: 0.5}\n").constants.gemm_scale == 0.5
+
+
+def test_a_common_factor_slows_everything_down() -> None:
+    found = experiment_from(SMALL + "constants: {program_scale: 2, gemm_scale: 0.5}\n").constants
+    assert (found.program_scale, found.gemm_scale) == (2.0, 0.25)
+    assert found.host_s_per_kernel == 2 * Constants().host_s_per_kernel
 
 
 def test_an_unknown_constant_is_refused() -> None:

@@ -53,9 +53,12 @@ def test_a_line_of_another_form_is_named(line: str) -> None:
         parse_hostfile(f"{line}\n", file="hosts")
 
 
-@pytest.mark.parametrize("host", ["", "a b", "a#b", "-oProxyCommand=x"])
+@pytest.mark.parametrize(
+    "host",
+    ["", "a b", "a#b", "-oProxyCommand=x", "../a", ".", "a/b", "a\\b", "a\x1b[2J", "a" * 256],
+)
 def test_a_host_that_no_hostfile_can_hold_is_refused(host: str) -> None:
-    with pytest.raises(ValueError, match="a host name has no spaces"):
+    with pytest.raises(ValueError, match="a name has at most 255 characters, no spaces"):
         HostSlots(host=host, num_slots=1)
 
 

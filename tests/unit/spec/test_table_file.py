@@ -26,7 +26,7 @@ def test_spaces_and_blank_lines_are_skipped() -> None:
 
 
 def test_each_size_needs_all_layers_of_its_own() -> None:
-    text = HEADER + "0,1,1,0,0\n1,1,1,0,0\n0,1,2,0,0\n"
+    text = HEADER + "0,1,1,1,1\n1,1,1,1,1\n0,1,2,1,1\n"
     with pytest.raises(InputError, match=r"^T4\.csv: tp 1, micro_batch_size 2: no row for layer 1"):
         parse_device_table(text, num_layers=2, file="T4.csv")
 

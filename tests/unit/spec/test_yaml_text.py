@@ -52,7 +52,11 @@ def test_nan_is_a_number() -> None:
     assert math.isnan(parse_yaml("key: .nan", file="x").values["key"])
 
 
-def test_an_integer_of_many_digits_stays_text() -> None:
+def test_a_large_integer_is_a_number() -> None:
+    assert parse_yaml("key: 1" + "0" * 22, file="x").values["key"] == 10**22
+
+
+def test_an_integer_that_no_float_holds_stays_text() -> None:
     digits = "9" * 5000
     assert parse_yaml(f"key: {digits}", file="x").values["key"] == digits
 
@@ -107,7 +111,15 @@ def test_a_check_of_a_value_is_led_to_its_place() -> None:
         ("a: {b: 1", "x:1: not valid YAML: .*; the file ends here: is it cut short"),
         ("a: !!int x", "x:1: found the tag .*int'; write the value alone"),
         ("a: &b [*b]", "x:1: a value cannot stand within itself"),
+        ("a: &b {c: *b}", "x:1: a value cannot stand within itself"),
         ("[a]: 1", "x:1: expected a word as the key"),
+        ("a:\n " + "[" * 51, "x:2: not valid YAML: nested more than 50 levels deep"),
+        ("a: [" + "x," * 100_001, "x:1: not valid YAML: more than 100,000 values"),
+        ("#" * 2**20 + "\n", "x: found 1,048,577 characters; expected at most 1,048,576"),
+        (
+            "a: &a [" + "x," * 9_999 + "]\nb: [*a, *a, *a, *a, *a]\nc: [*a, *a, *a, *a, *a, *a]\n",
+            "x:1: stands for 120,006 values by its aliases; at most 100,000",
+        ),
     ],
 )
 def test_what_cannot_be_read_is_refused_with_its_line(text: str, message: str) -> None:

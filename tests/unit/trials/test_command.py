@@ -19,7 +19,6 @@ from amp_ray.trials.command import (
     trial_warm_up,
 )
 from amp_ray.trials.launch import FOLDER, Launch
-from amp_ray.trials.result import read_result
 
 CANDIDATE = Candidate(micro_batch_size=2, tp=2, dp=1, pp=2, num_micro_batches=4)
 PLACED = Strategy.uniform(CANDIDATE, (0, 4, 9), (3, 0, 1, 2))
@@ -148,8 +147,18 @@ def test_where_ranks_are_not_forked_nothing_is_warmed_up(settings: dict[str, Any
 def test_an_own_program_is_started_and_read_its_own_way() -> None:
     given = experiment(program=PROGRAM)
     assert launch(given).commands[0].argv == ("/py", "train.py")
-    assert trial_reader(given) is not read_result
-    assert trial_reader(experiment()) is read_result
+    with pytest.raises(ValueError, match="the metric never appeared"):
+        trial_reader(given)({}, "t")
+    with pytest.raises(ValueError, match="without writing result"):
+        trial_reader(experiment())({}, "t")
+
+
+def test_a_result_that_no_trial_can_have_had_is_refused() -> None:
+    given = experiment()
+    steps = [given.trials.timeout_s / 2 + 1] * 2
+    files = {"result.json": json.dumps({"trial_id": "t", "step_s": steps}).encode()}
+    with pytest.raises(ValueError, match="add up to 602 s, but the trial took at most 600 s"):
+        trial_reader(given)(files, "t")
 
 
 @pytest.mark.parametrize("program", [None, PROGRAM])

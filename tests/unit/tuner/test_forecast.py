@@ -54,6 +54,24 @@ def test_forecasts_that_fail_widen_the_errors(state: TunerState) -> None:
     )
 
 
+def test_a_common_factor_that_nobody_could_know_is_no_error_of_later_predictions(
+    state: TunerState,
+) -> None:
+    first = state.candidates[0]
+    trial = Trial(
+        number=0,
+        strategy=first.strategy,
+        predicted_s=first.iteration_time_s,
+        sigma=SIGMA,
+        repeats=None,
+        reason="",
+    )
+    slow = record(start(state, trial), 0, measured(2.0 * first.iteration_time_s))
+    assert widening(slow) > 3.0
+    assert widening(slow, 2.0) == 1.0
+    assert widening(told(slow, off_by(9.0)), 2.0) > 3.0
+
+
 def test_old_forecasts_are_forgotten(state: TunerState) -> None:
     state = told(state, off_by(10.0))
     for _ in range(NUM_LATEST):

@@ -51,6 +51,14 @@ def test_a_change_that_all_plans_share_is_kept() -> None:
     assert limited == pytest.approx(before + change)
 
 
+def test_what_all_plans_share_is_kept_where_the_rest_is_taken_back() -> None:
+    before = np.log([1.0, 1.2, 3.0])
+    change = np.array([1.2, 0.9, 0.9])
+    limited = limit_influences(before + change, change.reshape(1, -1), ERROR)
+    assert limited[1:] == pytest.approx(before[1:] + 0.9)
+    assert before[0] + 0.9 < limited[0] < limited[1]
+
+
 def test_plans_that_stay_in_order_are_moved_freely() -> None:
     before = np.log([1.0, 2.0])
     change = np.array([0.5, 0.0])

@@ -82,6 +82,28 @@ def test_trials_move_the_predictions_of_all(state: TunerState, predictor: KeptPr
     assert (ratios > 1.1).all()
 
 
+@pytest.mark.parametrize("factor", [0.5, 2.0, 3.0])
+def test_one_trial_that_is_off_by_a_lot_moves_all_others_most_of_the_way(
+    homogeneous: Experiment, recorded: Answers, predictor: KeptPredictor, factor: float
+) -> None:
+    state = study(homogeneous, recorded, TunerSettings(budget=9))
+    known = learn(slower(state, 0, factor), predictor)
+    moved = np.log(times(known.estimates)) - np.log(times(state.candidates))
+    assert moved == pytest.approx(np.full(len(moved), np.log(factor)), rel=0.1)
+    assert known.widening == 1.0
+
+
+@pytest.mark.parametrize("factor", [0.95, 1.05])
+def test_one_trial_that_is_off_by_little_moves_others_little(
+    homogeneous: Experiment, recorded: Answers, predictor: KeptPredictor, factor: float
+) -> None:
+    state = study(homogeneous, recorded, TunerSettings(budget=9))
+    known = learn(slower(state, 0, factor), predictor)
+    moved = np.log(times(known.estimates)) - np.log(times(state.candidates))
+    assert np.abs(moved).max() < abs(np.log(factor))
+    assert known.experiment.constants.program_scale == 1.0
+
+
 def test_trials_make_predictions_more_certain(state: TunerState, predictor: KeptPredictor) -> None:
     before = learn(state, predictor)
     for place in range(6):

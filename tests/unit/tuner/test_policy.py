@@ -248,7 +248,7 @@ def test_a_spent_budget_is_given_as_the_reason_to_stop(
 ) -> None:
     state = with_settings(state, budget=1)
     played = play(state, lambda _strategy, _number: measured(1.0), predictor=predictor)
-    assert why_stop(played.state, played.knowledge) == "the budget of 1 trials is spent"
+    assert why_stop(played.state, played.knowledge) == "the budget of 1 trial is spent"
 
 
 def test_strategies_that_might_run_after_all_are_told_when_all_others_were_tried(

@@ -1,6 +1,6 @@
 """The policies on the published trials of the homogeneous experiment."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Final
 
 import numpy as np
@@ -12,9 +12,13 @@ from amp_ray.spec.constants import Constants
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import Strategy
 from amp_ray.testing.replaying import Answers, Replay, fastest, play, study, with_factors
+from amp_ray.trials.outcome import Measured
 from amp_ray.tuner import KeptPredictor, TunerSettings, recommend, surprises
 
-NO_TIME: Final = ("memory_error", "time_error", "context_scale", "allocator_scale")
+NO_TIME: Final = (
+    *("memory_error", "time_error", "context_scale", "allocator_scale"),
+    "program_scale",  # moves all others
+)
 TIME: Final = [each.name for each in fields(Constants) if each.name not in NO_TIME]
 
 
@@ -43,6 +47,23 @@ def test_the_certificate_is_right_and_reached_within_five_trials(
     assert certificate.holds
     assert certificate.best_s == fastest(recorded)[1]
     assert certificate.bound_s >= certificate.best_s / 1.05
+
+
+@pytest.mark.parametrize("factor", [0.5, 2.0])
+def test_a_program_that_is_slower_or_faster_in_all_costs_no_further_trial(
+    homogeneous: Experiment, recorded: Answers, best: Replay, factor: float
+) -> None:
+    scaled = {
+        strategy: replace(outcome, iteration_time_s=factor * outcome.iteration_time_s)
+        if isinstance(outcome, Measured)
+        else outcome
+        for strategy, outcome in recorded.items()
+    }
+    found = played(homogeneous, scaled, TunerSettings(budget=20))
+    assert found.num_trials <= best.num_trials
+    assert found.certificate is not None
+    assert found.certificate.holds
+    assert found.certificate.best_s == fastest(scaled)[1]
 
 
 def test_no_trial_fails_and_none_surprises(best: Replay) -> None:

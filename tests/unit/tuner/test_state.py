@@ -124,7 +124,7 @@ def test_the_published_planners_policy_needs_its_order(small: Experiment, rankin
 def test_an_order_names_candidates_only(small: Experiment, ranking: Ranking) -> None:
     strange = replace(ranking.results[0].strategy, num_micro_batches=77)  # type: ignore[union-attr]
     settings = TunerSettings(budget=3, policy="amp-2022")
-    with pytest.raises(ValueError, match="the order names 1 strategies that are no candidates"):
+    with pytest.raises(ValueError, match="the order names 1 strategy outside the candidates"):
         begin(small, ranking.results, settings, [strange])
 
 

@@ -1,13 +1,14 @@
 """Figures of the published AMP experiments."""
 
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Final
 
 from amp_ray.calibration import Calibration, Choice, Observation, apply_calibration, calibrate
 from amp_ray.cost.model import CostModel
 from amp_ray.spec.experiment import Experiment
-from amp_ray.testing.accuracy.evaluation import Metrics, Predicted, band, predict, with_values
-from amp_ray.testing.accuracy.metrics import (
+from amp_ray.spec.strategy import Strategy
+from published.evaluation import Metrics, Predicted, band, predict, with_values
+from published.metrics import (
     bias,
     kendall,
     mean_absolute_error,
@@ -15,7 +16,6 @@ from amp_ray.testing.accuracy.metrics import (
     regret,
     spearman,
 )
-from amp_ray.testing.accuracy.tables import amp_strategies
 
 CHOICES: Final = {
     "3 by the rule": Choice(most_time=3, most_memory=0),
@@ -79,16 +79,15 @@ def homogeneous(
 
 
 def transferred(
-    experiment: Experiment, path: Path, found: dict[str, Calibration]
+    experiment: Experiment, strategies: Sequence[Strategy], found: dict[str, Calibration]
 ) -> dict[str, dict[str, float | str]]:
     """Return what is predicted for an experiment whose measurements are not here.
 
     Args:
         experiment: One of the two heterogeneous experiments.
-        path: Table of its strategies.
+        strategies: The published ones.
         found: Calibrations on the homogeneous experiment.
     """
-    strategies = amp_strategies(path, experiment)
     cases = {"no measurement": experiment} | {
         label: apply_calibration(calibration, experiment, transfer=True)
         for label, calibration in found.items()

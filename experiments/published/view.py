@@ -1,11 +1,12 @@
 """Figures as tables for people."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from rich.table import Table
 
-from amp_ray.testing.accuracy.evaluation import BAND_PERCENTILES
-from amp_ray.testing.accuracy.sections import Figures
+from published.evaluation import BAND_PERCENTILES, predict
+from published.sections import Figures
+from published.tables import Row
 
 _SHARES = ("error", "bias", "regret")
 """Figures with these words in their names are shares, shown in percent."""
@@ -20,6 +21,26 @@ def figures_table(title: str, figures: Figures) -> Table:
         table.add_column(column.replace("_", " "), justify="right")
     for label, row in figures.items():
         table.add_row(label, *(_cell(row, column) for column in columns))
+    return table
+
+
+def rows_table(rows: Sequence[Row]) -> Table:
+    """Draw the rows that tell a time, the most underrated first."""
+    told = [row for row in rows if row.tells_time]
+    predicted = predict([row.observation for row in told])
+    table = Table(header_style="bold", pad_edge=False)
+    names = ("error", "predicted s", "measured s", "group", "blocks", "hidden", "heads")
+    for name in (*names, "tp", "pp", "dp", "micro-batch"):
+        table.add_column(name, justify="right")
+    for row, ours, theirs in sorted(
+        zip(told, *predicted.times(), strict=True), key=lambda each: each[1] / each[2]
+    ):
+        plan, shape = row.observation.strategy, row.observation.experiment.model.shape
+        sizes = (shape.num_layers, shape.hidden_size, shape.num_heads, plan.tp, plan.pp, plan.dp)
+        table.add_row(
+            *(f"{100 * (ours / theirs - 1):+.1f} %", f"{ours:.2f}", f"{theirs:.2f}", row.group),
+            *map(str, (*sizes, plan.micro_batch_size)),
+        )
     return table
 
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from amp_ray.calibration import Calibration, Choice, Observation, Predictor, calibrate
 from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.model import CostModel
-from amp_ray.spec.constants import Constants
+from amp_ray.spec.constants import PROGRAM_SCALE, Constants
 
 FloatArray = NDArray[np.float64]
 
@@ -19,8 +19,8 @@ BAND_SIGMA: Final = 0.3
 
 BAND_PERCENTILES: Final = (5, 95)
 
-_ERRORS: Final = ("memory_error", "time_error")
-"""Constants that tell how sure the model is, not what it predicts."""
+_NOT_DRAWN: Final = ("memory_error", "time_error", PROGRAM_SCALE)
+"""Constants that tell how sure the model is, and the one that moves all the others."""
 
 Metrics = Mapping[str, float]
 
@@ -119,7 +119,7 @@ def band(
         ``name_p5`` and ``name_p95`` for every metric.
     """
     generator = np.random.default_rng(seed)
-    names = [field.name for field in fields(Constants) if field.name not in _ERRORS]
+    names = [field.name for field in fields(Constants) if field.name not in _NOT_DRAWN]
     drawn = []
     for _ in range(num_draws):
         factors = np.exp(generator.normal(0.0, BAND_SIGMA, len(names)))

@@ -1,7 +1,7 @@
 import pytest
 
 from amp_ray.errors import InputError
-from amp_ray.formats.json_text import parse_json, shown
+from amp_ray.spec.json_text import parse_json, shown
 
 
 def test_an_object_is_read_in_its_order() -> None:

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Final
 
 from amp_ray.calibration import Calibration, Observation
-from amp_ray.errors import InputError
 from amp_ray.runtime.calibrating import load_observations
 from amp_ray.runtime.files import load_experiment
-from amp_ray.testing.accuracy import amp, megatron
-from amp_ray.testing.accuracy.tables import bloom, selene, vtrain
+from published import a100_jobs, amp
+from published.tables import amp_strategies, read_rows
 
 Figures = Mapping[str, Mapping[str, float | str]]
 """Figures by what was measured before, by name."""
@@ -20,18 +19,21 @@ Figures = Mapping[str, Mapping[str, float | str]]
 DECIMALS: Final = 4
 
 
+REPOSITORY: Final = Path(__file__).resolve().parents[2]
+
+PUBLISHED: Final = Path(__file__).resolve().parent
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sources:
-    """Where tables lie.
+    """What figures are computed from.
 
     Args:
-        repository: Root of the checkout: experiment files and the shipped table.
-        data: Folder of the published tables that are not shipped.
+        data: Folder of the tables.
         num_draws: Draws of each band, and of each choice of trials; 0 leaves them out.
     """
 
-    repository: Path
-    data: Path
+    data: Path = PUBLISHED
     num_draws: int = 0
 
 
@@ -50,32 +52,27 @@ class Section:
     is_slow: bool = False
 
 
-def _homogeneous_trials(sources: Sources) -> list[Observation]:
-    """Return the published trials that the package ships."""
-    experiment = load_experiment(sources.repository / "experiments" / "homogeneous.yaml")
-    table = sources.repository / "amp_ray" / "data" / "tables" / "amp-2022-homogeneous.csv"
-    return load_observations(table, experiment)
-
-
 @cache
-def _calibrated(sources: Sources) -> tuple[list[Observation], dict[str, Calibration]]:
-    """Return the published trials and the calibrations on them."""
-    observations = _homogeneous_trials(sources)
+def _calibrated() -> tuple[list[Observation], dict[str, Calibration]]:
+    """Return the published trials, which the package ships, and the calibrations on them."""
+    experiment = load_experiment(REPOSITORY / "experiments" / "homogeneous.yaml")
+    table = REPOSITORY / "amp_ray" / "data" / "tables" / "amp-2022-homogeneous.csv"
+    observations = load_observations(table, experiment)
     return observations, amp.calibrations(observations)
 
 
 def _homogeneous(sources: Sources) -> Figures:
     """Return the figures of the homogeneous experiment."""
-    return amp.homogeneous(*_calibrated(sources), sources.num_draws)
+    return amp.homogeneous(*_calibrated(), sources.num_draws)
 
 
 def _transferred(name: str) -> Callable[[Sources], Figures]:
     """Return what computes the figures of a heterogeneous experiment."""
 
     def compute(sources: Sources) -> Figures:
-        experiment = load_experiment(sources.repository / "experiments" / f"{name}.yaml")
-        table = sources.data / "amp" / f"{name}_strategies.csv"
-        return amp.transferred(experiment, table, _calibrated(sources)[1])
+        experiment = load_experiment(REPOSITORY / "experiments" / f"{name}.yaml")
+        strategies = amp_strategies(sources.data, experiment)
+        return amp.transferred(experiment, strategies, _calibrated()[1])
 
     return compute
 
@@ -97,41 +94,41 @@ SECTIONS: Final[Mapping[str, Section]] = {
     "vtrain": Section(
         title="vTrain, 41 jobs on 64 and 256 A100 (target: error 9 %, tau .69, .80 over pairs "
         "more than 5 % apart, regret 1.3 %)",
-        compute=lambda sources: megatron.vtrain_blind(vtrain(sources.data), sources.num_draws),
+        compute=lambda sources: a100_jobs.vtrain_blind(
+            read_rows(sources.data, "vtrain"), sources.num_draws
+        ),
     ),
     "vtrain_tuned": Section(
         title="vTrain, best predicted next (target: regret 0.1 % within 5 trials of each group)",
-        compute=lambda sources: megatron.vtrain_tuned(vtrain(sources.data)),
+        compute=lambda sources: a100_jobs.vtrain_tuned(read_rows(sources.data, "vtrain")),
     ),
     "bloom_time": Section(
         title="BLOOM, 63 iteration times (target: error 13 %)",
-        compute=lambda sources: megatron.bloom_time(bloom(sources.data), sources.num_draws),
+        compute=lambda sources: a100_jobs.bloom_time(
+            read_rows(sources.data, "bloom"), sources.num_draws
+        ),
     ),
     "bloom_calibrated": Section(
         title="BLOOM, the rest after 5 trials (target: error 7.1 %)",
-        compute=lambda sources: megatron.bloom_calibrated(
-            bloom(sources.data), max(1, sources.num_draws // 10)
+        compute=lambda sources: a100_jobs.bloom_calibrated(
+            read_rows(sources.data, "bloom"), max(1, sources.num_draws // 10)
         ),
         is_slow=True,
     ),
     "bloom_memory": Section(
         title="BLOOM, 46 peaks and 6 out of memory (target: median 12 %; 4.5 % on other widths "
         "with 2 constants; 5 of 6 found, at most 2 false alarms)",
-        compute=lambda sources: megatron.bloom_memory(bloom(sources.data), sources.num_draws),
+        compute=lambda sources: a100_jobs.bloom_memory(
+            read_rows(sources.data, "bloom"), sources.num_draws
+        ),
     ),
     "megatron": Section(
         title="Megatron-LM, 4 jobs with full recompute (target: error 10 %)",
-        compute=lambda sources: megatron.megatron_jobs(selene(sources.data), sources.num_draws),
+        compute=lambda sources: a100_jobs.megatron_jobs(
+            read_rows(sources.data, "megatron"), sources.num_draws
+        ),
     ),
 }
-
-
-def compute(name: str, sources: Sources) -> Figures | str:
-    """Return the figures of a section, or why it is left out: its table is absent."""
-    try:
-        return SECTIONS[name].compute(sources)
-    except InputError as error:
-        return str(error)
 
 
 def rounded(figures: Figures) -> dict[str, dict[str, float | str]]:

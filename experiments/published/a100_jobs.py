@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amp_ray.calibration import Choice, Observation, Predictor
-from amp_ray.testing.accuracy.evaluation import (
+from published.evaluation import (
     Metrics,
     Predicted,
     band,
@@ -15,7 +15,7 @@ from amp_ray.testing.accuracy.evaluation import (
     predict,
     with_values,
 )
-from amp_ray.testing.accuracy.metrics import (
+from published.metrics import (
     bias,
     mean_absolute_error,
     median_absolute_error,
@@ -23,7 +23,7 @@ from amp_ray.testing.accuracy.metrics import (
     precision_and_recall,
     regret,
 )
-from amp_ray.testing.accuracy.tables import Row
+from published.tables import Row
 
 FloatArray = NDArray[np.float64]
 

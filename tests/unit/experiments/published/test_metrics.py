@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from amp_ray.testing.accuracy.metrics import (
+from published.metrics import (
     bias,
     kendall,
     mean_absolute_error,

@@ -1,0 +1,105 @@
+"""JSON text to plain values, strictly: one message with a place for whatever is wrong."""
+
+import json
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from amp_ray.errors import InputError, Where
+
+
+def parse_json(text: str, *, file: str) -> dict[str, Any]:
+    """Read a JSON object.
+
+    Args:
+        text: The file's text.
+        file: Its name, for messages.
+
+    Raises:
+        InputError: As `parse_any_json`, and if the text is no object.
+    """
+    values = parse_any_json(text, file=file)
+    if not isinstance(values, dict):
+        message = f"expected a JSON object, found {shown(values)}"
+        raise InputError(message, where=Where(file=file))
+    return values
+
+
+def parse_any_json(text: str, *, file: str) -> Any:  # noqa: ANN401 - any plain type
+    """Read JSON.
+
+    Args:
+        text: The file's text.
+        file: Its name, for messages.
+
+    Returns:
+        Plain dictionaries, lists, strings and numbers.
+
+    Raises:
+        InputError: If the text is not JSON or cut short, names a key twice, is nested too deeply,
+            or holds a number that is not finite.
+    """
+    try:
+        return json.loads(
+            text,
+            object_pairs_hook=_once_each,
+            parse_constant=_finite,
+            parse_float=_finite,
+            parse_int=_integer,
+        )
+    except json.JSONDecodeError as error:
+        message = f"not valid JSON: {error.msg}"
+        if error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated string"):
+            message += "; the file ends here: is it cut short?"
+        raise InputError(message, where=Where(file=file, line=error.lineno)) from None
+    except RecursionError:
+        message = "not usable JSON: nested too deeply"
+        raise InputError(message, where=Where(file=file)) from None
+    except ValueError as error:
+        message = f"not usable JSON: {error}"
+        raise InputError(message, where=Where(file=file)) from None
+
+
+def shown(value: object) -> str:
+    """Render a found value for a message, cut where it is long.
+
+    Example:
+        >>> shown("a"), shown(True), shown(None)
+        ("'a'", 'true', 'null')
+    """
+    text = json.dumps(value) if isinstance(value, bool | None) else repr(value)
+    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
+
+
+_LONGEST_VALUE = 60
+"""Characters of a found value that a message shows."""
+
+_MOST_DIGITS = 300
+
+
+def _once_each(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a mapping; no key may stand in it twice."""
+    result: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in result:
+            message = f"key {shown(key)} stands there twice: keep one"
+            raise ValueError(message)
+        result[key] = value
+    return result
+
+
+def _finite(word: str) -> float:
+    """Refuse NaN and infinities, which JSON does not have, and what no float holds."""
+    number = float(word)
+    if not math.isfinite(number):
+        message = f"found {shown(word)[1:-1]}; expected a finite number"
+        raise ValueError(message)
+    return number
+
+
+def _integer(word: str) -> int:
+    """Refuse an integer that no float holds."""
+    if len(word) > _MOST_DIGITS:
+        message = f"found a number of {len(word)} digits; expected at most {_MOST_DIGITS}"
+        raise ValueError(message)
+    return int(word)

@@ -1,0 +1,61 @@
+"""Strategies that crash in the same way before anything is measured: the program is at fault."""
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from amp_ray.trials.outcome import Crashed, Measured
+from amp_ray.tuner.state import TunerState
+
+_PLACES: Final = re.compile(
+    r"\branks? \d+( to \d+)?( on \S+)?|\bpid\W{0,2}\d+|\bport \d+|0x[0-9a-fA-F]+"
+    r"|\b\d+\.\d+\.\d+\.\d+(:\d+)?|\S*amp-ray-\S+"
+)
+"""What differs between two runs of one mistake: who it happened to, addresses, folders of trials.
+Other numbers stay: an error that names a degree is one of that strategy."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommonFailure:
+    """Two trials of different strategies that crashed in the same way.
+
+    Args:
+        numbers: Of the trials.
+        sign: What they have in common, without ranks, hosts and addresses.
+        reason: Of the later one, for people.
+    """
+
+    numbers: tuple[int, int]
+    sign: str
+    reason: str
+
+
+def common_failure(state: TunerState, number: int) -> CommonFailure | None:
+    """Return a trial and an earlier one that crashed alike while nothing has been measured.
+
+    A program that ends well and tells no time has not crashed; nor has a strategy whose hosts
+    were lost, or that ran out of memory or time.
+
+    Args:
+        state: The study.
+        number: Of the trial that has just ended.
+    """
+    found = state.trials[number]
+    sign = _sign(found.outcome)
+    if sign is None or any(isinstance(told.outcome, Measured) for told in state.trials):
+        return None
+    for told in state.trials:
+        if told.candidate != found.candidate and _sign(told.outcome) == sign:
+            assert found.outcome is not None
+            numbers = (min(told.trial.number, number), max(told.trial.number, number))
+            return CommonFailure(numbers=numbers, sign=sign, reason=str(found.outcome.reason))
+    return None
+
+
+def _sign(outcome: object) -> str | None:
+    """Return the kind and the reason of a crash without what differs from run to run."""
+    if not isinstance(outcome, Crashed) or outcome.kind == "no-result":
+        return None
+    host = rf"(?<!\w){re.escape(outcome.host)}(?!\w)" if outcome.host else "$"
+    text = re.sub(host, "", _PLACES.sub("", outcome.reason))
+    return f"{outcome.kind}: {' '.join(text.split())}"

@@ -1,0 +1,66 @@
+"""A study on many hosts: none is taken for lost, and the controller stays small.
+
+``make scale N=256`` makes it 256 hosts, each with an sshd, an agent and a rank of its own.
+"""
+
+import logging
+import os
+import re
+import time
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from .conftest import Bench, MakeCluster, wait_for
+from .test_soak import SoakStudy
+
+pytestmark = pytest.mark.hosts
+
+_LOGGER = logging.getLogger(__name__)
+
+NUM_HOSTS: Final = int(os.environ.get("AMP_RAY_HOSTS", "12"))
+BUDGET: Final = 2
+MOST_CORES: Final = 1.0
+MOST_MEMORY_KIB: Final = 500 * 1024
+TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
+
+
+def cpu_s(pid: int) -> float:
+    """Return the CPU seconds of a process and of its children that have ended."""
+    words = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()
+    return sum(map(int, words[11:15])) / TICKS_PER_S
+
+
+def peak_kib(pid: int) -> int:
+    """Return the largest resident set that a process has had."""
+    found = re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{pid}/status").read_text(encoding="utf-8"))
+    assert found is not None
+    return int(found[1])
+
+
+def test_no_host_of_many_is_taken_for_lost(make_cluster: MakeCluster, tmp_path: Path) -> None:
+    study = SoakStudy(
+        Bench(make_cluster(num_hosts=NUM_HOSTS, disk_bytes=2**22), tmp_path), tmp_path
+    )
+    study.write()
+    used_s, peak, start_s = 0.0, 0, time.monotonic()
+    with study.started("--budget", str(BUDGET), "--no-doctor") as driver:
+        while driver.poll() is None:
+            used_s, peak = max(used_s, cpu_s(driver.pid)), max(peak, peak_kib(driver.pid))
+            time.sleep(0.2)
+        errors = driver.communicate()[1]
+    wall_s = time.monotonic() - start_s
+    told = study.told()
+    attempts = [event["attempt"] for event in study.events("started")]
+    summary = (
+        f"{NUM_HOSTS} hosts: {wall_s:.1f} s, controller {used_s / wall_s:.2f} cores, "
+        f"{peak / 1024:.0f} MiB"
+    )
+    _LOGGER.info(summary)
+    print(summary)  # noqa: T201 - what `make scale` shows
+    assert [event["outcome"] for event in told.values()] == ["measured"] * BUDGET, errors
+    assert attempts == [0] * BUDGET
+    assert used_s / wall_s <= MOST_CORES
+    assert peak <= MOST_MEMORY_KIB
+    wait_for(lambda: not study.busy_hosts(), 60.0)

@@ -1,0 +1,258 @@
+"""Studies over SSH while everything goes wrong at random: nothing lost, doubled or left behind.
+
+``make soak N=200`` makes it 200 faults; AMP_RAY_SEED repeats a run's choices.
+"""
+
+import contextlib
+import logging
+import os
+import random
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from amp_ray.testing.hosts import NamespaceHost
+
+from .conftest import Bench, MakeCluster, wait_for
+from .test_tune import Study
+
+if TYPE_CHECKING:
+    import subprocess
+
+pytestmark = pytest.mark.hosts
+
+_LOGGER = logging.getLogger(__name__)
+
+NUM_FAULTS: Final = int(os.environ.get("AMP_RAY_SOAK", "2"))
+NUM_FAULTS_PER_STUDY: Final = 2
+BUDGET: Final = 3
+MAX_RESUMES: Final = 8
+HANG_GUARD_S: Final = 240.0
+STEP_S: Final = 0.02
+PLAUSIBLE_S: Final = (STEP_S, 50 * STEP_S)
+"""A busy machine may make sleeping longer, never shorter."""
+
+PROGRAM: Final = f"""
+import time
+import amp_ray_metric
+for _ in range(20):
+    with amp_ray_metric.step():
+        time.sleep({STEP_S})
+"""
+
+EXPERIMENT: Final = """\
+name: soak
+model: {{family: gpt2, num_layers: 2, hidden_size: 32, num_heads: 2, sequence_length: 16,
+        vocab_size: 64}}
+cluster:
+  hostfile: hostfile
+  nodes:
+    - {{count: {count}, device: cpu, slots: 1, intra_gbit_per_s: 20, inter_gbit_per_s: 10}}
+precision: fp32
+optimizer: sgd
+global_batch_size: {global_batch_size}
+search: {{max_tp: 1}}
+trials:
+  backend: ssh
+  steps: 15
+  warmup_steps: 5
+  timeout_s: 20
+  program: {{files: [stand_in.py], metric: helper, argv: ["{{python}}", stand_in.py]}}
+  ssh: {{user: root, config: null, connect_timeout_s: 3, python: {python},
+        known_hosts: {known_hosts}, identities: [{identity}]}}
+"""
+
+
+class SoakStudy(Study):
+    """A study of a program that sleeps: a trial takes about half a second."""
+
+    def write(self, *, steps: int = 0, num_groups: int = 1) -> None:
+        """Write experiment, hostfile and program."""
+        del steps, num_groups
+        cluster = self.bench.cluster
+        text = EXPERIMENT.format(
+            count=len(cluster.hosts),
+            global_batch_size=8 * len(cluster.hosts),
+            python=sys.executable,
+            known_hosts=cluster.known_hosts,
+            identity=cluster.identity,
+        )
+        (self.folder / "tiny.yaml").write_text(text, encoding="utf-8")
+        hostfile = "".join(f"{host.address} slots=1\n" for host in cluster.hosts)
+        (self.folder / "hostfile").write_text(hostfile, encoding="utf-8")
+        (self.folder / "stand_in.py").write_text(PROGRAM, encoding="utf-8")
+
+    def processes_of(self, host: NamespaceHost, *, agents: bool) -> list[int]:
+        """List the agents of a host, or what they have started."""
+        found = self.bench.cluster.programs(host)
+        return [entry.pid for entry in found if ("amp_ray_agent" in entry.command) == agents]
+
+
+# ---------------------------------------------------------------------------- faults
+
+Fault = Callable[[SoakStudy, "subprocess.Popen[str]", NamespaceHost, random.Random], None]
+
+
+def kill_driver(
+    study: SoakStudy, driver: "subprocess.Popen[str]", host: NamespaceHost, draw: random.Random
+) -> None:
+    driver.kill()
+
+
+def press_ctrl_c(
+    study: SoakStudy, driver: "subprocess.Popen[str]", host: NamespaceHost, draw: random.Random
+) -> None:
+    os.killpg(driver.pid, signal.SIGINT)
+
+
+def kill_agents(
+    study: SoakStudy, driver: "subprocess.Popen[str]", host: NamespaceHost, draw: random.Random
+) -> None:
+    _signal(study.processes_of(host, agents=True), signal.SIGKILL)
+
+
+def freeze_agents(
+    study: SoakStudy, driver: "subprocess.Popen[str]", host: NamespaceHost, draw: random.Random
+) -> None:
+    agents = study.processes_of(host, agents=True)
+    _signal(agents, signal.SIGSTOP)
+    time.sleep(draw.uniform(0.5, 9.0))
+    _signal(agents, signal.SIGCONT)
+
+
+def kill_ranks(
+    study: SoakStudy, driver: "subprocess.Popen[str]", host: NamespaceHost, draw: random.Random
+) -> None:
+    _signal(study.processes_of(host, agents=False), signal.SIGKILL)
+
+
+def kill_sessions(
+    study: SoakStudy, driver: "subprocess.Popen[str]", host: NamespaceHost, draw: random.Random
+) -> None:
+    study.bench.cluster.kill_ssh_sessions(host)
+
+
+def cut_link(
+    study: SoakStudy, driver: "subprocess.Popen[str]", host: NamespaceHost, draw: random.Random
+) -> None:
+    study.bench.cluster.set_link(host, up=False)
+    time.sleep(draw.uniform(0.2, 9.0))
+    study.bench.cluster.set_link(host, up=True)
+
+
+def fill_disk(
+    study: SoakStudy, driver: "subprocess.Popen[str]", host: NamespaceHost, draw: random.Random
+) -> None:
+    ballast = Path(f"/proc/{host.init_pid}/root/run/ballast")
+    with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
+        while file.write(bytes(2**20)):
+            pass
+    time.sleep(draw.uniform(0.2, 3.0))
+    ballast.unlink()
+
+
+FAULTS: Final[tuple[Fault, ...]] = (
+    kill_driver,
+    press_ctrl_c,
+    kill_agents,
+    freeze_agents,
+    kill_ranks,
+    kill_sessions,
+    cut_link,
+    fill_disk,
+)
+
+
+def _signal(pids: list[int], number: int) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+# ---------------------------------------------------------------------------- the test
+
+
+@pytest.fixture
+def study(make_cluster: MakeCluster, tmp_path: Path) -> Callable[[str], SoakStudy]:
+    """Make studies, one after the other on the same two hosts."""
+    cluster = make_cluster()
+
+    def make(name: str) -> SoakStudy:
+        folder = tmp_path / name
+        folder.mkdir()
+        made = SoakStudy(Bench(cluster, folder), folder)
+        made.write()
+        return made
+
+    return make
+
+
+def test_faults_at_random_lose_double_and_leave_nothing(
+    study: Callable[[str], SoakStudy],
+) -> None:
+    seed = int(os.environ.get("AMP_RAY_SEED") or random.SystemRandom().randrange(2**32))
+    draw = random.Random(seed)
+    injected: Counter[str] = Counter()
+    outcomes: Counter[str] = Counter()
+    num_studies = 0
+    while injected.total() < NUM_FAULTS:
+        num_studies += 1
+        one = study(f"{num_studies}")
+        try:
+            _run_with_faults(one, draw, injected)
+        except BaseException:
+            _LOGGER.exception("seed %d, study %d, %s", seed, num_studies, dict(injected))
+            raise
+        outcomes.update(str(event["outcome"]) for event in one.told().values())
+    summary = f"seed {seed}: {num_studies} studies; faults {dict(injected)}; {dict(outcomes)}"
+    _LOGGER.info(summary)
+    print(summary)  # noqa: T201 - what `make soak` shows
+
+
+def _run_with_faults(study: SoakStudy, draw: random.Random, injected: Counter[str]) -> None:
+    """Drive a study to its end, with a fault in each of its first runs."""
+    before: dict[int, dict[str, object]] = {}
+    errors = ""
+    for number in range(MAX_RESUMES):
+        resume = ["--resume"] if study.events() else []
+        num_events = len(study.events())
+        with study.started("--budget", str(BUDGET), "--no-doctor", *resume) as driver:
+            if number < NUM_FAULTS_PER_STUDY:
+                _wait_for_more(study, driver, num_events)
+                time.sleep(draw.uniform(0.0, 2.5))
+                fault = draw.choice(FAULTS)
+                injected[fault.__name__] += 1
+                fault(study, driver, draw.choice(study.bench.cluster.hosts), draw)
+            errors = driver.communicate(timeout=HANG_GUARD_S)[1]
+        assert driver.returncode in {0, 4, 130, -signal.SIGKILL}, errors
+        assert "Traceback" not in errors, errors
+        wait_for(lambda: not study.busy_hosts() and not study.local_processes(), HANG_GUARD_S)
+        told = study.told()
+        assert {key: told.get(key) for key in before} == before, "an outcome was lost or changed"
+        before = dict(told)
+        if driver.returncode == 0:
+            break
+    _check_end(study, errors)
+
+
+def _wait_for_more(study: SoakStudy, driver: "subprocess.Popen[str]", num_events: int) -> None:
+    """Wait for the driver's first event."""
+    wait_for(lambda: len(study.events()) > num_events or driver.poll() is not None, HANG_GUARD_S)
+
+
+def _check_end(study: SoakStudy, errors: str) -> None:
+    """See that every trial has an outcome, that figures are possible, and that hosts are clean."""
+    told = study.told()
+    assert sorted(told) == list(range(BUDGET)), errors
+    for event in told.values():
+        if event["outcome"] == "measured":
+            assert PLAUSIBLE_S[0] <= event["measured_s"] <= PLAUSIBLE_S[1], event
+    hosts = study.bench.cluster.hosts
+    assert [study.bench.folders_on(host) for host in hosts] == [[]] * len(hosts)
+    assert [path.name for path in study.scratch.glob("*")] == []

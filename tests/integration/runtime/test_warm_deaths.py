@@ -1,0 +1,254 @@
+"""A warm process that dies: told at once, started once more, and no trial is judged by it."""
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from amp_ray.runtime.host import LocalHost
+from amp_ray.runtime.launcher import Launcher, WarmUp
+from amp_ray.runtime.link import AgentSettings
+from amp_ray.runtime.pool import InterruptedTrialError
+from amp_ray.trials.launch import Launch, rank_commands
+from amp_ray.trials.outcome import Measured, Outcome
+
+pytestmark = pytest.mark.integration
+
+HANG_GUARD_S = 60.0
+
+PROGRAM = """
+import json, os, sys, time
+open("ready", "w").close()
+while os.path.exists(sys.argv[1]):
+    time.sleep(0.02)
+json.dump({"trial_id": "t", "step_s": [1.0, 1.0]}, open("result.json", "w"))
+"""
+
+
+class Trials:
+    """Trials on this machine, whose warm process imports a module of the test's own."""
+
+    def __init__(self, folder: Path) -> None:
+        """Take a folder for everything."""
+        self.folder, self.num_trials = folder, 0
+        self.modules, self.hosts = folder / "modules", folder / "host"
+        self.gate = folder / "gate"
+        self.modules.mkdir()
+        self.hosts.mkdir()
+
+    def launcher(self, module: str = "", *, import_timeout_s: float = HANG_GUARD_S) -> Launcher:
+        (self.modules / "imported.py").write_text(module, encoding="ascii")
+        warm_up = WarmUp(
+            python=sys.executable,
+            modules=("imported",),
+            environment={"PYTHONPATH": str(self.modules)},
+        )
+        settings = AgentSettings(
+            base=str(self.hosts), grace_s=0.2, isolate=False, import_timeout_s=import_timeout_s
+        )
+        return Launcher([LocalHost("a")], settings, warm_up=warm_up)
+
+    def run(self, launcher: Launcher) -> Outcome:
+        self.num_trials += 1
+        argv = [sys.executable, "-u", "program.py", str(self.gate)]
+        launch = Launch(
+            trial_id="t",
+            commands=rank_commands(argv, [("a", 0)]),
+            files={"program.py": PROGRAM.encode()},
+            environment={},
+            timeout_s=HANG_GUARD_S,
+        )
+        return launcher.run(launch, self.folder / f"trial-{self.num_trials}")
+
+    def run_while(self, launcher: Launcher, work: Callable[[], None]) -> Outcome:
+        """Run a trial whose rank waits until some work is done."""
+        self.gate.touch()
+        thread = threading.Thread(target=work)
+        thread.start()
+        try:
+            return self.run(launcher)
+        finally:
+            thread.join()
+
+    def wait_for_rank(self) -> None:
+        wait_for(lambda: [*self.hosts.glob("amp-ray-*/ready")])
+
+    def kill_warm(self) -> None:
+        os.kill(self.warm_pid, signal.SIGKILL)
+
+    @property
+    def warm_pid(self) -> int:
+        (pid,) = self.warm_pids
+        return pid
+
+    @property
+    def warm_pids(self) -> list[int]:
+        """Find the process whose folder is the warm one's."""
+        found = []
+        for path in Path("/proc").glob("[0-9]*/cwd"):
+            try:
+                folder = path.readlink()
+            except OSError:
+                continue
+            if folder.parent == self.hosts and folder.name.endswith("-warm"):
+                found.append(int(path.parent.name))
+        return found
+
+    def were_warm(self) -> list[bool]:
+        path = self.folder / f"trial-{self.num_trials}" / "events.jsonl"
+        events: list[dict[str, Any]] = [json.loads(line) for line in path.read_text().splitlines()]
+        return [event["warm"] for event in events if event["kind"] == "started"]
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + HANG_GUARD_S
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def trials(tmp_path: Path) -> Trials:
+    """Trials in a folder of the test's own."""
+    return Trials(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("death", "how"),
+    [
+        ("os.kill(os.getpid(), 9)", "was ended by signal 9 (SIGKILL)"),
+        ("os.kill(os.getpid(), 11)", "was ended by signal 11 (SIGSEGV)"),
+        ("sys.exit(3)", "ended with exit code 3"),
+        ("os._exit(0)", "ended with exit code 0"),
+        ("os.closerange(3, 100); os.kill(os.getpid(), 19)", "was ended by signal 9 (SIGKILL)"),
+    ],
+)
+def test_a_death_while_importing_is_told_with_its_last_lines_and_ranks_start_afresh(
+    trials: Trials, caplog: pytest.LogCaptureFixture, death: str, how: str
+) -> None:
+    module = f"import os, sys; print('last words', file=sys.stderr, flush=True); {death}"
+    with trials.launcher(module) as launcher:
+        problem = launcher.warm()["a"]["problem"]
+        assert how in problem
+        assert "while it imported imported" in problem
+        assert "last words" in problem
+        assert "not started a third time" in problem
+        with caplog.at_level(logging.WARNING):
+            assert isinstance(trials.run(launcher), Measured)
+    assert "a: ranks start afresh: the warm process" in caplog.text
+    assert trials.were_warm() == [False]
+
+
+def test_a_death_once_is_told_and_the_next_process_serves(
+    trials: Trials, caplog: pytest.LogCaptureFixture
+) -> None:
+    mark = trials.folder / "mark"
+    module = f"import os\nif not os.path.exists({str(mark)!r}):\n"
+    module += f"    open({str(mark)!r}, 'w').close(); os.kill(os.getpid(), 11)"
+    with trials.launcher(module) as launcher:
+        assert launcher.warm()["a"]["problem"] == ""
+        assert isinstance(trials.run(launcher), Measured)
+    assert "a: the warm process was ended by signal 11 (SIGSEGV) while" in caplog.text
+    assert trials.were_warm() == [True]
+
+
+def test_a_death_between_trials_is_made_good_before_the_next(trials: Trials) -> None:
+    with trials.launcher() as launcher:
+        assert isinstance(trials.run(launcher), Measured)
+        before = trials.warm_pid
+        trials.kill_warm()
+        wait_for(lambda: trials.warm_pids not in ([before], []))
+        assert isinstance(trials.run(launcher), Measured)
+        assert trials.were_warm() == [True]
+
+
+def test_trials_in_which_it_dies_run_again_and_after_the_second_death_afresh(
+    trials: Trials, caplog: pytest.LogCaptureFixture
+) -> None:
+    def kill_twice() -> None:
+        trials.wait_for_rank()
+        before = trials.warm_pid
+        trials.kill_warm()
+        wait_for(lambda: [*trials.hosts.glob("amp-ray-*/ready")] and trials.warm_pids != [before])
+        trials.gate.unlink()
+        trials.kill_warm()
+
+    with trials.launcher() as launcher:
+        outcome = trials.run_while(launcher, kill_twice)
+    assert isinstance(outcome, Measured), outcome
+    assert trials.were_warm() == [True, True, False]
+    assert "a: ranks start afresh: the warm process was ended by signal 9" in caplog.text
+
+
+def test_imports_that_never_end_are_ended_and_told(trials: Trials) -> None:
+    with trials.launcher("import time; time.sleep(600)", import_timeout_s=1.0) as launcher:
+        assert "took longer than 1 s" in launcher.warm()["a"]["problem"]
+        assert isinstance(trials.run(launcher), Measured)
+        wait_for(lambda: not trials.warm_pids)
+
+
+def test_waiting_for_imports_can_be_interrupted(trials: Trials) -> None:
+    with trials.launcher("import time; time.sleep(600)") as launcher:
+
+        def interrupt() -> None:
+            wait_for(lambda: trials.warm_pids)
+            launcher.interrupt()
+
+        with pytest.raises(InterruptedTrialError):
+            trials.run_while(launcher, interrupt)
+
+
+def test_folders_of_agents_that_were_killed_are_swept_by_the_next_start(trials: Trials) -> None:
+    def folders() -> list[Path]:
+        return [*trials.hosts.glob("amp-ray-*-warm")]
+
+    launcher = trials.launcher()
+    launcher.warm()
+    (left,) = folders()
+    parent = int(Path(f"/proc/{trials.warm_pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+    with trials.launcher() as other:  # whose start does not touch what is in use
+        other.warm()
+        assert left in folders()
+    os.kill(parent, signal.SIGKILL)
+    wait_for(lambda: not trials.warm_pids)
+    assert folders() == [left]
+    with trials.launcher() as other:
+        other.warm()
+        assert left not in folders()
+    launcher.close()
+    assert folders() == []
+
+
+def test_nothing_is_imported_from_the_folder_that_the_user_is_in(trials: Trials) -> None:
+    mark = trials.folder / "executed"
+    for name in ("json", "socket", "types", "contextlib"):
+        text = f"open({str(mark)!r}, 'w').close()\nraise SystemExit(9)\n"
+        (trials.folder / f"{name}.py").write_text(text, encoding="ascii")
+    (trials.modules / "imported.py").touch()
+    program = (
+        "import sys\nfrom pathlib import Path\n"
+        "from tests.integration.runtime.test_warm_deaths import Trials, Measured\n"
+        f"trials = Trials(Path({str(trials.folder / 'inner')!r}))\n"
+        "launcher = trials.launcher()\n"
+        "assert launcher.warm()['a']['problem'] == ''\n"
+        "import os\nassert isinstance(trials.run(launcher), Measured)\n"
+        "assert trials.were_warm() == [True]\n"
+        "launcher.close()\n"
+    )
+    (trials.folder / "inner").mkdir()
+    root = str(Path(__file__).parents[3])
+    code = f"import sys; sys.path[0] = {root!r}\n{program}"
+    ended = subprocess.run(
+        [sys.executable, "-c", code], cwd=trials.folder, capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert not mark.exists()

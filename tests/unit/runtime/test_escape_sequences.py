@@ -1,0 +1,180 @@
+"""Escape sequences that a host sends are shown, and never reach a terminal."""
+
+import io
+import json
+import logging
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from amp_ray.errors import HostError, InputError
+from amp_ray.report.doctor import diagnosis_view
+from amp_ray.report.study import PlainView
+from amp_ray.runtime.doctor import Diagnosis
+from amp_ray.runtime.launcher import Launcher, WarmUp
+from amp_ray.runtime.link import AgentSettings
+from amp_ray.testing.looks import gpu, healthy_look
+from amp_ray.testing.scripted_host import Message, Script, ScriptedHost, well_behaved
+from amp_ray.trials.check_software import Wanted
+from amp_ray.trials.checks import check_hosts
+from amp_ray.trials.findings import Finding
+from amp_ray.trials.host_facts import Look
+from amp_ray.trials.launch import Launch, rank_commands
+from amp_ray.trials.outcome import Outcome, Unreachable, outcome_to_json
+
+EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202egnp.exe\u2066\ud800"
+SETTINGS = AgentSettings(lease_s=2.0, heartbeat_s=0.1, grace_s=0.1, settle_s=0.05)
+DONE: Message = {"kind": "done", "reason": "failed", "clean": True, "left": [], "num_oom_kills": 0}
+
+
+def is_clean(text: str) -> bool:
+    """Tell whether a terminal shows every letter."""
+    return all(letter.isprintable() or letter in "\n\t" for letter in text)
+
+
+def says(kind: str, *messages: Message) -> Script:
+    """Answer one message with something of our own."""
+
+    def script(message: Message) -> Iterable[Message | bytes]:
+        return messages if message.get("kind") == kind else well_behaved(message)
+
+    return script
+
+
+def run(folder: Path, host: ScriptedHost, warm_up: WarmUp | None = None) -> Outcome:
+    launch = Launch(
+        trial_id="t",
+        commands=rank_commands(["run"], [(host.name, 0)]),
+        files={},
+        environment={},
+        timeout_s=5.0,
+    )
+    with Launcher([host], SETTINGS, warm_up=warm_up) as launcher:
+        return launcher.run(launch, folder / "t")
+
+
+EXIT: Message = {"kind": "exit", "rank": 0, "code": 1, "signal": None, "ended": False}
+FAILED = {"event": "failed", "type": EVIL, "message": EVIL, "cause": EVIL, "traceback": [EVIL]}
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        says("job", {**EXIT, "tail": [EVIL, f"Error: {EVIL}"]}, DONE),
+        says("job", {"kind": "said", "rank": 0, "data": FAILED}, DONE),
+        says("job", {"kind": "trouble", "what": "start", "rank": None, "text": EVIL}, DONE),
+        says("prepare", {"kind": "trouble", "what": "network", "rank": None, "text": EVIL}),
+        says("job", {**DONE, "reason": "deadline"}),
+        says("job", {"kind": "lost", "text": EVIL}),
+    ],
+)
+def test_what_a_rank_or_an_agent_says_is_shown_in_outcomes_reports_and_files(
+    tmp_path: Path, script: Script
+) -> None:
+    host = ScriptedHost("a", script)
+    outcome = run(tmp_path, host)
+    record = outcome_to_json(outcome)
+    texts = [record["reason"], *(record.get("lines") or ())]
+    assert all(map(is_clean, texts)), texts
+    for path in (tmp_path / "t").glob("*.*"):
+        assert is_clean(path.read_text(encoding="utf-8")), path
+    console = Console(file=io.StringIO(), force_terminal=True, color_system=None)
+    PlainView(console).note(f"{record['reason']}{EVIL}")
+    assert isinstance(console.file, io.StringIO)
+    assert is_clean(console.file.getvalue())
+
+
+def test_a_login_that_prints_escapes_and_ends_is_shown(tmp_path: Path) -> None:
+    def script(_message: Message) -> Iterable[Message | bytes]:
+        host.close_channel()
+        return [EVIL.encode("utf-8", "replace"), b"\x1b[31mno python"]
+
+    host = ScriptedHost("a", script)
+    outcome = run(tmp_path, host)
+    assert isinstance(outcome, Unreachable)
+    assert is_clean(outcome.reason)
+
+
+def test_a_warm_process_and_a_hello_with_escapes_are_shown(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def script(message: Message) -> Iterable[Message | bytes]:
+        if message.get("kind") == "warm":
+            yield {"kind": "hello", "hostname": EVIL, "isolation": EVIL, "python": EVIL}
+            yield {"kind": "warm-died", "text": EVIL}
+            yield {"kind": "warm", "problem": EVIL, "import_s": 0.0}
+        yield from well_behaved(message)
+
+    with caplog.at_level(logging.WARNING):
+        run(tmp_path, ScriptedHost("a", script), WarmUp(python="python", modules=()))
+    assert "started once more" in caplog.text
+    assert "ranks start afresh" in caplog.text
+    assert all(is_clean(record.getMessage()) for record in caplog.records)
+
+
+def evil(value: Any) -> Any:  # noqa: ANN401 - JSON
+    """Add escapes to every text of a probe's answer."""
+    if isinstance(value, dict):
+        return {key: evil(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [evil(each) for each in value]
+    return f"{value}{EVIL}" if isinstance(value, str) else value
+
+
+def looks() -> Iterable[Look]:
+    for device in ("cpu", "T4"):
+        changes = {
+            "left": {
+                "folders": [{"path": "/run/amp-ray-x", "age_s": 9.0, "used": False}],
+                "processes": [{"pid": 7, "command": "python", "used": False}],
+            },
+            "gpus": {"gpus": [gpu(0), gpu(1)], "problem": None}
+            if device == "T4"
+            else {"gpus": [], "problem": "x"},
+        }
+        look = healthy_look("a", device=device, changes=changes)
+        assert look.facts is not None
+        yield replace(look, facts=replace(look.facts, parts=evil(dict(look.facts.parts))))
+        broken = {part: evil({"problem": "OSError: "}) for part in look.facts.parts}
+        yield replace(look, facts=replace(look.facts, parts=broken))
+        yield replace(look, unreached=((look.site, EVIL),))
+
+
+def test_facts_with_escapes_are_shown_in_findings_json_and_the_table() -> None:
+    for look in looks():
+        findings = check_hosts([look, replace(look, site=replace(look.site, name="b"))], WANTED)
+        assert all(is_clean(str(finding)) for finding in findings)
+        diagnosis = Diagnosis(experiment="x", hosts=("a", "b"), findings=findings, elapsed_s=1.0)
+        console = Console(file=io.StringIO(), force_terminal=True, color_system=None)
+        console.print(diagnosis_view(diagnosis, show_all=True))
+        assert isinstance(console.file, io.StringIO)
+        assert is_clean(console.file.getvalue())
+        assert is_clean(json.dumps(diagnosis.to_json(), ensure_ascii=False))
+
+
+WANTED = Wanted(python="python3")
+NONSENSE: list[Any] = [None, "x", -1, 10**400, float("inf"), [], {}, [[1]], {"problem": 3}]
+
+
+@pytest.mark.parametrize("value", NONSENSE)
+def test_facts_of_any_form_end_in_findings(value: Any) -> None:  # noqa: ANN401 - JSON
+    """One fact after the other, and one part after the other, is something else."""
+    look = healthy_look("a", device="T4")
+    assert look.facts is not None
+    for part, facts in look.facts.parts.items():
+        for changed in (value, *({**facts, key: value} for key in facts)):
+            parts = {**look.facts.parts, part: changed}
+            odd = replace(look, facts=replace(look.facts, parts=parts))
+            findings = check_hosts([odd, healthy_look("b")], WANTED)
+            assert {finding.host for finding in findings} == {"a", "b"}
+
+
+def test_messages_of_errors_are_shown() -> None:
+    assert str(HostError(f"a: {EVIL}")).endswith("gnp.exe\\u2066\\ud800")
+    assert is_clean(str(InputError(f"two\nlines {EVIL}")))
+    assert "two\nlines" in str(InputError("two\nlines"))
+    assert is_clean(str(Finding(level="error", host="a", check="c", found=EVIL, command=EVIL)))
