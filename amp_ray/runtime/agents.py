@@ -266,6 +266,7 @@ class Agents:
             HostError: If that fails, or an earlier trial has left something.
         """
         if name in self.links:  # and lost: the connection may be as dead, and not know it yet
+            self._leave(self.links[name])
             self._hosts[name].close()
         left = self._pay(name)
         if left:

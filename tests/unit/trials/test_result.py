@@ -75,6 +75,23 @@ def test_a_result_of_another_host_than_the_first_is_left_out() -> None:
     assert dict(AllFiles({"a": {}, "b": {"result.json": b"{}"}})) == {}
 
 
+def test_the_incomplete_log_of_a_rank_is_missed_by_whoever_reads_it() -> None:
+    found = {"a": {"rank-0.log": b"a", "result.json": b"{}"}, "b": {"rank-1.log": b"b"}}
+    files = AllFiles(found, {"rank-1.log": (1, "no space left")})
+    assert files["result.json"] == b"{}"
+    assert (len(files), "rank-1.log" in files) == (3, True)
+    with pytest.raises(MissingRankError, match=r"rank-1\.log cannot be used: no space") as raised:
+        _ = files["rank-1.log"]
+    assert raised.value.rank == 1
+
+
+def test_two_hosts_cannot_speak_for_one_rank() -> None:
+    files = AllFiles({name: {"metric-rank-1.json": b"{}", "x": b"x"} for name in "ab"})
+    assert files["x"] == b"x"
+    with pytest.raises(MissingRankError, match="b sent it, and another host before"):
+        _ = files["metric-rank-1.json"]
+
+
 HOSTILE = {
     "infinite": b'{"trial_id": "t", "step_s": [1, Infinity]}',
     "overflows": b'{"trial_id": "t", "step_s": [1, 1e999]}',
@@ -118,20 +135,3 @@ def test_what_no_step_takes_and_no_device_has_is_refused_in_one_line(name: str, 
     assert len(text) < 300
     assert text.isprintable()
     assert name in text or "rank 3" in text
-
-
-def test_the_incomplete_log_of_a_rank_is_missed_by_whoever_reads_it() -> None:
-    found = {"a": {"rank-0.log": b"a", "result.json": b"{}"}, "b": {"rank-1.log": b"b"}}
-    files = AllFiles(found, {"rank-1.log": (1, "no space left")})
-    assert files["result.json"] == b"{}"
-    assert (len(files), "rank-1.log" in files) == (3, True)
-    with pytest.raises(MissingRankError, match=r"rank-1\.log cannot be used: no space") as raised:
-        _ = files["rank-1.log"]
-    assert raised.value.rank == 1
-
-
-def test_two_hosts_cannot_speak_for_one_rank() -> None:
-    files = AllFiles({name: {"metric-rank-1.json": b"{}", "x": b"x"} for name in "ab"})
-    assert files["x"] == b"x"
-    with pytest.raises(MissingRankError, match="b sent it, and another host before"):
-        _ = files["metric-rank-1.json"]
