@@ -26,12 +26,12 @@ class Inbox:
         self._gone: set[str] = set()
 
     def put(self, tag: str, message: Message) -> None:
-        """Add a message, when there is room for one more of this agent or it is gone."""
+        """Add a message, when there is room for one more of this agent and it is not gone."""
         room = self._room(tag)
-        while not room.acquire(timeout=_POLL_S):
-            if tag in self._gone:
+        while tag not in self._gone:
+            if room.acquire(timeout=_POLL_S):
+                self._queue.put((tag, message))
                 return
-        self._queue.put((tag, message))
 
     def get(self, timeout_s: float) -> tuple[str, Message]:
         """Take the oldest message.

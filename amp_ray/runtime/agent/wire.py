@@ -179,8 +179,8 @@ def printable(text: str, limit: int = TEXT_CHARACTERS) -> str:
     Colours are left out.
 
     Example:
-        >>> print(printable("\x1b[31mno\x1b[0m\tway\x07"))
-        no	way\x07
+        >>> print(printable("\x1b[31mno\x1b[0m way\x07"))
+        no way\x07
     """
     short = text[:limit]
     if not (short.isascii() and short.isprintable()):
