@@ -172,7 +172,7 @@ class Study:
         wait_for(they_do, HANG_GUARD_S)
 
     def _logs(self, host: NamespaceHost) -> list[Path]:
-        return list(Path(f"/proc/{host.init_pid}/root/run/tmp").glob("amp-ray-*/rank-*.log"))
+        return list(Path(f"/proc/{host.init_pid}/root/run/tmp").glob("amp-ray-*/job.json"))
 
     def local_processes(self) -> list[str]:
         """List the living processes of the drivers on this side: themselves and Ray's."""

@@ -163,7 +163,7 @@ def test_a_trial_that_is_interrupted_ends_and_the_next_one_runs(
 
     thread = threading.Thread(target=work)
     thread.start()
-    wait_for(lambda: [*base.glob("amp-ray-study-1-*/rank-0.log")])
+    wait_for(lambda: [*base.glob("amp-ray-study-1-*/job.json")])
     long.runner.interrupt()
     thread.join(HANG_GUARD_S)
     assert ended == [InterruptedTrialError]

@@ -104,7 +104,7 @@ class Place:
     def wait_until_training(self, driver: subprocess.Popen[str]) -> None:
         """Wait until a rank has begun."""
         deadline_s = time.monotonic() + HANG_GUARD_S
-        while not list(self.scratch.glob("amp-ray-*/rank-*.log")):
+        while not list(self.scratch.glob("amp-ray-*/job.json")):
             assert driver.poll() is None, finish(driver).stderr
             assert time.monotonic() < deadline_s, "waited in vain"
             time.sleep(0.02)
