@@ -14,7 +14,7 @@ from typing import Final
 import pytest
 
 NEEDS: Final = {
-    "amp_ray/runtime/actors.py": ("ray",),
+    "amp_ray/runtime/ray/actors.py": ("ray",),
     "amp_ray/training": ("torch", "deepspeed"),
     "tests/hosts/test_ray_nodes.py": ("ray",),
     "tests/hosts/test_ray_up.py": ("ray",),

@@ -18,8 +18,8 @@ import click
 
 from amp_ray.cli.exits import run_command
 from amp_ray.runtime.files import read_text, write_text
-from amp_ray.runtime.live_nodes import expected_nodes, to_hostfile, wait_for_nodes
-from amp_ray.runtime.ray_address import AUTO, require_ray
+from amp_ray.runtime.ray.address import AUTO, require_ray
+from amp_ray.runtime.ray.live_nodes import expected_nodes, to_hostfile, wait_for_nodes
 from amp_ray.spec.hostfile import format_hostfile
 from amp_ray.spec.yaml_text import parse_yaml
 
@@ -41,7 +41,7 @@ def nodes_of(address: str) -> Iterator[Callable[[], list[dict[str, Any]]]]:
     require_ray("a hostfile of a Ray cluster")
     import ray  # noqa: PLC0415 - an extra: said in words where it is missing
 
-    from amp_ray.runtime.actors import connect  # noqa: PLC0415 - needs Ray too
+    from amp_ray.runtime.ray.actors import connect  # noqa: PLC0415 - needs Ray too
 
     with connect(address):
         yield ray.nodes

@@ -20,7 +20,7 @@ import click
 from amp_ray.cli.exits import FAILURE, SUCCESS, run_command
 from amp_ray.errors import HostError
 from amp_ray.runtime.files import read_text
-from amp_ray.runtime.ssh import SshHost
+from amp_ray.runtime.hosts.ssh import SshHost
 from amp_ray.spec.access import SshSettings
 from amp_ray.spec.hostfile import parse_hostfile
 

@@ -22,9 +22,9 @@ from rich.table import Table
 from amp_ray.cli.output import console
 from amp_ray.cost.estimate import Estimate
 from amp_ray.runtime.files import load_experiment, write_text
+from amp_ray.runtime.launch.trial_runner import make_runner
 from amp_ray.runtime.planning import plan_experiment
-from amp_ray.runtime.pool import Task
-from amp_ray.runtime.trial_runner import make_runner
+from amp_ray.runtime.study.pool import Task
 from amp_ray.spec.experiment import Experiment, launchable_only
 from amp_ray.trials.outcome import Measured
 

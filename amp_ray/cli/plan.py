@@ -23,7 +23,7 @@ from amp_ray.report.tables import ranking_table
 from amp_ray.runtime.calibrating import with_calibration
 from amp_ray.runtime.files import load_experiment
 from amp_ray.runtime.planning import Planned, plan_experiment, why_infeasible
-from amp_ray.runtime.searching import Workers
+from amp_ray.runtime.ray.searching import Workers
 from amp_ray.spec.experiment import launchable_only
 from amp_ray.units import counted
 

@@ -15,11 +15,16 @@ from amp_ray.cli.options import (
     verbose_option,
     write_json,
 )
-from amp_ray.runtime.link_report import LinkReport, cluster_yaml, constants_yaml, link_reports
-from amp_ray.runtime.make_hosts import host_maker
-from amp_ray.runtime.profile_folder import ProfileFolder
-from amp_ray.runtime.profile_parts import load_unprofiled, profile_parts
-from amp_ray.runtime.profiling import PartReport, Settings, measure
+from amp_ray.runtime.hosts.make_hosts import host_maker
+from amp_ray.runtime.profile.folder import ProfileFolder
+from amp_ray.runtime.profile.link_report import (
+    LinkReport,
+    cluster_yaml,
+    constants_yaml,
+    link_reports,
+)
+from amp_ray.runtime.profile.parts import load_unprofiled, profile_parts
+from amp_ray.runtime.profile.profiling import PartReport, Settings, measure
 from amp_ray.spec.access import SshSettings
 from amp_ray.spec.experiment import Experiment
 from amp_ray.units import BITS_PER_BYTE, GIGA, MICROSECONDS_PER_SECOND, counted

@@ -26,9 +26,9 @@ from amp_ray.runtime.files import load_experiment
 from amp_ray.spec.experiment import Experiment
 
 if TYPE_CHECKING:  # loaded where a study runs, so that planning starts no slower
-    from amp_ray.runtime.study_end import Result
-    from amp_ray.runtime.study_space import TuneOptions
-    from amp_ray.runtime.tuning import Tuning
+    from amp_ray.runtime.study.end import Result
+    from amp_ray.runtime.study.space import TuneOptions
+    from amp_ray.runtime.study.tuning import Tuning
 
 
 @click.command()
@@ -88,9 +88,9 @@ def tune_experiment(
     Returns:
         The exit code of the contract.
     """
-    from amp_ray.runtime.preflight import check_hosts
-    from amp_ray.runtime.study_folder import check_folder, folder_for
-    from amp_ray.runtime.tuning import prepare
+    from amp_ray.runtime.doctor.preflight import check_hosts
+    from amp_ray.runtime.study.folder import check_folder, folder_for
+    from amp_ray.runtime.study.tuning import prepare
 
     asked = _asked(experiment, **options)
     folder = study_path or folder_for(experiment.name)
@@ -111,7 +111,7 @@ def tune_experiment(
 def _run(tuning: "Tuning", folder: Path, *, resume: bool) -> "Result":
     """Run a study before people's eyes; signals end it in order."""
     from amp_ray.report.study import study_view
-    from amp_ray.runtime.interruption import Interruption
+    from amp_ray.runtime.study.interruption import Interruption
 
     with Interruption() as interruption:
         try:
@@ -126,7 +126,7 @@ def _run(tuning: "Tuning", folder: Path, *, resume: bool) -> "Result":
 def _show(result: "Result", folder: Path, json_target: str | None) -> int:
     """Show how a study ended; return the exit code."""
     from amp_ray.report.study import end_view
-    from amp_ray.runtime.tuning import RESULT
+    from amp_ray.runtime.study.tuning import RESULT
 
     if json_target is not None:
         with (folder / RESULT).open(encoding="utf-8") as lines:
@@ -169,8 +169,8 @@ def _asked(
     Raises:
         InputError: If there is no budget to measure with, or an option has no use.
     """
-    from amp_ray.runtime.searching import Workers
-    from amp_ray.runtime.study_space import TuneOptions
+    from amp_ray.runtime.ray.searching import Workers
+    from amp_ray.runtime.study.space import TuneOptions
 
     backend, table = trials or (experiment.trials.backend, None)
     budget = experiment.trials.budget if budget is None else budget

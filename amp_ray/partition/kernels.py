@@ -3,7 +3,7 @@
 For one bound ``cap_s`` on the slowest stage, `cheapest_chain` finds the cheapest way to place all
 layers. It works over (state, layers placed). Each option adds a sliding-window minimum, so that
 one bound costs O(options x layers); layer counts that cannot lead to an end are never visited.
-`amp_ray.testing.brute_force` holds the readable loop version.
+`support.brute_force` holds the readable loop version.
 """
 
 from typing import Any

@@ -7,8 +7,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from amp_ray.runtime.doctor import Diagnosis
-from amp_ray.trials.findings import Finding, Level, only
+from amp_ray.runtime.doctor.diagnosis import Diagnosis
+from amp_ray.trials.doctor.findings import Finding, Level, only
 from amp_ray.units import counted
 
 _STYLES: Final[dict[Level, str]] = {"ok": "green", "warning": "yellow", "error": "bold red"}

@@ -19,7 +19,7 @@ from amp_ray.spec.model import Model
 from amp_ray.spec.profile import Profile
 from amp_ray.spec.strategy_file import Context, Given, parse_strategies
 from amp_ray.spec.yaml_text import parse_yaml
-from amp_ray.trials.profile_tables import RECORDS_FILE
+from amp_ray.trials.profile.tables import RECORDS_FILE
 
 _LOGGER = logging.getLogger(__name__)
 

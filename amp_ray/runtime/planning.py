@@ -9,7 +9,7 @@ from amp_ray.baselines.amp2022 import Amp2022Planner
 from amp_ray.cost.estimate import Estimate, Result
 from amp_ray.errors import placed
 from amp_ray.runtime.metis_planning import METIS_2024, make_metis_planner
-from amp_ray.runtime.searching import AUTO, Workers, search_candidates
+from amp_ray.runtime.ray.searching import AUTO, Workers, search_candidates
 from amp_ray.search.planner import AmpRayPlanner, Planner, evaluate
 from amp_ray.search.ranking import Ranking, why_none
 from amp_ray.search.rows import SCHEMA, ranking_rows

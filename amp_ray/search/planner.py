@@ -1,7 +1,7 @@
 """Plan one candidate: costs to arrays, arrays to cuts, cuts to an estimate.
 
 This is the function that every worker maps; a search is that map and a ranking
-(`runtime.searching`).
+(`runtime.ray.searching`).
 """
 
 from contextlib import suppress

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from amp_ray.errors import HostError
-from amp_ray.runtime.agent.bundle import LENGTH_DIGITS
-from amp_ray.runtime.agent.wire import (
+from amp_ray.runtime.hosts.agent.bundle import LENGTH_DIGITS
+from amp_ray.runtime.hosts.agent.wire import (
     CHUNK_BYTES,
     FROM_AGENT,
     FROM_CONTROLLER,
@@ -19,7 +19,7 @@ from amp_ray.runtime.agent.wire import (
     pack,
     unpack,
 )
-from amp_ray.runtime.host import Channel, Completed
+from amp_ray.runtime.hosts.host import Channel, Completed
 
 Message = dict[str, Any]
 

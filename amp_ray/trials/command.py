@@ -19,13 +19,13 @@ from amp_ray.trials.job_file import (
     torch_device,
 )
 from amp_ray.trials.launch import Launch, rank_commands
-from amp_ray.trials.metrics import LogReader, read_logs
 from amp_ray.trials.node_launch import deepspeed_commands, launch_order
+from amp_ray.trials.own_program.metrics import LogReader, read_logs
+from amp_ray.trials.own_program.program import program_launch, program_problem, program_reader
+from amp_ray.trials.own_program.step_times import check_total
 from amp_ray.trials.placement import Place, hostfile_text, placement
-from amp_ray.trials.program import program_launch, program_problem, program_reader
 from amp_ray.trials.result import Measurement, Reader, read_result
 from amp_ray.trials.runtime_strategy import runtime_strategy, why_not_launchable
-from amp_ray.trials.step_times import check_total
 
 PROGRAM: Final = "amp_ray.training"
 

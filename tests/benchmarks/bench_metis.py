@@ -13,8 +13,8 @@ from amp_ray.baselines.metis2024_plan import MetisSetting
 from amp_ray.baselines.metis2024_search import MetisSearch
 from amp_ray.baselines.metis2024_solve import MetisSolution
 from amp_ray.cost.estimate import Reason
-from amp_ray.testing.metis import metis_setting
-from amp_ray.testing.metis_cases import CASES, LIMITS, MetisCase, read_case
+from support.metis import metis_setting
+from support.metis_cases import CASES, LIMITS, MetisCase, read_case
 
 FOLDER = Path(__file__).resolve().parents[3] / "shared" / "data" / "metis"
 REPEATS = 3

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from amp_ray.runtime.files import load_experiment
 from amp_ray.runtime.planning import make_planner
-from amp_ray.runtime.searching import ALONE, search_candidates
+from amp_ray.runtime.ray.searching import ALONE, search_candidates
 from amp_ray.search.space import candidates_of, uniform_candidates
 from amp_ray.spec.build import build_experiment
 from amp_ray.spec.experiment import Experiment

@@ -18,13 +18,13 @@ from typing import Any, Final
 import numpy as np
 
 from amp_ray.__main__ import main as main_command
-from amp_ray.runtime import study_events
 from amp_ray.runtime.files import load_experiment
-from amp_ray.runtime.journal_lines import encode
-from amp_ray.runtime.pool import Task
-from amp_ray.runtime.study_folder import JOURNAL, open_study
-from amp_ray.runtime.study_space import TuneOptions
-from amp_ray.runtime.tuning import Tuning, begin_state, prepare, study_header
+from amp_ray.runtime.study import events as study_events
+from amp_ray.runtime.study.folder import JOURNAL, open_study
+from amp_ray.runtime.study.journal_lines import encode
+from amp_ray.runtime.study.pool import Task
+from amp_ray.runtime.study.space import TuneOptions
+from amp_ray.runtime.study.tuning import Tuning, begin_state, prepare, study_header
 from amp_ray.trials.outcome import Measured
 from amp_ray.tuner import KeptPredictor, TunerState, learn, next_trials
 from amp_ray.tuner.state import Trial, record, start

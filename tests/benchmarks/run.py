@@ -14,8 +14,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-sys.path.insert(0, str(Path(__file__).parent))
-
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "lib")]
 
 PARTS = {
     "bench_search": "Search: experiment to ranking",

@@ -10,7 +10,7 @@ import pytest
 from amp_ray.baselines.amp2022 import Amp2022Planner
 from amp_ray.cost.estimate import Estimate
 from amp_ray.runtime.files import load_experiment
-from amp_ray.runtime.searching import ALONE, search_candidates
+from amp_ray.runtime.ray.searching import ALONE, search_candidates
 from amp_ray.search.ranking import Ranking
 from amp_ray.search.space import candidates_of
 from published.sections import PUBLISHED

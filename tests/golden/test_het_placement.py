@@ -12,7 +12,7 @@ from amp_ray.calibration import apply_calibration, calibrate
 from amp_ray.cost.estimate import Estimate
 from amp_ray.runtime.calibrating import load_observations
 from amp_ray.runtime.files import load_experiment, load_strategies
-from amp_ray.runtime.searching import ALONE, search_candidates
+from amp_ray.runtime.ray.searching import ALONE, search_candidates
 from amp_ray.search.planner import AmpRayPlanner, evaluate
 from amp_ray.search.ranking import Ranking
 from amp_ray.search.space import candidates_of

@@ -22,13 +22,13 @@ from amp_ray.errors import InputError
 from amp_ray.formats.metis_cluster import metis_cluster, parse_metis_clusterfile
 from amp_ray.formats.metis_experiment import cluster_yaml
 from amp_ray.formats.metis_profile import parse_metis_profile
-from amp_ray.runtime.searching import ALONE, search_candidates
+from amp_ray.runtime.ray.searching import ALONE, search_candidates
 from amp_ray.search.planner import AmpRayPlanner
 from amp_ray.search.ranking import Ranking
 from amp_ray.search.space import candidates_of
 from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.published_profile import Key
-from amp_ray.testing.experiments import experiment_from
+from support.experiments import experiment_from
 
 TOLERANCE: Final = 1e-6
 """Relative; the figures agree to the last bit or two."""

@@ -12,7 +12,7 @@ from amp_ray.baselines.metis2024_search import MetisSearch
 from amp_ray.baselines.metis2024_solve import MetisSolution
 from amp_ray.baselines.metis2024_validity import metis_defects
 from amp_ray.cost.estimate import Reason
-from amp_ray.testing.metis_cases import CASES, LIMITS, MetisCase, read_case
+from support.metis_cases import CASES, LIMITS, MetisCase, read_case
 
 SAME = 1e-9
 """Relative; sums in another order."""

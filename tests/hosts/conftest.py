@@ -11,9 +11,9 @@ from typing import Any, Protocol
 
 import pytest
 
-from amp_ray.runtime.launcher import Launcher, WarmUp
-from amp_ray.runtime.link import AgentSettings
-from amp_ray.runtime.ssh import SshHost
+from amp_ray.runtime.hosts.link import AgentSettings
+from amp_ray.runtime.hosts.ssh import SshHost
+from amp_ray.runtime.launch.launcher import Launcher, WarmUp
 from amp_ray.spec.access import SshSettings
 from amp_ray.testing.hosts import HostCluster, NamespaceHost, why_unavailable
 from amp_ray.trials.launch import Launch, rank_commands

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from amp_ray.runtime.ssh import SshHost
+from amp_ray.runtime.hosts.ssh import SshHost
 from amp_ray.testing import _namespaces as namespaces
 
 from .conftest import require

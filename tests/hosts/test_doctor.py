@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from amp_ray.runtime.doctor import Diagnosis, diagnose, preflight
-from amp_ray.runtime.make_hosts import host_maker
+from amp_ray.runtime.doctor.diagnosis import Diagnosis, diagnose, preflight
+from amp_ray.runtime.hosts.make_hosts import host_maker
 from amp_ray.spec.experiment import Experiment
 from amp_ray.testing._namespaces import generate_key
-from amp_ray.testing.experiments import experiment_from
-from amp_ray.trials.findings import Finding
+from amp_ray.trials.doctor.findings import Finding
+from support.experiments import experiment_from
 
 from .conftest import Bench, MakeCluster, wait_for
 

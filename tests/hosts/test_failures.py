@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from amp_ray.runtime.launcher import Launcher
+from amp_ray.runtime.launch.launcher import Launcher
 from amp_ray.trials.outcome import Crashed, Measured, OutOfMemory, TimedOut, Unreachable
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from amp_ray.runtime.launcher import Launcher
+from amp_ray.runtime.launch.launcher import Launcher
 from amp_ray.testing.hosts import NamespaceHost
 from amp_ray.trials.outcome import Crashed, Measured
 
@@ -37,8 +37,8 @@ time.sleep(0.1)
 
 CONTROLLER = """
 import json, pathlib, sys
-from amp_ray.runtime.launcher import Launcher
-from amp_ray.runtime.ssh import SshHost
+from amp_ray.runtime.launch.launcher import Launcher
+from amp_ray.runtime.hosts.ssh import SshHost
 from amp_ray.spec.access import SshSettings
 from amp_ray.trials.launch import Launch, rank_commands
 known_hosts, identity, folder, program, *hosts = sys.argv[1:]

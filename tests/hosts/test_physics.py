@@ -15,16 +15,16 @@ import pytest
 
 from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.model import CostModel
-from amp_ray.runtime.launcher import Launcher, WarmUp
-from amp_ray.runtime.program_files import program_files
+from amp_ray.runtime.launch.launcher import Launcher, WarmUp
+from amp_ray.runtime.launch.program_files import program_files
 from amp_ray.search.planner import AmpRayPlanner
 from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import Strategy, candidate_of
-from amp_ray.testing.experiments import experiment_from
 from amp_ray.testing.hosts import HostCluster, why_unavailable
 from amp_ray.trials.command import trial_launch, trial_warm_up
 from amp_ray.trials.outcome import Measured
+from support.experiments import experiment_from
 
 from .conftest import Bench, require
 

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from amp_ray.runtime.link_report import link_reports
-from amp_ray.runtime.profile_folder import ProfileFolder
-from amp_ray.runtime.profile_parts import profile_parts
-from amp_ray.runtime.profiling import Settings, measure
-from amp_ray.runtime.ssh import SshHost
-from amp_ray.testing.experiments import experiment_from
+from amp_ray.runtime.hosts.ssh import SshHost
+from amp_ray.runtime.profile.folder import ProfileFolder
+from amp_ray.runtime.profile.link_report import link_reports
+from amp_ray.runtime.profile.parts import profile_parts
+from amp_ray.runtime.profile.profiling import Settings, measure
 from amp_ray.units import BITS_PER_BYTE, GIGA
+from support.experiments import experiment_from
 
 from .conftest import Bench, MakeCluster, wait_for
 

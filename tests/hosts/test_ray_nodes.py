@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from amp_ray.runtime.searching import ALONE, search_candidates
+from amp_ray.runtime.ray.searching import ALONE, search_candidates
 from amp_ray.search.planner import AmpRayPlanner
 from amp_ray.search.space import candidates_of
-from amp_ray.testing.experiments import small_experiment
 from amp_ray.testing.hosts import HostCluster, NamespaceHost
+from support.experiments import small_experiment
 
 if TYPE_CHECKING:
     from tests.hosts.conftest import MakeCluster
@@ -35,11 +35,11 @@ PORT = 6379
 SEARCH = """
 import logging, sys, time
 logging.basicConfig(format="%(message)s", stream=sys.stdout)
-from amp_ray.runtime.actors import connect, num_cluster_cpus
-from amp_ray.runtime.searching import Workers, search_candidates
+from amp_ray.runtime.ray.actors import connect, num_cluster_cpus
+from amp_ray.runtime.ray.searching import Workers, search_candidates
 from amp_ray.search.planner import AmpRayPlanner
 from amp_ray.search.space import candidates_of
-from amp_ray.testing.experiments import small_experiment
+from support.experiments import small_experiment
 
 class SlowPlanner(AmpRayPlanner):
     def plan(self, candidate):
@@ -63,8 +63,8 @@ print(repr(ranking))
 TRIALS = """
 import os, sys, time
 from pathlib import Path
-from amp_ray.runtime.actors import actor_pool, connect
-from amp_ray.runtime.pool import InterruptedTrialError, Task
+from amp_ray.runtime.ray.actors import actor_pool, connect
+from amp_ray.runtime.study.pool import InterruptedTrialError, Task
 from amp_ray.trials.outcome import TimedOut
 
 class Runner:

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from amp_ray.runtime.pool import Task
-from amp_ray.runtime.trial_runner import TrialRunner, make_runner
+from amp_ray.runtime.launch.trial_runner import TrialRunner, make_runner
+from amp_ray.runtime.study.pool import Task
 from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import Strategy
-from amp_ray.testing.experiments import experiment_from
 from amp_ray.testing.hosts import HostCluster
 from amp_ray.trials.outcome import Measured
+from support.experiments import experiment_from
 
 from .conftest import Bench, MakeCluster
 

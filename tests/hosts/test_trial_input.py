@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from amp_ray.errors import HostError, InputError
+from amp_ray.runtime.doctor.preflight import check_hosts
 from amp_ray.runtime.files import load_experiment
-from amp_ray.runtime.pool import Task
-from amp_ray.runtime.preflight import check_hosts
-from amp_ray.runtime.trial_runner import TrialRunner, make_runner
+from amp_ray.runtime.launch.trial_runner import TrialRunner, make_runner
+from amp_ray.runtime.study.pool import Task
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import Strategy
 from amp_ray.testing.hosts import HostCluster, why_unavailable

@@ -10,18 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from amp_ray.runtime.launcher import Launcher
-from amp_ray.runtime.pool import InterruptedTrialError
+from amp_ray.runtime.launch.launcher import Launcher
+from amp_ray.runtime.study.pool import InterruptedTrialError
 from amp_ray.testing import _namespaces as namespaces
-from amp_ray.trials.metric_files import METRIC_FILES, read_told
 from amp_ray.trials.outcome import Crashed, Measured, Unreachable
+from amp_ray.trials.own_program.metric_files import METRIC_FILES, read_told
 from amp_ray.trials.result import Measurement
 
 from .conftest import SETTINGS, Bench, MakeCluster, wait_for
 
 pytestmark = pytest.mark.hosts
 
-HELPER = (resources.files("amp_ray") / "runtime/metric_helper.py").read_bytes()
+HELPER = (resources.files("amp_ray") / "runtime/launch/metric_helper.py").read_bytes()
 
 STEPS = """
 os.environ["AMP_RAY_TRIAL_ID"] = sys.argv[1]

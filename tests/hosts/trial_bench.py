@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from amp_ray.runtime.launcher import Launcher, WarmUp
-from amp_ray.runtime.link import AgentSettings
-from amp_ray.runtime.pool import InterruptedTrialError
-from amp_ray.runtime.program_files import program_files
-from amp_ray.runtime.ssh import SshHost
+from amp_ray.runtime.hosts.link import AgentSettings
+from amp_ray.runtime.hosts.ssh import SshHost
+from amp_ray.runtime.launch.launcher import Launcher, WarmUp
+from amp_ray.runtime.launch.program_files import program_files
+from amp_ray.runtime.study.pool import InterruptedTrialError
 from amp_ray.spec.strategy import Strategy
 from amp_ray.testing._namespaces import Process
 from amp_ray.testing.hosts import NamespaceHost
@@ -43,8 +43,8 @@ MANY_STEPS: Final = 1_000_000
 
 CONTROLLER: Final = """
 import pathlib, pickle, sys
-from amp_ray.runtime.launcher import Launcher
-from amp_ray.runtime.ssh import SshHost
+from amp_ray.runtime.launch.launcher import Launcher
+from amp_ray.runtime.hosts.ssh import SshHost
 launch, folder, names, ssh, settings = pickle.loads(pathlib.Path(sys.argv[1]).read_bytes())
 hosts = [SshHost(name, ssh) for name in names]
 listener = lambda event: print(event["event"], flush=True)

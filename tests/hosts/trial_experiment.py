@@ -6,7 +6,7 @@ from typing import Final
 from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import Strategy
-from amp_ray.testing.experiments import experiment_from
+from support.experiments import experiment_from
 
 from .conftest import Bench
 

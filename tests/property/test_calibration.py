@@ -18,8 +18,8 @@ from amp_ray.calibration import (
 from amp_ray.calibration.predictions import MEMORY_CONSTANTS, PRIOR
 from amp_ray.spec.constants import PRIOR_SIGMA
 from amp_ray.spec.experiment import Experiment
-from amp_ray.testing.experiments import small_experiment
-from amp_ray.testing.planted import planted_observations, small_strategies
+from support.experiments import small_experiment
+from support.planted import planted_observations, small_strategies
 
 SMALL: Final = small_experiment()
 STRATEGIES: Final = small_strategies(SMALL)

@@ -20,7 +20,7 @@ from amp_ray.spec.device import Device
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import Strategy
 from amp_ray.spec.traits import RUNTIMES
-from amp_ray.testing.experiments import small_experiment
+from support.experiments import small_experiment
 
 SMALL = small_experiment()
 SLOTS = 2

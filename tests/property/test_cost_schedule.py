@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from amp_ray.cost.schedule import bubble_fraction, closed_form_s, schedule_text, simulate_s
-from amp_ray.testing.pipelines import Pass, passes, run_blocking, run_overlapped
+from support.pipelines import Pass, passes, run_blocking, run_overlapped
 
 RELATIVE = 1e-12
 """Sums in another order differ by rounding only."""

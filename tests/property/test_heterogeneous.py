@@ -15,9 +15,9 @@ from amp_ray.spec.candidate import Candidate, GroupsCandidate
 from amp_ray.spec.cluster import Cluster, Link, Node
 from amp_ray.spec.experiment import SearchLimits
 from amp_ray.spec.traits import RUNTIMES
-from amp_ray.testing.hash_seeds import outputs_by_hash_seed
-from amp_ray.testing.heterogeneous_oracle import PlanOracle
-from amp_ray.testing.placement_oracle import random_experiment
+from support.hash_seeds import outputs_by_hash_seed
+from support.heterogeneous_oracle import PlanOracle
+from support.placement_oracle import random_experiment
 
 ROUNDING = 1e-9
 
@@ -214,7 +214,7 @@ def test_plans_do_not_depend_on_the_hash_seed() -> None:
         "from amp_ray.cost.model import CostModel\n"
         "from amp_ray.search.heterogeneous import plan_heterogeneous\n"
         "from amp_ray.spec.candidate import GroupsCandidate\n"
-        "from amp_ray.testing.placement_oracle import random_experiment\n"
+        "from support.placement_oracle import random_experiment\n"
         "for seed in range(8):\n"
         "    experiment = random_experiment(np.random.default_rng(seed), 8)\n"
         "    model = CostModel(experiment=experiment)\n"

@@ -22,8 +22,8 @@ from amp_ray.formats.metis_cluster import metis_cluster, parse_metis_clusterfile
 from amp_ray.formats.metis_profile import parse_metis_profile
 from amp_ray.runtime.calibrating import with_calibration
 from amp_ray.runtime.files import load_experiment, load_strategies, read_text, read_texts
-from amp_ray.testing.experiments import SMALL, small_experiment
 from amp_ray.trials.ray_cluster_file import explain_old_keys
+from support.experiments import SMALL, small_experiment
 
 NUM_CASES: Final = max(500, settings().max_examples)
 """Over all readers: 500 with the usual settings, 10,000 by ``make fuzz``."""

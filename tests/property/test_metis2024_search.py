@@ -7,7 +7,7 @@ from amp_ray.baselines.metis2024_groups import MetisLimits
 from amp_ray.baselines.metis2024_search import MetisSearch
 from amp_ray.baselines.metis2024_solve import MetisSolution
 from amp_ray.cost.estimate import Reason
-from amp_ray.testing.metis_oracle import cheapest_plan, random_setting
+from support.metis_oracle import cheapest_plan, random_setting
 
 
 @settings(max_examples=150)

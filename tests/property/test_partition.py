@@ -13,8 +13,8 @@ from amp_ray.partition.layout import canonical_order, laid_out, scratch_for
 from amp_ray.partition.problem import PartitionProblem, beat_s, is_allowed, objective
 from amp_ray.partition.solution import InfeasiblePartition, PartitionSolution, PrunedPartition
 from amp_ray.partition.tables import StageOptions, StageTables
-from amp_ray.testing import brute_force
-from amp_ray.testing.partition_cases import EXACT_KINDS, KINDS, CaseSize, random_problem
+from support import brute_force
+from support.partition_cases import EXACT_KINDS, KINDS, CaseSize, random_problem
 
 MEDIUM = CaseSize(num_layers=14, num_states=8, num_options=20, num_rows=4)
 

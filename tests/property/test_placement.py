@@ -16,9 +16,9 @@ from amp_ray.spec.cluster import Cluster, Link, Node
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.optimizer import find_optimizer
 from amp_ray.spec.strategy import Strategy
-from amp_ray.testing.hash_seeds import outputs_by_hash_seed
-from amp_ray.testing.placement_oracle import all_placements, best_placement, random_experiment
 from amp_ray.units import BYTES_PER_ELEMENT
+from support.hash_seeds import outputs_by_hash_seed
+from support.placement_oracle import all_placements, best_placement, random_experiment
 
 ROUNDING = 1e-9
 
@@ -186,7 +186,7 @@ def test_plans_do_not_depend_on_the_hash_seed() -> None:
         "from amp_ray.cost.model import CostModel\n"
         "from amp_ray.search.placement import plan_placement\n"
         "from amp_ray.search.space import uniform_candidates\n"
-        "from amp_ray.testing.placement_oracle import random_experiment\n"
+        "from support.placement_oracle import random_experiment\n"
         "for seed in range(6):\n"
         "    experiment = random_experiment(np.random.default_rng(seed), 4)\n"
         "    model = CostModel(experiment=experiment)\n"

@@ -19,7 +19,7 @@ from amp_ray.spec.strategy_file import Context, parse_strategies
 from amp_ray.spec.strategy_json import strategy_from_json, strategy_to_json
 from amp_ray.spec.table_file import parse_device_table
 from amp_ray.spec.yaml_text import parse_yaml
-from amp_ray.testing.strategies import (
+from support.strategies import (
     bounds,
     candidates,
     clusters,

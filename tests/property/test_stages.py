@@ -13,8 +13,8 @@ from amp_ray.spec.cluster import Cluster, Node
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import Strategy
 from amp_ray.spec.traits import RUNTIMES
-from amp_ray.testing.experiments import small_experiment
-from amp_ray.testing.strategies import clusters, strategies_on
+from support.experiments import small_experiment
+from support.strategies import clusters, strategies_on
 
 SMALL = small_experiment()
 CLOSE = 1e-9

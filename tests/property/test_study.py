@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from amp_ray.errors import AmpRayError
-from amp_ray.runtime.pool import Task
-from amp_ray.testing.driving import MemoryLog, ScriptedPool, make_driver, rebuilt, small_study
-from amp_ray.testing.replaying import crashed, measured, out_of_memory
+from amp_ray.runtime.study.pool import Task
 from amp_ray.trials.outcome import Measured, Outcome, TimedOut, Unreachable
 from amp_ray.tuner.kept_predictor import KeptPredictor
 from amp_ray.tuner.state import POLICIES, TunerState
+from support.driving import MemoryLog, ScriptedPool, make_driver, rebuilt, small_study
+from support.replaying import crashed, measured, out_of_memory
 
 PREDICTOR = KeptPredictor()
 LOST = Unreachable(reason="no answer", host="b", wall_s=1.0)
@@ -42,7 +42,7 @@ STUDIES = st.builds(
 def remembered() -> Iterator[None]:
     """Let all drivers remember the same predictions: it saves time and changes nothing."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("amp_ray.runtime.driver.KeptPredictor", lambda: PREDICTOR)
+        patch.setattr("amp_ray.runtime.study.driver.KeptPredictor", lambda: PREDICTOR)
         yield
 
 

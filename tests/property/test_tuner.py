@@ -7,14 +7,12 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from amp_ray.runtime.searching import ALONE, search_candidates
+from amp_ray.runtime.ray.searching import ALONE, search_candidates
 from amp_ray.search.planner import AmpRayPlanner
 from amp_ray.search.ranking import Ranking
 from amp_ray.search.space import candidates_of
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import Strategy
-from amp_ray.testing.experiments import small_experiment
-from amp_ray.testing.replaying import crashed, measured, out_of_memory, play
 from amp_ray.trials.outcome import Measured, Outcome, TimedOut, Unreachable
 from amp_ray.tuner import (
     POLICIES,
@@ -30,6 +28,8 @@ from amp_ray.tuner import (
     start,
 )
 from amp_ray.tuner.log import Log
+from support.experiments import small_experiment
+from support.replaying import crashed, measured, out_of_memory, play
 
 FAILURES = (
     out_of_memory(),

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from amp_ray.runtime.metric_helper import FOLDER_VARIABLE, TRIAL_VARIABLE
+from amp_ray.runtime.launch.metric_helper import FOLDER_VARIABLE, TRIAL_VARIABLE
 from amp_ray.spec.own_program import SECONDS_PER_UNIT
-from amp_ray.testing.experiments import experiment_from
-from amp_ray.trials.metrics import DEEPSPEED_ENGINE, DEEPSPEED_PIPELINE, MEGATRON
-from amp_ray.trials.placeholders import PLACEHOLDERS
-from amp_ray.trials.program_check import check_program
+from amp_ray.trials.own_program.check import check_program
+from amp_ray.trials.own_program.metrics import DEEPSPEED_ENGINE, DEEPSPEED_PIPELINE, MEGATRON
+from amp_ray.trials.own_program.placeholders import PLACEHOLDERS
+from support.experiments import experiment_from
 
 MAX_EXAMPLE_LINES = 32
 

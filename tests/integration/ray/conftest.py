@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 import ray.cloudpickle
 
-from amp_ray.runtime.actors import connect
+from amp_ray.runtime.ray.actors import connect
 
 NUM_CPUS = 4
 

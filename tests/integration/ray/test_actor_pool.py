@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from amp_ray.errors import InputError
-from amp_ray.runtime.actor_pool import ActorPool
-from amp_ray.runtime.actors import actor_pool
-from amp_ray.runtime.pool import Finished, InterruptedTrialError, Runner, Task
+from amp_ray.runtime.ray.actor_pool import ActorPool
+from amp_ray.runtime.ray.actors import actor_pool
+from amp_ray.runtime.study.pool import Finished, InterruptedTrialError, Runner, Task
 from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.strategy import Strategy
 from amp_ray.trials.outcome import Measured, Outcome, Unreachable

@@ -25,7 +25,7 @@ TWICE = """
 import os, signal, sys
 before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
 environment = dict(os.environ)
-from amp_ray.runtime.actors import connect, num_cluster_cpus
+from amp_ray.runtime.ray.actors import connect, num_cluster_cpus
 for num_cpus in (1, 2):
     with connect("local", num_cpus=num_cpus):
         assert num_cluster_cpus() == num_cpus
@@ -39,10 +39,10 @@ assert {**os.environ, "RAY_CLIENT_MODE": ""} == {**environment, "RAY_CLIENT_MODE
 
 SEARCH = """
 import sys, time
-from amp_ray.runtime.searching import Workers, search_candidates
+from amp_ray.runtime.ray.searching import Workers, search_candidates
 from amp_ray.search.space import uniform_candidates
 from amp_ray.search.planner import AmpRayPlanner
-from amp_ray.testing.experiments import small_experiment
+from support.experiments import small_experiment
 
 class SlowPlanner(AmpRayPlanner):
     def plan(self, candidate):
@@ -65,8 +65,8 @@ except KeyboardInterrupt:
 TRIAL = """
 import threading
 from pathlib import Path
-from amp_ray.runtime.actors import actor_pool, connect
-from amp_ray.runtime.pool import Task
+from amp_ray.runtime.ray.actors import actor_pool, connect
+from amp_ray.runtime.study.pool import Task
 
 class Waiting:
     def __init__(self, group):
@@ -88,7 +88,7 @@ with connect("local", num_cpus=1):
 JOIN = """
 import sys
 from amp_ray.errors import AmpRayError
-from amp_ray.runtime.actors import connect
+from amp_ray.runtime.ray.actors import connect
 try:
     with connect(sys.argv[1]):
         print("in")
@@ -178,7 +178,7 @@ def test_actors_end_with_a_driver_that_is_killed() -> None:
 
 def test_only_who_has_the_token_gets_in() -> None:
     program = (
-        "import os, ray\nfrom amp_ray.runtime.actors import connect\n"
+        "import os, ray\nfrom amp_ray.runtime.ray.actors import connect\n"
         "with connect('local', num_cpus=1):\n"
         "    print('connected', flush=True)\n"
         "    print(ray.get_runtime_context().gcs_address, flush=True)\n"

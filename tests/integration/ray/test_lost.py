@@ -23,17 +23,17 @@ HANG_GUARD_S = 120.0
 COMMON = """
 import logging, os, sys, time
 logging.basicConfig(format="%(message)s", stream=sys.stdout)
-from amp_ray.runtime import actors
+from amp_ray.runtime.ray import actors
 actors.LOST_TIMEOUT_S, actors.LEAVE_TIMEOUT_S = 4.0, 3.0
 """
 
 SEARCH = (
     COMMON
     + """
-from amp_ray.runtime.searching import ALONE, Workers, search_candidates
+from amp_ray.runtime.ray.searching import ALONE, Workers, search_candidates
 from amp_ray.search.planner import AmpRayPlanner
 from amp_ray.search.space import uniform_candidates
-from amp_ray.testing.experiments import small_experiment
+from support.experiments import small_experiment
 
 class SlowPlanner(AmpRayPlanner):
     def plan(self, candidate):
@@ -60,7 +60,7 @@ TRIALS = (
     COMMON
     + """
 from pathlib import Path
-from amp_ray.runtime.pool import InterruptedTrialError, Task
+from amp_ray.runtime.study.pool import InterruptedTrialError, Task
 from amp_ray.trials.outcome import TimedOut
 
 class Runner:

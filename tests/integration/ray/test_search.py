@@ -9,17 +9,17 @@ import ray
 
 from amp_ray.cost.estimate import Result
 from amp_ray.errors import InputError, Where
-from amp_ray.runtime import actors
 from amp_ray.runtime.files import load_experiment
 from amp_ray.runtime.planning import make_planner
-from amp_ray.runtime.searching import ALONE, Workers, search_candidates
+from amp_ray.runtime.ray import actors
+from amp_ray.runtime.ray.searching import ALONE, Workers, search_candidates
 from amp_ray.search.planner import AmpRayPlanner, Planner
 from amp_ray.search.ranking import Ranking
 from amp_ray.search.space import uniform_candidates
 from amp_ray.spec.candidate import AnyCandidate
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import Strategy
-from amp_ray.testing.experiments import small_experiment
+from support.experiments import small_experiment
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("cluster", "sent_by_value")]
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from amp_ray.runtime.host import LocalHost
-from amp_ray.runtime.link import AgentLink, AgentSettings
+from amp_ray.runtime.hosts.host import LocalHost
+from amp_ray.runtime.hosts.link import AgentLink, AgentSettings
 
 if TYPE_CHECKING:
-    from amp_ray.runtime.messages import Message
+    from amp_ray.runtime.hosts.messages import Message
 
 pytestmark = pytest.mark.integration
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from amp_ray.runtime.host import Channel, LocalHost
-from amp_ray.runtime.launcher import Launcher, WarmUp
-from amp_ray.runtime.link import AgentSettings
+from amp_ray.runtime.hosts.host import Channel, LocalHost
+from amp_ray.runtime.hosts.link import AgentSettings
+from amp_ray.runtime.launch.launcher import Launcher, WarmUp
 from amp_ray.trials.launch import Launch, rank_commands
 from amp_ray.trials.outcome import Measured
 

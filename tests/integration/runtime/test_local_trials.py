@@ -14,17 +14,17 @@ from typing import Any
 import pytest
 
 from amp_ray.errors import HostError, InputError
-from amp_ray.runtime.agent.bundle import MODULES
-from amp_ray.runtime.agent.network import find_address, free_port
-from amp_ray.runtime.attempt import Attempt
-from amp_ray.runtime.host import Channel, LocalHost
-from amp_ray.runtime.host_files import COLLECT_BYTES, HostFiles
-from amp_ray.runtime.launcher import Launcher, WarmUp
-from amp_ray.runtime.link import AgentLink, AgentSettings
+from amp_ray.runtime.hosts.agent.bundle import MODULES
+from amp_ray.runtime.hosts.agent.network import find_address, free_port
+from amp_ray.runtime.hosts.host import Channel, LocalHost
+from amp_ray.runtime.hosts.host_files import COLLECT_BYTES, HostFiles
+from amp_ray.runtime.hosts.link import AgentLink, AgentSettings
+from amp_ray.runtime.launch.attempt import Attempt
+from amp_ray.runtime.launch.launcher import Launcher, WarmUp
 from amp_ray.spec.own_program import Pattern
 from amp_ray.trials.launch import FOLDER, Launch, rank_commands
-from amp_ray.trials.metrics import formats_of, read_logs, words_of
 from amp_ray.trials.outcome import Crashed, Measured, TimedOut, outcome_from_json
+from amp_ray.trials.own_program.metrics import formats_of, read_logs, words_of
 from amp_ray.trials.result import Measurement
 
 pytestmark = pytest.mark.integration
@@ -368,6 +368,6 @@ def test_a_free_port_is_below_the_ephemeral_range() -> None:
 
 @pytest.mark.parametrize("name", MODULES)
 def test_the_agent_is_python_3_8(name: str, repository: Path) -> None:
-    source = (repository / f"amp_ray/runtime/agent/{name}.py").read_text(encoding="utf-8")
+    source = (repository / f"amp_ray/runtime/hosts/agent/{name}.py").read_text(encoding="utf-8")
     ast.parse(source, feature_version=(3, 8))
     assert "from __future__ import annotations" in source

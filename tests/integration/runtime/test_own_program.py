@@ -12,19 +12,19 @@ import pytest
 
 from amp_ray.cost.estimate import Estimate
 from amp_ray.runtime.files import load_experiment
-from amp_ray.runtime.host import LocalHost
-from amp_ray.runtime.launcher import Launcher
-from amp_ray.runtime.link import AgentSettings
+from amp_ray.runtime.hosts.host import LocalHost
+from amp_ray.runtime.hosts.link import AgentSettings
+from amp_ray.runtime.launch.launcher import Launcher
+from amp_ray.runtime.launch.program_files import program_files
 from amp_ray.runtime.planning import make_planner
-from amp_ray.runtime.program_files import program_files
 from amp_ray.search.space import uniform_candidates
 from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import Strategy
-from amp_ray.testing.experiments import small_experiment
 from amp_ray.trials.command import trial_launch, trial_reader
 from amp_ray.trials.outcome import Crashed, Measured, Outcome
-from amp_ray.trials.placeholders import PLACEHOLDERS, SEVERAL
+from amp_ray.trials.own_program.placeholders import PLACEHOLDERS, SEVERAL
+from support.experiments import small_experiment
 
 pytestmark = pytest.mark.integration
 

@@ -13,21 +13,21 @@ from pathlib import Path
 
 import pytest
 
-from amp_ray.runtime.agent.job import DEVICE_VARIABLE
-from amp_ray.runtime.agents import in_parallel
-from amp_ray.runtime.host import Channel, LocalHost
-from amp_ray.runtime.launcher import Launcher
-from amp_ray.runtime.link import AgentSettings
-from amp_ray.runtime.visit import Visit, make_question
+from amp_ray.runtime.doctor.host_probe import Visit, make_question
+from amp_ray.runtime.hosts.agent.job import DEVICE_VARIABLE
+from amp_ray.runtime.hosts.agents import in_parallel
+from amp_ray.runtime.hosts.host import Channel, LocalHost
+from amp_ray.runtime.hosts.link import AgentSettings
+from amp_ray.runtime.launch.launcher import Launcher
 from amp_ray.spec.access import SshSettings
 from amp_ray.spec.catalogue import find_device
-from amp_ray.testing.experiments import small_experiment
 from amp_ray.testing.scripted_host import ScriptedHost, well_behaved
-from amp_ray.trials.check_software import Wanted
-from amp_ray.trials.checks import check_hosts
-from amp_ray.trials.host_facts import Site
+from amp_ray.trials.doctor.checks import check_hosts
+from amp_ray.trials.doctor.host_facts import Site
+from amp_ray.trials.doctor.software import Wanted
 from amp_ray.trials.launch import Launch, rank_commands
 from amp_ray.trials.outcome import Measured, Outcome, Unreachable
+from support.experiments import small_experiment
 
 pytestmark = pytest.mark.integration
 

@@ -6,11 +6,11 @@ from amp_ray.baselines.amp2022_chain import gpt2_chain, transgan_chain
 from amp_ray.baselines.amp2022_cost import Network
 from amp_ray.cost.estimate import Estimate, Infeasible
 from amp_ray.errors import InputError
-from amp_ray.runtime.searching import ALONE, search_candidates
+from amp_ray.runtime.ray.searching import ALONE, search_candidates
 from amp_ray.search.space import candidates_of
 from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.experiment import Experiment
-from amp_ray.testing.experiments import experiment_from
+from support.experiments import experiment_from
 
 GPT2 = gpt2_chain(num_layers=4, hidden_size=8, sequence_length=4, vocab_size=16)
 # The embedding is so slow that only the rule for one micro-batch leaves it company.

@@ -11,7 +11,7 @@ from amp_ray.baselines.metis2024 import (
 )
 from amp_ray.baselines.metis2024_plan import MetisPlan, MetisSetting
 from amp_ray.cost.estimate import Reason
-from amp_ray.testing.metis import metis_document, metis_profile_files, metis_setting
+from support.metis import metis_document, metis_profile_files, metis_setting
 
 DATA_PARALLEL = MetisPlan(
     type_order=("A100", "T4"),

@@ -9,8 +9,8 @@ from amp_ray.baselines.metis2024_groups import GroupSpace, MetisLimits
 from amp_ray.baselines.metis2024_menu import Menu, stage_menu
 from amp_ray.baselines.metis2024_solve import MetisSolution, solve_menu
 from amp_ray.baselines.metis2024_works import Works
-from amp_ray.testing.metis import metis_document, metis_profile_files, metis_setting
-from amp_ray.testing.metis_oracle import random_setting
+from support.metis import metis_document, metis_profile_files, metis_setting
+from support.metis_oracle import random_setting
 
 
 def menu_of(num_micro_batches: int, **setting: str) -> Menu:

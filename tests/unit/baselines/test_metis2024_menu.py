@@ -6,7 +6,7 @@ import pytest
 from amp_ray.baselines.metis2024_groups import GroupSpace, MetisLimits
 from amp_ray.baselines.metis2024_menu import Menu, stage_menu
 from amp_ray.baselines.metis2024_works import Works
-from amp_ray.testing.metis import metis_document, metis_profile_files, metis_setting
+from support.metis import metis_document, metis_profile_files, metis_setting
 
 
 def menu_of(num_micro_batches: int, files: dict[str, str] | None = None) -> Menu:

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from amp_ray.baselines.metis2024_plan import DataRank, MetisPlan, MetisSetting, proportional_shares
-from amp_ray.testing.metis import HOSTFILE, metis_profile_files, metis_setting
+from support.metis import HOSTFILE, metis_profile_files, metis_setting
 
 GOOD: dict[str, Any] = {
     "type_order": ("A100", "T4"),

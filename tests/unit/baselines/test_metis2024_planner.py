@@ -8,9 +8,9 @@ from amp_ray.errors import InputError
 from amp_ray.formats.metis_profile import parse_metis_profile
 from amp_ray.spec.candidate import Candidate, GroupsCandidate
 from amp_ray.spec.strategy import Strategy
-from amp_ray.testing.experiments import experiment_from
-from amp_ray.testing.metis import metis_profile_files
-from amp_ray.testing.metis_oracle import cheapest_plan
+from support.experiments import experiment_from
+from support.metis import metis_profile_files
+from support.metis_oracle import cheapest_plan
 
 TEXT = """\
 name: mixed

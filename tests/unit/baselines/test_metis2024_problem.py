@@ -9,8 +9,8 @@ from amp_ray.baselines.metis2024_plan import MetisSetting
 from amp_ray.baselines.metis2024_problem import PosedPlans, pose_plans
 from amp_ray.baselines.metis2024_works import Works
 from amp_ray.partition.tails import TailedSolution, solve_tailed
-from amp_ray.testing.metis import metis_setting
-from amp_ray.testing.metis_oracle import cheapest_plan, random_setting
+from support.metis import metis_setting
+from support.metis_oracle import cheapest_plan, random_setting
 
 
 def menu_of(setting: MetisSetting, number: int) -> Menu:

@@ -7,8 +7,8 @@ from amp_ray.baselines.metis2024_groups import MetisLimits
 from amp_ray.baselines.metis2024_search import MetisSearch
 from amp_ray.baselines.metis2024_solve import MetisPruned, MetisSolution
 from amp_ray.cost.estimate import Reason
-from amp_ray.testing.metis import metis_document, metis_profile_files, metis_setting
-from amp_ray.testing.metis_oracle import cheapest_plan, random_setting
+from support.metis import metis_document, metis_profile_files, metis_setting
+from support.metis_oracle import cheapest_plan, random_setting
 
 
 def search_of(files: dict[str, str] | None = None, **limits: int) -> MetisSearch:

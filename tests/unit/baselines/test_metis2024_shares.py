@@ -4,7 +4,7 @@ import pytest
 from amp_ray.baselines.metis2024_groups import GroupSpace, MetisLimits
 from amp_ray.baselines.metis2024_plan import MetisPlan
 from amp_ray.baselines.metis2024_shares import group_shares
-from amp_ray.testing.metis import metis_profile_files, metis_setting
+from support.metis import metis_profile_files, metis_setting
 
 
 def space_of(hostfile: str, **limits: int) -> GroupSpace:

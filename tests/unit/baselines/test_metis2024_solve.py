@@ -9,7 +9,7 @@ from amp_ray.baselines.metis2024_solve import MetisPruned, MetisSolution, solve_
 from amp_ray.baselines.metis2024_validity import metis_defects
 from amp_ray.baselines.metis2024_works import Works
 from amp_ray.cost.estimate import Reason
-from amp_ray.testing.metis import metis_document, metis_profile_files, metis_setting
+from support.metis import metis_document, metis_profile_files, metis_setting
 
 
 def menu_of(number: int, files: dict[str, str] | None = None, **limits: int) -> Menu:

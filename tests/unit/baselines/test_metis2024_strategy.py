@@ -7,7 +7,7 @@ from amp_ray.baselines.metis2024_plan import MetisPlan
 from amp_ray.baselines.metis2024_strategy import MetisTranslation
 from amp_ray.errors import InputError
 from amp_ray.spec.strategy import Stage, Strategy
-from amp_ray.testing.metis import metis_setting
+from support.metis import metis_setting
 
 GROUPS = (range(1), range(1, 2), range(2, 3), range(3, 5))
 """A model of five layers, the last two of which are Metis's last."""

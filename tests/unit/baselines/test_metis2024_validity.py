@@ -5,7 +5,7 @@ import pytest
 
 from amp_ray.baselines.metis2024_plan import MetisPlan
 from amp_ray.baselines.metis2024_validity import metis_defects
-from amp_ray.testing.metis import metis_document, metis_profile_files, metis_setting
+from support.metis import metis_document, metis_profile_files, metis_setting
 
 GOOD: dict[str, Any] = {
     "type_order": ("A100", "T4"),

@@ -2,8 +2,8 @@ import numpy as np
 
 from amp_ray.baselines.metis2024_groups import GroupSpace, MetisLimits
 from amp_ray.baselines.metis2024_works import Works
-from amp_ray.testing.metis import metis_profile_files, metis_setting
 from amp_ray.units import MIB
+from support.metis import metis_profile_files, metis_setting
 
 A100, T4 = 0, 1
 

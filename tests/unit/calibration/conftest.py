@@ -2,8 +2,8 @@ import pytest
 
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import Strategy
-from amp_ray.testing.experiments import small_experiment
-from amp_ray.testing.planted import Plant, planted_observations, small_strategies
+from support.experiments import small_experiment
+from support.planted import Plant, planted_observations, small_strategies
 
 
 @pytest.fixture(scope="package")

@@ -9,8 +9,8 @@ from amp_ray.calibration import Calibration, Choice, Observation, Predictor, cal
 from amp_ray.spec.constants import PRIOR_SIGMA
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import Strategy
-from amp_ray.testing.experiments import small_experiment
-from amp_ray.testing.planted import Plant, planted_observations, small_strategies
+from support.experiments import small_experiment
+from support.planted import Plant, planted_observations, small_strategies
 
 TIMES = Choice(names=("host_scale", "nic_efficiency"))
 

@@ -17,8 +17,8 @@ from amp_ray.calibration.predictions import PRIOR, Predictor
 from amp_ray.spec.constants import PRIOR_SIGMA
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import Strategy
-from amp_ray.testing.experiments import small_experiment
-from amp_ray.testing.planted import Plant, small_strategies
+from support.experiments import small_experiment
+from support.planted import Plant, small_strategies
 
 CHOICE = Choice(names=("gemm_scale", "host_scale", "nic_efficiency"))
 """One constant of a device, one of the library, one of the site."""

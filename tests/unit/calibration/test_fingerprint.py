@@ -5,7 +5,7 @@ from amp_ray.calibration.fingerprint import (
     differing_parts,
     fingerprint,
 )
-from amp_ray.testing.experiments import small_experiment
+from support.experiments import small_experiment
 
 NODE = "- {{device: {}, slots: 2, intra_gbit_per_s: 50, inter_gbit_per_s: 10}}"
 

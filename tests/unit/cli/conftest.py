@@ -7,7 +7,7 @@ from typing import Any, Self
 import pytest
 
 from amp_ray.cli import main
-from amp_ray.testing.experiments import SMALL
+from support.experiments import SMALL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

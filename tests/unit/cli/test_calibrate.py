@@ -6,8 +6,8 @@ from typing import Any, Final
 
 import pytest
 
-from amp_ray.testing.experiments import SMALL, small_experiment
-from amp_ray.testing.planted import planted_observations, small_strategies
+from support.experiments import SMALL, small_experiment
+from support.planted import planted_observations, small_strategies
 
 Run = Callable[..., Any]
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from amp_ray.errors import HostError
-from amp_ray.runtime.host import Host
-from amp_ray.testing.experiments import SMALL
+from amp_ray.runtime.hosts.host import Host
+from support.experiments import SMALL
 
 from .conftest import Run
 

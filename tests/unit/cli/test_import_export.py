@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from amp_ray.runtime.files import load_experiment
-from amp_ray.testing.metis import CLUSTERFILE, HOSTFILE, metis_document, metis_profile_files
+from support.metis import CLUSTERFILE, HOSTFILE, metis_document, metis_profile_files
 
 Run = Callable[..., Any]
 

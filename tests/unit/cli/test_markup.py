@@ -18,14 +18,14 @@ from amp_ray.report.calibration import calibration_view
 from amp_ray.report.doctor import diagnosis_view
 from amp_ray.report.study import LiveView, PlainView, end_view
 from amp_ray.report.tables import ResultsTable, ranking_table
-from amp_ray.runtime.doctor import Diagnosis
+from amp_ray.runtime.doctor.diagnosis import Diagnosis
 from amp_ray.search.ranking import rank
 from amp_ray.spec.experiment import Experiment
-from amp_ray.testing.driving import MemoryLog, ScriptedPool, drive, make_driver, small_study
-from amp_ray.testing.planted import planted_observations, small_strategies
-from amp_ray.testing.recorded import table_text, write_experiment
-from amp_ray.trials.findings import Finding
+from amp_ray.trials.doctor.findings import Finding
 from amp_ray.trials.outcome import Crashed
+from support.driving import MemoryLog, ScriptedPool, drive, make_driver, small_study
+from support.planted import planted_observations, small_strategies
+from support.recorded import table_text, write_experiment
 
 from .conftest import Run
 

@@ -9,7 +9,7 @@ import pytest
 
 from amp_ray.formats.metis_cluster import metis_cluster, parse_metis_clusterfile
 from amp_ray.formats.metis_experiment import cluster_hostfile, cluster_yaml
-from amp_ray.testing.metis import CLUSTERFILE, metis_document, metis_profile_files
+from support.metis import CLUSTERFILE, metis_document, metis_profile_files
 
 Run = Callable[..., Any]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from amp_ray.testing.metis import metis_profile_files
+from support.metis import metis_profile_files
 
 Run = Callable[..., Any]
 

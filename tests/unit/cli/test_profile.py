@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from amp_ray.cli.exits import TRIALS_FAILED
-from amp_ray.testing.experiments import SMALL
+from support.experiments import SMALL
 
 from .conftest import Run
 

@@ -13,9 +13,9 @@ import pytest
 
 from amp_ray.errors import HostError
 from amp_ray.runtime.files import load_experiment
-from amp_ray.runtime.replay import ReplayPool
-from amp_ray.testing.recorded import table_text, write_experiment
+from amp_ray.runtime.study.replay import ReplayPool
 from amp_ray.trials.outcome import Unreachable
+from support.recorded import table_text, write_experiment
 
 from .conftest import Ended, Run
 
@@ -246,7 +246,7 @@ def test_nobody_waits_for_a_search_to_hear_that(
     def search(*_: object) -> None:
         raise AssertionError
 
-    monkeypatch.setattr("amp_ray.runtime.tuning.study_space", search)
+    monkeypatch.setattr("amp_ray.runtime.study.tuning.study_space", search)
     assert tune("--resume").code == 2
 
 
@@ -414,7 +414,7 @@ def test_a_doctor_who_finds_something_has_the_last_word(
         message = "hosts are not fit"
         raise HostError(message)
 
-    monkeypatch.setattr("amp_ray.runtime.preflight.check_hosts", sick)
+    monkeypatch.setattr("amp_ray.runtime.doctor.preflight.check_hosts", sick)
     ended = amp_ray("tune", small, "--trials", "local", "--budget", "1", "--study", tmp_path / "s")
     assert (ended.code, ended.err) == (4, "amp-ray: hosts are not fit\n")
 

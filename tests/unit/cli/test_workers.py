@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from amp_ray.errors import InputError
-from amp_ray.runtime.searching import Workers
+from amp_ray.runtime.ray.searching import Workers
 
 Run = Callable[..., Any]
 

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from amp_ray.errors import HostError, InputError
-from amp_ray.runtime.host import Completed, LocalHost
+from amp_ray.runtime.hosts.host import Completed, LocalHost
 from amp_ray.spec.access import SshSettings
 
 RunMain = Callable[..., Result]

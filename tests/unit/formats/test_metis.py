@@ -10,8 +10,8 @@ from amp_ray.spec.catalogue import find_device
 from amp_ray.spec.model import Model
 from amp_ray.spec.profile import FloatArray, Profile
 from amp_ray.spec.published_profile import layer_groups
-from amp_ray.testing.experiments import small_experiment
-from amp_ray.testing.metis import metis_document, metis_profile_files
+from support.experiments import small_experiment
+from support.metis import metis_document, metis_profile_files
 
 TWO_BLOCKS = ("num_layers: 6", "num_layers: 2")
 A100, T4 = find_device("A100-80"), find_device("T4")

@@ -10,8 +10,8 @@ from amp_ray.formats.metis_cluster import (
     metis_cluster,
     parse_metis_clusterfile,
 )
-from amp_ray.testing.metis import CLUSTERFILE, HOSTFILE
 from amp_ray.units import GIB
+from support.metis import CLUSTERFILE, HOSTFILE
 
 README_BANDWIDTHS = {"inter_bandwidth": 312500000.0, "intra_bandwidth": 5312500000.0}
 

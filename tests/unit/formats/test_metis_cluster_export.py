@@ -2,8 +2,8 @@ import json
 
 from amp_ray.formats.metis_cluster import metis_cluster, parse_metis_clusterfile
 from amp_ray.formats.metis_cluster_export import metis_cluster_files
-from amp_ray.testing.experiments import small_experiment
-from amp_ray.testing.metis import metis_setting
+from support.experiments import small_experiment
+from support.metis import metis_setting
 
 
 def test_a_cluster_is_read_back_as_it_was() -> None:

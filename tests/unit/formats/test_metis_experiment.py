@@ -5,7 +5,7 @@ import pytest
 from amp_ray.formats.metis_cluster import metis_cluster, parse_metis_clusterfile
 from amp_ray.formats.metis_experiment import cluster_hostfile, cluster_yaml
 from amp_ray.spec.cluster import Cluster, Link
-from amp_ray.testing.experiments import SMALL, experiment_from
+from support.experiments import SMALL, experiment_from
 
 CLUSTERFILE = """{
 "a": {"instance_type": "V100", "inter_bandwidth": 10, "intra_bandwidth": 50, "memory": 16},

@@ -12,9 +12,9 @@ from amp_ray.formats.metis_profile import parse_metis_profile
 from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.published_profile import PublishedProfile
 from amp_ray.spec.strategy import Strategy
-from amp_ray.testing.experiments import SMALL, experiment_from, small_experiment
-from amp_ray.testing.metis import metis_profile_files
 from amp_ray.units import GIB
+from support.experiments import SMALL, experiment_from, small_experiment
+from support.metis import metis_profile_files
 
 DESCRIPTION = "num_layers: 9\nmodel: m\nprecision: fp16\nhardware: h\nversions: v\n"
 TABLE = "layer,tp,micro_batch_size,forward_s,backward_s\n" + "".join(

@@ -5,8 +5,8 @@ import pytest
 from amp_ray.errors import InputError
 from amp_ray.formats.metis_import import MetisArguments, experiment_yaml
 from amp_ray.spec.experiment import Experiment
-from amp_ray.testing.experiments import experiment_from
-from amp_ray.testing.metis import metis_profile_files, metis_setting
+from support.experiments import experiment_from
+from support.metis import metis_profile_files, metis_setting
 
 ARGUMENTS = MetisArguments(
     num_layers=4, hidden_size=256, sequence_length=128, vocab_size=1024, global_batch_size=24

@@ -8,8 +8,8 @@ import pytest
 from amp_ray.errors import InputError
 from amp_ray.formats.metis_profile import parse_metis_profile
 from amp_ray.spec.published_profile import PublishedEntry
-from amp_ray.testing.metis import metis_document, metis_profile_files
 from amp_ray.units import MIB
+from support.metis import metis_document, metis_profile_files
 
 NAME = "DeviceType.A100_tp2_bs4.json"
 ASKED = "is it in microseconds?"

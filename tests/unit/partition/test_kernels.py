@@ -18,7 +18,7 @@ ANSWERS = """
 import json
 import numpy as np
 from amp_ray.partition import PartitionSolution, solve
-from amp_ray.testing.partition_cases import KINDS, random_problem
+from support.partition_cases import KINDS, random_problem
 
 solutions = [
     solve(random_problem(np.random.default_rng(seed), KINDS[seed % len(KINDS)]))

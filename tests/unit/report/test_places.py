@@ -5,7 +5,7 @@ import pytest
 from amp_ray.report.places import is_in_order, places_text
 from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.strategy import Stage, Strategy
-from amp_ray.testing.experiments import small_experiment
+from support.experiments import small_experiment
 
 CLUSTER = small_experiment().cluster
 GRID = Strategy.uniform(

@@ -7,9 +7,9 @@ from rich.console import Console
 from amp_ray.report.study_table import WAITING, describe, errors_text, told_text, trials_table
 from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.strategy import Stage, Strategy
-from amp_ray.testing.replaying import measured, out_of_memory
 from amp_ray.trials.outcome import Outcome, Unreachable
 from amp_ray.tuner.state import Told, Trial
+from support.replaying import measured, out_of_memory
 
 WIDE = 200
 TERMINAL = 80

@@ -11,13 +11,13 @@ from amp_ray.report.tables import (
     layers_text,
     ranking_table,
 )
-from amp_ray.runtime.searching import ALONE, search_candidates
+from amp_ray.runtime.ray.searching import ALONE, search_candidates
 from amp_ray.search.planner import AmpRayPlanner
 from amp_ray.search.ranking import Ranking, rank
 from amp_ray.search.space import candidates_of
 from amp_ray.spec.candidate import Candidate, GroupsCandidate
 from amp_ray.spec.strategy import Stage, Strategy
-from amp_ray.testing.experiments import small_experiment
+from support.experiments import small_experiment
 
 SMALL = small_experiment()
 ANSWER = ("#", "tp", "dp", "pp", "batch", "s/iter", "GiB", "risk", "bounds")

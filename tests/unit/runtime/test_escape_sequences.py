@@ -14,17 +14,17 @@ from rich.console import Console
 from amp_ray.errors import HostError, InputError
 from amp_ray.report.doctor import diagnosis_view
 from amp_ray.report.study import PlainView
-from amp_ray.runtime.doctor import Diagnosis
-from amp_ray.runtime.launcher import Launcher, WarmUp
-from amp_ray.runtime.link import AgentSettings
-from amp_ray.testing.looks import gpu, healthy_look
+from amp_ray.runtime.doctor.diagnosis import Diagnosis
+from amp_ray.runtime.hosts.link import AgentSettings
+from amp_ray.runtime.launch.launcher import Launcher, WarmUp
 from amp_ray.testing.scripted_host import Message, Script, ScriptedHost, well_behaved
-from amp_ray.trials.check_software import Wanted
-from amp_ray.trials.checks import check_hosts
-from amp_ray.trials.findings import Finding
-from amp_ray.trials.host_facts import Look
+from amp_ray.trials.doctor.checks import check_hosts
+from amp_ray.trials.doctor.findings import Finding
+from amp_ray.trials.doctor.host_facts import Look
+from amp_ray.trials.doctor.software import Wanted
 from amp_ray.trials.launch import Launch, rank_commands
 from amp_ray.trials.outcome import Outcome, Unreachable, outcome_to_json
+from support.looks import gpu, healthy_look
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202egnp.exe\u2066\ud800"
 SETTINGS = AgentSettings(lease_s=2.0, heartbeat_s=0.1, grace_s=0.1, settle_s=0.05)

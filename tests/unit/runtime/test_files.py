@@ -12,8 +12,8 @@ from amp_ray.runtime.files import (
     read_text,
     write_text,
 )
-from amp_ray.testing.experiments import SMALL, small_experiment
-from amp_ray.testing.metis import metis_profile_files
+from support.experiments import SMALL, small_experiment
+from support.metis import metis_profile_files
 
 
 def test_text_is_read_with_or_without_a_byte_order_mark(tmp_path: Path) -> None:

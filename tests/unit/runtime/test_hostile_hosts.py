@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from amp_ray.runtime.agent.wire import CHUNK_BYTES, pack
-from amp_ray.runtime.host import Channel, LocalHost
-from amp_ray.runtime.launcher import Launcher
-from amp_ray.runtime.link import MESSAGE_BYTES, NOISE_BYTES, AgentSettings
-from amp_ray.runtime.messages import Message
-from amp_ray.runtime.pool import InterruptedTrialError
+from amp_ray.runtime.hosts.agent.wire import CHUNK_BYTES, pack
+from amp_ray.runtime.hosts.host import Channel, LocalHost
+from amp_ray.runtime.hosts.link import MESSAGE_BYTES, NOISE_BYTES, AgentSettings
+from amp_ray.runtime.hosts.messages import Message
+from amp_ray.runtime.launch.launcher import Launcher
+from amp_ray.runtime.study.pool import InterruptedTrialError
 from amp_ray.testing.scripted_host import (
     Script,
     ScriptedChannel,

@@ -7,8 +7,8 @@ from amp_ray.cost.estimate import Estimate
 from amp_ray.errors import InputError
 from amp_ray.runtime.files import load_experiment
 from amp_ray.runtime.metis_planning import make_metis_planner, metis_sizes
-from amp_ray.testing.experiments import experiment_from, small_experiment
-from amp_ray.testing.metis import metis_profile_files
+from support.experiments import experiment_from, small_experiment
+from support.metis import metis_profile_files
 
 
 def test_an_analytic_experiment_is_planned_by_what_its_profiler_would_have_measured() -> None:

@@ -6,7 +6,7 @@ from amp_ray.cost.model import CandidateCosts, CostModel
 from amp_ray.cost.topology import IntArray
 from amp_ray.search.cuts import NO_LIMIT, last_with_parameters, roomiest_bounds
 from amp_ray.spec.candidate import Candidate
-from amp_ray.testing.experiments import small_experiment
+from support.experiments import small_experiment
 
 MIXED = (
     "    - {count: 2, device: T4, slots: 2,",

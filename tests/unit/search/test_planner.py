@@ -1,15 +1,15 @@
 import pytest
 
 from amp_ray.cost.estimate import Estimate, Infeasible
-from amp_ray.runtime.searching import ALONE, search_candidates
+from amp_ray.runtime.ray.searching import ALONE, search_candidates
 from amp_ray.search.planner import AmpRayPlanner, evaluate
 from amp_ray.search.space import candidates_of
 from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.strategy import Strategy
 from amp_ray.spec.strategy_file import Context, parse_strategies
-from amp_ray.testing.experiments import SMALL, experiment_from, small_experiment
-from amp_ray.testing.metis import metis_profile_files
 from amp_ray.units import GIB
+from support.experiments import SMALL, experiment_from, small_experiment
+from support.metis import metis_profile_files
 
 MEGATRON = ("name: small", "name: small\nruntime: megatron")
 

@@ -1,12 +1,12 @@
 import json
 
-from amp_ray.runtime.searching import ALONE, search_candidates
+from amp_ray.runtime.ray.searching import ALONE, search_candidates
 from amp_ray.search.planner import AmpRayPlanner
 from amp_ray.search.ranking import Ranking
 from amp_ray.search.rows import ranking_rows, row
 from amp_ray.search.space import candidates_of
 from amp_ray.spec.cluster import Cluster
-from amp_ray.testing.experiments import small_experiment
+from support.experiments import small_experiment
 
 ROW_KEYS = {
     "position",

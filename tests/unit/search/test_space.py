@@ -3,7 +3,7 @@ import pytest
 from amp_ray.search.space import candidates_of, group_candidates, uniform_candidates
 from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.experiment import Experiment, launchable_only
-from amp_ray.testing.experiments import small_experiment
+from support.experiments import small_experiment
 
 
 def cluster(count: int, slots: int) -> tuple[str, str]:

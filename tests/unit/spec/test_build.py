@@ -2,7 +2,7 @@ import pytest
 
 from amp_ray.errors import InputError
 from amp_ray.spec.profile import ANALYTIC
-from amp_ray.testing.experiments import SMALL, experiment_from, small_experiment
+from support.experiments import SMALL, experiment_from, small_experiment
 
 DESCRIPTION = "num_layers: 9\nmodel: m\nprecision: fp16\nhardware: h\nversions: v\n"
 TABLE = "layer,tp,micro_batch_size,forward_s\n" + "".join(f"{i},1,1,1e-3\n" for i in range(9))

@@ -7,7 +7,7 @@ from amp_ray.spec.cluster import (
     Cluster,
     Link,
 )
-from amp_ray.testing.experiments import SMALL, experiment_from
+from support.experiments import SMALL, experiment_from
 
 NODES = "    - {count: 2, device: T4, slots: 2, intra_gbit_per_s: 50, inter_gbit_per_s: 10}\n"
 MINE = "{name: mine, memory_gib: 2, memory_gbyte_per_s: 100, fp16_tflops: 3}"

@@ -3,7 +3,7 @@ import pytest
 from amp_ray.errors import InputError
 from amp_ray.spec.constants import Constants
 from amp_ray.spec.traits import RUNTIMES
-from amp_ray.testing.experiments import SMALL, experiment_from
+from support.experiments import SMALL, experiment_from
 
 
 @pytest.mark.parametrize("name", RUNTIMES)

@@ -6,7 +6,7 @@ from amp_ray.errors import InputError
 from amp_ray.spec.access import SshSettings
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.own_program import OwnProgram, Pattern
-from amp_ray.testing.experiments import SMALL, experiment_from
+from support.experiments import SMALL, experiment_from
 
 FOUR = """\
   nodes:

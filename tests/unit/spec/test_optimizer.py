@@ -1,7 +1,7 @@
 import pytest
 
 from amp_ray.spec.optimizer import OPTIMIZERS, find_optimizer
-from amp_ray.testing.experiments import small_experiment
+from support.experiments import small_experiment
 
 
 @pytest.mark.parametrize(

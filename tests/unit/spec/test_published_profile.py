@@ -11,7 +11,7 @@ from amp_ray.spec.published_profile import (
     PublishedProfile,
     layer_groups,
 )
-from amp_ray.testing.experiments import small_experiment
+from support.experiments import small_experiment
 
 
 def entry(*layer_s: float, whole_s: float | None = None, **given: Any) -> PublishedEntry:  # noqa: ANN401

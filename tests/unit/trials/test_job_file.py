@@ -1,9 +1,9 @@
 import pytest
 
 from amp_ray.errors import InputError
-from amp_ray.testing.experiments import experiment_from, small_experiment
 from amp_ray.training.shapes import ImageShape, TextShape, read_shape
 from amp_ray.trials.job_file import shape_to_json, torch_device
+from support.experiments import experiment_from, small_experiment
 
 TRANSGAN = """\
 name: pictures

@@ -6,8 +6,8 @@ from amp_ray.errors import InputError
 from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import Stage, Strategy
-from amp_ray.testing.experiments import experiment_from, small_experiment
 from amp_ray.trials.runtime_strategy import runtime_bounds, runtime_strategy, why_not_launchable
+from support.experiments import experiment_from, small_experiment
 
 TEXT = """\
 name: published

@@ -5,14 +5,14 @@ import pytest
 from amp_ray.calibration import Observation
 from amp_ray.runtime.calibrating import load_observations
 from amp_ray.runtime.files import load_experiment
-from amp_ray.runtime.searching import ALONE, search_candidates
+from amp_ray.runtime.ray.searching import ALONE, search_candidates
 from amp_ray.search.planner import AmpRayPlanner
 from amp_ray.search.ranking import Ranking
 from amp_ray.search.space import candidates_of
 from amp_ray.spec.experiment import Experiment
-from amp_ray.testing.experiments import small_experiment
-from amp_ray.testing.replaying import Answers, answers
 from amp_ray.tuner import KeptPredictor
+from support.experiments import small_experiment
+from support.replaying import Answers, answers
 
 
 @pytest.fixture(scope="package")

@@ -5,9 +5,9 @@ from amp_ray.calibration import apply_calibration, calibrate, prediction_covaria
 from amp_ray.search.ranking import Ranking
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import Strategy
-from amp_ray.testing.planted import planted_observations
 from amp_ray.tuner import KeptPredictor, TunerSettings, begin
 from amp_ray.tuner.belief import Belief, degrees_of_freedom, time_covariance
+from support.planted import planted_observations
 
 
 @pytest.fixture

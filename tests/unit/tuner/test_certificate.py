@@ -5,7 +5,6 @@ import pytest
 from amp_ray.cost.estimate import Estimate, Reason
 from amp_ray.search.ranking import Ranking
 from amp_ray.spec.experiment import Experiment
-from amp_ray.testing.replaying import crashed, measured, play
 from amp_ray.tuner import (
     KeptPredictor,
     TunerSettings,
@@ -17,6 +16,7 @@ from amp_ray.tuner import (
     record,
     start,
 )
+from support.replaying import crashed, measured, play
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import pytest
 
 from amp_ray.search.ranking import Ranking
 from amp_ray.spec.experiment import Experiment
-from amp_ray.testing.replaying import measured, out_of_memory
 from amp_ray.tuner import (
     KeptPredictor,
     TunerSettings,
@@ -19,6 +18,7 @@ from amp_ray.tuner import (
 )
 from amp_ray.tuner.belief import Belief
 from amp_ray.tuner.explore import expected_gain, explore
+from support.replaying import measured, out_of_memory
 
 
 @pytest.fixture

@@ -3,9 +3,9 @@ import pytest
 from amp_ray.calibration import calibrate
 from amp_ray.search.ranking import Ranking
 from amp_ray.spec.experiment import Experiment
-from amp_ray.testing.planted import planted_observations, small_strategies
 from amp_ray.tuner import KeptPredictor
 from amp_ray.tuner.kept_predictor import MOST_CALIBRATIONS
+from support.planted import planted_observations, small_strategies
 
 
 def test_it_calibrates_like_calibrate(small: Experiment) -> None:

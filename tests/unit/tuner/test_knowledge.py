@@ -7,8 +7,6 @@ from amp_ray.calibration import Predictor
 from amp_ray.cost.estimate import Estimate, Reason
 from amp_ray.search.ranking import Ranking
 from amp_ray.spec.experiment import Experiment
-from amp_ray.testing.planted import planted_observations
-from amp_ray.testing.replaying import Answers, crashed, measured, out_of_memory, study
 from amp_ray.trials.outcome import Outcome
 from amp_ray.tuner import (
     KeptPredictor,
@@ -21,6 +19,8 @@ from amp_ray.tuner import (
     record,
     start,
 )
+from support.planted import planted_observations
+from support.replaying import Answers, crashed, measured, out_of_memory, study
 
 
 @pytest.fixture

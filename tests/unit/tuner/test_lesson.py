@@ -4,9 +4,9 @@ from amp_ray.calibration import calibrate
 from amp_ray.cost.model import CostModel
 from amp_ray.search.ranking import Ranking
 from amp_ray.spec.experiment import Experiment
-from amp_ray.testing.planted import planted_observations
 from amp_ray.tuner import KeptPredictor, TunerSettings, begin
 from amp_ray.tuner.lesson import Lesson
+from support.planted import planted_observations
 
 
 @pytest.fixture

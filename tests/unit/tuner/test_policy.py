@@ -6,7 +6,6 @@ from amp_ray.cost.estimate import Estimate, Reason
 from amp_ray.search.ranking import Ranking
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import Strategy
-from amp_ray.testing.replaying import Answers, crashed, measured, out_of_memory, play, study
 from amp_ray.trials.outcome import Outcome, TimedOut, Unreachable
 from amp_ray.tuner import (
     KeptPredictor,
@@ -21,6 +20,7 @@ from amp_ray.tuner import (
     start,
     why_stop,
 )
+from support.replaying import Answers, crashed, measured, out_of_memory, play, study
 
 UNREACHABLE = Unreachable(reason="no answer", host="a", wall_s=1.0)
 TIMED_OUT = TimedOut(reason="too slow", timeout_s=1.0, lines=(), wall_s=1.0)

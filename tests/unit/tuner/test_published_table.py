@@ -11,9 +11,9 @@ from amp_ray.cost.estimate import Estimate
 from amp_ray.spec.constants import Constants
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import Strategy
-from amp_ray.testing.replaying import Answers, Replay, fastest, play, study, with_factors
 from amp_ray.trials.outcome import Measured
 from amp_ray.tuner import KeptPredictor, TunerSettings, recommend, surprises
+from support.replaying import Answers, Replay, fastest, play, study, with_factors
 
 NO_TIME: Final = (
     *("memory_error", "time_error", "context_scale", "allocator_scale"),

@@ -5,7 +5,6 @@ import pytest
 from amp_ray.cost.estimate import Estimate, Reason
 from amp_ray.search.ranking import Ranking
 from amp_ray.spec.experiment import Experiment
-from amp_ray.testing.replaying import measured
 from amp_ray.tuner import (
     KeptPredictor,
     Recommendation,
@@ -18,6 +17,7 @@ from amp_ray.tuner import (
     record,
     start,
 )
+from support.replaying import measured
 
 
 @pytest.fixture

@@ -1,9 +1,9 @@
 import pytest
 
-from amp_ray.testing.replaying import measured
 from amp_ray.tuner import TunerSettings
 from amp_ray.tuner.repeats import to_repeat
 from amp_ray.tuner.standing import Figure, Standing
+from support.replaying import measured
 
 SETTINGS = TunerSettings(budget=100)
 

@@ -1,9 +1,9 @@
 from amp_ray.search.ranking import Ranking
 from amp_ray.spec.experiment import Experiment
-from amp_ray.testing.replaying import crashed, measured, out_of_memory
 from amp_ray.trials.outcome import Outcome, TimedOut, Unreachable
 from amp_ray.tuner import Trial, TunerSettings, TunerState, begin, record, start
 from amp_ray.tuner.standing import Standing, observations, stand
+from support.replaying import crashed, measured, out_of_memory
 
 UNREACHABLE = Unreachable(reason="no answer", host="a", wall_s=1.0)
 TIMED_OUT = TimedOut(reason="too slow", timeout_s=1.0, lines=(), wall_s=1.0)

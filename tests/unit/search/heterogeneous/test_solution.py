@@ -13,7 +13,7 @@ from amp_ray.search.heterogeneous import (
 )
 from amp_ray.spec.candidate import GroupsCandidate
 from amp_ray.spec.experiment import Experiment, SearchLimits
-from amp_ray.testing.experiments import experiment_from
+from support.experiments import experiment_from
 
 TWO_KINDS = """\
 name: two kinds

@@ -10,8 +10,8 @@ from amp_ray.search.placement.chains import (
     objective_s,
 )
 from amp_ray.spec.strategy import Strategy
-from amp_ray.testing.experiments import experiment_from
-from amp_ray.testing.mixed_cluster import mixed_candidate, mixed_cost_model
+from support.experiments import experiment_from
+from support.mixed_cluster import mixed_candidate, mixed_cost_model
 
 LAST_FIRST = (2, 3, 4, 5, 0, 1)
 

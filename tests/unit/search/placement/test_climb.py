@@ -4,7 +4,7 @@ from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.model import CostModel
 from amp_ray.search.placement.climb import MOST_STAGES_TRIED, climb
 from amp_ray.spec.strategy import Strategy
-from amp_ray.testing.mixed_cluster import mixed_candidate, mixed_cost_model
+from support.mixed_cluster import mixed_candidate, mixed_cost_model
 
 EVEN = (0, 4, 7, 11)
 

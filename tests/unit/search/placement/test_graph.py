@@ -9,8 +9,8 @@ from amp_ray.search.placement.nodes import class_moves, node_classes
 from amp_ray.search.placement.prices import Prices
 from amp_ray.search.placement.scope import Scope
 from amp_ray.spec.candidate import Candidate
-from amp_ray.testing.mixed_cluster import mixed_candidate, mixed_cost_model
-from amp_ray.testing.placement_oracle import all_placements
+from support.mixed_cluster import mixed_candidate, mixed_cost_model
+from support.placement_oracle import all_placements
 
 
 def grower_of(candidate: Candidate, scope: Scope) -> Grower:

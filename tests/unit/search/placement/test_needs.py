@@ -2,7 +2,7 @@ import numpy as np
 
 from amp_ray.search.cuts import even_block_bounds
 from amp_ray.search.placement.needs import stage_needs
-from amp_ray.testing.mixed_cluster import mixed_candidate, mixed_cost_model
+from support.mixed_cluster import mixed_candidate, mixed_cost_model
 
 
 def test_every_size_of_memory_has_its_limits() -> None:

@@ -11,7 +11,7 @@ from amp_ray.search.placement.nodes import (
 )
 from amp_ray.search.placement.scope import Scope
 from amp_ray.spec.cluster import Cluster, Link
-from amp_ray.testing.mixed_cluster import mixed_cost_model
+from support.mixed_cluster import mixed_cost_model
 
 WHOLE = Scope(max_options=1)
 PAIR = NodeClass(nodes=(4, 7), num_units=2)

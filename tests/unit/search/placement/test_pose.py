@@ -4,7 +4,7 @@ from amp_ray.search.placement import pose as pose_module
 from amp_ray.search.placement.pose import pose, posed_within
 from amp_ray.search.placement.scope import Scope
 from amp_ray.spec.candidate import Candidate
-from amp_ray.testing.mixed_cluster import mixed_candidate, mixed_cost_model
+from support.mixed_cluster import mixed_candidate, mixed_cost_model
 
 LINK = (
     "global_batch_size",

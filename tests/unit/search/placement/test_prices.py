@@ -6,7 +6,7 @@ from amp_ray.search.placement.nodes import Pairs, node_classes
 from amp_ray.search.placement.prices import Prices
 from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.strategy import Strategy
-from amp_ray.testing.mixed_cluster import mixed_candidate, mixed_cost_model
+from support.mixed_cluster import mixed_candidate, mixed_cost_model
 
 BOUNDS = (0, 4, 7, 11)
 

@@ -9,7 +9,7 @@ from amp_ray.search.placement.pose import pose
 from amp_ray.search.placement.problem import PlacementProblem
 from amp_ray.search.placement.ranks import Walk
 from amp_ray.spec.strategy import Strategy
-from amp_ray.testing.mixed_cluster import mixed_candidate, mixed_cost_model
+from support.mixed_cluster import mixed_candidate, mixed_cost_model
 
 
 def posed(*, dp: int = 1, tied: bool = False) -> PlacementProblem:

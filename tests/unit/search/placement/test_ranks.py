@@ -7,7 +7,7 @@ from amp_ray.search.placement.pose import pose
 from amp_ray.search.placement.problem import PlacementProblem
 from amp_ray.search.placement.ranks import Walk
 from amp_ray.search.placement.tail import TailSearch
-from amp_ray.testing.mixed_cluster import mixed_candidate, mixed_cost_model
+from support.mixed_cluster import mixed_candidate, mixed_cost_model
 
 
 def posed(*, tp: int = 1, dp: int = 1) -> PlacementProblem:

@@ -1,7 +1,7 @@
 from amp_ray.search.placement.chains import Chains
 from amp_ray.search.placement.swap import swap_replicas
 from amp_ray.spec.strategy import Strategy
-from amp_ray.testing.mixed_cluster import mixed_candidate, mixed_cost_model
+from support.mixed_cluster import mixed_candidate, mixed_cost_model
 
 BOUNDS = (0, 4, 7, 11)
 CROSSED = (2, 4, 0, 1, 5, 3)

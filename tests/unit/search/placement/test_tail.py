@@ -6,7 +6,7 @@ from amp_ray.partition import PartitionSolution, solve
 from amp_ray.search.placement.pose import pose
 from amp_ray.search.placement.problem import PlacementProblem
 from amp_ray.search.placement.tail import FEWEST_EVALUATIONS, MOST_WORK, TailSearch, without_limits
-from amp_ray.testing.mixed_cluster import mixed_candidate, mixed_cost_model
+from support.mixed_cluster import mixed_candidate, mixed_cost_model
 
 
 def posed(*, dp: int = 2, tied: bool = False, gib: float = 16) -> PlacementProblem:

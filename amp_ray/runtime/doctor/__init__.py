@@ -1,0 +1,1 @@
+"""Looks at every host before anything is launched."""

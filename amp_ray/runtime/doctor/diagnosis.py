@@ -1,0 +1,175 @@
+"""Looks at every host of an experiment, all at the same time, before anything is launched."""
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+from amp_ray.errors import InputError
+from amp_ray.runtime.doctor.host_probe import REACH_S, Visit, at_once, make_question
+from amp_ray.runtime.hosts.login import ssh_words
+from amp_ray.runtime.hosts.make_hosts import MakeHost, experiment_folder, located
+from amp_ray.spec.access import SshSettings
+from amp_ray.spec.experiment import Experiment
+from amp_ray.trials.doctor.checks import check_hosts
+from amp_ray.trials.doctor.findings import LEVELS, Finding, only
+from amp_ray.trials.doctor.host_facts import Look, Site
+from amp_ray.trials.doctor.software import Wanted
+
+SCHEMA: Final = 1
+LOCAL_NAME: Final = "localhost"
+
+_END_S: Final = 10.0
+"""For leaving: whoever is late is left to end by itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """What came of looking at all hosts.
+
+    Args:
+        experiment: Its name.
+        hosts: In the experiment's order.
+        findings: By host, those without a problem included.
+        elapsed_s: What it took.
+    """
+
+    experiment: str
+    hosts: tuple[str, ...]
+    findings: tuple[Finding, ...]
+    elapsed_s: float
+
+    @property
+    def errors(self) -> list[Finding]:
+        """Return what keeps trials from running."""
+        return only(self.findings, "error")
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the result of ``amp-ray doctor --json``."""
+        return {
+            "schema": SCHEMA,
+            "experiment": self.experiment,
+            "ok": not self.errors,
+            "elapsed_s": self.elapsed_s,
+            "hosts": [
+                {
+                    "name": host,
+                    **{
+                        level: sum(finding.host == host for finding in only(self.findings, level))
+                        for level in LEVELS
+                    },
+                }
+                for host in self.hosts
+            ],
+            "findings": [finding.to_json() for finding in self.findings],
+        }
+
+
+def diagnose(experiment: Experiment, make_host: MakeHost, *, deep: bool = False) -> Diagnosis:
+    """Look at every host of every group and judge what is there; nothing stays on them.
+
+    Args:
+        experiment: Its ``trials`` say where trials run.
+        make_host: Makes a host of its name.
+        deep: Whether the packages are really imported, which takes longer.
+
+    Raises:
+        InputError: If trials shall run over SSH and the experiment names no hosts, or a host's
+            name has no known form.
+    """
+    start = time.monotonic()
+    sites = list_sites(experiment)
+    looks = _visit_all(experiment, sites, make_host, deep=deep)
+    findings = check_hosts(looks, _wanted(experiment))
+    return Diagnosis(
+        experiment=experiment.name,
+        hosts=tuple(site.name for site in sites),
+        findings=findings,
+        elapsed_s=time.monotonic() - start,
+    )
+
+
+def preflight(experiment: Experiment, make_host: MakeHost) -> list[Finding]:
+    """Return what would keep trials from running; a study looks before it launches anything.
+
+    Args:
+        experiment: Its ``trials`` say where trials run.
+        make_host: Makes a host of its name.
+
+    Returns:
+        The errors; none where trials can start.
+
+    Raises:
+        InputError: As ``diagnose`` does.
+    """
+    return diagnose(experiment, make_host).errors
+
+
+def list_sites(experiment: Experiment) -> tuple[Site, ...]:
+    """Return what the experiment expects of each host of each group.
+
+    Raises:
+        InputError: If trials shall run over SSH and no hostfile names the hosts.
+    """
+    nodes, trials = experiment.cluster.nodes, experiment.trials
+    own = tuple(node.name for node in nodes)
+    groups = trials.host_groups or (own,)
+    if trials.backend == "local":
+        num_slots = sum(node.num_slots for node in nodes) * len(groups)
+        return (Site(name=LOCAL_NAME, device=nodes[0].device, num_slots=num_slots),)
+    if not experiment.names_hosts:
+        message = (
+            "not there, so that nobody knows which hosts to look at; name a file with lines such "
+            "as 'host1 slots=4', or use --trials local for this machine"
+        )
+        raise InputError(message, where=experiment.where("cluster", "hostfile"))
+    settings = _settings(experiment)
+    return tuple(
+        Site(
+            name=name,
+            device=node.device,
+            num_slots=node.num_slots,
+            group=group,
+            login=ssh_words(name, settings),
+        )
+        for group, names in enumerate(groups)
+        for name, node in zip(names, nodes, strict=True)
+    )
+
+
+def _visit_all(
+    experiment: Experiment, sites: Sequence[Site], make_host: MakeHost, *, deep: bool
+) -> list[Look]:
+    """Visit every host: first each alone, then the way between them."""
+    question = make_question(
+        experiment.trials, _settings(experiment), deep=deep, num_peers=len(sites)
+    )
+    visits = [Visit(site, make_host, question) for site in sites]
+    try:
+        at_once([visit.ask for visit in visits], question.limit_s)
+        # A host that answers from now on is too late for its peers as well.
+        known = [visit for visit in visits if visit.listens_at is not None]
+        at_once([partial(visit.reach, known) for visit in known], 2 * REACH_S)
+        return [visit.look() for visit in visits]
+    finally:
+        at_once([visit.close for visit in visits], _END_S)
+
+
+def _wanted(experiment: Experiment) -> Wanted:
+    """Return what trials need on every host."""
+    trials = experiment.trials
+    program = trials.program
+    agent = sys.executable if trials.backend == "local" else trials.ssh.python
+    return Wanted(
+        python=trials.python or agent,
+        python_key="trials.python" if trials.python is not None else "trials.ssh.python",
+        program=None if program is None else program.argv[0],
+        cwd=None if program is None else program.cwd,
+    )
+
+
+def _settings(experiment: Experiment) -> SshSettings:
+    """Return how hosts are reached, relative paths led to the experiment file."""
+    return located(experiment.trials.ssh, experiment_folder(experiment))

@@ -1,0 +1,392 @@
+"""The agents of some hosts: started when they are needed, kept between trials, swept after."""
+
+import contextlib
+import logging
+import queue
+import secrets
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Any, Final, TypeVar
+
+from amp_ray.errors import HostError, InputError, printable
+from amp_ray.runtime.hosts.host import Host
+from amp_ray.runtime.hosts.inbox import Inbox
+from amp_ray.runtime.hosts.link import AgentLink, AgentSettings
+from amp_ray.runtime.hosts.messages import Message
+from amp_ray.runtime.hosts.sweep import Debt, sweep_host, sweep_trials
+from amp_ray.runtime.launch.watch import Watch
+
+_LOGGER = logging.getLogger(__name__)
+
+_POLL_S: Final = 0.1
+
+_HASTE_S: Final = 2.0
+"""What agents may take to end, and then the sweep of those that did not, after an interruption."""
+
+_AT_ONCE: Final = 32
+"""Hosts that are connected to at the same time: a login takes this machine's CPU, too."""
+
+_CLAIM_PAUSE_MS: Final = 1000
+_MS_PER_S: Final = 1000
+_OWNER_BYTES: Final = 4
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarmUp:
+    """What a warm process imports on every host.
+
+    Args:
+        python: The interpreter, the same text as the first argument of the trials' commands.
+        modules: ``module``, or ``module:function`` to call a function of it too.
+        environment: In which they are imported; ``FOLDER`` in it stands for a folder of its own.
+    """
+
+    python: str
+    modules: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+class Agents:
+    """One agent per host, started in parallel, and what lost ones may have left behind."""
+
+    def __init__(
+        self, hosts: Iterable[Host], settings: AgentSettings, warm_up: WarmUp | None
+    ) -> None:
+        """Take the hosts; nothing is opened yet.
+
+        Args:
+            hosts: With different names.
+            settings: How agents behave.
+            warm_up: What warm processes import; None to have none.
+        """
+        self.settings = settings
+        self.links: dict[str, AgentLink] = {}
+        self.inbox = Inbox()
+        self._hosts = {host.name: host for host in hosts}
+        self._warm_up = warm_up
+        self._debts: dict[str, list[Debt]] = {name: [] for name in self._hosts}
+        self._answers: dict[str, Message] = {}
+        self._answered = threading.Condition()
+        self._is_closed = False
+        self._owner = secrets.token_hex(_OWNER_BYTES)
+        self._claims: dict[str, str] = {}
+        self._slots: defaultdict[str, set[int]] = defaultdict(set)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All hosts."""
+        return tuple(self._hosts)
+
+    def check(self, names: Sequence[str], who: str) -> None:
+        """Refuse hosts that are not there.
+
+        Raises:
+            InputError: If there is one.
+        """
+        unknown = [name for name in names if name not in self._hosts]
+        if unknown:
+            message = f"{who} needs {unknown}, but the hosts are {[*self._hosts]}"
+            raise InputError(message)
+
+    def open(
+        self, slots: Mapping[str, Collection[int]], watch: Watch, *, study: str = ""
+    ) -> dict[str, str]:
+        """Make sure of an agent with some slots on each host, in parallel.
+
+        Args:
+            slots: That no other agent may use from now on, by host.
+            watch: Who may want no more of it.
+            study: What others are told that want the same slots.
+
+        Returns:
+            What failed, by host.
+
+        Raises:
+            InterruptedTrialError: If somebody wants no more of it; what is still being opened is
+                closed as soon as it is open.
+        """
+        missing = [
+            name for name in slots if not self._is_ready(name) or self._unclaimed(name, slots[name])
+        ]
+        results = in_parallel(
+            lambda name: self._open_one(name, slots[name], study), missing, meanwhile=watch.check
+        )
+        return {name: text for name, text in results.items() if text}
+
+    def warm(self, names: Sequence[str], watch: Watch) -> dict[str, Message]:
+        """Wait until the warm processes of open agents are ready, or have said why they are not.
+
+        Returns:
+            Per host ``problem``, empty if there is none, and ``import_s``; nothing where no warm
+            processes are wanted.
+
+        Raises:
+            InterruptedTrialError: If somebody wants no more of it.
+        """
+        if self._warm_up is None:
+            return {}
+        tags = {name: self.links[name].tag for name in names}
+        limit_s = 2 * self.settings.import_timeout_s + self.settings.lease_s  # it may start twice
+        deadline = time.monotonic() + limit_s
+        while True:
+            watch.check()
+            for name, tag in tags.items():
+                if time.monotonic() > deadline:
+                    text = f"no word of the warm process within {limit_s:g} s"
+                    self._answers.setdefault(tag, {"kind": "lost", "problem": text})
+                if self.links[name].silent_s > self.settings.lease_s:
+                    text = f"no sign of life for {self.settings.lease_s} s"
+                    self._answers.setdefault(tag, {"kind": "lost", "problem": text})
+            with self._answered:
+                if all(tag in self._answers for tag in tags.values()):
+                    return {name: self._answers[tag] for name, tag in tags.items()}
+                self._answered.wait(_POLL_S)
+
+    def give_up(self, folders: Mapping[str, str]) -> None:
+        """Leave agents that are lost, or could not clean up; their hosts have to be swept.
+
+        Args:
+            folders: Name of the trial's folder on each of their hosts.
+        """
+        for name, folder in folders.items():
+            link = self.links.pop(name)
+            self._leave(link)
+            self._debts[name].append(Debt(tag=link.tag, folder=folder))
+
+    def abandon(self, folders: Mapping[str, str]) -> None:
+        """End agents in the middle of a trial, and wait a moment until they have cleaned up.
+
+        Args:
+            folders: Name of the trial's folder on each of their hosts.
+        """
+        links = {name: self.links.pop(name) for name in folders}
+        for name in self._end(links, _HASTE_S):
+            self._debts[name].append(Debt(tag=links[name].tag, folder=folders[name]))
+
+    def sweep(self, *, in_haste: bool = False) -> dict[str, list[str]]:
+        """End and remove whatever lost agents have left on hosts that can be reached again.
+
+        Args:
+            in_haste: Whether to wait only a moment for hosts that do not answer.
+
+        Returns:
+            Per host with a debt, what is still there; a host that cannot be reached has one line.
+        """
+
+        def pay(name: str) -> list[str]:
+            try:
+                return self._pay(name)
+            except HostError as error:
+                return [str(error)]
+
+        names = [name for name, debts in self._debts.items() if debts]
+        limit_s = _HASTE_S if in_haste else None
+        left = in_parallel(pay, names, limit_s=limit_s)
+        late = "it does not answer; its agent ends when its lease runs out"
+        return {name: left.get(name, [f"{name}: {late}"]) for name in names}
+
+    def sweep_trials(self, trial_ids: Sequence[str]) -> list[str]:
+        """End and remove what trials of a controller that has died have left on any host.
+
+        Returns:
+            What is still there, and the hosts that cannot be reached, each a line.
+        """
+
+        def sweep(name: str) -> list[str]:
+            try:
+                left = sweep_trials(self._hosts[name], self.settings, trial_ids)
+            except HostError as error:
+                return [str(error)]
+            return [f"{name}: {process}" for process in left]
+
+        return [line for lines in in_parallel(sweep, self.names).values() for line in lines]
+
+    def close(self, *, in_haste: bool) -> None:
+        """End all agents, wait until they have cleaned up, sweep once more, disconnect.
+
+        Args:
+            in_haste: Whether to wait only a moment for hosts that do not answer.
+        """
+        self._is_closed = True
+        self._end(
+            self.links, _HASTE_S if in_haste else self.settings.grace_s + self.settings.lease_s
+        )
+        self.links.clear()
+        self.sweep(in_haste=in_haste)
+        in_parallel(lambda name: self._hosts[name].close(), self.names, limit_s=_HASTE_S)
+
+    def _end(self, links: Mapping[str, AgentLink], limit_s: float) -> list[str]:
+        """End agents, all at the same time; return the hosts whose agents have not gone in time."""
+        for link in links.values():
+            self._leave(link)
+        deadline = time.monotonic() + limit_s
+        return [
+            name
+            for name, link in links.items()
+            if not link.wait(max(0.0, deadline - time.monotonic()))
+        ]
+
+    def _leave(self, link: AgentLink) -> None:
+        """Close a link, and let its last messages go unread."""
+        link.close()
+        self.inbox.forget(link.tag)
+
+    def _is_ready(self, name: str) -> bool:
+        """Tell whether a host has an agent at work and no debts."""
+        link = self.links.get(name)
+        return link is not None and link.is_alive and not self._debts[name]
+
+    def _open_one(self, name: str, slots: Collection[int], study: str) -> str:
+        """Start an agent where there is none, and claim slots; return what prevents it."""
+        is_new = not self._is_ready(name)
+        try:
+            if is_new:
+                self._start(name)
+            self._claim(name, self._unclaimed(name, slots), study)
+        except HostError as error:
+            if is_new and name in self.links:
+                self._leave(self.links.pop(name))
+            return str(error)
+        if is_new and self._warm_up is not None:
+            request: dict[str, Any] = asdict(self._warm_up)
+            limit_s = self.settings.import_timeout_s
+            self.links[name].send(kind="warm", base=self.settings.base, limit_s=limit_s, **request)
+        return ""
+
+    def _start(self, name: str) -> None:
+        """Start an agent.
+
+        Raises:
+            HostError: If that fails, or an earlier trial has left something.
+        """
+        if name in self.links:  # and lost: the connection may be as dead, and not know it yet
+            self._leave(self.links[name])
+            self._hosts[name].close()
+        left = self._pay(name)
+        if left:
+            text = f"{name}: an earlier trial left {', '.join(left)}"
+            raise HostError(text)
+        self._hosts[name].connect()
+        link = AgentLink(self._hosts[name], self.settings, partial(self._take, name))
+        self.links[name] = link
+        problem = link.why_not_started(self.settings.start_timeout_s)
+        if problem:
+            text = f"{name}: {problem}"
+            raise HostError(text)
+        if self._is_closed:
+            self._leave(link)
+
+    def _unclaimed(self, name: str, slots: Collection[int]) -> list[int]:
+        """Return those of some slots that the host's agent does not have yet."""
+        claimed = self._slots.get(self.links[name].tag, set()) if name in self.links else set()
+        return [slot for slot in slots if slot not in claimed and self._hosts[name].shares_slots]
+
+    def _claim(self, name: str, slots: Collection[int], study: str) -> None:
+        """Have an agent claim slots; wait a moment for another study that is about to end.
+
+        Raises:
+            HostError: If another agent holds one, with whose that is.
+        """
+        link = self.links[name]
+        limit_s = 2 * self.settings.lease_s
+        deadline = time.monotonic() + limit_s
+        while slots:
+            with self._answered:
+                self._claims.pop(link.tag, None)
+                link.send(kind="claim", slots=[*slots], owner=self._owner, study=study)
+                self._answered.wait_for(lambda: link.tag in self._claims, limit_s)
+                problem = self._claims.get(link.tag, f"no answer within {limit_s:g} s")
+            if not problem:
+                self._slots[link.tag] |= {*slots}
+                return
+            if time.monotonic() > deadline or self._is_closed or not link.is_alive:
+                text = f"{name}: {problem}"
+                raise HostError(text)
+            # By chance, since two agents that claim at the same moment both step back.
+            time.sleep(_POLL_S + secrets.randbelow(_CLAIM_PAUSE_MS) / _MS_PER_S)
+
+    def _take(self, name: str, tag: str, message: Message) -> None:
+        """Queue what an agent says; remember what it says of its warm process."""
+        with self._answered:
+            if message["kind"] == "claimed":
+                self._claims[tag] = message["problem"]
+                self._answered.notify_all()
+                return
+            if message["kind"] == "warm-died":  # it is started once more
+                self._answers.pop(tag, None)
+                _LOGGER.warning(printable(f"{name}: {message['text']}; it is started once more"))
+            elif message["kind"] in {"warm", "lost"}:
+                self._answers[tag] = {"problem": message.get("text"), **message}
+                self._answered.notify_all()
+        self.inbox.put(tag, message)
+
+    def _pay(self, name: str) -> list[str]:
+        """Sweep a host; return what is left there.
+
+        Raises:
+            HostError: If it cannot be reached.
+        """
+        if not self._debts[name]:
+            return []
+        self._hosts[name].close()  # agents were lost with it
+        left = sweep_host(self._hosts[name], self.settings, self._debts[name])
+        if not left:
+            self._debts[name].clear()
+        return left
+
+
+def in_parallel(
+    work: Callable[[str], _T],
+    names: Sequence[str],
+    *,
+    limit_s: float | None = None,
+    meanwhile: Callable[[], None] = lambda: None,
+) -> dict[str, _T]:
+    """Do something for several hosts, some at once, in threads that keep nobody from ending.
+
+    Args:
+        work: What.
+        names: Of the hosts.
+        limit_s: After which the rest is left alone.
+        meanwhile: Called while waiting; may raise.
+
+    Returns:
+        By host what came of it, where that is known.
+    """
+    done: queue.SimpleQueue[tuple[str, _T | None, BaseException | None]] = queue.SimpleQueue()
+    waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
+    for name in names:
+        waiting.put(name)
+
+    def run() -> None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                name = waiting.get_nowait()
+                try:
+                    done.put((name, work(name), None))
+                except BaseException as error:  # noqa: BLE001 - raised where somebody waits for it
+                    done.put((name, None, error))
+
+    for name in names[:_AT_ONCE]:
+        threading.Thread(target=run, name=f"host {name}", daemon=True).start()
+    deadline = None if limit_s is None else time.monotonic() + limit_s
+    found: dict[str, Any] = {}
+    try:
+        while len(found) < len(names) and (deadline is None or time.monotonic() < deadline):
+            meanwhile()
+            with contextlib.suppress(queue.Empty):
+                name, result, error = done.get(timeout=_POLL_S)
+                if error is not None:
+                    raise error
+                found[name] = result
+    finally:
+        with contextlib.suppress(queue.Empty):
+            while True:  # nobody waits for the others any more
+                waiting.get_nowait()
+    return {name: found[name] for name in names if name in found}

@@ -1,0 +1,78 @@
+"""From an experiment's settings to hosts: this machine under all names, or each behind SSH."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from amp_ray.errors import InputError
+from amp_ray.runtime.hosts.agent.job import DEVICE_VARIABLE, visible_devices
+from amp_ray.runtime.hosts.host import Host, LocalHost
+from amp_ray.spec.access import SshSettings
+from amp_ray.spec.device import is_cpu
+from amp_ray.spec.experiment import Experiment
+
+MakeHost = Callable[[str], Host]
+"""From a host's name to the host, which opens nothing yet."""
+
+
+def experiment_folder(experiment: Experiment) -> Path:
+    """Return the folder of the experiment file, where relative paths start."""
+    return Path(experiment.places.file).parent
+
+
+def host_maker(experiment: Experiment, ssh: SshSettings | None = None) -> MakeHost:
+    """Return what makes the hosts of an experiment.
+
+    Args:
+        experiment: Its ``trials`` say whether they are this machine, and how else they are reached.
+        ssh: Settings instead of those of ``trials``.
+
+    Raises:
+        InputError: If SSH is asked for and not installed.
+    """
+    if experiment.trials.backend == "local":
+        return _local_maker(experiment)
+    settings = located(ssh or experiment.trials.ssh, experiment_folder(experiment))
+    try:
+        from amp_ray.runtime.hosts.ssh import SshHost  # noqa: PLC0415 - local trials need no paramiko
+    except ModuleNotFoundError as error:
+        message = f"trials over SSH need {error.name}: pip install 'amp-ray[ssh]'"
+        raise InputError(message) from None
+    return lambda name: SshHost(name, settings)
+
+
+def _local_maker(experiment: Experiment) -> MakeHost:
+    """Return what makes this machine under every name.
+
+    Where it has GPUs, each name has its own: slots of the second host count on where those of the
+    first one end, and so on through all groups of hosts.
+    """
+    nodes = experiment.cluster.nodes
+    environments: dict[str, dict[str, str]] = {}
+    first = 0
+    for group in experiment.trials.host_groups or (tuple(node.name for node in nodes),):
+        for name, node in zip(group, nodes, strict=True):
+            if not is_cpu(node.device.name):
+                slots = list(range(first, first + node.num_slots))
+                environments[name] = {DEVICE_VARIABLE: visible_devices(slots)}
+                first += node.num_slots
+    return lambda name: LocalHost(name, environment=environments.get(name))
+
+
+def located(settings: SshSettings, base: Path) -> SshSettings:
+    """Lead relative paths of settings to the folder of the experiment file.
+
+    Example:
+        >>> located(SshSettings(identities=("keys/a", "/b", "~/c")), Path("/x")).identities
+        ('/x/keys/a', '/b', '~/c')
+    """
+
+    def locate(name: str) -> str:
+        return name if name.startswith("~") else str(base / name)
+
+    return replace(
+        settings,
+        known_hosts=locate(settings.known_hosts),
+        identities=tuple(locate(name) for name in settings.identities),
+        config=None if settings.config is None else locate(settings.config),
+    )

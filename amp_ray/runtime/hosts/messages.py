@@ -1,0 +1,116 @@
+"""What an agent may say: every message is checked before anything acts on it."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from amp_ray.runtime.hosts.agent.wire import TEXT_CHARACTERS, WireError, printable
+from amp_ray.trials.signs import TROUBLE_KINDS
+
+Message = dict[str, Any]
+
+_MAX_DEPTH: Final = 8
+_MAX_ITEMS: Final = 10_000
+_MAX_INTEGER: Final = 2**63
+
+_Test = Callable[[Any], bool]
+
+
+def _is_integer(value: object) -> bool:
+    """Tell whether a value is a whole number."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_text(value: object) -> bool:
+    """Tell whether a value is a text."""
+    return isinstance(value, str)
+
+
+def _is_bool(value: object) -> bool:
+    """Tell whether a value is true or false."""
+    return isinstance(value, bool)
+
+
+def _is_texts(value: object) -> bool:
+    """Tell whether a value is a list of texts."""
+    return isinstance(value, list) and all(isinstance(entry, str) for entry in value)
+
+
+def _optional(test: _Test) -> _Test:
+    """Let a value be null, too."""
+    return lambda value: value is None or test(value)
+
+
+_SHAPES: Final[Mapping[str, Mapping[str, _Test]]] = {
+    "hello": {"isolation": _is_text, "hostname": _is_text},
+    "prepared": {
+        "folder": _is_text,
+        "address": _is_text,
+        "interface": _is_text,
+        "port": _optional(_is_integer),
+        "missing": _is_texts,
+    },
+    "stored": {"digest": _is_text},
+    "warm": {"problem": _is_text, "import_s": lambda value: isinstance(value, int | float)},
+    "claimed": {"problem": _is_text},
+    "warm-died": {"text": _is_text},
+    "started": {"rank": _is_integer, "pid": _is_integer},
+    "said": {"rank": _is_integer, "data": lambda value: isinstance(value, dict)},
+    "trouble": {
+        "what": lambda value: isinstance(value, str) and value in TROUBLE_KINDS,
+        "rank": _optional(_is_integer),
+        "text": _is_text,
+    },
+    "exit": {
+        "rank": _is_integer,
+        "code": _optional(_is_integer),
+        "signal": _optional(_is_integer),
+        "ended": _is_bool,
+        "tail": _is_texts,
+    },
+    "collecting": {"reason": _is_text},
+    "file": {"name": _is_text, "data": _is_text, "num_cut": _is_integer, "last": _is_bool},
+    "done": {
+        "reason": _is_text,
+        "clean": _is_bool,
+        "left": _is_texts,
+        "num_oom_kills": _is_integer,
+    },
+    "swept": {"found": _is_texts, "left": _is_texts},
+}
+"""By kind: what has to be there, and what it has to be."""
+
+
+def check_message(message: Message) -> Message:
+    """Return a message as it may be acted on, recorded and shown.
+
+    Texts are cut and shown without control characters; a kind or a key that is not known passes.
+
+    Raises:
+        WireError: If something is missing, of another type, or out of all proportion.
+    """
+    kind = message["kind"]
+    for key, test in _SHAPES.get(kind, {}).items():
+        if key not in message or not test(message[key]):
+            found = printable(repr(message.get(key)), 100)
+            text = f"a message {printable(kind)!r} has {key} {found}"
+            raise WireError(text)
+    if kind == "file":
+        return message
+    return {printable(key): _clean(value, _MAX_DEPTH) for key, value in message.items()}
+
+
+def _clean(value: Any, depth: int) -> Any:  # noqa: ANN401 - JSON
+    """Return a JSON value with nothing in it that could harm a reader."""
+    if isinstance(value, str):
+        return printable(value, TEXT_CHARACTERS)
+    if isinstance(value, list | dict):
+        if depth == 0 or len(value) > _MAX_ITEMS:
+            text = f"a message is nested deeper than {_MAX_DEPTH} or has over {_MAX_ITEMS} entries"
+            raise WireError(text)
+        if isinstance(value, list):
+            return [_clean(entry, depth - 1) for entry in value]
+        return {printable(key): _clean(entry, depth - 1) for key, entry in value.items()}
+    if isinstance(value, int) and abs(value) >= _MAX_INTEGER:
+        text = "a message has a number of more than 63 bits"
+        raise WireError(text)
+    return value

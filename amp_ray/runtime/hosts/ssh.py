@@ -1,0 +1,350 @@
+"""Hosts behind SSH: the only module that imports paramiko."""
+
+import contextlib
+import logging
+import shlex
+import socket
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+import paramiko
+
+from amp_ray.errors import HostError
+from amp_ray.runtime.hosts.host import GIVE_UP_POLL_S, GIVEN_UP, Channel, Completed
+from amp_ray.runtime.hosts.known_hosts import AUTHORITY, REVOKED, read_known_hosts
+from amp_ray.runtime.hosts.ssh_target import (
+    Lookup,
+    Route,
+    add_key_command,
+    find_routes,
+    forget_key_command,
+    known_hosts_name,
+    parse_target,
+)
+from amp_ray.spec.access import SshSettings
+
+_MS_PER_S: Final = 1000
+_READ_BYTES: Final = 64 * 1024
+_TCP_TIMEOUT_S: Final = 5.0
+"""How long sent bytes may stay unacknowledged; paramiko's keepalive detects nothing."""
+
+_NO_GREETING: Final = (
+    *("No existing session", "Error reading SSH protocol banner"),
+    "Indecipherable protocol version",
+)
+"""Paramiko's words where a connection came about, but no SSH server spoke."""
+
+
+# Every failure reaches us as an exception too; paramiko's threads would print a traceback of it.
+logging.getLogger("paramiko").setLevel(logging.CRITICAL)
+
+
+class SshHost:
+    """A host behind SSH; one connection, kept open between trials."""
+
+    def __init__(self, name: str, settings: SshSettings) -> None:
+        """Look up how the host is reached; nothing is opened yet.
+
+        Args:
+            name: ``[user@]host[:port]``, as the hostfile has it.
+            settings: How.
+
+        Raises:
+            InputError: If the name has another form.
+            HostError: If the configuration asks for what is not supported.
+        """
+        self.name = name
+        self.python = settings.python
+        self.shares_slots = True
+        self._settings = settings
+        self._route, *jumps = find_routes(parse_target(name), settings, _lookup(settings))
+        self._hops = [*reversed(jumps), self._route]
+        self._lock = threading.Lock()
+        self._clients: list[paramiko.SSHClient] = []
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """The address that the name stands for here, and the names themselves."""
+        names = (self._route.host, parse_target(self.name).host)
+        found: list[str] = []
+        with contextlib.suppress(OSError, UnicodeError):
+            found = [str(entry[4][0]) for entry in socket.getaddrinfo(names[0], None)]
+        return tuple(dict.fromkeys([*found, *names]))
+
+    def connect(self) -> None:
+        """Connect, unless connected.
+
+        Raises:
+            HostError: With what to do about it.
+        """
+        self._connected()
+
+    def run(self, argv: Sequence[str], *, timeout_s: float, text: str = "") -> Completed:
+        """Run a short command; see ``Host.run``."""
+        with self._errors():
+            session = self._start(argv)
+            session.settimeout(timeout_s)
+            output = session.makefile("rb")
+            error = session.makefile_stderr("rb")
+            with session, output, error:
+                session.sendall(text.encode())
+                session.shutdown_write()
+                texts = output.read(), error.read()
+                code = session.recv_exit_status()
+        decoded = [data.decode("utf-8", "replace") for data in texts]
+        return Completed(exit_code=code, output=decoded[0], error=decoded[1])
+
+    def put_text(self, path: str, text: str) -> None:
+        """Write a file; see ``Host.put_text``."""
+        with (
+            self._errors(path),
+            self._connected().open_sftp() as sftp,
+            sftp.open(path, "w") as file,
+        ):
+            file.write(text.encode())
+
+    def get_text(self, path: str) -> str:
+        """Read a file; see ``Host.get_text``."""
+        with self._errors(path), self._connected().open_sftp() as sftp, sftp.open(path) as file:
+            return file.read().decode("utf-8", "replace")
+
+    def open_channel(self, argv: Sequence[str]) -> Channel:
+        """Start a command that is talked to; see ``Host.open_channel``."""
+        with self._errors():
+            session = self._start(argv)
+            session.set_combine_stderr(True)
+            return SshChannel(session)
+
+    def close(self) -> None:
+        """End the connection."""
+        with self._lock:
+            self._disconnect()
+
+    def _start(self, argv: Sequence[str]) -> paramiko.Channel:
+        """Start a command. The one place where words become a line for the remote shell."""
+        transport = self._connected().get_transport()
+        assert transport is not None
+        session = transport.open_session(timeout=self._settings.connect_timeout_s)
+        session.exec_command(f"exec {shlex.join(argv)}")
+        return session
+
+    def _connected(self) -> paramiko.SSHClient:
+        """Return the open connection, after making it where there is none."""
+        with self._lock:
+            transport = self._clients[-1].get_transport() if self._clients else None
+            if transport is None or not transport.is_active():
+                self._disconnect()
+                try:
+                    for route in self._hops:
+                        self._clients.append(self._open(route))
+                except BaseException:
+                    self._disconnect()
+                    raise
+            return self._clients[-1]
+
+    def _disconnect(self) -> None:
+        """Close the connection and those that it goes through."""
+        while self._clients:
+            self._clients.pop().close()
+
+    def _open(self, route: Route) -> paramiko.SSHClient:
+        """Open one connection, through the last one where there is one."""
+        settings = self._settings
+        timeout_s = settings.connect_timeout_s
+        client = paramiko.SSHClient()
+        check = _HostKeyCheck(route, settings)
+        client.set_missing_host_key_policy(check)
+        start = time.monotonic()
+        try:
+            tunnel = self._tunnel(route)
+            client.connect(
+                route.host,
+                port=route.port,
+                username=route.user,
+                key_filename=list(route.identities) or None,  # type: ignore[arg-type] # may be a list
+                allow_agent=settings.use_agent,
+                look_for_keys=False,
+                timeout=timeout_s,
+                banner_timeout=timeout_s,
+                auth_timeout=timeout_s,
+                channel_timeout=timeout_s,
+                sock=tunnel,
+                transport_factory=check.make_transport,
+            )
+        except (paramiko.SSHException, OSError, EOFError, ValueError, HostError) as error:
+            client.close()
+            is_late = time.monotonic() - start > timeout_s
+            _explain(error, route, settings, is_late=is_late)
+        transport = client.get_transport()
+        if transport is not None and tunnel is None and isinstance(transport.sock, socket.socket):
+            limit_ms = int(_TCP_TIMEOUT_S * _MS_PER_S)
+            transport.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, limit_ms)
+        return client
+
+    def _tunnel(self, route: Route) -> paramiko.Channel | None:
+        """Reach the next host from the last one that is open."""
+        transport = self._clients[-1].get_transport() if self._clients else None
+        if transport is None:
+            return None
+        origin = ("127.0.0.1", 0)
+        limit_s = self._settings.connect_timeout_s
+        return transport.open_channel(
+            "direct-tcpip", (route.host, route.port), origin, timeout=limit_s
+        )
+
+    @contextlib.contextmanager
+    def _errors(self, path: str | None = None) -> Iterator[None]:
+        """Turn paramiko's many errors into ours."""
+        try:
+            yield
+        except (paramiko.SSHException, OSError, EOFError) as error:
+            what = "took too long" if isinstance(error, TimeoutError) else str(error)
+            place = self.name if path is None else f"{self.name}: {path}"
+            message = f"{place}: {what or type(error).__name__}"
+            raise HostError(message) from error
+
+
+class SshChannel:
+    """A running command behind SSH."""
+
+    def __init__(self, session: paramiko.Channel) -> None:
+        """Take over a session."""
+        self._session = session
+        self._session.settimeout(GIVE_UP_POLL_S)
+
+    def read(self) -> bytes:
+        """Wait for output."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                return self._session.recv(_READ_BYTES)
+
+    def write(self, data: bytes, given_up: threading.Event | None = None) -> None:
+        """Write all of it; see ``Channel.write``."""
+        while data:
+            if given_up is not None and given_up.is_set():
+                raise OSError(GIVEN_UP)
+            with contextlib.suppress(TimeoutError):
+                num_bytes = self._session.send(data[:_READ_BYTES])
+                if num_bytes == 0:
+                    message = "the connection is closed"
+                    raise OSError(message)
+                data = data[num_bytes:]
+
+    def close(self) -> None:
+        """Close stdin, which ends the agent's lease; the agent's last words still arrive."""
+        with contextlib.suppress(EOFError, paramiko.SSHException):
+            self._session.shutdown_write()
+
+
+class _HostKeyCheck(paramiko.MissingHostKeyPolicy):
+    """Trusts the keys of known_hosts files, and refuses others with what mends it.
+
+    Paramiko's own reader knows no markers, no patterns and one key per type: it gets no file, so
+    that every key is unknown to it and comes here.
+    """
+
+    def __init__(self, route: Route, settings: SshSettings) -> None:
+        """Read the files.
+
+        Raises:
+            HostError: If one cannot be read.
+        """
+        self._route, self._settings = route, settings
+        keys = read_known_hosts(route.known_hosts)
+        self._revoked = [key for key in keys if key.marker == REVOKED]
+        own = [key for key in keys if key.is_of(route.key_name)]
+        self._known = [key for key in own if not key.marker]
+        self._authorities = [key for key in own if key.marker == AUTHORITY]
+
+    def make_transport(self, sock: Any, **options: Any) -> paramiko.Transport:  # noqa: ANN401 - paramiko's
+        """Prefer the kinds of key by which the host is known; a host has several."""
+        transport = paramiko.Transport(sock, **options)
+        algorithms = transport.get_security_options()
+        kinds = {key.kind for key in self._known}
+        algorithms.key_types = sorted(
+            algorithms.key_types,
+            key=lambda name: ("ssh-rsa" if name.startswith("rsa-") else name) not in kinds,
+        )
+        return transport
+
+    def missing_host_key(
+        self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey
+    ) -> None:
+        """Accept the host's key, or refuse it.
+
+        Raises:
+            HostError: With the reason.
+        """
+        del client
+        data = key.asbytes()
+        revoked = [each for each in self._revoked if each.data == data]
+        if revoked:
+            message = (
+                f"{hostname}: its {key.get_name()} key {key.fingerprint} is marked {REVOKED} at "
+                f"{revoked[0].where}. Whoever answers with it may be anybody: give the host a new "
+                "key, and ask whoever keeps that file"
+            )
+            raise HostError(message)
+        if not any(each.data == data for each in self._known):
+            raise HostError(self._refusal(hostname, key))
+
+    def _refusal(self, hostname: str, key: paramiko.PKey) -> str:
+        """Say what is wrong with a key that is not known, and what mends it."""
+        route = self._route
+        for known in self._known[:1]:
+            settings = replace(self._settings, known_hosts=known.file)
+            return (
+                f"{route.user}@{known_hosts_name(route.host, route.port)}: its key has changed: "
+                f"expected {known.fingerprint} ({known.where}), found {key.fingerprint}. "
+                "If you know why, run: "
+                f"{forget_key_command(route.host, route.port, settings)} && "
+                f"{add_key_command(route.host, route.port, settings)}"
+            )
+        settings = replace(self._settings, known_hosts=route.known_hosts[0])
+        authority = "".join(
+            f", and the certificates that {known.where} trusts ({AUTHORITY}) cannot be checked here"
+            for known in self._authorities[:1]
+        )
+        return (
+            f"{hostname}: its {key.get_name()} key {key.fingerprint} is not in "
+            f"{', '.join(route.known_hosts)}{authority}. Compare it with the host's own "
+            "(ssh-keygen -lf /etc/ssh/ssh_host_*_key.pub there), then add it with: "
+            f"{add_key_command(route.host, route.port, settings)}"
+        )
+
+
+def _lookup(settings: SshSettings) -> Lookup:
+    """Return what the OpenSSH client configuration says of a host, if there is one."""
+    path = Path(settings.config).expanduser() if settings.config is not None else None
+    if path is None or not path.exists():
+        return lambda _host: {}
+    return paramiko.SSHConfig.from_path(str(path)).lookup
+
+
+def _explain(error: Exception, route: Route, settings: SshSettings, *, is_late: bool) -> NoReturn:
+    """Raise HostError with what is wrong and what mends it."""
+    place = f"{route.user}@{known_hosts_name(route.host, route.port)}"
+    match error:
+        case HostError():
+            raise error
+        case paramiko.AuthenticationException():
+            keys = ", ".join(route.identities) or "none"
+            agent = "asked" if settings.use_agent else "not asked (use_agent is off)"
+            text = f"login refused: {error}; key files tried: {keys}; ssh-agent {agent}"
+        case paramiko.SSHException() if str(error).startswith(_NO_GREETING):
+            late = is_late or str(error) == _NO_GREETING[0]
+            text = f"what answers there is no SSH server ({error})"
+            if late:
+                text = f"no SSH server's greeting within {settings.connect_timeout_s} s"
+        case TimeoutError():
+            text = f"no answer within {settings.connect_timeout_s} s"
+        case OSError():
+            text = error.strerror or str(error)
+        case _:
+            text = str(error) or type(error).__name__
+    message = f"{place}: {text}"
+    raise HostError(message) from error

@@ -1,0 +1,1 @@
+"""One trial on some hosts: from commands to an outcome."""

@@ -1,0 +1,360 @@
+"""One attempt at a trial: messages of the agents in, signs of failure and files out."""
+
+import queue
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from amp_ray.runtime.hosts.host_files import COLLECT_BYTES, COLLECT_BYTES_IN_ALL, HostFiles
+from amp_ray.runtime.hosts.inbox import Inbox
+from amp_ray.runtime.hosts.link import AgentLink, AgentSettings
+from amp_ray.runtime.hosts.messages import Message
+from amp_ray.runtime.launch.contents import Contents
+from amp_ray.runtime.launch.watch import Watch
+from amp_ray.trials.causes import Sign
+from amp_ray.trials.launch import (
+    FOLDER,
+    MASTER_ADDRESS,
+    MASTER_PORT,
+    Launch,
+    RankCommand,
+    fill_in,
+)
+from amp_ray.trials.signs import sign_of_deadline, sign_of_event, sign_of_exit, sign_of_trouble
+
+INTERFACE_VARIABLES: Final = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
+
+_PREPARE_TIMEOUT_S: Final = 10.0
+TRANSFER_TIMEOUT_S: Final = 600.0
+"""For all files to or from a host; neither counts as time of the ranks."""
+
+_STALL_TIMEOUT_S: Final = 30.0
+"""Without another piece of a file from a host that sends files."""
+
+_MARGIN_S: Final = 2.0
+"""What an agent may be late after its deadline before the controller ends the trial itself."""
+_POLL_S: Final = 0.1
+
+
+class Attempt:
+    """The state of one attempt; ``run`` goes through it once."""
+
+    def __init__(
+        self,
+        launch: Launch,
+        folders: Mapping[str, str],
+        agents: tuple[Mapping[str, AgentLink], Inbox],
+        settings: AgentSettings,
+        watch: Watch,
+        files: tuple[Contents, Mapping[str, HostFiles]],
+    ) -> None:
+        """Take what is needed; nothing is started.
+
+        Args:
+            launch: The trial.
+            folders: Names of its folders on the hosts, by host.
+            agents: One per host, by host name, and where their messages arrive with their tags.
+            settings: How they behave.
+            watch: Who follows.
+            files: What is sent, and where that goes which comes back, by host.
+        """
+        self.signs: list[Sign] = []
+        self.events: list[dict[str, Any]] = []
+        self.lost: set[str] = set()
+        self.prepared: dict[str, Message] = {}
+        self.broken_logs: dict[int, str] = {}
+        self._launch, self._folders = launch, folders
+        self._settings, self._watch = settings, watch
+        self._links, self._inbox = agents
+        self._contents, self.files = files
+        self._hosts = {self._links[host].tag: host for host in launch.hosts}
+        self._pending = set(launch.hosts)
+        self._running = {(command.host, command.rank) for command in launch.commands}
+        self._missing: dict[str, set[str]] = {}
+        self._collecting: dict[str, tuple[float, float]] = {}
+        self._exits: list[tuple[str, Message, float]] = []
+        self._oom_kills: dict[str, int] = {}
+        self._stop_at: float | None = None
+        self._late: list[tuple[str, float]] = []
+        self._start = self._check_at = time.monotonic()
+
+    @property
+    def exit_codes(self) -> dict[int, int | None]:
+        """Exit code of every rank that ended by itself."""
+        return {exit_["rank"]: exit_["code"] for _, exit_, _ in self._exits if not exit_["ended"]}
+
+    @property
+    def left(self) -> dict[str, list[str]]:
+        """Processes that an agent could not end, by host."""
+        done = [event for event in self.events if event["kind"] == "done"]
+        return {event["host"]: event["left"] for event in done if not event["clean"]}
+
+    def run(self) -> None:
+        """Prepare, start, follow to the end; afterwards the attributes tell what happened.
+
+        Raises:
+            InterruptedTrialError: If someone wants it to end; agents are still at work then.
+        """
+        self._prepare()
+        self._deliver()
+        if not self.signs:
+            self._begin()
+            self._follow(self._launch.timeout_s + self._settings.grace_s + _MARGIN_S)
+        else:
+            self._stop()
+        self._follow_up()
+
+    # ------------------------------------------------------------------ phases
+
+    def _prepare(self) -> None:
+        """Have every host make its folder and tell its address."""
+        for number, host in enumerate(self._launch.hosts):
+            link = self._links[host]
+            link.send(
+                kind="prepare",
+                base=self._settings.base,
+                name=self._folders[host],
+                addresses=list(link.host.addresses),
+                port=number == 0,
+                digests=list(self._contents.digests),
+            )
+        deadline = time.monotonic() + _PREPARE_TIMEOUT_S
+        while self._pending - set(self.prepared) and not self.signs:
+            self._turn()
+            if time.monotonic() > deadline:
+                for host in sorted(self._pending - set(self.prepared)):
+                    self._lose(host, f"the agent did not answer within {_PREPARE_TIMEOUT_S} s")
+
+    def _deliver(self) -> None:
+        """Send every host the contents that it does not have, before any rank starts.
+
+        What the agents' own hosts take to write them is no part of the ranks' time.
+        """
+        for host, digests in self._missing.items():
+            for digest in self._contents.digests:
+                for message in self._contents.messages(digest) if digest in digests else ():
+                    self._links[host].send(**message)
+        start = time.monotonic()
+        moved = dict.fromkeys(self._missing, start)
+        while not self.signs:
+            waiting = sorted(host for host in self._pending if self._missing.get(host))
+            if not waiting:
+                return
+            self._turn()
+            now = time.monotonic()
+            for host in waiting:
+                if self._links[host].has_output:
+                    moved[host] = now
+                elif now > min(moved[host] + _STALL_TIMEOUT_S, start + TRANSFER_TIMEOUT_S):
+                    self._lose(host, "the agent did not take the trial's files in time")
+
+    def _begin(self) -> None:
+        """Start all ranks."""
+        for host in self._launch.hosts:
+            ranks = [command for command in self._launch.commands if command.host == host]
+            self._links[host].send(
+                kind="job",
+                files=dict(self._contents.names),
+                cwd=self._launch.cwd,
+                events=self._launch.sends_events,
+                slots=[slot for command in ranks for slot in command.all_slots],
+                ranks=[self.describe(command) for command in ranks],
+                deadline_s=self._launch.timeout_s,
+                settle_s=self._settings.settle_s,
+                collect=list(self._launch.collect),
+                words=list(self._launch.words),
+                collect_bytes=COLLECT_BYTES,
+                collect_bytes_in_all=COLLECT_BYTES_IN_ALL,
+            )
+
+    def describe(self, command: RankCommand, *, folder: str | None = None) -> dict[str, Any]:
+        """Fill in what only the hosts knew; call it after the preparation.
+
+        Args:
+            command: A process of the trial.
+            folder: What stands for the trial's folder; None for its path on that host.
+        """
+        own = self.prepared[command.host]
+        first = self.prepared[self._launch.hosts[0]]
+        values = {
+            FOLDER: folder or own["folder"],
+            MASTER_ADDRESS: first["address"],
+            MASTER_PORT: str(first["port"]),
+        }
+        environment: dict[str, str] = {
+            **dict.fromkeys(INTERFACE_VARIABLES, str(own["interface"])),
+            **self._launch.environment,
+            **command.environment,
+        }
+        return {
+            "rank": command.rank,
+            "argv": [fill_in(word, values) for word in command.argv],
+            "environment": {key: fill_in(text, values) for key, text in environment.items()},
+        }
+
+    def _follow(self, limit_s: float) -> None:
+        """Follow until every agent is done or lost.
+
+        Args:
+            limit_s: For the ranks; sending files has a limit of its own.
+        """
+        deadline = time.monotonic() + limit_s
+        while self._pending:
+            self._turn()
+            now = time.monotonic()
+            if self._stop_at is not None and now > self._stop_at:
+                self._stop()
+                deadline = min(deadline, now + self._settings.grace_s + self._settings.lease_s)
+                self._stop_at = None
+            for host in sorted(self._pending):
+                if now > min(self._collecting.get(host, (deadline,))):
+                    what = "send its files" if host in self._collecting else "end the trial"
+                    self._lose(host, f"the agent did not {what} in time")
+
+    def _stop(self) -> None:
+        """Tell every agent that is still busy to end its ranks."""
+        for host in self._pending:
+            self._links[host].send(kind="stop", reason="stopped")
+
+    def _follow_up(self) -> None:
+        """After a stop before the start, wait for the answers; then turn exits into signs."""
+        if self._pending:
+            self._follow(self._settings.grace_s + _MARGIN_S)
+        ended = [(host, exit_) for host, exit_, _ in self._exits if exit_["ended"]]
+        for host, time_s in self._late[:1]:
+            limit_s = self._launch.timeout_s
+            self.signs.append(sign_of_deadline(host, ended, time_s, timeout_s=limit_s))
+        for host, exit_, time_s in self._exits:
+            num_oom_kills = self._oom_kills.get(host, 0)
+            sign = sign_of_exit(host, exit_, time_s, num_oom_kills=num_oom_kills)
+            if sign is not None:
+                self.signs.append(sign)
+
+    # ------------------------------------------------------------------ messages
+
+    def _turn(self) -> None:
+        """Take one message, or notice silence or an interruption."""
+        self._watch.check()
+        try:
+            tag, message = self._inbox.get(_POLL_S)
+        except queue.Empty:
+            pass
+        else:
+            host = self._hosts.get(tag)
+            if host is not None and host not in self.lost:
+                self._handle(host, message)
+        now = time.monotonic()
+        if now < self._check_at:
+            return
+        self._check_at = now + _POLL_S
+        for host in sorted(self._pending):
+            link = self._links[host]
+            if link.silent_s > self._settings.lease_s:
+                self._lose(host, f"no sign of life for {self._settings.lease_s} s")
+            elif not link.is_reading:
+                self._lose(host, f"it has read nothing for {self._settings.lease_s} s")
+
+    def _handle(self, host: str, message: Message) -> None:
+        """Note a message."""
+        time_s = time.monotonic() - self._start
+        kind = message["kind"]
+        if kind == "file":
+            self._on_file(host, message)
+            return
+        if kind == "stored":
+            self._missing[host].discard(message["digest"])
+            return
+        said = {key: value for key, value in message.items() if key != "missing"}
+        self.events.append({"time_s": round(time_s, 4), **said, "host": host})
+        react: dict[str, Callable[[str, Message, float], None]] = {
+            "prepared": self._on_prepared,
+            "said": self._on_said,
+            "trouble": self._on_trouble,
+            "exit": self._on_exit,
+            "collecting": self._on_collecting,
+            "done": self._on_done,
+            "lost": self._on_lost,
+        }
+        if kind in react:
+            react[kind](host, message, time_s)
+
+    def _on_prepared(self, host: str, message: Message, _time_s: float) -> None:
+        """A host is ready."""
+        self._missing[host] = set(message["missing"]).intersection(self._contents.digests)
+        self.prepared[host] = message
+
+    def _on_file(self, host: str, message: Message) -> None:
+        """A piece of a file came; a host that sends what nobody asked for is given up."""
+        if host in self._collecting:
+            limit = self._collecting[host][0]
+            self._collecting[host] = limit, time.monotonic() + _STALL_TIMEOUT_S
+        try:
+            self.files[host].add(message)
+        except ValueError as error:
+            self._lose(host, f"it sent what was not asked for: {error}")
+
+    def _on_said(self, host: str, message: Message, time_s: float) -> None:
+        """A rank sent an event; only its report of a failure matters here."""
+        self._watch.listener(message["data"])
+        sign = sign_of_event(host, message, time_s)
+        if sign is not None:
+            self._add(sign)
+
+    def _on_trouble(self, host: str, message: Message, time_s: float) -> None:
+        """Something is wrong with a host; a log that cannot be written ends nothing."""
+        sign = sign_of_trouble(host, message, time_s)
+        if sign.rank is not None and sign.kind == "disk":
+            self.broken_logs[sign.rank] = f"rank {sign.rank} on {host}: {sign.text}"
+            self.signs.append(sign)
+            return
+        self._add(sign)
+        if host not in self.prepared:
+            self._pending.discard(host)
+
+    def _on_exit(self, host: str, message: Message, time_s: float) -> None:
+        """A rank ended; a host can say that of its own ranks, once of each."""
+        if (host, message["rank"]) not in self._running:
+            self._lose(host, f"it says that rank {message['rank']} ended, which it does not run")
+            return
+        self._running.discard((host, message["rank"]))
+        self._exits.append((host, message, time_s))
+        if message["code"] != 0 and not message["ended"]:
+            self._stop_soon()
+
+    def _on_collecting(self, host: str, _message: Message, _time_s: float) -> None:
+        """An agent has ended its ranks and begins to send files."""
+        now = time.monotonic()
+        self._collecting.setdefault(host, (now + TRANSFER_TIMEOUT_S, now + _STALL_TIMEOUT_S))
+
+    def _on_done(self, host: str, message: Message, time_s: float) -> None:
+        """An agent has ended its ranks, verified that and removed its folder."""
+        self._pending.discard(host)
+        self._oom_kills[host] = message["num_oom_kills"]
+        if message["reason"] == "deadline":
+            self._late.append((host, time_s))
+            self._stop_soon()
+
+    def _on_lost(self, host: str, message: Message, _time_s: float) -> None:
+        """An agent, or the connection to it, is gone."""
+        if host in self._pending:
+            self._lose(host, message["text"])
+
+    # ------------------------------------------------------------------ signs
+
+    def _lose(self, host: str, text: str) -> None:
+        """Give a host up; its agent's lease ends, and a sweep has to follow."""
+        self._pending.discard(host)
+        self.lost.add(host)
+        self._links[host].close()
+        time_s = time.monotonic() - self._start
+        self._add(Sign(kind="lost", host=host, rank=None, time_s=time_s, text=text))
+
+    def _add(self, sign: Sign) -> None:
+        """Note a sign of failure; the trial will be stopped."""
+        self.signs.append(sign)
+        self._stop_soon()
+
+    def _stop_soon(self) -> None:
+        """Stop the others after a moment in which they can tell their story."""
+        if self._stop_at is None:
+            self._stop_at = time.monotonic() + self._settings.settle_s

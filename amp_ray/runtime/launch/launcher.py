@@ -1,0 +1,252 @@
+"""From commands and hosts to an outcome: bounded in time, and nothing left behind."""
+
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from amp_ray.errors import HostError, printable
+from amp_ray.runtime.hosts.agents import Agents, WarmUp
+from amp_ray.runtime.hosts.host import Host
+from amp_ray.runtime.hosts.link import AgentSettings
+from amp_ray.runtime.hosts.messages import Message
+from amp_ray.runtime.launch.attempt import Attempt
+from amp_ray.runtime.launch.contents import Contents
+from amp_ray.runtime.launch.trial_folder import TrialFolder
+from amp_ray.runtime.launch.watch import Listener, Watch
+from amp_ray.trials.causes import Sign, failure, first_cause
+from amp_ray.trials.launch import FOLDER, Launch, slots_by_host
+from amp_ray.trials.outcome import Outcome, Unreachable
+from amp_ray.trials.result import AllFiles, MissingRankError, Reader, measured, read_result
+from amp_ray.trials.signs import keep_last
+
+_LOGGER = logging.getLogger(__name__)
+
+_NUM_ATTEMPTS: Final[dict[str, int]] = {"port": 2, "warm": 3}
+"""A port can be taken between asking for it and using it: one more try. A warm process can die; the
+second time ranks start afresh."""
+
+_TOKEN_BYTES: Final = 4
+
+__all__ = ["Launcher", "WarmUp"]
+
+
+class Launcher:
+    """Runs one trial after the other on some hosts, whose connections and agents stay open.
+
+    Trials at the same time take a launcher each; they may share hosts, not slots.
+    """
+
+    def __init__(
+        self,
+        hosts: Iterable[Host],
+        settings: AgentSettings | None = None,
+        *,
+        warm_up: WarmUp | None = None,
+        listener: Listener | None = None,
+    ) -> None:
+        """Take the hosts; nothing is opened yet.
+
+        Args:
+            hosts: By their names trials refer to them.
+            settings: How agents behave.
+            warm_up: What warm processes import; None to start every rank afresh.
+            listener: Gets every event of every rank as it comes.
+        """
+        self._settings = settings or AgentSettings()
+        self._agents = Agents(hosts, self._settings, warm_up)
+        self._watch = Watch() if listener is None else Watch(listener=listener)
+        self._lock = threading.Lock()
+        self._is_running = False
+        self._told: set[str] = set()
+        self._contents = Contents()
+
+    def __enter__(self) -> Self:
+        """Return the launcher."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """End all agents and connections; quickly, if somebody wants to get away."""
+        if kind is not None and not issubclass(kind, Exception):
+            self._watch.interrupted.set()
+        self.close()
+
+    def run(self, launch: Launch, folder: Path, *, reader: Reader = read_result) -> Outcome:
+        """Run a trial to its end.
+
+        Args:
+            launch: What to start.
+            folder: Of this trial, made here; everything about it is written there.
+            reader: Finds the measurement in what came back.
+
+        Returns:
+            The outcome. Whatever goes wrong on hosts is one, not an exception.
+
+        Raises:
+            InputError: If the launch names a host that this launcher does not have.
+            FileExistsError: If there is such a folder.
+            InterruptedTrialError: If ``interrupt`` was called; nothing runs any more then.
+        """
+        self._agents.check(launch.hosts, f"trial {launch.trial_id}")
+        start = time.monotonic()
+        record = TrialFolder(folder)
+        record.write_launch(launch)
+        with self._lock:
+            self._is_running = True
+            self._watch.interrupted.clear()
+        try:
+            outcome = self._outcome(launch, record, reader, start)
+        finally:
+            self._is_running = False
+        record.write_outcome(outcome)
+        return outcome
+
+    def interrupt(self) -> None:
+        """End the trial that runs, cleanly on all hosts; from any thread.
+
+        Returns at once; ``run`` raises when the hosts are clean. Does nothing where no trial runs.
+        """
+        with self._lock:
+            if self._is_running:
+                self._watch.interrupted.set()
+
+    def warm(self, names: Sequence[str] | None = None) -> dict[str, Message]:
+        """Start agents and wait until their warm processes are ready, as ``run`` does, too.
+
+        Args:
+            names: Hosts; None for all.
+
+        Returns:
+            Per host ``problem`` (empty if none) and ``import_s``.
+
+        Raises:
+            HostError: If a host cannot be reached.
+        """
+        chosen = self._agents.names if names is None else names
+        errors = self._agents.open(dict.fromkeys(chosen, ()), Watch())
+        if errors:
+            raise HostError("; ".join(errors.values()))
+        return self._agents.warm(chosen, Watch())
+
+    def sweep(self) -> dict[str, list[str]]:
+        """End and remove whatever lost agents have left on hosts that can be reached again.
+
+        Returns:
+            Per host with a debt, what is still there; a host that cannot be reached has one line.
+        """
+        return self._agents.sweep()
+
+    def sweep_trials(self, trial_ids: Sequence[str]) -> list[str]:
+        """End and remove what trials of a controller that has died have left on any host.
+
+        Args:
+            trial_ids: Of trials that nobody runs any more.
+
+        Returns:
+            What is still there, and the hosts that cannot be reached, each a line.
+        """
+        return self._agents.sweep_trials(trial_ids)
+
+    def close(self) -> None:
+        """End all agents, wait until they have cleaned up, sweep once more, disconnect.
+
+        After an interruption that is over within a few seconds, whatever hosts do: an agent that
+        does not answer ends by its lease.
+        """
+        self._agents.close(in_haste=self._watch.interrupted.is_set())
+
+    def _outcome(
+        self, launch: Launch, record: TrialFolder, reader: Reader, start: float
+    ) -> Outcome:
+        """Try once, and again if it was not the trial that failed."""
+        self._contents.take(launch.files)
+        slots = slots_by_host(
+            [(command.host, slot) for command in launch.commands for slot in command.all_slots]
+        )
+        number = 0
+        while True:
+            number += 1
+            self._watch.check()
+            errors = self._agents.open(slots, self._watch, study=launch.trial_id)
+            if errors:
+                host, text = next(iter(errors.items()))
+                return Unreachable(
+                    reason=printable(text), host=host, wall_s=time.monotonic() - start
+                )
+            self._warm_up(launch.hosts)
+            attempt = self._attempt(launch, record)
+            cause = first_cause(attempt.signs)
+            if cause is None or number >= _NUM_ATTEMPTS.get(cause.kind, 1):
+                return self._judge(launch, attempt, reader, start)
+
+    def _warm_up(self, names: Sequence[str]) -> None:
+        """Wait for warm processes; where there can be none, ranks start afresh, and we say so."""
+        for name, answer in self._agents.warm(names, self._watch).items():
+            problem = printable(f"{name}: ranks start afresh: {answer['problem']}")
+            if answer["problem"] and problem not in self._told:
+                self._told.add(problem)
+                _LOGGER.warning(problem)
+
+    def _attempt(self, launch: Launch, record: TrialFolder) -> Attempt:
+        """Run one attempt and write it down, also when it is interrupted."""
+        token = secrets.token_hex(_TOKEN_BYTES)
+        # A name for each host: several of them may be the same machine.
+        folders = {
+            host: f"amp-ray-{launch.trial_id}-{token}{number:02x}"
+            for number, host in enumerate(launch.hosts)
+        }
+        agents = self._agents.links, self._agents.inbox
+        files = self._contents, record.make_files(launch)
+        attempt = Attempt(launch, folders, agents, self._settings, self._watch, files)
+        try:
+            attempt.run()
+        except BaseException:
+            self._agents.abandon(folders)
+            raise
+        finally:
+            for host_files in attempt.files.values():
+                host_files.close()
+            record.write_events(attempt.events)
+            if len(attempt.prepared) == len(launch.hosts):
+                ranks = [attempt.describe(each, folder=FOLDER) for each in launch.commands]
+                record.write_rerun(launch, ranks)
+        given_up = attempt.lost | set(attempt.left)
+        self._agents.give_up({host: folders[host] for host in given_up})
+        return attempt
+
+    def _judge(self, launch: Launch, attempt: Attempt, reader: Reader, start: float) -> Outcome:
+        """Turn what an attempt saw into the outcome."""
+        wall_s = time.monotonic() - start
+        signs = list(attempt.signs)
+        codes = attempt.exit_codes
+        complete = all(codes.get(command.rank) == 0 for command in launch.commands)
+        if complete and not attempt.lost:
+            try:
+                logs = attempt.broken_logs.items()
+                broken = {f"rank-{rank}.log": (rank, why) for rank, why in logs}
+                measurement = reader(AllFiles(attempt.files, broken), launch.trial_id)
+                return measured(measurement, wall_s=wall_s)
+            except (ValueError, ArithmeticError, RecursionError) as error:
+                signs.append(_no_result(launch, attempt, error))
+        return failure(signs, timeout_s=launch.timeout_s, wall_s=wall_s)
+
+
+def _no_result(launch: Launch, attempt: Attempt, error: Exception) -> Sign:
+    """Say that every rank ended well and nothing was measured, with the last lines there are."""
+    rank = error.rank if isinstance(error, MissingRankError) else 0
+    hosts = [command.host for command in launch.commands if command.rank <= rank]
+    exits = {event["rank"]: event["tail"] for event in attempt.events if event["kind"] == "exit"}
+    tails = [exits.get(rank), *(exits[each] for each in sorted(exits))]
+    lines = keep_last(next(filter(None, tails), ()))
+    return Sign(
+        kind="no-result", host=hosts[-1], rank=rank, time_s=0.0, text=str(error), lines=lines
+    )

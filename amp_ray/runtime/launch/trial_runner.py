@@ -1,0 +1,127 @@
+"""Runs trials on one group of hosts; connections and warm processes stay between them."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+from amp_ray.runtime.hosts.link import AgentSettings
+from amp_ray.runtime.hosts.make_hosts import MakeHost, experiment_folder, host_maker
+from amp_ray.runtime.launch.launcher import Launcher, WarmUp
+from amp_ray.runtime.launch.log_process import read_logs_aside
+from amp_ray.runtime.launch.program_files import program_files
+from amp_ray.runtime.study.pool import Task
+from amp_ray.spec.experiment import Experiment
+from amp_ray.trials.command import trial_launch, trial_reader, trial_warm_up
+from amp_ray.trials.outcome import Outcome
+
+Backend = Literal["ssh", "local"]
+
+
+class TrialRunner:
+    """A `Runner` for the strategies of one experiment."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        group: int,
+        make_host: MakeHost,
+        settings: AgentSettings | None = None,
+    ) -> None:
+        """Make the hosts and read what they will be sent; nothing is opened yet.
+
+        Args:
+            experiment: What is trained, and how.
+            group: Number of the group of hosts.
+            make_host: Makes a host of its name.
+            settings: How agents behave.
+
+        Raises:
+            InputError: If a host's name has no known form, or a file cannot be read.
+            HostError: If the SSH configuration asks for what is not supported.
+        """
+        self._experiment = experiment
+        self._names = host_groups(experiment)[group]
+        hosts = [make_host(name) for name in self._names]
+        self._python = experiment.trials.python or hosts[0].python
+        self._files = program_files(experiment, experiment_folder(experiment))
+        self._launcher = Launcher(hosts, settings, warm_up=self._warm_up())
+
+    def _warm_up(self) -> WarmUp | None:
+        """Return what warm processes import; None where every rank starts afresh."""
+        preload = trial_warm_up(self._experiment)
+        if preload is None:
+            return None
+        return WarmUp(python=self._python, modules=preload.modules, environment=preload.environment)
+
+    def run(self, task: Task) -> Outcome:
+        """Run a trial to its end.
+
+        Args:
+            task: What to run, and the folder that everything about it is written to.
+
+        Returns:
+            What came of it, whatever goes wrong on the hosts.
+
+        Raises:
+            InputError: If the strategy cannot be launched; nothing has been started then.
+            InterruptedTrialError: If ``interrupt`` was called; the hosts are clean then.
+        """
+        launch = trial_launch(
+            self._experiment,
+            task.strategy,
+            trial_id=task.trial_id,
+            hosts=self._names,
+            files=self._files,
+            python=self._python,
+        )
+        reader = trial_reader(self._experiment, read_logs_aside)
+        return self._launcher.run(launch, task.folder, reader=reader)
+
+    def interrupt(self) -> None:
+        """End the trial that runs, from any thread; does nothing where none does."""
+        self._launcher.interrupt()
+
+    def sweep(self, trial_ids: Sequence[str]) -> list[str]:
+        """End and remove what attempts of a driver that has died have left.
+
+        Args:
+            trial_ids: Of trials that nobody runs any more.
+
+        Returns:
+            What stays, and the hosts that cannot be reached, each a line.
+        """
+        return self._launcher.sweep_trials(trial_ids)
+
+    def close(self) -> None:
+        """End everything that was started, and disconnect."""
+        self._launcher.close()
+
+
+def make_runner(experiment: Experiment, backend: Backend, group: int) -> TrialRunner:
+    """Make the runner of one group; `functools.partial` of it can be sent to another process.
+
+    Args:
+        experiment: As `portable` returns it, where it is sent.
+        backend: Where trials run, whatever the experiment says.
+        group: Number of the group of hosts.
+
+    Raises:
+        InputError: If a host's name has no known form, a file cannot be read, or SSH is not
+            installed.
+        HostError: If the SSH configuration asks for what is not supported.
+    """
+    chosen = replace(experiment, trials=replace(experiment.trials, backend=backend))
+    return TrialRunner(chosen, group, host_maker(chosen))
+
+
+def portable(experiment: Experiment) -> Experiment:
+    """Return an experiment whose relative paths mean the same in every process of this machine."""
+    places = replace(experiment.places, file=str(Path(experiment.places.file).absolute()))
+    return replace(experiment, places=places)
+
+
+def host_groups(experiment: Experiment) -> tuple[tuple[str, ...], ...]:
+    """Return the hosts of every group; those of the cluster alone where there are no others."""
+    own = tuple(node.name for node in experiment.cluster.nodes)
+    return experiment.trials.host_groups or (own,)

@@ -1,0 +1,1 @@
+"""Measures layers, collectives and links on the hosts."""

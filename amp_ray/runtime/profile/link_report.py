@@ -1,0 +1,229 @@
+"""From measured messages to the figures of an experiment file."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Final
+
+from amp_ray.cost.collective import RING_OVERHEAD_RANKS, start_s
+from amp_ray.spec.cluster import Link
+from amp_ray.spec.constants import Constants
+from amp_ray.spec.experiment import Experiment
+from amp_ray.trials.profile.grid import LinkPoint, loss_position
+from amp_ray.trials.profile.link_fit import LinkFit, LinkSample, fit_link
+from amp_ray.trials.profile.records import LinkPlace, ProfileRecords
+from amp_ray.units import BITS_PER_BYTE, BYTES_PER_ELEMENT, GIGA, MICROSECONDS_PER_SECOND
+
+_LEAST_SHARE: Final = 1e-3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkReport:
+    """What the cost model should be told of a link.
+
+    Args:
+        place: Which link.
+        gbit_per_s: ``intra_gbit_per_s`` or ``inter_gbit_per_s``.
+        latency_us: ``intra_latency_us`` or ``inter_latency_us``.
+        collective_us: ``intra_collective_us`` or ``inter_collective_us``; None where no
+            collective was measured.
+        error_fraction: Median error of these over all messages.
+        apart: The same from messages and from all-reduces alone, by what they are.
+    """
+
+    place: LinkPlace
+    gbit_per_s: float
+    latency_us: float
+    collective_us: float | None
+    error_fraction: float
+    apart: dict[str, LinkFit]
+
+
+def link_reports(records: ProfileRecords, experiment: Experiment) -> tuple[LinkReport, ...]:
+    """Fit every link that was measured by the cost model's own formulas.
+
+    All-reduces as small as those within layers are taken from the layers: one that follows
+    computation takes several times as long as one of many in a row, because ranks arrive apart.
+
+    Args:
+        records: What was measured.
+        experiment: Its constants and traits tell what a message costs besides the link.
+    """
+    places = {place for place, _ in records.links}
+    reports = []
+    for place in sorted(places, key=lambda place: (place.scope != "intra", place.devices)):
+        within = _within_layers(records, place, experiment) if place.scope == "intra" else []
+        largest = max((num_bytes for num_bytes, _ in within), default=0.0)
+        samples = {"all_reduce within layers": [sample for _, sample in within]}
+        for (at, point), seconds in records.links.items():
+            if at == place and (point.what == "p2p" or point.num_bytes > largest):
+                sample = _sample(point, seconds, _start_s(experiment), place)
+                samples.setdefault(point.what, []).append(sample)
+        reports.append(_report(place, samples, experiment))
+    return tuple(reports)
+
+
+def cluster_yaml(experiment: Experiment, reports: Iterable[LinkReport]) -> str:
+    """Write the ``cluster.nodes`` of an experiment with the measured figures.
+
+    What was not measured stands as the experiment has it.
+    """
+    intra = {report.place.devices: report for report in reports if report.place.scope == "intra"}
+    inter = {report.place.devices: report for report in reports if report.place.scope == "inter"}
+    lines = ["cluster:", "  nodes:"]
+    for node in experiment.cluster.nodes:
+        name = node.device.name
+        figures = [f"device: {name}", f"slots: {node.num_slots}"]
+        notes = []
+        for scope, stated, found in (
+            ("intra", node.intra, intra.get(name)),
+            ("inter", node.inter, inter.get(name)),
+        ):
+            gbit = stated.bandwidth_bytes_per_s * BITS_PER_BYTE / GIGA
+            latency_us = stated.latency_s * MICROSECONDS_PER_SECOND
+            if found is None:
+                notes.append(f"{scope} not measured")
+            else:
+                gbit, latency_us = found.gbit_per_s, found.latency_us
+            figures += [f"{scope}_gbit_per_s: {gbit:.4g}", f"{scope}_latency_us: {latency_us:.4g}"]
+            collective_us = _collective_us(stated) if found is None else found.collective_us
+            if collective_us is not None:
+                figures.append(f"{scope}_collective_us: {collective_us:.4g}")
+        note = f"  # {', '.join(notes)}" if notes else ""
+        lines.append(f"    - {{{', '.join(figures)}}}{note}")
+    return "\n".join(lines) + "\n"
+
+
+def constants_yaml(records: ProfileRecords, experiment: Experiment) -> str:
+    """Write the constants that were measured; empty where none were.
+
+    The memory's rate and the host's work are those of the optimizer step, the median over
+    devices. The loss is no part of the layers' times: it is counted as memory traffic per logit,
+    and this is the traffic that would take as long as was measured.
+    """
+    found = _step_constants(records, experiment)
+    efficiency = found.get("memory_efficiency", experiment.constants.memory_efficiency)
+    found |= _loss_constant(records, experiment, efficiency)
+    lines = [f"  {name}: {value:.4g}\n" for name, value in found.items()]
+    return "".join(["constants:\n", *lines]) if lines else ""
+
+
+def _step_constants(records: ProfileRecords, experiment: Experiment) -> dict[str, float]:
+    """Return what was measured of the optimizer step, the median over devices."""
+    devices = {device.name: device for device in experiment.cluster.device_types}
+    steps = {name: values for name, values in records.steps.items() if name in devices}
+    if not steps:
+        return {}
+    rates = [
+        float(values["memory_bytes_per_s"]) / devices[name].memory_bytes_per_s
+        for name, values in steps.items()
+    ]
+    host = {
+        # Zero is no constant that can be calibrated: a thousandth of what is shipped.
+        key: max(
+            median(float(values[key]) for values in steps.values()),
+            getattr(Constants(), key) * _LEAST_SHARE,
+        )
+        for key in ("host_s_per_micro_batch", "host_s_per_iteration")
+    }
+    return {"memory_efficiency": median(rates), **host}
+
+
+def _loss_constant(
+    records: ProfileRecords, experiment: Experiment, efficiency: float
+) -> dict[str, float]:
+    """Return the loss in memory traffic per logit, the median over devices and sizes."""
+    loss = loss_position(experiment.model)
+    logits = experiment.model.layers[-1].logits
+    devices = {device.name: device for device in experiment.cluster.device_types}
+    found = sorted(
+        (float(values["forward_s"]) + float(values["backward_s"]))
+        * devices[device].memory_bytes_per_s
+        * efficiency
+        * point.tp
+        / (logits * point.micro_batch_size)
+        for (device, point), values in records.layers.items()
+        if point.layer == loss and device in devices
+    )
+    return {"loss_bytes_per_logit": found[len(found) // 2]} if found else {}
+
+
+def _report(
+    place: LinkPlace, samples: Mapping[str, Sequence[LinkSample]], experiment: Experiment
+) -> LinkReport:
+    """Fit one link."""
+    constants = experiment.constants
+    fit = fit_link([sample for group in samples.values() for sample in group])
+    share = constants.intra_efficiency if place.scope == "intra" else constants.nic_efficiency
+    together = fit.collective_latency_s
+    microseconds = MICROSECONDS_PER_SECOND / constants.latency_scale
+    return LinkReport(
+        place=place,
+        gbit_per_s=fit.bytes_per_s / share * BITS_PER_BYTE / GIGA,
+        latency_us=fit.latency_s * microseconds,
+        collective_us=None if together is None else together * microseconds,
+        error_fraction=fit.error_fraction,
+        apart={what: fit_link(group) for what, group in samples.items() if group},
+    )
+
+
+def _collective_us(stated: Link) -> float | None:
+    """Return the latency of a collective's step as the experiment states it."""
+    stated_s = stated.collective_latency_s
+    return None if stated_s is None else stated_s * MICROSECONDS_PER_SECOND
+
+
+def _start_s(experiment: Experiment) -> float:
+    """Return what a message costs before the link sees it."""
+    return start_s(experiment.constants, experiment.traits)
+
+
+def _within_layers(
+    records: ProfileRecords, place: LinkPlace, experiment: Experiment
+) -> list[tuple[float, LinkSample]]:
+    """Return the all-reduces of every measured layer: the size of the largest, and all of them."""
+    found = []
+    layers = experiment.model.layers
+    for (device, point), values in records.layers.items():
+        if device != place.devices or point.tp == 1 or point.layer >= len(layers):
+            continue
+        layer = layers[point.layer]
+        width = BYTES_PER_ELEMENT[experiment.precision] * point.micro_batch_size
+        sizes = [
+            elements * width
+            for direction in ("forward", "backward")
+            for elements in layer.all_reduce_elements(direction)
+        ]
+        seconds = float(values["all_reduce_s"])
+        if sizes and seconds > 0:
+            steps, volume = _ring(point.tp, sum(sizes), place)
+            sample = LinkSample(
+                num_steps=steps * len(sizes),
+                num_bytes=volume,
+                start_s=_start_s(experiment) * len(sizes),
+                seconds=seconds,
+                collective=True,
+            )
+            found.append((max(sizes), sample))
+    return found
+
+
+def _sample(point: LinkPoint, seconds: float, start: float, place: LinkPlace) -> LinkSample:
+    """Say what the cost model counts for a message or an all-reduce."""
+    steps, volume = 1.0, float(point.num_bytes)
+    if point.what == "all_reduce":
+        steps, volume = _ring(point.num_ranks, point.num_bytes, place)
+    return LinkSample(
+        num_steps=steps,
+        num_bytes=volume,
+        start_s=start,
+        seconds=seconds,
+        collective=point.what == "all_reduce",
+    )
+
+
+def _ring(num_ranks: int, num_bytes: float, place: LinkPlace) -> tuple[float, float]:
+    """Return steps and bytes of a ring all-reduce, as ``amp_ray.cost`` counts them."""
+    steps = 2.0 * (num_ranks - 1)
+    overhead = 1 + RING_OVERHEAD_RANKS / num_ranks if place.scope == "intra" else 1.0
+    return steps, steps / num_ranks * num_bytes * overhead

@@ -1,0 +1,145 @@
+"""What a profile of an experiment consists of, and which hosts measure it."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations_with_replacement
+from pathlib import Path
+from typing import Final
+
+from amp_ray.errors import InputError
+from amp_ray.runtime.files import ExperimentFiles, read_text
+from amp_ray.search.space import uniform_candidates
+from amp_ray.spec.build import build_experiment
+from amp_ray.spec.cluster import Node
+from amp_ray.spec.experiment import Experiment
+from amp_ray.spec.yaml_text import parse_yaml
+from amp_ray.trials.profile.grid import (
+    LayerPoint,
+    LinkPoint,
+    fitting_tps,
+    layer_points,
+    link_points,
+    thinned,
+)
+from amp_ray.trials.profile.records import LinkPlace
+
+_LINK_PAIR: Final = 2
+"""Hosts at the ends of a link."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One launch after the other on the same hosts: a device type, or the link between two hosts.
+
+    Args:
+        place: What is measured of links.
+        nodes: Where.
+        slots: Slots of each node that take part.
+        links: Messages to measure.
+        layers: Layers to measure.
+        step: Whether to measure what surrounds the layers.
+    """
+
+    place: LinkPlace
+    nodes: tuple[Node, ...]
+    slots: int
+    links: tuple[LinkPoint, ...]
+    layers: tuple[LayerPoint, ...] = ()
+    step: bool = False
+
+    @property
+    def name(self) -> str:
+        """Of the part, for messages and folders."""
+        return "-".join([self.place.scope, *(node.device.name for node in self.nodes)])
+
+    @property
+    def places(self) -> list[tuple[str, int]]:
+        """Host and slot of every rank."""
+        return [(node.name, slot) for node in self.nodes for slot in range(self.slots)]
+
+
+def load_unprofiled(path: Path) -> Experiment:
+    """Read an experiment file without the profile that it names, which may not be there yet.
+
+    Raises:
+        InputError: If a file cannot be read or what it says does not fit.
+    """
+    document = parse_yaml(read_text(path), file=str(path))
+    values = {key: value for key, value in document.values.items() if key != "profile"}
+    return build_experiment(replace(document, values=values), ExperimentFiles(base=path.parent))
+
+
+def profile_parts(experiment: Experiment, *, is_local: bool) -> tuple[Part, ...]:
+    """Return everything that is to be measured: device types first, then links between hosts.
+
+    Args:
+        experiment: Model, cluster, search limits.
+        is_local: Whether all hosts are this machine; then there are no links between hosts.
+
+    Raises:
+        InputError: If the runtime trains another list of layers than the training program, or
+            the devices' names or number do not suit.
+    """
+    if experiment.traits.layer_list != "runtime":
+        message = (
+            f"runtime {experiment.traits.name!r} has the layer list "
+            f"{experiment.traits.layer_list!r}; only that of runtime 'deepspeed' can be measured"
+        )
+        raise InputError(message)
+    chosen: dict[str, Node] = {}
+    for node in experiment.cluster.nodes:
+        _check_name(node.device.name)
+        known = chosen.setdefault(node.device.name, node)
+        if node.num_slots > known.num_slots:
+            chosen[node.device.name] = node
+    if is_local and len(chosen) > 1:
+        message = (
+            f"this machine has one type of device, but the experiment names {', '.join(chosen)}; "
+            "profile over SSH, or one type per experiment file into the same folder"
+        )
+        raise InputError(message)
+    within = [_device_part(experiment, node) for node in chosen.values()]
+    return (*within, *([] if is_local else _between(experiment.cluster.nodes, chosen)))
+
+
+def _device_part(experiment: Experiment, node: Node) -> Part:
+    """Return what to measure on one host of a device type: what the search may ask for."""
+    model = experiment.model
+    candidates = uniform_candidates(experiment)
+    tps = fitting_tps(model, {candidate.tp for candidate in candidates}, node.num_slots)
+    pairs = [
+        (tp, size)
+        for tp in tps
+        for size in thinned(
+            candidate.micro_batch_size for candidate in candidates if candidate.tp == tp
+        )
+    ]
+    return Part(
+        place=LinkPlace(scope="intra", devices=node.device.name),
+        nodes=(node,),
+        slots=node.num_slots,
+        links=link_points(node.num_slots),
+        layers=layer_points(model, pairs),
+        step=True,
+    )
+
+
+def _between(nodes: Sequence[Node], chosen: Mapping[str, Node]) -> Iterable[Part]:
+    """Yield a link between two hosts of every pair of device types; one rank sits on each."""
+    for low, high in combinations_with_replacement(sorted(chosen), _LINK_PAIR):
+        first = chosen[low]
+        other = next((n for n in nodes if n.device.name == high and n.name != first.name), None)
+        if other is not None:
+            devices = "+".join(dict.fromkeys([low, high]))
+            place = LinkPlace(scope="inter", devices=devices)
+            yield Part(place=place, nodes=(first, other), slots=1, links=link_points(_LINK_PAIR))
+
+
+def _check_name(name: str) -> None:
+    """Refuse a device name that cannot name a file and a column."""
+    if not name.replace("-", "").replace("_", "").replace(".", "").isalnum():
+        message = (
+            f"device {name!r} gives its name to a file of the profile: use letters, digits, '-', "
+            "'_' and '.' only"
+        )
+        raise InputError(message)

@@ -1,0 +1,199 @@
+"""``amp-ray profile``: measures what is missing, hosts in parallel, and keeps it as it comes."""
+
+import datetime as dt
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from amp_ray.runtime.hosts.make_hosts import MakeHost
+from amp_ray.runtime.launch.launcher import Launcher
+from amp_ray.runtime.launch.program_files import source_files
+from amp_ray.runtime.profile.folder import ProfileFolder
+from amp_ray.runtime.profile.parts import Part
+from amp_ray.spec.experiment import Experiment
+from amp_ray.trials.outcome import Measured, Outcome, OutOfMemory
+from amp_ray.trials.profile.grid import LayerPoint, LinkPoint
+from amp_ray.trials.profile.launch import profile_job, profile_launch, read_end
+from amp_ray.trials.profile.records import record_of_event
+
+_MAX_LAUNCHES: Final = 12
+"""Of one part: each but the last ends with a size for which the kernel ended a rank."""
+
+Say = Callable[[str], None]
+"""Takes a line about progress, on any thread."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How a profile is made.
+
+    Args:
+        seconds: For each device type; what does not fit in is left to the next run.
+        make_host: Opens nothing yet.
+        say: Gets progress.
+        python: Interpreter that measures; None for the one that runs the hosts' agents.
+    """
+
+    seconds: float
+    make_host: MakeHost
+    say: Say
+    python: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartReport:
+    """What came of a part.
+
+    Args:
+        part: Which.
+        num_missing: Points that are still to be measured.
+        missing: Which, for people.
+        too_large: Smallest micro-batch size that does not fit, by tp.
+        problem: Why it could not go on; None if it could.
+    """
+
+    part: Part
+    num_missing: int
+    missing: tuple[str, ...] = ()
+    too_large: Mapping[int, int] = field(default_factory=dict)
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Work:
+    """What a part still lacks."""
+
+    links: tuple[LinkPoint, ...]
+    layers: tuple[LayerPoint, ...]
+    step: bool
+
+    @property
+    def num(self) -> int:
+        """Measurements."""
+        return len(self.links) + len(self.layers) + self.step
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Say what is missing, in the order in which it is measured."""
+        layers = Counter((point.tp, point.micro_batch_size) for point in self.layers)
+        return (
+            *([f"{len(self.links)} messages"] if self.links else ()),
+            *(["what surrounds the layers"] if self.step else ()),
+            *(
+                f"{count} layers at tp {tp} micro-batch size {size}"
+                for (tp, size), count in layers.items()
+            ),
+        )
+
+
+def measure(
+    experiment: Experiment, parts: Sequence[Part], folder: ProfileFolder, settings: Settings
+) -> tuple[PartReport, ...]:
+    """Measure what is missing: device types at the same time, links between hosts one by one.
+
+    Args:
+        experiment: What is profiled.
+        parts: As ``profile_parts`` returns them.
+        folder: Where it is written; what it already has is not measured again.
+        settings: How.
+
+    Returns:
+        A report per part, in their order.
+    """
+    run = _Run(experiment, folder, settings)
+    within = [part for part in parts if part.place.scope == "intra"]
+    between = [part for part in parts if part.place.scope == "inter"]
+    with ThreadPoolExecutor(max_workers=max(1, len(within))) as pool:
+        reports = list(pool.map(run.part, within))
+    return (*reports, *map(run.part, between))
+
+
+class _Run:
+    """One run of the command."""
+
+    def __init__(self, experiment: Experiment, folder: ProfileFolder, settings: Settings) -> None:
+        """Take what every part needs."""
+        self._experiment, self._folder, self._settings = experiment, folder, settings
+        self._program = source_files()
+
+    def part(self, part: Part) -> PartReport:
+        """Measure a part until nothing is missing, the time is up or something is wrong."""
+        end = time.monotonic() + self._settings.seconds
+        problem: str | None = None
+        begun: dict[str, Any] = {}
+        for _ in range(_MAX_LAUNCHES):
+            work = self._missing(part)
+            seconds = end - time.monotonic()
+            if not work.num or seconds <= 0:
+                break
+            begun.clear()
+            outcome = self._launch(part, work, seconds, begun)
+            if isinstance(outcome, OutOfMemory) and begun:
+                # The kernel ended a rank: what was begun last is too large; the others go on.
+                self._folder.add({**begun, "record": "oom", "devices": part.place.devices})
+                continue
+            problem = None if isinstance(outcome, Measured) else outcome.reason
+            break
+        limits, left = self._folder.records.limits, self._missing(part)
+        return PartReport(
+            part=part,
+            num_missing=left.num,
+            missing=left.words,
+            too_large={
+                tp: size for (device, tp), size in limits.items() if device == part.place.devices
+            },
+            problem=problem,
+        )
+
+    def _missing(self, part: Part) -> _Work:
+        """Return what a part still lacks."""
+        records, devices = self._folder.records, part.place.devices
+        return _Work(
+            links=records.missing_links(part.place, part.links),
+            layers=records.missing_layers(devices, part.layers),
+            step=part.step and devices not in records.steps,
+        )
+
+    def _launch(
+        self,
+        part: Part,
+        work: _Work,
+        seconds: float,
+        begun: dict[str, Any],
+    ) -> Outcome:
+        """Launch once; ``begun`` gets what was begun last."""
+        say, date = self._settings.say, dt.datetime.now(tz=dt.UTC).date().isoformat()
+        say(f"{part.name}: {len(work.links)} messages and {len(work.layers)} layers to measure")
+
+        def hear(event: Mapping[str, Any]) -> None:
+            record = record_of_event(event, place=part.place, date=date)
+            if record is not None:
+                self._folder.add(record)
+            if event.get("event") == "begin":
+                keys = ("tp", "micro_batch_size", "layer")
+                begun.update({key: event[key] for key in keys})
+                say(f"{part.name}: " + ", ".join(f"{key} {event[key]}" for key in keys))
+
+        hosts = [self._settings.make_host(node.name) for node in part.nodes]
+        run_folder = self._folder.new_run(part.name)
+        trial = profile_job(
+            trial_id=f"profile-{run_folder.name}",
+            model=self._experiment.model,
+            precision=self._experiment.precision,
+            device=part.nodes[0].device.name,
+            num_ranks=len(part.places),
+            optimizer=self._experiment.optimizer,
+        )
+        launch = profile_launch(
+            trial,
+            part.places,
+            work=(work.links, work.layers),
+            step=work.step,
+            seconds=seconds,
+            program=(self._settings.python or hosts[0].python, self._program),
+        )
+        with Launcher(hosts, listener=hear) as launcher:
+            return launcher.run(launch, run_folder, reader=read_end)

@@ -1,0 +1,1 @@
+"""Search and trials by Ray workers."""

@@ -1,0 +1,196 @@
+"""Search in this process while that is quick, and by Ray tasks where it is asked for or pays."""
+
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Final
+
+from amp_ray.cost.estimate import Result
+from amp_ray.runtime.ray.address import RayUnavailableError, check_form, require_ray
+from amp_ray.search.planner import Planner
+from amp_ray.search.ranking import Ranking, rank
+from amp_ray.spec.candidate import AnyCandidate
+
+_LOGGER = logging.getLogger(__name__)
+
+RAY_PAYS_S: Final = 15.0
+"""Remaining work from which Ray is worth its start and end, 4 to 8 s."""
+
+NUM_SAMPLES: Final = 8
+"""The last so many candidates tell what the rest will take: candidates grow along the search."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workers:
+    """By whom a search is done.
+
+    Args:
+        num: How many Ray workers; 0 for none, None for one per CPU.
+        address: Of the Ray cluster; None for the one that RAY_ADDRESS names, or else one that is
+            started here.
+    """
+
+    num: int | None = None
+    address: str | None = None
+
+    @property
+    def forced(self) -> bool:
+        """Whether Ray was asked for."""
+        return bool(self.num) or self.address is not None
+
+    def check(self) -> None:
+        """Refuse what cannot be had, before anything is planned.
+
+        Raises:
+            InputError: If Ray is asked for and not installed, or the address can be none.
+        """
+        if self.forced:
+            require_ray("a search with --workers or --address")
+        if self.address is not None:
+            check_form(self.address)
+
+
+AUTO: Final = Workers()
+"""In this process, and by Ray workers only if that turns out to take long."""
+
+ALONE: Final = Workers(num=0)
+"""In this process, however long it takes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What every worker is given once.
+
+    Args:
+        planner: Plans one candidate.
+        candidates: All of them; batches name them by number.
+    """
+
+    planner: Planner
+    candidates: tuple[AnyCandidate, ...]
+
+    def plan(self, numbers: range) -> list[Result | ValueError]:
+        """Plan some candidates, up to the first error of the user's, which then is the last."""
+        found: list[Result | ValueError] = []
+        for number in numbers:
+            try:
+                found.append(self.planner.plan(self.candidates[number]))
+            except ValueError as error:
+                found.append(error)
+                break
+        return found
+
+
+class Stopwatch:
+    """Tells from the last candidates what the rest will take."""
+
+    def __init__(self, num_candidates: int) -> None:
+        """Begin.
+
+        Args:
+            num_candidates: How many there are.
+        """
+        self._num_left = num_candidates
+        self._last_s: deque[float] = deque(maxlen=NUM_SAMPLES)
+
+    def add(self, time_s: float) -> None:
+        """Note what one more candidate took."""
+        self._num_left -= 1
+        self._last_s.append(time_s)
+
+    @property
+    def remaining_s(self) -> float:
+        """Estimate of the rest; 0 until enough is known.
+
+        The slowest candidate is left out: it may have compiled or filled caches for the others.
+        """
+        if len(self._last_s) < NUM_SAMPLES:
+            return 0.0
+        each_s = (sum(self._last_s) - max(self._last_s)) / (NUM_SAMPLES - 1)
+        return each_s * self._num_left
+
+
+def search_candidates(
+    planner: Planner,
+    candidates: tuple[AnyCandidate, ...],
+    *,
+    workers: Workers = AUTO,
+    progress: Callable[[int, int], None] = lambda _done, _total: None,
+) -> Ranking:
+    """Plan every candidate and rank them, by whomever.
+
+    Where Ray is lost, or cannot be used although nobody asked for a certain cluster, a warning
+    says so and the search goes on in this process.
+
+    Args:
+        planner: Plans one candidate.
+        candidates: All of them.
+        workers: By whom; the ranking is the same for all, bit for bit.
+        progress: Called with (candidates done, candidates in all).
+
+    Raises:
+        ValueError: If the profile lacks what a candidate needs.
+        InputError: If Ray is asked for and not installed, or the address is none.
+        AmpRayError: If the Ray cluster of an address cannot be used.
+    """
+    work, total = Work(planner=planner, candidates=candidates), len(candidates)
+    watch = Stopwatch(total)
+    may_leave = not workers.forced and workers.num != 0 and num_cpus() > 1
+    may_leave = may_leave and find_spec("ray") is not None
+    found: dict[int, Result | ValueError] = {}
+    if workers.forced:
+        _plan_with_ray(work, workers, found, progress)
+    results = []
+    for number in range(total):
+        if may_leave and watch.remaining_s > RAY_PAYS_S:
+            may_leave = False
+            _LOGGER.info("%.0f s of work remain: going on with Ray workers", watch.remaining_s)
+            _plan_with_ray(work, workers, found, progress)
+        if number not in found:
+            progress(len(found), total)
+            start_s = time.perf_counter()
+            found[number] = planner.plan(candidates[number])
+            watch.add(time.perf_counter() - start_s)
+        result = found[number]
+        if isinstance(result, ValueError):
+            raise result
+        results.append(result)
+    progress(total, total)
+    return rank(results, relative_error=planner.relative_error)
+
+
+def _plan_with_ray(
+    work: Work,
+    workers: Workers,
+    found: dict[int, Result | ValueError],
+    progress: Callable[[int, int], None],
+) -> None:
+    """Add what Ray workers find to what was found before them; all of it, unless Ray is lost."""
+    workers.check()
+    # Ray costs a quarter of a second to import and seconds to start: only where it is used.
+    from amp_ray.runtime.ray import actors  # noqa: PLC0415
+
+    total, before = len(work.candidates), len(found)
+    rest = range(before, total)
+    num_here = min(workers.num or num_cpus(), len(rest))
+    try:
+        with actors.connect(workers.address, num_cpus=num_here):
+            num_workers = min(workers.num or actors.num_cluster_cpus(), len(rest))
+            for batch, answer in actors.plan_batches(work, rest, num_workers):
+                found.update(zip(batch, answer, strict=False))  # an error ends an answer
+                progress(len(found), total)
+    except RayUnavailableError as error:
+        if workers.address is not None and len(found) == before:
+            raise
+        _LOGGER.warning("%s. The search goes on in this process", error)
+
+
+def num_cpus() -> int:
+    """Count the CPUs that this process may use."""
+    if hasattr(os, "sched_getaffinity"):  # not on macOS
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

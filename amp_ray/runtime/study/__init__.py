@@ -1,0 +1,1 @@
+"""A study: its folder, journal and lock, the loop that drives it, and its results."""

@@ -1,0 +1,320 @@
+"""The loop of a study: ask the tuner, start trials, write down what comes of them, learn."""
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from amp_ray.errors import AmpRayError, InputError
+from amp_ray.runtime.study import events as study_events
+from amp_ray.runtime.study.end import Ending, Result
+from amp_ray.runtime.study.events import Open
+from amp_ray.runtime.study.pool import Fault, Finished, Pool, Task
+from amp_ray.runtime.study.view import EventLog, View
+from amp_ray.trials.outcome import Unreachable
+from amp_ray.tuner.certificate import certify
+from amp_ray.tuner.common_failure import CommonFailure, common_failure
+from amp_ray.tuner.kept_predictor import KeptPredictor
+from amp_ray.tuner.knowledge import Knowledge, learn
+from amp_ray.tuner.log import Log
+from amp_ray.tuner.policy import next_trials
+from amp_ray.tuner.state import Told, Trial, TunerState, record, start
+from amp_ray.tuner.surprise import Surprise, surprises
+
+_WAIT_S: Final = 0.5
+"""Between looks at the clock while trials run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriverSettings:
+    """How a study is driven.
+
+    Args:
+        trials_folder: Where the folders of attempts are made.
+        study_id: Short and different for every study: part of the names of trials.
+        time_left_s: Nothing runs for longer than this. None for no limit.
+        steady: Makes blocks in which no signal interrupts; see `interruption.Interruption`.
+        known_failures: Signs of common failures that the study is not stopped for again.
+    """
+
+    trials_folder: Path
+    study_id: str
+    time_left_s: float | None = None
+    steady: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
+    known_failures: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Again:
+    """A trial that has to run once more.
+
+    Args:
+        trial: Which.
+        attempt: The number of the next attempt.
+        lost: Whether a host was unreachable before: there is no third time.
+        avoided: The group where that was, if another one should have it now.
+    """
+
+    trial: Trial
+    attempt: int
+    lost: bool
+    avoided: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Running:
+    """A trial that runs.
+
+    Args:
+        trial: Which.
+        group: Where.
+        lost: Whether a host was unreachable before.
+    """
+
+    trial: Trial
+    group: int
+    lost: bool
+
+
+class Driver:
+    """Runs one study to its end; every change of state goes to the journal first."""
+
+    def __init__(
+        self,
+        state: TunerState,
+        pool: Pool,
+        log: EventLog,
+        view: View,
+        settings: DriverSettings,
+    ) -> None:
+        """Take the parts.
+
+        Args:
+            state: Of a new study, or as `study_events.rebuild` returns it.
+            pool: Groups of hosts.
+            log: The journal.
+            view: Who watches.
+            settings: How.
+        """
+        self.state = state
+        self._pool, self._log, self._view, self._settings = pool, log, view, settings
+        self._predictor = KeptPredictor()
+        self._begun_s = time.monotonic()
+        self._waiting: list[_Again] = []
+        self._running: dict[int, _Running] = {}
+        self._fault: AmpRayError | None = None
+        self._alike: CommonFailure | None = None
+
+    def run(self, unfinished: Iterable[Open] = (), left: Iterable[str] = ()) -> Result:
+        """Drive until the budget is spent, nothing is worth a trial, or no host is left.
+
+        Args:
+            unfinished: Trials of earlier drivers that have to run again.
+            left: Names of attempts of which hosts may still have something; they are swept.
+
+        Raises:
+            AmpRayError: If the journal cannot be written, or this machine cannot run trials.
+            KeyboardInterrupt: After everything that ran has been ended in order.
+        """
+        ending: Ending = "failed"
+        try:
+            self._take_up(unfinished, tuple(left))
+            ending = self._drive()
+        except KeyboardInterrupt:
+            ending = "interrupted"
+            self._view.note("interrupted: what runs is being ended")
+            raise
+        finally:
+            self._close(ending)
+        return self.result(ending)
+
+    def result(self, ending: Ending) -> Result:
+        """Return what is known by now."""
+        knowledge = learn(self.state, self._predictor)
+        certificate = certify(self.state, knowledge)
+        return Result(
+            state=self.state,
+            knowledge=knowledge,
+            certificate=certificate,
+            ending=ending,
+            common_failure=self._alike,
+        )
+
+    # ------------------------------------------------------------------ the loop
+
+    def _drive(self) -> Ending:
+        """Start what is worth it, wait, learn; until there is no more to start or wait for."""
+        knowledge = self._learn()
+        while True:
+            left_s = self._left_s
+            if left_s <= 0.0:
+                return "time-budget"
+            with self._settings.steady():
+                self._start_some(knowledge)
+            if not self._running:
+                return self._why(knowledge)
+            finished = self._pool.wait(min(_WAIT_S, left_s))
+            with self._settings.steady():
+                for entry in finished:
+                    self._end(entry)
+            if self._fault is not None:
+                raise self._fault
+            if self._alike is not None:
+                return "crashes"
+            if finished:
+                knowledge = self._learn()
+
+    def _start_some(self, knowledge: Knowledge) -> None:
+        """Fill the free groups: first what has to run again, then what the tuner proposes."""
+        free = list(self._pool.free())
+        for again in tuple(self._waiting):
+            if free:
+                group = next((group for group in free if group != again.avoided), free[0])
+                self._waiting.remove(again)
+                free.remove(group)
+                self._start(again, group)
+        if free:
+            proposed = next_trials(self.state, len(free), self._predictor, knowledge)
+            for trial, group in zip(proposed, free, strict=False):
+                self._start(_Again(trial=trial, attempt=0, lost=False), group)
+
+    def _why(self, knowledge: Knowledge) -> Ending:
+        """Say why nothing runs and nothing is started."""
+        if not self._pool.free():
+            return "hosts"
+        certificate = certify(self.state, knowledge)
+        follows_it = self.state.settings.policy == "best"
+        if follows_it and certificate is not None and certificate.settled:
+            return "certificate"
+        return "exhausted" if self.state.budget_left else "budget"
+
+    def _start(self, what: _Again, group: int) -> None:
+        """Write down and start one attempt."""
+        trial, attempt = what.trial, what.attempt
+        while (self._settings.trials_folder / f"{trial.number:04d}-{attempt}").exists():
+            attempt += 1  # of an attempt that the journal does not know: it was salvaged
+        name = f"{trial.number:04d}-{attempt}"
+        task = Task(
+            number=trial.number,
+            attempt=attempt,
+            trial_id=f"{self._settings.study_id}-{name}",
+            strategy=trial.strategy,
+            folder=self._settings.trials_folder / name,
+        )
+        cluster = self.state.experiment.cluster
+        self._log.append(study_events.started(trial, task, group, cluster, self._seconds))
+        if trial.number == len(self.state.trials):
+            self.state = start(self.state, trial)
+        self._running[trial.number] = _Running(trial=trial, group=group, lost=what.lost)
+        self._view.started(trial, group)
+        self._pool.start(task, group)
+
+    def _end(self, finished: Finished) -> None:
+        """Write down what came of an attempt; after an unreachable host there is a second one."""
+        task, outcome = finished.task, finished.outcome
+        running = self._running.pop(task.number)
+        if outcome is None or isinstance(outcome, Fault):
+            self._halt(running, task, outcome)
+            return
+        if isinstance(outcome, Unreachable):
+            self._on_unreachable(finished.group, outcome, running)
+            if not running.lost:
+                self._try_again(running, task, outcome)
+                return
+        self._log.append(study_events.ended(task, outcome, self._seconds))
+        self.state = record(self.state, task.number, outcome)
+        told = self.state.trials[task.number]
+        self._view.ended(told, self._surprise(told))
+        alike = common_failure(self.state, task.number)
+        if alike is not None and alike.sign not in self._settings.known_failures:
+            self._alike = alike
+
+    def _halt(self, running: _Running, task: Task, fault: Fault | None) -> None:
+        """Write down that an attempt told nothing; a fault of this machine ends the study."""
+        text = None if fault is None else str(fault.error)
+        self._log.append(study_events.interrupted(task, self._seconds, fault=text))
+        self._view.halted(running.trial)
+        if fault is not None and self._fault is None:
+            message = (
+                f"trial {task.number} could not be run from this machine: {text}. The strategy is "
+                f"not to blame: its trial (in {task.folder}) is still open; mend that, and "
+                "--resume runs it again"
+            )
+            kind = InputError if isinstance(fault.error, InputError) else AmpRayError
+            self._fault = kind(message)
+
+    def _on_unreachable(self, group: int, outcome: Unreachable, running: _Running) -> None:
+        """Set the group of a lost host aside where there is another, or after a second time.
+
+        Where no host is named, what died was only the process that held the group: a pool starts
+        another one, and says by itself when the group cannot be used any more.
+        """
+        groups = {*self._pool.free(), *(entry.group for entry in self._running.values())}
+        if running.lost or (outcome.host and groups - {group}):
+            event = {"event": "set-aside", "group": group, "reason": outcome.reason}
+            self._log.append({**event, "seconds": self._seconds})
+            self._pool.set_aside(group)
+            self._view.note(f"group {group} is set aside: {outcome.reason}")
+
+    def _try_again(self, running: _Running, task: Task, outcome: Unreachable) -> None:
+        """Queue a trial whose host was lost for one more attempt."""
+        event = study_events.interrupted(task, self._seconds, unreachable=outcome.reason)
+        self._log.append(event)
+        trial, attempt = running.trial, task.attempt + 1
+        self._waiting.append(_Again(trial=trial, attempt=attempt, lost=True, avoided=running.group))
+        self._view.halted(trial)
+        self._view.note(f"trial {trial.number}: {outcome.reason}; it runs once more")
+
+    # ------------------------------------------------------------------ the rest
+
+    def _take_up(self, unfinished: Iterable[Open], left: tuple[str, ...]) -> None:
+        """Sweep hosts after drivers that died, and queue what has to run again."""
+        self._waiting = [
+            _Again(trial=entry.trial, attempt=entry.attempt + 1, lost=entry.lost)
+            for entry in unfinished
+        ]
+        if left:
+            for line in self._pool.sweep(left):
+                self._view.note(line)
+
+    def _close(self, ending: Ending) -> None:
+        """End everything that runs, and write down what came of it; a broken journal stays one."""
+        self._pool.close()
+        is_orderly = ending not in {"interrupted", "failed"}
+        with contextlib.nullcontext() if is_orderly else contextlib.suppress(AmpRayError):
+            with self._settings.steady():
+                for finished in self._pool.wait(0.0):
+                    self._end(finished)
+            seconds = self._seconds
+            event: dict[str, Any] = {"event": "stopped", "ending": ending, "seconds": seconds}
+            if ending == "crashes" and self._alike is not None:
+                event["alike"] = {"numbers": self._alike.numbers, "sign": self._alike.sign}
+            self._log.append(event)
+        for number in self._running:
+            self._view.note(f"trial {number} did not end in order; --resume cleans up after it")
+
+    def _learn(self) -> Knowledge:
+        """Calibrate with all outcomes and show what is known."""
+        knowledge = learn(self.state, self._predictor)
+        self._view.learned(self.state, knowledge)
+        return knowledge
+
+    def _surprise(self, told: Told) -> Surprise | None:
+        """Judge one trial; all of them each time would take longer and longer."""
+        alone = replace(self.state, trials=Log[Told]().appended(told))
+        return next(iter(surprises(alone)), None)
+
+    @property
+    def _seconds(self) -> float:
+        """Wall time of this driver so far."""
+        return time.monotonic() - self._begun_s
+
+    @property
+    def _left_s(self) -> float:
+        """Wall time that is left."""
+        limit_s = self._settings.time_left_s
+        return math.inf if limit_s is None else limit_s - self._seconds

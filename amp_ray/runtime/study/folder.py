@@ -1,0 +1,224 @@
+"""The folder of a study: made once, locked by its driver, and everything in it by name."""
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from amp_ray.calibration.fingerprint import describe_differences
+from amp_ray.errors import AmpRayError, InputError, Where, placed
+from amp_ray.runtime.files import private, write_text
+from amp_ray.runtime.study.journal import Journal, sync_folder
+from amp_ray.runtime.study.journal_lines import Body
+from amp_ray.runtime.study.lock import LOCK, StudyLock
+
+JOURNAL: Final = "journal.jsonl"
+TRIALS: Final = "trials"
+
+PROGRAM: Final = "program"
+"""Of a header: what trials run. It may change until something has been measured."""
+
+_NO_FILE_NAME: Final = re.compile(r"[/\\\0-\x1f\x7f]+|^[.~-]+")
+"""What would lead a file's name elsewhere, or be taken for an option."""
+
+_ID_BYTES: Final = 4
+"""Of a study's name: two studies that meet on one host differ in it."""
+
+_MODE: Final = 0o700
+"""Of a study's folder: logs and commands of trials are their owner's."""
+
+_MAX_NAMED: Final = 3
+"""Files that a message names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Study:
+    """A study's folder, open and locked for this driver.
+
+    ==================  =======================================================
+    ``journal.jsonl``   what happened, event by event; everything else can be rebuilt from it
+    ``lock``            who drives it
+    ``experiment.yaml`` a copy of the experiment file
+    ``trials/NNNN-A/``  trial NNNN, attempt A: commands, logs, what came back
+    ``history.csv``     all trials as a table; ``history.jsonl`` the same as the contract's objects
+    ``measured.csv``    strategies and times, for ``calibrate`` and ``tune --trials replay:``
+    ``result.json``     the last result
+    ``calibration.json``  the last calibration, for ``plan --calibration``
+    ==================  =======================================================
+
+    Args:
+        folder: Where it is.
+        journal: Open; its first record is the header.
+        study_id: Short, and different for every study.
+        is_new: Whether nothing has happened in it yet.
+        broken: The driver whose lock was left behind, for people; None if there was none.
+    """
+
+    folder: Path
+    journal: Journal
+    study_id: str
+    is_new: bool
+    broken: str | None
+
+    @property
+    def trials_folder(self) -> Path:
+        """Where the folders of attempts are."""
+        return self.folder / TRIALS
+
+    def write(self, name: str, text: str | Iterable[str]) -> None:
+        """Write one of its files, whole or not at all; a long one may come in pieces.
+
+        Raises:
+            AmpRayError: If it cannot be written.
+        """
+        try:
+            write_text(self.folder / name, text, opener=private)
+        except InputError as error:  # nobody has named that file
+            message = (
+                f"{error}. The journal has everything: mend that, and --resume writes it again"
+            )
+            raise AmpRayError(message) from error
+
+
+@contextlib.contextmanager
+def open_study(
+    folder: Path, header: Mapping[str, Any], *, resume: bool, salvage: bool = False
+) -> Iterator[Study]:
+    """Make a study's folder, or go on with one; locked until the end.
+
+    Args:
+        folder: Where.
+        header: What has to be the same when the study goes on.
+        resume: Whether there is a study to go on with.
+        salvage: Whether a damaged journal is gone on with from the records before the damage.
+
+    Raises:
+        InputError: If there is a study and ``resume`` is false, or the other way round, or it is
+            one of something else, or another driver is at work on it, or the folder cannot be
+            written.
+        AmpRayError: If its journal cannot be written or its file system has no locks.
+    """
+    header = json.loads(json.dumps(header))  # as it will be read
+    if not check_folder(folder, resume=resume):
+        _make(folder)
+    with StudyLock(folder) as lock:
+        journal = Journal.open(folder / JOURNAL, salvage=salvage and resume)
+        try:
+            is_new = not journal.records
+            if is_new:
+                found: Body = {**header, "study": os.urandom(_ID_BYTES).hex()}
+                journal.append(found)
+            else:
+                with placed(Where(file=str(folder / JOURNAL), line=1), ValueError):
+                    found = journal.records[0]
+                _check_is_expected(folder, found, header, resume=resume)
+            _make(folder / TRIALS)
+            yield Study(
+                folder=folder,
+                journal=journal,
+                study_id=found["study"],
+                is_new=is_new,
+                broken=lock.broken,
+            )
+        finally:
+            journal.close()
+
+
+def folder_for(name: str) -> Path:
+    """Return the folder of an experiment's study where none is named: below the current one."""
+    plain = _NO_FILE_NAME.sub("_", name)
+    return Path(f"{plain}-study")
+
+
+def check_folder(folder: Path, *, resume: bool) -> bool:
+    """See whether a folder is a study's, or can be one; nothing is changed.
+
+    Args:
+        folder: Where.
+        resume: Whether there is a study to go on with.
+
+    Returns:
+        Whether it is a study's.
+
+    Raises:
+        InputError: If there is none to go on with, or it is full of something else.
+    """
+    try:
+        names = sorted(path.name for path in folder.iterdir())
+    except FileNotFoundError:
+        names = []
+    except OSError as error:
+        message = f"{folder}: a study cannot be kept here: {error.strerror}"
+        raise InputError(message) from error
+    is_study = bool({JOURNAL, LOCK} & set(names))
+    if resume and not is_study:
+        message = (
+            f"{folder} has no study to go on with: leave --resume out to begin one (a driver that "
+            "ended before its first trial may have left none), or name a study's folder by --study"
+        )
+        raise InputError(message)
+    others = [name for name in names if not name.startswith(".")]
+    if others and not is_study:
+        named = ", ".join(others[:_MAX_NAMED]) + (", ..." if len(others) > _MAX_NAMED else "")
+        message = f"{folder} has files of something else ({named}): name a new folder by --study"
+        raise InputError(message)
+    return is_study
+
+
+def _make(folder: Path) -> None:
+    """Make a folder, so that it survives a crash of the machine.
+
+    Raises:
+        InputError: If it cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(PermissionError):  # a file system without modes
+            folder.chmod(_MODE)
+        sync_folder(folder.parent)
+    except OSError as error:
+        message = f"{folder}: a study cannot be kept here: {error.strerror}"
+        raise InputError(message) from error
+
+
+def _check_is_expected(
+    folder: Path, found: Body, header: Mapping[str, Any], *, resume: bool
+) -> None:
+    """Refuse to begin a study anew, or to go on with one of something else.
+
+    Raises:
+        InputError: If it is not to be resumed, or something differs; with what does.
+    """
+    where = Where(file=str(folder / JOURNAL), line=1)
+    if found.get("event") != header["event"] or "study" not in found:
+        message = f"this is no header of a study: {found.get('event')!r}"
+        raise InputError(message, where=where)
+    if not resume:
+        message = (
+            f"{folder} has a study: go on with it by --resume, or name another folder by --study"
+        )
+        raise InputError(message)
+    told = [
+        _difference(key, found.get(key), header[key])
+        for key in header
+        if key != PROGRAM and found.get(key) != header[key]
+    ]
+    if told:
+        message = (
+            f"the study is one of experiment {found.get('experiment')!r} with other givens "
+            f"({'; '.join(told)}): its trials say nothing about this one. Name another folder by "
+            "--study"
+        )
+        raise InputError(message, where=where)
+
+
+def _difference(key: str, found: object, expected: object) -> str:
+    """Tell what differs; of fingerprints, which figures."""
+    if isinstance(found, Mapping) and isinstance(expected, Mapping):
+        differences = describe_differences(found, expected)
+        return differences.replace("in the calibration", "in the study") or f"{key} differs"
+    return f"{key} is {found!r} in the study, {expected!r} here"

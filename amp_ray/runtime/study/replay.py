@@ -1,0 +1,121 @@
+"""Trials that were run before: a table of strategies answers instead of hosts."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from amp_ray.errors import InputError
+from amp_ray.runtime.files import load_strategies
+from amp_ray.runtime.study.pool import Finished, Task
+from amp_ray.spec.candidate import Candidate
+from amp_ray.spec.experiment import Experiment
+from amp_ray.spec.strategy import Strategy
+from amp_ray.spec.strategy_file import Given
+from amp_ray.trials.outcome import Crashed, Measured, Outcome, OutOfMemory
+
+Key = Candidate | Strategy
+"""A table's line names a strategy, or a candidate that ran with the planner's cuts."""
+
+
+def load_replay(path: Path, experiment: Experiment) -> tuple[Given, ...]:
+    """Read a table of measured strategies.
+
+    Args:
+        path: Strategies file with a column ``measured_s``.
+        experiment: What the strategies must fit.
+
+    Returns:
+        A line for each strategy: of several runs the one with the middle time, or the first that
+        failed where none was measured.
+
+    Raises:
+        InputError: If the file cannot be read, or a strategy has no measurement.
+    """
+    runs: dict[Key, list[Given]] = {}
+    for entry in load_strategies(path, experiment):
+        if entry.measured_s is None and entry.failure is None:
+            message = "nothing was measured; expected measured_s with seconds, oom or failed"
+            raise InputError(message, where=entry.where)
+        key = entry.strategy or entry.candidate
+        assert key is not None
+        runs.setdefault(key, []).append(entry)
+    return tuple(_typical(entries) for entries in runs.values())
+
+
+def _typical(runs: Sequence[Given]) -> Given:
+    """Return the middle one of a strategy's runs, the faster one of two in the middle."""
+    measured = sorted((run for run in runs if run.measured_s is not None), key=_time_s)
+    return measured[(len(measured) - 1) // 2] if measured else runs[0]
+
+
+def _time_s(given: Given) -> float:
+    """Return a measured time."""
+    assert given.measured_s is not None
+    return given.measured_s
+
+
+def recorded_outcome(given: Given) -> Outcome:
+    """Return what a line of a table says as the outcome of a trial."""
+    if given.measured_s is not None:
+        return Measured(
+            iteration_time_s=given.measured_s,
+            spread_s=given.spread_s or 0.0,
+            step_time_s=(given.measured_s,),
+            num_warmup_steps=0,
+            peak_memory_bytes=tuple(round(peak) for peak in given.peak_memory_bytes),
+            wall_s=0.0,
+        )
+    if given.failure == "oom":
+        reason = f"recorded as out of memory ({given.where})"
+        return OutOfMemory(reason=reason, rank=None, host="", lines=(), wall_s=0.0)
+    reason = f"recorded as failed, the cause is not known ({given.where})"
+    return Crashed(reason=reason, kind="no-result", rank=None, host="", lines=(), wall_s=0.0)
+
+
+class ReplayPool:
+    """A `Pool` that answers at once from recorded outcomes and starts nothing."""
+
+    def __init__(self, answers: Mapping[Strategy, Outcome], num_groups: int = 1) -> None:
+        """Take the answers.
+
+        Args:
+            answers: Of every strategy that may be asked for.
+            num_groups: How many trials may be asked for at once.
+        """
+        self._answers, self._num_groups = answers, num_groups
+        self._asked: dict[int, Task] = {}
+        self._aside: set[int] = set()
+
+    @property
+    def num_groups(self) -> int:
+        """How many trials may be asked for at once."""
+        return self._num_groups
+
+    def free(self) -> tuple[int, ...]:
+        """Return the groups that are idle."""
+        busy = self._aside | self._asked.keys()
+        return tuple(group for group in range(self._num_groups) if group not in busy)
+
+    def start(self, task: Task, group: int) -> None:
+        """Ask for a strategy."""
+        assert group in self.free()
+        self._asked[group] = task
+
+    def wait(self, timeout_s: float) -> list[Finished]:  # noqa: ARG002 - answers are there at once
+        """Return all answers."""
+        finished = [
+            Finished(task=task, outcome=self._answers[task.strategy], group=group)
+            for group, task in self._asked.items()
+        ]
+        self._asked.clear()
+        return finished
+
+    def set_aside(self, group: int) -> None:
+        """Use a group no more."""
+        self._aside.add(group)
+
+    def sweep(self, trial_ids: Sequence[str]) -> list[str]:  # noqa: ARG002 - nothing was started
+        """Nothing was started, so nothing is left."""
+        return []
+
+    def close(self) -> None:
+        """Nothing runs."""

@@ -1,0 +1,228 @@
+"""The result of a study as the JSON contract has it, and its history as CSV and JSON lines."""
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from amp_ray.calibration import calibration_to_json
+from amp_ray.runtime.study.end import ENDINGS, Result
+from amp_ray.search.rows import SCHEMA, row
+from amp_ray.spec.cluster import Cluster
+from amp_ray.spec.strategy import Strategy
+from amp_ray.spec.strategy_json import strategy_to_json
+from amp_ray.trials.outcome import (
+    Crashed,
+    Measured,
+    Outcome,
+    OutOfMemory,
+    TimedOut,
+    outcome_to_json,
+)
+from amp_ray.tuner.certificate import Certificate
+from amp_ray.tuner.recommendation import Recommendation, recommend
+from amp_ray.tuner.state import Told
+
+HISTORY_COLUMNS: Final = (
+    *("number", "tp", "pp", "dp", "micro_batch_size", "num_micro_batches", "bounds", "recompute"),
+    *("repeats", "predicted_s", "outcome", "measured_s", "spread_s", "peak_memory_bytes"),
+    *("wall_s", "reason"),
+)
+
+MEASUREMENT_COLUMNS: Final = (
+    *("tp", "pp", "dp", "micro_batch_size", "bounds", "recompute"),
+    *("measured_s", "spread_s", "peak_memory_bytes"),
+)
+"""Of a strategies file: what `calibrate --measurements` and `tune --trials replay:` read."""
+
+
+def trial_json(told: Told, cluster: Cluster) -> dict[str, Any]:
+    """Return a TRIAL of the contract; one that has not ended has the outcome null."""
+    trial = told.trial
+    empty = dict.fromkeys(
+        ("outcome", "measured_s", "spread_s", "peak_memory_bytes", "wall_s", "reason")
+    )
+    return {
+        "number": trial.number,
+        "strategy": strategy_to_json(trial.strategy, cluster),
+        "predicted_s": trial.predicted_s,
+        "predicted_sigma": trial.sigma,
+        "repeats": trial.repeats,
+        "chosen": trial.reason,
+        **(empty if told.outcome is None else outcome_to_json(told.outcome)),
+    }
+
+
+def study_json(result: Result, study: str) -> dict[str, Any]:
+    """Return the object of ``tune --json``.
+
+    Args:
+        result: How the study ended.
+        study: Its folder.
+    """
+    return {
+        key: list(value) if isinstance(value, Iterator) else value
+        for key, value in _parts(result, study)
+    }
+
+
+def study_text(result: Result, study: str) -> Iterator[str]:
+    """Yield the same as text, piece by piece: a line per key, and per trial and row.
+
+    Of thousands of trials only one at a time is an object; indented by the standard library, they
+    would take half a minute.
+    """
+    yield "{"
+    for number, (key, value) in enumerate(_parts(result, study)):
+        yield f"{',' if number else ''}\n {json.dumps(key)}: "
+        yield from _value_text(value)
+    yield "\n}\n"
+
+
+def _parts(result: Result, study: str) -> Iterator[tuple[str, Any]]:
+    """Yield keys and values of the object; long lists come as iterators."""
+    state, knowledge, certificate = result.state, result.knowledge, result.certificate
+    cluster = state.experiment.cluster
+    best, calibration = result.best_number, knowledge.calibration
+    recommended = recommend(state, knowledge)
+    yield "schema", SCHEMA
+    yield "study", study
+    yield "experiment", state.experiment.name
+    yield "ending", result.ending
+    yield "ending_text", ENDINGS[result.ending]
+    yield "trials", (trial_json(told, cluster) for told in state.trials)
+    yield "best", None if best is None else trial_json(state.trials[best], cluster)
+    yield (
+        "recommendation",
+        None if recommended is None else _recommendation_json(recommended, cluster),
+    )
+    yield "certificate", None if certificate is None else _certificate_json(certificate)
+    yield "calibration", None if calibration is None else calibration_to_json(calibration)
+    ranked = enumerate(knowledge.ranking.results, start=1)
+    yield "ranking", (row(each, position, cluster) for position, each in ranked)
+
+
+def _value_text(value: object) -> Iterator[str]:
+    """Yield JSON, a long list entry by entry."""
+    if not isinstance(value, Iterator):
+        yield json.dumps(value, allow_nan=False)
+        return
+    yield "["
+    for number, entry in enumerate(value):
+        yield f"{',' if number else ''}\n  {json.dumps(entry, allow_nan=False)}"
+    yield "\n ]"
+
+
+def _recommendation_json(recommended: Recommendation, cluster: Cluster) -> dict[str, Any]:
+    """Return what to use."""
+    return {
+        "strategy": strategy_to_json(recommended.strategy, cluster),
+        "predicted_s": recommended.predicted_s,
+        "measured_s": recommended.measured_s,
+        "trial": recommended.number,
+        "ties": [
+            {
+                "strategy": strategy_to_json(tie.strategy, cluster),
+                "time_s": tie.time_s,
+                "measured": tie.measured,
+            }
+            for tie in recommended.ties
+        ],
+        "reason": recommended.reason,
+    }
+
+
+def _certificate_json(certificate: Certificate) -> dict[str, Any]:
+    """Return what is left to gain."""
+    return {
+        "holds": certificate.holds,
+        "settled": certificate.settled,
+        "bound_s": certificate.bound_s,
+        "best_s": certificate.best_s,
+        "gain_fraction": certificate.gain_fraction,
+        "chance": certificate.chance,
+        "num_untested": certificate.num_untested,
+        "text": certificate.text,
+    }
+
+
+def history_jsonl(told: Iterable[Told], cluster: Cluster) -> Iterator[str]:
+    """Yield one TRIAL per line."""
+    return (json.dumps(trial_json(entry, cluster)) + "\n" for entry in told)
+
+
+def history_csv(told: Iterable[Told]) -> str:
+    """Return a table of all trials, for spreadsheet programs."""
+    return _table(HISTORY_COLUMNS, map(_history_row, told))
+
+
+def _history_row(told: Told) -> dict[str, Any]:
+    """Return the cells of one trial."""
+    trial = told.trial
+    outcome = {} if told.outcome is None else outcome_to_json(told.outcome)
+    return {
+        **_degrees(trial.strategy),
+        "number": trial.number,
+        "num_micro_batches": trial.strategy.num_micro_batches,
+        "repeats": trial.repeats,
+        "predicted_s": trial.predicted_s,
+        **{key: outcome.get(key) for key in ("outcome", "measured_s", "spread_s")},
+        "peak_memory_bytes": _spaced(outcome.get("peak_memory_bytes")),
+        "wall_s": outcome.get("wall_s"),
+        "reason": outcome.get("reason"),
+    }
+
+
+def measurements_csv(told: Iterable[Told]) -> str:
+    """Return what came of every run as a strategies file, repeats included.
+
+    A run whose hosts fell silent has no line. Neither has a strategy whose stages differ, or that
+    is placed otherwise than in order: only JSON can tell those.
+    """
+    rows = []
+    for entry in told:
+        strategy, cells = entry.trial.strategy, _measurement(entry.outcome)
+        in_order = strategy.placement == tuple(range(len(strategy.placement)))
+        if cells and strategy.is_uniform and strategy.recompute is not None and in_order:
+            rows.append({**_degrees(strategy), **cells})
+    return _table(MEASUREMENT_COLUMNS, rows)
+
+
+def _measurement(outcome: Outcome | None) -> dict[str, Any]:
+    """Return the cells that tell what came of a run; empty if that says nothing of its strategy."""
+    if isinstance(outcome, Measured):
+        return {
+            "measured_s": outcome.iteration_time_s,
+            "spread_s": outcome.spread_s if outcome.has_spread else None,
+            "peak_memory_bytes": _spaced(outcome.peak_memory_bytes),
+        }
+    if isinstance(outcome, OutOfMemory):
+        return {"measured_s": "oom"}
+    return {"measured_s": "failed"} if isinstance(outcome, Crashed | TimedOut) else {}
+
+
+def _degrees(strategy: Strategy) -> dict[str, Any]:
+    """Return the columns that tell a strategy."""
+    return {
+        "tp": strategy.tp,
+        "pp": strategy.pp,
+        "dp": strategy.dp,
+        "micro_batch_size": strategy.micro_batch_size,
+        "bounds": _spaced(strategy.bounds),
+        "recompute": strategy.recompute,
+    }
+
+
+def _spaced(numbers: Sequence[int] | None) -> str:
+    """Return numbers with spaces between."""
+    return " ".join(map(str, numbers or ()))
+
+
+def _table(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
+    """Return rows as CSV text."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()

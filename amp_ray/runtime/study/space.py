@@ -1,0 +1,156 @@
+"""What a study chooses from: all candidates of an experiment, or the strategies of a table."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final, Literal
+
+from amp_ray.cost.estimate import Estimate, Result
+from amp_ray.runtime.planning import make_planner, plan_experiment, score_given, why_infeasible
+from amp_ray.runtime.ray.searching import AUTO, Workers
+from amp_ray.runtime.study.replay import load_replay
+from amp_ray.search.ranking import rank, why_none
+from amp_ray.spec.candidate import Candidate
+from amp_ray.spec.experiment import Experiment, launchable_only
+from amp_ray.spec.strategy import Strategy, candidate_of
+from amp_ray.spec.strategy_file import Given
+from amp_ray.trials.command import trial_problem
+from amp_ray.tuner.state import Policy
+
+OURS: Final = "amp-ray"
+PUBLISHED: Final = "amp-2022"
+"""Both the name of a cost model and of the policy that follows it."""
+
+PoolKind = Literal["auto", "threads", "ray"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuneOptions:
+    """What a user asks of a study.
+
+    Args:
+        backend: Where trials run; ``replay`` answers from a table.
+        table: Of ``replay``.
+        budget: How many trials, those of earlier runs of the study included.
+        time_budget_s: Wall time, those of earlier runs included; None for no limit.
+        policy: Which strategy is tried next.
+        seed: Of the random policy.
+        workers: Who searches.
+        pool: What holds the hosts: threads of this process, or Ray actors.
+        concurrency: How many groups of hosts are used; None for all.
+        salvage: Whether a study whose journal is damaged goes on from the records before that.
+    """
+
+    backend: Literal["ssh", "local", "replay"]
+    table: Path | None = None
+    budget: int
+    time_budget_s: float | None = None
+    policy: Policy = "best"
+    seed: int = 0
+    workers: Workers = AUTO
+    pool: PoolKind = "auto"
+    concurrency: int | None = None
+    salvage: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Space:
+    """What a study chooses from.
+
+    Args:
+        results: Every candidate, planned or scored, in the order of the ranking.
+        order: Strategies in the order of the published planner, where a policy asks for it.
+        given: Lines of a replayed table, by strategy.
+    """
+
+    results: tuple[Result, ...]
+    order: tuple[Strategy, ...] | None = None
+    given: tuple[tuple[Strategy, Given], ...] = ()
+
+    @property
+    def num_feasible(self) -> int:
+        """How many are expected to run."""
+        return sum(
+            isinstance(result, Estimate) and result.feasible and result.launchable
+            for result in self.results
+        )
+
+    def why_none(self, experiment: Experiment) -> str:
+        """Say why nothing is expected to run, and where to read more."""
+        estimates = [result for result in self.results if isinstance(result, Estimate)]
+        fitting = [estimate for estimate in estimates if estimate.feasible]
+        if not fitting:
+            why = (
+                why_none(self.results)
+                if self.given
+                else why_infeasible(experiment, OURS, self.results)
+            )
+            return f"no strategy is expected to run: {why}"
+        reasons = Counter(estimate.warnings[-1] for estimate in fitting if estimate.warnings)
+        [(reason, number)] = reasons.most_common(1) or [("the runtime has no way to", len(fitting))]
+        return (
+            f"none of the strategies that fit ({len(fitting)}) can be launched; {number} of them: "
+            f"{reason}"
+        )
+
+
+def study_space(
+    experiment: Experiment, options: TuneOptions, progress: Callable[[int, int], None]
+) -> Space:
+    """Plan all candidates of an experiment, or score those of a replayed table.
+
+    Args:
+        experiment: What is tuned.
+        options: Of the study.
+        progress: Called with (candidates done, candidates in all).
+
+    Raises:
+        InputError: If the limits leave no candidate, or a table does not fit.
+    """
+    if options.backend != "replay":
+        planned = plan_experiment(
+            launchable_only(experiment), OURS, workers=options.workers, progress=progress
+        )
+        results = tuple(_launched(experiment, result) for result in planned.ranking.results)
+        return Space(results=results, order=_published_order(experiment, results, options.policy))
+    assert options.table is not None
+    given = load_replay(options.table, experiment)
+    scored = score_given(make_planner(experiment, OURS), given)
+    pairs = tuple(
+        (result.strategy, entry)
+        for result, entry in zip(scored, given, strict=True)
+        if isinstance(result, Estimate)
+    )
+    results = rank(scored, relative_error=experiment.constants.time_error).results
+    order = _published_order(experiment, results, options.policy)
+    return Space(results=results, order=order, given=pairs)
+
+
+def _launched(experiment: Experiment, result: Result) -> Result:
+    """Mark a strategy that no trial can launch, with the reason."""
+    if not isinstance(result, Estimate) or not result.launchable:
+        return result
+    problem = trial_problem(experiment, result.strategy)
+    if problem is None:
+        return result
+    return replace(result, launchable=False, warnings=(*result.warnings, problem))
+
+
+def _published_order(
+    experiment: Experiment, results: Sequence[Result], policy: Policy
+) -> tuple[Strategy, ...] | None:
+    """Return strategies in the order in which the published planner would try them."""
+    if policy != PUBLISHED:
+        return None
+    planner = make_planner(experiment, PUBLISHED)
+    ours: dict[Candidate, Strategy] = {}
+    for result in results:
+        if isinstance(result, Estimate):
+            ours.setdefault(candidate_of(result.strategy), result.strategy)
+    ordered = rank([planner.plan(candidate) for candidate in ours]).results
+    theirs = (
+        candidate_of(result.strategy) if isinstance(result, Estimate) else result.candidate
+        for result in ordered
+    )
+    return tuple(ours[candidate] for candidate in theirs if isinstance(candidate, Candidate))

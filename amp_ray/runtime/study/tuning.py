@@ -1,0 +1,322 @@
+"""``amp-ray tune``: from an experiment and a folder to a driven study and its result."""
+
+import contextlib
+import functools
+import hashlib
+import json
+import logging
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+from amp_ray.calibration import calibration_to_json, fingerprint
+from amp_ray.errors import AmpRayError, InputError
+from amp_ray.runtime.files import read_text
+from amp_ray.runtime.hosts.make_hosts import experiment_folder
+from amp_ray.runtime.launch.program_files import program_record
+from amp_ray.runtime.launch.trial_runner import make_runner, portable
+from amp_ray.runtime.ray.address import RayUnavailableError, require_ray
+from amp_ray.runtime.study import events as study_events
+from amp_ray.runtime.study.driver import Driver, DriverSettings
+from amp_ray.runtime.study.end import Ending, Result
+from amp_ray.runtime.study.folder import JOURNAL, PROGRAM, Study, open_study
+from amp_ray.runtime.study.pool import Pool, Runner, ThreadPool
+from amp_ray.runtime.study.replay import ReplayPool, recorded_outcome
+from amp_ray.runtime.study.result import (
+    history_csv,
+    history_jsonl,
+    measurements_csv,
+    study_text,
+)
+from amp_ray.runtime.study.space import Space, TuneOptions, study_space
+from amp_ray.runtime.study.view import View
+from amp_ray.spec.experiment import Experiment
+from amp_ray.trials.launch import NOT_KEPT, is_secret
+from amp_ray.trials.own_program.check import check_program
+from amp_ray.tuner.state import TunerSettings, TunerState, begin
+
+_LOGGER = logging.getLogger(__name__)
+
+RESULT: Final = "result.json"
+"""In a study's folder: what ``tune --json`` gives."""
+
+Steady = Callable[[], AbstractContextManager[None]]
+"""Makes a block in which no signal interrupts; see `interruption.Interruption`."""
+
+_DIGEST_LETTERS: Final = 12
+"""Enough to tell tables apart that a person has."""
+
+_VALUE: Final = r"""("(?:[^"\\]|\\.)*"|'[^']*'|[^\s,}#][^,}#\n]*)"""
+"""Of a key in YAML, quoted or plain, on one line."""
+
+_ACTOR_CPUS: Final = 1
+"""Of a Ray that is started for trial actors alone: they wait, and ask for no CPU."""
+
+
+def begin_state(experiment: Experiment, space: Space, options: TuneOptions) -> TunerState:
+    """Return the state of a study in which nothing has run yet."""
+    settings = TunerSettings(budget=options.budget, policy=options.policy, seed=options.seed)
+    return begin(experiment, space.results, settings, order=space.order)
+
+
+def study_header(experiment: Experiment, options: TuneOptions) -> dict[str, Any]:
+    """Return what has to be the same when a study is resumed.
+
+    Hosts may change, as long as they are like those before: a study that lost some goes on.
+    """
+    header = {
+        "event": "study",
+        "experiment": experiment.name,
+        "fingerprint": fingerprint(experiment),
+        "global_batch_size": experiment.global_batch_size,
+        "backend": options.backend,
+        "table": None if options.table is None else _describe_table(options.table),
+        "policy": options.policy,
+        "seed": options.seed,
+        "steps": experiment.trials.num_steps,
+        "warmup_steps": experiment.trials.num_warmup_steps,
+    }
+    if options.backend != "replay":
+        header[PROGRAM] = program_record(experiment, experiment_folder(experiment))
+    return header
+
+
+def _describe_table(path: Path) -> str:
+    """Name a table so that another one, or a changed one, has another name."""
+    digest = hashlib.sha256(read_text(path).encode()).hexdigest()
+    return f"{path.name} ({digest[:_DIGEST_LETTERS]})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Tuning:
+    """An experiment, what is asked of its study, and what there is to choose from.
+
+    Args:
+        experiment: What is tuned.
+        options: Of the study.
+        space: All candidates.
+    """
+
+    experiment: Experiment
+    options: TuneOptions
+    space: Space
+
+    def run(
+        self,
+        folder: Path,
+        view: View,
+        *,
+        resume: bool,
+        steady: Steady = contextlib.nullcontext,
+    ) -> Result:
+        """Drive the study in a folder to its end; what came of it is written in any case.
+
+        Args:
+            folder: Of the study; made where it is new.
+            view: Who watches.
+            resume: Whether there is a study to go on with.
+            steady: Makes blocks in which no signal interrupts.
+
+        Raises:
+            InputError: If the folder has another study, or a driver is at work on it.
+            HostError: If hosts cannot be used.
+            AmpRayError: If the journal cannot be written.
+            KeyboardInterrupt: After everything that ran has been ended in order.
+        """
+        header = study_header(self.experiment, self.options)
+        state = begin_state(self.experiment, self.space, self.options)
+        salvage = self.options.salvage
+        with open_study(folder, header, resume=resume, salvage=salvage) as study:
+            rebuilt = self._rebuild(study, state, view, header.get(PROGRAM))
+            copy_experiment(self.experiment, study)
+            with self._pool(steady) as pool:
+                settings = DriverSettings(
+                    trials_folder=study.trials_folder,
+                    study_id=study.study_id,
+                    time_left_s=self._time_left_s(rebuilt.seconds),
+                    steady=steady,
+                    known_failures=rebuilt.known_failures,
+                )
+                driver = Driver(rebuilt.state, pool, study.journal, view, settings)
+                return _drive(driver, rebuilt, study)
+
+    def _rebuild(
+        self, study: Study, state: TunerState, view: View, program: Mapping[str, Any] | None
+    ) -> study_events.Rebuilt:
+        """Take up what the journal tells, and note in it that the study goes on."""
+        cluster, path = self.experiment.cluster, study.folder / JOURNAL
+        records = study.journal.records
+        before = None if study.is_new else records[0].get(PROGRAM)
+        rebuilt = study_events.rebuild(state, cluster, records[1:], file=str(path), program=before)
+        if self.options.salvage:  # hosts may have something of attempts that are not in the journal
+            names = (f"{study.study_id}-{path.name}" for path in study.trials_folder.iterdir())
+            left = tuple(dict.fromkeys((*rebuilt.left, *sorted(names))))
+            rebuilt = replace(rebuilt, left=left)
+        changed = rebuilt.check_program(program, file=str(path))
+        if changed is not None:
+            view.note(f"the program has changed, and nothing was measured with it: {changed}")
+        if study.broken is not None:
+            view.note(f"the study was driven by {study.broken}, which has died")
+        if study.journal.dropped is not None:
+            view.note(f"{path}: dropped {study.journal.dropped}")
+        if not study.is_new:
+            event = {"event": "resumed", "budget": self.options.budget, "at": study_events.now()}
+            if program is not None:
+                event[PROGRAM] = program
+            study.journal.append(event)
+            view.note(_resumed_text(rebuilt))
+        return rebuilt
+
+    def _time_left_s(self, spent_s: float) -> float | None:
+        """Return what earlier drivers have left of the time budget."""
+        budget_s = self.options.time_budget_s
+        return None if budget_s is None else max(0.0, budget_s - spent_s)
+
+    @contextlib.contextmanager
+    def _pool(self, steady: Steady = contextlib.nullcontext) -> Iterator[Pool]:
+        """Make the groups of hosts that trials run on; nothing is opened before the first trial."""
+        options, experiment = self.options, self.experiment
+        if options.backend == "replay":
+            answers = {strategy: recorded_outcome(given) for strategy, given in self.space.given}
+            yield ReplayPool(answers, options.concurrency or 1)
+            return
+        num_groups = _num_groups(experiment, options.concurrency)
+        factory: Callable[[int], Runner] = functools.partial(
+            make_runner, portable(experiment), options.backend
+        )
+        with contextlib.ExitStack() as stack:
+            pool = None
+            if _wants_actors(options):
+                pool = self._actor_pool(factory, num_groups, stack, steady)
+            yield pool or ThreadPool(factory, num_groups)
+
+    def _actor_pool(
+        self,
+        factory: Callable[[int], Runner],
+        num_groups: int,
+        stack: contextlib.ExitStack,
+        steady: Steady,
+    ) -> Pool | None:
+        """Start trial actors; None where Ray cannot be used and was not asked for."""
+        require_ray("--pool ray")
+        from amp_ray.runtime.ray import actors  # noqa: PLC0415 - takes seconds to start
+
+        address = self.options.workers.address
+        try:
+            with steady():  # half of a Ray could not be ended in order
+                stack.enter_context(actors.connect(address, num_cpus=_ACTOR_CPUS))
+            return actors.actor_pool(factory, num_groups)
+        except RayUnavailableError as error:
+            if self.options.pool == "ray" or address is not None:
+                raise
+            _LOGGER.warning("%s. Threads of this process hold the hosts instead", error)
+            return None
+
+
+def _resumed_text(rebuilt: study_events.Rebuilt) -> str:
+    """Say how much of a study is done."""
+    num_open = len(rebuilt.open)
+    num_done = len(rebuilt.state.trials) - num_open
+    done = "1 trial is" if num_done == 1 else f"{num_done} trials are"
+    again = f", {num_open} {'runs' if num_open == 1 else 'run'} again" if num_open else ""
+    return f"resumed: {done} done{again}"
+
+
+def _drive(driver: Driver, rebuilt: study_events.Rebuilt, study: Study) -> Result:
+    """Drive a study, and write its results also where it cannot go on."""
+    try:
+        result = driver.run(rebuilt.open, rebuilt.left)
+    except BaseException as error:
+        ending: Ending = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+        with contextlib.suppress(AmpRayError):  # of a full disk, the first message is enough
+            write_results(study, driver.result(ending))
+        raise
+    write_results(study, result)
+    return result
+
+
+def prepare(
+    experiment: Experiment, options: TuneOptions, progress: Callable[[int, int], None]
+) -> Tuning:
+    """Plan or score everything that a study chooses from.
+
+    Args:
+        experiment: What is tuned.
+        options: Of the study.
+        progress: Called with (candidates done, candidates in all).
+
+    Raises:
+        InputError: If the limits leave no candidate, a table does not fit, or there are fewer
+            groups of hosts than trials are to run side by side.
+    """
+    if options.backend != "replay":
+        _num_groups(experiment, options.concurrency)
+        if experiment.trials.program is not None:
+            check_program(experiment)
+        trials = replace(experiment.trials, backend=options.backend)
+        experiment = replace(experiment, trials=trials)
+    space = study_space(experiment, options, progress)
+    return Tuning(experiment=experiment, options=options, space=space)
+
+
+def copy_experiment(experiment: Experiment, study: Study) -> None:
+    """Keep the experiment file with the study, without the values of secret variables."""
+    source = Path(experiment.places.file)
+    if source.is_file():
+        study.write("experiment.yaml", _without_secrets(read_text(source), experiment))
+
+
+def _without_secrets(text: str, experiment: Experiment) -> str:
+    """Return the text of an experiment file without the values of secret variables."""
+    for name, value in experiment.trials.environment.items():
+        if value and is_secret(name):
+            key = rf"({re.escape(name)}[\"']?\s*:\s*)"
+            text = re.sub(key + _VALUE, rf"\g<1>'{NOT_KEPT}'", text)
+            if value in text:
+                return f"# Not copied: it has the value of {name}, which looks secret.\n"
+    return text
+
+
+def write_results(study: Study, result: Result) -> None:
+    """Write what people and other commands read; all of it can be made again from the journal.
+
+    Raises:
+        AmpRayError: If a file cannot be written.
+    """
+    state, calibration = result.state, result.knowledge.calibration
+    study.write("history.csv", history_csv(state.trials))
+    study.write("history.jsonl", history_jsonl(state.trials, state.experiment.cluster))
+    study.write("measured.csv", measurements_csv(state.trials))
+    study.write(RESULT, study_text(result, str(study.folder)))
+    if calibration is not None:
+        text = json.dumps(calibration_to_json(calibration), indent=1)
+        study.write("calibration.json", text + "\n")
+
+
+def _num_groups(experiment: Experiment, concurrency: int | None) -> int:
+    """Return how many groups of hosts are used.
+
+    Raises:
+        InputError: If there are fewer than asked for.
+    """
+    num_groups = max(1, len(experiment.trials.host_groups))
+    if concurrency is not None and concurrency > num_groups:
+        message = (
+            f"--concurrency {concurrency}: the hosts make {num_groups} group"
+            f"{'s' if num_groups > 1 else ''} that can run a trial each; set trials.host_groups"
+        )
+        raise InputError(message, where=experiment.where("trials"))
+    return concurrency or num_groups
+
+
+def _wants_actors(options: TuneOptions) -> bool:
+    """Tell whether Ray actors hold the hosts: over SSH where Ray is installed, or on a cluster."""
+    if options.pool != "auto":
+        return options.pool == "ray"
+    wants = options.backend == "ssh" or options.workers.forced or "RAY_ADDRESS" in os.environ
+    return wants and find_spec("ray") is not None

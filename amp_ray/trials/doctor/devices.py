@@ -1,0 +1,214 @@
+"""Checks of accelerators: as many as slots, of the kind that is planned for, and free."""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from amp_ray.spec.catalogue import CATALOGUE
+from amp_ray.trials.doctor.findings import Finding, Level, shell_command
+from amp_ray.trials.doctor.host_facts import Look
+from amp_ray.trials.doctor.software import Wanted
+from amp_ray.units import GIB, MIB
+
+CONTEXT_BYTES: Final = 64 * MIB
+"""Less than any CUDA context takes: a process with less computes nothing (a display server)."""
+
+MUCH_MEMORY_FRACTION: Final = 1.25
+"""A GPU with so much more memory than planned for is another board."""
+
+USED_FRACTION: Final = 0.05
+"""Of a GPU's memory; more than what the driver keeps for itself on any board."""
+
+Gpu = Mapping[str, Any]
+
+
+def check_devices(look: Look, _wanted: Wanted) -> Iterator[Finding]:
+    """Check the GPUs of a host that shall have some."""
+    if not look.site.has_gpu:
+        return
+    assert look.facts is not None
+    facts, site = look.facts.part("gpus"), look.site
+    wish = f"{site.num_slots} x {site.device.name}"
+    if facts["problem"] is not None:
+        yield Finding(
+            level="error",
+            host=site.name,
+            check="devices",
+            found=facts["problem"],
+            expected=wish,
+            command=shell_command(site.login, ["nvidia-smi"]),
+            advice="install or restart the driver there until nvidia-smi lists the GPUs, or plan "
+            "for device cpu",
+        )
+        return
+    gpus = visible_gpus(facts)
+    yield _check_count(look, len(gpus), wish)
+    used = gpus[: site.num_slots]
+    if used:
+        yield _check_kind(look, used)
+        yield _check_memory(look, used)
+        yield from _check_use(look, used)
+
+
+def check_shared_devices(looks: Sequence[Look]) -> Iterator[Finding]:
+    """Refuse a GPU that two hosts have: containers of one machine may share it."""
+    owners: dict[str, str] = {}
+    for look in looks:
+        assert look.facts is not None
+        facts = look.facts.part("gpus")
+        used = visible_gpus(facts)[: look.site.num_slots] if look.site.has_gpu else []
+        shared = {owners.setdefault(gpu["uuid"], look.site.name) for gpu in used}
+        for other in sorted(shared - {look.site.name}):
+            yield Finding(
+                level="error",
+                host=look.site.name,
+                check="machine",
+                found=f"has GPUs that {other} has too",
+                expected="GPUs of its own",
+                advice="give each host other GPUs, or name only one of them in the hostfile",
+            )
+
+
+def visible_gpus(facts: Mapping[str, Any]) -> list[Gpu]:
+    """Return the GPUs that slots count, in their order; a login may see a few only."""
+    gpus: list[Gpu] = sorted(facts.get("gpus", ()), key=lambda gpu: int(gpu["index"]))
+    names = [name.strip() for name in (facts.get("visible") or "").split(",") if name.strip()]
+    if not names:
+        return gpus
+    found = (next((gpu for gpu in gpus if _is_named(gpu, name)), None) for name in names)
+    return [gpu for gpu in found if gpu is not None]
+
+
+def resembles(planned: str, found: str) -> bool:
+    """Tell whether a driver's name for a board is that of the catalogue's.
+
+    Example:
+        >>> resembles("A100-40", "NVIDIA A100-SXM4-40GB"), resembles("A10", "NVIDIA A100-SXM4-40GB")
+        (True, False)
+        >>> resembles("RTX3090", "NVIDIA GeForce RTX 3090"), resembles("H200", "NVIDIA GH200 480GB")
+        (True, False)
+    """
+    series = planned.partition("-")[0]
+    parts = re.findall(r"[A-Za-z]+|\d+", series)
+    shape = r"[\s-]?".join(map(re.escape, parts))
+    return re.search(rf"(?<![A-Za-z0-9]){shape}(?![A-Za-z0-9])", found, re.IGNORECASE) is not None
+
+
+def _is_named(gpu: Gpu, name: str) -> bool:
+    """Tell whether an entry of CUDA_VISIBLE_DEVICES means a GPU."""
+    return name == str(gpu["index"]) or (name.startswith("GPU-") and gpu["uuid"].startswith(name))
+
+
+def _check_count(look: Look, count: int, wish: str) -> Finding:
+    """Compare the number of GPUs with that of slots."""
+    site = look.site
+    found = f"{count} GPUs"
+    if count == site.num_slots:
+        return Finding(level="ok", host=site.name, check="devices", found=found)
+    level: Level = "error" if count < site.num_slots else "warning"
+    advice = f"write slots={count} in the hostfile and in cluster.nodes"
+    if level == "warning":
+        advice = f"trials use the first {site.num_slots}; to use all, {advice}"
+    return Finding(
+        level=level,
+        host=site.name,
+        check="devices",
+        found=found,
+        expected=wish,
+        command=shell_command(site.login, ["nvidia-smi", "-L"]),
+        advice=advice,
+    )
+
+
+def _check_kind(look: Look, gpus: Sequence[Gpu]) -> Finding:
+    """Compare the driver's names with the experiment's; any name suits a device of one's own."""
+    site = look.site
+    names = sorted({str(gpu["name"]) for gpu in gpus})
+    known = site.device.name in CATALOGUE
+    wrong = [name for name in names if known and not resembles(site.device.name, name)]
+    if not wrong and len(names) == 1:
+        return Finding(level="ok", host=site.name, check="device type", found=names[0])
+    return Finding(
+        level="warning",
+        host=site.name,
+        check="device type",
+        found=", ".join(names),
+        expected=f"{site.device.name} in every slot",
+        advice="name the device that is there in cluster.nodes: predictions are for that one",
+    )
+
+
+def _check_memory(look: Look, gpus: Sequence[Gpu]) -> Finding:
+    """Compare the smallest GPU's memory with what the plan counts on."""
+    site, planned = look.site, look.site.device.memory_bytes
+    sizes = [gpu["memory_bytes"] for gpu in gpus if gpu["memory_bytes"] is not None]
+    if not sizes:
+        found = "the driver does not tell"
+        return Finding(level="ok", host=site.name, check="device memory", found=found)
+    found, expected = f"{min(sizes) / GIB:.1f} GiB", f"{planned / GIB:.1f} GiB"
+    if planned <= min(sizes) <= planned * MUCH_MEMORY_FRACTION:
+        return Finding(level="ok", host=site.name, check="device memory", found=found)
+    small = min(sizes) < planned
+    return Finding(
+        level="error" if small else "warning",
+        host=site.name,
+        check="device memory",
+        found=found,
+        expected=expected,
+        advice=f"set memory_gib: {min(sizes) / GIB:.2f} or less in cluster.nodes"
+        + ("; trials would run out of memory" if small else "; plans leave memory unused"),
+    )
+
+
+def _check_use(look: Look, gpus: Sequence[Gpu]) -> Iterator[Finding]:
+    """Look for what computes on the GPUs, or holds their memory without being listed."""
+    assert look.facts is not None
+    site, uuids = look.site, {gpu["uuid"] for gpu in gpus}
+    listed = look.facts.part("gpus")["processes"]
+    processes = [entry for entry in listed if entry["uuid"] in uuids]
+    if processes:
+        yield _busy(look, processes)
+        return
+    full = [
+        gpu
+        for gpu in gpus
+        if gpu["memory_bytes"]
+        and gpu["used_bytes"]
+        and gpu["used_bytes"] > USED_FRACTION * gpu["memory_bytes"]
+    ]
+    if not full:
+        yield Finding(level="ok", host=site.name, check="device use", found="nothing runs")
+        return
+    used = ", ".join(f"GPU {gpu['index']}: {gpu['used_bytes'] / GIB:.1f} GiB" for gpu in full)
+    yield Finding(
+        level="warning",
+        host=site.name,
+        check="device use",
+        found=f"{used} in use, by no process that is listed",
+        expected="free GPUs",
+        command=shell_command(site.login, ["nvidia-smi"]),
+        advice="a process of another container or user may hold it",
+    )
+
+
+def _busy(look: Look, processes: Iterable[Mapping[str, Any]]) -> Finding:
+    """Name the processes on the GPUs."""
+    entries = list(processes)
+    sizes = [entry["memory_bytes"] for entry in entries]
+    harmless = all(size is not None and size < CONTEXT_BYTES for size in sizes)
+    names = ", ".join(
+        f"{entry['name']} (pid {entry['pid']}"
+        + (f", {entry['memory_bytes'] / GIB:.1f} GiB" if entry["memory_bytes"] else "")
+        + (", a trial of ours)" if entry["ours"] else ")")
+        for entry in entries
+    )
+    pids = sorted({str(entry["pid"]) for entry in entries if entry["pid"]}, key=int)
+    return Finding(
+        level="warning" if harmless else "error",
+        host=look.site.name,
+        check="device use",
+        found=names,
+        expected="nothing else on the GPUs of trials",
+        command=shell_command(look.site.login, ["kill", *pids]) if pids else None,
+        advice="wait for it; or end it, if it is yours",
+    )

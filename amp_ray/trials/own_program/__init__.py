@@ -1,0 +1,1 @@
+"""The user's own training program: placeholders, generated files, metrics from its logs."""

@@ -1,0 +1,164 @@
+"""Iteration times that a user's own program told by calls, a file per rank."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from amp_ray.trials.launch import RESULT_FILE
+from amp_ray.trials.own_program.step_times import check_times, same_length, slowest_of
+from amp_ray.trials.result import (
+    MAX_MEMORY_BYTES,
+    Measurement,
+    MissingRankError,
+    check_trial,
+    parse_object,
+    read_count,
+    read_result,
+    read_times,
+)
+
+HELPER_FILE: Final = "amp_ray_metric.py"
+"""Name in the trial's folder of the module that the program imports."""
+
+METRIC_FILES: Final = "metric-rank-*.json"
+"""Pattern of what that module writes."""
+
+MAX_RANKS: Final = 2**20
+"""More than any trial has."""
+
+_FILE: Final = re.compile(r"metric-rank-(\d+)\.json")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What one rank told.
+
+    Args:
+        num_ranks: Of the trial, as far as it knows.
+        num_files: That there are if every process tells that can.
+        stage: Its pipeline stage; None if unknown.
+        step_time_s: All steps.
+        peak_memory_bytes: Most that its tensors took; None if unknown.
+    """
+
+    num_ranks: int
+    num_files: int
+    stage: int | None
+    step_time_s: tuple[float, ...]
+    peak_memory_bytes: int | None
+
+
+def read_told(files: Mapping[str, bytes], trial_id: str, *, num_warmup_steps: int) -> Measurement:
+    """Read what all ranks told, or ``result.json``, which a program may write itself.
+
+    A step takes as long as on the slowest rank. One rank may tell alone; if several tell, all have
+    to, since the one that is missing may be the slowest.
+
+    Args:
+        files: What came back from all hosts, by name.
+        trial_id: That they have to carry.
+        num_warmup_steps: Steps that do not count, from the first.
+
+    Raises:
+        ValueError: If nobody told anything, or what was told is no measurement.
+        MissingRankError: If the file of a rank is missing or incomplete.
+    """
+    told = {
+        int(match[1]): _read(name, files[name], trial_id, rank=int(match[1]))
+        for name in files
+        if (match := _FILE.fullmatch(name))
+    }
+    if not told and RESULT_FILE not in files:
+        message = (
+            "the metric never appeared: no rank called report_step, step or "
+            f"report_iteration_times of {HELPER_FILE.removesuffix('.py')}, and there is no "
+            f"{RESULT_FILE}"
+        )
+        raise ValueError(message)
+    if not told:
+        result = read_result(files, trial_id)
+        peaks = result.peak_memory_bytes
+        return _checked(
+            result.step_time_s, result.num_warmup_steps or num_warmup_steps, peaks, RESULT_FILE
+        )
+    _check_ranks(told)
+    by_name = {f"rank {rank}": told[rank].step_time_s for rank in sorted(told)}
+    same_length(by_name)
+    times = slowest_of(tuple(by_name.values()))
+    return _checked(times, num_warmup_steps, _peaks(tuple(told.values())), ", ".join(by_name))
+
+
+def _check_ranks(told: Mapping[int, Told]) -> None:
+    """Refuse figures of some ranks where others are missing."""
+    number = max(rank.num_files for rank in told.values())
+    missing = [rank for rank in range(number) if rank not in told]
+    if missing and 1 < len(told) < number:
+        ranks = ", ".join(f"rank {rank}" for rank in missing)
+        message = (
+            f"{len(told)} of {number} ranks told their steps, but not {ranks}: let one rank tell, "
+            "or all"
+        )
+        raise MissingRankError(message, missing[0])
+
+
+def _checked(
+    times: tuple[float, ...], num_warmup_steps: int, peaks: tuple[int, ...], source: str
+) -> Measurement:
+    """Return a measurement of which something is left after the warm-up."""
+    check_times(times, source=source)
+    if len(times) <= num_warmup_steps:
+        message = (
+            f"{source} told {len(times)} steps, none of them after {num_warmup_steps} warm-up "
+            "steps; the program has to train for total_steps steps"
+        )
+        raise ValueError(message)
+    return Measurement(
+        step_time_s=times, num_warmup_steps=num_warmup_steps, peak_memory_bytes=peaks
+    )
+
+
+def _peaks(told: tuple[Told, ...]) -> tuple[int, ...]:
+    """Return the peak of every stage, or the largest of all; nothing if a rank did not tell."""
+    peaks = [rank.peak_memory_bytes for rank in told if rank.peak_memory_bytes is not None]
+    if len(peaks) < max(rank.num_ranks for rank in told):
+        return ()
+    stages = sorted({rank.stage for rank in told if rank.stage is not None})
+    if stages != list(range(len(stages))) or any(rank.stage is None for rank in told):
+        return (max(peaks),)
+    return tuple(
+        max(rank.peak_memory_bytes or 0 for rank in told if rank.stage == stage) for stage in stages
+    )
+
+
+def _read(name: str, data: bytes, trial_id: str, *, rank: int) -> Told:
+    """Read one rank's file.
+
+    Raises:
+        ValueError: If it is of another trial or form.
+        MissingRankError: If the rank began to tell its steps and never said that this was all.
+    """
+    try:
+        record = parse_object(name, data, "what a rank told")
+        num_ranks = read_count(name, "num_ranks", record.get("num_ranks"), most=MAX_RANKS) or 1
+        num_files = read_count(name, "num_files", record.get("num_files"), most=MAX_RANKS)
+        peak = record.get("peak_memory_bytes")
+        is_whole = "step_s" not in record or record["step_s"] is not None
+        told = Told(
+            num_ranks=num_ranks,
+            num_files=num_ranks if num_files is None else num_files,
+            stage=read_count(name, "stage", record.get("stage"), most=MAX_RANKS),
+            step_time_s=read_times(name, record) if is_whole else (),
+            peak_memory_bytes=read_count(name, "peak_memory_bytes", peak, most=MAX_MEMORY_BYTES),
+        )
+    except ValueError as error:
+        message = f"{name} is not what {HELPER_FILE} writes: {error}"
+        raise ValueError(message) from None
+    check_trial(name, record, trial_id)
+    if not is_whole:
+        message = (
+            f"rank {rank} told steps and did not write them: its program ended by os._exit without "
+            "a call of save(), or its disk is full"
+        )
+        raise MissingRankError(message, rank)
+    return told

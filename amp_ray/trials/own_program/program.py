@@ -1,0 +1,209 @@
+"""A user's own training program as a trial: its commands, its files, and how it is read."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
+from typing import Final
+
+from amp_ray.errors import InputError
+from amp_ray.spec.experiment import Experiment
+from amp_ray.spec.own_program import OwnProgram
+from amp_ray.spec.strategy import Strategy
+from amp_ray.trials.job_file import ENVIRONMENT
+from amp_ray.trials.launch import (
+    FOLDER,
+    RESULT_FILE,
+    Launch,
+    RankCommand,
+    node_commands,
+    rank_commands,
+)
+from amp_ray.trials.own_program.check import check_program
+from amp_ray.trials.own_program.files import LOG_FILES, generated_files
+from amp_ray.trials.own_program.metric_files import METRIC_FILES, read_told
+from amp_ray.trials.own_program.metrics import LogReader, formats_of, read_logs, words_of
+from amp_ray.trials.own_program.placeholders import Values, fill_argument, fill_text
+from amp_ray.trials.own_program.step_times import check_total
+from amp_ray.trials.own_program.values import command_values, strategy_values
+from amp_ray.trials.placement import Place, placement
+from amp_ray.trials.result import Measurement, MissingRankError, Reader
+from amp_ray.trials.runtime_strategy import describe
+
+TRIAL_VARIABLE: Final = "AMP_RAY_TRIAL_ID"
+RANKS_PER_STAGE_VARIABLE: Final = "AMP_RAY_RANKS_PER_STAGE"
+
+
+def program_launch(
+    experiment: Experiment,
+    strategy: Strategy,
+    *,
+    trial_id: str,
+    hosts: Sequence[str],
+    files: Mapping[str, bytes],
+    python: str,
+) -> Launch:
+    """Return a trial of the user's program, ready to start.
+
+    Args:
+        experiment: With an own program.
+        strategy: What to run.
+        trial_id: Unique.
+        hosts: Name of the host that plays each node of the cluster.
+        files: The user's files and the metric's module, by their names in the trial's folder.
+        python: The interpreter that trains.
+
+    Raises:
+        InputError: If the program or the strategy cannot be launched, with the reason.
+    """
+    program = check_program(experiment)
+    _check_strategy(experiment, strategy)
+    places = placement(experiment, strategy, hosts)
+    generated, no_ds_config = generated_files(experiment, strategy, places)
+    values = strategy_values(experiment, strategy, no_ds_config=no_ds_config)
+    values |= Values(texts={"trial_id": trial_id, "python": python})
+    return Launch(
+        trial_id=trial_id,
+        commands=tuple(
+            _filled(command, experiment, values | command_values(command))
+            for command in _plain_commands(experiment, program, places)
+        ),
+        files={**files, **generated},
+        environment={**ENVIRONMENT, **_own_environment(strategy, trial_id)},
+        cwd=program.cwd,
+        timeout_s=experiment.trials.timeout_s,
+        collect=(RESULT_FILE, LOG_FILES, METRIC_FILES, *program.collect),
+        words=() if program.metric == "helper" else words_of(formats_of(program.metric)),
+        sends_events=False,
+    )
+
+
+def program_problem(experiment: Experiment, strategy: Strategy) -> str | None:
+    """Say why the program cannot be told to run a strategy; None if it can.
+
+    Args:
+        experiment: With an own program that ``check_program`` has passed.
+        strategy: Perhaps what Megatron's flags or a single ``{tp}`` cannot say.
+    """
+    hosts = [node.name for node in experiment.cluster.nodes]
+    try:
+        program_launch(experiment, strategy, trial_id="t", hosts=hosts, files={}, python="python3")
+    except InputError as error:
+        return str(error)
+    return None
+
+
+def program_reader(
+    program: OwnProgram,
+    num_steps: int,
+    num_warmup_steps: int,
+    *,
+    global_batch_size: int,
+    timeout_s: float,
+    log_reader: LogReader = read_logs,
+) -> Reader:
+    """Return what finds the iteration times in the files of a trial.
+
+    Args:
+        program: Whose metric it is.
+        num_steps: To measure.
+        num_warmup_steps: Before them.
+        global_batch_size: To turn samples per second into a time.
+        timeout_s: Of the trial, which its steps cannot exceed.
+        log_reader: Finds times in logs; ``read_logs`` in as long as the user's pattern takes.
+    """
+
+    def read(files: Mapping[str, bytes], trial_id: str) -> Measurement:
+        try:
+            if program.metric == "helper":
+                found = read_told(files, trial_id, num_warmup_steps=num_warmup_steps)
+            else:
+                formats = formats_of(program.metric)
+                found = log_reader(
+                    files, formats, num_warmup_steps=num_warmup_steps, samples=global_batch_size
+                )
+        except MissingRankError:
+            raise
+        except ValueError as error:
+            asked = f"{num_warmup_steps} warm-up and {num_steps} measured steps"
+            message = f"{error} (the trial was asked for {asked})"
+            raise ValueError(message) from None
+        check_total(found.step_time_s, timeout_s=timeout_s)
+        return found
+
+    return read
+
+
+def _check_strategy(experiment: Experiment, strategy: Strategy) -> None:
+    """Refuse a strategy that is none of this experiment."""
+    end, num_layers = strategy.bounds[-1], experiment.model.num_layers
+    last, num_devices = max(strategy.placement), experiment.cluster.num_devices
+    samples, batch = strategy.global_batch_size, experiment.global_batch_size
+    reasons = [
+        (end != num_layers, f"its bounds end at {end}, the model has {num_layers} layers"),
+        (last >= num_devices, f"it uses device {last}, the cluster has 0 to {num_devices - 1}"),
+        (samples != batch, f"it makes {samples} samples per step, global_batch_size is {batch}"),
+    ]
+    found = [reason for is_wrong, reason in reasons if is_wrong]
+    if found:
+        message = f"{describe(strategy)} cannot be launched: {'; '.join(found)}"
+        raise InputError(message, where=experiment.where())
+
+
+def _check_per_node(experiment: Experiment, places: Sequence[Place]) -> None:
+    """Refuse a placement by which ranks are not numbered host by host."""
+    runs = [host for host, _ in groupby(host for host, _ in places)]
+    if len(set(runs)) < len(runs):
+        message = (
+            f"found 'node', but this strategy's ranks are on {', '.join(runs)} in turn, and a "
+            "command per node numbers them host by host; use per: rank"
+        )
+        raise InputError(message, where=experiment.where("trials", "program", "per"))
+
+
+def _plain_commands(
+    experiment: Experiment, program: OwnProgram, places: Sequence[Place]
+) -> tuple[RankCommand, ...]:
+    """Return the commands with their variables, still without arguments."""
+    if program.per == "node":
+        _check_per_node(experiment, places)
+        commands = node_commands(lambda _: (), places)
+    else:
+        commands = rank_commands((), places)
+    hosts = list(dict.fromkeys(host for host, _ in places))
+    return tuple(
+        replace(
+            command,
+            environment={
+                **command.environment,
+                "NODE_RANK": str(hosts.index(command.host)),
+                "NNODES": str(len(hosts)),
+                "NPROC_PER_NODE": command.environment["LOCAL_WORLD_SIZE"],
+            },
+        )
+        for command in commands
+    )
+
+
+def _filled(command: RankCommand, experiment: Experiment, values: Values) -> RankCommand:
+    """Give a command its arguments and the user's variables; its own variables win."""
+    trials = experiment.trials
+    assert trials.program is not None
+    argv: list[str] = []
+    for index, word in enumerate(trials.program.argv):
+        with experiment.places.at("trials", "program", "argv", index):
+            argv += fill_argument(word, values)
+    environment: dict[str, str] = {}
+    for name, text in trials.environment.items():
+        with experiment.places.at("trials", "environment", name):
+            environment[name] = fill_text(text, values)
+    if trials.program.metric == "helper":
+        path = environment.get("PYTHONPATH")
+        environment["PYTHONPATH"] = f"{FOLDER}:{path}" if path else FOLDER
+    return replace(command, argv=tuple(argv), environment={**environment, **command.environment})
+
+
+def _own_environment(strategy: Strategy, trial_id: str) -> dict[str, str]:
+    """Return what the metric's module has to know."""
+    ranks = {stage.num_ranks for stage in strategy.stages}
+    per_stage = {RANKS_PER_STAGE_VARIABLE: str(ranks.pop())} if len(ranks) == 1 else {}
+    return {TRIAL_VARIABLE: trial_id, **per_stage}

@@ -1,0 +1,1 @@
+"""What to measure for a profile, and what the records mean."""

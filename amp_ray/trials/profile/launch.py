@@ -1,0 +1,113 @@
+"""A profile run as a launch: its job file, its commands, and how its end is read."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from amp_ray.spec.model import Model
+from amp_ray.trials.job_file import ENVIRONMENT, JOB_FILE, shape_to_json, torch_device
+from amp_ray.trials.launch import RESULT_FILE, Launch, rank_commands
+from amp_ray.trials.profile.grid import LayerPoint, LinkPoint
+from amp_ray.trials.result import Measurement
+
+PROGRAM: Final = "amp_ray.training.profiling"
+
+GRACE_S: Final = 300.0
+"""Start-up, and the last thing that was begun before the time was up."""
+
+
+def profile_job(
+    *,
+    trial_id: str,
+    model: Model,
+    precision: str,
+    device: str,
+    num_ranks: int,
+    optimizer: str = "adam",
+) -> dict[str, Any]:
+    """Return the part of the job that it has in common with a trial.
+
+    The strategy says no more than how many ranks there are.
+
+    Args:
+        trial_id: Of this launch.
+        model: What is measured.
+        precision: Of weights and activations.
+        device: Name of the device type.
+        num_ranks: Ranks of the launch.
+        optimizer: Whose step is measured.
+    """
+    return {
+        "trial_id": trial_id,
+        "out_dir": ".",
+        "model": shape_to_json(model.shape),
+        "strategy": {
+            "tp": 1,
+            "pp": 1,
+            "dp": num_ranks,
+            "micro_batch_size": 1,
+            "num_micro_batches": 1,
+            "bounds": [0, model.num_layers],
+        },
+        "global_batch_size": num_ranks,
+        "steps": 1,
+        "precision": precision,
+        "optimizer": optimizer,
+        "device": torch_device([device]),
+    }
+
+
+def profile_launch(
+    trial: Mapping[str, Any],
+    places: Sequence[tuple[str, int]],
+    *,
+    work: tuple[Sequence[LinkPoint], Sequence[LayerPoint]],
+    seconds: float,
+    program: tuple[str, Mapping[str, bytes]],
+    step: bool = False,
+) -> Launch:
+    """Return a profile run, ready to start.
+
+    Args:
+        trial: As ``profile_job`` returns it.
+        places: Host and slot of every rank.
+        work: Messages and layers to measure.
+        seconds: After so long nothing new is begun.
+        program: The hosts' interpreter, and the program's files, so that hosts need no more
+            than torch and DeepSpeed.
+        step: Whether to measure what surrounds the layers too.
+    """
+    python, files = program
+    links, layers = work
+    job = {
+        "trial": dict(trial),
+        "links": [point.to_json() for point in links],
+        "points": [point.to_json() for point in layers],
+        "seconds": seconds,
+        "step": step,
+    }
+    argv = [python, "-u", "-m", PROGRAM, JOB_FILE]
+    return Launch(
+        trial_id=str(trial["trial_id"]),
+        commands=rank_commands(argv, places),
+        files={**files, JOB_FILE: json.dumps(job, indent=1).encode()},
+        environment=ENVIRONMENT,
+        timeout_s=seconds + GRACE_S,
+    )
+
+
+def read_end(files: Mapping[str, bytes], trial_id: str) -> Measurement:
+    """Read how a profile run ended; what it measured has been told before.
+
+    Args:
+        files: By name, of the host of rank 0.
+        trial_id: Of the launch.
+
+    Raises:
+        ValueError: If the run did not say that it came to its end.
+    """
+    record = json.loads(files.get(RESULT_FILE, b"{}"))
+    if record.get("trial_id") != trial_id:
+        message = f"the profile run ended without saying so in {RESULT_FILE}"
+        raise ValueError(message)
+    return Measurement(step_time_s=(float(record["elapsed_s"]),))

@@ -1,0 +1,195 @@
+"""What has been measured so far: records in the order they came, and what is still missing."""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+from amp_ray.errors import InputError, Where
+from amp_ray.spec.model import Model
+from amp_ray.trials.profile.grid import LayerPoint, LinkPoint
+
+SCHEMA: Final = 1
+
+Record = Mapping[str, Any]
+
+_LAYER_KEYS: Final = ("forward_s", "backward_s", "forward_launch_s", "backward_launch_s")
+STEP_KEYS: Final = ("host_s_per_micro_batch", "host_s_per_iteration", "memory_bytes_per_s")
+_OTHER_KEYS: Final = ("all_reduce_s", "spread_s", "repeats", "kept_bytes", "temporary_bytes")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkPlace:
+    """Which links were measured.
+
+    Args:
+        scope: ``intra`` within a host, ``inter`` between two.
+        devices: Device type of the host, or of both.
+    """
+
+    scope: str
+    devices: str
+
+
+@dataclass(slots=True)
+class ProfileRecords:
+    """Everything measured, the latest of each.
+
+    Args:
+        layers: Times and bytes by device and point.
+        links: Seconds by place and point.
+        steps: What surrounds the layers, by device.
+        limits: Smallest micro-batch size that does not fit, by device and tp.
+        hardware: What a device turned out to be, by device.
+        versions: Software it was measured with, by device.
+        dates: When something of it was measured last, by device.
+    """
+
+    layers: dict[tuple[str, LayerPoint], Record] = field(default_factory=dict)
+    links: dict[tuple[LinkPlace, LinkPoint], float] = field(default_factory=dict)
+    steps: dict[str, Record] = field(default_factory=dict)
+    limits: dict[tuple[str, int], int] = field(default_factory=dict)
+    hardware: dict[str, str] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    dates: dict[str, str] = field(default_factory=dict)
+
+    def add(self, record: Record) -> None:
+        """Take one record; of two about the same thing the later counts.
+
+        Raises:
+            KeyError: If a key is missing.
+        """
+        kind, devices = record["record"], record.get("devices", "")
+        if kind == "layer":
+            point = _point(record)
+            self.layers[devices, point] = {key: record[key] for key in (*_LAYER_KEYS, *_OTHER_KEYS)}
+        elif kind == "link":
+            place = LinkPlace(scope=record["scope"], devices=devices)
+            message = LinkPoint(
+                what=record["what"], num_ranks=record["num_ranks"], num_bytes=record["bytes"]
+            )
+            self.links[place, message] = record["seconds"]
+        elif kind == "step":
+            self.steps[devices] = {key: record[key] for key in STEP_KEYS}
+        elif kind == "oom":
+            key = devices, record["tp"]
+            size = record["micro_batch_size"]
+            self.limits[key] = min(size, self.limits.get(key, size))
+        elif kind == "hardware":
+            self.hardware[devices] = record["hardware"]
+            self.versions[devices] = record["versions"]
+            self.dates[devices] = record["date"]
+
+    def missing_layers(self, device: str, points: Iterable[LayerPoint]) -> tuple[LayerPoint, ...]:
+        """Return the points that were neither measured nor found too large."""
+        return tuple(
+            point
+            for point in points
+            if (device, point) not in self.layers
+            and point.micro_batch_size
+            < self.limits.get((device, point.tp), point.micro_batch_size + 1)
+        )
+
+    def missing_links(self, place: LinkPlace, points: Iterable[LinkPoint]) -> tuple[LinkPoint, ...]:
+        """Return the messages that were not measured."""
+        return tuple(point for point in points if (place, point) not in self.links)
+
+    def complete(self, device: str, layers: Iterable[int]) -> tuple[tuple[int, int], ...]:
+        """Return each tp and micro-batch size at which all layers were measured on a device."""
+        wanted = set(layers)
+        found: dict[tuple[int, int], set[int]] = {}
+        for name, point in self.layers:
+            if name == device:
+                key = point.tp, point.micro_batch_size
+                found.setdefault(key, set()).add(point.layer)
+        return tuple(sorted(key for key, measured in found.items() if wanted <= measured))
+
+
+def heading(model: Model, precision: str) -> Record:
+    """Return the first record: what all others are about."""
+    return {
+        "record": "profile",
+        "schema": SCHEMA,
+        "model": asdict(model.shape),
+        "num_layers": model.num_layers,
+        "precision": precision,
+    }
+
+
+def record_of_event(event: Mapping[str, Any], *, place: LinkPlace, date: str) -> Record | None:
+    """Turn what a rank said into a record; None for what is not kept.
+
+    Args:
+        event: Of ``amp_ray.training.profiling``.
+        place: Where its ranks are.
+        date: Of today.
+    """
+    kind = event.get("event")
+    if kind not in {"layer", "link", "step", "oom", "hardware"}:
+        return None
+    head = {"record": kind, "devices": place.devices}
+    body = {
+        key: value
+        for key, value in event.items()
+        if key not in {"event", "tag", "trial_id", "rank", "pid", "time_s"}
+    }
+    if kind == "link":
+        body["scope"] = place.scope
+    if kind == "hardware":
+        body["date"] = date
+    return {**head, **body}
+
+
+def parse_records(text: str, *, file: str, expected: Record) -> ProfileRecords:
+    """Read what earlier runs have left.
+
+    Args:
+        text: One JSON object per line; the last may be torn, if a run was cut off.
+        file: Name for messages.
+        expected: The heading that fits the present experiment.
+
+    Raises:
+        InputError: If the records are of another model or precision, or cannot be read.
+    """
+    records = ProfileRecords()
+    lines = text.splitlines()
+    if not lines:
+        return records
+    for number, line in enumerate(lines, start=1):
+        where = Where(file=file, line=number)
+        try:
+            record = json.loads(line)
+            if number == 1:
+                _check_heading(record, expected, where)
+            records.add(record)
+        except json.JSONDecodeError as error:
+            if number == len(lines) and number > 1:
+                break
+            message = f"not JSON: {error.msg}; remove the file to measure everything anew"
+            raise InputError(message, where=where) from None
+        except (KeyError, TypeError, AttributeError) as error:
+            message = f"not a record of this version ({error!r}); remove the file to measure anew"
+            raise InputError(message, where=where) from None
+    return records
+
+
+def _check_heading(record: Record, expected: Record, where: Where) -> None:
+    """Refuse records of another profile."""
+    # Through JSON, as tuples come back as lists.
+    wanted = json.loads(json.dumps(expected))
+    wrong = [key for key in wanted if record.get(key) != wanted[key]]
+    if wrong:
+        found = {key: record.get(key) for key in wrong}
+        asked = {key: wanted[key] for key in wrong}
+        message = (
+            f"this folder holds a profile of something else: {found}, but the experiment has "
+            f"{asked}; name another folder"
+        )
+        raise InputError(message, where=where)
+
+
+def _point(record: Record) -> LayerPoint:
+    """Return the layer, tp and size that a record is about."""
+    return LayerPoint(
+        micro_batch_size=record["micro_batch_size"], tp=record["tp"], layer=record["layer"]
+    )

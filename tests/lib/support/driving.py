@@ -1,0 +1,201 @@
+"""A study driven without hosts: a pool that answers as it is told, a journal in memory."""
+
+import functools
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from amp_ray.errors import AmpRayError
+from amp_ray.runtime.ray.searching import ALONE, search_candidates
+from amp_ray.runtime.study.driver import Driver, DriverSettings
+from amp_ray.runtime.study.end import Result
+from amp_ray.runtime.study.events import Rebuilt, rebuild
+from amp_ray.runtime.study.pool import Fault, Finished, Task
+from amp_ray.search.planner import AmpRayPlanner
+from amp_ray.search.ranking import Ranking
+from amp_ray.search.space import candidates_of
+from amp_ray.spec.experiment import Experiment
+from amp_ray.trials.outcome import Outcome
+from amp_ray.tuner.knowledge import Knowledge
+from amp_ray.tuner.state import Told, Trial, TunerSettings, TunerState, begin
+from amp_ray.tuner.surprise import Surprise
+from support.experiments import small_experiment
+
+Answer = Callable[[Task, int], Outcome | Fault | None]
+"""What comes of an attempt on a group."""
+
+
+@functools.cache
+def small_ranking() -> tuple[Experiment, Ranking]:
+    """Return the small experiment and everything that the planner makes of it."""
+    experiment = small_experiment()
+    planner = AmpRayPlanner(experiment=experiment)
+    return experiment, search_candidates(planner, candidates_of(experiment), workers=ALONE)
+
+
+def small_study(budget: int = 3, **settings: Any) -> TunerState:  # noqa: ANN401 - TunerSettings'
+    """Begin a study of sixteen strategies; without a policy it follows the predicted order."""
+    experiment, ranking = small_ranking()
+    chosen = {"policy": "predicted-order", **settings}
+    return begin(experiment, ranking.results, TunerSettings(budget=budget, **chosen))
+
+
+@dataclass(kw_only=True)
+class MemoryLog:
+    """A journal in memory.
+
+    Args:
+        happened: What it adds a line to for every event, so that the order can be seen.
+        room: How many events it takes; after that its disk is full. None for no limit.
+        events: What was written, as it would be read again.
+    """
+
+    happened: list[str] = field(default_factory=list)
+    room: int | None = None
+    events: list[dict[str, Any]] = field(default_factory=list)
+
+    def append(self, record: dict[str, Any], /) -> None:
+        """Write an event down.
+
+        Raises:
+            AmpRayError: If there is no room.
+        """
+        if self.room is not None and len(self.events) >= self.room:
+            message = "journal.jsonl: cannot be written: No space left on device"
+            raise AmpRayError(message)
+        self.events.append(json.loads(json.dumps(record, allow_nan=False)))
+        self.happened.append(f"journal: {_describe(record)}")
+
+
+@dataclass(kw_only=True)
+class ScriptedPool:
+    """A pool in which every call of ``wait`` ends the attempt that began first.
+
+    Args:
+        answer: What comes of an attempt.
+        num_groups: How many groups there are.
+        happened: What it adds a line to for everything that is done with it.
+        at_close: What comes of what runs when the pool is closed.
+        running: Attempts by group.
+        aside: Groups that are not used any more.
+        swept: Names of attempts that were swept.
+        is_closed: Whether ``close`` was called.
+        most_running: How many attempts ran at the same time.
+        timeouts_s: Of every call of ``wait``.
+    """
+
+    answer: Answer
+    num_groups: int = 1
+    happened: list[str] = field(default_factory=list)
+    at_close: Answer = lambda _task, _group: None
+    running: dict[int, Task] = field(default_factory=dict)
+    aside: set[int] = field(default_factory=set)
+    swept: list[str] = field(default_factory=list)
+    is_closed: bool = False
+    most_running: int = 0
+    timeouts_s: list[float] = field(default_factory=list)
+
+    def free(self) -> tuple[int, ...]:
+        """Return the groups that are idle and in use."""
+        busy = self.aside | self.running.keys()
+        return tuple(group for group in range(self.num_groups) if group not in busy)
+
+    def start(self, task: Task, group: int) -> None:
+        """Start an attempt."""
+        assert group in self.free(), f"group {group} is not free"
+        assert not self.is_closed, "the pool is closed"
+        self.running[group] = task
+        self.most_running = max(self.most_running, len(self.running))
+        self.happened.append(f"start: trial {task.number}-{task.attempt} on group {group}")
+
+    def wait(self, timeout_s: float) -> list[Finished]:
+        """End the attempt that began first; after the end, all of them."""
+        self.timeouts_s.append(timeout_s)
+        groups = list(self.running) if self.is_closed else list(self.running)[:1]
+        answer = self.at_close if self.is_closed else self.answer
+        outcomes = {group: answer(self.running[group], group) for group in groups}
+        return [
+            Finished(task=self.running.pop(group), outcome=outcome, group=group)
+            for group, outcome in outcomes.items()
+        ]
+
+    def set_aside(self, group: int) -> None:
+        """Use a group no more."""
+        self.aside.add(group)
+        self.happened.append(f"aside: group {group}")
+
+    def sweep(self, trial_ids: Sequence[str]) -> list[str]:
+        """Note what is swept."""
+        self.swept += trial_ids
+        self.happened.append(f"sweep: {' '.join(trial_ids)}")
+        return [f"{trial_id} has left a process" for trial_id in trial_ids]
+
+    def close(self) -> None:
+        """Let ``wait`` end everything."""
+        self.is_closed = True
+        self.happened.append("close")
+
+
+@dataclass(kw_only=True)
+class NotingView:
+    """Keeps what it is told, in lines.
+
+    Args:
+        lines: So far.
+    """
+
+    lines: list[str] = field(default_factory=list)
+
+    def started(self, trial: Trial, group: int) -> None:
+        """Note that an attempt begins."""
+        self.lines.append(f"started {trial.number} on {group}")
+
+    def ended(self, told: Told, surprise: Surprise | None) -> None:
+        """Note what came of a trial."""
+        outcome = type(told.outcome).__name__
+        self.lines.append(f"ended {told.trial.number}: {outcome}")
+        if surprise is not None:
+            self.lines.append(f"surprise {surprise.trial.number}")
+
+    def halted(self, trial: Trial) -> None:
+        """Note that a trial has to run again."""
+        self.lines.append(f"halted {trial.number}")
+
+    def learned(self, state: TunerState, knowledge: Knowledge) -> None:
+        """Note nothing."""
+
+    def note(self, text: str) -> None:
+        """Note anything else."""
+        self.lines.append(text)
+
+
+def make_driver(
+    state: TunerState,
+    pool: ScriptedPool,
+    log: MemoryLog | None = None,
+    view: NotingView | None = None,
+    **settings: Any,  # noqa: ANN401 - those of DriverSettings
+) -> Driver:
+    """Return a driver of these parts, whose trials have no folders."""
+    chosen = DriverSettings(trials_folder=Path("unused"), study_id="study", **settings)
+    return Driver(state, pool, log or MemoryLog(), view or NotingView(), chosen)
+
+
+def drive(state: TunerState, answer: Answer, log: MemoryLog | None = None) -> Result:
+    """Drive a study of one group to its end."""
+    return make_driver(state, ScriptedPool(answer=answer), log).run()
+
+
+def rebuilt(state: TunerState, log: MemoryLog) -> Rebuilt:
+    """Rebuild a study from what is in a log."""
+    return rebuild(state, state.experiment.cluster, log.events, file="journal.jsonl")
+
+
+def _describe(event: dict[str, Any]) -> str:
+    """Name an event in a line."""
+    words = [str(event["event"])]
+    if "number" in event:
+        words.append(f"trial {event['number']}-{event['attempt']}")
+    return " ".join(words)

@@ -1,0 +1,95 @@
+"""Looks at hosts that are well, for tests of what is made of them; and changes to them."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from amp_ray.spec.catalogue import find_device
+from amp_ray.trials.doctor.host_facts import Clock, HostFacts, Look, Site
+from amp_ray.units import GIB
+
+ADDRESS: Final = "192.0.2.7"
+"""Of documentation, RFC 5737."""
+
+
+def gpu(index: int = 0, **changes: Any) -> dict[str, Any]:  # noqa: ANN401 - any JSON value
+    """Return an idle T4 as a probe describes it."""
+    memory = {"memory_bytes": 15 * GIB, "used_bytes": 0}
+    return {"index": index, "uuid": f"GPU-{index}", "name": "Tesla T4", **memory, **changes}
+
+
+def healthy_parts(num_gpus: int = 0) -> dict[str, dict[str, Any]]:
+    """Return what a probe finds on a host that is well, part by part."""
+    return {
+        "identity": {
+            "hostname": "a",
+            "uid": 1000,
+            "user": "ada",
+            "boot_id": "b",
+            "network": "net:[1]",
+        },
+        "capacity": {
+            "num_cores": 8,
+            "quota_cores": None,
+            "load": 0.1,
+            "memory_bytes": 64 * GIB,
+            "open_files": 65536,
+            "locked_bytes": None,
+            "infiniband": [],
+        },
+        "disk": {"path": "/scratch", "free_bytes": 9 * GIB, "problem": None},
+        "shared_memory": {"free_bytes": 8 * GIB},
+        "gpus": {
+            "gpus": [gpu(index) for index in range(num_gpus)],
+            "processes": [],
+            "visible": None,
+            "problem": None if num_gpus else "nvidia-smi is not there",
+        },
+        "left": {"folders": [], "processes": [], "num_agents": 0},
+        "address": {"address": ADDRESS, "interface": "eth0", "port": 20001, "problem": None},
+        "own_name": {"addresses": {"a": [ADDRESS]}},
+        "software": {
+            "kind": "software",
+            "executable": "/usr/bin/python3",
+            "version": "3.11.7",
+            "torch": "2.13.0",
+            "deepspeed": "0.19.8",
+            "cuda": "12.6" if num_gpus else None,
+            "nccl": "2.27.3" if num_gpus else None,
+            "problem": None,
+        },
+        "program": {"program": None, "has_cwd": True},
+    }
+
+
+def healthy_look(
+    name: str = "a",
+    *,
+    device: str = "cpu",
+    num_slots: int = 2,
+    changes: Mapping[str, Mapping[str, Any]] | None = None,
+    **more: Any,  # noqa: ANN401 - fields of Look
+) -> Look:
+    """Return a look at a host that is well, but for some changes.
+
+    Args:
+        name: Of the host; its machine is its own.
+        device: In every slot.
+        num_slots: How many.
+        changes: Values by part and name; a part with ``problem`` alone is replaced whole.
+        more: Fields of the look.
+    """
+    parts = healthy_parts(0 if device == "cpu" else num_slots)
+    parts["identity"]["boot_id"] = name
+    for entry in parts["gpus"]["gpus"]:
+        entry["uuid"] = f"GPU-{name}-{entry['index']}"
+    for part, values in (changes or {}).items():
+        only_problem = values.keys() == {"problem"} and part != "disk"
+        parts[part] = dict(values) if only_problem else {**parts[part], **values}
+    site = Site(
+        name=name, device=find_device(device), num_slots=num_slots, login=("ssh", f"ada@{name}")
+    )
+    facts = HostFacts(version="3.11.7", executable="/usr/bin/python3", parts=parts)
+    clock = Clock(offset_s=0.001, uncertainty_s=0.002)
+    look = Look(site=site, facts=facts, clock=clock, num_peers=1)
+    return replace(look, **more)

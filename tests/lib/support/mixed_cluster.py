@@ -1,0 +1,62 @@
+"""A small cluster of unequal nodes for tests: one with slow devices, two with quick ones."""
+
+from amp_ray.cost.model import CostModel
+from amp_ray.spec.candidate import Candidate
+from support.experiments import experiment_from
+
+MIXED = """\
+name: mixed
+model: {family: gpt2, num_layers: 8, hidden_size: 1024, num_heads: 8, sequence_length: 512,
+        vocab_size: 1024, tied_embedding: TIED}
+cluster:
+  nodes:
+    - {count: 1, slots: 2, device: SLOW, intra_gbit_per_s: 50, inter_gbit_per_s: 10}
+    - {count: 2, slots: 2, device: QUICK, intra_gbit_per_s: 50, inter_gbit_per_s: 10}
+global_batch_size: 24
+"""
+"""Devices 0 and 1 are slow, 2 to 5 quick."""
+
+FIGURES = "memory_gib: {}, memory_gbyte_per_s: 300, num_multiprocessors: 40, fp16_tflops: {}"
+QUICK_TFLOPS, QUICK_GIB = 20.0, 16.0
+
+
+def mixed_cost_model(
+    *replacements: tuple[str, str],
+    slow_tflops: float = 5.0,
+    slow_gib: float = QUICK_GIB,
+    tied: bool = False,
+) -> CostModel:
+    """Build the cost model of the mixed cluster.
+
+    Args:
+        replacements: Pairs of what stands in `MIXED` and what shall stand there.
+        slow_tflops: Peak of the slow devices.
+        slow_gib: Their memory.
+        tied: Whether both ends of the model share a weight.
+    """
+    text = MIXED.replace("TIED", str(tied).lower())
+    for old, new in replacements:
+        text = text.replace(old, new)
+    for name, gib, tflops in (
+        ("SLOW", slow_gib, slow_tflops),
+        ("QUICK", QUICK_GIB, QUICK_TFLOPS),
+    ):
+        text = text.replace(name, f"{{name: {name}, {FIGURES.format(gib, tflops)}}}")
+    return CostModel(experiment=experiment_from(text))
+
+
+def mixed_candidate(*, tp: int = 1, dp: int = 1, micro_batch_size: int = 1) -> Candidate:
+    """Return a candidate for all six devices.
+
+    Args:
+        tp: Divides 2.
+        dp: Divides 6.
+        micro_batch_size: Divides 24 by ``dp``.
+    """
+    return Candidate(
+        micro_batch_size=micro_batch_size,
+        tp=tp,
+        dp=dp,
+        pp=6 // (tp * dp),
+        num_micro_batches=24 // (dp * micro_batch_size),
+    )

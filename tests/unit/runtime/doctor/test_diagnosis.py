@@ -1,0 +1,106 @@
+import json
+from dataclasses import replace
+
+import pytest
+
+from amp_ray.errors import HostError, InputError
+from amp_ray.runtime.doctor.diagnosis import LOCAL_NAME, Diagnosis, diagnose, list_sites, preflight
+from amp_ray.runtime.hosts.host import Host, LocalHost
+from amp_ray.spec.experiment import Experiment
+from amp_ray.trials.doctor.findings import Finding
+from support.experiments import experiment_from
+
+TEXT = """\
+name: small
+model: {family: gpt2, num_layers: 6, hidden_size: 256, num_heads: 8, sequence_length: 128,
+        vocab_size: 1024}
+cluster:
+  hostfile: hostfile
+  nodes:
+    - {count: 4, device: cpu, slots: 2, intra_gbit_per_s: 50, inter_gbit_per_s: 10,
+       memory_gib: 0.01}
+precision: fp32
+global_batch_size: 8
+trials: {host_groups: 2, ssh: {user: ada}}
+"""
+HOSTFILE = "".join(f"{name} slots=2\n" for name in "abcd")
+
+
+def experiment(backend: str = "ssh") -> Experiment:
+    found = experiment_from(TEXT, {"hostfile": HOSTFILE})
+    assert backend in {"ssh", "local"}
+    return replace(found, trials=replace(found.trials, backend=backend))  # type: ignore[arg-type]
+
+
+def refuse(name: str) -> Host:
+    """Make a host that does not exist."""
+    message = f"ada@{name}: Connection refused"
+    raise HostError(message)
+
+
+def test_every_host_of_every_group_is_a_site() -> None:
+    sites = list_sites(experiment())
+    assert [(site.name, site.group, site.num_slots) for site in sites] == [
+        ("a", 0, 2),
+        ("b", 0, 2),
+        ("c", 1, 2),
+        ("d", 1, 2),
+    ]
+    assert sites[3].login == ("ssh", "ada@d")
+
+
+def test_local_trials_are_one_site_with_all_slots() -> None:
+    (site,) = list_sites(experiment("local"))
+    assert (site.name, site.num_slots, site.login) == (LOCAL_NAME, 8, ())
+
+
+def test_without_a_hostfile_nobody_knows_which_hosts() -> None:
+    text = TEXT.replace("  hostfile: hostfile\n", "")
+    with pytest.raises(InputError, match=r"test.yaml:4: cluster.hostfile: .*--trials local"):
+        list_sites(experiment_from(text))
+
+
+def test_this_machine_is_looked_at_once() -> None:
+    found = diagnose(experiment("local"), LocalHost)
+    assert found.hosts == (LOCAL_NAME,)
+    checks = [finding.check for finding in found.findings]
+    assert len(checks) == len(set(checks))
+    assert {"login", "agent Python", "disk", "clock", "address", "port"} <= set(checks)
+    assert found.elapsed_s > 0
+
+
+def test_hosts_that_are_lost_are_told_one_by_one() -> None:
+    found = diagnose(experiment(), refuse)
+    assert [(finding.host, finding.check) for finding in found.findings] == [
+        (name, "reach") for name in "abcd"
+    ]
+    assert found.errors == list(found.findings)
+
+
+def test_names_of_one_machine_are_told() -> None:
+    """Every host is this machine: the first is right, the others are the same again."""
+    found = diagnose(experiment(), LocalHost)
+    same = [finding.host for finding in found.errors if finding.check == "machine"]
+    assert same == ["b", "c", "d"]
+
+
+def test_a_study_gets_errors_only() -> None:
+    errors = preflight(experiment(), refuse)
+    assert [finding.level for finding in errors] == ["error"] * 4
+
+
+def test_json_counts_levels_by_host_and_keeps_every_finding() -> None:
+    findings = (
+        Finding(level="ok", host="a", check="cores", found="8 cores"),
+        Finding(level="warning", host="a", check="clock", found="9 s", expected="within 1 s"),
+        Finding(level="error", host="b", check="reach", found="no answer", command="ssh b"),
+    )
+    found = Diagnosis(experiment="x", hosts=("a", "b"), findings=findings, elapsed_s=1.5)
+    record = json.loads(json.dumps(found.to_json()))
+    assert (record["schema"], record["experiment"], record["ok"]) == (1, "x", False)
+    assert record["hosts"] == [
+        {"name": "a", "ok": 1, "warning": 1, "error": 0},
+        {"name": "b", "ok": 0, "warning": 0, "error": 1},
+    ]
+    assert [Finding(**entry) for entry in record["findings"]] == [*findings]
+    assert replace(found, findings=findings[:2]).to_json()["ok"]

@@ -1,0 +1,137 @@
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from amp_ray.runtime.hosts.agent.rank import TAIL_CHARACTERS, TAIL_LINES, Rank
+from amp_ray.training.events import EventChannel
+
+TAG = "amp-ray-0123456789"
+STEP = f'{{"event": "step", "tag": "{TAG}", "number": 3}}'
+
+Hear = Callable[..., tuple[list[dict[str, Any]], list[str]]]
+
+
+@pytest.fixture
+def hear(tmp_path: Path) -> Iterator[Hear]:
+    """Have a rank print something; return its messages and the lines that are left as text."""
+    made: list[Rank] = []
+
+    def print_(
+        text: bytes | str, tag: str | None = TAG, room: int = 1 << 20
+    ) -> tuple[list[dict[str, Any]], list[str]]:
+        data = text if isinstance(text, bytes) else text.encode()
+        read_end, write_end = os.pipe()
+        os.set_blocking(read_end, False)
+        rank = Rank(2, read_end, str(tmp_path), tag=tag, room=room)
+        made.append(rank)
+        messages: list[dict[str, Any]] = []
+        for start in range(0, len(data), 4096):
+            os.write(write_end, data[start : start + 4096])
+            messages += rank.read(everything=True)
+        os.close(write_end)
+        messages += rank.read(everything=True)
+        return messages, rank.exit_message(ended=False)["tail"]
+
+    yield print_
+    for rank in made:
+        rank.close()
+
+
+def test_a_line_with_the_tag_is_a_message_without_it(hear: Hear) -> None:
+    messages, tail = hear(f"{STEP}\n")
+    assert messages == [{"kind": "said", "rank": 2, "data": {"event": "step", "number": 3}}]
+    assert tail == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"event": "failed", "cause": "oom"}',
+        '{"event": "failed", "tag": "amp-ray-of-another-trial"}',
+        '{"event": "failed", "tag": null}',
+        '{"event": "failed", "tag": ["amp-ray-0123456789"]}',
+        '{"event": broken',
+        f'{{"time": 1, "event": "failed", "tag": "{TAG}"}}',
+        f" {STEP}",
+        f"{STEP} and more",
+        '{"event": ' + "[" * 400,
+    ],
+)
+def test_what_a_library_logs_is_text_however_much_it_looks_like_a_message(
+    hear: Hear, line: str
+) -> None:
+    assert hear(f"{line}\n") == ([], [line])
+
+
+def test_without_a_tag_nothing_is_a_message(hear: Hear) -> None:
+    line = '{"event": "failed", "tag": null}'
+    assert hear(f"{line}\n{STEP}\n", None) == ([], [line, STEP])
+
+
+def test_a_message_between_lines_of_text_is_found(hear: Hear) -> None:
+    messages, tail = hear(f"before\n{STEP}\nafter\nno end of line")
+    assert [message["data"]["number"] for message in messages] == [3]
+    assert tail == ["before", "after", "no end of line"]
+
+
+def test_bytes_that_are_no_text_are_readable(hear: Hear) -> None:
+    messages, tail = hear(b'{"event": \xff\n\xff\xfe\r\n')
+    assert messages == []
+    assert tail == [r'{"event": \xff', r"\xff\xfe"]
+
+
+def test_only_the_last_lines_are_kept(hear: Hear) -> None:
+    _, tail = hear("".join(f"{number}\n" for number in range(2 * TAIL_LINES)))
+    assert tail == [str(number) for number in range(TAIL_LINES, 2 * TAIL_LINES)]
+
+
+def test_a_line_without_end_does_not_pile_up(hear: Hear) -> None:
+    [line] = hear(b"x" * 300_000)[1]
+    assert line.startswith("x" * TAIL_CHARACTERS)
+    assert len(line) < 2 * TAIL_CHARACTERS
+
+
+def test_last_words_that_are_binary_stay_short_and_readable(hear: Hear) -> None:
+    _, tail = hear(os.urandom(1 << 20))
+    assert len("".join(tail)) < 2 * TAIL_LINES * TAIL_CHARACTERS
+    assert all(line.replace("\t", "").isprintable() for line in tail)
+
+
+def test_colours_are_left_out_and_what_moves_a_cursor_is_shown(hear: Hear) -> None:
+    assert hear("\x1b[31mred\x1b[0m\x1b[2Jgone\n")[1] == [r"red\x1b[2Jgone"]
+
+
+def test_messages_without_end_become_text(hear: Hear) -> None:
+    line = f'{{"event": "step", "tag": "{TAG}", "text": "{"x" * 15_000}"}}\n'
+    messages, tail = hear(line * 100, room=20 * len(line))
+    assert len(messages) == 20
+    assert tail
+
+
+def test_everything_stands_in_the_log(tmp_path: Path) -> None:
+    read_end, write_end = os.pipe()
+    rank = Rank(2, read_end, str(tmp_path), tag=TAG)
+    os.write(write_end, f"text\n{STEP}\n".encode())
+    os.close(write_end)
+    assert len([*rank.read(everything=True)]) == 1
+    assert rank.log.content(1000).decode() == f"text\n{STEP}\n"
+    rank.close()
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_what_the_training_program_writes_is_a_message(
+    hear: Hear, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("AMP_RAY_TAG", TAG)
+    with EventChannel() as channel:
+        channel.send("step", loss=0.5)
+    line = capfd.readouterr().out
+    [message], tail = hear(line)
+    assert message["data"] == {
+        key: value for key, value in json.loads(line).items() if key != "tag"
+    }
+    assert tail == []

@@ -1,0 +1,130 @@
+"""The software script as it really runs: another interpreter, made-up packages."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from amp_ray.runtime.doctor import host_facts
+from amp_ray.runtime.doctor.host_facts import software_script
+from amp_ray.runtime.hosts.agent import software
+
+
+@pytest.fixture
+def packages(tmp_path: Path) -> Path:
+    """A folder of packages that comes before all others."""
+    return tmp_path / "packages"
+
+
+def add(folder: Path, name: str, release: str | None, **files: str) -> None:
+    """Install a made-up package, with metadata where it has a release."""
+    (folder / name).mkdir(parents=True)
+    for file, text in {"__init__": "", **files}.items():
+        (folder / name / f"{file}.py").write_text(text, encoding="utf-8")
+    if release is not None:
+        add_metadata(folder, name, release)
+
+
+def add_metadata(folder: Path, name: str, version: str) -> None:
+    info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
+    info.mkdir(parents=True)
+    text = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+    (info / "METADATA").write_text(text, encoding="utf-8")
+
+
+def look(packages: Path, *words: str) -> dict[str, Any]:
+    """Run the script without any packages but the made-up ones."""
+    argv = [sys.executable, "-S", "-c", software_script(), *words]
+    environment = {"PYTHONPATH": str(packages)}
+    ended = subprocess.run(argv, check=True, capture_output=True, text=True, env=environment)
+    found: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
+    return found
+
+
+def test_nothing_installed_is_found_as_nothing(packages: Path) -> None:
+    found = look(packages)
+    assert found["kind"] == "software"
+    assert found["version"] == ".".join(map(str, sys.version_info[:3]))
+    assert [found[name] for name in ("torch", "deepspeed", "cuda", "nccl")] == [None] * 4
+    assert "import_problem" not in found
+
+
+def test_versions_are_read_without_importing(packages: Path) -> None:
+    hurt = "raise SystemExit('imported')"
+    version = (
+        "from typing import Optional\n__version__ = '2.9.1+cu126'\ncuda: Optional[str] = '12.6'\n"
+    )
+    add(packages, "torch", "2.9.1", __init__=hurt, version=version)
+    add(packages, "deepspeed", "0.19.8", __init__=hurt)
+    add_metadata(packages, "nvidia-nccl-cu12", "2.27.5")
+    found = look(packages)
+    assert (found["torch"], found["cuda"]) == ("2.9.1+cu126", "12.6")
+    assert (found["deepspeed"], found["nccl"]) == ("0.19.8", "2.27.5")
+
+
+def test_a_build_without_cuda_has_none(packages: Path) -> None:
+    add(packages, "torch", "2.9.1", version="__version__ = '2.9.1+cpu'\ncuda = None\n")
+    found = look(packages)
+    assert (found["torch"], found["cuda"], found["nccl"]) == ("2.9.1+cpu", None, None)
+
+
+def test_a_package_without_metadata_is_there_all_the_same(packages: Path) -> None:
+    add(packages, "deepspeed", None)
+    assert look(packages)["deepspeed"] == "unknown"
+
+
+def test_metadata_without_the_package_is_not_a_package(packages: Path) -> None:
+    add_metadata(packages, "deepspeed", "0.19.8")
+    assert look(packages)["deepspeed"] is None
+
+
+def test_an_import_that_fails_is_told_in_one_line(packages: Path) -> None:
+    text = "print('noise'); raise OSError('libfoo.so: cannot open\\nmore')"
+    add(packages, "torch", "2.9.1", __init__=text)
+    found = look(packages, "deep")
+    assert found["import_problem"] == "import torch: OSError: libfoo.so: cannot open"
+    assert found["torch"] == "2.9.1"
+
+
+def test_what_torch_sees_is_told_after_importing(packages: Path) -> None:
+    text = (
+        "class cuda:\n"
+        "  is_available = staticmethod(lambda: True)\n"
+        "  device_count = staticmethod(lambda: 3)\n"
+        "  class nccl: version = staticmethod(lambda: (2, 27, 5))\n"
+        "class distributed: is_nccl_available = staticmethod(lambda: True)\n"
+    )
+    add(packages, "torch", "2.9.1", __init__=text)
+    add(packages, "deepspeed", "0.19.8", __init__="print('a banner')")
+    found = look(packages, "deep")
+    assert found["import_problem"] is None
+    assert (found["num_cuda_devices"], found["nccl"]) == (3, "2.27.5")
+
+
+def test_too_old_a_python_says_its_version_and_no_more(
+    packages: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_facts, "AGENT_PYTHON", (99, 0))
+    found = look(packages)
+    assert found["kind"] == "old"
+    assert found["version"] == ".".join(map(str, sys.version_info[:3]))
+
+
+def test_the_script_is_the_module(
+    packages: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    add(packages, "made_up", "1.0", version="__version__ = '1.0+x'\ncuda = '13.0'\n")
+    add_metadata(packages, "nvidia-nccl-cu13", "2.28.1")
+    monkeypatch.syspath_prepend(str(packages))
+    monkeypatch.setattr(software, "PACKAGES", ("made_up",))
+    monkeypatch.setattr("sys.argv", ["-c"])
+    assert software.package_folder("made_up") == packages / "made_up"
+    assert software.package_folder("made_up.no.such") is None
+    assert software.version_lines(packages / "made_up") == {"__version__": "1.0+x", "cuda": "13.0"}
+    assert software.version_lines(packages) == {}
+    software.main()
+    found = json.loads(capsys.readouterr().out)
+    assert (found["made_up"], found["executable"]) == ("1.0", sys.executable)

@@ -1,0 +1,95 @@
+"""What answers where an SSH server should: one clear message, and nothing else on the terminal."""
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from amp_ray.errors import HostError
+from amp_ray.runtime.hosts.ssh import SshHost
+from amp_ray.spec.access import SshSettings
+
+SETTINGS = SshSettings(known_hosts="/no/such/file", config=None, user="ada", connect_timeout_s=2.0)
+
+
+def speak_http(client: socket.socket) -> None:
+    client.recv(100)
+    client.sendall(b"HTTP/1.1 400 Bad Request\r\nServer: \x1b[31mx\r\n\r\nbad")
+
+
+def flood(client: socket.socket) -> None:
+    while True:
+        client.sendall(b"x" * 2**16)
+
+
+def flood_lines(client: socket.socket) -> None:
+    while True:
+        client.sendall(b"\x1b[2Jx\r\n" * 2**10)
+
+
+def be_silent(client: socket.socket) -> None:
+    while client.recv(100):
+        pass
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[[Callable[[socket.socket], object]], str]]:
+    """Listen on a free port of the loopback, and do something with every connection."""
+    listeners = []
+
+    def start(work: Callable[[socket.socket], object]) -> str:
+        listener = socket.create_server(("127.0.0.1", 0))
+        listeners.append(listener)
+
+        def accept() -> None:
+            with contextlib.suppress(OSError):
+                client, _ = listener.accept()
+                with client:
+                    work(client)
+
+        threading.Thread(target=accept, daemon=True).start()
+        return f"127.0.0.1:{listener.getsockname()[1]}"
+
+    yield start
+    for listener in listeners:
+        listener.close()
+
+
+@pytest.mark.parametrize(
+    ("work", "words"),
+    [
+        (lambda _client: None, "what answers there is no SSH server"),
+        (speak_http, "what answers there is no SSH server"),
+        (flood_lines, "what answers there is no SSH server"),
+        (flood, "no SSH server's greeting within 2.0 s"),
+        (be_silent, "no SSH server's greeting within 2.0 s"),
+        (lambda client: client.sendall(b"SSH-2.0-x\r\n" + bytes(range(256)) * 100), ""),
+        (lambda client: client.sendall(b"SSH-1.0-x\r\n"), "Incompatible version"),
+        (lambda client: client.sendall(b"\xff\xfe\r\n" * 9), "what answers there is no SSH server"),
+    ],
+)
+def test_what_is_no_ssh_server_is_one_line_and_no_traceback(
+    serve: Callable[[Callable[[socket.socket], object]], str],
+    capfd: pytest.CaptureFixture[str],
+    work: Callable[[socket.socket], object],
+    words: str,
+) -> None:
+    name = serve(work)
+    with pytest.raises(HostError) as caught:
+        SshHost(name, SETTINGS).connect()
+    text = str(caught.value)
+    assert text.startswith("ada@[127.0.0.1]:")
+    assert words in text
+    assert text.isprintable(), text
+    for thread in threading.enumerate():
+        if type(thread).__name__ == "Transport":  # paramiko's, which prints what it logs
+            thread.join(10)
+    assert capfd.readouterr().err == ""
+
+
+def test_a_known_hosts_file_that_cannot_be_read_is_named(tmp_path: object) -> None:
+    settings = SshSettings(known_hosts=str(tmp_path), config=None)
+    with pytest.raises(HostError, match=rf"{tmp_path} cannot be read: Is a directory"):
+        SshHost("127.0.0.1", settings).connect()

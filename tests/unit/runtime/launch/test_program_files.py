@@ -1,0 +1,64 @@
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from amp_ray.errors import InputError
+from amp_ray.runtime.launch.program_files import program_files, source_files, user_files
+from amp_ray.spec.own_program import BuiltIn, OwnProgram
+from support.experiments import small_experiment
+
+
+def test_the_training_program_travels_as_source() -> None:
+    found = source_files()
+    assert {"amp_ray/__init__.py", "amp_ray/training/__main__.py"} <= found.keys()
+    assert "amp_ray/training/profiling/run.py" in found
+    assert all(name.startswith("amp_ray/") and name.endswith(".py") for name in found)
+    assert b"__version__" in found["amp_ray/__init__.py"]
+
+
+def test_nothing_but_the_training_program_travels() -> None:
+    assert not [name for name in source_files() if name.startswith("amp_ray/runtime")]
+
+
+def test_a_users_files_keep_their_names_in_the_trials_folder(tmp_path: Path) -> None:
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib/model.py").write_bytes(b"model")
+    (tmp_path / "train.py").write_bytes(b"\xff")
+    names = ["lib/model.py", str(tmp_path / "train.py")]
+    assert user_files(names, tmp_path) == {"lib/model.py": b"model", "train.py": b"\xff"}
+
+
+def test_a_file_beside_the_folder_loses_its_way_there(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_bytes(b"")
+    (tmp_path / "here").mkdir()
+    assert user_files(["../train.py"], tmp_path / "here") == {"train.py": b""}
+
+
+def test_two_files_that_would_be_one_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_bytes(b"")
+    with pytest.raises(InputError, match=r"two files would be 'train\.py'"):
+        user_files(["train.py", str(tmp_path / "train.py")], tmp_path)
+
+
+@pytest.mark.parametrize("name", ["missing.py", ".", "zero\0byte"])
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InputError, match="cannot be read"):
+        user_files([name], tmp_path)
+
+
+@pytest.mark.parametrize(("metric", "travels"), [("helper", True), ("megatron", False)])
+def test_the_metrics_module_travels_where_it_is_the_metric(
+    tmp_path: Path, metric: BuiltIn, *, travels: bool
+) -> None:
+    (tmp_path / "train.py").write_bytes(b"own")
+    program = OwnProgram(argv=("python3", "train.py"), metric=metric, files=("train.py",))
+    plain = small_experiment()
+    experiment = replace(plain, trials=replace(plain.trials, program=program))
+    found = program_files(experiment, tmp_path)
+    assert found["train.py"] == b"own"
+    assert ("amp_ray_metric.py" in found) is travels
+
+
+def test_without_an_own_program_ours_travels(tmp_path: Path) -> None:
+    assert program_files(small_experiment(), tmp_path) == source_files()

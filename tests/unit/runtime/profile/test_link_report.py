@@ -1,0 +1,116 @@
+import numpy as np
+import pytest
+
+from amp_ray.cost.collective import all_reduce_s, start_s
+from amp_ray.cost.topology import Topology
+from amp_ray.runtime.profile.link_report import cluster_yaml, constants_yaml, link_reports
+from amp_ray.spec.yaml_text import parse_yaml
+from amp_ray.trials.profile.grid import LayerPoint, LinkPoint, link_points
+from amp_ray.trials.profile.records import LinkPlace, ProfileRecords
+from support.experiments import small_experiment
+
+EXPERIMENT = small_experiment()
+START_S = start_s(EXPERIMENT.constants, EXPERIMENT.traits)
+INTRA = LinkPlace(scope="intra", devices="T4")
+INTER = LinkPlace(scope="inter", devices="T4")
+
+
+def counted_s(point: LinkPoint, place: LinkPlace) -> float:
+    """Return what the cost model itself says of a message on the small experiment's links."""
+    topology = Topology(cluster=EXPERIMENT.cluster, constants=EXPERIMENT.constants)
+    intra = place.scope == "intra"
+    if point.what == "p2p":
+        rates, steps = topology.between
+        rate = topology.intra_bytes_per_s[0] if intra else rates[0, 1]
+        step = topology.intra_step_s[0] if intra else steps[0, 1]
+        return float(START_S + step + point.num_bytes / rate)
+    group = np.array([[0, 1] if intra else [0, 2]])
+    (path,) = topology.rings(group).paths
+    return all_reduce_s(point.num_bytes, 2, path, START_S)
+
+
+def constants(found: ProfileRecords) -> dict[str, float]:
+    value: dict[str, float] = parse_yaml(constants_yaml(found, EXPERIMENT), file="x").values[
+        "constants"
+    ]
+    return value
+
+
+def records(*places: LinkPlace) -> ProfileRecords:
+    found = ProfileRecords()
+    for place in places:
+        for point in link_points(2):
+            found.links[place, point] = counted_s(point, place)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("place", "gbit_per_s", "latency_us"), [(INTRA, 50.0, 8.0), (INTER, 10.0, 25.0)]
+)
+def test_a_link_like_the_stated_one_is_found(
+    place: LinkPlace, gbit_per_s: float, latency_us: float
+) -> None:
+    (report,) = link_reports(records(place), EXPERIMENT)
+    assert report.gbit_per_s == pytest.approx(gbit_per_s, rel=0.01)
+    assert report.latency_us == pytest.approx(latency_us, rel=0.05)
+    assert report.collective_us == pytest.approx(latency_us, rel=0.05)
+
+
+def test_small_all_reduces_are_those_within_layers() -> None:
+    found = records(INTRA)
+    point = LayerPoint(micro_batch_size=1, tp=2, layer=1)
+    found.layers["T4", point] = {"all_reduce_s": 1.0}
+    slow, (fast,) = link_reports(found, EXPERIMENT)[0], link_reports(records(INTRA), EXPERIMENT)
+    assert (slow.collective_us or 0) > 10 * (fast.collective_us or 0)
+    assert slow.latency_us == pytest.approx(fast.latency_us, rel=0.3)
+    assert set(slow.apart) == {"p2p", "all_reduce", "all_reduce within layers"}
+
+
+def test_the_snippet_is_a_cluster() -> None:
+    reports = link_reports(records(INTRA), EXPERIMENT)
+    text = cluster_yaml(EXPERIMENT, reports)
+    first, second = parse_yaml(text, file="x").values["cluster"]["nodes"]
+    assert first == second
+    assert first["intra_gbit_per_s"] == pytest.approx(50, rel=0.01)
+    assert first["intra_collective_us"] == pytest.approx(8, rel=0.05)
+    assert (first["inter_gbit_per_s"], first["inter_latency_us"]) == (10, 25)
+    assert "inter_collective_us" not in first
+    assert text.count("# inter not measured") == 2
+
+
+def test_the_loss_becomes_its_traffic() -> None:
+    found = ProfileRecords()
+    loss = LayerPoint(micro_batch_size=2, tp=2, layer=EXPERIMENT.model.num_layers)
+    found.layers["T4", loss] = {"forward_s": 1e-3, "backward_s": 1e-3}
+    # 320 GB/s at 75 % for 2 ms, over 128 x 1024 logits of each of 2 samples, halved by tp.
+    expected = 2e-3 * 320e9 * 0.75 / (128 * 1024 * 2 / 2)
+    assert constants(found)["loss_bytes_per_logit"] == pytest.approx(expected, rel=1e-3)
+    assert constants_yaml(ProfileRecords(), EXPERIMENT) == ""
+
+
+def test_the_step_becomes_rate_and_host_work() -> None:
+    found = ProfileRecords()
+    found.steps["T4"] = {
+        "host_s_per_micro_batch": 2e-4,
+        "host_s_per_iteration": 0.0,
+        "memory_bytes_per_s": 160e9,
+    }
+    assert constants(found) == {
+        "memory_efficiency": 0.5,
+        "host_s_per_micro_batch": 2e-4,
+        "host_s_per_iteration": 15e-6,  # a constant must be positive
+    }
+
+
+def test_the_loss_is_counted_at_the_measured_rate() -> None:
+    found, fast = ProfileRecords(), ProfileRecords()
+    loss = LayerPoint(micro_batch_size=1, tp=1, layer=EXPERIMENT.model.num_layers)
+    for records in (found, fast):
+        records.layers["T4", loss] = {"forward_s": 1e-3, "backward_s": 1e-3}
+    fast.steps["T4"] = {
+        "host_s_per_micro_batch": 1e-3,
+        "host_s_per_iteration": 1e-3,
+        "memory_bytes_per_s": 320e9 * 1.5,
+    }
+    ratio = constants(fast)["loss_bytes_per_logit"] / constants(found)["loss_bytes_per_logit"]
+    assert ratio == pytest.approx(2.0, rel=1e-3)

@@ -1,0 +1,254 @@
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import amp_ray.runtime
+from amp_ray.cost.estimate import Result
+from amp_ray.errors import InputError
+from amp_ray.runtime.planning import plan_experiment
+from amp_ray.runtime.ray import searching
+from amp_ray.runtime.ray.address import RayUnavailableError
+from amp_ray.runtime.ray.searching import (
+    ALONE,
+    Stopwatch,
+    Work,
+    Workers,
+    num_cpus,
+    search_candidates,
+)
+from amp_ray.search.planner import AmpRayPlanner
+from amp_ray.search.ranking import Ranking
+from amp_ray.search.space import uniform_candidates
+from amp_ray.spec.candidate import AnyCandidate
+from support.experiments import small_experiment
+
+EXPERIMENT = small_experiment()
+PLANNER = AmpRayPlanner(experiment=EXPERIMENT)
+CANDIDATES = uniform_candidates(EXPERIMENT)
+NUM = 16
+
+
+def quiet(_done: int, _total: int) -> None:
+    """Show no progress."""
+
+
+EXPECTED = search_candidates(PLANNER, CANDIDATES, workers=ALONE)
+
+
+class FakeActors(ModuleType):
+    """Stands for `amp_ray.runtime.ray.actors`: plans here, and notes what was asked for."""
+
+    def __init__(self) -> None:
+        """Take the module's name."""
+        super().__init__("amp_ray.runtime.ray.actors")
+        self.connected: list[tuple[str | None, int | None]] = []
+        self.asked: list[tuple[int, int]] = []
+        self.lost_after = NUM
+        self.has_cluster = True
+
+    @contextmanager
+    def connect(self, address: str | None, *, num_cpus: int | None) -> Iterator[None]:
+        self.connected.append((address, num_cpus))
+        if not self.has_cluster:
+            message = "no Ray"
+            raise RayUnavailableError(message)
+        yield
+
+    def num_cluster_cpus(self) -> int:
+        return 5
+
+    def plan_batches(
+        self, work: Work, numbers: range, num_workers: int
+    ) -> Iterator[tuple[range, list[Result | ValueError]]]:
+        self.asked.append((len(numbers), num_workers))
+        for number in reversed(numbers):  # in any order
+            if numbers.stop - 1 - number == self.lost_after:
+                message = "Ray is lost"
+                raise RayUnavailableError(message)
+            yield range(number, number + 1), work.plan(range(number, number + 1))
+
+
+@pytest.fixture
+def actors(monkeypatch: pytest.MonkeyPatch) -> FakeActors:
+    """No Ray, but what it would be asked for."""
+    fake = FakeActors()
+    monkeypatch.setitem(sys.modules, fake.__name__, fake)
+    monkeypatch.setattr(amp_ray.runtime, "actors", fake, raising=False)
+    monkeypatch.setattr(searching, "find_spec", lambda _name: object())
+    monkeypatch.setattr(searching, "require_ray", lambda _what: None)
+    monkeypatch.setattr(searching, "num_cpus", lambda: 4)
+    return fake
+
+
+def run(workers: Workers, progress: Callable[[int, int], None] = quiet) -> Ranking:
+    return search_candidates(PLANNER, CANDIDATES, workers=workers, progress=progress)
+
+
+def test_little_work_stays_in_this_process(actors: FakeActors) -> None:
+    assert run(Workers()) == EXPECTED
+    assert actors.connected == []
+
+
+def test_much_work_goes_to_ray_but_for_what_is_done(
+    actors: FakeActors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(searching, "RAY_PAYS_S", 0.0)
+    seen: list[tuple[int, int]] = []
+    assert run(Workers(), lambda done, total: seen.append((done, total))) == EXPECTED
+    assert actors.connected == [(None, 4)]
+    assert actors.asked == [(NUM - searching.NUM_SAMPLES, 5)]
+    assert seen == sorted(seen)
+    assert seen[-1] == (NUM, NUM)
+
+
+@pytest.mark.parametrize("lacking", ["a second CPU", "Ray"])
+def test_much_work_stays_where_there_is_nothing_else(
+    actors: FakeActors, monkeypatch: pytest.MonkeyPatch, lacking: str
+) -> None:
+    monkeypatch.setattr(searching, "RAY_PAYS_S", 0.0)
+    if lacking == "Ray":
+        monkeypatch.setattr(searching, "find_spec", lambda _name: None)
+    else:
+        monkeypatch.setattr(searching, "num_cpus", lambda: 1)
+    assert run(Workers()) == EXPECTED
+    assert actors.connected == []
+
+
+def test_a_number_of_workers_is_taken_at_its_word(actors: FakeActors) -> None:
+    assert run(Workers(num=3)) == EXPECTED
+    assert (actors.connected, actors.asked) == ([(None, 3)], [(NUM, 3)])
+
+
+def test_no_more_workers_than_candidates(actors: FakeActors) -> None:
+    run(Workers(num=1000))
+    assert (actors.connected, actors.asked) == ([(None, NUM)], [(NUM, NUM)])
+
+
+def test_an_address_alone_means_all_cpus_of_that_cluster(actors: FakeActors) -> None:
+    run(Workers(address="head:6379"))
+    assert (actors.connected, actors.asked) == ([("head:6379", 4)], [(NUM, 5)])
+
+
+def test_ray_that_is_asked_for_and_missing_is_told_without_a_place_in_the_experiment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("amp_ray.runtime.ray.address.find_spec", lambda _name: None)
+    with pytest.raises(InputError, match=r"^a search with --workers .* pip install 'amp-ray\[ray"):
+        plan_experiment(EXPERIMENT, "amp-ray", workers=Workers(num=2), progress=quiet)
+
+
+def test_what_is_no_address_is_told_without_a_place_in_the_experiment() -> None:
+    with pytest.raises(InputError, match=r"^'head' is no address of a Ray cluster"):
+        plan_experiment(EXPERIMENT, "amp-ray", workers=Workers(address="head"), progress=quiet)
+
+
+def test_no_workers_means_this_process(actors: FakeActors, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(searching, "RAY_PAYS_S", 0.0)
+    assert run(ALONE) == EXPECTED
+    assert actors.connected == []
+
+
+@pytest.mark.parametrize("workers", [Workers(), Workers(num=2), Workers(address="head:6379")])
+@pytest.mark.parametrize("num_found", [1, 5])
+def test_a_search_that_loses_ray_goes_on_in_this_process(
+    actors: FakeActors,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    workers: Workers,
+    num_found: int,
+) -> None:
+    monkeypatch.setattr(searching, "RAY_PAYS_S", 0.0)
+    actors.lost_after = num_found
+    seen: list[tuple[int, int]] = []
+    assert run(workers, lambda done, total: seen.append((done, total))) == EXPECTED
+    assert caplog.messages == ["Ray is lost. The search goes on in this process"]
+    assert seen == sorted(seen)
+    assert seen[-1] == (NUM, NUM)
+    assert len(actors.asked) == 1
+
+
+def test_a_search_without_an_address_does_not_need_ray(
+    actors: FakeActors, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(searching, "RAY_PAYS_S", 0.0)
+    actors.has_cluster = False
+    assert run(Workers()) == EXPECTED
+    assert run(Workers(num=2)) == EXPECTED
+    assert caplog.messages == ["no Ray. The search goes on in this process"] * 2
+    with pytest.raises(RayUnavailableError, match="no Ray"):
+        run(Workers(address="head:6379"))
+
+
+class WrongAt(AmpRayPlanner):
+    """Refuses two candidates."""
+
+    def plan(self, candidate: AnyCandidate) -> Result:
+        for number in (2, 9):
+            if candidate == CANDIDATES[number]:
+                message = f"candidate {number}"
+                raise InputError(message)
+        return super().plan(candidate)
+
+
+@pytest.mark.parametrize("lost_after", [NUM, 3])
+def test_the_first_error_in_the_order_of_the_candidates_is_raised(
+    actors: FakeActors, lost_after: int
+) -> None:
+    actors.lost_after = lost_after
+    with pytest.raises(InputError, match="candidate 2"):
+        search_candidates(WrongAt(experiment=EXPERIMENT), CANDIDATES, workers=Workers(num=2))
+
+
+def test_a_batch_ends_with_the_first_error() -> None:
+    work = Work(planner=WrongAt(experiment=EXPERIMENT), candidates=CANDIDATES)
+    found = work.plan(range(1, 5))
+    assert found[0] == PLANNER.plan(CANDIDATES[1])
+    assert [type(entry) for entry in found[1:]] == [InputError]
+
+
+def test_the_stopwatch_waits_for_enough_samples() -> None:
+    watch = Stopwatch(100)
+    for _ in range(searching.NUM_SAMPLES - 1):
+        watch.add(10.0)
+    assert watch.remaining_s == 0.0
+    watch.add(10.0)
+    assert watch.remaining_s == 10.0 * (100 - searching.NUM_SAMPLES)
+
+
+def test_the_stopwatch_leaves_out_a_candidate_that_compiled() -> None:
+    watch = Stopwatch(100 + searching.NUM_SAMPLES)
+    for time_s in (8.0, *[0.01] * (searching.NUM_SAMPLES - 1)):
+        watch.add(time_s)
+    assert watch.remaining_s == pytest.approx(1.0)
+
+
+def test_the_stopwatch_follows_candidates_that_grow() -> None:
+    watch = Stopwatch(100 + 2 * searching.NUM_SAMPLES)
+    for time_s in (*[0.01] * searching.NUM_SAMPLES, *[1.0] * searching.NUM_SAMPLES):
+        watch.add(time_s)
+    assert watch.remaining_s == pytest.approx(100.0)
+
+
+def test_there_is_a_cpu() -> None:
+    assert num_cpus() >= 1
+
+
+def test_planning_does_not_import_ray(repository: Path) -> None:
+    program = (
+        "import json, sys\n"
+        "from amp_ray.cli import main\n"
+        "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code\n"
+        "print(json.dumps(sorted(sys.modules)))\n"
+    )
+    experiment = repository / "experiments" / "homogeneous.yaml"
+    argv = [sys.executable, "-c", program, "plan", str(experiment)]
+    done = subprocess.run(argv, check=True, capture_output=True, text=True, timeout=120)
+    loaded = json.loads(done.stdout.splitlines()[-1])
+    assert "amp_ray.runtime.ray.searching" in loaded
+    assert [name for name in loaded if name.partition(".")[0] == "ray"] == []

@@ -1,0 +1,139 @@
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from amp_ray.runtime.study.interruption import SIGNALS, Interruption
+
+
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[None]:
+    """Leave the process's handlers as they are."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def send(number: signal.Signals) -> None:
+    os.kill(os.getpid(), number)
+
+
+def interrupted_in(interruption: Interruption, number: signal.Signals, done: list[str]) -> None:
+    """Get a signal in the middle of a steady block."""
+    with interruption.steady():
+        send(number)
+        done.append("block")
+    done.append("after")
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_interrupts_at_once(number: signal.Signals) -> None:
+    with Interruption(), pytest.raises(KeyboardInterrupt):
+        send(number)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_waits_for_the_end_of_a_steady_block(number: signal.Signals) -> None:
+    done: list[str] = []
+    with Interruption() as interruption:
+        with pytest.raises(KeyboardInterrupt):
+            interrupted_in(interruption, number, done)
+        assert done == ["block"]
+
+
+def test_an_interruption_is_raised_once() -> None:
+    with Interruption() as interruption:
+        with pytest.raises(KeyboardInterrupt):
+            interrupted_in(interruption, signal.SIGINT, [])
+        with interruption.steady():
+            pass
+
+
+def test_many_signals_in_a_block_are_one_interruption() -> None:
+    def block(interruption: Interruption) -> None:
+        with interruption.steady():
+            for number in SIGNALS:
+                send(number)
+
+    with Interruption() as interruption:
+        with pytest.raises(KeyboardInterrupt):
+            block(interruption)
+        with interruption.steady():
+            pass
+
+
+def test_a_failure_in_a_block_comes_first_and_the_signal_is_not_lost() -> None:
+    def fails(interruption: Interruption) -> None:
+        with interruption.steady():
+            send(signal.SIGTERM)
+            raise OSError
+
+    def empty(interruption: Interruption) -> None:
+        with interruption.steady():
+            pass
+
+    with Interruption() as interruption:
+        with pytest.raises(OSError, match=r"^$"):
+            fails(interruption)
+        with pytest.raises(KeyboardInterrupt):
+            empty(interruption)
+
+
+def test_a_signal_that_other_code_has_caught_comes_again_before_the_next_block() -> None:
+    done: list[str] = []
+
+    def block(interruption: Interruption) -> None:
+        with interruption.steady():
+            done.append("block")
+
+    with Interruption() as interruption:
+        with contextlib.suppress(KeyboardInterrupt):
+            send(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            block(interruption)
+        assert done == []
+        block(interruption)
+        assert done == ["block"]
+
+
+def test_a_block_of_the_orderly_end_is_not_interrupted_by_what_it_is_there_for() -> None:
+    done: list[str] = []
+
+    def run(interruption: Interruption) -> None:
+        try:
+            send(signal.SIGINT)
+        finally:
+            with interruption.steady():
+                done.append("first")
+            with interruption.steady():
+                done.append("second")
+
+    with Interruption() as interruption:
+        with pytest.raises(KeyboardInterrupt):
+            run(interruption)
+        assert done == ["first", "second"]
+
+
+def test_a_signal_that_is_ignored_stays_ignored() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with Interruption():
+        send(signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+
+
+def test_the_handlers_before_come_back() -> None:
+    heard: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _frame: heard.append(number))
+    with Interruption(), pytest.raises(KeyboardInterrupt):
+        send(signal.SIGTERM)
+    send(signal.SIGTERM)
+    assert heard == [signal.SIGTERM]
+
+
+def test_outside_of_the_main_loop_nothing_is_taken_over() -> None:
+    before = [signal.getsignal(number) for number in SIGNALS]
+    Interruption()
+    assert [signal.getsignal(number) for number in SIGNALS] == before

@@ -1,0 +1,258 @@
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from amp_ray.errors import AmpRayError, InputError
+from amp_ray.runtime.study import lock as study_lock
+from amp_ray.runtime.study.lock import StudyLock
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from amp_ray.errors import InputError
+from amp_ray.runtime.study.lock import StudyLock
+lock = StudyLock(Path(sys.argv[1]))
+if len(sys.argv) > 2:
+    print("ready", flush=True)
+    sys.stdin.readline()
+try:
+    lock.acquire()
+except InputError as error:
+    print("refused", error, flush=True)
+else:
+    print("taken", lock.broken, flush=True)
+    sys.stdin.read()
+"""
+
+Contender = subprocess.Popen[str]
+
+
+def contender(folder: Path, *arguments: str, prefix: tuple[str, ...] = ()) -> Contender:
+    return subprocess.Popen(
+        [*prefix, sys.executable, "-c", PROGRAM, str(folder), *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def said(process: Contender) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline()
+
+
+def end(process: Contender) -> None:
+    with process:
+        pass
+
+
+def killed(folder: Path) -> Contender:
+    process = contender(folder)
+    assert said(process).startswith("taken")
+    process.send_signal(signal.SIGKILL)
+    end(process)
+    return process
+
+
+def test_a_second_driver_is_refused_by_pid_and_host_of_the_first(tmp_path: Path) -> None:
+    with StudyLock(tmp_path):
+        second = contender(tmp_path)
+        line = said(second)
+        end(second)
+    assert line.startswith("refused")
+    assert f"process {os.getpid()} on {os.uname().nodename} since 2" in line
+
+
+def test_a_lock_is_free_after_its_release(tmp_path: Path) -> None:
+    with StudyLock(tmp_path) as lock:
+        lock.release()
+        with StudyLock(tmp_path):
+            lock.release()  # of what is another's by now
+            with pytest.raises(InputError, match="being driven"):
+                StudyLock(tmp_path).acquire()
+    with StudyLock(tmp_path) as lock:
+        assert lock.broken is None
+
+
+def test_a_lock_is_released_when_the_driver_fails(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), StudyLock(tmp_path):
+        raise ZeroDivisionError
+    with StudyLock(tmp_path) as lock:
+        assert lock.broken is None
+
+
+def test_a_killed_driver_leaves_a_lock_that_breaks_and_names_it(tmp_path: Path) -> None:
+    first = killed(tmp_path)
+    with StudyLock(tmp_path) as lock:
+        assert lock.broken is not None
+        assert f"process {first.pid} on {os.uname().nodename}" in lock.broken
+
+
+def test_a_killed_driver_that_nobody_has_waited_for_is_dead(tmp_path: Path) -> None:
+    first = contender(tmp_path)
+    assert said(first).startswith("taken")
+    first.send_signal(signal.SIGKILL)
+    os.waitid(os.P_PID, first.pid, os.WEXITED | os.WNOWAIT)  # a zombie until `end`
+    with StudyLock(tmp_path) as lock:
+        assert lock.broken is not None
+    end(first)
+
+
+def test_of_many_contenders_for_a_stale_lock_one_wins(tmp_path: Path) -> None:
+    killed(tmp_path)
+    contenders = [contender(tmp_path, "wait") for _ in range(8)]
+    for process in contenders:
+        assert said(process) == "ready\n"
+    for process in contenders:  # all at once
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+    lines = [said(process) for process in contenders]
+    winners = [
+        process.pid for process, line in zip(contenders, lines, strict=True) if "taken" in line
+    ]
+    for process in contenders:
+        end(process)
+    assert len(winners) == 1
+    losers = [line for line in lines if line.startswith("refused")]
+    assert len(losers) == 7
+    assert all(f"process {winners[0]} on" in line for line in losers)
+
+
+def test_a_child_that_a_driver_started_does_not_keep_its_lock(tmp_path: Path) -> None:
+    with StudyLock(tmp_path):
+        child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    with StudyLock(tmp_path):
+        pass
+    child.communicate(b"\n", timeout=60)
+
+
+def test_a_lock_holds_and_breaks_across_containers_of_one_machine(tmp_path: Path) -> None:
+    own_pids = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc", "--uts")
+    if subprocess.run([*own_pids, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this machine lets us make no namespace of process numbers")
+    renamed = ("sh", "-c", 'hostname elsewhere && exec "$@"', "sh")
+    with StudyLock(tmp_path):
+        inside = contender(tmp_path, prefix=(*own_pids, *renamed))
+        assert f"process {os.getpid()} on" in said(inside)
+        end(inside)
+    inside = contender(tmp_path, prefix=(*own_pids, "--kill-child", *renamed))
+    assert said(inside).startswith("taken")
+    with pytest.raises(InputError, match="being driven by process 1 on elsewhere"):
+        StudyLock(tmp_path).acquire()
+    inside.send_signal(signal.SIGKILL)
+    assert said(inside) == ""  # its last process is gone
+    end(inside)
+    with StudyLock(tmp_path) as lock:
+        assert lock.broken is not None
+        assert "process 1 on elsewhere" in lock.broken
+
+
+def left_behind(folder: Path, **changes: str | int | None) -> None:
+    """Leave the lock of a driver whose kernel lock is not to be seen from here."""
+    with StudyLock(folder):
+        holder = json.loads((folder / "lock").read_bytes())
+    (folder / "lock").write_text(json.dumps({**holder, **changes}), encoding="utf-8")
+
+
+def test_a_driver_on_another_machine_may_be_alive(tmp_path: Path) -> None:
+    left_behind(tmp_path, host="far", boot="other", pid=7)
+    with pytest.raises(InputError, match=r"process 7 on far since .* remove .*/lock$"):
+        StudyLock(tmp_path).acquire()
+    (tmp_path / "lock").unlink()
+    with StudyLock(tmp_path):
+        pass
+
+
+def test_another_machine_of_the_same_name_is_another_machine(tmp_path: Path) -> None:
+    left_behind(tmp_path, machine="other", boot="other")
+    with pytest.raises(InputError, match="remove"):
+        StudyLock(tmp_path).acquire()
+
+
+def test_no_driver_lives_on_after_its_machine_has_been_started_again(tmp_path: Path) -> None:
+    left_behind(tmp_path, boot="before", pid=os.getppid())
+    with StudyLock(tmp_path) as lock:
+        assert lock.broken is not None
+
+
+def test_a_process_number_that_is_used_again_is_no_driver(tmp_path: Path) -> None:
+    left_behind(tmp_path, pid=os.getppid(), start="1")
+    with StudyLock(tmp_path) as lock:
+        assert lock.broken is not None
+
+
+def test_a_driver_at_work_is_believed_where_the_file_system_keeps_no_lock(tmp_path: Path) -> None:
+    other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    start = study_lock._start(other.pid)  # noqa: SLF001 - as the other one would write it
+    left_behind(tmp_path, pid=other.pid, start=start)
+    with pytest.raises(InputError, match=f"process {other.pid} on"):
+        StudyLock(tmp_path).acquire()
+    other.communicate(b"\n", timeout=60)
+    with StudyLock(tmp_path) as lock:
+        assert lock.broken is not None
+
+
+def test_a_file_system_without_locks_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_descriptor: int, _operation: int) -> None:
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(AmpRayError, match=r"Function not implemented.*file system with locks"):
+        StudyLock(tmp_path).acquire()
+
+
+def test_a_lock_that_is_removed_while_it_is_taken_is_taken_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = fcntl.flock
+    removals = [1]
+
+    def flock(descriptor: int, operation: int) -> None:
+        if removals:
+            removals.pop()
+            (tmp_path / "lock").unlink()
+        real(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with StudyLock(tmp_path):
+        monkeypatch.undo()
+        with pytest.raises(InputError, match=f"process {os.getpid()}"):
+            StudyLock(tmp_path).acquire()
+
+
+def test_a_folder_that_is_missing_is_told(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"none/lock: cannot be written: No such file"):
+        StudyLock(tmp_path / "none").acquire()
+
+
+def test_a_full_disk_is_told_and_leaves_no_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_descriptor: int, _data: bytes, _offset: int) -> int:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", refuse)
+        with pytest.raises(InputError, match="No space left on device"):
+            StudyLock(tmp_path).acquire()
+    with StudyLock(tmp_path):
+        pass
+
+
+def test_a_torn_content_is_still_a_lock(tmp_path: Path) -> None:
+    with StudyLock(tmp_path):
+        (tmp_path / "lock").write_text("{", encoding="ascii")
+        with pytest.raises(InputError, match="another driver"):
+            StudyLock(tmp_path).acquire()
+    (tmp_path / "lock").write_text("{", encoding="ascii")
+    with StudyLock(tmp_path) as lock:
+        assert lock.broken is None

@@ -1,0 +1,278 @@
+import csv
+import itertools
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from amp_ray.runtime.study.end import Result
+from amp_ray.runtime.study.pool import Task
+from amp_ray.runtime.study.result import (
+    HISTORY_COLUMNS,
+    MEASUREMENT_COLUMNS,
+    history_csv,
+    history_jsonl,
+    measurements_csv,
+    study_json,
+    study_text,
+    trial_json,
+)
+from amp_ray.spec.strategy_file import Context, parse_strategies
+from amp_ray.trials.outcome import Measured, Outcome, TimedOut, Unreachable
+from amp_ray.tuner.kept_predictor import KeptPredictor
+from amp_ray.tuner.state import Told, Trial, record, start
+from support.driving import ScriptedPool, drive, make_driver, small_study
+from support.replaying import crashed, measured, out_of_memory
+
+PREDICTOR = KeptPredictor()
+LOST = Unreachable(reason="no answer, twice", host="b", wall_s=1.0)
+LATE = TimedOut(reason="still running after 9 s", timeout_s=9.0, lines=("a",), wall_s=9.5)
+SECOND = replace(
+    measured(0.05), spread_s=0.001, peak_memory_bytes=(3_000, 2_000), step_time_s=(0.05, 0.05)
+)
+
+TRIAL_KEYS = {
+    *("number", "strategy", "predicted_s", "outcome", "measured_s", "spread_s"),
+    *("peak_memory_bytes", "wall_s", "reason"),
+}
+STRATEGY_KEYS = {
+    *("tp", "pp", "dp", "micro_batch_size", "num_micro_batches", "bounds", "recompute"),
+    "placement",
+}
+ROW_KEYS = {
+    *("position", "strategy", "iteration_time_s", "breakdown_s", "peak_memory_bytes"),
+    *("memory_limit_bytes", "feasible", "reason", "launchable"),
+}
+
+
+@pytest.fixture(autouse=True)
+def remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let all drivers remember the same predictions: it saves time and changes nothing."""
+    monkeypatch.setattr("amp_ray.runtime.study.driver.KeptPredictor", lambda: PREDICTOR)
+
+
+def ended(*outcomes: Outcome, **settings: Any) -> Result:  # noqa: ANN401 - TunerSettings'
+    """Drive a study in which trials come out so, one after the other."""
+    turns = itertools.cycle(outcomes)
+    chosen = {"budget": len(outcomes), **settings}
+    return drive(small_study(**chosen), lambda _task, _group: next(turns))
+
+
+def told(outcome: Outcome) -> Told:
+    """Return the first trial of a study, come out so."""
+    return replace(ended(measured(0.04)).state.trials[0], outcome=outcome)
+
+
+def answers(*outcomes: Outcome) -> Callable[..., Outcome]:
+    turns = iter(outcomes)
+    return lambda _task, _group: next(turns)
+
+
+# ------------------------------------------------------------------------- JSON
+
+
+@pytest.mark.parametrize(
+    ("outcome", "word", "measured_s", "reason"),
+    [
+        (SECOND, "measured", 0.05, None),
+        (out_of_memory(), "oom", None, "recorded as out of memory"),
+        (LATE, "timeout", None, "still running after 9 s"),
+        (crashed(), "crashed", None, "no result is recorded"),
+        (LOST, "unreachable", None, "no answer, twice"),
+    ],
+)
+def test_a_trial_has_the_keys_of_the_contract_whatever_came_of_it(
+    outcome: Outcome, word: str, measured_s: float | None, reason: str | None
+) -> None:
+    cluster = small_study().experiment.cluster
+    found = trial_json(told(outcome), cluster)
+    assert found.keys() >= TRIAL_KEYS
+    assert found["strategy"].keys() >= STRATEGY_KEYS
+    assert found["outcome"] == word
+    assert found["measured_s"] == measured_s
+    assert found["reason"] == reason
+
+
+def test_a_trial_without_an_end_has_all_keys_too() -> None:
+    entry = replace(told(measured(1.0)), outcome=None)
+    found = trial_json(entry, small_study().experiment.cluster)
+    assert found.keys() >= TRIAL_KEYS
+    assert (found["outcome"], found["measured_s"], found["wall_s"]) == (None, None, None)
+
+
+def test_a_study_has_the_keys_of_the_contract() -> None:
+    found = study_json(ended(measured(0.05), measured(0.04), out_of_memory()), "a/study")
+    assert (found["schema"], found["study"], found["experiment"]) == (1, "a/study", "small")
+    assert [trial["number"] for trial in found["trials"]] == [0, 1, 2]
+    assert found["best"] == found["trials"][1]
+    assert found["calibration"]["constants"]
+    assert len(found["ranking"]) == 16
+    assert all(row.keys() >= ROW_KEYS for row in found["ranking"])
+    assert [row["position"] for row in found["ranking"]] == [*range(1, 17)]
+    assert (found["ending"], found["ending_text"]) == ("budget", "the budget of trials is spent")
+
+
+def test_the_ranking_is_that_of_the_calibrated_model() -> None:
+    first = small_study().candidates[0].iteration_time_s
+    slower = [measured(1.2 * each.iteration_time_s) for each in small_study().candidates[:4]]
+    rows = study_json(ended(*slower), "s")["ranking"]
+    assert rows[0]["iteration_time_s"] > 1.1 * first
+
+
+def test_the_certificate_and_the_recommendation_are_told() -> None:
+    found = study_json(ended(measured(0.04), measured(0.041)), "s")
+    assert found["certificate"].keys() == {
+        *("holds", "settled", "bound_s", "best_s", "gain_fraction", "chance"),
+        *("num_untested", "text"),
+    }
+    assert found["certificate"]["best_s"] == 0.04
+    recommended = found["recommendation"]
+    assert recommended["strategy"] == found["best"]["strategy"]
+    assert (recommended["measured_s"], recommended["trial"]) == (0.04, 0)
+    assert recommended["ties"][0].keys() == {"strategy", "time_s", "measured"}
+
+
+def test_without_a_measurement_there_is_nothing_to_certify() -> None:
+    found = study_json(ended(crashed()), "s")
+    assert (found["best"], found["certificate"], found["calibration"]) == (None, None, None)
+    assert found["recommendation"]["measured_s"] is None
+    assert found["recommendation"]["trial"] is None
+
+
+def test_everything_is_json_without_special_numbers() -> None:
+    found = study_json(ended(measured(0.04), out_of_memory(), crashed(), LATE, LOST, LOST), "s")
+    text = json.dumps(found, allow_nan=False)
+    assert json.dumps(json.loads(text)) == text
+
+
+def test_as_text_it_is_the_same_with_a_line_per_key_and_per_entry() -> None:
+    result = ended(measured(0.04), crashed())
+    found, text = study_json(result, "s"), "".join(study_text(result, "s"))
+    assert json.loads(text) == json.loads(json.dumps(found))
+    lists = [found["trials"], found["ranking"]]
+    assert len(text.splitlines()) == 2 + len(found) + sum(len(value) + 1 for value in lists)
+
+
+def test_a_study_without_trials_is_json_too() -> None:
+    result = make_driver(small_study(), ScriptedPool(answer=answers())).result("interrupted")
+    assert json.loads("".join(study_text(result, "s")))["trials"] == []
+
+
+# ------------------------------------------------------------------------- the history
+
+
+def test_history_in_lines_is_one_trial_per_line() -> None:
+    result = ended(measured(0.04), crashed())
+    lines = [*history_jsonl(result.state.trials, result.state.experiment.cluster)]
+    assert all(line.endswith("}\n") for line in lines)
+    assert [json.loads(line) for line in lines] == study_json(result, "s")["trials"]
+
+
+def test_an_empty_history_is_an_empty_file() -> None:
+    assert [*history_jsonl([], small_study().experiment.cluster)] == []
+    assert history_csv([]) == ",".join(HISTORY_COLUMNS) + "\n"
+
+
+def rows_of(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(text.splitlines()))
+
+
+def test_the_history_has_a_row_for_every_trial() -> None:
+    result = ended(SECOND, crashed(), LOST, LOST)
+    rows = rows_of(history_csv(result.state.trials))
+    assert [(row["number"], row["outcome"]) for row in rows] == [
+        ("0", "measured"),
+        ("1", "crashed"),
+        ("2", "unreachable"),
+    ]
+    assert rows[0]["measured_s"] == "0.05"
+    assert rows[0]["spread_s"] == "0.001"
+    assert rows[0]["peak_memory_bytes"] == "3000 2000"
+    assert rows[1]["measured_s"] == ""
+    assert rows[1]["reason"] == "no result is recorded"
+    assert rows[2]["reason"] == "no answer, twice"
+    strategy = result.state.trials[0].trial.strategy
+    assert rows[0]["bounds"] == " ".join(map(str, strategy.bounds))
+    assert float(rows[0]["predicted_s"]) == result.state.trials[0].trial.predicted_s
+
+
+def test_an_open_trial_has_a_row_without_an_outcome() -> None:
+    pool = ScriptedPool(answer=answers(measured(0.04)), at_close=lambda _task, _group: None)
+    driver = make_driver(small_study(), pool)
+    with pytest.raises(StopIteration):
+        driver.run()
+    rows = rows_of(history_csv(driver.result("failed").state.trials))
+    assert [(row["number"], row["outcome"]) for row in rows] == [("0", "measured"), ("1", "")]
+
+
+# ------------------------------------------------------------------------- measurements
+
+
+def given_of(
+    result: Result,
+) -> list[tuple[float | None, str | None, float | None, tuple[float, ...]]]:
+    """Read the table again, as ``calibrate`` and ``tune --trials replay:`` do."""
+    experiment = result.state.experiment
+    context = Context(
+        cluster=experiment.cluster,
+        num_layers=experiment.model.num_layers,
+        global_batch_size=experiment.global_batch_size,
+        recompute="none",
+    )
+    text = measurements_csv(result.state.trials)
+    assert text.startswith(",".join(MEASUREMENT_COLUMNS) + "\n")
+    found = parse_strategies(text, file="measured.csv", context=context)
+    return [
+        (each.measured_s, each.failure, each.spread_s, each.peak_memory_bytes) for each in found
+    ]
+
+
+def test_measurements_can_be_read_as_a_strategies_file() -> None:
+    assert given_of(ended(SECOND, out_of_memory(), crashed())) == [
+        (0.05, None, 0.001, (3000.0, 2000.0)),
+        (None, "oom", None, ()),
+        (None, "failed", None, ()),
+    ]
+
+
+def test_a_spread_that_nobody_knows_is_not_made_up() -> None:
+    assert given_of(ended(measured(0.04))) == [(0.04, None, None, ())]
+
+
+def test_every_run_of_a_strategy_has_a_row() -> None:
+    state = small_study()
+    for number, time_s in enumerate((0.05, 0.03, 0.04)):
+        trial = Trial(
+            number=number,
+            strategy=state.candidates[0].strategy,
+            predicted_s=0.04,
+            sigma=0.1,
+            repeats=0 if number else None,
+            reason="again",
+        )
+        outcome = measured(time_s, spread_fraction=0.1 * number)
+        state = record(start(state, trial), number, outcome)
+    result = make_driver(state, ScriptedPool(answer=answers())).result("budget")
+    assert [each[0] for each in given_of(result)] == [0.05, 0.03, 0.04]
+
+
+def test_a_strategy_whose_hosts_fell_silent_has_no_line() -> None:
+    def answer(task: Task, _group: int) -> Outcome:
+        return measured(0.04) if task.number else LOST
+
+    result = make_driver(small_study(), ScriptedPool(answer=answer, num_groups=3)).run()
+    assert [type(told.outcome) for told in result.state.trials] == [Unreachable, Measured, Measured]
+    assert [each[0] for each in given_of(result)] == [0.04, 0.04]
+
+
+def test_an_order_of_devices_that_csv_cannot_tell_has_no_line() -> None:
+    result = ended(measured(0.04), measured(0.041))
+    state = result.state
+    first = state.trials[0]
+    strategy = first.trial.strategy
+    turned = replace(strategy, placement=tuple(reversed(strategy.placement)))
+    trial = replace(first.trial, strategy=turned)
+    changed = replace(state, trials=state.trials.replaced(0, replace(first, trial=trial)))
+    assert [each[0] for each in given_of(replace(result, state=changed))] == [0.041]

@@ -1,0 +1,166 @@
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from amp_ray.cost.estimate import Estimate, Infeasible
+from amp_ray.errors import InputError
+from amp_ray.runtime.files import load_experiment
+from amp_ray.runtime.study.space import Space, TuneOptions, study_space
+from amp_ray.spec.experiment import Experiment
+from amp_ray.spec.strategy import candidate_of
+from support.experiments import small_experiment
+from support.recorded import table_text
+
+
+def space_of(experiment: Experiment, **options: Any) -> Space:  # noqa: ANN401 - those of TuneOptions
+    chosen = TuneOptions(**{"backend": "local", "budget": 3, **options})
+    return study_space(experiment, chosen, lambda _done, _total: None)
+
+
+def replayed(folder: Path, text: str, **options: Any) -> Space:  # noqa: ANN401 - as above
+    path = folder / "table.csv"
+    path.write_text(text, encoding="utf-8")
+    return space_of(small_experiment(), backend="replay", table=path, **options)
+
+
+def times(space: Space) -> list[float]:
+    return [each.iteration_time_s for each in space.results if isinstance(each, Estimate)]
+
+
+# ------------------------------------------------------------------------- planned
+
+
+def test_all_candidates_are_planned_and_ranked() -> None:
+    space = space_of(small_experiment())
+    assert len(space.results) == space.num_feasible == 16
+    assert times(space) == sorted(times(space))
+    assert (space.order, space.given) == (None, ())
+
+
+def test_what_cannot_run_is_there_and_does_not_count() -> None:
+    space = space_of(small_experiment(("num_heads: 8", "num_heads: 1")))
+    assert len(space.results) == 16
+    assert space.num_feasible == 9
+    assert sum(isinstance(each, Infeasible) for each in space.results) == 7
+
+
+def test_progress_is_told() -> None:
+    told: list[tuple[int, int]] = []
+    options = TuneOptions(backend="local", budget=3)
+    study_space(small_experiment(), options, lambda done, total: told.append((done, total)))
+    assert told[-1] == (16, 16)
+
+
+def test_limits_that_leave_nothing_are_bad_input() -> None:
+    nothing = ("global_batch_size: 8", "global_batch_size: 8\nsearch: {micro_batch_sizes: [7]}")
+    with pytest.raises(InputError, match=r"test\.yaml:\d+: search: "):
+        space_of(small_experiment(nothing))
+
+
+def test_a_policy_that_follows_the_published_planner_has_its_order(repository: Path) -> None:
+    homogeneous = load_experiment(repository / "experiments" / "homogeneous.yaml")
+    space = space_of(homogeneous, policy="amp-2022")
+    assert space.order is not None
+    ours = [each.strategy for each in space.results if isinstance(each, Estimate)]
+    assert set(space.order) == set(ours)
+    assert [*space.order] != ours
+
+
+def test_the_published_planner_refuses_what_it_does_not_know() -> None:
+    with pytest.raises(InputError, match="cost model amp-2022 needs a measured profile"):
+        space_of(small_experiment(), policy="amp-2022")
+
+
+# ------------------------------------------------------------------------- replayed
+
+
+def test_the_candidates_are_the_strategies_of_the_table(tmp_path: Path) -> None:
+    lines = table_text(small_experiment(), {1: "oom"}).splitlines()
+    space = replayed(tmp_path, "\n".join(lines[:6]))
+    assert len(space.results) == len(space.given) == 5
+    assert times(space) == sorted(times(space))
+    assert [given.failure for _, given in space.given].count("oom") == 1
+
+
+def test_cuts_of_the_table_are_kept_and_missing_ones_solved(tmp_path: Path) -> None:
+    header = "tp,pp,dp,micro_batch_size,bounds,measured_s\n"
+    space = replayed(tmp_path, header + "1,2,2,1,0 1 9,0.5\n2,2,1,1,,0.6\n")
+    bounds = {strategy.tp: strategy.bounds for strategy, _ in space.given}
+    assert bounds[1] == (0, 1, 9)
+    solved = next(
+        each.strategy.bounds
+        for each in space_of(small_experiment()).results
+        if isinstance(each, Estimate)
+        and (each.strategy.tp, each.strategy.pp, each.strategy.micro_batch_size) == (2, 2, 1)
+    )
+    assert bounds[2] == solved
+
+
+def test_what_the_planner_thinks_impossible_stays_a_candidate_only_if_it_can_be_cut(
+    tmp_path: Path,
+) -> None:
+    experiment = small_experiment(("num_heads: 8", "num_heads: 1"))
+    path = tmp_path / "table.csv"
+    path.write_text(
+        "tp,pp,dp,micro_batch_size,bounds,measured_s\n1,2,2,1,0 4 9,0.5\n2,2,1,1,,0.6\n",
+        encoding="utf-8",
+    )
+    space = space_of(experiment, backend="replay", table=path)
+    assert [strategy.tp for strategy, _ in space.given] == [1]
+    assert len(space.results) == 2
+
+
+def test_the_published_order_holds_for_the_table_of_its_own_trials(repository: Path) -> None:
+    homogeneous = load_experiment(repository / "experiments" / "homogeneous.yaml")
+    table = repository / "amp_ray" / "data" / "tables" / "amp-2022-homogeneous.csv"
+    space = space_of(homogeneous, backend="replay", table=table, policy="amp-2022")
+    planned = space_of(homogeneous, policy="amp-2022")
+    assert space.order is not None
+    assert planned.order is not None
+    answered = {candidate_of(strategy) for strategy, _ in space.given}
+    assert [candidate_of(each) for each in space.order] == [
+        candidate_of(each) for each in planned.order if candidate_of(each) in answered
+    ]
+
+
+# ------------------------------------------------------------------------- nothing to try
+
+
+def test_nothing_fits() -> None:
+    tiny = ("slots: 2,", "slots: 2, memory_gib: 0.001,")
+    experiment = small_experiment(tiny)
+    space = space_of(experiment)
+    assert space.num_feasible == 0
+    assert re.fullmatch(
+        "no strategy is expected to run: 16 out of memory; closest: tp 2, pp 2, dp 1, "
+        r"micro-batch size 1, bounds 0 . 9: stage . needs \S+ GiB of 0\.00 \(T4\)",
+        space.why_none(experiment),
+    )
+
+
+def test_nothing_can_be_launched() -> None:
+    results = tuple(
+        replace(each, launchable=False, warnings=("first", reason))
+        for each, reason in zip(
+            [each for each in space_of(small_experiment()).results if isinstance(each, Estimate)],
+            ["no way to shard"] * 15 + ["another"],
+            strict=True,
+        )
+    )
+    space = Space(results=results)
+    assert space.num_feasible == 0
+    assert space.why_none(small_experiment()) == (
+        "none of the strategies that fit (16) can be launched; 15 of them: no way to shard"
+    )
+
+
+def test_nothing_can_be_launched_and_nobody_said_why() -> None:
+    results = tuple(
+        replace(each, launchable=False, warnings=())
+        for each in space_of(small_experiment()).results
+        if isinstance(each, Estimate)
+    )
+    assert "can be launched" in Space(results=results).why_none(small_experiment())

@@ -1,0 +1,533 @@
+import csv
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import amp_ray.runtime
+from amp_ray.errors import AmpRayError, InputError
+from amp_ray.runtime.calibrating import with_calibration
+from amp_ray.runtime.files import load_experiment
+from amp_ray.runtime.ray.address import RayUnavailableError
+from amp_ray.runtime.study.end import Result
+from amp_ray.runtime.study.pool import ThreadPool
+from amp_ray.runtime.study.replay import ReplayPool
+from amp_ray.runtime.study.space import TuneOptions
+from amp_ray.runtime.study.tuning import Tuning, begin_state, prepare, study_header
+from amp_ray.spec.experiment import Experiment
+from amp_ray.trials.outcome import Crashed, Measured, Outcome
+from amp_ray.tuner.kept_predictor import KeptPredictor
+from support.driving import NotingView, ScriptedPool
+from support.experiments import small_experiment
+from support.recorded import table_text, write_experiment
+from support.replaying import measured
+
+PREDICTOR = KeptPredictor()
+FILES = {
+    *("calibration.json", "experiment.yaml", "history.csv", "history.jsonl", "journal.jsonl"),
+    *("lock", "measured.csv", "result.json", "trials"),
+}
+
+
+@pytest.fixture(autouse=True)
+def remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let all drivers remember the same predictions: it saves time and changes nothing."""
+    monkeypatch.setattr("amp_ray.runtime.study.driver.KeptPredictor", lambda: PREDICTOR)
+
+
+Make = Callable[..., Tuning]
+
+
+@pytest.fixture
+def replayed(tmp_path: Path) -> Make:
+    """Prepare a study of the small experiment that a table answers."""
+
+    def make(cells: dict[int, str] | None = None, **options: Any) -> Tuning:  # noqa: ANN401
+        experiment = load_experiment(write_experiment(tmp_path))
+        table = tmp_path / "table.csv"
+        table.write_text(table_text(experiment, cells), encoding="utf-8")
+        given = {"table": table, "budget": 3, "policy": "predicted-order", **options}
+        return prepare(experiment, TuneOptions(backend="replay", **given), no_progress)
+
+    return make
+
+
+def no_progress(_done: int, _total: int) -> None:
+    """Nobody watches."""
+
+
+def run(tuning: Tuning, folder: Path, *, resume: bool = False) -> tuple[Result, list[str]]:
+    view = NotingView()
+    return tuning.run(folder, view, resume=resume), view.lines
+
+
+def events(folder: Path) -> list[dict[str, Any]]:
+    lines = (folder / "journal.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line)["body"] for line in lines]
+
+
+def kinds(folder: Path) -> list[str]:
+    return [event["event"] for event in events(folder)]
+
+
+# ------------------------------------------------------------------------- preparing
+
+
+def test_the_state_begins_with_what_was_asked_for(replayed: Make) -> None:
+    tuning = replayed(budget=7, policy="random", seed=5)
+    state = begin_state(tuning.experiment, tuning.space, tuning.options)
+    assert (state.settings.budget, state.settings.policy, state.settings.seed) == (7, "random", 5)
+    assert len(state.candidates) == 16
+    assert len(state.trials) == 0
+
+
+def test_the_header_tells_what_has_to_stay_the_same(replayed: Make) -> None:
+    tuning = replayed(policy="predicted-order", seed=2)
+    header = study_header(tuning.experiment, tuning.options)
+    assert header.pop("fingerprint")["model"]["family"] == "gpt2"
+    table = header.pop("table")
+    assert table.startswith("table.csv (")
+    assert header == {
+        "event": "study",
+        "experiment": "small",
+        "global_batch_size": 8,
+        "backend": "replay",
+        "policy": "predicted-order",
+        "seed": 2,
+        "steps": tuning.experiment.trials.num_steps,
+        "warmup_steps": tuning.experiment.trials.num_warmup_steps,
+    }
+
+
+def test_a_changed_table_is_another_one(replayed: Make) -> None:
+    first, second = replayed(), None
+    before = study_header(first.experiment, first.options)["table"]
+    second = replayed({3: "oom"})
+    assert study_header(second.experiment, second.options)["table"] != before
+
+
+def test_trials_run_where_it_was_asked_for() -> None:
+    experiment = small_experiment()
+    tuning = prepare(experiment, TuneOptions(backend="local", budget=1), no_progress)
+    assert (experiment.trials.backend, tuning.experiment.trials.backend) == ("ssh", "local")
+
+
+@pytest.mark.parametrize("backend", ["ssh", "local"])
+def test_more_side_by_side_than_there_are_groups_is_refused_with_the_key(backend: Any) -> None:  # noqa: ANN401
+    options = TuneOptions(backend=backend, budget=1, concurrency=2)
+    with pytest.raises(InputError, match=r"--concurrency 2: the hosts make 1 group that can run a"):
+        prepare(small_experiment(), options, no_progress)
+
+
+def groups(num_groups: int) -> Experiment:
+    """Return the small experiment on so many pairs of hosts."""
+    experiment = small_experiment()
+    names = tuple((f"a{number}", f"b{number}") for number in range(num_groups))
+    return replace(experiment, trials=replace(experiment.trials, host_groups=names))
+
+
+@pytest.mark.parametrize(("concurrency", "used"), [(None, 3), (2, 2), (1, 1)])
+def test_as_many_groups_are_used_as_asked_for(concurrency: int | None, used: int) -> None:
+    options = TuneOptions(backend="local", budget=1, concurrency=concurrency)
+    tuning = prepare(groups(3), options, no_progress)
+    with tuning._pool() as pool:  # noqa: SLF001 - what it is made of decides where trials run
+        assert isinstance(pool, ThreadPool)
+        assert pool.num_groups == used
+
+
+def without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a Ray that is installed and cannot be used."""
+    fake = ModuleType("amp_ray.runtime.ray.actors")
+
+    def connect(_address: str | None, *, num_cpus: int) -> None:
+        del num_cpus
+        message = "no Ray"
+        raise RayUnavailableError(message)
+
+    fake.connect = connect  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, fake.__name__, fake)
+    monkeypatch.setattr(amp_ray.runtime, "actors", fake, raising=False)
+    monkeypatch.setattr("amp_ray.runtime.study.tuning.find_spec", lambda _name: object())
+    monkeypatch.setattr("amp_ray.runtime.study.tuning.require_ray", lambda _what: None)
+
+
+def test_threads_hold_the_hosts_where_ray_cannot_be_used(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    without_ray(monkeypatch)
+    monkeypatch.setenv("RAY_ADDRESS", "head:1")
+    tuning = prepare(groups(1), TuneOptions(backend="local", budget=1), no_progress)
+    with tuning._pool() as pool:  # noqa: SLF001
+        assert isinstance(pool, ThreadPool)
+    assert caplog.messages == ["no Ray. Threads of this process hold the hosts instead"]
+
+
+def test_ray_actors_that_are_asked_for_are_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_ray(monkeypatch)
+    options = TuneOptions(backend="local", budget=1, pool="ray")
+    tuning = prepare(groups(1), options, no_progress)
+    with pytest.raises(RayUnavailableError, match="no Ray"), tuning._pool():  # noqa: SLF001
+        pass
+
+
+def test_a_table_answers_as_many_at_once_as_asked_for(replayed: Make) -> None:
+    with replayed(concurrency=4)._pool() as pool:  # noqa: SLF001
+        assert isinstance(pool, ReplayPool)
+        assert pool.num_groups == 4
+
+
+# ------------------------------------------------------------------------- a study from end to end
+
+
+def test_a_study_leaves_everything_in_its_folder(replayed: Make, tmp_path: Path) -> None:
+    folder = tmp_path / "study"
+    result, lines = run(replayed(), folder)
+    assert (result.ending, len(result.state.trials)) == ("budget", 3)
+    assert {path.name for path in folder.iterdir()} == FILES
+    assert lines == [
+        word.format(number)
+        for number in range(3)
+        for word in ("started {} on 0", "ended {}: Measured")
+    ]
+    assert (folder / "experiment.yaml").read_text() == (tmp_path / "small.yaml").read_text()
+    record = json.loads((folder / "result.json").read_text())
+    assert [trial["number"] for trial in record["trials"]] == [0, 1, 2]
+    history = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+    assert history == record["trials"]
+    rows = list(csv.DictReader((folder / "history.csv").read_text().splitlines()))
+    assert [row["outcome"] for row in rows] == ["measured"] * 3
+
+
+def test_what_a_study_measured_can_be_replayed(replayed: Make, tmp_path: Path) -> None:
+    first, _ = run(replayed(), tmp_path / "first")
+    experiment = load_experiment(tmp_path / "small.yaml")
+    options = TuneOptions(backend="replay", table=tmp_path / "first" / "measured.csv", budget=9)
+    second, _ = run(prepare(experiment, options, no_progress), tmp_path / "second")
+    assert len(second.state.trials) == 3
+    assert second.knowledge.standing.best_s == first.knowledge.standing.best_s
+
+
+def test_the_calibration_of_a_study_is_one_for_planning(replayed: Make, tmp_path: Path) -> None:
+    tuning = replayed()
+    result, _ = run(tuning, tmp_path / "study")
+    file = tmp_path / "study" / "calibration.json"
+    calibrated = with_calibration(tuning.experiment, file, transfer=False)
+    assert calibrated.constants == result.knowledge.experiment.constants
+
+
+def test_without_an_experiment_file_there_is_no_copy(tmp_path: Path) -> None:
+    experiment = small_experiment()
+    table = tmp_path / "table.csv"
+    table.write_text(table_text(experiment), encoding="utf-8")
+    options = TuneOptions(backend="replay", table=table, budget=1)
+    run(prepare(experiment, options, no_progress), tmp_path / "study")
+    assert not (tmp_path / "study" / "experiment.yaml").exists()
+
+
+def test_the_journal_tells_all_of_it(replayed: Make, tmp_path: Path) -> None:
+    run(replayed(budget=2), tmp_path / "study")
+    assert kinds(tmp_path / "study") == [
+        *("study", "started", "ended", "started", "ended", "stopped"),
+    ]
+
+
+# ------------------------------------------------------------------------- going on
+
+
+def test_a_larger_budget_goes_on_where_the_study_stopped(replayed: Make, tmp_path: Path) -> None:
+    folder = tmp_path / "study"
+    whole, _ = run(replayed(budget=5), tmp_path / "whole")
+    run(replayed(budget=2), folder)
+    result, lines = run(replayed(budget=5), folder, resume=True)
+    assert lines[0] == "resumed: 2 trials are done"
+    assert kinds(folder).count("started") == 5
+    assert [told.trial.strategy for told in result.state.trials] == [
+        told.trial.strategy for told in whole.state.trials
+    ]
+    resumed = next(event for event in events(folder) if event["event"] == "resumed")
+    assert resumed["budget"] == 5
+
+
+def test_nothing_is_left_to_do(replayed: Make, tmp_path: Path) -> None:
+    run(replayed(budget=2), tmp_path / "study")
+    result, lines = run(replayed(budget=2), tmp_path / "study", resume=True)
+    assert lines == ["resumed: 2 trials are done"]
+    assert result.ending == "budget"
+
+
+def test_a_torn_end_of_the_journal_is_dropped_with_a_word(replayed: Make, tmp_path: Path) -> None:
+    folder = tmp_path / "study"
+    run(replayed(budget=2), folder)
+    path = folder / "journal.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:-2]) + lines[-2][:20])
+    result, told = run(replayed(budget=2), folder, resume=True)
+    assert told[0].startswith(f"{path}: dropped ")
+    assert told[1] == "resumed: 1 trial is done, 1 runs again"
+    assert [told.outcome is not None for told in result.state.trials] == [True, True]
+
+
+def test_another_experiment_is_refused_with_what_differs(replayed: Make, tmp_path: Path) -> None:
+    folder = tmp_path / "study"
+    run(replayed(), folder)
+    other = replayed()
+    changed = replace(other.experiment, name="other")
+    with pytest.raises(InputError, match="experiment is 'small' in the study, 'other' here"):
+        run(replace(other, experiment=changed), folder, resume=True)
+
+
+def test_another_table_is_refused(replayed: Make, tmp_path: Path) -> None:
+    run(replayed(), tmp_path / "study")
+    with pytest.raises(InputError, match=r"table is 'table\.csv \("):
+        run(replayed({15: "oom"}), tmp_path / "study", resume=True)
+
+
+def test_the_time_budget_counts_all_drivers(replayed: Make, tmp_path: Path) -> None:
+    folder = tmp_path / "study"
+    run(replayed(budget=2), folder)
+    spent_s = events(folder)[-1]["seconds"]
+    result, _ = run(replayed(budget=5, time_budget_s=spent_s), folder, resume=True)
+    assert (result.ending, len(result.state.trials)) == ("time-budget", 2)
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from amp_ray.runtime.files import load_experiment
+from amp_ray.runtime.study.space import TuneOptions
+from amp_ray.runtime.study.tuning import prepare
+from support.driving import NotingView, ScriptedPool
+
+class Killing(NotingView):
+    def ended(self, told, surprise):
+        if told.trial.number == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+folder = Path(sys.argv[1])
+options = TuneOptions(
+    backend="replay", table=folder / "table.csv", budget=3, policy="predicted-order"
+)
+tuning = prepare(load_experiment(folder / "small.yaml"), options, lambda done, total: None)
+tuning.run(folder / "study", Killing(), resume=False)
+"""
+
+
+def test_a_driver_that_was_killed_is_named_and_nothing_is_lost(
+    replayed: Make, tmp_path: Path
+) -> None:
+    tuning = replayed()
+    ended = subprocess.run([sys.executable, "-c", KILLED, tmp_path], check=False, timeout=60)
+    assert ended.returncode == -signal.SIGKILL
+    result, lines = run(tuning, tmp_path / "study", resume=True)
+    assert lines[0].startswith("the study was driven by process ")
+    assert lines[0].endswith(", which has died")
+    assert lines[1] == "resumed: 2 trials are done"
+    assert kinds(tmp_path / "study").count("ended") == len(result.state.trials) == 3
+
+
+# ------------------------------------------------------------------------- what goes wrong
+
+
+class Failing(NotingView):
+    """Fails as the first trial ends."""
+
+    def __init__(self, error: BaseException) -> None:
+        """Take what it raises."""
+        super().__init__()
+        self._error = error
+
+    def ended(self, told: object, surprise: object) -> None:  # noqa: ARG002
+        """Fail."""
+        raise self._error
+
+
+@pytest.mark.parametrize(
+    ("error", "ending"), [(KeyboardInterrupt(), "interrupted"), (AmpRayError("no more"), "failed")]
+)
+def test_what_was_reached_is_written_whatever_ends_the_study(
+    replayed: Make, tmp_path: Path, error: BaseException, ending: str
+) -> None:
+    folder = tmp_path / "study"
+    with pytest.raises(type(error)):
+        replayed().run(folder, Failing(error), resume=False)
+    record = json.loads((folder / "result.json").read_text())
+    assert (record["ending"], len(record["trials"])) == (ending, 1)
+    assert record["best"]["number"] == 0
+    assert events(folder)[-1]["ending"] == ending
+
+
+def test_a_full_disk_ends_the_study_with_one_message(
+    replayed: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, real = tmp_path / "study", os.write
+
+    def full(descriptor: int, data: bytes) -> int:
+        if b'"ended"' in bytes(data):
+            raise OSError(28, "No space left on device")
+        return real(descriptor, data)
+
+    monkeypatch.setattr("amp_ray.runtime.study.journal.os.write", full)
+    with pytest.raises(AmpRayError, match=r"journal\.jsonl: cannot be written: .*[Mm]ake room"):
+        run(replayed(), folder)
+    monkeypatch.undo()
+    assert kinds(folder) == ["study", "started"]
+
+
+def test_results_that_cannot_be_written_are_told_and_the_journal_has_it_all(
+    replayed: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tuning, folder = replayed(), tmp_path / "study"
+
+    def full(*_: object) -> None:
+        message = f"{folder / 'history.csv'}: cannot be written: No space left on device"
+        raise InputError(message)
+
+    monkeypatch.setattr("amp_ray.runtime.study.tuning.write_results", full)
+    with pytest.raises(InputError, match="No space left on device"):
+        run(tuning, folder)
+    assert kinds(folder)[-1] == "stopped"
+
+
+def test_results_are_written_again_from_the_journal(replayed: Make, tmp_path: Path) -> None:
+    folder = tmp_path / "study"
+    run(replayed(), folder)
+    kept = {name: (folder / name).read_bytes() for name in ("history.csv", "measured.csv")}
+    for name in kept:
+        (folder / name).unlink()
+    run(replayed(), folder, resume=True)
+    assert {name: (folder / name).read_bytes() for name in kept} == kept
+
+
+# ------------------------------------------------------------------------- programs, secrets
+
+
+PROGRAM = """
+trials:
+  backend: local
+  environment: {HF_TOKEN: "hunter2, # 3", NCCL_DEBUG: WARN}
+  program: {argv: ["{python}", train.py], files: [train.py], metric: helper}
+"""
+
+
+def programmed(folder: Path, text: str = PROGRAM, source: str = "print(1)") -> Tuning:
+    """Prepare a study of a user's own program."""
+    path = write_experiment(folder)
+    path.write_text(path.read_text(encoding="utf-8") + text, encoding="utf-8")
+    (folder / "train.py").write_text(source, encoding="utf-8")
+    options = TuneOptions(backend="local", budget=2, policy="predicted-order")
+    return prepare(load_experiment(path), options, no_progress)
+
+
+@pytest.fixture
+def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[[Outcome], None]:
+    """Let trials come out as asked for, without hosts."""
+
+    def come_out(outcome: Outcome) -> None:
+        monkeypatch.setattr(
+            "amp_ray.runtime.study.tuning.ThreadPool",
+            lambda _factory, _num: ScriptedPool(answer=lambda _task, _group: outcome),
+        )
+
+    return come_out
+
+
+CRASH = Crashed(reason="boom", kind="crash", rank=0, host="", lines=(), wall_s=1.0)
+
+
+def test_a_study_is_not_resumed_with_another_program(
+    scripted: Callable[[Outcome], None], tmp_path: Path
+) -> None:
+    folder = tmp_path / "study"
+    scripted(measured(1.0))
+    run(programmed(tmp_path), folder)
+    run(programmed(tmp_path), folder, resume=True)
+    with pytest.raises(InputError, match=r"program.files.train.py is '\w+' in the study, '\w+'"):
+        run(programmed(tmp_path, source="print(2)"), folder, resume=True)
+    for old, new in (("WARN", "INFO"), ("train.py]", "train.py, '2']"), ("HF_TOKEN", "HF_KEY")):
+        with pytest.raises(InputError, match="the program has changed since"):
+            run(programmed(tmp_path, PROGRAM.replace(old, new, 1)), folder, resume=True)
+    assert kinds(folder).count("started") == 2
+
+
+def test_a_program_that_crashed_is_mended_and_both_trials_run_again(
+    scripted: Callable[[Outcome], None], tmp_path: Path
+) -> None:
+    folder = tmp_path / "study"
+    scripted(CRASH)
+    assert run(programmed(tmp_path), folder)[0].ending == "crashes"
+    scripted(measured(1.0))
+    result, lines = run(programmed(tmp_path, source="print(2)"), folder, resume=True)
+    assert lines[0].startswith("the program has changed, and nothing was measured with it")
+    assert lines[1] == "resumed: 0 trials are done, 2 run again"
+    assert [type(told.outcome) for told in result.state.trials] == [Measured, Measured]
+    with pytest.raises(InputError, match="the program has changed since"):
+        run(programmed(tmp_path), folder, resume=True)
+
+
+def test_a_salvaged_study_sweeps_what_its_journal_does_not_know_and_goes_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder, tuning = tmp_path / "study", programmed(tmp_path)
+    pools = [ScriptedPool(answer=lambda _task, _group: measured(1.0)) for _ in range(2)]
+    turns = iter(pools)
+    monkeypatch.setattr("amp_ray.runtime.study.tuning.ThreadPool", lambda _make, _num: next(turns))
+    run(tuning, folder)
+    path = folder / "journal.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    (folder / "trials" / "0000-0").mkdir()
+    (folder / "trials" / "0001-0").mkdir()
+    path.write_bytes(b"".join([*lines[:3], lines[3].replace(b"started", b"Started"), *lines[4:]]))
+    with pytest.raises(InputError, match=r"journal\.jsonl:4: .*--resume --salvage"):
+        run(tuning, folder, resume=True)
+    salvaging = replace(tuning, options=replace(tuning.options, salvage=True))
+    result, lines_seen = run(salvaging, folder, resume=True)
+    assert lines_seen[1] == "resumed: 1 trial is done"
+    assert [name[-6:] for name in pools[1].swept] == ["0000-0", "0001-0"]
+    assert "start: trial 1-1 on group 0" in pools[1].happened
+    assert len(result.state.trials) == 2
+
+
+def test_the_end_of_a_study_whose_trials_crash_alike_says_what_to_mend(
+    scripted: Callable[[Outcome], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scripted(CRASH)
+    result, _ = run(programmed(tmp_path), tmp_path / "study")
+    show = importlib.import_module("amp_ray.cli.tune")._show  # noqa: SLF001 - no hosts needed
+    assert show(result, tmp_path / "study", None) == 4
+    told = capsys.readouterr().err
+    assert "trials 0 and 1 crashed in the same way, and nothing was measured: boom." in told
+    assert f"--study {tmp_path / 'study'} --resume runs both again" in told
+
+
+def test_no_file_of_a_study_has_a_secret(
+    scripted: Callable[[Outcome], None], tmp_path: Path
+) -> None:
+    folder = tmp_path / "study"
+    scripted(measured(1.0))
+    run(programmed(tmp_path), folder)
+    texts = [path.read_text(encoding="utf-8") for path in folder.iterdir() if path.is_file()]
+    assert not [text for text in texts if "hunter2" in text]
+    copy = (folder / "experiment.yaml").read_text(encoding="utf-8")
+    assert "HF_TOKEN: '(not kept: it looks secret)', NCCL_DEBUG: WARN}" in copy
+    assert load_experiment(folder / "experiment.yaml").trials.environment["NCCL_DEBUG"] == "WARN"
+
+
+def test_an_experiment_whose_secret_cannot_be_cut_out_is_not_copied(
+    scripted: Callable[[Outcome], None], tmp_path: Path
+) -> None:
+    scripted(measured(1.0))
+    block = PROGRAM.replace(
+        '{HF_TOKEN: "hunter2, # 3", NCCL_DEBUG: WARN}', "\n    HF_TOKEN: >-\n      hunter2"
+    )
+    run(programmed(tmp_path, block), tmp_path / "study")
+    copy = (tmp_path / "study" / "experiment.yaml").read_text(encoding="utf-8")
+    assert copy == "# Not copied: it has the value of HF_TOKEN, which looks secret.\n"

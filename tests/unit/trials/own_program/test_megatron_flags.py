@@ -1,0 +1,163 @@
+from collections.abc import Sequence
+from itertools import accumulate
+
+import pytest
+
+from amp_ray.spec.candidate import Candidate, Recompute
+from amp_ray.spec.experiment import Experiment
+from amp_ray.spec.strategy import Stage, Strategy
+from amp_ray.trials.own_program.megatron_flags import megatron_flags, stage_blocks
+from support.experiments import small_experiment
+
+FIRST, LAST = "--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers"
+
+
+def experiment(*keys: str, num_layers: int = 6) -> Experiment:
+    """Build an experiment with further keys at the top."""
+    text = "".join(f"{key}\n" for key in keys)
+    return small_experiment(
+        ("device: T4", "device: A100-40"),
+        ("num_layers: 6", f"num_layers: {num_layers}"),
+        ("global_batch_size: 8\n", f"global_batch_size: 8\n{text}"),
+    )
+
+
+def strategy(blocks: Sequence[int], tp: int = 1, recompute: Recompute = "none") -> Strategy:
+    """Make a strategy by the blocks of its stages: an embedding before, norm and head behind."""
+    cuts = [1 + number for number in accumulate(blocks[:-1])]
+    candidate = Candidate(
+        tp=tp,
+        pp=len(blocks),
+        dp=1,
+        micro_batch_size=2,
+        num_micro_batches=4,
+        recompute=recompute,
+    )
+    return Strategy.uniform(candidate, (0, *cuts, sum(blocks) + 3))
+
+
+def flags(blocks: Sequence[int], *keys: str) -> dict[str, str]:
+    """Return every flag with its value."""
+    found: dict[str, str] = {}
+    name = ""
+    for word in megatron_flags(experiment(*keys, num_layers=sum(blocks)), strategy(blocks)):
+        if word.startswith("--"):
+            name = word
+        found[name] = "" if word == name else word
+    return found
+
+
+def test_an_even_strategy_needs_the_plain_flags_only() -> None:
+    assert megatron_flags(experiment("precision: bf16"), strategy([3, 3], tp=2)) == (
+        *("--tensor-model-parallel-size", "2", "--pipeline-model-parallel-size", "2"),
+        *("--micro-batch-size", "2", "--global-batch-size", "8", "--num-layers", "6"),
+        *("--train-iters", "25", "--log-interval", "1", "--bf16"),
+    )
+
+
+def test_blocks_are_counted_without_embedding_norm_and_head() -> None:
+    assert stage_blocks(experiment().model, (0, 1, 4, 9)) == (0, 3, 3)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "first", "last"),
+    [
+        ([6], None, None),
+        ([2, 2, 2], None, None),
+        ([2, 4], "2", None),
+        ([1, 2, 2], "1", None),
+        ([2, 2, 1], None, "1"),
+        ([1, 2, 2, 3], "1", "3"),
+        ([1, 2, 3], "1", "3"),
+    ],
+)
+def test_first_and_last_stage_may_have_a_number_of_their_own(
+    blocks: list[int], first: str | None, last: str | None
+) -> None:
+    found = flags(blocks)
+    assert (found.get(FIRST), found.get(LAST)) == (first, last)
+
+
+def test_uneven_middle_stages_are_refused() -> None:
+    with pytest.raises(ValueError, match="found stages with 2, 1, 2, 2 blocks"):
+        flags([2, 1, 2, 2])
+
+
+def test_a_stage_without_blocks_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"a transformer block in every stage, found .* 0, 6"):
+        flags([0, 6])
+
+
+def test_megatron_deepspeed_divides_evenly() -> None:
+    with pytest.raises(ValueError, match=r"divides the blocks evenly .* 2, 4 blocks"):
+        flags([2, 4], "runtime: megatron")
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        (["precision: fp32"], set()),
+        (["precision: fp16"], {"--fp16"}),
+        (["precision: fp32", "zero_stage: 1"], {"--use-distributed-optimizer"}),
+        (["precision: fp32", "runtime: megatron-lm"], set()),
+    ],
+)
+def test_precision_and_optimizer_add_flags(keys: list[str], expected: set[str]) -> None:
+    assert flags([3, 3], *keys).keys() - flags([3, 3], "precision: fp32").keys() == expected
+
+
+@pytest.mark.parametrize("stage", ["0", "1"])
+def test_megatron_deepspeed_takes_the_zero_stage(stage: str) -> None:
+    found = flags([3, 3], "runtime: megatron", f"zero_stage: {stage}")
+    assert found["--zero-stage"] == stage
+    assert "--use-distributed-optimizer" not in found
+
+
+def test_zero_stages_that_megatron_does_not_have_are_refused() -> None:
+    with pytest.raises(ValueError, match="zero_stage is 2"):
+        flags([3, 3], "zero_stage: 2", "traits: {max_zero_stage: 2}")
+
+
+def test_recompute_is_of_whole_blocks() -> None:
+    found = megatron_flags(experiment(), strategy([3, 3], recompute="full"))
+    plain = megatron_flags(experiment(), strategy([3, 3]))
+    assert [word for word in found if word not in plain] == [
+        *("--recompute-granularity", "full", "--recompute-method", "uniform"),
+        "--recompute-num-layers",
+    ]
+    assert found[found.index("--recompute-num-layers") + 1] == "1"
+
+
+def test_an_interleaved_schedule_names_the_blocks_of_a_part() -> None:
+    keys = ("runtime: megatron-lm", "traits: {virtual_stages: 2}")
+    assert flags([4, 4], *keys)["--num-layers-per-virtual-pipeline-stage"] == "2"
+    assert "--num-layers-per-virtual-pipeline-stage" not in flags([4], *keys)
+
+
+@pytest.mark.parametrize("blocks", [[3, 3], [2, 4]])
+def test_an_interleaved_schedule_needs_parts_of_one_size(blocks: list[int]) -> None:
+    with pytest.raises(ValueError, match=r"virtual_stages 2, found \d, \d"):
+        flags(blocks, "runtime: megatron-lm", "traits: {virtual_stages: 2}")
+
+
+def test_stages_that_differ_are_refused() -> None:
+    stages = (
+        Stage(first_layer=0, end_layer=4, tp=2, dp=1),
+        Stage(first_layer=4, end_layer=9, tp=1, dp=1),
+    )
+    mixed = Strategy(stages=stages, micro_batch_size=2, num_micro_batches=4, placement=(0, 1, 2))
+    with pytest.raises(ValueError, match=r"expected one tp, .* found tp \[2, 1\]"):
+        megatron_flags(experiment(), mixed)
+
+
+def test_a_model_of_unequal_blocks_is_refused() -> None:
+    model = "{family: transgan, hidden_size: 64, num_heads: 4, depth: [2, 2], bottom_width: 4}"
+    old = (
+        "{family: gpt2, num_layers: 6, hidden_size: 256, num_heads: 8, sequence_length: 128,\n"
+        "        vocab_size: 1024}"
+    )
+    image = small_experiment((old, model))
+    candidate = Candidate(tp=1, pp=1, dp=1, micro_batch_size=2, num_micro_batches=4)
+    whole = Strategy.uniform(candidate, (0, image.model.num_layers))
+    with pytest.raises(ValueError, match="a chain of equal blocks, not "):
+        megatron_flags(image, whole)

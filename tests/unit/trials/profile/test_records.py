@@ -1,0 +1,153 @@
+import json
+from typing import Any
+
+import pytest
+
+from amp_ray.errors import InputError
+from amp_ray.trials.profile.grid import LayerPoint, LinkPoint
+from amp_ray.trials.profile.records import (
+    STEP_KEYS,
+    LinkPlace,
+    ProfileRecords,
+    Record,
+    heading,
+    parse_records,
+    record_of_event,
+)
+from support.experiments import small_experiment
+
+MODEL = small_experiment().model
+HEADING = heading(MODEL, "fp16")
+PLACE = LinkPlace(scope="intra", devices="T4")
+TIMES: dict[str, Any] = {
+    "forward_s": 1e-3,
+    "backward_s": 2e-3,
+    "forward_launch_s": 3e-4,
+    "backward_launch_s": 4e-4,
+    "all_reduce_s": 0.0,
+    "spread_s": 1e-5,
+    "repeats": 40,
+    "kept_bytes": 1024.0,
+    "temporary_bytes": 2048.0,
+}
+
+
+def event(kind: str, **values: object) -> dict[str, object]:
+    head = {"event": kind, "trial_id": "t", "rank": 0, "host": "h", "pid": 1, "time_s": 2.0}
+    return {**head, **values}
+
+
+def layer(tp: int, size: int, layer: int, **changes: float) -> Record:
+    values = {"tp": tp, "micro_batch_size": size, "layer": layer, **TIMES, **changes}
+    record = record_of_event(event("layer", **values), place=PLACE, date="2026-11-21")
+    assert record is not None
+    return record
+
+
+def text(*records: Record) -> str:
+    return "".join(json.dumps(record) + "\n" for record in (HEADING, *records))
+
+
+def parse(content: str) -> ProfileRecords:
+    return parse_records(content, file="records.jsonl", expected=HEADING)
+
+
+def point(tp: int, size: int, layer: int) -> LayerPoint:
+    return LayerPoint(micro_batch_size=size, tp=tp, layer=layer)
+
+
+def test_what_was_measured_is_not_missing() -> None:
+    records = parse(text(layer(1, 2, 0)))
+    wanted = [point(1, 2, 0), point(1, 2, 1)]
+    assert records.missing_layers("T4", wanted) == (point(1, 2, 1),)
+    assert records.missing_layers("V100-16", wanted) == tuple(wanted)
+
+
+def test_sizes_that_do_not_fit_are_not_tried_again() -> None:
+    values = {"tp": 2, "micro_batch_size": 4, "layer": 1}
+    record = record_of_event(event("oom", **values), place=PLACE, date="")
+    assert record is not None
+    records = parse(text(record))
+    wanted = [point(2, 2, 0), point(2, 4, 0), point(2, 8, 0), point(1, 8, 0)]
+    assert records.missing_layers("T4", wanted) == (point(2, 2, 0), point(1, 8, 0))
+
+
+def test_the_smallest_size_that_does_not_fit_counts() -> None:
+    records = ProfileRecords()
+    for size in (8, 4, 16):
+        records.add({"record": "oom", "devices": "T4", "tp": 1, "micro_batch_size": size})
+    assert records.limits == {("T4", 1): 4}
+
+
+def test_the_later_of_two_measurements_counts() -> None:
+    records = parse(text(layer(1, 2, 0), layer(1, 2, 0, forward_s=5.0)))
+    assert records.layers["T4", point(1, 2, 0)]["forward_s"] == 5.0
+
+
+def test_a_size_is_complete_with_all_layers() -> None:
+    records = parse(text(layer(1, 2, 0), layer(1, 2, 1), layer(1, 4, 0)))
+    assert records.complete("T4", (0, 1)) == ((1, 2),)
+
+
+def test_messages_belong_to_their_place() -> None:
+    values = {"what": "p2p", "num_ranks": 2, "bytes": 1024, "seconds": 0.5}
+    record = record_of_event(event("link", **values), place=PLACE, date="")
+    assert record is not None
+    records = parse(text(record))
+    message = LinkPoint(what="p2p", num_ranks=2, num_bytes=1024)
+    assert records.links == {(PLACE, message): 0.5}
+    assert records.missing_links(PLACE, [message]) == ()
+    assert records.missing_links(LinkPlace(scope="inter", devices="T4"), [message]) == (message,)
+
+
+def test_hardware_is_dated() -> None:
+    values = {"hardware": "a board", "versions": "torch"}
+    record = record_of_event(event("hardware", **values), place=PLACE, date="2026-11-21")
+    assert record is not None
+    assert parse(text(record)).dates == {"T4": "2026-11-21"}
+
+
+@pytest.mark.parametrize("kind", ["started", "begin", "failed"])
+def test_other_events_are_not_kept(kind: str) -> None:
+    assert record_of_event(event(kind), place=PLACE, date="") is None
+
+
+def test_a_torn_last_line_is_left_out() -> None:
+    assert list(parse(text(layer(1, 2, 0)) + '{"record": "la').layers) == [("T4", point(1, 2, 0))]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (text() + "junk\n" + json.dumps(layer(1, 2, 0)), "2: not JSON"),
+        (text() + '{"record": "layer"}\n', "2: not a record of this version"),
+        (text() + "[]\n", "2: not a record of this version"),
+        ("junk\n", "1: not JSON"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_with_its_line(content: str, message: str) -> None:
+    with pytest.raises(InputError, match=f"records.jsonl:{message}"):
+        parse(content)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        heading(MODEL, "fp32"),
+        heading(small_experiment(("num_layers: 6", "num_layers: 5")).model, "fp16"),
+    ],
+)
+def test_a_profile_of_something_else_is_refused(other: Record) -> None:
+    with pytest.raises(InputError, match="name another folder"):
+        parse(json.dumps(other) + "\n")
+
+
+def test_nothing_measured_is_no_mistake() -> None:
+    assert parse("") == ProfileRecords()
+
+
+def test_what_surrounds_the_layers_belongs_to_its_device() -> None:
+    values = dict.fromkeys(STEP_KEYS, 0.5)
+    record = record_of_event(event("step", **values), place=PLACE, date="")
+    assert record is not None
+    assert parse(text(record)).steps == {"T4": values}
