@@ -8,6 +8,11 @@ from hypothesis import HealthCheck, settings
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
+# Programs that tests start find `support`, too.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [str(REPOSITORY / "tests" / "lib"), *filter(None, [os.environ.get("PYTHONPATH")])]
+)
+
 # Cases are drawn anew in each run; a failure prints the line that repeats it. Nothing may depend
 # on how busy the machine is, so neither the deadline nor the slowness check applies.
 settings.register_profile(

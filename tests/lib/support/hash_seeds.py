@@ -2,6 +2,11 @@
 
 import subprocess
 import sys
+from pathlib import Path
+from typing import Final
+
+LIBRARY: Final = str(Path(__file__).parents[1])
+"""What PYTHONPATH has to name, so that a program finds this package."""
 
 SEEDS = ("0", "1")
 TIMEOUT_S = 300.0
@@ -20,7 +25,7 @@ def outputs_by_hash_seed(script: str) -> set[bytes]:
     return {
         subprocess.run(
             [sys.executable, "-c", script],
-            env={"PYTHONHASHSEED": seed},
+            env={"PYTHONHASHSEED": seed, "PYTHONPATH": LIBRARY},
             check=True,
             capture_output=True,
             timeout=TIMEOUT_S,

@@ -12,7 +12,7 @@ import pytest
 
 from amp_ray.trials.own_program.metric_files import read_told
 
-SOURCE = Path("amp_ray") / "runtime" / "metric_helper.py"
+SOURCE = Path("amp_ray") / "runtime" / "launch" / "metric_helper.py"
 
 
 @pytest.fixture
