@@ -17,7 +17,7 @@ from amp_ray.baselines.metis2024_plan import MetisPlan
 from amp_ray.partition.arrays import FloatArray, IntArray
 from amp_ray.partition.problem import PartitionProblem
 from amp_ray.partition.resources import NO_KIND, labelled
-from amp_ray.partition.tables import StageOptions, StageTables
+from amp_ray.partition.tables import OptionTable, StageTables
 from amp_ray.partition.tails import Tail, TailedProblem, TailedSolution, distinct_rows
 
 FORBIDDEN_S: Final = 1e12
@@ -97,7 +97,7 @@ def pose_plans(menu: Menu, chosen: IntArray, exact: frozenset[int]) -> PosedPlan
     starts, memory_row = _starts(menu, group, start)
     problem = PartitionProblem(
         tables=StageTables(time_prefix_s=times_s, cut_time_s=cuts_s, earliest_start=starts),
-        options=StageOptions(
+        options=OptionTable(
             time_row=time_row,
             from_state=graph.from_state[place],
             to_state=graph.to_state[place],

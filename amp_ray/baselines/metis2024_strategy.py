@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from amp_ray.baselines.metis2024_plan import MetisPlan, MetisSetting
 from amp_ray.errors import InputError
-from amp_ray.spec.strategy import Stage, Strategy
+from amp_ray.spec.strategy import Stage, StageOptions, Strategy
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -37,8 +37,7 @@ class MetisTranslation:
             Stage(
                 first_layer=edges[first],
                 end_layer=edges[end],
-                dp=dp,
-                tp=tp,
+                options=StageOptions(dp=dp, tp=tp),
                 shares=None if is_even else each,
             )
             for (first, end), (dp, tp), each in zip(

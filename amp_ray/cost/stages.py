@@ -26,7 +26,7 @@ from amp_ray.cost.weights import Weights
 from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.device import Device
 from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.strategy import Stage, Strategy
+from amp_ray.spec.strategy import Stage, StageOptions, Strategy
 
 NO_RUNTIME: Final = "no runtime runs stages of different tp or dp yet"
 """Warning of what cannot be launched."""
@@ -99,7 +99,9 @@ class StagesModel:
     def weights(self, tp: int) -> Weights:
         """Return what a rank of a tensor-parallel group holds."""
         rank = self.rank(tp, 1)
-        degrees = Candidate(micro_batch_size=1, tp=tp, dp=1, pp=1, num_micro_batches=1)
+        degrees = Candidate(
+            micro_batch_size=1, options=StageOptions(tp=tp, dp=1), pp=1, num_micro_batches=1
+        )
         return self.memory(degrees, rank).weights
 
     def rank(self, tp: int, samples: int) -> Rank:
@@ -127,7 +129,7 @@ class StagesModel:
                     tuple(sorted(set(kinds[place]))),
                     group.rings[place],
                     self.rank(stage.tp, group.shares[place]),
-                    stage.recompute,
+                    stage.options.recompute,
                 )
                 took = table[:, stage.end_layer] - table[:, stage.first_layer]
                 times[:, index, part] = np.maximum(times[:, index, part], took)
@@ -171,11 +173,9 @@ class StagesModel:
         """Return the memory of stages with a stage's degrees, for a rank with a share."""
         candidate = Candidate(
             micro_batch_size=share,
-            tp=stage.tp,
-            dp=stage.dp,
+            options=stage.options,
             pp=strategy.pp,
             num_micro_batches=strategy.num_micro_batches,
-            recompute=stage.recompute,
         )
         return self.memory(candidate, self.rank(stage.tp, share))
 

@@ -1,6 +1,6 @@
 """Where to cut a chain of layers into stages: one problem, one exact solver.
 
-This package knows arrays, not devices. Planners fill `StageTables` and `StageOptions`.
+This package knows arrays, not devices. Planners fill `StageTables` and `OptionTable`.
 """
 
 from amp_ray.partition.exact import solve
@@ -11,7 +11,7 @@ from amp_ray.partition.solution import (
     PartitionSolution,
     PrunedPartition,
 )
-from amp_ray.partition.tables import NO_ROW, StageOptions, StageTables
+from amp_ray.partition.tables import NO_ROW, OptionTable, StageTables
 from amp_ray.partition.uniform import even_bounds
 
 __all__ = [
@@ -19,10 +19,10 @@ __all__ = [
     "InfeasiblePartition",
     "InfeasibleReason",
     "Objective",
+    "OptionTable",
     "PartitionProblem",
     "PartitionSolution",
     "PrunedPartition",
-    "StageOptions",
     "StageTables",
     "chain_problem",
     "even_bounds",

@@ -7,10 +7,10 @@ from amp_ray.partition.arrays import BoolArray, IntArray, Number
 from amp_ray.partition.kernels import count_stages
 from amp_ray.partition.problem import PartitionProblem
 from amp_ray.partition.programme import Programme, Scratch
-from amp_ray.partition.tables import StageOptions
+from amp_ray.partition.tables import OptionTable
 
 
-def canonical_order(options: StageOptions) -> IntArray:
+def canonical_order(options: OptionTable) -> IntArray:
     """Order options by what they are, so that their order in the input cannot matter.
 
     Args:
@@ -120,7 +120,7 @@ def _states(problem: PartitionProblem) -> tuple[BoolArray, IntArray, IntArray]:
     return is_final, fewest, most
 
 
-def _classes(options: StageOptions, order: IntArray) -> tuple[IntArray, IntArray]:
+def _classes(options: OptionTable, order: IntArray) -> tuple[IntArray, IntArray]:
     """Number the distinct (time row, beat row, overhead), and name a member of each."""
     keys = (options.overhead_s, options.beat_row, options.time_row)
     by_class = np.lexsort(keys)

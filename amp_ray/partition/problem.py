@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 
 from amp_ray.partition.arrays import IntArray
-from amp_ray.partition.tables import StageOptions, StageTables
+from amp_ray.partition.tables import OptionTable, StageTables
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class PartitionProblem:
     """
 
     tables: StageTables
-    options: StageOptions
+    options: OptionTable
     num_micro_batches: int
     final_states: tuple[int, ...] = ()
 
@@ -104,7 +104,7 @@ def chain_problem(
     """
     nothing = np.empty(0, np.int64)
     cuts = nothing if cut_row is None else np.concatenate((nothing, [-1], cut_row))
-    options = StageOptions(
+    options = OptionTable(
         time_row=time_row,
         cut_row=cuts.astype(np.int64),
         beat_row=nothing if beat_row is None else beat_row,

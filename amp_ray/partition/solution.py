@@ -10,7 +10,7 @@ class PartitionSolution:
 
     Attributes:
         bounds: ``(0, ..., num_layers)``; stage ``s`` takes layers ``[bounds[s], bounds[s + 1])``.
-        options: The option of each stage, by its index in `StageOptions`.
+        options: The option of each stage, by its index in `OptionTable`.
         value_s: The objective.
         slowest_s: The largest beat.
         lower_bound_s: No partition has a smaller objective; equals ``value_s`` once proven.

@@ -15,7 +15,7 @@ from amp_ray.search.heterogeneous.kinds import device_kinds
 from amp_ray.search.heterogeneous.objective import blocked_s, cut_s
 from amp_ray.search.heterogeneous.options import GroupCosts, GroupOption
 from amp_ray.spec.candidate import GroupsCandidate
-from amp_ray.spec.strategy import Stage, Strategy
+from amp_ray.spec.strategy import Stage, StageOptions, Strategy
 
 Taken = tuple[int, ...]
 """Devices of each kind that stages have taken."""
@@ -53,9 +53,7 @@ class PlanOracle:
             Stage(
                 first_layer=first,
                 end_layer=end,
-                tp=group.tp,
-                dp=group.dp,
-                recompute=self.candidate.recompute,
+                options=StageOptions(tp=group.tp, dp=group.dp, recompute=self.candidate.recompute),
                 shares=None if even else group.shares,
             )
             for group, (first, end) in zip(groups, pairwise(bounds), strict=True)

@@ -24,7 +24,7 @@ from amp_ray.formats.metis_experiment import cluster_yaml
 from amp_ray.formats.metis_profile import parse_metis_profile
 from amp_ray.search.planner import AmpRayPlanner, search
 from amp_ray.search.ranking import Ranking
-from amp_ray.spec.candidate import Candidate
+from amp_ray.spec.candidate import Candidate, StageOptions
 from amp_ray.spec.published_profile import Key
 from amp_ray.testing.experiments import experiment_from
 
@@ -167,7 +167,10 @@ def test_the_cost_of_every_uniform_strategy_is_the_published_one(folder: Path, n
     for row in rows:
         dp, pp, tp, size = (int(row[key]) for key in ("dp", "pp", "tp", "mbs"))
         candidate = Candidate(
-            dp=dp, pp=pp, tp=tp, micro_batch_size=size, num_micro_batches=128 // (dp * size)
+            options=StageOptions(dp=dp, tp=tp),
+            pp=pp,
+            micro_batch_size=size,
+            num_micro_batches=128 // (dp * size),
         )
         costs.append((candidate, homogeneous_cost(setting, candidate), float(row["cost_ms"])))
     assert wrong_costs(iter(costs)) == []

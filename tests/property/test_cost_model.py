@@ -18,7 +18,7 @@ from amp_ray.spec.cluster import Cluster, Link, Node
 from amp_ray.spec.constants import Constants
 from amp_ray.spec.device import Device
 from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.strategy import Strategy
+from amp_ray.spec.strategy import StageOptions, Strategy
 from amp_ray.spec.traits import RUNTIMES
 from amp_ray.testing.experiments import small_experiment
 
@@ -77,11 +77,9 @@ def cases(draw: st.DrawFn) -> Case:
     recompute: Recompute = draw(st.sampled_from(["none", "full"]))
     candidate = Candidate(
         micro_batch_size=draw(st.sampled_from([1, 2, 4])),
-        tp=tp,
-        dp=dp,
+        options=StageOptions(tp=tp, dp=dp, recompute=recompute),
         pp=pp,
         num_micro_batches=draw(st.integers(1, 8)),
-        recompute=recompute,
     )
     experiment = replace(
         SMALL,
@@ -210,11 +208,9 @@ def test_equal_replicas_take_what_one_takes_and_the_sync(case: Case) -> None:
     assume(strategy.dp == 2 and strategy.tp == 2)  # every group fills a node
     candidate = Candidate(
         micro_batch_size=strategy.micro_batch_size,
-        tp=2,
-        dp=1,
+        options=StageOptions(tp=2, dp=1, recompute=strategy.stages[0].options.recompute),
         pp=strategy.pp,
         num_micro_batches=strategy.num_micro_batches,
-        recompute=strategy.stages[0].recompute,
     )
     placement = tuple(strategy.devices(stage)[i] for stage in range(strategy.pp) for i in (0, 1))
     alone = Strategy.uniform(candidate, strategy.bounds, placement)
@@ -268,11 +264,9 @@ def candidate(case: Case) -> Candidate:
     assert dp is not None
     return Candidate(
         micro_batch_size=strategy.micro_batch_size,
-        tp=tp,
-        dp=dp,
+        options=StageOptions(tp=tp, dp=dp, recompute=strategy.stages[0].options.recompute),
         pp=strategy.pp,
         num_micro_batches=strategy.num_micro_batches,
-        recompute=strategy.stages[0].recompute,
     )
 
 

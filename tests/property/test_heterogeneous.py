@@ -100,11 +100,9 @@ def overflow(cost_model: CostModel, result: Estimate) -> list[tuple[int, int]]:
         for place, device in enumerate(strategy.devices(index)):
             alike = Candidate(
                 micro_batch_size=shares[place // stage.tp],
-                tp=stage.tp,
-                dp=stage.dp,
+                options=stage.options,
                 pp=strategy.pp,
                 num_micro_batches=strategy.num_micro_batches,
-                recompute=stage.recompute,
             )
             rank = cost_model.stages.rank(alike.tp, alike.micro_batch_size)
             peak = cost_model.stages.memory(alike, rank).peak(index, first, end)

@@ -11,7 +11,7 @@ from amp_ray.cost.model import CostModel
 from amp_ray.spec.candidate import RECOMPUTE, Candidate
 from amp_ray.spec.cluster import Cluster, Node
 from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.strategy import Strategy
+from amp_ray.spec.strategy import StageOptions, Strategy
 from amp_ray.spec.traits import RUNTIMES
 from amp_ray.testing.experiments import small_experiment
 from amp_ray.testing.strategies import clusters, strategies_on
@@ -86,11 +86,9 @@ def uniform_cases(draw: st.DrawFn) -> Case:
     devices = draw(st.permutations(range(experiment.cluster.num_devices)))
     candidate = Candidate(
         micro_batch_size=draw(st.sampled_from([1, 2, 3])),
-        tp=tp,
-        dp=dp,
+        options=StageOptions(tp=tp, dp=dp, recompute=recompute),
         pp=pp,
         num_micro_batches=draw(st.integers(1, 4)),
-        recompute=recompute,
     )
     strategy = Strategy.uniform(candidate, bounds, tuple(devices[: tp * dp * pp]))
     return Case(experiment=experiment, strategy=strategy)

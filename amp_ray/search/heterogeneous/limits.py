@@ -9,7 +9,7 @@ import numpy as np
 from amp_ray.cost.model import CostModel
 from amp_ray.cost.topology import IntArray
 from amp_ray.search.cuts import NO_LIMIT, last_with_parameters
-from amp_ray.spec.candidate import Candidate, GroupsCandidate
+from amp_ray.spec.candidate import Candidate, GroupsCandidate, StageOptions
 
 Need = tuple[int, int, int, float]
 """tp, dp, samples, and bytes of the device."""
@@ -82,11 +82,9 @@ class MemoryLimits:
         if need not in self._known:
             candidate = Candidate(
                 micro_batch_size=samples,
-                tp=tp,
-                dp=dp,
+                options=StageOptions(tp=tp, dp=dp, recompute=self.candidate.recompute),
                 pp=self.num_positions,
                 num_micro_batches=self.candidate.num_micro_batches,
-                recompute=self.candidate.recompute,
             )
             stages = self.cost_model.stages
             memory = stages.memory(candidate, stages.rank(tp, samples))

@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 
 from amp_ray.cost.groups import prefix_sums
 from amp_ray.cost.topology import FloatArray, IntArray
-from amp_ray.partition import NO_ROW, PartitionProblem, StageOptions, StageTables
+from amp_ray.partition import NO_ROW, OptionTable, PartitionProblem, StageTables
 from amp_ray.partition.resources import labelled
 from amp_ray.partition.tails import Tail, TailedProblem, distinct_rows
 from amp_ray.search.heterogeneous.choices import Choices
 from amp_ray.search.heterogeneous.limits import MemoryLimits
 from amp_ray.search.heterogeneous.options import GroupCosts
 from amp_ray.search.heterogeneous.prices import CutPrices
-from amp_ray.spec.strategy import Stage, Strategy
+from amp_ray.spec.strategy import Stage, StageOptions, Strategy
 
 NO_CHOICE: Final = -1
 """Nothing is behind the last stage."""
@@ -127,7 +127,7 @@ class GroupsProblem:
                 earliest_start=starts,
                 latest_start=self.limits.latest_start,
             ),
-            options=StageOptions(
+            options=OptionTable(
                 time_row=rows[option],
                 from_state=steps.from_state,
                 to_state=steps.to_state,
@@ -170,9 +170,7 @@ class GroupsProblem:
             Stage(
                 first_layer=first,
                 end_layer=end,
-                tp=group.tp,
-                dp=group.dp,
-                recompute=candidate.recompute,
+                options=StageOptions(tp=group.tp, dp=group.dp, recompute=candidate.recompute),
                 shares=None if even else group.shares,
             )
             for (first, end), group in zip(pairwise(ends), groups, strict=True)

@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 
 from amp_ray.cost.topology import FloatArray, IntArray
-from amp_ray.partition import NO_ROW, PartitionProblem, StageOptions, StageTables
+from amp_ray.partition import NO_ROW, OptionTable, PartitionProblem, StageTables
 from amp_ray.search.placement.flat import FlatGraph
 from amp_ray.search.placement.needs import StageNeeds
 from amp_ray.search.placement.nodes import ClassMoves
@@ -78,7 +78,7 @@ class PlacementProblem:
                 earliest_start=self._memory_rows,
                 latest_start=self.needs.latest_start,
             ),
-            options=StageOptions(
+            options=OptionTable(
                 time_row=blocks.time_row[self._block_of_option],
                 from_state=from_state,
                 to_state=to_state,

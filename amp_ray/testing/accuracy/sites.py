@@ -12,7 +12,7 @@ from amp_ray.spec.experiment import Experiment, SearchLimits, TrialSettings
 from amp_ray.spec.families import build_model
 from amp_ray.spec.model import ModelShape
 from amp_ray.spec.profile import ANALYTIC
-from amp_ray.spec.strategy import Strategy
+from amp_ray.spec.strategy import StageOptions, Strategy
 from amp_ray.spec.traits import RuntimeTraits
 from amp_ray.units import Precision, gbit_per_s_to_bytes_per_s, microseconds_to_s
 
@@ -110,11 +110,9 @@ class Job:
         samples = self.dp * self.micro_batch_size
         candidate = Candidate(
             micro_batch_size=self.micro_batch_size,
-            tp=self.tp,
-            dp=self.dp,
+            options=StageOptions(tp=self.tp, dp=self.dp, recompute="full"),
             pp=self.pp,
             num_micro_batches=max(1, round(self.global_batch_size / samples)),
-            recompute="full",
         )
         return Strategy.uniform(candidate, bounds)
 

@@ -15,7 +15,7 @@ from amp_ray.search.cuts import even_block_bounds
 from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.model import Model
-from amp_ray.spec.strategy import Strategy
+from amp_ray.spec.strategy import StageOptions, Strategy
 from amp_ray.spec.traits import RUNTIMES
 from amp_ray.testing.accuracy.sites import Job
 from amp_ray.units import GIB
@@ -68,8 +68,7 @@ def amp_strategies(path: Path, experiment: Experiment) -> list[Strategy]:
         size, tp, dp, pp = (int(cells[key]) for key in ("mbs", "mp", "dp", "pp"))
         candidate = Candidate(
             micro_batch_size=size,
-            tp=tp,
-            dp=dp,
+            options=StageOptions(tp=tp, dp=dp),
             pp=pp,
             num_micro_batches=experiment.global_batch_size // (size * dp),
         )

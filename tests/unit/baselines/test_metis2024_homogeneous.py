@@ -5,11 +5,13 @@ import pytest
 from amp_ray.baselines.metis2024 import NO_WHOLE_TIME, NOT_PROFILED, MetisCost
 from amp_ray.baselines.metis2024_homogeneous import homogeneous_bounds, homogeneous_cost
 from amp_ray.cost.estimate import Reason
-from amp_ray.spec.candidate import Candidate
+from amp_ray.spec.candidate import Candidate, StageOptions
 from amp_ray.testing.metis import metis_document, metis_profile_files, metis_setting
 
 ONE_TYPE = "0.0.0.1 slots=4\n"
-CANDIDATE = Candidate(dp=2, tp=1, pp=2, micro_batch_size=2, num_micro_batches=2)
+CANDIDATE = Candidate(
+    options=StageOptions(dp=2, tp=1), pp=2, micro_batch_size=2, num_micro_batches=2
+)
 
 
 def test_a_uniform_strategy_is_costed_by_hand() -> None:

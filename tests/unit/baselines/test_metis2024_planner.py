@@ -7,7 +7,7 @@ from amp_ray.cost.estimate import Estimate, Infeasible
 from amp_ray.errors import InputError
 from amp_ray.formats.metis_profile import parse_metis_profile
 from amp_ray.spec.candidate import Candidate, GroupsCandidate
-from amp_ray.spec.strategy import Strategy
+from amp_ray.spec.strategy import StageOptions, Strategy
 from amp_ray.testing.experiments import experiment_from
 from amp_ray.testing.metis import metis_profile_files
 from amp_ray.testing.metis_oracle import cheapest_plan
@@ -141,14 +141,18 @@ def test_a_profile_of_another_model_is_refused() -> None:
 
 
 def test_a_candidate_whose_degrees_are_chosen_is_refused() -> None:
-    chosen = Candidate(micro_batch_size=1, tp=1, dp=2, pp=2, num_micro_batches=4)
+    chosen = Candidate(
+        micro_batch_size=1, options=StageOptions(tp=1, dp=2), pp=2, num_micro_batches=4
+    )
     with pytest.raises(InputError, match="name a whole strategy"):
         planner().plan(chosen)
 
 
 def test_a_uniform_strategy_is_scored() -> None:
     given = planner()
-    chosen = Candidate(micro_batch_size=1, tp=1, dp=2, pp=2, num_micro_batches=4)
+    chosen = Candidate(
+        micro_batch_size=1, options=StageOptions(tp=1, dp=2), pp=2, num_micro_batches=4
+    )
     strategy = Strategy.uniform(chosen, (0, 2, given.experiment.model.num_layers))
     result = given.score(strategy)
     assert isinstance(result, Estimate)
@@ -158,7 +162,9 @@ def test_a_uniform_strategy_is_scored() -> None:
 
 def test_a_strategy_that_needs_what_was_not_measured_is_infeasible() -> None:
     given = planner()
-    chosen = Candidate(micro_batch_size=4, tp=1, dp=2, pp=2, num_micro_batches=1)
+    chosen = Candidate(
+        micro_batch_size=4, options=StageOptions(tp=1, dp=2), pp=2, num_micro_batches=1
+    )
     result = given.score(Strategy.uniform(chosen, (0, 2, given.experiment.model.num_layers)))
     assert isinstance(result, Infeasible)
     assert result.reason.kind == "not in the profile"

@@ -6,7 +6,7 @@ import pytest
 from amp_ray.baselines.metis2024_plan import MetisPlan
 from amp_ray.baselines.metis2024_strategy import MetisTranslation
 from amp_ray.errors import InputError
-from amp_ray.spec.strategy import Stage, Strategy
+from amp_ray.spec.strategy import Stage, StageOptions, Strategy
 from amp_ray.testing.metis import metis_setting
 
 GROUPS = (range(1), range(1, 2), range(2, 3), range(3, 5))
@@ -70,7 +70,7 @@ def test_a_cut_within_one_of_its_layers_is_refused() -> None:
 
 
 def test_idle_devices_are_refused() -> None:
-    stage = Stage(first_layer=0, end_layer=5, tp=1, dp=2)
+    stage = Stage(first_layer=0, end_layer=5, options=StageOptions(tp=1, dp=2))
     idle = Strategy(stages=(stage,), micro_batch_size=4, num_micro_batches=1, placement=(0, 1))
     with pytest.raises(InputError, match="uses every device"):
         translation().plan(idle)
@@ -92,6 +92,9 @@ def test_other_shares_are_refused() -> None:
 
 def test_recompute_is_refused() -> None:
     strategy = translation().strategy(MetisPlan(**UNIFORM))
-    stages = tuple(replace(stage, recompute="full") for stage in strategy.stages)
+    stages = tuple(
+        replace(stage, options=replace(stage.options, recompute="full"))
+        for stage in strategy.stages
+    )
     with pytest.raises(InputError, match="knows no recompute"):
         translation().plan(replace(strategy, stages=stages))

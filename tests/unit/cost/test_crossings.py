@@ -7,7 +7,7 @@ from amp_ray.cost.crossings import CrossingModel, StageGroup, common_parts
 from amp_ray.cost.model import CostModel
 from amp_ray.cost.stages import stage_groups
 from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.strategy import Stage, Strategy
+from amp_ray.spec.strategy import Stage, StageOptions, Strategy
 
 HALF = 2
 """Bytes of an element."""
@@ -88,7 +88,7 @@ def test_parts_end_where_every_stage_has_a_border() -> None:
 def test_a_strategy_without_shares_gives_every_replica_a_micro_batch(
     experiment: Experiment,
 ) -> None:
-    stage = Stage(first_layer=0, end_layer=4, tp=1, dp=2)
+    stage = Stage(first_layer=0, end_layer=4, options=StageOptions(tp=1, dp=2))
     strategy = Strategy(stages=(stage,), micro_batch_size=3, num_micro_batches=1, placement=(0, 2))
     (found,) = stage_groups(CostModel(experiment=experiment).topology, strategy)
     assert found.shares == (3, 3)

@@ -7,7 +7,7 @@ from amp_ray.cost.collective import Path
 from amp_ray.cost.groups import GroupTables, RankKinds, prefix_sums
 from amp_ray.cost.layers import LayerCosts
 from amp_ray.cost.topology import Rings
-from amp_ray.spec.candidate import Candidate
+from amp_ray.spec.candidate import Candidate, StageOptions
 from amp_ray.spec.constants import Constants
 from amp_ray.spec.device import Device
 from amp_ray.spec.model import Layer, Model
@@ -30,8 +30,9 @@ def groups(
 
 
 def candidate(**degrees: int) -> Candidate:
-    one = Candidate(micro_batch_size=1, tp=1, dp=1, pp=1, num_micro_batches=4)
-    return replace(one, **degrees)  # type: ignore[arg-type]
+    options = StageOptions(tp=degrees.pop("tp", 1), dp=degrees.pop("dp", 1))
+    known = {"micro_batch_size": 1, "pp": 1, "num_micro_batches": 4} | degrees
+    return Candidate(options=options, **known)
 
 
 def found(groups: GroupTables, types: list[int], **degrees: int) -> RankKinds:

@@ -6,7 +6,7 @@ import pytest
 from amp_ray.cost.memory import LayerMemory, MemoryModel, in_flight
 from amp_ray.cost.roofline import Rank
 from amp_ray.cost.weights import Weights
-from amp_ray.spec.candidate import Candidate
+from amp_ray.spec.candidate import Candidate, StageOptions
 from amp_ray.spec.constants import Constants
 from amp_ray.spec.model import Layer, Model
 from amp_ray.spec.operator import Elementwise
@@ -30,11 +30,11 @@ def memory_of(layers: LayerMemory, constants: Constants, **degrees: int) -> Memo
     weights = Weights(model=layers.model, tp=layers.rank.tp)
     candidate = Candidate(
         micro_batch_size=layers.rank.micro_batch_size,
-        tp=layers.rank.tp,
-        dp=degrees.get("dp", 1),
+        options=StageOptions(
+            tp=layers.rank.tp, dp=degrees.get("dp", 1), recompute=layers.recompute
+        ),
         pp=degrees.get("pp", 1),
         num_micro_batches=degrees.get("num_micro_batches", 8),
-        recompute=layers.recompute,
     )
     return MemoryModel(
         layers=layers.rows(weights),

@@ -8,7 +8,7 @@ from amp_ray.report.tables import ranking_table, reasons_text, results_table
 from amp_ray.search.planner import AmpRayPlanner, search
 from amp_ray.search.ranking import Ranking, rank
 from amp_ray.spec.candidate import Candidate
-from amp_ray.spec.strategy import Strategy
+from amp_ray.spec.strategy import StageOptions, Strategy
 from amp_ray.testing.experiments import small_experiment
 
 CLUSTER = small_experiment().cluster
@@ -29,7 +29,12 @@ def ranking(*replacements: tuple[str, str]) -> Ranking:
 
 def bare(seconds: float, bounds: tuple[int, ...] = (0, 9)) -> Estimate:
     """An estimate of a model that knows neither parts nor memory."""
-    candidate = Candidate(micro_batch_size=1, tp=1, dp=1, pp=len(bounds) - 1, num_micro_batches=1)
+    candidate = Candidate(
+        micro_batch_size=1,
+        options=StageOptions(tp=1, dp=1),
+        pp=len(bounds) - 1,
+        num_micro_batches=1,
+    )
     return Estimate(strategy=Strategy.uniform(candidate, bounds), iteration_time_s=seconds)
 
 
@@ -60,7 +65,9 @@ def test_infeasible_that_are_not_shown_are_counted() -> None:
 
 
 def test_nothing_feasible_draws_no_empty_table() -> None:
-    candidate = Candidate(micro_batch_size=1, tp=1, dp=1, pp=9, num_micro_batches=1)
+    candidate = Candidate(
+        micro_batch_size=1, options=StageOptions(tp=1, dp=1), pp=9, num_micro_batches=1
+    )
     reason = Reason(kind="more stages than layers", detail="pp 9, 3 layers")
     only = rank([Infeasible(candidate=candidate, reason=reason)])
     assert drawn(ranking_table(only, CLUSTER, title="none", num_rows=3)) == (

@@ -7,13 +7,14 @@ import pytest
 from amp_ray.errors import HostError
 from amp_ray.runtime.pool import InterruptedTrialError, Task, ThreadPool
 from amp_ray.spec.candidate import Candidate
-from amp_ray.spec.strategy import Strategy
+from amp_ray.spec.strategy import StageOptions, Strategy
 from amp_ray.trials.outcome import Crashed, Measured, Outcome, Unreachable
 
 GUARD_S = 20.0
 
 STRATEGY = Strategy.uniform(
-    Candidate(micro_batch_size=1, tp=1, dp=1, pp=1, num_micro_batches=1), (0, 1)
+    Candidate(micro_batch_size=1, options=StageOptions(tp=1, dp=1), pp=1, num_micro_batches=1),
+    (0, 1),
 )
 DONE = Measured(
     iteration_time_s=1.0,

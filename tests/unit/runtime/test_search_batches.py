@@ -4,12 +4,14 @@ from hypothesis import strategies as st
 
 from amp_ray.cost.estimate import Infeasible, Reason
 from amp_ray.runtime.search_batches import PATIENCE_S, TARGET_S, Answer, Batch, Batches
-from amp_ray.spec.candidate import Candidate
+from amp_ray.spec.candidate import Candidate, StageOptions
 
 
 def result(number: int) -> Infeasible:
     """Make a result that tells which candidate it is of."""
-    candidate = Candidate(micro_batch_size=1, tp=1, dp=1, pp=1, num_micro_batches=number + 1)
+    candidate = Candidate(
+        micro_batch_size=1, options=StageOptions(tp=1, dp=1), pp=1, num_micro_batches=number + 1
+    )
     return Infeasible(candidate=candidate, reason=Reason(kind="test", detail=""))
 
 

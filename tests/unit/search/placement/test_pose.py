@@ -3,7 +3,7 @@ import pytest
 from amp_ray.search.placement import pose as pose_module
 from amp_ray.search.placement.pose import pose, posed_within
 from amp_ray.search.placement.scope import Scope
-from amp_ray.spec.candidate import Candidate
+from amp_ray.spec.candidate import Candidate, StageOptions
 from amp_ray.testing.mixed_cluster import mixed_candidate, mixed_cost_model
 
 LINK = (
@@ -64,7 +64,9 @@ def test_the_last_scope_takes_nodes_in_a_row() -> None:
     cost_model = mixed_cost_model(
         ("count: 1, slots: 2", "count: 12, slots: 8"), ("count: 2, slots: 2", "count: 12, slots: 8")
     )
-    candidate = Candidate(micro_batch_size=1, tp=1, dp=24, pp=8, num_micro_batches=1)
+    candidate = Candidate(
+        micro_batch_size=1, options=StageOptions(tp=1, dp=24), pp=8, num_micro_batches=1
+    )
     posed = pose(cost_model, candidate)
     assert posed is not None
     assert posed.scope.parts == "row"
