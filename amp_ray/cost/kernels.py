@@ -166,7 +166,7 @@ def earliest_starts(
 
 
 class RankTable(NamedTuple):
-    """The ranks of several stages, for `crossings`.
+    """The ranks of several stages, for `slowest_messages`.
 
     Attributes:
         nodes: Node of each rank, stage by stage; tp fastest, then dp.
@@ -190,7 +190,7 @@ def num_lanes(tp: int, other_tp: int) -> int:
 
 
 @numba.njit(cache=True)
-def crossings(
+def slowest_messages(
     pairs: IntArray, ranks: RankTable, rates: FloatArray, steps: FloatArray, num_parts: int
 ) -> FloatArray:
     """Find what the messages of cuts meet when all messages of a cut are sent at once.
@@ -247,7 +247,7 @@ def _messages(left: int, right: int, ranks: RankTable) -> IntArray:
 
 @numba.njit(cache=True)
 def _meet(messages: IntArray, rates: FloatArray, steps: FloatArray, found: FloatArray) -> None:
-    """Write what the slowest message of each part meets; arrays as in `crossings`."""
+    """Write what the slowest message of each part meets; arrays as in `slowest_messages`."""
     # Units and messages: of each sender, of each receiver, out of each node, into each node.
     num_ranks = max(messages[:, 0].max(), messages[:, 1].max()) + 1
     loads = np.zeros((4, max(num_ranks, len(rates)), 2))

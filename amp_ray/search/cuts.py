@@ -5,7 +5,7 @@ from typing import Final
 
 import numpy as np
 
-from amp_ray.cost.model import CandidateCosts
+from amp_ray.cost.model import StageCosts
 from amp_ray.cost.topology import FloatArray, IntArray
 from amp_ray.partition import (
     PartitionProblem,
@@ -25,7 +25,7 @@ EVALUATIONS_TO_TELL: Final = 4
 
 
 def best_bounds(
-    costs: CandidateCosts, traits: RuntimeTraits, latest_start: IntArray
+    costs: StageCosts, traits: RuntimeTraits, latest_start: IntArray
 ) -> tuple[int, ...]:
     """Return the cuts of a candidate that are best by the closed form and fit the memory.
 
@@ -54,7 +54,7 @@ def best_bounds(
 
 
 def partition_problem(
-    costs: CandidateCosts, traits: RuntimeTraits, latest_start: IntArray
+    costs: StageCosts, traits: RuntimeTraits, latest_start: IntArray
 ) -> PartitionProblem:
     """Pose the partition problem of a candidate.
 
@@ -66,31 +66,25 @@ def partition_problem(
         traits: What the runtime does.
         latest_start: As in `best_bounds`.
     """
-    time_prefix_s, time_row = costs.kinds.stage_rows()
-    cut_time_s, cut_row = costs.cuts.rows(duplex=traits.duplex_transfers)
+    time_prefix_s, time_row = costs.times.rows()
+    cut_time_s, cut_row = costs.messages.rows()
     start_s, end_s, beat_row = _beats(cut_time_s, cut_row, blocking=traits.blocking_transfers)
     tables = StageTables(
         time_prefix_s=time_prefix_s,
         cut_time_s=cut_time_s,
         beat_start_s=start_s,
         beat_end_s=end_s,
-        earliest_start=_earliest_starts(costs),
+        earliest_start=costs.memory.earliest_starts(),
         latest_start=latest_start,
     )
     return chain_problem(
         tables,
-        costs.candidate.num_micro_batches,
+        costs.stages.num_micro_batches,
         time_row=time_row,
         cut_row=cut_row,
         beat_row=beat_row,
-        memory_row=np.arange(costs.candidate.pp),
+        memory_row=np.arange(costs.stages.pp),
     )
-
-
-def _earliest_starts(costs: CandidateCosts) -> IntArray:
-    """Return per stage and end the smallest start that fits the stage's smallest device."""
-    limit_bytes = np.array([float(device.memory_bytes) for device in costs.smallest])
-    return costs.memory.earliest_starts(limit_bytes)
 
 
 def last_with_parameters(model: Model) -> IntArray:

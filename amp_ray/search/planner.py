@@ -9,14 +9,13 @@ from functools import cached_property
 from typing import Protocol
 
 from amp_ray.cost.estimate import Infeasible, Reason, Result
-from amp_ray.cost.model import CostModel
-from amp_ray.cost.stages import NO_RUNTIME
+from amp_ray.cost.model import NO_RUNTIME, CostModel
 from amp_ray.cost.topology import IntArray
 from amp_ray.search.cuts import NO_LIMIT, best_bounds, even_block_bounds, last_with_parameters
-from amp_ray.search.heterogeneous import plan_heterogeneous
 from amp_ray.search.placement import plan_placement
 from amp_ray.search.ranking import Ranking, rank
 from amp_ray.search.space import candidates_of
+from amp_ray.search.stage_groups import DeviceGroups, plan_stage_groups
 from amp_ray.spec.candidate import AnyCandidate, Candidate, GroupsCandidate
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import Strategy
@@ -86,6 +85,11 @@ class AmpRayPlanner:
         return CostModel(experiment=self.experiment)
 
     @cached_property
+    def _device_groups(self) -> DeviceGroups:
+        """What is known of groups of devices, for all candidates."""
+        return DeviceGroups(cost_model=self.cost_model)
+
+    @cached_property
     def _latest_start(self) -> IntArray:
         """Where stages must start at the latest to have parameters, if they need any."""
         needed = self.experiment.traits.fails_without_parameters
@@ -103,7 +107,7 @@ class AmpRayPlanner:
         result tells by how much it fails.
         """
         if isinstance(candidate, GroupsCandidate):
-            return self._launchable(candidate, plan_heterogeneous(self.cost_model, candidate))
+            return self._launchable(candidate, plan_stage_groups(self._device_groups, candidate))
         refused = self._refuse(candidate)
         if refused is not None:
             return Infeasible(candidate=candidate, reason=refused)
@@ -114,7 +118,7 @@ class AmpRayPlanner:
             bounds = even_block_bounds(self.experiment.model, candidate.pp)
         else:
             bounds = best_bounds(costs, self.experiment.traits, self._latest_start)
-        return self.cost_model.estimate_cut(costs, Strategy.uniform(candidate, bounds))
+        return self.cost_model.estimate_from(costs, Strategy.uniform(candidate, bounds))
 
     def score(self, strategy: Strategy) -> Result:
         """Estimate a complete strategy; one that tensor parallelism cannot divide is told so."""

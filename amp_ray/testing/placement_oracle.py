@@ -127,7 +127,7 @@ def _values(
         stages = enumerate(pairwise(bounds))
         if all(is_allowed(problem, start, end, stage) for stage, (start, end) in stages):
             strategy = Strategy.uniform(candidate, bounds, placement)
-            breakdown = cost_model.estimate_cut(costs, strategy).breakdown
+            breakdown = cost_model.estimate_from(costs, strategy).breakdown
             assert breakdown is not None
             tail_s = breakdown.gradient_sync_s + breakdown.optimizer_s
             yield objective(problem, bounds, options).value_s + tail_s, bounds

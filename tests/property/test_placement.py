@@ -51,7 +51,7 @@ def value_of(cost_model: CostModel, candidate: Candidate) -> float:
 
 def is_matched_freely(cost_model: CostModel, candidate: Candidate) -> bool:
     """Tell whether the replicas' order cannot change what tied weights take."""
-    tied = cost_model.costs(candidate).memory.weights.tied
+    tied = cost_model.weights(candidate.tp).tied
     return tied is None or candidate.dp == 1 or candidate.pp == 1
 
 

@@ -5,7 +5,7 @@ from itertools import islice, permutations
 from typing import Final
 
 from amp_ray.cost.estimate import Estimate
-from amp_ray.cost.model import CandidateCosts, CostModel
+from amp_ray.cost.model import CostModel, StageCosts
 from amp_ray.cost.topology import IntArray
 from amp_ray.partition import objective
 from amp_ray.search.cuts import (
@@ -55,7 +55,7 @@ class Chains:
 
     cost_model: CostModel
     candidate: Candidate
-    _costs: dict[tuple[int, ...], CandidateCosts] = field(init=False, default_factory=dict)
+    _costs: dict[tuple[int, ...], StageCosts] = field(init=False, default_factory=dict)
     _chains: dict[tuple[int, ...], Strategy] = field(init=False, default_factory=dict)
     _estimates: dict[Key, Estimate] = field(init=False, default_factory=dict)
     _objectives_s: dict[Key, float] = field(init=False, default_factory=dict)
@@ -77,7 +77,7 @@ class Chains:
         key = key_of(strategy)
         if key not in self._estimates:
             costs = self._costs_on(strategy.placement)
-            self._estimates[key] = self.cost_model.estimate_cut(costs, strategy)
+            self._estimates[key] = self.cost_model.estimate_from(costs, strategy)
         return self._estimates[key]
 
     def objective_s(self, strategy: Strategy) -> float:
@@ -93,7 +93,7 @@ class Chains:
             self._objectives_s[key] = pipeline.value_s + tail_s
         return self._objectives_s[key]
 
-    def _costs_on(self, placement: tuple[int, ...]) -> CandidateCosts:
+    def _costs_on(self, placement: tuple[int, ...]) -> StageCosts:
         """Return what can be told of a placement before it is cut."""
         if placement not in self._costs:
             self._costs[placement] = self.cost_model.costs(self.candidate, placement)

@@ -38,7 +38,7 @@ def climb(cost_model: CostModel, start: Estimate) -> Estimate:
                 return higher
             left -= 1
             seen.add(bounds)
-            found = cost_model.estimate_cut(costs, Strategy.uniform(candidate, bounds, placement))
+            found = cost_model.estimate_from(costs, Strategy.uniform(candidate, bounds, placement))
             if speed(found) < speed(higher):
                 higher = found
         if higher is best:

@@ -40,7 +40,7 @@ def stage_needs(cost_model: CostModel, candidate: Candidate, *, tied_counts: boo
         tied_counts: Whether the time of tied weights is to be told by the stages at both ends.
     """
     model, traits = cost_model.experiment.model, cost_model.experiment.traits
-    memory = cost_model.costs(candidate).memory
+    memory = cost_model.memory(candidate)
     sizes = {float(device.memory_bytes) for device in cost_model.experiment.cluster.device_types}
     starts = {size: memory.earliest_starts(np.full(candidate.pp, size)) for size in sorted(sizes)}
     if traits.partition == "even-blocks":

@@ -114,7 +114,7 @@ def _with_ends(
     cost_model: CostModel, candidate: Candidate, scope: Scope, problem: PlacementProblem
 ) -> Posed | None:
     """Pose a problem anew so that the ends are told, if a weight is tied and few enough options."""
-    tied = cost_model.costs(candidate).memory.weights.tied is not None and candidate.pp > 1
+    tied = cost_model.weights(candidate.tp).tied is not None and candidate.pp > 1
     if not tied or len(problem.graph.source) > MOST_OPTIONS_WITH_ENDS:
         return None
     most = min(scope.max_options, MOST_OPTIONS_WITH_ENDS)

@@ -28,8 +28,8 @@ def swap_replicas(chains: Chains, start: Estimate) -> Estimate:
         An estimate with the same cuts and the same devices in every stage, never slower.
     """
     candidate = chains.candidate
-    weights = chains.cost_model.costs(candidate).memory.weights
-    if not start.feasible or weights.tied is None or 1 in (candidate.dp, candidate.pp):
+    tied = chains.cost_model.weights(candidate.tp).tied
+    if not start.feasible or tied is None or 1 in (candidate.dp, candidate.pp):
         return start
     best, left = start, MOST_SWAPS
     improved = True

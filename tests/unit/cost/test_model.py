@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from amp_ray.cost.estimate import Breakdown
-from amp_ray.cost.model import EXTRAPOLATED, CostModel
-from amp_ray.cost.stages import NO_RUNTIME
+from amp_ray.cost.model import EXTRAPOLATED, NO_RUNTIME, CostModel
 from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.profile import Anchor, Profile
@@ -65,7 +64,7 @@ def test_default_placement_is_rank_order(experiment: Experiment) -> None:
     candidate = Candidate(
         micro_batch_size=1, options=StageOptions(tp=2, dp=1), pp=2, num_micro_batches=4
     )
-    assert model.costs(candidate).grid.tolist() == [[[0, 1]], [[2, 3]]]
+    assert model.costs(candidate).stages.groups == [[0, 1], [2, 3]]
 
 
 def test_cuts_of_a_candidate_share_its_costs(experiment: Experiment) -> None:
@@ -76,7 +75,7 @@ def test_cuts_of_a_candidate_share_its_costs(experiment: Experiment) -> None:
     costs = model.costs(candidate)
     for bounds in ((0, 1, 4), (0, 2, 4), (0, 3, 4)):
         whole = model.estimate(strategy(bounds))
-        assert model.estimate_cut(costs, strategy(bounds)) == whole
+        assert model.estimate_from(costs, strategy(bounds)) == whole
 
 
 def test_a_model_with_other_input_starts_without_tables(experiment: Experiment) -> None:

@@ -66,8 +66,8 @@ def test_the_objective_is_the_closed_form_and_the_tail() -> None:
     candidate = mixed_candidate(dp=2)
     strategy = Strategy.uniform(candidate, (0, 4, 7, 11), LAST_FIRST)
     costs = cost_model.costs(candidate, LAST_FIRST)
-    times = costs.kinds.stage_times(strategy.bounds)[:2].sum(axis=0).max(axis=1)
-    seconds, row = costs.cuts.rows(duplex=cost_model.experiment.traits.duplex_transfers)
+    times = costs.times.at(strategy.bounds)[:2].sum(axis=0).max(axis=1)
+    seconds, row = costs.messages.rows()
     cuts = seconds[row, [4, 7]]
     breakdown = cost_model.estimate(strategy).breakdown
     assert breakdown is not None

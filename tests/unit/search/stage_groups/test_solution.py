@@ -4,11 +4,12 @@ import pytest
 
 from amp_ray.cost.estimate import Estimate, Infeasible
 from amp_ray.cost.model import CostModel
-from amp_ray.search.heterogeneous import (
+from amp_ray.search.stage_groups import (
     NO_GROUPS,
-    deepening,
+    DeviceGroups,
+    branch_and_bound,
     objective_s,
-    plan_heterogeneous,
+    plan_stage_groups,
     solve_groups,
 )
 from amp_ray.spec.candidate import GroupsCandidate
@@ -33,6 +34,10 @@ def two_kinds() -> Experiment:
     return experiment_from(TWO_KINDS)
 
 
+def groups_of(experiment: Experiment) -> DeviceGroups:
+    return DeviceGroups(cost_model=CostModel(experiment=experiment))
+
+
 def candidate(experiment: Experiment, size: int) -> GroupsCandidate:
     count = experiment.global_batch_size // size
     return GroupsCandidate(micro_batch_size=size, num_micro_batches=count)
@@ -40,20 +45,20 @@ def candidate(experiment: Experiment, size: int) -> GroupsCandidate:
 
 @pytest.mark.parametrize("size", [1, 2, 4, 8, 16])
 def test_the_best_plan_is_proven_on_sixteen_devices(two_kinds: Experiment, size: int) -> None:
-    model = CostModel(experiment=two_kinds)
-    solution = solve_groups(model, candidate(two_kinds, size))
+    groups = groups_of(two_kinds)
+    solution = solve_groups(groups, candidate(two_kinds, size))
     assert solution.value_s == pytest.approx(solution.lower_bound_s, rel=1e-9)
-    assert objective_s(model, solution.leaders[0]) == pytest.approx(solution.value_s, rel=1e-9)
+    assert objective_s(groups, solution.leaders[0]) == pytest.approx(solution.value_s, rel=1e-9)
 
 
 def test_slow_devices_stay_idle_where_that_is_faster(two_kinds: Experiment) -> None:
-    result = plan_heterogeneous(CostModel(experiment=two_kinds), candidate(two_kinds, 16))
+    result = plan_stage_groups(groups_of(two_kinds), candidate(two_kinds, 16))
     assert isinstance(result, Estimate)
     assert set(result.strategy.placement) <= set(range(8))
 
 
 def test_a_plan_that_is_uniform_is_one(two_kinds: Experiment) -> None:
-    result = plan_heterogeneous(CostModel(experiment=two_kinds), candidate(two_kinds, 16))
+    result = plan_stage_groups(groups_of(two_kinds), candidate(two_kinds, 16))
     assert isinstance(result, Estimate)
     assert result.strategy.is_uniform == result.launchable
 
@@ -62,12 +67,12 @@ def test_bounds_are_honest_where_not_all_plans_are_looked_at(
     two_kinds: Experiment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = candidate(two_kinds, 4)
-    best = solve_groups(CostModel(experiment=two_kinds), given)
-    monkeypatch.setattr(deepening, "FEW_NEIGHBOURS", 20)
-    monkeypatch.setattr(deepening, "MOST_NEIGHBOURS", 40)
-    monkeypatch.setattr(deepening, "MOST_BOXES", 2)
-    monkeypatch.setattr(deepening, "MOST_BOXES_RELAXED", 1)
-    hasty = solve_groups(CostModel(experiment=two_kinds), given)
+    best = solve_groups(groups_of(two_kinds), given)
+    monkeypatch.setattr(branch_and_bound, "FEW_NEIGHBOURS", 20)
+    monkeypatch.setattr(branch_and_bound, "MOST_NEIGHBOURS", 40)
+    monkeypatch.setattr(branch_and_bound, "MOST_BOXES", 2)
+    monkeypatch.setattr(branch_and_bound, "MOST_BOXES_RELAXED", 1)
+    hasty = solve_groups(groups_of(two_kinds), given)
     assert best.value_s is not None
     assert hasty.value_s is not None
     assert hasty.lower_bound_s is not None
@@ -81,7 +86,7 @@ def test_a_candidate_that_fits_nowhere_tells_what_it_needs(two_kinds: Experiment
         replace(node, device=replace(node.device, memory_bytes=10**9)) for node in cluster.nodes
     )
     small = replace(two_kinds, cluster=replace(cluster, nodes=nodes))
-    result = plan_heterogeneous(CostModel(experiment=small), candidate(small, 4))
+    result = plan_stage_groups(groups_of(small), candidate(small, 4))
     assert isinstance(result, Estimate)
     assert [reason.kind for reason in result.reasons] == ["out of memory"]
     assert result.lower_bound_s is None
@@ -90,7 +95,7 @@ def test_a_candidate_that_fits_nowhere_tells_what_it_needs(two_kinds: Experiment
 def test_limits_that_leave_no_group_are_told(two_kinds: Experiment) -> None:
     limits = SearchLimits(micro_batch_sizes=(3,))
     given = replace(two_kinds, limits=limits)
-    result = plan_heterogeneous(CostModel(experiment=given), candidate(given, 4))
+    result = plan_stage_groups(groups_of(given), candidate(given, 4))
     assert isinstance(result, Infeasible)
     assert result.reason.kind == NO_GROUPS
 
@@ -98,9 +103,9 @@ def test_limits_that_leave_no_group_are_told(two_kinds: Experiment) -> None:
 def test_tensor_parallel_groups_span_nodes_only_where_allowed(two_kinds: Experiment) -> None:
     limits = SearchLimits(min_tp=8, tp_across_nodes=True)
     given = replace(two_kinds, limits=limits)
-    result = plan_heterogeneous(CostModel(experiment=given), candidate(given, 4))
+    result = plan_stage_groups(groups_of(given), candidate(given, 4))
     assert isinstance(result, Estimate)
     assert {stage.tp for stage in result.strategy.stages} == {8}
     inside = replace(given, limits=SearchLimits(min_tp=8))
-    refused = plan_heterogeneous(CostModel(experiment=inside), candidate(inside, 4))
+    refused = plan_stage_groups(groups_of(inside), candidate(inside, 4))
     assert isinstance(refused, Infeasible)

@@ -10,32 +10,34 @@ scope the plan is the best by `objective_s`; the best few are judged by the simu
 from dataclasses import replace
 
 from amp_ray.cost.estimate import Infeasible, Reason, Result
-from amp_ray.cost.model import CostModel
-from amp_ray.search.heterogeneous.objective import objective_s
-from amp_ray.search.heterogeneous.solution import GroupsSolution, solve_groups
 from amp_ray.search.ranking import leader_order
+from amp_ray.search.stage_groups.device_group import DeviceGroups
+from amp_ray.search.stage_groups.objective import objective_s
+from amp_ray.search.stage_groups.solution import GroupsSolution, solve_groups
 from amp_ray.spec.candidate import GroupsCandidate
 
-__all__ = ["GroupsSolution", "objective_s", "plan_heterogeneous", "solve_groups"]
+__all__ = ["DeviceGroups", "GroupsSolution", "objective_s", "plan_stage_groups", "solve_groups"]
 
 NO_GROUPS = "no device group can be a stage"
 
 
-def plan_heterogeneous(cost_model: CostModel, candidate: GroupsCandidate) -> Result:
+def plan_stage_groups(device_groups: DeviceGroups, candidate: GroupsCandidate) -> Result:
     """Choose stages, their devices, tp, dp and shares, and estimate the result.
 
     Args:
-        cost_model: Of the experiment.
+        device_groups: Of the experiment; one for all its candidates.
         candidate: Micro-batch, its number, recompute.
 
     Returns:
         The best estimate. Where nothing fits, one that would be good without limits.
     """
-    solution = solve_groups(cost_model, candidate)
+    solution = solve_groups(device_groups, candidate)
     if not solution.leaders:
         detail = f"micro-batch {candidate.micro_batch_size}, within the limits of the search"
         return Infeasible(candidate=candidate, reason=Reason(kind=NO_GROUPS, detail=detail))
-    best = min((cost_model.estimate(leader) for leader in solution.leaders), key=leader_order)
+    best = min(
+        (device_groups.cost_model.estimate(leader) for leader in solution.leaders), key=leader_order
+    )
     if solution.value_s is None or solution.lower_bound_s is None:
         return best
     # The closed form may say a little more than the simulation does.

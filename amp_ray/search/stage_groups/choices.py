@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from amp_ray.cost.kernels import RankTable
 from amp_ray.cost.topology import IntArray, Topology
-from amp_ray.search.heterogeneous.kinds import DeviceGraph
-from amp_ray.search.heterogeneous.options import GroupCosts, GroupOption
+from amp_ray.search.stage_groups.kinds import DeviceGraph
+from amp_ray.search.stage_groups.options import GroupCosts, GroupOption
 
 BoolArray = NDArray[np.bool_]
 
@@ -64,7 +64,7 @@ class Choices:
     @cached_property
     def begins_at_nodes(self) -> BoolArray:
         """Shape ``(C,)``. Whether the stage before has to be on other nodes."""
-        at_begin = np.array([option.facts.begins_nodes for option in self.options])
+        at_begin = np.array([option.device_group.begins_nodes for option in self.options])
         return at_begin[self.option]
 
     def among(self, chosen: IntArray) -> "Choices":

@@ -6,12 +6,12 @@ from itertools import pairwise
 
 import numpy as np
 
-from amp_ray.cost.groups import prefix_sums
+from amp_ray.cost.stages import prefix_sums
 from amp_ray.partition import StageTables, chain_problem
 from amp_ray.partition.tails import Tail, TailedProblem, TailedSolution, solve_tailed
-from amp_ray.search.heterogeneous.limits import MemoryLimits
-from amp_ray.search.heterogeneous.objective import cut_s
-from amp_ray.search.heterogeneous.options import GroupCosts, GroupOption
+from amp_ray.search.stage_groups.limits import MemoryLimits
+from amp_ray.search.stage_groups.objective import cut_s
+from amp_ray.search.stage_groups.options import GroupCosts, GroupOption
 from amp_ray.spec.strategy import Strategy
 
 
@@ -41,10 +41,9 @@ def recut(costs: GroupCosts, limits: MemoryLimits, strategy: Strategy) -> Strate
 def _problem(costs: GroupCosts, limits: MemoryLimits, strategy: Strategy) -> TailedProblem:
     """Pose the cuts of a plan, from the last stage to the first."""
     stages = _options(costs, strategy)
-    cost_model, pp = costs.facts.cost_model, len(stages)
-    groups = [option.facts.group(option.shares) for option in stages]
+    cost_model, pp = costs.device_groups.cost_model, len(stages)
     nothing = np.zeros(cost_model.experiment.model.num_layers + 1)
-    cuts = [cut_s(cost_model, (right, left))[::-1] for left, right in pairwise(groups)]
+    cuts = [cut_s(cost_model, (right, left))[::-1] for left, right in pairwise(stages)]
     behind, before = np.array([nothing, *cuts]), np.array([*cuts, nothing])
     blocks = cost_model.experiment.traits.blocking_transfers
     last = limits.num_positions - 1
@@ -54,9 +53,7 @@ def _problem(costs: GroupCosts, limits: MemoryLimits, strategy: Strategy) -> Tai
     ]
     problem = chain_problem(
         StageTables(
-            time_prefix_s=prefix_sums(
-                np.array([costs.slowest_s(own.facts, own.shares)[::-1] for own in stages])
-            ),
+            time_prefix_s=prefix_sums(np.array([costs.slowest_s(own)[::-1] for own in stages])),
             cut_time_s=behind,
             beat_start_s=behind if blocks else np.empty(0),
             beat_end_s=before if blocks else np.empty(0),
@@ -76,7 +73,9 @@ def _options(costs: GroupCosts, strategy: Strategy) -> list[GroupOption]:
     """Return the stages of a plan, from the last one."""
     return [
         costs.option(
-            costs.facts.of_devices(np.array(strategy.devices(index)).reshape(stage.dp, stage.tp)),
+            costs.device_groups.of_devices(
+                np.array(strategy.devices(index)).reshape(stage.dp, stage.tp)
+            ),
             stage.shares or (strategy.micro_batch_size,) * stage.dp,
         )
         for index, stage in enumerate(strategy.stages)
@@ -85,11 +84,11 @@ def _options(costs: GroupCosts, strategy: Strategy) -> list[GroupOption]:
 
 def _tail(costs: GroupCosts, stages: Sequence[GroupOption]) -> Tail:
     """Return what follows the pipeline, by stage."""
-    tails = np.array([own.facts.tail for own in stages])
+    tails = np.array([own.device_group.tail for own in stages])
     ends = (0, len(stages) - 1) if len(stages) > 1 else ()
-    tied_s = np.array([costs.tied_s(own.facts) for own in stages])
+    tied_s = np.array([costs.tied_s(own.device_group) for own in stages])
     return Tail(
-        weight_prefix=prefix_sums(costs.facts.parameters[None, ::-1])[0],
+        weight_prefix=prefix_sums(costs.device_groups.parameters[None, ::-1])[0],
         s_per_weight=tails[:, 1] / np.array([own.tp for own in stages]),
         fixed_s=tails[:, 0] + tied_s * np.isin(np.arange(len(stages)), ends),
     )

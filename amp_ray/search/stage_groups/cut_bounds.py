@@ -7,10 +7,10 @@ from functools import cached_property
 import numpy as np
 
 from amp_ray.cost.collective import start_s
-from amp_ray.cost.crossings import CrossingModel
+from amp_ray.cost.messages import MessageModel
 from amp_ray.cost.topology import FloatArray
-from amp_ray.search.heterogeneous.facts import GroupFacts
-from amp_ray.search.heterogeneous.shares import Shares
+from amp_ray.search.stage_groups.device_group import DeviceGroup
+from amp_ray.search.stage_groups.shares import Shares
 
 CutBound = tuple[int, float]
 """tp of a stage, and seconds per byte of what its ranks send or get of a sample."""
@@ -27,18 +27,18 @@ class CutBounds:
         model: Times messages.
     """
 
-    model: CrossingModel
+    model: MessageModel
 
-    def bound(self, facts: GroupFacts, shares: Shares, *, crossing: bool) -> CutBound:
+    def bound(self, group: DeviceGroup, shares: Shares, *, crossing: bool) -> CutBound:
         """Return what the price of a stage's cut depends on.
 
         Args:
-            facts: The stage's group.
+            group: Of the stage.
             shares: Samples per dp index.
             crossing: Whether the other stage is on other nodes for sure.
         """
         rates, _ = self.model.links
-        grid = self.model.topology.node_of_device[facts.devices]
+        grid = self.model.topology.node_of_device[group.devices]
         nodes, tp = grid[:, 0].tolist(), grid.shape[1]
         least = max(
             samples / float(rates[node, node]) for node, samples in zip(nodes, shares, strict=True)

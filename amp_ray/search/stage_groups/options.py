@@ -2,21 +2,23 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 
 from amp_ray.cost.collective import Path
-from amp_ray.cost.topology import FloatArray
-from amp_ray.search.heterogeneous.facts import FactTable, GroupFacts
-from amp_ray.search.heterogeneous.kinds import DeviceGraph
-from amp_ray.search.heterogeneous.shares import (
+from amp_ray.cost.stages import PlacedStages
+from amp_ray.cost.topology import FloatArray, Rings
+from amp_ray.search.stage_groups.device_group import DeviceGroup, DeviceGroups
+from amp_ray.search.stage_groups.kinds import DeviceGraph
+from amp_ray.search.stage_groups.shares import (
     Shares,
     all_shares,
     split_by_speed,
     within_pieces,
 )
-from amp_ray.spec.candidate import GroupsCandidate
+from amp_ray.spec.candidate import GroupsCandidate, StageOptions
 
 
 class RankKind(NamedTuple):
@@ -40,26 +42,41 @@ class GroupOption:
     """One way in which a group is a stage.
 
     Args:
-        facts: The group.
+        device_group: Who runs it.
+        options: How it is used.
         shares: Samples per dp index.
         time_row: Row of `GroupCosts.layer_s`.
         needs: Memory of its different ranks: samples and bytes of the device.
     """
 
-    facts: GroupFacts
+    device_group: DeviceGroup
+    options: StageOptions
     shares: Shares
     time_row: int
     needs: tuple[tuple[int, float], ...]
 
     @property
     def tp(self) -> int:
-        """Tensor-parallel degree."""
-        return int(self.facts.devices.shape[1])
+        """Tensor parallel degree."""
+        return self.options.tp
 
     @property
     def dp(self) -> int:
-        """Data-parallel degree."""
-        return len(self.shares)
+        """Data parallel degree."""
+        return self.options.dp
+
+
+def placed(groups: Sequence[GroupOption]) -> tuple[PlacedStages, Rings]:
+    """Return stages, whose samples count as one part, and what their tensor-parallel rings meet."""
+    stages = PlacedStages(
+        options=[group.options for group in groups],
+        grids=[group.device_group.devices for group in groups],
+        shares=[group.shares for group in groups],
+        num_micro_batches=1,
+        one_part=True,
+    )
+    paths = tuple(chain.from_iterable(group.device_group.rings for group in groups))
+    return stages, Rings(paths=paths, index=tuple(range(len(paths))))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -67,13 +84,13 @@ class GroupCosts:
     """Prices the groups of one candidate, each kind of rank once.
 
     Args:
-        facts: Of groups.
+        device_groups: What is known of them without shares.
         candidate: Micro-batch, its number, recompute.
         one_node: Whether plans stay inside one node.
         offers_all: Whether groups that mix kinds are offered all splits, if there are few.
     """
 
-    facts: FactTable
+    device_groups: DeviceGroups
     candidate: GroupsCandidate
     one_node: bool
     offers_all: bool = False
@@ -98,24 +115,24 @@ class GroupCosts:
             edge: The group.
         """
         most = self.candidate.micro_batch_size
-        max_dp = self.facts.cost_model.experiment.limits.max_dp
+        max_dp = self.device_groups.cost_model.experiment.limits.max_dp
         most = most if max_dp is None else min(most, max_dp)
         return [
-            self.option(facts, shares)
-            for facts in self.facts.of_edge(graph, edge)
-            if len(facts.devices) <= most
-            for shares in self._shares(facts)
+            self.option(group, shares)
+            for group in self.device_groups.of_edge(graph, edge)
+            if len(group.devices) <= most
+            for shares in self._shares(group)
         ]
 
-    def option(self, facts: GroupFacts, shares: Shares) -> GroupOption:
+    def option(self, group: DeviceGroup, shares: Shares) -> GroupOption:
         """Return a group with shares.
 
         Args:
-            facts: The group.
+            group: Who runs it.
             shares: Samples per dp index.
         """
-        known = self.facts.cost_model.experiment.cluster.device_types
-        kinds = self._kinds(facts, shares)
+        known = self.device_groups.cost_model.experiment.cluster.device_types
+        kinds = self._kinds(group, shares)
         needs = {
             (kind.samples, float(known[index].memory_bytes))
             for kind in kinds
@@ -124,48 +141,57 @@ class GroupCosts:
         for kind in kinds:
             self._steps(kind)
         row = self._rows.setdefault(frozenset(kinds), len(self._rows))
-        return GroupOption(facts=facts, shares=shares, time_row=row, needs=tuple(sorted(needs)))
+        options = StageOptions(tp=group.tp, dp=len(shares), recompute=self.candidate.recompute)
+        return GroupOption(
+            device_group=group,
+            options=options,
+            shares=shares,
+            time_row=row,
+            needs=tuple(sorted(needs)),
+        )
 
-    def tied_s(self, facts: GroupFacts) -> float:
+    def tied_s(self, group: DeviceGroup) -> float:
         """Return what tied weights take a stage at an end of the pipeline."""
-        inside_s, outside_s = facts.tied_s
+        inside_s, outside_s = group.tied_s
         return inside_s if self.one_node else outside_s
 
-    def slowest_s(self, facts: GroupFacts, shares: Shares) -> FloatArray:
+    def slowest_s(self, group: GroupOption) -> FloatArray:
         """Return the seconds of every layer on the slowest rank of a stage."""
-        kinds = self._kinds(facts, shares)
+        kinds = self._kinds(group.device_group, group.shares)
         slowest: FloatArray = np.max([self._steps(kind) for kind in kinds], axis=0)
         return slowest
 
-    def _shares(self, facts: GroupFacts) -> list[Shares]:
+    def _shares(self, group: DeviceGroup) -> list[Shares]:
         """Return how the ranks of a group can share a micro-batch."""
-        samples, counts = self.candidate.micro_batch_size, [run.count for run in facts.ranks]
+        samples, counts = self.candidate.micro_batch_size, [run.count for run in group.ranks]
         found: list[Shares] = []
         if self.offers_all or len(counts) == 1:
             found = all_shares(samples, counts)
         if not found:
-            even = [-(-samples // len(facts.devices))] * len(counts)
-            first = self._by_speed(facts, even, counts)
+            even = [-(-samples // len(group.devices))] * len(counts)
+            first = self._by_speed(group, even, counts)
             full = [-(-own // count) for own, count in zip(first, counts, strict=True)]
-            splits = (first, self._by_speed(facts, full, counts))
+            splits = (first, self._by_speed(group, full, counts))
             found = [within_pieces(split, counts) for split in dict.fromkeys(splits)]
-        allowed = self.facts.cost_model.experiment.limits.micro_batch_sizes
+        allowed = self.device_groups.cost_model.experiment.limits.micro_batch_sizes
         return [shares for shares in found if allowed is None or set(shares) <= set(allowed)]
 
-    def _by_speed(self, facts: GroupFacts, samples: Sequence[int], counts: Sequence[int]) -> Shares:
+    def _by_speed(
+        self, group: DeviceGroup, samples: Sequence[int], counts: Sequence[int]
+    ) -> Shares:
         """Split a micro-batch by the speeds that ranks have with some numbers of samples."""
-        tp = facts.devices.shape[1]
+        tp = group.tp
         speeds = [
             own / float(self._steps(RankKind(run.types, run.ring, tp, own)).sum())
-            for run, own in zip(facts.ranks, samples, strict=True)
+            for run, own in zip(group.ranks, samples, strict=True)
         ]
         return split_by_speed(self.candidate.micro_batch_size, counts, speeds)
 
-    def _kinds(self, facts: GroupFacts, shares: Shares) -> list[RankKind]:
+    def _kinds(self, group: DeviceGroup, shares: Shares) -> list[RankKind]:
         """Return the different kinds of ranks of a stage."""
-        tp, first = int(facts.devices.shape[1]), 0
+        tp, first = group.tp, 0
         found: dict[RankKind, None] = {}
-        for run in facts.ranks:
+        for run in group.ranks:
             samples = dict.fromkeys(shares[first : first + run.count])
             found.update(dict.fromkeys(RankKind(run.types, run.ring, tp, own) for own in samples))
             first += run.count
@@ -174,12 +200,8 @@ class GroupCosts:
     def _steps(self, kind: RankKind) -> FloatArray:
         """Return the seconds of every layer on one kind of rank."""
         if kind not in self._step_s:
-            stages = self.facts.cost_model.stages
-            table, _ = stages.groups.table(
-                kind.types,
-                kind.ring,
-                stages.rank(kind.tp, kind.samples),
-                self.candidate.recompute,
-            )
+            options = StageOptions(tp=kind.tp, dp=1, recompute=self.candidate.recompute)
+            tables = self.device_groups.cost_model.time_tables
+            table, _ = tables.table(kind.types, kind.ring, options, kind.samples)
             self._step_s[kind] = np.diff(table[0] + table[1])
         return self._step_s[kind]

@@ -3,17 +3,16 @@
 import math
 from dataclasses import dataclass, replace
 
-from amp_ray.cost.model import CostModel
 from amp_ray.partition import PartitionSolution, solve
 from amp_ray.search.cuts import EVALUATIONS_TO_TELL, NO_LIMIT
-from amp_ray.search.heterogeneous.choices import Choices, all_choices
-from amp_ray.search.heterogeneous.deepening import best_groups
-from amp_ray.search.heterogeneous.facts import facts_of
-from amp_ray.search.heterogeneous.kinds import DeviceGraph
-from amp_ray.search.heterogeneous.limits import MemoryLimits
-from amp_ray.search.heterogeneous.options import GroupCosts
-from amp_ray.search.heterogeneous.problem import GroupsProblem
-from amp_ray.search.heterogeneous.refine import recut
+from amp_ray.search.stage_groups.branch_and_bound import best_groups
+from amp_ray.search.stage_groups.choices import Choices, all_choices
+from amp_ray.search.stage_groups.device_group import DeviceGroups
+from amp_ray.search.stage_groups.kinds import DeviceGraph
+from amp_ray.search.stage_groups.limits import MemoryLimits
+from amp_ray.search.stage_groups.options import GroupCosts
+from amp_ray.search.stage_groups.problem import GroupsProblem
+from amp_ray.search.stage_groups.refine import recut
 from amp_ray.spec.candidate import GroupsCandidate
 from amp_ray.spec.strategy import Strategy
 
@@ -36,19 +35,21 @@ class GroupsSolution:
     lower_bound_s: float | None = None
 
 
-def solve_groups(cost_model: CostModel, candidate: GroupsCandidate) -> GroupsSolution:
+def solve_groups(device_groups: DeviceGroups, candidate: GroupsCandidate) -> GroupsSolution:
     """Find the plan that is best by the objective.
 
     Args:
-        cost_model: Of the experiment.
+        device_groups: Of the experiment.
         candidate: Micro-batch, its number, recompute.
     """
     best = GroupsSolution()
     bound_s = math.inf
-    facts = facts_of(cost_model)
-    for graph, one_node in facts.graphs:
+    for graph, one_node in device_groups.graphs:
         costs = GroupCosts(
-            facts=facts, candidate=candidate, one_node=one_node, offers_all=graph.is_small
+            device_groups=device_groups,
+            candidate=candidate,
+            one_node=one_node,
+            offers_all=graph.is_small,
         )
         found = _solve_graph(costs, graph, upper_bound_s=best.value_s)
         if found is None:
@@ -70,11 +71,11 @@ def _solve_graph(
     choices = all_choices(graph, costs)
     if not choices.options:
         return None
-    given = costs.facts.cost_model.experiment
+    given = costs.device_groups.cost_model.experiment
     most = min(given.model.num_layers, graph.num_devices)
     max_pp = given.limits.max_pp or most
     limits = MemoryLimits(
-        cost_model=costs.facts.cost_model,
+        cost_model=costs.device_groups.cost_model,
         candidate=costs.candidate,
         most_stages=min(most, max_pp),
         capped=max_pp < most,
@@ -90,7 +91,7 @@ def _solved(
     upper_bound_s: float | None,
 ) -> GroupsSolution:
     """Solve with memory limits that are too loose, then with those that count."""
-    cost_model = costs.facts.cost_model
+    cost_model = costs.device_groups.cost_model
     other_s = cost_model.experiment.constants.host_s_per_iteration
     limit_s = math.inf if upper_bound_s is None else upper_bound_s - other_s
     loose = GroupsProblem(costs=costs, choices=choices, limits=limits, counted=False, joined=False)

@@ -86,8 +86,7 @@ class MemoryLimits:
                 pp=self.num_positions,
                 num_micro_batches=self.candidate.num_micro_batches,
             )
-            stages = self.cost_model.stages
-            memory = stages.memory(candidate, stages.rank(tp, samples))
+            memory = self.cost_model.memory(candidate)
             starts = memory.earliest_starts(np.full(self.num_positions, limit_bytes))
             # A stage that holds all layers has a tied weight once, and may be all that fits.
             num_layers = starts.shape[1] - 1

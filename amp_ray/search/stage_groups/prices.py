@@ -5,12 +5,13 @@ from functools import cached_property
 
 import numpy as np
 
-from amp_ray.cost.crossings import CrossingModel, gathers
-from amp_ray.cost.kernels import crossings
+from amp_ray.cost.kernels import slowest_messages
+from amp_ray.cost.messages import MessageModel
 from amp_ray.cost.topology import FloatArray, IntArray
 from amp_ray.partition.tails import distinct_rows
-from amp_ray.search.heterogeneous.choices import Choices
-from amp_ray.search.heterogeneous.cut_bounds import CutBound, CutBounds
+from amp_ray.search.stage_groups.choices import Choices
+from amp_ray.search.stage_groups.cut_bounds import CutBound, CutBounds
+from amp_ray.search.stage_groups.options import placed
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -23,7 +24,7 @@ class CutPrices:
     """
 
     choices: Choices
-    model: CrossingModel
+    model: MessageModel
 
     def rows(self, before: IntArray, after: IntArray) -> tuple[FloatArray, IntArray]:
         """Price the cuts between choices and those that follow them in the pipeline.
@@ -43,13 +44,17 @@ class CutPrices:
         used, place = np.unique(np.concatenate((before[first], after[first])), return_inverse=True)
         pairs = np.ascontiguousarray(place.reshape(2, -1).T)
         ranks = self.choices.rank_table(self.model.topology, used)
-        met = crossings(pairs, ranks, *self.model.links, 1)[:, 0]
+        met = slowest_messages(pairs, ranks, *self.model.links, 1)[:, 0]
         chosen = option[np.stack([before[first], after[first]], axis=1)]
         met[:, 3] *= self.model.traits.mask_bytes > 0
         keys = np.concatenate((self._tps[chosen], met, self._gathers[chosen].max(axis=1)), axis=1)
         columns = [np.unique(column, return_inverse=True)[1] for column in keys.T]
         distinct, row = distinct_rows([column for column in columns if column.any()] or columns[:1])
-        return self._seconds(keys[distinct]), row[pair.reshape(-1)]
+        keys = keys[distinct]
+        messages = self.model.messages(
+            keys[:, :2].astype(np.int64), keys[:, None, 2:6], keys[:, None, 6:]
+        )
+        return messages.everywhere(), row[pair.reshape(-1)]
 
     def least_rows(self, chosen: IntArray, *, behind: bool) -> tuple[FloatArray, IntArray]:
         """Bound the price of cuts by the stages on one side.
@@ -70,24 +75,10 @@ class CutPrices:
         places = []
         for option, crosses in (divmod(value, 2) for value in key.tolist()):
             own = self.choices.options[option]
-            bound = bounds.bound(own.facts, own.shares, crossing=bool(crosses))
+            bound = bounds.bound(own.device_group, own.shares, crossing=bool(crosses))
             places.append(index.setdefault(bound, len(index)))
         seconds = np.array([bounds.seconds(bound, behind=behind) for bound in index])
         return seconds, np.array(places)[row.reshape(-1)]
-
-    def _seconds(self, keys: FloatArray) -> FloatArray:
-        """Return the time of both messages at every boundary."""
-        model = self.model
-        seconds = np.zeros((2, len(keys), model.model.num_layers + 1))
-        for tp, next_tp in np.unique(keys[:, :2].astype(np.int64), axis=0).tolist():
-            own = (keys[:, 0] == tp) & (keys[:, 1] == next_tp)
-            seconds[:, own] = model.seconds(keys[own, 2:6], tp, next_tp)
-            if max(tp, next_tp) > 1:
-                seconds[:, own] += model.gathered(keys[own, 6:], tp, next_tp)
-        both: FloatArray = (
-            seconds.max(axis=0) if model.traits.duplex_transfers else seconds.sum(axis=0)
-        )
-        return both
 
     @cached_property
     def _tps(self) -> IntArray:
@@ -97,11 +88,4 @@ class CutPrices:
     @cached_property
     def _gathers(self) -> FloatArray:
         """Per option, latency and seconds per byte of a sample of its slowest gather."""
-        if not (self.model.traits.sliced_activations or self.model.traits.sliced_gradients):
-            return np.zeros((len(self.choices.options), 2))
-        return np.array(
-            [
-                gathers(option.facts.group(option.shares), (0,) * option.dp)[0]
-                for option in self.choices.options
-            ]
-        )
+        return self.model.gathers(*placed(self.choices.options))[:, 0]

@@ -1,6 +1,6 @@
 from dataclasses import replace
 
-from amp_ray.search.heterogeneous.kinds import device_graph, device_kinds, one_node_graphs
+from amp_ray.search.stage_groups.kinds import device_graph, device_kinds, one_node_graphs
 from amp_ray.spec.catalogue import CATALOGUE
 from amp_ray.spec.cluster import Cluster, Link, Node
 

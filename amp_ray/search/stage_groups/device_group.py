@@ -1,23 +1,17 @@
-"""What is known of groups of devices before samples are shared out: kept for all candidates."""
+"""Groups of devices with a tensor-parallel degree, before samples are shared out."""
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, groupby
-from typing import Final
 
 import numpy as np
 
 from amp_ray.cost.collective import Path
-from amp_ray.cost.crossings import StageGroup
 from amp_ray.cost.model import CostModel
 from amp_ray.cost.topology import FloatArray, IntArray
-from amp_ray.search.heterogeneous.kinds import DeviceGraph, device_graph, one_node_graphs
-from amp_ray.search.heterogeneous.shares import Shares
-
-MANY_PARAMETERS: Final = 1e9
-"""Where the time of a tail, which grows linearly, is looked at a second time."""
+from amp_ray.search.stage_groups.kinds import DeviceGraph, device_graph, one_node_graphs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +30,7 @@ class Ranks:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class GroupFacts:
+class DeviceGroup:
     """A group of devices with a tensor-parallel degree.
 
     Args:
@@ -56,24 +50,25 @@ class GroupFacts:
     tied_s: tuple[float, float]
     begins_nodes: bool
 
-    def group(self, shares: Shares) -> StageGroup:
-        """Return the group with shares."""
-        return StageGroup(devices=self.devices, shares=shares, rings=self.rings)
+    @property
+    def tp(self) -> int:
+        """Tensor parallel degree."""
+        return int(self.devices.shape[1])
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class FactTable:
-    """Finds the facts of groups, each once.
+class DeviceGroups:
+    """Finds the device groups of an experiment, each once: one table serves all its candidates.
 
     Args:
         cost_model: Of the experiment.
     """
 
     cost_model: CostModel
-    _known: dict[object, GroupFacts | None] = field(init=False, default_factory=dict)
+    _known: dict[object, DeviceGroup | None] = field(init=False, default_factory=dict)
 
-    def of_edge(self, graph: DeviceGraph, edge: int) -> list[GroupFacts]:
-        """Return the facts of a group for every tp that it allows; equal groups share them.
+    def of_edge(self, graph: DeviceGraph, edge: int) -> list[DeviceGroup]:
+        """Return a group with every tp that it allows; equal groups are one.
 
         Args:
             graph: Groups of devices.
@@ -85,26 +80,25 @@ class FactTable:
             key = (graph.rows, signature, tp)
             if key not in self._known:
                 self._known[key] = self._allowed(graph.devices(edge), tp)
-            facts = self._known[key]
-            found += [] if facts is None else [facts]
+            group = self._known[key]
+            found += [] if group is None else [group]
         return found
 
-    def of_devices(self, devices: IntArray) -> GroupFacts:
-        """Return the facts of any stage.
+    def of_devices(self, devices: IntArray) -> DeviceGroup:
+        """Return the group of any stage.
 
         Args:
             devices: Shape ``(dp, tp)``.
         """
         topology = self.cost_model.topology
         slots, own = topology.cluster.slot_of_device, set(devices.ravel().tolist())
-        rings = topology.unequal_rings(devices.tolist())
-        paths = tuple(rings.paths[index] for index in rings.index)
+        paths = topology.rings(devices.tolist()).each
         types = [tuple(sorted(set(row))) for row in topology.type_of_device[devices].tolist()]
         kinds = [self._kind_of_device[device] for device in devices[:, 0].tolist()]
         runs = [
             (key, len(list(run))) for key, run in groupby(zip(kinds, types, paths, strict=True))
         ]
-        return GroupFacts(
+        return DeviceGroup(
             devices=devices,
             rings=paths,
             ranks=tuple(Ranks(types=own, ring=path, count=count) for (_, own, path), count in runs),
@@ -146,7 +140,7 @@ class FactTable:
 
         A part that tensor parallelism does not divide is taken as if it did.
         """
-        weights = self.cost_model.stages.weights(1)
+        weights = self.cost_model.weights(1)
         held: FloatArray = np.diff(weights.prefix)
         if weights.tied is not None:
             held[weights.tied.last] -= weights.tied.parameters
@@ -155,11 +149,11 @@ class FactTable:
     @cached_property
     def tied_parameters(self) -> float:
         """Parameters of the weight that both ends of the model hold; 0 if there is none."""
-        tied = self.cost_model.stages.weights(1).tied
+        tied = self.cost_model.weights(1).tied
         return 0.0 if tied is None else tied.parameters
 
-    def _allowed(self, pieces: Sequence[Sequence[int]], tp: int) -> GroupFacts | None:
-        """Return the facts of a group; None where the nodes, limits or the profile forbid tp."""
+    def _allowed(self, pieces: Sequence[Sequence[int]], tp: int) -> DeviceGroup | None:
+        """Return a group; None where the nodes, limits or the profile forbid tp."""
         given, topology = self.cost_model.experiment, self.cost_model.topology
         devices = list(chain.from_iterable(pieces))
         if len(devices) % tp:
@@ -186,7 +180,7 @@ class FactTable:
         """
         if not self.tied_parameters:
             return 0.0
-        tail, topology = self.cost_model.stages.tail, self.cost_model.topology
+        step_end, topology = self.cost_model.step_end, self.cost_model.topology
         ranks = Counter(topology.node_of_device[devices].ravel().tolist())
         parameters = self.tied_parameters / devices.shape[1]
         times_s = []
@@ -196,7 +190,7 @@ class FactTable:
                 places.append(tuple(sorted((node, self._nearest[node]))))
             for ends in places:
                 path = topology.ring(ends, 2, dict.fromkeys(ends, count))
-                times_s.append(tail.tied_s(parameters, path))
+                times_s.append(step_end.tied_s(parameters, path))
         return max(times_s)
 
     @cached_property
@@ -209,19 +203,7 @@ class FactTable:
 
     def _tail(self, devices: IntArray) -> tuple[float, float]:
         """Return what the tail of a stage takes by its own rings: fixed, and per parameter."""
-        model, dp = self.cost_model.stages.tail, len(devices)
-        device = model.slowest(devices[None])[0]
-        paths = set(model.topology.unequal_rings(devices.T.tolist()).paths)
-        none, many = (
-            max(model.sync_s(parameters, dp, path, device) for path in paths)
-            + model.optimizer_s(parameters, dp, device)
-            for parameters in (0.0, MANY_PARAMETERS)
-        )
-        return none, (many - none) / MANY_PARAMETERS
-
-
-def facts_of(cost_model: CostModel) -> FactTable:
-    """Return the facts of an experiment, which are kept with its cost model."""
-    kept = cost_model.kept.setdefault(FactTable, FactTable(cost_model=cost_model))
-    assert isinstance(kept, FactTable)
-    return kept
+        model = self.cost_model.step_end
+        types = set(model.topology.type_of_device[devices.ravel()].tolist())
+        rings = model.topology.rings(devices.T.tolist())
+        return model.line(len(devices), rings.paths, model.slowest(types))

@@ -14,15 +14,15 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from amp_ray.cost.groups import prefix_sums
+from amp_ray.cost.stages import prefix_sums
 from amp_ray.cost.topology import FloatArray, IntArray
 from amp_ray.partition import NO_ROW, OptionTable, PartitionProblem, StageTables
 from amp_ray.partition.resources import labelled
 from amp_ray.partition.tails import Tail, TailedProblem, distinct_rows
-from amp_ray.search.heterogeneous.choices import Choices
-from amp_ray.search.heterogeneous.limits import MemoryLimits
-from amp_ray.search.heterogeneous.options import GroupCosts
-from amp_ray.search.heterogeneous.prices import CutPrices
+from amp_ray.search.stage_groups.choices import Choices
+from amp_ray.search.stage_groups.limits import MemoryLimits
+from amp_ray.search.stage_groups.options import GroupCosts
+from amp_ray.search.stage_groups.prices import CutPrices
 from amp_ray.spec.strategy import Stage, StageOptions, Strategy
 
 NO_CHOICE: Final = -1
@@ -83,7 +83,7 @@ class GroupsProblem:
         """The options."""
         choices = self.choices
         choice, position, ends, finals = self._counted() if self.counted else self._uncounted()
-        if self.costs.facts.tied_parameters or self._blocks:
+        if self.costs.device_groups.tied_parameters or self._blocks:
             choice, position, ends, finals = _apart(choice, position, ends)
         if not self.joined:
             return Steps(
@@ -114,7 +114,7 @@ class GroupsProblem:
         option = self.choices.option[steps.choice]
         cut_s, cut_row = self._cuts()
         starts, memory_row = self._memory(option)
-        given = self.costs.facts.cost_model.experiment
+        given = self.costs.device_groups.cost_model.experiment
         beat_start_s, beat_end_s, beat_row = self._beats(cut_s, cut_row)
         rows = np.array([choice.time_row for choice in self.choices.options])
         host_s = np.full(len(option), given.constants.host_s_per_micro_batch)
@@ -141,14 +141,14 @@ class GroupsProblem:
         )
         tails = np.array(
             [
-                (*choice.facts.tail, self.costs.tied_s(choice.facts))
+                (*choice.device_group.tail, self.costs.tied_s(choice.device_group))
                 for choice in self.choices.options
             ]
         )
         tps = np.array([choice.tp for choice in self.choices.options])
         is_end = steps.is_first != (self.choices.from_state[steps.choice] == 0)
         tail = Tail(
-            weight_prefix=prefix_sums(self.costs.facts.parameters[None, ::-1])[0],
+            weight_prefix=prefix_sums(self.costs.device_groups.parameters[None, ::-1])[0],
             s_per_weight=(tails[:, 1] / tps)[option],
             fixed_s=tails[option, 0] + tails[option, 2] * is_end,
         )
@@ -242,7 +242,7 @@ class GroupsProblem:
             return np.empty(0), np.empty(0), np.empty(0, np.int64)
         steps = self.steps
         inner = np.flatnonzero(~steps.is_first)
-        nothing = np.zeros((1, self.costs.facts.cost_model.experiment.model.num_layers + 1))
+        nothing = np.zeros((1, self.costs.device_groups.cost_model.experiment.model.num_layers + 1))
         behind_s = np.vstack([cut_s, nothing]) if len(cut_s) else nothing
         before_s, before_row = nothing, np.zeros(len(cut_row), np.int64)
         if len(inner):
@@ -255,13 +255,13 @@ class GroupsProblem:
     @cached_property
     def _prices(self) -> CutPrices:
         """Prices of cuts."""
-        model = self.costs.facts.cost_model.stages.crossings
+        model = self.costs.device_groups.cost_model.messages
         return CutPrices(choices=self.choices, model=model)
 
     @property
     def _blocks(self) -> bool:
         """Whether a transfer stops both of its stages."""
-        return self.costs.facts.cost_model.experiment.traits.blocking_transfers
+        return self.costs.device_groups.cost_model.experiment.traits.blocking_transfers
 
     def _memory(self, option: IntArray) -> tuple[IntArray, IntArray]:
         """Return the different memory limits, and the row of each option."""
