@@ -7,6 +7,7 @@ told by coefficients until its boundary is known.
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import accumulate
 
 import numpy as np
 
@@ -54,36 +55,46 @@ class MessageModel:
             pairs = np.stack([np.arange(stages.pp - 1), np.arange(1, stages.pp)], axis=1)
         ranks = rank_table(self.topology, stages)
         met = slowest_messages(pairs, ranks, *self.links, stages.num_parts)
-        gathers = self.gathers(stages, rings)[pairs].max(axis=1)
+        gathers = self.gathers(stages, rings)[pairs].max(axis=1) if self.slices else None
         return self.messages(stages.tp[pairs], met, gathers)
 
-    def messages(self, tps: IntArray, met: FloatArray, gathers: FloatArray) -> "Messages":
+    def messages(self, tps: IntArray, met: FloatArray, gathers: FloatArray | None) -> "Messages":
         """Return messages by what they meet.
-
-        Where a runtime sends slices, they are put together again. Both ends of a cut do so at the
-        same time, so the slower one counts.
 
         Args:
             tps: Shape ``(num_cuts, 2)``. Of the stages before and after each cut.
             met: Shape ``(num_cuts, num_parts, 4)``. As `slowest_messages` finds it.
-            gathers: Shape ``(num_cuts, num_parts, 2)``. Of the slower end, as in `gathers`.
+            gathers: Shape ``(num_cuts, num_parts, 2)``. Of the slower end, as in `gathers`; not
+                needed where nothing is sliced.
         """
-        traits, start = self.traits, start_s(self.constants, self.traits)
-        receiving, lanes = tps[:, ::-1].T, np.lcm(tps[:, 0], tps[:, 1])
-        divides, equal = (tps.max(axis=1) > 1)[:, None], (tps[:, 0] == tps[:, 1])[:, None]
-        fixed = met[:, :, 0] * start + met[:, :, 1]
+        receiving, mask_bytes = tps[:, ::-1].T, self.traits.mask_bytes
+        share = (receiving / np.lcm(tps[:, 0], tps[:, 1]))[:, :, None]
+        fixed, latency, slope, of_message = met.transpose(2, 0, 1)
         coefficients = np.zeros((2, 3, *fixed.shape))
-        for kind, sliced in enumerate((traits.sliced_activations, traits.sliced_gradients)):
-            share = receiving[kind] / lanes / (receiving[kind] if sliced else 1)
-            coefficients[kind, 0] = fixed
-            coefficients[kind, 1] = met[:, :, 2] * share[:, None]
-            if sliced:
-                coefficients[kind, 0] += np.where(divides, start + gathers[:, :, 0], 0.0)
-                slope = np.where(divides, gathers[:, :, 1], 0.0)
-                coefficients[kind, 1] += np.where(equal, slope, 0.0)
-                coefficients[kind, 2] += np.where(equal, 0.0, slope)
-        coefficients[0, 0] += met[:, :, 3] * (traits.mask_bytes * receiving[0] / lanes)[:, None]
+        coefficients[:, 0] = fixed * start_s(self.constants, self.traits) + latency
+        coefficients[:, 1] = slope * share
+        if gathers is not None:
+            self._add_gathers(coefficients, tps, gathers)
+        if mask_bytes:
+            coefficients[0, 0] += of_message * (mask_bytes * share[0])
         return Messages(model=self, tps=tps, coefficients=coefficients)
+
+    def _add_gathers(self, coefficients: FloatArray, tps: IntArray, gathers: FloatArray) -> None:
+        """Let messages be slices that are put together again.
+
+        Both ends of a cut do so at the same time, so the slower one counts, and the larger holding.
+        """
+        divides, equal = (tps.max(axis=1) > 1)[:, None], (tps[:, 0] == tps[:, 1])[:, None]
+        step_s = divides * (start_s(self.constants, self.traits) + gathers[:, :, 0])
+        slope = divides * gathers[:, :, 1]
+        for kind, sliced in enumerate(
+            (self.traits.sliced_activations, self.traits.sliced_gradients)
+        ):
+            if sliced:
+                coefficients[kind, 0] += step_s
+                coefficients[kind, 1] /= tps[:, 1 - kind, None]
+                coefficients[kind, 1] += equal * slope
+                coefficients[kind, 2] = ~equal * slope
 
     def gathers(self, stages: PlacedStages, rings: Rings) -> FloatArray:
         """Return what putting slices together takes in the slowest group of each part.
@@ -95,13 +106,11 @@ class MessageModel:
         Returns:
             Shape ``(pp, num_parts, 2)``: latency of all steps, seconds per byte of a sample.
         """
-        if not self.slices:
-            return np.zeros((stages.pp, stages.num_parts, 2))
         tp = stages.tp[stages.stage_of_group]
         step_s = np.array([ring.step_s for ring in rings.each])
         rate = np.array([ring.bytes_per_s for ring in rings.each])
         price = ((tp - 1) * step_s, stages.samples * (tp - 1) / tp / rate)
-        return np.moveaxis(stages.worst(np.array(price)), 0, -1)
+        return stages.worst(np.array(price)).transpose(1, 2, 0)
 
     @property
     def slices(self) -> bool:
@@ -205,15 +214,17 @@ def sample_bytes(model: Model, tp: int, precision: Precision) -> FloatArray:
 
 def rank_table(topology: Topology, stages: PlacedStages) -> RankTable:
     """Lay the ranks of stages out for the kernel."""
-    stage, dp = stages.stage_of_group, np.diff(stages.first_group)
-    place = np.arange(len(stage)) + stage
+    stage, samples = stages.stage_of_group, stages.samples
+    place = stage + np.arange(len(stage))
     ends, parts = np.zeros((2, len(stage) + stages.pp), np.int64)
-    ends[place + 1] = stages.samples.cumsum() - stage * sum(stages.shares[0])
+    ends[place + 1] = samples.cumsum() - stage * sum(stages.shares[0])
     parts[place] = stages.parts
+    dps = [options.dp for options in stages.options]
+    sizes = [options.num_ranks for options in stages.options]
     return RankTable(
         nodes=topology.node_of_device[stages.devices],
-        first_node=np.concatenate(([0], np.cumsum(dp * stages.tp))),
+        first_node=np.array([0, *accumulate(sizes)]),
         ends=ends,
         parts=parts,
-        first_end=np.concatenate(([0], np.cumsum(dp + 1))),
+        first_end=np.array([0, *accumulate(dp + 1 for dp in dps)]),
     )

@@ -271,14 +271,15 @@ class CostModel:
     def _stage_memory(self, stages: PlacedStages, types: Sequence[frozenset[int]]) -> StageMemory:
         """Return the memory of stages; stages of equal options, shares and devices share theirs."""
         groups = list(zip(stages.samples.tolist(), types, strict=True))
-        known: dict[tuple[StageOptions, Groups], RankMemory] = {}
+        distinct, of_stage = stages.distinct_options
+        known: dict[tuple[int, Groups], RankMemory] = {}
         needs = []
-        for options, (first, end) in zip(
-            stages.options, pairwise(stages.first_group.tolist()), strict=True
+        for number, (first, end) in zip(
+            of_stage, pairwise(stages.first_group.tolist()), strict=True
         ):
-            key = options, frozenset(groups[first:end])
+            key = number, frozenset(groups[first:end])
             if key not in known:
-                known[key] = tuple(self._rank_memory(stages, *key))
+                known[key] = tuple(self._rank_memory(stages, distinct[number], key[1]))
             needs.append(known[key])
         return StageMemory(needs=tuple(needs))
 

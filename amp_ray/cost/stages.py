@@ -78,6 +78,15 @@ class PlacedStages:
         return len(self.options)
 
     @cached_property
+    def distinct_options(self) -> tuple[list[StageOptions], list[int]]:
+        """The different options, and which of them each stage has."""
+        first = self.options[0]
+        if all(options is first for options in self.options):
+            return [first], [0] * self.pp
+        number = {options: index for index, options in enumerate(dict.fromkeys(self.options))}
+        return list(number), [number[options] for options in self.options]
+
+    @cached_property
     def devices(self) -> IntArray:
         """Device of every rank, stage after stage."""
         return np.concatenate(self.grids, axis=None)
@@ -105,7 +114,7 @@ class PlacedStages:
     @cached_property
     def stage_of_group(self) -> IntArray:
         """Shape ``(num_groups,)``."""
-        return np.repeat(np.arange(self.pp), np.diff(self.first_group))
+        return np.repeat(np.arange(self.pp), [options.dp for options in self.options])
 
     @cached_property
     def samples(self) -> IntArray:
@@ -244,12 +253,12 @@ class TimeTables:
         Raises:
             ValueError: If the profile is measured, but not for a stage's tp on its devices.
         """
-        number = {options: index for index, options in enumerate(dict.fromkeys(stages.options))}
-        options = np.array([number[options] for options in stages.options])[stages.stage_of_group]
-        keys = zip(types, rings.index, options.tolist(), stages.samples.tolist(), strict=True)
+        distinct, of_stage = stages.distinct_options
+        of_group = [of_stage[stage] for stage in stages.stage_of_group.tolist()]
+        keys = zip(types, rings.index, of_group, stages.samples.tolist(), strict=True)
         index: dict[tuple[frozenset[int], int, int, int], int] = {}
         kind = [index.setdefault(key, len(index)) for key in keys]
-        alone = [replace(options, dp=1) for options in number]
+        alone = [replace(options, dp=1) for options in distinct]
         found = [
             self.table(tuple(sorted(own)), rings.paths[ring], alone[of], samples)
             for own, ring, of, samples in index

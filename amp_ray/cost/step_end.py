@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, pairwise
+from math import lcm
 from typing import Final
 
 import numpy as np
@@ -145,13 +146,13 @@ class StepEnds:
         Args:
             bounds: Shape ``(pp + 1,)``.
         """
-        tps = self.stages.tp.tolist()
+        tps = [options.tp for options in self.stages.options]
         held = {tp: self.weights(tp).of_stages(bounds).tolist() for tp in set(tps)}
         sync, step = np.zeros(len(tps)), np.zeros(len(tps))
         for stage, (tp, paths, device) in enumerate(
             zip(tps, self._paths, self._devices, strict=True)
         ):
-            parameters, dp = held[tp][stage], len(self.stages.shares[stage])
+            parameters, dp = held[tp][stage], self.stages.options[stage].dp
             sync[stage] = max(self.model.sync_s(parameters, dp, path, device) for path in paths)
             step[stage] = self.model.optimizer_s(parameters, dp, device)
         self._add_tied(sync, bounds)
@@ -163,7 +164,7 @@ class StepEnds:
         """What the gradient rings of each stage meet."""
         rows = [row for grid in self.stages.grids for row in grid.T.tolist()]
         rings = self.model.topology.rings(rows)
-        ends = accumulate(self.stages.tp.tolist(), initial=0)
+        ends = accumulate((options.tp for options in self.stages.options), initial=0)
         return [rings.among(first, end) for first, end in pairwise(ends)]
 
     @cached_property
@@ -186,19 +187,20 @@ class StepEnds:
         if ends not in self._tied_paths:
             pairs = tied_pairs(self.stages.grids[first], self.stages.grids[last])
             self._tied_paths[ends] = self.model.topology.rings(pairs).paths
-        parameters = tied.parameters / np.lcm(*self.stages.tp[list(ends)])
+        parameters = tied.parameters / lcm(*(self.stages.options[end].tp for end in ends))
         sync[[first, last]] += max(
-            self.model.tied_s(float(parameters), path) for path in self._tied_paths[ends]
+            self.model.tied_s(parameters, path) for path in self._tied_paths[ends]
         )
 
 
-def tied_pairs(first: IntArray, last: IntArray) -> list[list[int]]:
+def tied_pairs(first: IntArray, last: IntArray) -> list[tuple[int, int]]:
     """Pair the ranks of two stages that hold one weight: every replica, every slice of it."""
-    replicas, slices = max(len(first), len(last)), int(np.lcm(first.shape[1], last.shape[1]))
+    if first.shape == last.shape:
+        return list(zip(first.ravel().tolist(), last.ravel().tolist(), strict=True))
+    replicas, slices = max(len(first), len(last)), lcm(first.shape[1], last.shape[1])
     ends = []
     for grid in (first, last):
         dp, tp = grid.shape
         rows = np.arange(replicas) * dp // replicas
         ends.append(grid[rows][:, np.arange(slices) * tp // slices].ravel())
-    pairs: list[list[int]] = np.stack(ends, axis=1).tolist()
-    return pairs
+    return list(zip(*(end.tolist() for end in ends), strict=True))

@@ -93,7 +93,7 @@ class Topology:
         Args:
             groups: Devices of each ring.
         """
-        if all(len(group) == 1 for group in groups):
+        if max(map(len, groups), default=1) == 1:
             return Rings(paths=(NO_RING,), index=(0,) * len(groups))
         node_of_device = self.cluster.node_of_device
         rows = [

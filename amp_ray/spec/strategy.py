@@ -248,5 +248,5 @@ def _check_samples(stages: Sequence[Stage], micro_batch_size: int) -> None:
 
 def _common(values: Iterable[_T]) -> _T | None:
     """Return the one value that all have, or None."""
-    distinct = set(values)
-    return distinct.pop() if len(distinct) == 1 else None
+    first, *others = values
+    return first if all(other is first or other == first for other in others) else None

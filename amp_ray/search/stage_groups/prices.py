@@ -51,9 +51,8 @@ class CutPrices:
         columns = [np.unique(column, return_inverse=True)[1] for column in keys.T]
         distinct, row = distinct_rows([column for column in columns if column.any()] or columns[:1])
         keys = keys[distinct]
-        messages = self.model.messages(
-            keys[:, :2].astype(np.int64), keys[:, None, 2:6], keys[:, None, 6:]
-        )
+        gathers = keys[:, None, 6:] if self.model.slices else None
+        messages = self.model.messages(keys[:, :2].astype(np.int64), keys[:, None, 2:6], gathers)
         return messages.everywhere(), row[pair.reshape(-1)]
 
     def least_rows(self, chosen: IntArray, *, behind: bool) -> tuple[FloatArray, IntArray]:
@@ -88,4 +87,6 @@ class CutPrices:
     @cached_property
     def _gathers(self) -> FloatArray:
         """Per option, latency and seconds per byte of a sample of its slowest gather."""
+        if not self.model.slices:
+            return np.zeros((len(self.choices.options), 2))
         return self.model.gathers(*placed(self.choices.options))[:, 0]
