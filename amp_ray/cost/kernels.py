@@ -1,6 +1,6 @@
 """Compiled loops: arrays in, numbers out; what they mean stands in `amp_ray.cost.schedule`."""
 
-from math import gcd
+from math import ceil, gcd
 from typing import NamedTuple
 
 import numba
@@ -163,6 +163,40 @@ def earliest_starts(
                 elif starts[stage, end] < end or peak - spared > limits[stage]:
                     break
     return starts
+
+
+@numba.njit("f8(UniTuple(f8,4),f8[:,::1],UniTuple(f8,2),f8,f8)", cache=True)
+def busiest_s(
+    shape: tuple[float, float, float, float],
+    tiles: FloatArray,
+    split: tuple[float, float],
+    num_multiprocessors: float,
+    rate: float,
+) -> float:
+    """Return the seconds of the busiest multiprocessor in a matrix product, at the best tile size.
+
+    Args:
+        shape: Rows, columns, inner dimension and number of products.
+        tiles: Shape ``(num_sizes, 3)``. Rows, columns and share of the rate; either side up.
+        split: Most splits of the inner dimension, and what it is split down to, where there are
+            fewer tiles than multiprocessors.
+        num_multiprocessors: Of the device.
+        rate: Floating-point operations per second of a multiprocessor.
+    """
+    rows, columns, inner, batch = shape
+    least_s = np.inf
+    for size in range(len(tiles)):
+        tile_rows, tile_columns, share = tiles[size]
+        upright = ceil(rows / tile_rows) * ceil(columns / tile_columns)
+        across = ceil(rows / tile_columns) * ceil(columns / tile_rows)
+        waves = float(min(upright, across)) * batch / num_multiprocessors
+        if waves >= 1:
+            steps = waves * inner
+        else:
+            steps = inner / min(1 / waves, split[0], max(1.0, inner / split[1]))
+        seconds = 2.0 * tile_rows * tile_columns * steps / (rate * share)
+        least_s = min(least_s, seconds)
+    return float(least_s)
 
 
 class RankTable(NamedTuple):
