@@ -1,4 +1,4 @@
-"""Where to cut a candidate: its costs become a partition problem, the answer becomes bounds."""
+"""Where to cut stages in a given order: costs become a partition problem, its answer bounds."""
 
 from dataclasses import replace
 from typing import Final
@@ -15,6 +15,7 @@ from amp_ray.partition import (
     even_bounds,
     solve,
 )
+from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.model import Model
 from amp_ray.spec.traits import RuntimeTraits
 
@@ -24,33 +25,43 @@ EVALUATIONS_TO_TELL: Final = 4
 """Caps that are tried for a candidate that cannot run: its cuts need not be proven best."""
 
 
-def best_bounds(
-    costs: StageCosts, traits: RuntimeTraits, latest_start: IntArray
-) -> tuple[int, ...]:
-    """Return the cuts of a candidate that are best by the closed form and fit the memory.
+def best_bounds(experiment: Experiment, costs: StageCosts) -> tuple[int, ...]:
+    """Return the cuts of stages in a given order that are best by the closed form and fit.
 
     Args:
-        costs: The candidate's times and memory.
-        traits: What the runtime does.
-        latest_start: Shape ``(num_layers + 1,)``. Last start of a stage that ends at each boundary
-            and has what every stage needs; empty where stages need nothing.
+        experiment: Tells what stages need, and whether the runtime shares blocks out evenly.
+        costs: Times and memory of the stages.
 
     Returns:
-        Bounds. Where nothing fits, good ones without memory limits, to tell by how much the
-        candidate fails; where a stage would have no parameters all the same, with such stages.
+        Bounds. Where nothing fits, good ones without limits.
     """
-    problem = partition_problem(costs, traits, latest_start)
+    if experiment.traits.partition == "even-blocks":
+        return even_block_bounds(experiment.model, costs.stages.pp)
+    problem = partition_problem(costs, experiment.traits, latest_starts(experiment))
     solution = solve(problem)
-    if isinstance(solution, PartitionSolution):
-        return solution.bounds
+    found = solution if isinstance(solution, PartitionSolution) else without_limits(problem)
+    assert found is not None, "without limits every chain with enough layers has a partition"
+    return found.bounds
+
+
+def without_limits(problem: PartitionProblem) -> PartitionSolution | None:
+    """Return a good partition where none fits, to tell by how much a candidate fails.
+
+    Memory limits are dropped first, then what every stage must hold.
+
+    Args:
+        problem: One in which nothing fits.
+
+    Returns:
+        The partition; None where no option leads to an end.
+    """
     roomy = replace(problem, options=replace(problem.options, memory_row=NO_LIMIT))
     free = replace(roomy, tables=replace(roomy.tables, latest_start=NO_LIMIT))
     for unlimited in (roomy, free):
         solution = solve(unlimited, max_evaluations=EVALUATIONS_TO_TELL)
         if isinstance(solution, PartitionSolution):
-            return solution.bounds
-    message = "without limits every chain with enough layers has a partition"
-    raise AssertionError(message)
+            return solution
+    return None
 
 
 def partition_problem(
@@ -64,7 +75,7 @@ def partition_problem(
     Args:
         costs: The candidate's times and memory.
         traits: What the runtime does.
-        latest_start: As in `best_bounds`.
+        latest_start: As `latest_starts` has it; empty where stages need nothing.
     """
     time_prefix_s, time_row = costs.times.rows()
     cut_time_s, cut_row = costs.messages.rows()
@@ -87,9 +98,16 @@ def partition_problem(
     )
 
 
-def last_with_parameters(model: Model) -> IntArray:
-    """Return, per boundary, the last layer before it that has parameters; -1 if there is none."""
-    has = np.array([layer.num_parameters > 0 for layer in model.layers])
+def latest_starts(experiment: Experiment) -> IntArray:
+    """Return where stages must start at the latest to have parameters, if they need any.
+
+    Returns:
+        Shape ``(num_layers + 1,)``. Per boundary the last layer before it that has parameters, -1
+        if there is none; empty where stages need nothing.
+    """
+    if not experiment.traits.fails_without_parameters:
+        return NO_LIMIT
+    has = np.array([layer.num_parameters > 0 for layer in experiment.model.layers])
     last = np.maximum.accumulate(np.where(has, np.arange(len(has)), -1))
     return np.concatenate(([-1], last))
 

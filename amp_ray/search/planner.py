@@ -10,8 +10,7 @@ from typing import Protocol
 
 from amp_ray.cost.estimate import Infeasible, Reason, Result
 from amp_ray.cost.model import NO_RUNTIME, CostModel
-from amp_ray.cost.topology import IntArray
-from amp_ray.search.cuts import NO_LIMIT, best_bounds, even_block_bounds, last_with_parameters
+from amp_ray.search.cuts import best_bounds
 from amp_ray.search.placement import plan_placement
 from amp_ray.search.ranking import Ranking, rank
 from amp_ray.search.space import candidates_of
@@ -89,12 +88,6 @@ class AmpRayPlanner:
         """What is known of groups of devices, for all candidates."""
         return DeviceGroups(cost_model=self.cost_model)
 
-    @cached_property
-    def _latest_start(self) -> IntArray:
-        """Where stages must start at the latest to have parameters, if they need any."""
-        needed = self.experiment.traits.fails_without_parameters
-        return last_with_parameters(self.experiment.model) if needed else NO_LIMIT
-
     @property
     def relative_error(self) -> float:
         """The time estimate's own error."""
@@ -114,10 +107,7 @@ class AmpRayPlanner:
         if self.experiment.space != "uniform":
             return plan_placement(self.cost_model, candidate)
         costs = self.cost_model.costs(candidate)
-        if self.experiment.traits.partition == "even-blocks":
-            bounds = even_block_bounds(self.experiment.model, candidate.pp)
-        else:
-            bounds = best_bounds(costs, self.experiment.traits, self._latest_start)
+        bounds = best_bounds(self.experiment, costs)
         return self.cost_model.estimate_from(costs, Strategy.uniform(candidate, bounds))
 
     def score(self, strategy: Strategy) -> Result:

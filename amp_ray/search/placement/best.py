@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from amp_ray.cost.model import CostModel
+from amp_ray.partition import PartitionSolution
+from amp_ray.search.cuts import without_limits
 from amp_ray.search.placement.chains import Chains, class_orders, key_of
 from amp_ray.search.placement.pose import pose
 from amp_ray.search.placement.problem import PlacementProblem
 from amp_ray.search.placement.ranks import Walk
-from amp_ray.search.placement.tail import Placed, TailSearch, without_limits
+from amp_ray.search.placement.tail import Placed, TailSearch
 from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.strategy import Strategy
 
@@ -63,8 +65,8 @@ def solve_chains(chains: Chains) -> PlacementSolution:
     search = TailSearch(problem=posed.problem, upper_bound_s=known_s * (1 + ROUNDING))
     search.run()
     if not search.found and not feasible:
-        placed = without_limits(posed.problem)
-        roomy = () if placed is None else (_strategy(posed.problem, placed),)
+        solution = without_limits(posed.problem.problem)
+        roomy = () if solution is None else (_strategy(posed.problem, solution),)
         return PlacementSolution(leaders=(*roomy, *seeds))
     best = sorted(search.found, key=lambda placed: (placed.value_s, placed.tail_s))
     found = [_strategy(posed.problem, placed) for placed in best[:MOST_LEADERS]]
@@ -88,7 +90,7 @@ def _ordered(
     )
 
 
-def _strategy(problem: PlacementProblem, placed: Placed) -> Strategy:
+def _strategy(problem: PlacementProblem, placed: Placed | PartitionSolution) -> Strategy:
     """Give a solution its devices."""
     steps, cut_rows = problem.graph.path(placed.options)
     walk = Walk(moves=problem.moves, prices=problem.prices)

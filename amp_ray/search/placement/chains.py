@@ -6,15 +6,8 @@ from typing import Final
 
 from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.model import CostModel, StageCosts
-from amp_ray.cost.topology import IntArray
 from amp_ray.partition import objective
-from amp_ray.search.cuts import (
-    NO_LIMIT,
-    best_bounds,
-    even_block_bounds,
-    last_with_parameters,
-    partition_problem,
-)
+from amp_ray.search.cuts import NO_LIMIT, best_bounds, partition_problem
 from amp_ray.search.placement.nodes import node_classes
 from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.cluster import Cluster
@@ -67,9 +60,8 @@ class Chains:
             placement: Device of every rank.
         """
         if placement not in self._chains:
-            self._chains[placement] = Strategy.uniform(
-                self.candidate, self._bounds(placement), placement
-            )
+            bounds = best_bounds(self.cost_model.experiment, self._costs_on(placement))
+            self._chains[placement] = Strategy.uniform(self.candidate, bounds, placement)
         return self._chains[placement]
 
     def estimate(self, strategy: Strategy) -> Estimate:
@@ -99,13 +91,6 @@ class Chains:
             self._costs[placement] = self.cost_model.costs(self.candidate, placement)
         return self._costs[placement]
 
-    def _bounds(self, placement: tuple[int, ...]) -> tuple[int, ...]:
-        """Cut one placement."""
-        given = self.cost_model.experiment
-        if given.traits.partition == "even-blocks":
-            return even_block_bounds(given.model, self.candidate.pp)
-        return best_bounds(self._costs_on(placement), given.traits, latest_starts(self.cost_model))
-
 
 def objective_s(cost_model: CostModel, strategy: Strategy) -> float:
     """Return what placements are compared by: closed form of the pipeline, and the tail.
@@ -116,12 +101,6 @@ def objective_s(cost_model: CostModel, strategy: Strategy) -> float:
     """
     chains = Chains(cost_model=cost_model, candidate=candidate_of(strategy))
     return chains.objective_s(strategy)
-
-
-def latest_starts(cost_model: CostModel) -> IntArray:
-    """Return where stages must start at the latest to have parameters, if they need any."""
-    needed = cost_model.experiment.traits.fails_without_parameters
-    return last_with_parameters(cost_model.experiment.model) if needed else NO_LIMIT
 
 
 def key_of(strategy: Strategy) -> Key:

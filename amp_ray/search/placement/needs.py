@@ -7,8 +7,7 @@ import numpy as np
 
 from amp_ray.cost.model import CostModel
 from amp_ray.cost.topology import FloatArray, IntArray
-from amp_ray.search.cuts import even_block_bounds
-from amp_ray.search.placement.chains import latest_starts
+from amp_ray.search.cuts import even_block_bounds, latest_starts
 from amp_ray.spec.candidate import Candidate
 
 
@@ -51,7 +50,7 @@ def stage_needs(cost_model: CostModel, candidate: Candidate, *, tied_counts: boo
         parameters[-1] -= memory.weights.tied.parameters
     return StageNeeds(
         earliest_start=starts,
-        latest_start=latest_starts(cost_model),
+        latest_start=latest_starts(cost_model.experiment),
         parameters=parameters,
         tied_counts=tied_counts,
     )

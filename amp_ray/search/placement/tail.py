@@ -7,12 +7,11 @@ tail ``t`` settles all caps from ``t`` on, and intervals that cannot hold a bett
 """
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Final, NamedTuple
 
 from amp_ray.partition import InfeasiblePartition, PartitionSolution, PrunedPartition, solve
-from amp_ray.search.cuts import EVALUATIONS_TO_TELL, NO_LIMIT
 from amp_ray.search.placement.problem import PlacementProblem
 
 MOST_WORK: Final = 60_000_000
@@ -149,19 +148,3 @@ def _placed(problem: PlacementProblem, solution: PartitionSolution, tied_s: floa
         bounds=solution.bounds,
         options=solution.options,
     )
-
-
-def without_limits(problem: PlacementProblem) -> Placed | None:
-    """Return a good placement that ignores memory, to tell by how much a candidate fails.
-
-    Args:
-        problem: One in which nothing fits.
-    """
-    posed = problem.problem
-    roomy = replace(posed, options=replace(posed.options, memory_row=NO_LIMIT))
-    free = replace(roomy, tables=replace(roomy.tables, latest_start=NO_LIMIT))
-    for unlimited in (roomy, free):
-        solution = solve(unlimited, max_evaluations=EVALUATIONS_TO_TELL)
-        if isinstance(solution, PartitionSolution):
-            return _placed(problem, solution, 0.0)
-    return None

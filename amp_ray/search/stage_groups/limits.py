@@ -8,7 +8,7 @@ import numpy as np
 
 from amp_ray.cost.model import CostModel
 from amp_ray.cost.topology import IntArray
-from amp_ray.search.cuts import NO_LIMIT, last_with_parameters
+from amp_ray.search.cuts import latest_starts
 from amp_ray.spec.candidate import Candidate, GroupsCandidate, StageOptions
 
 Need = tuple[int, int, int, float]
@@ -65,11 +65,10 @@ class MemoryLimits:
     @cached_property
     def latest_start(self) -> IntArray:
         """Where stages must start to have parameters, if they need any."""
-        given = self.cost_model.experiment
-        if not given.traits.fails_without_parameters:
-            return NO_LIMIT
-        forwards = last_with_parameters(given.model)
-        num_layers = given.model.num_layers
+        forwards = latest_starts(self.cost_model.experiment)
+        if not len(forwards):
+            return forwards
+        num_layers = self.cost_model.experiment.model.num_layers
         has = np.flatnonzero(forwards[1:] == np.arange(num_layers))
         last = np.full(num_layers + 1, -1)
         for layer in has[::-1].tolist():

@@ -3,8 +3,7 @@
 import math
 from dataclasses import dataclass, replace
 
-from amp_ray.partition import PartitionSolution, solve
-from amp_ray.search.cuts import EVALUATIONS_TO_TELL, NO_LIMIT
+from amp_ray.search.cuts import without_limits
 from amp_ray.search.stage_groups.branch_and_bound import best_groups
 from amp_ray.search.stage_groups.choices import Choices, all_choices
 from amp_ray.search.stage_groups.device_group import DeviceGroups
@@ -122,11 +121,5 @@ def _solved(
 
 def _roomy(problem: GroupsProblem) -> tuple[Strategy, ...]:
     """Return a good plan that ignores memory, to tell by how much a candidate fails."""
-    posed = problem.problem.problem
-    roomy = replace(posed, options=replace(posed.options, memory_row=NO_LIMIT))
-    free = replace(roomy, tables=replace(roomy.tables, latest_start=NO_LIMIT))
-    for unlimited in (roomy, free):
-        solution = solve(unlimited, max_evaluations=EVALUATIONS_TO_TELL)
-        if isinstance(solution, PartitionSolution):
-            return (problem.strategy(solution.bounds, solution.options),)
-    return ()
+    solution = without_limits(problem.problem.problem)
+    return () if solution is None else (problem.strategy(solution.bounds, solution.options),)

@@ -3,9 +3,10 @@ import math
 import pytest
 
 from amp_ray.partition import PartitionSolution, solve
+from amp_ray.search.cuts import without_limits
 from amp_ray.search.placement.pose import pose
 from amp_ray.search.placement.problem import PlacementProblem
-from amp_ray.search.placement.tail import FEWEST_EVALUATIONS, MOST_WORK, TailSearch, without_limits
+from amp_ray.search.placement.tail import FEWEST_EVALUATIONS, MOST_WORK, TailSearch
 from amp_ray.testing.mixed_cluster import mixed_candidate, mixed_cost_model
 
 
@@ -75,7 +76,7 @@ def test_nothing_is_found_where_nothing_fits() -> None:
 
 def test_without_limits_something_is_placed_all_the_same() -> None:
     problem = posed(gib=1)
-    placed = without_limits(problem)
+    placed = without_limits(problem.problem)
     assert placed is not None
     assert len(placed.bounds) == 4
     assert placed.value_s > 0
