@@ -13,7 +13,7 @@ from amp_ray.baselines.metis2024_plan import MetisPlan
 from amp_ray.baselines.metis2024_problem import PosedPlans, pose_plans
 from amp_ray.baselines.metis2024_validity import OUT_OF_MEMORY, metis_defects
 from amp_ray.cost.estimate import Reason
-from amp_ray.partition.solution import InfeasiblePartition, InfeasibleReason, PrunedPartition
+from amp_ray.partition.problem import InfeasiblePartition, InfeasibleReason, PrunedPartition
 from amp_ray.partition.tails import solve_tailed
 
 SAME: Final = 1e-9

@@ -10,8 +10,8 @@ from amp_ray.cost.estimate import Breakdown, Estimate
 from amp_ray.cost.layers import LayerCosts
 from amp_ray.cost.memory import LayerMemory, MemoryModel, RankMemory, StageMemory
 from amp_ray.cost.messages import MessageModel, Messages
-from amp_ray.cost.replicas import slowest_replica
 from amp_ray.cost.roofline import Rank
+from amp_ray.cost.schedule import slowest_replica
 from amp_ray.cost.stages import PlacedStages, StageTimes, TimeTables
 from amp_ray.cost.step_end import StepEndModel, StepEnds
 from amp_ray.cost.topology import FloatArray, IntArray, Topology

@@ -4,15 +4,18 @@ This package knows arrays, not devices. Planners fill `StageTables` and `OptionT
 """
 
 from amp_ray.partition.exact import solve
-from amp_ray.partition.problem import Objective, PartitionProblem, chain_problem, objective
-from amp_ray.partition.solution import (
+from amp_ray.partition.problem import (
     InfeasiblePartition,
     InfeasibleReason,
+    Objective,
+    PartitionProblem,
     PartitionSolution,
     PrunedPartition,
+    chain_problem,
+    even_bounds,
+    objective,
 )
 from amp_ray.partition.tables import NO_ROW, OptionTable, StageTables
-from amp_ray.partition.uniform import even_bounds
 
 __all__ = [
     "NO_ROW",

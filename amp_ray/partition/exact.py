@@ -28,14 +28,14 @@ import numpy as np
 
 from amp_ray.partition.kernels import cheapest_chain
 from amp_ray.partition.layout import canonical_order, laid_out, scratch_for
-from amp_ray.partition.problem import PartitionProblem
-from amp_ray.partition.programme import Programme, Scratch
-from amp_ray.partition.solution import (
+from amp_ray.partition.problem import (
     InfeasiblePartition,
     InfeasibleReason,
+    PartitionProblem,
     PartitionSolution,
     PrunedPartition,
 )
+from amp_ray.partition.programme import Programme, Scratch
 
 # An interval of slowest beats: (lower bound of the objective, low, high, smallest sum).
 Interval = tuple[float, float, float, float]

@@ -1,6 +1,7 @@
 """The one partition problem of all planners, and its objective."""
 
 from dataclasses import dataclass
+from enum import StrEnum
 from itertools import pairwise
 
 import numpy as np
@@ -239,3 +240,91 @@ def _check_rows(column: str, rows: IntArray, table: str, num_rows: int) -> None:
         option = int(rows.argmax())
         msg = f"{column}[{option}] is {rows[option]}, but {table} has {num_rows} rows"
         raise ValueError(msg)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionSolution:
+    """The best partition, or the best one found within a budget of evaluations.
+
+    Attributes:
+        bounds: ``(0, ..., num_layers)``; stage ``s`` takes layers ``[bounds[s], bounds[s + 1])``.
+        options: The option of each stage, by its index in `OptionTable`.
+        value_s: The objective.
+        slowest_s: The largest beat.
+        lower_bound_s: No partition has a smaller objective; equals ``value_s`` once proven.
+        num_evaluations: Caps on the slowest stage that were tried.
+    """
+
+    bounds: tuple[int, ...]
+    options: tuple[int, ...]
+    value_s: float
+    slowest_s: float
+    lower_bound_s: float
+    num_evaluations: int
+
+    @property
+    def proven(self) -> bool:
+        """Whether no partition is better."""
+        return self.lower_bound_s == self.value_s
+
+
+class InfeasibleReason(StrEnum):
+    """Why no partition exists."""
+
+    NO_PATH = "no path"
+    TOO_FEW_LAYERS = "too few layers"
+    MEMORY = "memory"
+    NEEDED_LAYERS = "needed layers"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InfeasiblePartition:
+    """No partition exists.
+
+    Attributes:
+        reason: For counting.
+        detail: For people: one sentence with the numbers.
+    """
+
+    reason: InfeasibleReason
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrunedPartition:
+    """Every partition is worse than the bound that the caller gave.
+
+    Attributes:
+        lower_bound_s: No partition has a smaller objective.
+        num_evaluations: Caps on the slowest stage that were tried.
+    """
+
+    lower_bound_s: float
+    num_evaluations: int
+
+
+def even_bounds(num_layers: int, num_stages: int) -> tuple[int, ...]:
+    """Split layers evenly by number: the first ``num_layers % num_stages`` stages get one more.
+
+    Args:
+        num_layers: Of the chain.
+        num_stages: At most one per layer.
+
+    Returns:
+        ``(0, ..., num_layers)``, of length ``num_stages + 1``.
+
+    Raises:
+        ValueError: If there are no stages, or more stages than layers.
+
+    Example:
+        >>> even_bounds(10, 4)
+        (0, 3, 6, 8, 10)
+    """
+    if not 1 <= num_stages <= num_layers:
+        msg = (
+            f"num_stages is {num_stages}, but the chain has {num_layers} layers: "
+            f"expected 1 to {num_layers} stages"
+        )
+        raise ValueError(msg)
+    size, longer = divmod(num_layers, num_stages)
+    return tuple(stage * size + min(stage, longer) for stage in range(num_stages + 1))

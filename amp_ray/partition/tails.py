@@ -21,8 +21,12 @@ import numpy as np
 
 from amp_ray.partition.arrays import FloatArray, IntArray, frozen_times
 from amp_ray.partition.exact import solve
-from amp_ray.partition.problem import PartitionProblem
-from amp_ray.partition.solution import InfeasiblePartition, PartitionSolution, PrunedPartition
+from amp_ray.partition.problem import (
+    InfeasiblePartition,
+    PartitionProblem,
+    PartitionSolution,
+    PrunedPartition,
+)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

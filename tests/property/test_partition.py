@@ -10,8 +10,15 @@ from hypothesis import strategies as st
 from amp_ray.partition.exact import solve
 from amp_ray.partition.kernels import cheapest_chain
 from amp_ray.partition.layout import canonical_order, laid_out, scratch_for
-from amp_ray.partition.problem import PartitionProblem, beat_s, is_allowed, objective
-from amp_ray.partition.solution import InfeasiblePartition, PartitionSolution, PrunedPartition
+from amp_ray.partition.problem import (
+    InfeasiblePartition,
+    PartitionProblem,
+    PartitionSolution,
+    PrunedPartition,
+    beat_s,
+    is_allowed,
+    objective,
+)
 from amp_ray.partition.tables import OptionTable, StageTables
 from amp_ray.testing import brute_force
 from amp_ray.testing.partition_cases import EXACT_KINDS, KINDS, CaseSize, random_problem

@@ -1,6 +1,6 @@
-"""What blocks of devices and the cuts between them cost, for one candidate.
+"""What the devices of stages and the cuts between them cost, for one candidate.
 
-A block is what one stage occupies. Prices are asked of the cost model for stand-ins: any nodes of
+Prices are asked of the cost model for stand-ins: any nodes of
 the right classes, since equal nodes cost the same.
 """
 
@@ -12,7 +12,7 @@ import numpy as np
 from amp_ray.cost.model import CostModel
 from amp_ray.cost.stages import PlacedStages
 from amp_ray.cost.topology import FloatArray, IntArray, Topology
-from amp_ray.search.placement.lanes import Matching, matchings
+from amp_ray.search.placement.matchings import Matching, matchings
 from amp_ray.search.placement.nodes import NodeClass, Pairs
 from amp_ray.spec.candidate import Candidate
 
@@ -21,14 +21,14 @@ Lane = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class BlockPrices:
-    """What stages by several blocks cost.
+class DevicePrices:
+    """What stages on several sets of devices cost.
 
     Args:
         time_prefix_s: Shape ``(num_rows, num_layers + 1)``.
-        time_row: Shape ``(num_blocks,)``.
-        memory_bytes: Shape ``(num_blocks,)``. Of the block's smallest device.
-        tails: Shape ``(num_blocks, 2)``. Seconds of the tail: fixed, and per parameter.
+        time_row: Shape ``(num_sets,)``.
+        memory_bytes: Shape ``(num_sets,)``. Of the smallest device.
+        tails: Shape ``(num_sets, 2)``. Seconds of the tail: fixed, and per parameter.
     """
 
     time_prefix_s: FloatArray
@@ -39,7 +39,7 @@ class BlockPrices:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CutRow:
-    """One price of a relation between two blocks.
+    """One price of a relation between two stages.
 
     Args:
         row: Index into `Prices.cut_time_s`.
@@ -87,18 +87,18 @@ class Prices:
             self._price(unknown)
         return [self._known[key] for key in relations]
 
-    def blocks(self, blocks: Sequence[tuple[Pairs, ...]]) -> BlockPrices:
-        """Price blocks.
+    def stage_devices(self, sets: Sequence[tuple[Pairs, ...]]) -> DevicePrices:
+        """Price the devices of stages.
 
         Args:
-            blocks: Per block and class, units and promise of each node.
+            sets: Per stage and class, units and promise of each node.
         """
-        nodes = [self.stand_ins(block) for block in blocks]
+        nodes = [self.stand_ins(devices) for devices in sets]
         lanes = [[node for node, (units, _) in placed for _ in range(units)] for placed in nodes]
         stages, cluster = self._stages(lanes), self.cost_model.experiment.cluster
         rings, types = self.cost_model.topology.rings(stages.groups), stages.types(cluster)
         time_prefix_s, time_row = self.cost_model.time_tables.times(stages, types, rings).rows()
-        return BlockPrices(
+        return DevicePrices(
             time_prefix_s=time_prefix_s,
             time_row=time_row,
             memory_bytes=np.array(
@@ -173,7 +173,7 @@ class Prices:
         return PlacedStages.of_candidate(replace(self.candidate, pp=len(lanes)), grid)
 
     def _tail(self, placed: list[tuple[int, tuple[int, int]]]) -> tuple[float, float]:
-        """Return what a block's tail takes: fixed, and per parameter."""
+        """Return what the end of a step takes on some nodes: fixed, and per parameter."""
         topology, dp = self.cost_model.topology, self.candidate.dp
         sharers = {node: self.candidate.tp * promise for node, (_, promise) in placed}
         ring = topology.ring(tuple(sorted(sharers)), dp, sharers)

@@ -8,8 +8,8 @@ import numpy as np
 
 from amp_ray.cost.topology import FloatArray, IntArray
 from amp_ray.partition import InfeasiblePartition, PrunedPartition
+from amp_ray.partition.pruning import among_options, option_values
 from amp_ray.partition.tails import TailedSolution, solve_tailed
-from amp_ray.partition.useful import among_options, option_values
 from amp_ray.search.stage_groups.problem import GroupsProblem
 from amp_ray.spec.strategy import Strategy
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 from amp_ray.cost.model import CostModel
 from amp_ray.cost.stages import PlacedStages
 from amp_ray.cost.topology import FloatArray
-from amp_ray.search.stage_groups.cut_bounds import CutBounds
+from amp_ray.search.stage_groups.cut_prices import CutBounds
 from amp_ray.search.stage_groups.device_group import DeviceGroups
 from amp_ray.search.stage_groups.options import GroupCosts, GroupOption, placed
 from amp_ray.spec.candidate import GroupsCandidate

@@ -19,10 +19,9 @@ from amp_ray.cost.topology import FloatArray, IntArray
 from amp_ray.partition import NO_ROW, OptionTable, PartitionProblem, StageTables
 from amp_ray.partition.resources import labelled
 from amp_ray.partition.tails import Tail, TailedProblem, distinct_rows
-from amp_ray.search.stage_groups.choices import Choices
+from amp_ray.search.stage_groups.cut_prices import CutPrices
 from amp_ray.search.stage_groups.limits import MemoryLimits
-from amp_ray.search.stage_groups.options import GroupCosts
-from amp_ray.search.stage_groups.prices import CutPrices
+from amp_ray.search.stage_groups.options import Choices, GroupCosts
 from amp_ray.spec.strategy import Stage, StageOptions, Strategy
 
 NO_CHOICE: Final = -1

@@ -5,11 +5,10 @@ from dataclasses import dataclass, replace
 
 from amp_ray.search.cuts import without_limits
 from amp_ray.search.stage_groups.branch_and_bound import best_groups
-from amp_ray.search.stage_groups.choices import Choices, all_choices
 from amp_ray.search.stage_groups.device_group import DeviceGroups
 from amp_ray.search.stage_groups.kinds import DeviceGraph
 from amp_ray.search.stage_groups.limits import MemoryLimits
-from amp_ray.search.stage_groups.options import GroupCosts
+from amp_ray.search.stage_groups.options import Choices, GroupCosts, all_choices
 from amp_ray.search.stage_groups.problem import GroupsProblem
 from amp_ray.search.stage_groups.refine import recut
 from amp_ray.spec.candidate import GroupsCandidate

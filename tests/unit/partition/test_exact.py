@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 
 from amp_ray.partition.exact import solve
-from amp_ray.partition.problem import PartitionProblem, chain_problem
-from amp_ray.partition.solution import (
+from amp_ray.partition.problem import (
     InfeasiblePartition,
     InfeasibleReason,
+    PartitionProblem,
     PartitionSolution,
     PrunedPartition,
+    chain_problem,
 )
 from amp_ray.partition.tables import OptionTable, StageTables
 

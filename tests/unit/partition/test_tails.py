@@ -4,8 +4,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from amp_ray.partition.problem import PartitionProblem, chain_problem
-from amp_ray.partition.solution import InfeasiblePartition, PrunedPartition
+from amp_ray.partition.problem import (
+    InfeasiblePartition,
+    PartitionProblem,
+    PrunedPartition,
+    chain_problem,
+)
 from amp_ray.partition.tables import OptionTable, StageTables
 from amp_ray.partition.tails import (
     Tail,

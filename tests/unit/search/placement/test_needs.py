@@ -1,7 +1,7 @@
 import numpy as np
 
 from amp_ray.search.cuts import even_block_bounds
-from amp_ray.search.placement.needs import stage_needs
+from amp_ray.search.placement.problem import stage_needs
 from amp_ray.testing.mixed_cluster import mixed_candidate, mixed_cost_model
 
 

@@ -25,7 +25,7 @@ def by_class(prices: Prices, *, slow: Pairs = (), quick: Pairs = ()) -> tuple[Pa
 def test_a_block_costs_what_its_stage_costs() -> None:
     cost_model, candidate = mixed_cost_model(slow_gib=3), mixed_candidate(dp=2)
     prices = prices_of(cost_model, candidate)
-    blocks = prices.blocks(
+    blocks = prices.stage_devices(
         [by_class(prices, slow=((2, 0),)), by_class(prices, slow=((1, 1),), quick=((1, 1),))]
     )
     costs = cost_model.costs(candidate, (0, 1, 2, 3, 4, 5))
@@ -41,7 +41,7 @@ def test_tails_are_those_of_the_cost_model() -> None:
     prices = prices_of(cost_model, candidate)
     # Stages 0 and 1 take one device of the slow node and one of a quick one each.
     placement = (0, 2, 1, 3, 4, 5)
-    blocks = prices.blocks(
+    blocks = prices.stage_devices(
         [by_class(prices, slow=((1, 2),), quick=((1, 2),)), by_class(prices, quick=((2, 0),))]
     )
     breakdown = cost_model.estimate(Strategy.uniform(candidate, BOUNDS, placement)).breakdown

@@ -3,8 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from amp_ray.cost.replicas import slowest_replica
-from amp_ray.cost.schedule import simulate_s
+from amp_ray.cost.schedule import simulate_s, slowest_replica
 from amp_ray.spec.traits import RuntimeTraits
 
 NO_CUT = np.zeros((2, 0, 1))

@@ -1,8 +1,8 @@
 import pytest
 
-from amp_ray.search.placement import pose as pose_module
-from amp_ray.search.placement.pose import pose, posed_within
-from amp_ray.search.placement.scope import Scope
+from amp_ray.search.placement import build_problem as build_module
+from amp_ray.search.placement.build_problem import build_problem, build_within
+from amp_ray.search.placement.nodes import Scope
 from amp_ray.spec.candidate import Candidate, StageOptions
 from amp_ray.testing.mixed_cluster import mixed_candidate, mixed_cost_model
 
@@ -13,49 +13,49 @@ LINK = (
 
 
 def test_small_clusters_are_posed_whole() -> None:
-    posed = pose(mixed_cost_model(), mixed_candidate(dp=2))
+    posed = build_problem(mixed_cost_model(), mixed_candidate(dp=2))
     assert posed is not None
     assert posed.scope.is_whole
 
 
 def test_groups_that_no_node_holds_are_not_posed() -> None:
-    assert pose(mixed_cost_model(), mixed_candidate(tp=3)) is None
+    assert build_problem(mixed_cost_model(), mixed_candidate(tp=3)) is None
 
 
 def test_ends_count_where_a_weight_is_tied() -> None:
     for tied in (False, True):
-        posed = pose(mixed_cost_model(tied=tied), mixed_candidate())
+        posed = build_problem(mixed_cost_model(tied=tied), mixed_candidate())
         assert posed is not None
         assert posed.scope.ends == tied
 
 
 def test_too_many_options_narrow_the_scope(monkeypatch: pytest.MonkeyPatch) -> None:
     cost_model, candidate = mixed_cost_model(), mixed_candidate(dp=2)
-    whole = pose(cost_model, candidate)
+    whole = build_problem(cost_model, candidate)
     assert whole is not None
     num_options = len(whole.problem.graph.source)
-    monkeypatch.setattr(pose_module, "MOST_OPTIONS", num_options - 1)
-    narrower = pose(cost_model, candidate)
+    monkeypatch.setattr(build_module, "MOST_OPTIONS", num_options - 1)
+    narrower = build_problem(cost_model, candidate)
     assert narrower is not None
     assert not narrower.scope.is_whole
     assert len(narrower.problem.graph.source) < num_options
 
 
 def test_no_scope_may_be_narrow_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pose_module, "MOST_OPTIONS", 0)
-    assert pose(mixed_cost_model(), mixed_candidate(dp=2)) is None
+    monkeypatch.setattr(build_module, "MOST_OPTIONS", 0)
+    assert build_problem(mixed_cost_model(), mixed_candidate(dp=2)) is None
 
 
 def test_single_links_are_given_up_before_parts_of_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     cost_model, candidate = mixed_cost_model(LINK), mixed_candidate()
-    without = posed_within(cost_model, candidate, Scope(max_options=10_000, pairs=False))
-    exact = posed_within(cost_model, candidate, Scope(max_options=10_000))
+    without = build_within(cost_model, candidate, Scope(max_options=10_000, pairs=False))
+    exact = build_within(cost_model, candidate, Scope(max_options=10_000))
     assert without is not None
     assert exact is not None
     num_options = len(without.graph.source)
     assert num_options < len(exact.graph.source)
-    monkeypatch.setattr(pose_module, "MOST_OPTIONS", num_options)
-    posed = pose(cost_model, candidate)
+    monkeypatch.setattr(build_module, "MOST_OPTIONS", num_options)
+    posed = build_problem(cost_model, candidate)
     assert posed is not None
     assert (posed.scope.pairs, posed.scope.parts) == (False, "any")
 
@@ -67,6 +67,6 @@ def test_the_last_scope_takes_nodes_in_a_row() -> None:
     candidate = Candidate(
         micro_batch_size=1, options=StageOptions(tp=1, dp=24), pp=8, num_micro_batches=1
     )
-    posed = pose(cost_model, candidate)
+    posed = build_problem(cost_model, candidate)
     assert posed is not None
     assert posed.scope.parts == "row"

@@ -5,13 +5,10 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from amp_ray.cost.model import CostModel
-from amp_ray.search.placement.flat import FlatGraph
-from amp_ray.search.placement.graph import Grower
-from amp_ray.search.placement.needs import stage_needs
-from amp_ray.search.placement.nodes import ClassMoves, class_moves, node_classes
+from amp_ray.search.placement.graph import FlatGraph, Grower
+from amp_ray.search.placement.nodes import ClassMoves, Parts, Scope, class_moves, node_classes
 from amp_ray.search.placement.prices import Prices
-from amp_ray.search.placement.problem import PlacementProblem
-from amp_ray.search.placement.scope import Parts, Scope
+from amp_ray.search.placement.problem import PlacementProblem, stage_needs
 from amp_ray.spec.candidate import Candidate
 
 MOST_WORK_PER_CAP: Final = 12_000_000
@@ -34,14 +31,14 @@ NARROWER: Final[tuple[tuple[Parts, bool], ...]] = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Posed:
+class BuiltProblem:
     """A problem, and which placements it holds."""
 
     problem: PlacementProblem
     scope: Scope
 
 
-def pose(cost_model: CostModel, candidate: Candidate) -> Posed | None:
+def build_problem(cost_model: CostModel, candidate: Candidate) -> BuiltProblem | None:
     """Pose the placements of a candidate.
 
     Args:
@@ -55,17 +52,17 @@ def pose(cost_model: CostModel, candidate: Candidate) -> Posed | None:
     if any(node.num_slots % candidate.tp for node in cost_model.experiment.cluster.nodes):
         return None
     for scope in _scopes(cost_model, candidate):
-        problem = posed_within(cost_model, candidate, scope)
+        problem = build_within(cost_model, candidate, scope)
         if problem is None:
             continue
         told = _with_ends(cost_model, candidate, scope, problem)
         if told is not None:
             return told
-        return Posed(problem=problem, scope=scope)
+        return BuiltProblem(problem=problem, scope=scope)
     return None
 
 
-def posed_within(
+def build_within(
     cost_model: CostModel, candidate: Candidate, scope: Scope
 ) -> PlacementProblem | None:
     """Pose the placements of a candidate within a scope.
@@ -112,12 +109,12 @@ def _scopes(cost_model: CostModel, candidate: Candidate) -> Iterator[Scope]:
 
 def _with_ends(
     cost_model: CostModel, candidate: Candidate, scope: Scope, problem: PlacementProblem
-) -> Posed | None:
+) -> BuiltProblem | None:
     """Pose a problem anew so that the ends are told, if a weight is tied and few enough options."""
     tied = cost_model.weights(candidate.tp).tied is not None and candidate.pp > 1
     if not tied or len(problem.graph.source) > MOST_OPTIONS_WITH_ENDS:
         return None
     most = min(scope.max_options, MOST_OPTIONS_WITH_ENDS)
     told = replace(scope, ends=True, max_options=most)
-    found = posed_within(cost_model, candidate, told)
-    return None if found is None else Posed(problem=found, scope=told)
+    found = build_within(cost_model, candidate, told)
+    return None if found is None else BuiltProblem(problem=found, scope=told)

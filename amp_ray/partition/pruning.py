@@ -8,12 +8,11 @@ import numpy as np
 
 from amp_ray.partition.arrays import FloatArray, IntArray
 from amp_ray.partition.exact import solve
+from amp_ray.partition.kernels import least_values
 from amp_ray.partition.layout import canonical_order, laid_out
-from amp_ray.partition.problem import PartitionProblem
+from amp_ray.partition.problem import PartitionProblem, PartitionSolution
 from amp_ray.partition.programme import TailArrays
-from amp_ray.partition.solution import PartitionSolution
 from amp_ray.partition.tails import TailedProblem
-from amp_ray.partition.useful.kernels import least_values
 
 MANY_MICRO_BATCHES: Final = 1_000_000
 """With so many, the value of a partition tells its slowest beat."""

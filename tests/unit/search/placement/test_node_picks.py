@@ -1,4 +1,4 @@
-from amp_ray.search.placement.picks import (
+from amp_ray.search.placement.node_picks import (
     AWAITS_FIRST,
     NodeState,
     Pick,

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from amp_ray.partition.pruning import among_options, option_values
 from amp_ray.partition.tails import Tail, TailedProblem, TailedSolution, solve_tailed
-from amp_ray.partition.useful import among_options, option_values
 from amp_ray.testing.brute_force import all_chains
 from amp_ray.testing.partition_cases import KINDS, random_problem
 

@@ -2,7 +2,7 @@ from math import factorial
 
 import pytest
 
-from amp_ray.search.placement.lanes import ALL_MATCHINGS_UNITS, MATCHINGS_OF_MANY, matchings
+from amp_ray.search.placement.matchings import ALL_MATCHINGS_UNITS, MATCHINGS_OF_MANY, matchings
 
 
 def test_one_unit_goes_to_the_only_place() -> None:
