@@ -8,9 +8,9 @@ from typing import Final
 
 import pytest
 
-from amp_ray.baselines.metis2024 import NOT_PROFILED, MetisCost, metis_cost
-from amp_ray.baselines.metis2024_plan import MetisPlan, MetisSetting
-from amp_ray.baselines.metis2024_validity import (
+from amp_ray.baselines.metis2024.cost import NOT_PROFILED, MetisCost, metis_cost
+from amp_ray.baselines.metis2024.plan import MetisPlan, MetisSetting
+from amp_ray.baselines.metis2024.validity import (
     EMPTY_STAGE,
     LAYERS_LOST,
     OUT_OF_MEMORY,

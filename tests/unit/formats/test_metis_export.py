@@ -4,8 +4,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from amp_ray.baselines.metis2024 import MetisCost, metis_cost
-from amp_ray.baselines.metis2024_plan import MetisPlan, MetisSetting
+from amp_ray.baselines.metis2024.cost import MetisCost, metis_cost
+from amp_ray.baselines.metis2024.plan import MetisPlan, MetisSetting
 from amp_ray.cost.model import CostModel
 from amp_ray.formats.metis_export import metis_files, publish
 from amp_ray.formats.metis_profile import parse_metis_profile

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Final
 
-from amp_ray.baselines.metis2024_plan import DataRank, MetisPlan, MetisSetting
+from amp_ray.baselines.metis2024.plan import DataRank, MetisPlan, MetisSetting
 from amp_ray.cost.estimate import Reason
 from amp_ray.spec.published_profile import FloatArray
 from amp_ray.units import GIGA, MILLISECONDS_PER_SECOND

@@ -6,13 +6,12 @@ Its own search is not reproduced: it looks at a part of the plans, and lists som
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from amp_ray.baselines.metis2024 import MetisCost, metis_cost, stage_time_s
-from amp_ray.baselines.metis2024_groups import UNLIMITED, MetisLimits
-from amp_ray.baselines.metis2024_plan import MetisPlan, MetisSetting
-from amp_ray.baselines.metis2024_search import MetisSearch
-from amp_ray.baselines.metis2024_solve import MetisPruned
-from amp_ray.baselines.metis2024_strategy import MetisTranslation
-from amp_ray.baselines.metis2024_validity import metis_defects, rank_memory
+from amp_ray.baselines.metis2024.cost import MetisCost, metis_cost, stage_time_s
+from amp_ray.baselines.metis2024.groups import UNLIMITED, MetisLimits
+from amp_ray.baselines.metis2024.plan import MetisPlan, MetisSetting
+from amp_ray.baselines.metis2024.search import MetisPruned, MetisSearch
+from amp_ray.baselines.metis2024.strategy import MetisTranslation
+from amp_ray.baselines.metis2024.validity import metis_defects, rank_memory
 from amp_ray.cost.estimate import Breakdown, Estimate, Infeasible, Reason, Result
 from amp_ray.errors import InputError
 from amp_ray.spec.candidate import AnyCandidate, GroupsCandidate

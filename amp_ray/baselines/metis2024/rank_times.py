@@ -9,14 +9,14 @@ from functools import cached_property
 
 import numpy as np
 
-from amp_ray.baselines.metis2024 import NO_REST_S
-from amp_ray.baselines.metis2024_groups import GroupSpace
+from amp_ray.baselines.metis2024.cost import NO_REST_S
+from amp_ray.baselines.metis2024.groups import GroupSpace
 from amp_ray.partition.arrays import BoolArray, FloatArray, IntArray
 from amp_ray.spec.published_profile import PublishedEntry
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Works:
+class RankTimes:
     """What one data-parallel index does and holds.
 
     Rows count type, tp and samples, samples fastest; samples 0 and what was not measured are NaN.

@@ -3,8 +3,8 @@ from typing import Any
 
 import pytest
 
-from amp_ray.baselines.metis2024_plan import MetisPlan
-from amp_ray.baselines.metis2024_validity import metis_defects
+from amp_ray.baselines.metis2024.plan import MetisPlan
+from amp_ray.baselines.metis2024.validity import metis_defects
 from amp_ray.testing.metis import metis_document, metis_profile_files, metis_setting
 
 GOOD: dict[str, Any] = {

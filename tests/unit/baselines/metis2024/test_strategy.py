@@ -3,8 +3,8 @@ from typing import Any
 
 import pytest
 
-from amp_ray.baselines.metis2024_plan import MetisPlan
-from amp_ray.baselines.metis2024_strategy import MetisTranslation
+from amp_ray.baselines.metis2024.plan import MetisPlan
+from amp_ray.baselines.metis2024.strategy import MetisTranslation
 from amp_ray.errors import InputError
 from amp_ray.spec.strategy import Stage, StageOptions, Strategy
 from amp_ray.testing.metis import metis_setting

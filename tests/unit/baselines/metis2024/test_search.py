@@ -3,9 +3,8 @@ import json
 import numpy as np
 import pytest
 
-from amp_ray.baselines.metis2024_groups import MetisLimits
-from amp_ray.baselines.metis2024_search import MetisSearch
-from amp_ray.baselines.metis2024_solve import MetisPruned, MetisSolution
+from amp_ray.baselines.metis2024.groups import MetisLimits
+from amp_ray.baselines.metis2024.search import MetisPruned, MetisSearch, MetisSolution
 from amp_ray.cost.estimate import Reason
 from amp_ray.testing.metis import metis_document, metis_profile_files, metis_setting
 from amp_ray.testing.metis_oracle import cheapest_plan, random_setting

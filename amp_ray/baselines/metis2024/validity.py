@@ -3,8 +3,8 @@
 from itertools import pairwise
 from typing import Final
 
-from amp_ray.baselines.metis2024 import NOT_PROFILED
-from amp_ray.baselines.metis2024_plan import DataRank, MetisPlan, MetisSetting
+from amp_ray.baselines.metis2024.cost import NOT_PROFILED
+from amp_ray.baselines.metis2024.plan import DataRank, MetisPlan, MetisSetting
 from amp_ray.cost.estimate import Reason
 from amp_ray.spec.published_profile import FloatArray
 from amp_ray.units import GIB

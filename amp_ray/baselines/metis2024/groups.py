@@ -11,8 +11,8 @@ from typing import Final
 
 import numpy as np
 
-from amp_ray.baselines.metis2024 import BYTES_PER_GBYTE
-from amp_ray.baselines.metis2024_plan import MetisSetting
+from amp_ray.baselines.metis2024.cost import BYTES_PER_GBYTE
+from amp_ray.baselines.metis2024.plan import MetisSetting
 from amp_ray.partition.arrays import BoolArray, FloatArray, IntArray
 from amp_ray.partition.resources import NO_KIND, ResourceGraph, resource_graph
 from amp_ray.units import GIGA

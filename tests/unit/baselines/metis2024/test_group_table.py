@@ -3,28 +3,28 @@ import json
 import numpy as np
 import pytest
 
-from amp_ray.baselines.metis2024_groups import GroupSpace, MetisLimits
-from amp_ray.baselines.metis2024_menu import Menu, stage_menu
-from amp_ray.baselines.metis2024_works import Works
+from amp_ray.baselines.metis2024.group_table import GroupTable, group_table
+from amp_ray.baselines.metis2024.groups import GroupSpace, MetisLimits
+from amp_ray.baselines.metis2024.rank_times import RankTimes
 from amp_ray.testing.metis import metis_document, metis_profile_files, metis_setting
 
 
-def menu_of(num_micro_batches: int, files: dict[str, str] | None = None) -> Menu:
-    """Return the menu of two A100 and two T4 with a batch of 8."""
+def menu_of(num_micro_batches: int, files: dict[str, str] | None = None) -> GroupTable:
+    """Return the table of two A100 and two T4 with a batch of 8."""
     space = GroupSpace(setting=metis_setting(files), limits=MetisLimits())
-    return stage_menu(space, Works(space=space), num_micro_batches)
+    return group_table(space, RankTimes(space=space), num_micro_batches)
 
 
-def total_ms(menu: Menu) -> dict[tuple[tuple[int, ...], int, int], float]:
+def total_ms(table: GroupTable) -> dict[tuple[tuple[int, ...], int, int], float]:
     """Return what a micro-batch takes in each group over all layers, by kinds, dp and tp."""
-    variants = menu.space.variants
+    variants = table.space.variants
     return {
         (
             tuple(variants.kinds[row].tolist()),
             int(variants.dp[row]),
             int(variants.tp[row]),
         ): round(1e3 * float(time_s), 6)
-        for row, time_s in zip(menu.variant, menu.layer_s.sum(axis=1), strict=True)
+        for row, time_s in zip(table.variant, table.layer_s.sum(axis=1), strict=True)
     }
 
 
@@ -46,10 +46,10 @@ def test_a_group_in_which_a_device_takes_no_samples_is_no_choice() -> None:
 
 
 def test_samples_that_do_not_divide_are_no_choice_for_one_type() -> None:
-    menu = menu_of(8)
-    variants = menu.space.variants
-    one_type = ~variants.mixed[menu.variant]
-    assert (variants.dp[menu.variant][one_type] == 1).all()
+    table = menu_of(8)
+    variants = table.space.variants
+    one_type = ~variants.mixed[table.variant]
+    assert (variants.dp[table.variant][one_type] == 1).all()
 
 
 def test_sizes_that_were_not_measured_are_no_choice() -> None:
@@ -58,19 +58,19 @@ def test_sizes_that_were_not_measured_are_no_choice() -> None:
 
 
 def test_only_last_groups_pay_for_what_is_beyond_the_layers() -> None:
-    menu = menu_of(4)
-    is_last = menu.space.graph.from_state[menu.space.variants.edge[menu.variant]] == 0
-    assert (menu.rest_s[is_last] > 0).all()
-    assert (menu.rest_s[~is_last] == 0).all()
+    table = menu_of(4)
+    is_last = table.space.graph.from_state[table.space.variants.edge[table.variant]] == 0
+    assert (table.rest_s[is_last] > 0).all()
+    assert (table.rest_s[~is_last] == 0).all()
 
 
 def test_a_group_cannot_be_last_where_that_is_not_known() -> None:
     files = metis_profile_files()
     for name in [name for name in files if "T4" in name]:
         files[name] = json.dumps(metis_document([3, 6, 6, 3], whole_ms=None))
-    menu = menu_of(8, files)
-    is_last = menu.space.graph.from_state[menu.space.variants.edge[menu.variant]] == 0
-    assert set(menu.space.variants.kinds[menu.variant[is_last], 0]) == {0}
+    table = menu_of(8, files)
+    is_last = table.space.graph.from_state[table.space.variants.edge[table.variant]] == 0
+    assert set(table.space.variants.kinds[table.variant[is_last], 0]) == {0}
 
 
 def test_memory_limits_where_a_stage_may_start() -> None:
@@ -78,13 +78,13 @@ def test_memory_limits_where_a_stage_may_start() -> None:
     document = metis_document([3, 6, 6, 3], 24)
     document["execution_memory"]["layer_memory_total_mb"] = [1024 * 9] * 4
     files["DeviceType.T4_tp1_bs1.json"] = json.dumps(document)
-    menu = menu_of(8, files)
-    starts, number = menu.holders
-    variants = menu.space.variants
+    table = menu_of(8, files)
+    starts, number = table.holders
+    variants = table.space.variants
     single_t4 = np.flatnonzero(
-        (variants.kinds[menu.variant, 0] == 1)
-        & (variants.dp[menu.variant] == 1)
-        & (variants.tp[menu.variant] == 1)
+        (variants.kinds[table.variant, 0] == 1)
+        & (variants.dp[table.variant] == 1)
+        & (variants.tp[table.variant] == 1)
     )
     assert {tuple(starts[number[row]]) for row in single_t4} == {(0, 0, 1, 2, 3)}
 
@@ -95,11 +95,11 @@ def test_a_work_leads_only_if_it_is_slowest_in_every_layer(
 ) -> None:
     files = metis_profile_files()
     files["DeviceType.T4_tp1_bs1.json"] = json.dumps(metis_document(t4_ms, 24))
-    menu = menu_of(4, files)
-    variants = menu.space.variants
+    table = menu_of(4, files)
+    variants = table.space.variants
     mixed = np.flatnonzero(
-        variants.mixed[menu.variant]
-        & (variants.dp[menu.variant] == 2)
-        & (variants.tp[menu.variant] == 1)
+        variants.mixed[table.variant]
+        & (variants.dp[table.variant] == 2)
+        & (variants.tp[table.variant] == 1)
     )
-    assert set(menu.is_led[menu.crew[1][mixed]]) == {led}
+    assert set(table.is_led[table.rank_set[1][mixed]]) == {led}

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from amp_ray.baselines.metis2024_planner import Metis2024Planner
+from amp_ray.baselines.metis2024.planner import Metis2024Planner
 from amp_ray.cost.estimate import Estimate, Infeasible
 from amp_ray.errors import InputError
 from amp_ray.formats.metis_profile import parse_metis_profile

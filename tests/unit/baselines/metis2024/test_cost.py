@@ -2,14 +2,14 @@ import json
 
 import pytest
 
-from amp_ray.baselines.metis2024 import (
+from amp_ray.baselines.metis2024.cost import (
     NO_WHOLE_TIME,
     NOT_PROFILED,
     MetisCost,
     metis_cost,
     stage_time_s,
 )
-from amp_ray.baselines.metis2024_plan import MetisPlan, MetisSetting
+from amp_ray.baselines.metis2024.plan import MetisPlan, MetisSetting
 from amp_ray.cost.estimate import Reason
 from amp_ray.testing.metis import metis_document, metis_profile_files, metis_setting
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from amp_ray.baselines.metis2024_plan import MetisPlan, MetisSetting
+from amp_ray.baselines.metis2024.plan import MetisPlan, MetisSetting
 from amp_ray.errors import InputError
 from amp_ray.spec.strategy import Stage, StageOptions, Strategy
 

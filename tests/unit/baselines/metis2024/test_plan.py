@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from amp_ray.baselines.metis2024_plan import DataRank, MetisPlan, MetisSetting, proportional_shares
+from amp_ray.baselines.metis2024.plan import DataRank, MetisPlan, MetisSetting, proportional_shares
 from amp_ray.testing.metis import HOSTFILE, metis_profile_files, metis_setting
 
 GOOD: dict[str, Any] = {

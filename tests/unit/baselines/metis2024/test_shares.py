@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from amp_ray.baselines.metis2024_groups import GroupSpace, MetisLimits
-from amp_ray.baselines.metis2024_plan import MetisPlan
-from amp_ray.baselines.metis2024_shares import group_shares
+from amp_ray.baselines.metis2024.group_table import group_shares
+from amp_ray.baselines.metis2024.groups import GroupSpace, MetisLimits
+from amp_ray.baselines.metis2024.plan import MetisPlan
 from amp_ray.testing.metis import metis_profile_files, metis_setting
 
 

@@ -1,28 +1,28 @@
 import numpy as np
 import pytest
 
-from amp_ray.baselines.metis2024 import MetisCost, metis_cost
-from amp_ray.baselines.metis2024_bounds import outside_s
-from amp_ray.baselines.metis2024_groups import GroupSpace, MetisLimits
-from amp_ray.baselines.metis2024_menu import Menu, stage_menu
-from amp_ray.baselines.metis2024_plan import MetisSetting
-from amp_ray.baselines.metis2024_problem import PosedPlans, pose_plans
-from amp_ray.baselines.metis2024_works import Works
+from amp_ray.baselines.metis2024.cost import MetisCost, metis_cost
+from amp_ray.baselines.metis2024.group_table import GroupTable, group_table
+from amp_ray.baselines.metis2024.groups import GroupSpace, MetisLimits
+from amp_ray.baselines.metis2024.plan import MetisSetting
+from amp_ray.baselines.metis2024.problem import PosedPlans, pose_plans
+from amp_ray.baselines.metis2024.rank_times import RankTimes
+from amp_ray.baselines.metis2024.search import outside_s
 from amp_ray.partition.tails import TailedSolution, solve_tailed
 from amp_ray.testing.metis import metis_setting
 from amp_ray.testing.metis_oracle import cheapest_plan, random_setting
 
 
-def menu_of(setting: MetisSetting, number: int) -> Menu:
+def menu_of(setting: MetisSetting, number: int) -> GroupTable:
     """Return the groups that can run a micro-batch."""
     space = GroupSpace(setting=setting, limits=MetisLimits())
-    return stage_menu(space, Works(space=space), number)
+    return group_table(space, RankTimes(space=space), number)
 
 
-def posed(menu: Menu, *, exact: bool = False) -> PosedPlans:
+def posed(table: GroupTable, *, exact: bool = False) -> PosedPlans:
     """Pose the problem of all groups."""
-    crews = frozenset(range(len(menu.crew[0]))) if exact else frozenset[int]()
-    plans = pose_plans(menu, np.arange(len(menu.variant)), crews)
+    rank_sets = frozenset(range(len(table.rank_set[0]))) if exact else frozenset[int]()
+    plans = pose_plans(table, np.arange(len(table.variant)), rank_sets)
     assert plans is not None
     return plans
 
@@ -36,7 +36,7 @@ def solved(plans: PosedPlans) -> TailedSolution:
 
 def total_s(plans: PosedPlans, solution: TailedSolution) -> float:
     """Return what the problem says of its solution."""
-    return solution.value_s + plans.shift_s + outside_s(plans.menu)
+    return solution.value_s + plans.shift_s + outside_s(plans.table)
 
 
 @pytest.mark.parametrize("number", [2, 4, 8])
@@ -69,16 +69,16 @@ def test_leading_works_bound(seed: int, number: int) -> None:
 
 
 def test_groups_that_lead_to_no_end_are_no_problem() -> None:
-    menu = menu_of(metis_setting(), 4)
-    first = menu.space.graph.from_state[menu.space.variants.edge[menu.variant]] == 0
-    size = menu.space.devices[menu.variant].sum(axis=1)
-    assert pose_plans(menu, np.flatnonzero(first & (size < 4)), frozenset()) is None
+    table = menu_of(metis_setting(), 4)
+    first = table.space.graph.from_state[table.space.variants.edge[table.variant]] == 0
+    size = table.space.devices[table.variant].sum(axis=1)
+    assert pose_plans(table, np.flatnonzero(first & (size < 4)), frozenset()) is None
 
 
 def test_crews_are_those_of_the_stages() -> None:
-    menu = menu_of(metis_setting(), 4)
-    plans = posed(menu)
+    table = menu_of(metis_setting(), 4)
+    plans = posed(table)
     solution = solved(plans)
-    crews = plans.crews(solution)
-    assert len(crews) == plans.plan(solution).pp
-    assert all(menu.is_led[crew] for crew in crews)
+    rank_sets = plans.rank_sets(solution)
+    assert len(rank_sets) == plans.plan(solution).pp
+    assert all(table.is_led[rank_set] for rank_set in rank_sets)

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from amp_ray.baselines.metis2024 import bytes_per_s
-from amp_ray.baselines.metis2024_groups import GroupSpace, MetisLimits
-from amp_ray.baselines.metis2024_plan import MetisPlan, MetisSetting
+from amp_ray.baselines.metis2024.cost import bytes_per_s
+from amp_ray.baselines.metis2024.groups import GroupSpace, MetisLimits
+from amp_ray.baselines.metis2024.plan import MetisPlan, MetisSetting
 from amp_ray.testing.metis import metis_setting
 
 UNEVEN = "0.0.0.1 slots=2\n0.0.0.2 slots=3\n"
