@@ -7,6 +7,7 @@ from amp_ray.partition.arrays import BoolArray, IntArray, Number
 from amp_ray.partition.kernels import count_stages
 from amp_ray.partition.problem import PartitionProblem
 from amp_ray.partition.programme import Programme, Scratch
+from amp_ray.partition.rows import distinct_rows
 from amp_ray.partition.tables import OptionTable
 
 
@@ -122,16 +123,9 @@ def _states(problem: PartitionProblem) -> tuple[BoolArray, IntArray, IntArray]:
 
 def _classes(options: OptionTable, order: IntArray) -> tuple[IntArray, IntArray]:
     """Number the distinct (time row, beat row, overhead), and name a member of each."""
-    keys = (options.overhead_s, options.beat_row, options.time_row)
-    by_class = np.lexsort(keys)
-    is_new = np.zeros(options.num_options, np.bool_)
-    is_new[0] = True
-    for key in keys:
-        sorted_key = key[by_class]
-        is_new[1:] |= sorted_key[1:] != sorted_key[:-1]
-    classes = np.empty(options.num_options, np.int64)
-    classes[by_class] = np.cumsum(is_new) - 1
-    return classes[order], by_class[is_new]
+    overhead = np.unique(options.overhead_s, return_inverse=True)[1].reshape(-1)
+    members, classes = distinct_rows([options.time_row, options.beat_row, overhead])
+    return classes[order], members
 
 
 def _with_empty_row(table: NDArray[Number]) -> NDArray[Number]:

@@ -27,6 +27,7 @@ from amp_ray.partition.problem import (
     PartitionSolution,
     PrunedPartition,
 )
+from amp_ray.partition.rows import distinct_rows
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -256,29 +257,3 @@ class _BoxSearch:
         """Open a box, unless it is empty."""
         if all(low <= high for low, high in zip(low_s, high_s, strict=True)):
             heappush(self.open, (pipeline_s + sum(low_s), low_s, high_s, pipeline_s))
-
-
-def distinct_rows(columns: Sequence[IntArray]) -> tuple[IntArray, IntArray]:
-    """Number the distinct rows of several columns of integers.
-
-    Args:
-        columns: Of equal length.
-
-    Returns:
-        The first row of each number, and the number of each row.
-
-    Example:
-        >>> first, number = distinct_rows([np.array([1, 0, 1]), np.array([2, 2, 2])])
-        >>> first.tolist(), number.tolist()
-        ([1, 0], [1, 0, 1])
-    """
-    number = np.zeros(len(columns[0]), np.int64)
-    first = np.zeros(1, np.int64)
-    for column in columns:
-        low = int(column.min(initial=0))
-        span = int(column.max(initial=0)) - low + 1
-        _, first, inverse = np.unique(
-            number * span + (column - low), return_index=True, return_inverse=True
-        )
-        number = inverse.reshape(-1)
-    return first.astype(np.int64), number.astype(np.int64)

@@ -15,7 +15,7 @@ from amp_ray.baselines.metis2024.plan import proportional_shares
 from amp_ray.baselines.metis2024.rank_times import RankTimes
 from amp_ray.partition.arrays import BoolArray, FloatArray, IntArray
 from amp_ray.partition.resources import NO_KIND
-from amp_ray.partition.tails import distinct_rows
+from amp_ray.partition.rows import distinct_rows
 
 NEARLY: Final = 1e-9
 """Fractions of samples that differ by less are told apart by the order of additions."""

@@ -17,8 +17,9 @@ from amp_ray.baselines.metis2024.plan import MetisPlan
 from amp_ray.partition.arrays import FloatArray, IntArray
 from amp_ray.partition.problem import PartitionProblem
 from amp_ray.partition.resources import NO_KIND, labelled
+from amp_ray.partition.rows import distinct_rows
 from amp_ray.partition.tables import OptionTable, StageTables
-from amp_ray.partition.tails import Tail, TailedProblem, TailedSolution, distinct_rows
+from amp_ray.partition.tails import Tail, TailedProblem, TailedSolution
 
 FORBIDDEN_S: Final = 1e12
 """Charged where a group told apart by its first layer would start elsewhere: 30,000 years."""

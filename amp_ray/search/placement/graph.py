@@ -15,12 +15,9 @@ from numpy.typing import NDArray
 
 from amp_ray.cost.topology import IntArray
 from amp_ray.partition import NO_ROW
+from amp_ray.partition.rows import MOST_CODES, distinct_rows, first_of_each, radix, repeated
 from amp_ray.search.placement.nodes import ClassMoves, Pairs, Scope
-from amp_ray.search.placement.numbers import first_of_each, numbered, radix, repeated
 from amp_ray.search.placement.prices import CutRow
-
-MOST_CODES: Final = 2**62
-"""Places are told apart by one integer each, which has to fit into 64 bits."""
 
 MOST_CUTS: Final = 1_000
 """Different cuts after one stage, each of which is priced with all its matchings."""
@@ -110,7 +107,7 @@ class Grower:
     def _num_device_sets(self, level: Level) -> int:
         """Count the different sets of devices that the stage may have."""
         columns = [moves.devices_of_state[level.states[:, c]] for c, moves in enumerate(self.moves)]
-        return len(numbered(*columns)[0])
+        return len(distinct_rows(columns)[0])
 
     def _first(self, start: IntArray) -> Level:
         """Return the places of the first stage."""

@@ -9,10 +9,10 @@ import numpy as np
 from amp_ray.cost.model import CostModel
 from amp_ray.cost.topology import FloatArray, IntArray
 from amp_ray.partition import NO_ROW, OptionTable, PartitionProblem, StageTables
+from amp_ray.partition.rows import distinct_rows
 from amp_ray.search.cuts import even_block_bounds, latest_starts
 from amp_ray.search.placement.graph import FlatGraph
 from amp_ray.search.placement.nodes import ClassMoves
-from amp_ray.search.placement.numbers import numbered
 from amp_ray.search.placement.prices import DevicePrices, Prices
 from amp_ray.spec.candidate import Candidate
 
@@ -175,7 +175,8 @@ class PlacementProblem:
         if not self.needs.tied_counts:
             return np.zeros(len(places))
         columns = [moves.ends_of_state[places[:, c]] for c, moves in enumerate(self.moves)]
-        kinds, kind = numbered(*columns)
+        first, kind = distinct_rows(columns)
+        kinds = np.stack(columns, axis=1)[first]
         times_s = [
             self.prices.tied_s(
                 tuple(moves.ends[index] for moves, index in zip(self.moves, row, strict=True))
@@ -188,15 +189,16 @@ class PlacementProblem:
         """Return the different pairs of cuts around a stage, and each option's pair."""
         if not self.blocking:
             return np.empty((0, 2), np.int64), np.full(len(before), NO_ROW)
-        pairs, row = numbered(before + 1, after + 1)
-        return pairs - 1, row
+        first, row = distinct_rows([before, after])
+        return np.stack([before, after], axis=1)[first], row
 
     @cached_property
     def _priced_devices(self) -> tuple[DevicePrices, IntArray]:
         """Prices of the different sets of devices, and the set of each place."""
         places = np.concatenate([level.states for level in self.graph.levels])
         columns = [moves.devices_of_state[places[:, c]] for c, moves in enumerate(self.moves)]
-        kinds, kind = numbered(*columns)
+        first, kind = distinct_rows(columns)
+        kinds = np.stack(columns, axis=1)[first]
         sets = [
             tuple(moves.stage_devices[index] for moves, index in zip(self.moves, row, strict=True))
             for row in kinds.tolist()
@@ -247,7 +249,9 @@ class PlacementProblem:
             ends[self.graph.depth == 0] = len(self.tied_times_s)
         last = len(self.graph.levels[-1].states)
         ends[-last:] = np.searchsorted(self.tied_times_s, self._tied_of_place)
-        return numbered(self.graph.depth, size, tail, ends)
+        columns = [self.graph.depth, size, tail, ends]
+        first, row = distinct_rows(columns)
+        return np.stack([column[first] for column in columns], axis=1), row
 
     @cached_property
     def _memory_rows(self) -> IntArray:

@@ -18,7 +18,8 @@ from amp_ray.cost.stages import prefix_sums
 from amp_ray.cost.topology import FloatArray, IntArray
 from amp_ray.partition import NO_ROW, OptionTable, PartitionProblem, StageTables
 from amp_ray.partition.resources import labelled
-from amp_ray.partition.tails import Tail, TailedProblem, distinct_rows
+from amp_ray.partition.rows import distinct_rows
+from amp_ray.partition.tails import Tail, TailedProblem
 from amp_ray.search.stage_groups.cut_prices import CutPrices
 from amp_ray.search.stage_groups.limits import MemoryLimits
 from amp_ray.search.stage_groups.options import Choices, GroupCosts

@@ -15,7 +15,6 @@ from amp_ray.partition.tails import (
     Tail,
     TailedProblem,
     TailedSolution,
-    distinct_rows,
     solve_tailed,
 )
 
@@ -170,9 +169,3 @@ def test_wrong_tails_are_refused(name: str, values: list[float], message: str) -
     arrays = {key: np.array(value) for key, value in (parts | {name: values}).items()}
     with pytest.raises(ValueError, match=message):
         Tail(**arrays)
-
-
-def test_rows_are_numbered_by_their_values() -> None:
-    first, number = distinct_rows([np.array([3, -1, 3, 3]), np.array([0, 0, 1, 0])])
-    assert number.tolist() == [1, 0, 2, 1]
-    assert first.tolist() == [1, 0, 2]

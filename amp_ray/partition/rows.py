@@ -6,7 +6,10 @@ from typing import Final
 
 import numpy as np
 
-from amp_ray.cost.topology import IntArray
+from amp_ray.partition.arrays import IntArray
+
+MOST_CODES: Final = 2**62
+"""Rows are told apart by one integer each, which has to fit into 64 bits."""
 
 TABLE_SIZE: Final = 2**17
 """Integers below this are told apart by a table, which is faster than sorting them."""
@@ -32,28 +35,31 @@ def first_of_each(code: IntArray, num_codes: int) -> IntArray:
     return first[first >= 0]
 
 
-def numbered(*columns: IntArray) -> tuple[IntArray, IntArray]:
-    """Number the different rows of columns of small integers.
+def distinct_rows(columns: Sequence[IntArray]) -> tuple[IntArray, IntArray]:
+    """Number the distinct rows of several columns of integers, in ascending order.
 
     Args:
-        columns: None negative.
+        columns: Of equal length.
 
     Returns:
-        The different rows, and the number of each row.
+        The first row of each number, and the number of each row.
+
+    Example:
+        >>> first, number = distinct_rows([np.array([1, 0, 1]), np.array([2, 2, 2])])
+        >>> first.tolist(), number.tolist()
+        ([1, 0], [1, 0, 1])
     """
-    sizes = [int(column.max()) + 1 for column in columns]
-    code = columns[0].astype(np.int64)
-    for column, size in zip(columns[1:], sizes[1:], strict=True):
-        code = code * size + column
-    num_codes = math.prod(sizes)
+    code, num_codes = np.zeros(len(columns[0]), np.int64), 1
+    for column in columns:
+        low = int(column.min(initial=0))
+        span = int(column.max(initial=0)) - low + 1
+        if num_codes * span > MOST_CODES:
+            code = np.unique(code, return_inverse=True)[1].reshape(-1)
+            num_codes = int(code.max(initial=0)) + 1
+        code, num_codes = code * span + (column - low), num_codes * span
     if num_codes > TABLE_SIZE:
         _, first, number = np.unique(code, return_index=True, return_inverse=True)
-        number = number.reshape(-1)
-    else:
-        there = np.zeros(num_codes, np.int64)
-        there[code] = 1
-        number = (np.cumsum(there) - 1)[code]
-        first = np.empty(int(there.sum()), np.int64)
-        first[number[::-1]] = np.arange(len(code))[::-1]
-    rows: IntArray = np.stack([column[first] for column in columns], axis=1)
-    return rows, number
+        return first, number.reshape(-1)
+    there = np.zeros(num_codes, np.int64)
+    there[code] = 1
+    return first_of_each(code, num_codes), (np.cumsum(there) - 1)[code]
