@@ -55,7 +55,9 @@ class MessageModel:
             pairs = np.stack([np.arange(stages.pp - 1), np.arange(1, stages.pp)], axis=1)
         ranks = rank_table(self.topology, stages)
         met = slowest_messages(pairs, ranks, *self.links, stages.num_parts)
-        gathers = self.gathers(stages, rings)[pairs].max(axis=1) if self.slices else None
+        gathers = None
+        if self.slices and any(options.tp > 1 for options in stages.distinct_options[0]):
+            gathers = self.gathers(stages, rings)[pairs].max(axis=1)
         return self.messages(stages.tp[pairs], met, gathers)
 
     def messages(self, tps: IntArray, met: FloatArray, gathers: FloatArray | None) -> "Messages":
@@ -87,14 +89,15 @@ class MessageModel:
         divides, equal = (tps.max(axis=1) > 1)[:, None], (tps[:, 0] == tps[:, 1])[:, None]
         step_s = divides * (start_s(self.constants, self.traits) + gathers[:, :, 0])
         slope = divides * gathers[:, :, 1]
+        uneven = not equal.all()
         for kind, sliced in enumerate(
             (self.traits.sliced_activations, self.traits.sliced_gradients)
         ):
             if sliced:
                 coefficients[kind, 0] += step_s
                 coefficients[kind, 1] /= tps[:, 1 - kind, None]
-                coefficients[kind, 1] += equal * slope
-                coefficients[kind, 2] = ~equal * slope
+                coefficients[kind, 1] += equal * slope if uneven else slope
+                coefficients[kind, 2] = ~equal * slope if uneven else 0.0
 
     def gathers(self, stages: PlacedStages, rings: Rings) -> FloatArray:
         """Return what putting slices together takes in the slowest group of each part.
@@ -184,7 +187,7 @@ class Messages:
     def _seconds(self, held: FloatArray) -> FloatArray:
         """Return seconds for what receiving ranks hold of a sample."""
         seconds: FloatArray = self.coefficients[:, 0] + self.coefficients[:, 1] * held
-        if self.model.slices:
+        if (self.tps[:, 0] != self.tps[:, 1]).any():
             seconds += self.coefficients[:, 2] * held.max(axis=0)
         return seconds
 

@@ -127,7 +127,7 @@ class PlacedStages:
         if self.one_part:
             return np.zeros_like(self.samples)
         if len(set(self.shares)) == 1:
-            return np.tile(np.arange(len(self.shares[0])), self.pp)
+            return np.arange(len(self.samples)) % len(self.shares[0])
         return np.array(list(chain.from_iterable(common_parts(self.shares))))
 
     @property

@@ -123,8 +123,10 @@ def _states(problem: PartitionProblem) -> tuple[BoolArray, IntArray, IntArray]:
 
 def _classes(options: OptionTable, order: IntArray) -> tuple[IntArray, IntArray]:
     """Number the distinct (time row, beat row, overhead), and name a member of each."""
-    overhead = np.unique(options.overhead_s, return_inverse=True)[1].reshape(-1)
-    members, classes = distinct_rows([options.time_row, options.beat_row, overhead])
+    columns = [options.time_row, options.beat_row]
+    if options.overhead_s.any():
+        columns.append(np.unique(options.overhead_s, return_inverse=True)[1].reshape(-1))
+    members, classes = distinct_rows(columns)
     return classes[order], members
 
 
