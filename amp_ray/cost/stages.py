@@ -31,14 +31,14 @@ class PlacedStages:
 
     Args:
         options: Of each stage.
-        grids: Per stage, shape ``(dp, tp)``. Device of each rank.
+        devices: Of every rank: tp fastest, then dp, then stages.
         shares: Per stage, samples of one micro-batch by dp index; they add up to the same number.
         num_micro_batches: Per optimizer step.
         one_part: Whether all samples count as one part, which the slowest group holds up.
     """
 
     options: Sequence[StageOptions]
-    grids: Sequence[IntArray]
+    devices: IntArray
     shares: Sequence[tuple[int, ...]]
     num_micro_batches: int
     one_part: bool = False
@@ -53,7 +53,7 @@ class PlacedStages:
         """
         return cls(
             options=(candidate.options,) * candidate.pp,
-            grids=list(np.array(devices).reshape(candidate.pp, candidate.dp, candidate.tp)),
+            devices=np.array(devices),
             shares=((candidate.micro_batch_size,) * candidate.dp,) * candidate.pp,
             num_micro_batches=candidate.num_micro_batches,
         )
@@ -61,13 +61,10 @@ class PlacedStages:
     @classmethod
     def of_strategy(cls, strategy: Strategy) -> Self:
         """Return the stages of a strategy."""
-        devices, size = np.array(strategy.placement), strategy.micro_batch_size
+        size = strategy.micro_batch_size
         return cls(
             options=[stage.options for stage in strategy.stages],
-            grids=[
-                devices[first : first + stage.num_ranks].reshape(stage.dp, stage.tp)
-                for first, stage in zip(strategy.first_rank, strategy.stages, strict=True)
-            ],
+            devices=np.array(strategy.placement),
             shares=[stage.shares or (size,) * stage.dp for stage in strategy.stages],
             num_micro_batches=strategy.num_micro_batches,
         )
@@ -87,13 +84,21 @@ class PlacedStages:
         return list(number), [number[options] for options in self.options]
 
     @cached_property
-    def devices(self) -> IntArray:
-        """Device of every rank, stage after stage."""
-        return np.concatenate(self.grids, axis=None)
+    def grids(self) -> list[IntArray]:
+        """Per stage the device of each rank, shape ``(dp, tp)``."""
+        ends = accumulate((options.num_ranks for options in self.options), initial=0)
+        return [
+            self.devices[first:end].reshape(options.dp, options.tp)
+            for (first, end), options in zip(pairwise(ends), self.options, strict=True)
+        ]
 
     @cached_property
     def groups(self) -> list[list[int]]:
         """Devices of every tensor-parallel group."""
+        distinct, _ = self.distinct_options
+        if len(distinct) == 1:
+            groups: list[list[int]] = self.devices.reshape(-1, distinct[0].tp).tolist()
+            return groups
         return list(chain.from_iterable(grid.tolist() for grid in self.grids))
 
     def types(self, cluster: Cluster) -> list[frozenset[int]]:

@@ -73,7 +73,7 @@ def placed(groups: Sequence[GroupOption]) -> tuple[PlacedStages, Rings]:
     """Return stages, whose samples count as one part, and what their tensor-parallel rings meet."""
     stages = PlacedStages(
         options=[group.options for group in groups],
-        grids=[group.device_group.devices for group in groups],
+        devices=np.concatenate([group.device_group.devices for group in groups], axis=None),
         shares=[group.shares for group in groups],
         num_micro_batches=1,
         one_part=True,

@@ -38,7 +38,7 @@ def between(
     """Return the messages of stages, each given by the devices of its data-parallel ranks."""
     placed = PlacedStages(
         options=[StageOptions(tp=len(rows[0]), dp=len(rows)) for rows in stages],
-        grids=[np.array(rows) for rows in stages],
+        devices=np.concatenate([np.array(rows) for rows in stages], axis=None),
         shares=[(1,) * len(rows) for rows in stages] if shares is None else list(shares),
         num_micro_batches=1,
     )
@@ -171,7 +171,7 @@ def test_duplex_cuts_take_the_longer_message(messages: MessageModel, traits: Run
 def test_cuts_between_chosen_stages_are_told(messages: MessageModel) -> None:
     placed = PlacedStages(
         options=(StageOptions(tp=1, dp=1),) * 3,
-        grids=[np.array([[device]]) for device in (0, 2, 1)],
+        devices=np.concatenate([np.array([[device]]) for device in (0, 2, 1)], axis=None),
         shares=((1,),) * 3,
         num_micro_batches=1,
     )

@@ -44,7 +44,7 @@ def found(tables: TimeTables, *stages: list[list[int]], samples: int = 1) -> Sta
     """Return the times of stages, each given by the devices of its data-parallel ranks."""
     placed = PlacedStages(
         options=[StageOptions(tp=len(rows[0]), dp=len(rows)) for rows in stages],
-        grids=[np.array(rows) for rows in stages],
+        devices=np.concatenate([np.array(rows) for rows in stages], axis=None),
         shares=[(samples,) * len(rows) for rows in stages],
         num_micro_batches=4,
     )
@@ -94,7 +94,7 @@ def test_partition_rows_take_the_slowest_replica_of_a_stage() -> None:
     # stage 0: fast and slow, stage 1: fast only, stage 2: as stage 0 in another order
     stages = PlacedStages(
         options=(StageOptions(tp=1, dp=2),) * 3,
-        grids=list(np.arange(6).reshape(3, 2, 1)),
+        devices=np.concatenate(list(np.arange(6).reshape(3, 2, 1)), axis=None),
         shares=((1, 1),) * 3,
         num_micro_batches=1,
     )
@@ -120,7 +120,7 @@ def test_tables_are_shared_by_what_does_not_matter_to_a_layer(tables: TimeTables
 def test_ranks_of_one_part_of_the_samples_wait_for_the_slowest(tables: TimeTables) -> None:
     stages = PlacedStages(
         options=(StageOptions(tp=1, dp=2), StageOptions(tp=1, dp=1)),
-        grids=[np.array([[FAST], [SLOW]]), np.array([[ALSO_FAST]])],
+        devices=np.concatenate([np.array([[FAST], [SLOW]]), np.array([[ALSO_FAST]])], axis=None),
         shares=((1, 1), (2,)),
         num_micro_batches=1,
     )
@@ -133,7 +133,7 @@ def test_ranks_of_one_part_of_the_samples_wait_for_the_slowest(tables: TimeTable
 def test_parts_end_where_every_stage_has_a_border() -> None:
     stages = PlacedStages(
         options=(StageOptions(tp=1, dp=2), StageOptions(tp=1, dp=4)),
-        grids=[np.arange(2)[:, None], np.arange(2, 6)[:, None]],
+        devices=np.concatenate([np.arange(2)[:, None], np.arange(2, 6)[:, None]], axis=None),
         shares=((2, 2), (1, 1, 1, 1)),
         num_micro_batches=1,
     )

@@ -33,7 +33,7 @@ def found(
 ) -> StepEnd:
     stages = PlacedStages(
         options=[StageOptions(tp=len(rows[0]), dp=len(rows)) for rows in devices],
-        grids=[np.array(rows) for rows in devices],
+        devices=np.concatenate([np.array(rows) for rows in devices], axis=None),
         shares=[(1,) * len(rows) for rows in devices],
         num_micro_batches=1,
     )
