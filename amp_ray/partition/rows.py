@@ -51,12 +51,13 @@ def distinct_rows(columns: Sequence[IntArray]) -> tuple[IntArray, IntArray]:
     """
     code, num_codes = np.zeros(len(columns[0]), np.int64), 1
     for column in columns:
-        low = int(column.min(initial=0))
-        span = int(column.max(initial=0)) - low + 1
+        low, high = (int(column.min()), int(column.max())) if len(column) else (0, 0)
+        span = high - low + 1
         if num_codes * span > MOST_CODES:
             code = np.unique(code, return_inverse=True)[1].reshape(-1)
             num_codes = int(code.max(initial=0)) + 1
-        code, num_codes = code * span + (column - low), num_codes * span
+        if span > 1:
+            code, num_codes = code * span + (column - low), num_codes * span
     if num_codes > TABLE_SIZE:
         _, first, number = np.unique(code, return_index=True, return_inverse=True)
         return first, number.reshape(-1)

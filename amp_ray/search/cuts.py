@@ -107,7 +107,8 @@ def latest_starts(experiment: Experiment) -> IntArray:
     """
     if not experiment.traits.fails_without_parameters:
         return NO_LIMIT
-    has = np.array([layer.num_parameters > 0 for layer in experiment.model.layers])
+    layers, positions = experiment.model.distinct_layers
+    has = np.array([layer.num_parameters > 0 for layer in layers])[np.array(positions)]
     last = np.maximum.accumulate(np.where(has, np.arange(len(has)), -1))
     return np.concatenate(([-1], last))
 

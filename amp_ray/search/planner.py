@@ -144,10 +144,11 @@ class AmpRayPlanner:
         if candidate.pp > model.num_layers:
             detail = f"pp {candidate.pp}, {model.num_layers} layers"
             return Reason(kind="more stages than layers", detail=detail)
-        blocks = len(model.indices("block"))
-        if traits.partition == "even-blocks" and blocks % candidate.pp:
-            detail = f"pp {candidate.pp}, {blocks} blocks"
-            return Reason(kind="pp does not divide the blocks", detail=detail)
+        if traits.partition == "even-blocks":
+            blocks = len(model.indices("block"))
+            if blocks % candidate.pp:
+                detail = f"pp {candidate.pp}, {blocks} blocks"
+                return Reason(kind="pp does not divide the blocks", detail=detail)
         return self._unmeasured(candidate.tp)
 
     def _unmeasured(self, tp: int) -> Reason | None:
