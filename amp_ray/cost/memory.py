@@ -122,9 +122,7 @@ class MemoryModel:
     Args:
         layers: Shape ``(4, num_layers + 1)``. Rows of `LayerMemory`.
         weights: What a rank holds.
-        candidate: Degrees and recompute.
         rank: Its precision counts, and the context of its device.
-        optimizer: What it keeps.
         zero_stage: What is sharded over dp.
         traits: What the runtime keeps.
         constants: Context and allocator.

@@ -27,7 +27,6 @@ class MessageModel:
 
     Args:
         model: The chain of layers.
-        topology: Links.
         traits: What a message holds.
         constants: Start of a message.
         precision: Of activations.

@@ -39,9 +39,7 @@ class StageCosts:
     """Everything about stages in a row that does not depend on their cuts.
 
     Args:
-        stages: With their devices.
         times: Layer times of their ranks.
-        messages: Across the cuts.
         memory: Peak bytes.
         step_ends: What follows the pipeline.
     """
@@ -87,9 +85,6 @@ class CostModel:
 
     def stage_costs(self, stages: PlacedStages) -> StageCosts:
         """Return what can be told of any stages before they are cut.
-
-        Args:
-            stages: With their devices.
 
         Raises:
             ValueError: If a device does not exist, or the profile is measured, but not for a

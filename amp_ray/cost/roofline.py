@@ -152,14 +152,6 @@ def gemm_s(
     are fewer tiles than multiprocessors the product lasts as long as one tile. Then the result
     is written. It never beats reading and writing everything once.
 
-    Args:
-        rows: Rows of the product.
-        columns: Columns of the product.
-        inner: Contracted dimension.
-        batch: Number of products.
-        rank: Device and precision.
-        constants: Efficiencies.
-
     Returns:
         Seconds.
     """

@@ -30,7 +30,6 @@ class PlacedStages:
     """Stages with their devices.
 
     Args:
-        options: Of each stage.
         devices: Of every rank: tp fastest, then dp, then stages.
         shares: Per stage, samples of one micro-batch by dp index; they add up to the same number.
         num_micro_batches: Per optimizer step.
@@ -185,7 +184,6 @@ class StageTimes:
     """Layer times of the tensor-parallel groups of some stages.
 
     Args:
-        stages: Whose they are.
         tables: Shape ``(num_kinds, 3, num_layers + 1)``. Prefix sums over the layers: forward,
             backward, and the all-reduces within both.
         kind: Shape ``(num_groups,)``. Index into ``tables``.
@@ -235,7 +233,6 @@ class TimeTables:
     """Layer times of every kind of tensor-parallel group; many candidates share a kind.
 
     Args:
-        layer_costs: Fills a table.
         topology: Types of the devices, and what rings meet.
         precision: Of activations and weights.
     """

@@ -42,10 +42,7 @@ class StepEndModel:
     """Times the end of an iteration on one rank.
 
     Args:
-        topology: Links.
         traits: What the runtime sends and touches.
-        constants: Efficiencies.
-        precision: Of weights.
         optimizer: What the update touches.
         zero_stage: What is sharded over dp.
     """
@@ -128,8 +125,6 @@ class StepEnds:
     gradients before.
 
     Args:
-        model: Times one rank.
-        stages: With their devices.
         types: Device types of each stage.
         weights: What a rank holds at some tp.
     """

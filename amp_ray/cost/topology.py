@@ -21,7 +21,6 @@ class Rings:
     """What several rings meet.
 
     Args:
-        paths: The different ones.
         index: Length ``num_groups``. Index into ``paths`` of each ring.
     """
 

@@ -104,13 +104,10 @@ class _Search:
 
     Attributes:
         programme: The problem, laid out.
-        scratch: For the kernels.
         num_later: Micro-batches after the first.
         upper_bound_s: Only partitions that cost no more are of interest.
-        open: A heap.
         unwanted_s: The least that a partition may cost that was dropped for the upper bound.
         value_s: Objective of the best partition.
-        slowest_s: Its slowest beat.
         starts: First layers of its stages.
         options: Their options, in canonical order.
         num_evaluations: Caps tried.

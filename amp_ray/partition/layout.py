@@ -14,9 +14,6 @@ from amp_ray.partition.tables import OptionTable
 def canonical_order(options: OptionTable) -> IntArray:
     """Order options by what they are, so that their order in the input cannot matter.
 
-    Args:
-        options: The options.
-
     Returns:
         Shape ``(E,)``. Indices, ascending by target state, then source, rows and times.
     """
@@ -86,9 +83,6 @@ def laid_out(problem: PartitionProblem, order: IntArray) -> Programme:
 
 def scratch_for(programme: Programme) -> Scratch:
     """Allocate what an evaluation writes.
-
-    Args:
-        programme: The problem, laid out.
 
     Returns:
         Uninitialised arrays of the right shapes.

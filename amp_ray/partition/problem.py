@@ -20,7 +20,6 @@ class PartitionProblem:
         sum over stages of (time + cut + fixed) + (m - 1) * slowest beat
 
     Attributes:
-        tables: What stages cost.
         options: Which stages there may be.
         num_micro_batches: ``m``.
         final_states: Where a partition may end, ascending; the highest state if left out. Several
@@ -64,7 +63,6 @@ class Objective:
 
     Attributes:
         sum_s: Times, cuts and fixed costs of all stages.
-        slowest_s: The largest beat.
         value_s: ``sum_s + (num_micro_batches - 1) * slowest_s``.
     """
 
@@ -149,13 +147,6 @@ def extended_sum_s(
 ) -> float:
     """Add a stage ``[start, end)`` to the sum of a chain of stages.
 
-    Args:
-        problem: The problem.
-        sum_s: Of the stages before.
-        start: First layer of the stage.
-        end: Layer after its last.
-        option: Its option.
-
     Returns:
         The sum with the stage.
     """
@@ -172,12 +163,6 @@ def extended_sum_s(
 def beat_s(problem: PartitionProblem, start: int, end: int, option: int) -> float:
     """Weigh a stage ``[start, end)`` as the slowest: its time and what blocks it at its ends.
 
-    Args:
-        problem: The problem.
-        start: First layer of the stage.
-        end: Layer after its last.
-        option: Its option.
-
     Returns:
         Seconds per micro-batch.
     """
@@ -191,12 +176,6 @@ def beat_s(problem: PartitionProblem, start: int, end: int, option: int) -> floa
 
 def is_allowed(problem: PartitionProblem, start: int, end: int, option: int) -> bool:
     """Say whether an option can hold the layers ``[start, end)``, and they may be a stage.
-
-    Args:
-        problem: The problem.
-        start: First layer of the stage.
-        end: Layer after its last.
-        option: Its option.
 
     Returns:
         True where it fits or knows no limit, and the stage holds what every stage must.
@@ -249,8 +228,6 @@ class PartitionSolution:
     Attributes:
         bounds: ``(0, ..., num_layers)``; stage ``s`` takes layers ``[bounds[s], bounds[s + 1])``.
         options: The option of each stage, by its index in `OptionTable`.
-        value_s: The objective.
-        slowest_s: The largest beat.
         lower_bound_s: No partition has a smaller objective; equals ``value_s`` once proven.
         num_evaluations: Caps on the slowest stage that were tried.
     """
@@ -282,7 +259,6 @@ class InfeasiblePartition:
     """No partition exists.
 
     Attributes:
-        reason: For counting.
         detail: For people: one sentence with the numbers.
     """
 

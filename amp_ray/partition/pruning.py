@@ -58,10 +58,6 @@ def option_values(problem: TailedProblem, limit_s: float) -> FloatArray:
 def among_options(problem: TailedProblem, chosen: IntArray) -> TailedProblem | None:
     """Return a problem with some of its options.
 
-    Args:
-        problem: The problem.
-        chosen: Their indices.
-
     Returns:
         The problem, in which option ``e`` is ``chosen[e]``; None where no option leads to an end.
     """

@@ -38,9 +38,6 @@ def first_of_each(code: IntArray, num_codes: int) -> IntArray:
 def distinct_rows(columns: Sequence[IntArray]) -> tuple[IntArray, IntArray]:
     """Number the distinct rows of several columns of integers, in ascending order.
 
-    Args:
-        columns: Of equal length.
-
     Returns:
         The first row of each number, and the number of each row.
 

@@ -88,7 +88,6 @@ class TailedProblem:
     """A partition problem with tails.
 
     Args:
-        problem: Without them.
         tails: Any number.
     """
 
@@ -133,8 +132,6 @@ class TailedSolution:
     Attributes:
         bounds: As in `PartitionSolution`.
         options: As in `PartitionSolution`.
-        value_s: Objective and tails.
-        tails_s: Each tail.
         lower_bound_s: No partition costs less; equals ``value_s`` once proven.
         num_solved: Boxes that were solved.
     """

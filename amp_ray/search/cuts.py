@@ -49,9 +49,6 @@ def without_limits(problem: PartitionProblem) -> PartitionSolution | None:
 
     Memory limits are dropped first, then what every stage must hold.
 
-    Args:
-        problem: One in which nothing fits.
-
     Returns:
         The partition; None where no option leads to an end.
     """

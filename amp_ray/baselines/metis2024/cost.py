@@ -38,7 +38,6 @@ class MetisCost:
         execution_s: All micro-batches through all stages.
         rest_s: What the whole model takes beyond its layers, in the last stage, once per
             micro-batch.
-        batch_generator_s: Making the micro-batches.
         optimizer_s: The optimizer step of the slowest stage.
         gradient_sync_s: The gradient all-reduce of the slowest stage.
         pipeline_p2p_s: Activations between stages, once.

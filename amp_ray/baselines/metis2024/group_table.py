@@ -127,8 +127,6 @@ class GroupTable:
     A stage takes as long as the slowest of its ranks, and fits where all of its holdings do.
 
     Args:
-        space: The groups.
-        rank_times: Tables.
         num_micro_batches: Per optimizer step.
         variant: Shape ``(W,)``. Of the space.
         ranks: Shape ``(W, 2 K)``. Rows of `RankTimes.layer_s`.

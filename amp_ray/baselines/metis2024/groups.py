@@ -26,7 +26,6 @@ class MetisLimits:
     """Limits that the published planner takes.
 
     Args:
-        max_tp: Of every stage.
         max_size: Samples of a micro-batch per data-parallel index, rounded down.
     """
 
@@ -76,7 +75,6 @@ class GroupSpace:
     """Every group of every order of the device types.
 
     Args:
-        setting: What is given.
         limits: Of the search.
     """
 

@@ -85,7 +85,6 @@ class MetisSetting:
 
     Args:
         cluster: Nodes in the hostfile's order.
-        profile: Its profile files.
         memory_bytes: Nominal memory of every device type, as its cluster file says.
         hidden_size: Width of an activation.
         sequence_length: Tokens per sample.
@@ -206,10 +205,6 @@ class MetisSetting:
 
 def proportional_shares(num_samples: int, speeds: Sequence[float]) -> list[int]:
     """Divide samples in proportion to speeds, in whole numbers that add up.
-
-    Args:
-        num_samples: To divide.
-        speeds: Of each rank.
 
     Returns:
         Rounded down, what is left one each to the largest fractions, the first of equal ones.

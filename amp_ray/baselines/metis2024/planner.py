@@ -27,7 +27,6 @@ class Metis2024Planner:
     They know neither recompute nor ZeRO, and take what the profile says for what a device holds.
 
     Args:
-        experiment: What is given.
         published: Its profile as the published planner has it.
 
     Raises:

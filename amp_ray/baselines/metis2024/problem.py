@@ -33,7 +33,6 @@ class PosedPlans:
     """A problem, and the way back from its solutions.
 
     Args:
-        table: Every group.
         group: Shape ``(O,)``. Group of the table of each option.
         problem: Its options are those.
         shift_s: What every plan takes on top of the problem's value, but for the batch generator.

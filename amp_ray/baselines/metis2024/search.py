@@ -80,7 +80,6 @@ class MetisSolution:
 
     Attributes:
         plan: In the published planner's own terms.
-        cost: By its formulas.
         lower_bound_s: No plan takes less; the cost itself, but for the order of additions.
         num_rounds: Problems that were solved.
     """
@@ -151,7 +150,6 @@ class _Found:
     """What one problem says.
 
     Attributes:
-        plan: Its best plan.
         cost: Of the plan, by the published formulas.
         lower_bound_s: No plan takes less.
         hidden: Sets of ranks of its stages, where they take longer than the problem knows.
@@ -192,7 +190,6 @@ class MetisSearch:
     """Finds the best plans of a cluster.
 
     Args:
-        setting: What is given.
         limits: The published planner's.
     """
 

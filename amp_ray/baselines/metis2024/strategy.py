@@ -54,9 +54,6 @@ class MetisTranslation:
     def plan(self, strategy: Strategy) -> MetisPlan:
         """Write a strategy as a plan.
 
-        Args:
-            strategy: Of the cluster.
-
         Raises:
             InputError: If it is none of the published planner's: it recomputes, leaves devices
                 idle, goes back to a device type, cuts within one of its layers or shares samples

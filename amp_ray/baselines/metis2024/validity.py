@@ -22,10 +22,6 @@ def metis_defects(setting: MetisSetting, plan: MetisPlan) -> tuple[Reason, ...]:
     device hold what was measured for its layers: whole, at its samples, by itself. The planner
     compares sums over stages, and loses layers where no stage holds more than half of one.
 
-    Args:
-        setting: What is given.
-        plan: A plan of the cluster.
-
     Returns:
         Reasons; none for a plan that can run.
 
@@ -109,12 +105,6 @@ def rank_memory(
     setting: MetisSetting, plan: MetisPlan, stage: int, rank: DataRank
 ) -> tuple[float, str, int] | None:
     """Return what the devices of one data-parallel index need and have.
-
-    Args:
-        setting: What is given.
-        plan: A plan of the cluster.
-        stage: Of the plan.
-        rank: Of the stage.
 
     Returns:
         Bytes that are needed, the type with the least memory, and its bytes; None where no

@@ -41,10 +41,6 @@ class BuiltProblem:
 def build_problem(cost_model: CostModel, candidate: Candidate) -> BuiltProblem | None:
     """Pose the placements of a candidate.
 
-    Args:
-        cost_model: Of the experiment.
-        candidate: Degrees.
-
     Returns:
         The widest scope that is not too large. None where tensor-parallel groups do not fit
         into nodes, or where every scope is too large.

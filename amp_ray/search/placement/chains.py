@@ -42,7 +42,6 @@ class Chains:
     """Judges placements of one candidate, each once.
 
     Args:
-        cost_model: Of the experiment.
         candidate: Degrees.
     """
 

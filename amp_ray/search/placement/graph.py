@@ -53,9 +53,7 @@ class Grower:
     """Grows the graph level by level.
 
     Args:
-        moves: Of every class.
         dp: Units of a stage.
-        cut_rows: Prices of cuts.
         scope: What is looked at.
     """
 
@@ -280,9 +278,6 @@ class FlatGraph:
 
     def path(self, options: Sequence[int]) -> tuple[IntArray, list[int]]:
         """Lead options back to steps.
-
-        Args:
-            options: Of a solution.
 
         Returns:
             Steps of shape ``(pp, num_classes)``, and the row of the cut before each stage but

@@ -69,7 +69,6 @@ class NodeClass:
     """Nodes that nothing but their names tells apart.
 
     Args:
-        nodes: Their indices, ascending.
         num_units: Tensor-parallel groups that each of them holds.
     """
 
@@ -99,7 +98,6 @@ class Step(NamedTuple):
     """One way in which the nodes of a class give units to the next stage.
 
     Attributes:
-        to_state: Where it leads.
         relation: Index into `ClassMoves.relations`.
         picks: Of each node that gives something.
     """
@@ -117,9 +115,7 @@ class ClassMoves:
     that those of one state and number stand together.
 
     Args:
-        num_units: Of each node.
         states: Per state, that of each node, sorted.
-        steps: All of them.
         first: Shape ``(dp + 1, num_states)``. First step that gives so many units.
         count: Shape ``(dp + 1, num_states)``. And how many such steps there are.
         relations: Per node in the stage before or the next one: its units in both.
@@ -154,11 +150,6 @@ class ClassMoves:
 
 def class_moves(node_class: NodeClass, dp: int, scope: Scope) -> ClassMoves | None:
     """Explore what the nodes of a class can give.
-
-    Args:
-        node_class: The nodes.
-        dp: Units of a stage.
-        scope: What is looked at.
 
     Returns:
         The moves; None where there are too many.

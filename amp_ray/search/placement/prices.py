@@ -56,7 +56,6 @@ class Prices:
 
     Args:
         cost_model: Tells what stages and cuts take.
-        candidate: Degrees.
         classes: The classes of nodes.
     """
 

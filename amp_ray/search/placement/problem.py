@@ -77,7 +77,6 @@ class PlacementProblem:
         graph: Places and options of every stage.
         moves: Steps of every class.
         prices: Of devices and cuts.
-        needs: Memory and parameters.
         blocking: Whether transfers block their stages.
     """
 

@@ -16,7 +16,6 @@ class Walk:
     """Nodes of the cluster while stages take their units one after another.
 
     Args:
-        moves: Of every class.
         prices: Of the cuts, which tell who sends to whom.
     """
 

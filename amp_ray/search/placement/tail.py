@@ -29,7 +29,6 @@ class Placed:
     Args:
         value_s: Closed form of the pipeline, and the tail.
         tail_s: The tail in it.
-        bounds: Of the stages.
         options: Of the stages.
     """
 
@@ -44,8 +43,6 @@ class Interval(NamedTuple):
 
     Attributes:
         bound_s: No placement with such a tail costs less.
-        low_s: Shortest tail.
-        high_s: Longest tail.
         pipeline_s: No pipeline with such a tail is shorter.
         tied_s: What the tied weights take at most, and are charged.
     """
@@ -62,7 +59,6 @@ class TailSearch:
     """Intervals of tails that are still open, and the placements found.
 
     Args:
-        problem: All placements.
         upper_bound_s: Only placements that cost no more are of interest.
         most_work: What may be spent, as in `MOST_WORK`.
     """

@@ -80,8 +80,6 @@ class _Search:
     """The best plan so far, and what none undercuts.
 
     Attributes:
-        problem: Not joined.
-        relaxed: Its solution.
         upper_bound_s: Only plans that cost no more are of interest.
         bound_s: No plan costs less.
         best: The best plan so far.

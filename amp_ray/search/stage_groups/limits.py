@@ -22,7 +22,6 @@ class MemoryLimits:
     Args:
         cost_model: Tells what ranks need.
         candidate: Micro-batch, its number, recompute.
-        most_stages: Of a pipeline.
         capped: Whether there could be more stages than that.
         tables: From where stages fit, shape ``(num_positions, num_layers + 1)`` each, the first
             position being the last stage's. Layers are counted from the end of the model.

@@ -30,7 +30,6 @@ class RankKind(NamedTuple):
     Attributes:
         types: Types of the devices of its tensor-parallel group.
         ring: What the group's all-reduces meet.
-        tp: Tensor-parallel degree.
         samples: Of one micro-batch.
     """
 
@@ -45,7 +44,6 @@ class GroupOption:
     """One way in which a group is a stage.
 
     Args:
-        device_group: Who runs it.
         options: How it is used.
         shares: Samples per dp index.
         time_row: Row of `GroupCosts.layer_s`.
@@ -218,7 +216,6 @@ class Choices:
     """Edges of the graph of devices, once for every way to use the group.
 
     Args:
-        graph: Groups of devices.
         options: The different ways; equal groups on other devices share them.
         edge: Shape ``(C,)``. Group of each choice.
         option: Shape ``(C,)``. Index into ``options``.

@@ -63,9 +63,7 @@ class GroupsProblem:
     """All plans of one candidate.
 
     Args:
-        costs: Of groups.
         choices: What stages there may be.
-        limits: Of memory.
         counted: Whether states count the stages to the end; else memory limits are those of the
             shortest pipeline.
         joined: Whether states tell which group is behind a cut; else cuts cost what they do at

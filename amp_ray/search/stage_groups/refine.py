@@ -18,11 +18,6 @@ from amp_ray.spec.strategy import Strategy
 def recut(costs: GroupCosts, limits: MemoryLimits, strategy: Strategy) -> Strategy:
     """Move the cuts of a plan to where they are best.
 
-    Args:
-        costs: Of the plan's candidate.
-        limits: Of memory.
-        strategy: The plan.
-
     Returns:
         The plan with other cuts; itself where none fit.
     """

@@ -69,10 +69,6 @@ def split_by_speed(num_samples: int, ranks: Sequence[int], speeds: Sequence[floa
 def within_pieces(split: Shares, ranks: Sequence[int]) -> Shares:
     """Share each piece's samples out evenly.
 
-    Args:
-        split: Samples of each piece.
-        ranks: Data-parallel ranks of each piece.
-
     Returns:
         Samples of every rank, piece after piece; the first ranks of a piece may have one more.
     """
