@@ -2,7 +2,7 @@
 
 A rank sends the samples that it has to the ranks that need them; `slowest_messages` finds what
 that meets. Seconds are linear in what a rank holds of a sample at the boundary, so a message is
-told by coefficients until its boundary is known.
+kept as coefficients until its boundary is known.
 """
 
 from dataclasses import dataclass, field

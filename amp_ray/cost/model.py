@@ -70,7 +70,7 @@ class CostModel:
     )
 
     def costs(self, candidate: Candidate, placement: tuple[int, ...] | None = None) -> StageCosts:
-        """Return what can be told of a candidate before it is cut.
+        """Price a candidate as far as its cuts do not matter.
 
         Args:
             candidate: Degrees.
@@ -84,7 +84,7 @@ class CostModel:
         return self.stage_costs(PlacedStages.of_candidate(candidate, devices))
 
     def stage_costs(self, stages: PlacedStages) -> StageCosts:
-        """Return what can be told of any stages before they are cut.
+        """Price any stages as far as their cuts do not matter.
 
         Raises:
             ValueError: If a device does not exist, or the profile is measured, but not for a

@@ -1,4 +1,4 @@
-"""The one partition problem of all planners, and its objective."""
+"""The one partition problem of all planners, its objective and its answers."""
 
 from dataclasses import dataclass
 from enum import StrEnum

@@ -1,4 +1,7 @@
-"""What partitions with each option cost at least: options too dear need not be posed."""
+"""Lower bounds on the cost of any partition that uses an option.
+
+Options whose bound is above the best known cost can be dropped.
+"""
 
 import math
 from dataclasses import replace
@@ -15,7 +18,7 @@ from amp_ray.partition.programme import TailArrays
 from amp_ray.partition.tails import TailedProblem
 
 MANY_MICRO_BATCHES: Final = 1_000_000
-"""With so many, the value of a partition tells its slowest beat."""
+"""So many that the slowest beat can be read off the value of a partition."""
 
 ROUNDING: Final = 1e-9
 """Share by which sums may differ, added up in another order."""

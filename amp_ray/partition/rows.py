@@ -1,4 +1,4 @@
-"""Numbers for rows of small integers: which are the same, and where each stands first."""
+"""Number the distinct rows of integer columns, and find where each stands first."""
 
 import math
 from collections.abc import Sequence
@@ -9,10 +9,10 @@ import numpy as np
 from amp_ray.partition.arrays import IntArray
 
 MOST_CODES: Final = 2**62
-"""Rows are told apart by one integer each, which has to fit into 64 bits."""
+"""A row becomes one integer, which has to fit into 64 bits."""
 
 TABLE_SIZE: Final = 2**17
-"""Integers below this are told apart by a table, which is faster than sorting them."""
+"""Up to so many codes a table is used, which is faster than sorting."""
 
 
 def radix(sizes: Sequence[int]) -> IntArray:
@@ -21,7 +21,7 @@ def radix(sizes: Sequence[int]) -> IntArray:
 
 
 def repeated(count: IntArray) -> tuple[IntArray, IntArray]:
-    """Return each index as often as told, and how often it came before."""
+    """Repeat index ``i`` ``count[i]`` times; the second array numbers the repeats from 0."""
     index = np.repeat(np.arange(len(count)), count)
     return index, np.arange(len(index)) - np.repeat(np.cumsum(count) - count, count)
 

@@ -161,7 +161,7 @@ class GroupTable:
 
     @cached_property
     def is_led(self) -> BoolArray:
-        """Shape ``(C,)``. Whether that ranks takes longest in every layer, so that it tells all."""
+        """Shape ``(C,)``. Whether that rank takes longest in every layer, not only in total."""
         ranks, _ = self.rank_set
         layer_s = self.rank_times.layer_s
         led = np.ones(len(ranks), np.bool_)
@@ -177,7 +177,7 @@ class GroupTable:
 
     @cached_property
     def holders(self) -> tuple[IntArray, IntArray]:
-        """Earliest starts of each distinct set of holdings, and the one of each group."""
+        """Earliest start by distinct set of memory needs and end, and the set of each group."""
         first, number = distinct_rows(list(self.holding.T))
         sets = self.holding[first]
         kept, place = np.unique(sets, return_inverse=True)
@@ -248,7 +248,7 @@ def _holdings(
 
 
 def _padded(rows: IntArray, replicas: IntArray) -> IntArray:
-    """Replace what stands for pieces in which no index begins by what the first piece says."""
+    """Fill pieces in which no data-parallel index begins with the rows of the first piece."""
     begins = np.tile(replicas > 0, rows.shape[1] // replicas.shape[1])
     return np.where(begins, rows, rows[:, :1])
 

@@ -182,13 +182,13 @@ class GroupSpace:
 
     @cached_property
     def is_plain(self) -> bool:
-        """Whether a rate is that of the slowest type: it does not matter if ranks share a node."""
+        """Whether every rate is the slowest type's, so that shared nodes make no difference."""
         equal = bool((self._rates[:, 0] == self._rates[:, 1]).all())
         return equal and not (self.counts % self._per_node).any()
 
     @cached_property
     def labels(self) -> IntArray:
-        """Shape ``(V,)``. What the transfer into a group depends on, of that group."""
+        """Shape ``(V,)``. A number for what the rate of a transfer into the group depends on."""
         rates = np.unique(self.slowest_rate)
         variants = self.variants
         last_rank = variants.first_rank + self.graph.size[variants.edge] - 1

@@ -107,8 +107,9 @@ MetisResult = MetisSolution | MetisPruned | Reason
 def solve_table(table: GroupTable, upper_bound_s: float) -> MetisResult:
     """Find the best plan of a table.
 
-    A problem charges the leading rank of each group, so it bounds. Where that hides something in
-    its best plan, the groups concerned are told apart by their first layer, and it is solved again.
+    The problem charges each group the rank that is slowest over all layers, which is a lower bound.
+    Where another rank is slower on the layers of the best plan, the groups with such ranks become
+    one option per first layer, with exact times, and the problem is solved again.
 
     Args:
         table: The groups that can run a micro-batch.

@@ -106,7 +106,7 @@ def _scopes(cost_model: CostModel, candidate: Candidate) -> Iterator[Scope]:
 def _with_ends(
     cost_model: CostModel, candidate: Candidate, scope: Scope, problem: PlacementProblem
 ) -> BuiltProblem | None:
-    """Pose a problem anew so that the ends are told, if a weight is tied and few enough options."""
+    """Build the problem again with the nodes of both ends in its states, if a weight is tied."""
     tied = cost_model.weights(candidate.tp).tied is not None and candidate.pp > 1
     if not tied or len(problem.graph.source) > MOST_OPTIONS_WITH_ENDS:
         return None

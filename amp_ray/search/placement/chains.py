@@ -85,7 +85,7 @@ class Chains:
         return self._objectives_s[key]
 
     def _costs_on(self, placement: tuple[int, ...]) -> StageCosts:
-        """Return what can be told of a placement before it is cut."""
+        """Return the costs of a placement that do not depend on its cuts."""
         if placement not in self._costs:
             self._costs[placement] = self.cost_model.costs(self.candidate, placement)
         return self._costs[placement]

@@ -1,4 +1,4 @@
-"""Move the cuts of a plan as long as its simulated time falls."""
+"""Move the cuts of a plan, and swap its replicas, as long as its simulated time falls."""
 
 from collections.abc import Iterator
 from itertools import combinations, islice, pairwise

@@ -1,4 +1,9 @@
-"""The best groups and cuts: bounded without their neighbours, then joined where it may matter."""
+"""The best groups and cuts by branch and bound.
+
+What a cut costs depends on the groups on both sides. A first problem charges every cut what it
+costs at least, which bounds the plans with each group; only groups that may be part of a better
+plan than the best known one are posed again with the true costs of their pairs.
+"""
 
 import math
 from dataclasses import dataclass, replace
@@ -46,9 +51,9 @@ class BestGroups:
 def best_groups(problem: GroupsProblem, *, upper_bound_s: float) -> BestGroups:
     """Find the best plan.
 
-    Without its neighbours, a group's cuts are bounded, and so is what plans with each group cost.
-    The most promising groups are posed again with their neighbours; then all that may be part of
-    a plan that is better than the best of those.
+    The first problem does not know neighbours, so it gives a lower bound for plans with each group.
+    The groups with the smallest bounds are posed with their neighbours, which gives a good plan;
+    then all groups whose bound is below the cost of that plan.
 
     Args:
         problem: Not joined.

@@ -1,4 +1,4 @@
-"""What the cuts between stages cost, each pair of neighbours once."""
+"""What the cuts between stages cost: for a pair of neighbours, or at least for one of the two."""
 
 from collections import Counter
 from dataclasses import dataclass

@@ -273,7 +273,7 @@ class GroupsProblem:
 
 
 def _apart(choice: IntArray, position: IntArray, ends: tuple[IntArray, IntArray]) -> Edges:
-    """Let the first stage of a pipeline be a choice apart, which leads to the one final state."""
+    """Add every choice once more as the first stage of a pipeline, leading to a final state."""
     end = int(ends[1].max()) + 1
     return (
         np.concatenate((choice, choice)),
