@@ -1,11 +1,14 @@
 """Compiled loops: arrays in, numbers out; what they mean stands in `amp_ray.cost.schedule`."""
 
 from math import ceil, gcd
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
 from numpy.typing import NDArray
+
+# Called by other kernels only: no wrapper for Python, which makes compiling faster.
+INNER: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -251,7 +254,7 @@ def slowest_messages(
     return found
 
 
-@numba.njit(cache=True)
+@numba.njit(**INNER)
 def _messages(left: int, right: int, ranks: RankTable) -> IntArray:
     """Return rows of sender, receiver, their nodes, samples and part of every message."""
     first, second = ranks.first_node[left], ranks.first_node[right]
@@ -279,7 +282,7 @@ def _messages(left: int, right: int, ranks: RankTable) -> IntArray:
     return rows[:size]
 
 
-@numba.njit(cache=True)
+@numba.njit(**INNER)
 def _meet(messages: IntArray, rates: FloatArray, steps: FloatArray, found: FloatArray) -> None:
     """Write what the slowest message of each part meets; arrays as in `slowest_messages`."""
     # Units and messages: of each sender, of each receiver, out of each node, into each node.
