@@ -33,7 +33,6 @@ class Breakdown:
         bubble_s: Its waiting for other stages, as if transfers took no time.
         pipeline_p2p_s: What the transfers between stages add.
         gradient_sync_s: Data-parallel and tied-embedding all-reduces after the pipeline.
-        optimizer_s: The optimizer step.
         other_s: Host work per iteration.
     """
 
@@ -60,7 +59,6 @@ class Estimate:
     """The prediction for one strategy.
 
     Args:
-        strategy: What was estimated.
         iteration_time_s: Seconds per optimizer step.
         breakdown: Its parts; None for a model that does not tell them apart.
         peak_memory_bytes: Largest need of a rank, per stage; empty for a model without memory.

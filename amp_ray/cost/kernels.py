@@ -1,11 +1,14 @@
 """Compiled loops: arrays in, numbers out; what they mean stands in `amp_ray.cost.schedule`."""
 
-from math import gcd
-from typing import NamedTuple
+from math import ceil, gcd
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
 from numpy.typing import NDArray
+
+# Called by other kernels only: no wrapper for Python, which makes compiling faster.
+INNER: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -165,8 +168,42 @@ def earliest_starts(
     return starts
 
 
+@numba.njit("f8(UniTuple(f8,4),f8[:,::1],UniTuple(f8,2),f8,f8)", cache=True)
+def busiest_s(
+    shape: tuple[float, float, float, float],
+    tiles: FloatArray,
+    split: tuple[float, float],
+    num_multiprocessors: float,
+    rate: float,
+) -> float:
+    """Return the seconds of the busiest multiprocessor in a matrix product, at the best tile size.
+
+    Args:
+        shape: Rows, columns, inner dimension and number of products.
+        tiles: Shape ``(num_sizes, 3)``. Rows, columns and share of the rate; either side up.
+        split: Most splits of the inner dimension, and what it is split down to, where there are
+            fewer tiles than multiprocessors.
+        num_multiprocessors: Of the device.
+        rate: Floating-point operations per second of a multiprocessor.
+    """
+    rows, columns, inner, batch = shape
+    least_s = np.inf
+    for size in range(len(tiles)):
+        tile_rows, tile_columns, share = tiles[size]
+        upright = ceil(rows / tile_rows) * ceil(columns / tile_columns)
+        across = ceil(rows / tile_columns) * ceil(columns / tile_rows)
+        waves = float(min(upright, across)) * batch / num_multiprocessors
+        if waves >= 1:
+            steps = waves * inner
+        else:
+            steps = inner / min(1 / waves, split[0], max(1.0, inner / split[1]))
+        seconds = 2.0 * tile_rows * tile_columns * steps / (rate * share)
+        least_s = min(least_s, seconds)
+    return float(least_s)
+
+
 class RankTable(NamedTuple):
-    """The ranks of several stages, for `crossings`.
+    """The ranks of several stages, for `slowest_messages`.
 
     Attributes:
         nodes: Node of each rank, stage by stage; tp fastest, then dp.
@@ -190,7 +227,7 @@ def num_lanes(tp: int, other_tp: int) -> int:
 
 
 @numba.njit(cache=True)
-def crossings(
+def slowest_messages(
     pairs: IntArray, ranks: RankTable, rates: FloatArray, steps: FloatArray, num_parts: int
 ) -> FloatArray:
     """Find what the messages of cuts meet when all messages of a cut are sent at once.
@@ -217,7 +254,7 @@ def crossings(
     return found
 
 
-@numba.njit(cache=True)
+@numba.njit(**INNER)
 def _messages(left: int, right: int, ranks: RankTable) -> IntArray:
     """Return rows of sender, receiver, their nodes, samples and part of every message."""
     first, second = ranks.first_node[left], ranks.first_node[right]
@@ -245,9 +282,9 @@ def _messages(left: int, right: int, ranks: RankTable) -> IntArray:
     return rows[:size]
 
 
-@numba.njit(cache=True)
+@numba.njit(**INNER)
 def _meet(messages: IntArray, rates: FloatArray, steps: FloatArray, found: FloatArray) -> None:
-    """Write what the slowest message of each part meets; arrays as in `crossings`."""
+    """Write what the slowest message of each part meets; arrays as in `slowest_messages`."""
     # Units and messages: of each sender, of each receiver, out of each node, into each node.
     num_ranks = max(messages[:, 0].max(), messages[:, 1].max()) + 1
     loads = np.zeros((4, max(num_ranks, len(rates)), 2))

@@ -6,12 +6,13 @@ from itertools import pairwise
 
 import numpy as np
 
-from amp_ray.cost.cuts import boundary_bytes
 from amp_ray.cost.kernels import FloatArray, IntArray, earliest_starts, stage_peak
+from amp_ray.cost.messages import sample_bytes
 from amp_ray.cost.roofline import Rank
 from amp_ray.cost.weights import Weights
 from amp_ray.spec.candidate import Candidate, Recompute
 from amp_ray.spec.constants import Constants
+from amp_ray.spec.device import Device
 from amp_ray.spec.model import Layer, Model
 from amp_ray.spec.optimizer import Optimizer
 from amp_ray.spec.traits import RuntimeTraits
@@ -83,7 +84,9 @@ class LayerMemory:
         rows[0] = weights.prefix
         np.cumsum(kept, out=rows[1, 1:])
         rows[2, :-1] = temporary
-        rows[3] = boundary_bytes(self.model, self.rank)
+        rows[3] = self.rank.micro_batch_size * sample_bytes(
+            self.model, self.rank.tp, self.rank.precision
+        )
         rows[3, 1:-1] += self.traits.mask_bytes
         return rows
 
@@ -119,9 +122,7 @@ class MemoryModel:
     Args:
         layers: Shape ``(4, num_layers + 1)``. Rows of `LayerMemory`.
         weights: What a rank holds.
-        candidate: Degrees and recompute.
         rank: Its precision counts, and the context of its device.
-        optimizer: What it keeps.
         zero_stage: What is sharded over dp.
         traits: What the runtime keeps.
         constants: Context and allocator.
@@ -135,16 +136,6 @@ class MemoryModel:
     zero_stage: int
     traits: RuntimeTraits
     constants: Constants
-
-    def peak_bytes(self, bounds: tuple[int, ...]) -> tuple[float, ...]:
-        """Return the peak of each stage.
-
-        Args:
-            bounds: Shape ``(pp + 1,)``.
-        """
-        return tuple(
-            self.peak(stage, start, end) for stage, (start, end) in enumerate(pairwise(bounds))
-        )
 
     def peak(self, stage: int, start: int, end: int) -> float:
         """Return the peak of one stage.
@@ -210,3 +201,54 @@ class MemoryModel:
         tied = self.weights.tied
         found = (-1, -1, 0) if tied is None else (tied.first, tied.last, tied.parameters)
         return np.array(found, dtype=np.float64)
+
+
+RankMemory = tuple[tuple[MemoryModel, Device], ...]
+"""Memory of the different ranks of a stage, each with the smallest device of such ranks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StageMemory:
+    """Peak bytes of stages in a row.
+
+    Args:
+        needs: Of each stage.
+    """
+
+    needs: tuple[RankMemory, ...]
+
+    def peaks(self, bounds: tuple[int, ...]) -> list[tuple[float, Device]]:
+        """Return, per stage, peak and device of the rank that comes closest to its memory.
+
+        Args:
+            bounds: Shape ``(pp + 1,)``.
+        """
+        return [
+            max(
+                ((memory.peak(stage, start, end), device) for memory, device in needs),
+                key=lambda need: (need[0] / need[1].memory_bytes, need[0]),
+            )
+            for stage, (needs, (start, end)) in enumerate(
+                zip(self.needs, pairwise(bounds), strict=True)
+            )
+        ]
+
+    def earliest_starts(self, scale: float = 1.0) -> IntArray:
+        """Return per stage and end the smallest start from which all ranks of a stage fit.
+
+        Args:
+            scale: Every device's memory is multiplied by it.
+
+        Returns:
+            Shape ``(pp, num_layers + 1)``; the end itself where nothing fits.
+        """
+        limits: dict[MemoryModel, FloatArray] = {}
+        for stage, needs in enumerate(self.needs):
+            for memory, device in needs:
+                if memory not in limits:
+                    limits[memory] = np.full(len(self.needs), np.inf)
+                limits[memory][stage] = scale * device.memory_bytes
+        starts: IntArray = np.max(
+            [memory.earliest_starts(limit_bytes) for memory, limit_bytes in limits.items()], axis=0
+        )
+        return starts

@@ -1,77 +1,76 @@
 """The cost model: what a strategy takes, in time and memory."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
+from typing import Final
 
-import numpy as np
-
-from amp_ray.cost.crossings import CrossingModel
-from amp_ray.cost.cuts import CutModel, CutTimes
 from amp_ray.cost.estimate import Breakdown, Estimate
-from amp_ray.cost.groups import GroupTables, RankKinds
 from amp_ray.cost.layers import LayerCosts
-from amp_ray.cost.memory import LayerMemory, MemoryModel
-from amp_ray.cost.replicas import slowest_replica
+from amp_ray.cost.memory import LayerMemory, MemoryModel, RankMemory, StageMemory
+from amp_ray.cost.messages import MessageModel, Messages
 from amp_ray.cost.roofline import Rank
-from amp_ray.cost.stages import NO_RUNTIME, StagesModel
-from amp_ray.cost.tail import TailModel
+from amp_ray.cost.schedule import slowest_replica
+from amp_ray.cost.stages import PlacedStages, StageTimes, TimeTables
+from amp_ray.cost.step_end import StepEndModel, StepEnds
 from amp_ray.cost.topology import FloatArray, IntArray, Topology
 from amp_ray.cost.verdict import Judge
 from amp_ray.cost.weights import Weights
-from amp_ray.spec.candidate import Candidate, Recompute
+from amp_ray.spec.candidate import Candidate, Recompute, StageOptions
 from amp_ray.spec.device import Device
 from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.optimizer import Optimizer, find_optimizer
-from amp_ray.spec.strategy import Strategy, candidate_of
+from amp_ray.spec.optimizer import find_optimizer
+from amp_ray.spec.strategy import Strategy
 
-EXTRAPOLATED = "micro-batch size outside the measured ones: layer times are extrapolated"
+EXTRAPOLATED: Final = "micro-batch size outside the measured ones: layer times are extrapolated"
 """Warning: the profile has no measurement on one side of this micro-batch size."""
+
+NO_RUNTIME: Final = "no runtime runs stages of different tp or dp yet"
+"""Warning of what cannot be launched."""
+
+
+Groups = frozenset[tuple[int, frozenset[int]]]
+"""Samples and device types of different tensor-parallel groups."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class CandidateCosts:
-    """Everything about a candidate that does not depend on its cuts.
+class StageCosts:
+    """Everything about stages in a row that does not depend on their cuts.
 
     Args:
-        candidate: Degrees.
-        grid: Shape ``(pp, dp, tp)``. Device of each rank.
-        kinds: Layer times of its ranks.
-        cuts: Times across its cuts.
-        memory: Peak bytes of its stages.
-        smallest: Length ``pp``. The device of each stage with the least memory.
+        times: Layer times of their ranks.
+        memory: Peak bytes.
+        step_ends: What follows the pipeline.
     """
 
-    candidate: Candidate
-    grid: IntArray
-    kinds: RankKinds
-    cuts: CutTimes
-    memory: MemoryModel
-    smallest: tuple[Device, ...]
+    stages: PlacedStages
+    times: StageTimes
+    messages: Messages
+    memory: StageMemory
+    step_ends: StepEnds
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CostModel:
     """Estimates strategies of one experiment.
 
-    Tables that many candidates share are kept, in ``kept`` also those of a search; a cost model
-    therefore belongs to one process. It holds no other state.
+    Tables that many candidates share are kept; a cost model therefore belongs to one process. It
+    holds no other state.
 
     Args:
         experiment: What is given.
     """
 
     experiment: Experiment
-    kept: dict[type, object] = field(init=False, repr=False, default_factory=dict)
+    _memory: dict[Candidate, MemoryModel] = field(init=False, default_factory=dict)
     _weights: dict[int, Weights] = field(init=False, default_factory=dict)
     _layer_memory: dict[tuple[int, int, Recompute], FloatArray] = field(
         init=False, default_factory=dict
     )
 
-    def costs(
-        self, candidate: Candidate, placement: tuple[int, ...] | None = None
-    ) -> CandidateCosts:
-        """Return what can be told of a candidate before it is cut.
+    def costs(self, candidate: Candidate, placement: tuple[int, ...] | None = None) -> StageCosts:
+        """Price a candidate as far as its cuts do not matter.
 
         Args:
             candidate: Degrees.
@@ -82,22 +81,33 @@ class CostModel:
                 for this tp on these devices.
         """
         devices = range(candidate.num_devices) if placement is None else placement
-        self._check_devices(devices)
-        grid = np.array(devices, dtype=np.int64).reshape(candidate.pp, candidate.dp, candidate.tp)
-        types = self.topology.type_of_device[grid]
-        rings = self.topology.rings(grid.reshape(-1, candidate.tp))
-        rank = self._groups.rank(candidate)
-        return CandidateCosts(
-            candidate=candidate,
-            grid=grid,
-            kinds=self._groups.kinds(candidate, types, rings),
-            cuts=self._cuts.cuts(grid, rank, rings),
-            memory=self._memory(candidate, rank),
-            smallest=self._smallest(types),
+        return self.stage_costs(PlacedStages.of_candidate(candidate, devices))
+
+    def stage_costs(self, stages: PlacedStages) -> StageCosts:
+        """Price any stages as far as their cuts do not matter.
+
+        Raises:
+            ValueError: If a device does not exist, or the profile is measured, but not for a
+                stage's tp on its devices.
+        """
+        self._check_devices(stages.devices)
+        rings, types = self.topology.rings(stages.groups), stages.types(self.experiment.cluster)
+        ends = pairwise(stages.first_group.tolist())
+        return StageCosts(
+            stages=stages,
+            times=self.time_tables.times(stages, types, rings),
+            messages=self.messages.between(stages, rings),
+            memory=self._stage_memory(stages, types),
+            step_ends=StepEnds(
+                model=self.step_end,
+                stages=stages,
+                types=[frozenset().union(*types[first:end]) for first, end in ends],
+                weights=self.weights,
+            ),
         )
 
     def estimate(self, strategy: Strategy) -> Estimate:
-        """Estimate any strategy: simulated pipeline of the slowest replica, then the tail.
+        """Estimate any strategy: simulated pipeline of the slowest replica, then the step end.
 
         Args:
             strategy: Its stages may differ in everything; no runtime launches those yet.
@@ -113,79 +123,69 @@ class CostModel:
                 f"{list(strategy.bounds)}"
             )
             raise ValueError(message)
-        if strategy.is_uniform and strategy.recompute is not None:
-            costs = self.costs(candidate_of(strategy), strategy.placement)
-            return self.estimate_cut(costs, strategy)
-        self._check_devices(strategy.placement)
-        return self._estimate_stages(strategy)
+        return self.estimate_from(self.stage_costs(PlacedStages.of_strategy(strategy)), strategy)
 
-    def estimate_cut(self, costs: CandidateCosts, strategy: Strategy) -> Estimate:
-        """Estimate a strategy whose candidate's costs are known.
+    def estimate_from(self, costs: StageCosts, strategy: Strategy) -> Estimate:
+        """Estimate a strategy whose stages' costs are known.
 
         Args:
-            costs: Of the candidate that the strategy was cut from, with the same placement.
+            costs: Of the same options, shares and devices.
             strategy: Its bounds count.
         """
         breakdown = self._breakdown(costs, strategy.bounds)
-        peaks = costs.memory.peak_bytes(strategy.bounds)
-        verdict = self._judge.judge(strategy.bounds, breakdown.total_s, peaks, costs.smallest)
-        return Estimate(
-            strategy=strategy,
-            iteration_time_s=breakdown.total_s,
-            breakdown=breakdown,
-            peak_memory_bytes=peaks,
-            memory_limit_bytes=tuple(float(device.memory_bytes) for device in costs.smallest),
-            reasons=verdict.reasons,
-            warnings=(EXTRAPOLATED,) if costs.kinds.extrapolated else (),
-            failure_probability=verdict.failure_probability,
-        )
-
-    def _estimate_stages(self, strategy: Strategy) -> Estimate:
-        """Estimate a strategy whose stages may differ in everything."""
-        found = self.stages.estimate(strategy)
-        total_s, devices = found.breakdown.total_s, found.devices
-        verdict = self._judge.judge(strategy.bounds, total_s, found.peaks_bytes, devices)
-        warnings = (EXTRAPOLATED, NO_RUNTIME) if found.extrapolated else (NO_RUNTIME,)
+        total_s = breakdown.total_s
+        peaks, devices = zip(*costs.memory.peaks(strategy.bounds), strict=True)
+        verdict = self._judge.judge(strategy.bounds, total_s, peaks, devices)
+        launchable = strategy.is_uniform and strategy.options is not None
+        warnings = (EXTRAPOLATED,) if costs.times.extrapolated else ()
         return Estimate(
             strategy=strategy,
             iteration_time_s=total_s,
-            breakdown=found.breakdown,
-            peak_memory_bytes=found.peaks_bytes,
+            breakdown=breakdown,
+            peak_memory_bytes=peaks,
             memory_limit_bytes=tuple(float(device.memory_bytes) for device in devices),
             reasons=verdict.reasons,
-            warnings=warnings,
-            launchable=False,
+            warnings=warnings if launchable else (*warnings, NO_RUNTIME),
+            launchable=launchable,
             failure_probability=verdict.failure_probability,
         )
 
-    def _check_devices(self, devices: Sequence[int]) -> None:
-        """Refuse a rank on a device that does not exist."""
-        num_devices = self.experiment.cluster.num_devices
-        if max(devices) >= num_devices:
-            message = (
-                f"the cluster has {num_devices} devices, numbered from 0; "
-                f"found a rank on device {max(devices)}"
-            )
-            raise ValueError(message)
+    def weights(self, tp: int) -> Weights:
+        """Return what a rank of a tensor-parallel group holds."""
+        if tp not in self._weights:
+            self._weights[tp] = Weights(model=self.experiment.model, tp=tp)
+        return self._weights[tp]
 
-    @cached_property
-    def stages(self) -> StagesModel:
-        """What estimates stages with their own device groups."""
-        given = self.experiment
-        crossings = CrossingModel(
-            model=given.model,
-            topology=self.topology,
-            traits=given.traits,
-            constants=given.constants,
+    def memory(self, candidate: Candidate) -> MemoryModel:
+        """Return the memory of a candidate's stages."""
+        if candidate not in self._memory:
+            self._memory[candidate] = self._new_memory(candidate)
+        return self._memory[candidate]
+
+    def _new_memory(self, candidate: Candidate) -> MemoryModel:
+        """Return the memory of a candidate's stages, from tables that others may share."""
+        given, weights = self.experiment, self.weights(candidate.tp)
+        rank = Rank(
+            device=given.cluster.device_types[0],
+            tp=candidate.tp,
+            micro_batch_size=candidate.micro_batch_size,
             precision=given.precision,
         )
-        return StagesModel(
-            experiment=given,
-            topology=self.topology,
-            groups=self._groups,
-            crossings=crossings,
-            tail=self.tail,
-            memory=self._memory,
+        key = (rank.tp, rank.micro_batch_size, candidate.recompute)
+        if key not in self._layer_memory:
+            layers = LayerMemory(
+                model=given.model, rank=rank, recompute=candidate.recompute, traits=given.traits
+            )
+            self._layer_memory[key] = layers.rows(weights)
+        return MemoryModel(
+            layers=self._layer_memory[key],
+            weights=weights,
+            candidate=candidate,
+            rank=rank,
+            optimizer=self.step_end.optimizer,
+            zero_stage=given.zero_stage,
+            traits=given.traits,
+            constants=given.constants,
         )
 
     @cached_property
@@ -205,41 +205,37 @@ class CostModel:
         )
 
     @cached_property
-    def tail(self) -> TailModel:
-        """The end of an iteration."""
-        given = self.experiment
-        return TailModel(
-            topology=self.topology,
-            traits=given.traits,
-            constants=given.constants,
-            precision=given.precision,
-            optimizer=self._optimizer,
-            zero_stage=given.zero_stage,
-        )
-
-    @cached_property
-    def _optimizer(self) -> Optimizer:
-        """The optimizer's record."""
-        return find_optimizer(self.experiment.optimizer)
-
-    @cached_property
-    def _groups(self) -> GroupTables:
-        """Layer tables of tensor-parallel groups."""
-        return GroupTables(
+    def time_tables(self) -> TimeTables:
+        """Layer times of tensor-parallel groups."""
+        return TimeTables(
             layer_costs=self.layer_costs,
-            device_types=self.experiment.cluster.device_types,
+            topology=self.topology,
             precision=self.experiment.precision,
         )
 
     @cached_property
-    def _cuts(self) -> CutModel:
+    def messages(self) -> MessageModel:
         """Messages between stages."""
         given = self.experiment
-        return CutModel(
+        return MessageModel(
             model=given.model,
             topology=self.topology,
             traits=given.traits,
             constants=given.constants,
+            precision=given.precision,
+        )
+
+    @cached_property
+    def step_end(self) -> StepEndModel:
+        """The end of an iteration."""
+        given = self.experiment
+        return StepEndModel(
+            topology=self.topology,
+            traits=given.traits,
+            constants=given.constants,
+            precision=given.precision,
+            optimizer=find_optimizer(given.optimizer),
+            zero_stage=given.zero_stage,
         )
 
     @cached_property
@@ -248,50 +244,62 @@ class CostModel:
         given = self.experiment
         return Judge(model=given.model, traits=given.traits, constants=given.constants)
 
-    def _breakdown(self, costs: CandidateCosts, bounds: tuple[int, ...]) -> Breakdown:
-        """Put pipeline and tail together."""
+    def _breakdown(self, costs: StageCosts, bounds: tuple[int, ...]) -> Breakdown:
+        """Put pipeline and step end together."""
         constants = self.experiment.constants
-        times = costs.kinds.stage_times(bounds)
+        times = costs.times.at(bounds)
         times[0] += constants.host_s_per_micro_batch
         pipeline = slowest_replica(
             times,
-            costs.cuts.sends(bounds),
-            costs.candidate.num_micro_batches,
+            costs.messages.at(bounds),
+            costs.stages.num_micro_batches,
             self.experiment.traits,
         )
-        tail = self.tail.estimate(costs.grid, bounds, costs.memory.weights)
+        step_end = costs.step_ends.at(bounds)
         return replace(
             pipeline,
-            gradient_sync_s=tail.gradient_sync_s,
-            optimizer_s=tail.optimizer_s,
+            gradient_sync_s=step_end.gradient_sync_s,
+            optimizer_s=step_end.optimizer_s,
             other_s=constants.host_s_per_iteration,
         )
 
-    def _memory(self, candidate: Candidate, rank: Rank) -> MemoryModel:
-        """Return the memory of a candidate's stages."""
-        given = self.experiment
-        weights = self._weights.setdefault(rank.tp, Weights(model=given.model, tp=rank.tp))
-        key = (rank.tp, rank.micro_batch_size, candidate.recompute)
-        if key not in self._layer_memory:
-            layers = LayerMemory(
-                model=given.model, rank=rank, recompute=candidate.recompute, traits=given.traits
-            )
-            self._layer_memory[key] = layers.rows(weights)
-        return MemoryModel(
-            layers=self._layer_memory[key],
-            weights=weights,
-            candidate=candidate,
-            rank=rank,
-            optimizer=self._optimizer,
-            zero_stage=given.zero_stage,
-            traits=given.traits,
-            constants=given.constants,
-        )
+    def _stage_memory(self, stages: PlacedStages, types: Sequence[frozenset[int]]) -> StageMemory:
+        """Return the memory of stages; stages of equal options, shares and devices share theirs."""
+        groups = list(zip(stages.samples.tolist(), types, strict=True))
+        distinct, of_stage = stages.distinct_options
+        known: dict[tuple[int, Groups], RankMemory] = {}
+        needs = []
+        for number, (first, end) in zip(
+            of_stage, pairwise(stages.first_group.tolist()), strict=True
+        ):
+            key = number, frozenset(groups[first:end])
+            if key not in known:
+                known[key] = tuple(self._rank_memory(stages, distinct[number], key[1]))
+            needs.append(known[key])
+        return StageMemory(needs=tuple(needs))
 
-    def _smallest(self, types: IntArray) -> tuple[Device, ...]:
-        """Return the device with the least memory of each stage."""
-        found = self.experiment.cluster.device_types
-        return tuple(
-            min((found[index] for index in set(row)), key=lambda device: device.memory_bytes)
-            for row in types.reshape(len(types), -1).tolist()
-        )
+    def _rank_memory(
+        self, stages: PlacedStages, options: StageOptions, groups: Groups
+    ) -> Iterator[tuple[MemoryModel, Device]]:
+        """Give, per share of samples, the memory of a rank and the smallest device of those."""
+        known = self.experiment.cluster.device_types
+        for samples in sorted({samples for samples, _ in groups}):
+            candidate = Candidate(
+                micro_batch_size=samples,
+                options=options,
+                pp=stages.pp,
+                num_micro_batches=stages.num_micro_batches,
+            )
+            types = sorted({kind for share, own in groups if share == samples for kind in own})
+            smallest = min((known[kind] for kind in types), key=lambda own: own.memory_bytes)
+            yield self.memory(candidate), smallest
+
+    def _check_devices(self, devices: IntArray) -> None:
+        """Refuse a rank on a device that does not exist."""
+        num_devices = self.experiment.cluster.num_devices
+        if devices.max() >= num_devices:
+            message = (
+                f"the cluster has {num_devices} devices, numbered from 0; "
+                f"found a rank on device {devices.max()}"
+            )
+            raise ValueError(message)

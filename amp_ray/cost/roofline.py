@@ -1,25 +1,24 @@
 """Time of one kernel on one device: whole tiles, memory traffic, launch gap."""
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+
+from amp_ray.cost.kernels import busiest_s
 from amp_ray.spec.constants import Constants
 from amp_ray.spec.device import Device
 from amp_ray.spec.operator import Elementwise, Gemm, Operator
 from amp_ray.units import BYTES_PER_ELEMENT, Precision
 
-TILE_ROWS: Final = 128
-TILE_COLUMNS: Final = 256
-"""Largest output tile of the GEMM libraries on devices with tensor cores (cuBLAS, CUTLASS)."""
+TILES: Final = np.array([(128, 256, 1.0), (128, 128, 0.85), (64, 64, 0.6), (32, 32, 0.3)])
+"""Rows, columns and rate against the largest tile of the GEMM libraries on devices with tensor
+cores (cuBLAS, CUTLASS): operand reuse falls with the tile's edge."""
 
-MAX_SPLIT: Final = 8
-MIN_SPLIT_INNER: Final = 1024
-"""A long inner dimension may be split over idle multiprocessors, down to this length (split-k)."""
-
-SMALL_TILES: Final = ((128, 128, 0.85), (64, 64, 0.6), (32, 32, 0.3))
-"""Rows, columns and rate against the largest tile: operand reuse falls with the tile's edge."""
+SPLIT: Final = (8.0, 1024.0)
+"""A long inner dimension may be split over so many idle multiprocessors, down to this length
+(split-k)."""
 
 FUSED_RATE: Final = 0.7
 """Of fused attention against GEMMs: FlashAttention-2 reaches half to three quarters of an A100's
@@ -153,48 +152,22 @@ def gemm_s(
     are fewer tiles than multiprocessors the product lasts as long as one tile. Then the result
     is written. It never beats reading and writing everything once.
 
-    Args:
-        rows: Rows of the product.
-        columns: Columns of the product.
-        inner: Contracted dimension.
-        batch: Number of products.
-        rank: Device and precision.
-        constants: Efficiencies.
-
     Returns:
         Seconds.
     """
     device, width = rank.device, rank.bytes_per_element
     rate = device.peak_flops(rank.precision) * device.gemm_fraction * constants.gemm_scale
-    per_multiprocessor = rate / device.num_multiprocessors
-    busy_s = min(
-        2.0 * tile_rows * tile_columns * steps / (per_multiprocessor * share)
-        for tile_rows, tile_columns, share in ((TILE_ROWS, TILE_COLUMNS, 1.0), *SMALL_TILES)
-        for steps in [
-            _inner_steps(_tiles(rows, columns, tile_rows, tile_columns) * batch, inner, device)
-        ]
+    busy_s = busiest_s(
+        (rows, columns, inner, batch),
+        TILES,
+        SPLIT,
+        float(device.num_multiprocessors),
+        rate / device.num_multiprocessors,
     )
     bandwidth = device.memory_bytes_per_s * constants.memory_efficiency
     written = width * batch * rows * columns
     read = width * batch * (rows + columns) * inner
     return max(busy_s + written / bandwidth, (read + written) / bandwidth) + constants.kernel_gap_s
-
-
-def _tiles(rows: float, columns: float, tile_rows: int, tile_columns: int) -> int:
-    """Count tiles in the better of the two orientations."""
-    upright = math.ceil(rows / tile_rows) * math.ceil(columns / tile_columns)
-    if tile_rows == tile_columns:
-        return upright
-    return min(upright, math.ceil(rows / tile_columns) * math.ceil(columns / tile_rows))
-
-
-def _inner_steps(tiles: float, inner: float, device: Device) -> float:
-    """Inner steps of the busiest multiprocessor, with the best split of the inner dimension."""
-    waves = tiles / device.num_multiprocessors
-    if waves >= 1:
-        return waves * inner
-    split = min(1 / waves, MAX_SPLIT, max(1.0, inner / MIN_SPLIT_INNER))
-    return inner / split
 
 
 def elementwise_phases(op: Elementwise, rank: Rank, constants: Constants) -> Phases:

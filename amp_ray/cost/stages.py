@@ -1,196 +1,313 @@
-"""What a strategy takes whose stages each have their own devices, tp, dp and shares.
+"""Stages in a row, whatever layers they hold: who computes them, how, and what a layer takes there.
 
-A stage waits for its slowest rank. Ranks whose samples never meet in another stage run on their
-own until gradients are synchronised, so a pipeline is simulated for every part of the samples that
-all stages keep together. A uniform strategy has one such part per replica, and costs the same here
-as by the tables of its candidate.
+A grid of equal stages and stages that differ in everything are the same here: arrays over the
+tensor-parallel groups of all stages, stage after stage, in the order of their dp index. A stage
+waits for its slowest group. Groups whose samples never meet in another stage run on their own
+until gradients are synchronised: each of them has a *part* of the samples, which all stages keep
+together. In a grid every replica is such a part.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from itertools import pairwise
-from typing import Final
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import accumulate, chain, pairwise
+from typing import Self
 
 import numpy as np
 
-from amp_ray.cost.crossings import CrossingModel, StageGroup, common_parts
-from amp_ray.cost.estimate import Breakdown
-from amp_ray.cost.groups import GroupTables
-from amp_ray.cost.memory import MemoryModel
-from amp_ray.cost.replicas import slowest_replica
+from amp_ray.cost.collective import Path
+from amp_ray.cost.layers import LayerCosts
 from amp_ray.cost.roofline import Rank
-from amp_ray.cost.stages_tail import stages_tail
-from amp_ray.cost.tail import TailModel
-from amp_ray.cost.topology import FloatArray, Topology
-from amp_ray.cost.weights import Weights
-from amp_ray.spec.candidate import Candidate
-from amp_ray.spec.device import Device
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.strategy import Stage, Strategy
-
-NO_RUNTIME: Final = "no runtime runs stages of different tp or dp yet"
-"""Warning of what cannot be launched."""
+from amp_ray.cost.topology import FloatArray, IntArray, Rings, Topology
+from amp_ray.spec.candidate import Candidate, StageOptions
+from amp_ray.spec.cluster import Cluster
+from amp_ray.spec.strategy import Strategy
+from amp_ray.units import Precision
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StagesEstimate:
-    """What is expected of a strategy.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PlacedStages:
+    """Stages with their devices.
 
     Args:
-        breakdown: Where the time goes.
-        peaks_bytes: Per stage, the need of the rank that comes closest to its device's memory.
-        devices: Per stage, that rank's device.
-        extrapolated: Whether any layer time lies outside of what was measured.
+        devices: Of every rank: tp fastest, then dp, then stages.
+        shares: Per stage, samples of one micro-batch by dp index; they add up to the same number.
+        num_micro_batches: Per optimizer step.
+        one_part: Whether all samples count as one part, which the slowest group holds up.
     """
 
-    breakdown: Breakdown
-    peaks_bytes: tuple[float, ...]
-    devices: tuple[Device, ...]
-    extrapolated: bool
+    options: Sequence[StageOptions]
+    devices: IntArray
+    shares: Sequence[tuple[int, ...]]
+    num_micro_batches: int
+    one_part: bool = False
+
+    @classmethod
+    def of_candidate(cls, candidate: Candidate, devices: Sequence[int] | IntArray) -> Self:
+        """Return the stages of a candidate, which are all alike.
+
+        Args:
+            candidate: Options of every stage.
+            devices: Of every rank.
+        """
+        return cls(
+            options=(candidate.options,) * candidate.pp,
+            devices=np.array(devices),
+            shares=((candidate.micro_batch_size,) * candidate.dp,) * candidate.pp,
+            num_micro_batches=candidate.num_micro_batches,
+        )
+
+    @classmethod
+    def of_strategy(cls, strategy: Strategy) -> Self:
+        """Return the stages of a strategy."""
+        size = strategy.micro_batch_size
+        return cls(
+            options=[stage.options for stage in strategy.stages],
+            devices=np.array(strategy.placement),
+            shares=[stage.shares or (size,) * stage.dp for stage in strategy.stages],
+            num_micro_batches=strategy.num_micro_batches,
+        )
+
+    @property
+    def pp(self) -> int:
+        """Number of stages."""
+        return len(self.options)
+
+    @cached_property
+    def distinct_options(self) -> tuple[list[StageOptions], list[int]]:
+        """The different options, and which of them each stage has."""
+        first = self.options[0]
+        if all(options is first for options in self.options):
+            return [first], [0] * self.pp
+        number = {options: index for index, options in enumerate(dict.fromkeys(self.options))}
+        return list(number), [number[options] for options in self.options]
+
+    @cached_property
+    def grids(self) -> list[IntArray]:
+        """Per stage the device of each rank, shape ``(dp, tp)``."""
+        ends = accumulate((options.num_ranks for options in self.options), initial=0)
+        return [
+            self.devices[first:end].reshape(options.dp, options.tp)
+            for (first, end), options in zip(pairwise(ends), self.options, strict=True)
+        ]
+
+    @cached_property
+    def groups(self) -> list[list[int]]:
+        """Devices of every tensor-parallel group."""
+        distinct, _ = self.distinct_options
+        if len(distinct) == 1:
+            groups: list[list[int]] = self.devices.reshape(-1, distinct[0].tp).tolist()
+            return groups
+        return list(chain.from_iterable(grid.tolist() for grid in self.grids))
+
+    def types(self, cluster: Cluster) -> list[frozenset[int]]:
+        """Return the device types of every tensor-parallel group."""
+        type_of_device = cluster.type_of_device
+        return [frozenset(map(type_of_device.__getitem__, group)) for group in self.groups]
+
+    @cached_property
+    def tp(self) -> IntArray:
+        """Shape ``(pp,)``. Tensor parallel degree of each stage."""
+        return np.array([options.tp for options in self.options])
+
+    @cached_property
+    def first_group(self) -> IntArray:
+        """Shape ``(pp + 1,)``. Where the groups of each stage begin."""
+        return np.array([0, *accumulate(map(len, self.shares))])
+
+    @cached_property
+    def stage_of_group(self) -> IntArray:
+        """Shape ``(num_groups,)``."""
+        return np.repeat(np.arange(self.pp), [options.dp for options in self.options])
+
+    @cached_property
+    def samples(self) -> IntArray:
+        """Shape ``(num_groups,)``. Of one micro-batch."""
+        return np.array(list(chain.from_iterable(self.shares)))
+
+    @cached_property
+    def parts(self) -> IntArray:
+        """Shape ``(num_groups,)``. Part of the samples that each group belongs to."""
+        if self.one_part:
+            return np.zeros_like(self.samples)
+        if len(set(self.shares)) == 1:
+            return np.arange(len(self.samples)) % len(self.shares[0])
+        return np.array(list(chain.from_iterable(common_parts(self.shares))))
+
+    @property
+    def num_parts(self) -> int:
+        """Parts of the samples."""
+        return int(self.parts[-1]) + 1
+
+    def worst(self, values: FloatArray) -> FloatArray:
+        """Return the largest value of each part in each stage, shape ``(..., pp, num_parts)``.
+
+        Args:
+            values: Shape ``(..., num_groups)``.
+        """
+        shape = (*values.shape[:-1], self.pp, self.num_parts)
+        if values.shape[-1] > self.pp * self.num_parts:
+            values = np.maximum.reduceat(values, self._first_of_part, axis=-1)
+        return values.reshape(shape)
+
+    @cached_property
+    def _first_of_part(self) -> IntArray:
+        """First group of each part in each stage."""
+        places = self.stage_of_group * self.num_parts + self.parts
+        return np.searchsorted(places, np.arange(self.pp * self.num_parts))
+
+
+def common_parts(shares: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
+    """Divide samples into the smallest parts that no rank of any stage has only a piece of.
+
+    Ranks of different parts never wait for each other before gradients are synchronised.
+
+    Args:
+        shares: Samples of every rank, by stage; each adds up to the same number.
+
+    Returns:
+        The part of every rank, by stage, counted from 0.
+
+    Example:
+        >>> common_parts([(2, 2), (1, 1, 2), (4,)])
+        ((0, 0), (0, 0, 0), (0,))
+        >>> common_parts([(2, 2), (1, 1, 2)])
+        ((0, 1), (0, 0, 1))
+    """
+    ends = [list(accumulate(row)) for row in shares]
+    borders = sorted(set(ends[0]).intersection(*ends[1:]))
+    return tuple(tuple(int(np.searchsorted(borders, end)) for end in row_ends) for row_ends in ends)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class StagesModel:
-    """Estimates strategies with any stages.
+class StageTimes:
+    """Layer times of the tensor-parallel groups of some stages.
 
     Args:
-        experiment: What is given.
-        topology: Links.
-        groups: Layer times.
-        crossings: Messages between stages.
-        tail: The end of an iteration.
-        memory: Gives the memory of a candidate's stages.
+        tables: Shape ``(num_kinds, 3, num_layers + 1)``. Prefix sums over the layers: forward,
+            backward, and the all-reduces within both.
+        kind: Shape ``(num_groups,)``. Index into ``tables``.
+        extrapolated: Whether any table lies outside of what was measured.
     """
 
-    experiment: Experiment
-    topology: Topology
-    groups: GroupTables
-    crossings: CrossingModel
-    tail: TailModel
-    memory: Callable[[Candidate, Rank], MemoryModel]
+    stages: PlacedStages
+    tables: FloatArray
+    kind: IntArray
+    extrapolated: bool
 
-    def estimate(self, strategy: Strategy) -> StagesEstimate:
-        """Estimate any strategy that covers the model on devices that exist.
+    def rows(self) -> tuple[FloatArray, IntArray]:
+        """Return time rows for the partition and the row of each stage.
+
+        A stage goes at the pace of its slowest group, layer by layer.
+
+        Returns:
+            Prefix sums of shape ``(num_rows, num_layers + 1)`` and rows of shape ``(pp,)``.
+        """
+        step_s = np.diff(self.tables[:, 0] + self.tables[:, 1], axis=1)
+        rows: dict[tuple[int, ...], int] = {}
+        kinds = self.kind.tolist()
+        of_stage = [
+            rows.setdefault(tuple(sorted(set(kinds[first:end]))), len(rows))
+            for first, end in pairwise(self.stages.first_group.tolist())
+        ]
+        slowest = np.array([step_s[list(kinds)].max(axis=0) for kinds in rows])
+        return prefix_sums(slowest), np.array(of_stage, dtype=np.int64)
+
+    def at(self, bounds: tuple[int, ...]) -> FloatArray:
+        """Return forward, backward and all-reduce seconds, shape ``(3, pp, num_parts)``."""
+        cuts, stage = np.array(bounds), self.stages.stage_of_group
+        tables = self.tables.transpose(1, 0, 2)
+        took = tables[:, self.kind, cuts[stage + 1]] - tables[:, self.kind, cuts[stage]]
+        return self.stages.worst(took)
+
+
+def prefix_sums(rows: FloatArray) -> FloatArray:
+    """Return prefix sums of shape ``(num_rows, num_layers + 1)`` of ``(num_rows, num_layers)``."""
+    prefix = np.zeros((rows.shape[0], rows.shape[1] + 1))
+    np.cumsum(rows, axis=1, out=prefix[:, 1:])
+    return prefix
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TimeTables:
+    """Layer times of every kind of tensor-parallel group; many candidates share a kind.
+
+    Args:
+        topology: Types of the devices, and what rings meet.
+        precision: Of activations and weights.
+    """
+
+    layer_costs: LayerCosts
+    topology: Topology
+    precision: Precision
+    _known: dict[object, tuple[FloatArray, bool]] = field(init=False, default_factory=dict)
+
+    def times(
+        self, stages: PlacedStages, types: Sequence[frozenset[int]], rings: Rings
+    ) -> StageTimes:
+        """Return the layer times of some stages.
+
+        Args:
+            stages: With their devices.
+            types: Device types of every tensor-parallel group.
+            rings: What the all-reduces of every tensor-parallel group meet.
 
         Raises:
             ValueError: If the profile is measured, but not for a stage's tp on its devices.
         """
-        groups = stage_groups(self.topology, strategy)
-        parts = common_parts([group.shares for group in groups])
-        times, extrapolated = self._times(strategy, groups, parts)
-        sends = self._sends(strategy, groups, parts)
-        traits = self.experiment.traits
-        pipeline = slowest_replica(times, sends, strategy.num_micro_batches, traits)
-        weights = [self.weights(stage.tp) for stage in strategy.stages]
-        tail = stages_tail(self.tail, [group.devices for group in groups], strategy.bounds, weights)
-        worst = [self._worst(strategy, index, group) for index, group in enumerate(groups)]
-        return StagesEstimate(
-            breakdown=replace(
-                pipeline,
-                gradient_sync_s=tail.gradient_sync_s,
-                optimizer_s=tail.optimizer_s,
-                other_s=self.experiment.constants.host_s_per_iteration,
-            ),
-            peaks_bytes=tuple(peak for peak, _ in worst),
-            devices=tuple(device for _, device in worst),
-            extrapolated=extrapolated,
+        distinct, of_stage = stages.distinct_options
+        of_group = [of_stage[stage] for stage in stages.stage_of_group.tolist()]
+        keys = zip(types, rings.index, of_group, stages.samples.tolist(), strict=True)
+        index: dict[tuple[frozenset[int], int, int, int], int] = {}
+        kind = [index.setdefault(key, len(index)) for key in keys]
+        alone = [replace(options, dp=1) for options in distinct]
+        found = [
+            self.table(tuple(sorted(own)), rings.paths[ring], alone[of], samples)
+            for own, ring, of, samples in index
+        ]
+        return StageTimes(
+            stages=stages,
+            tables=np.array([table for table, _ in found]),
+            kind=np.array(kind, dtype=np.int64),
+            extrapolated=any(extrapolated for _, extrapolated in found),
         )
 
-    def weights(self, tp: int) -> Weights:
-        """Return what a rank of a tensor-parallel group holds."""
-        rank = self.rank(tp, 1)
-        degrees = Candidate(micro_batch_size=1, tp=tp, dp=1, pp=1, num_micro_batches=1)
-        return self.memory(degrees, rank).weights
-
-    def rank(self, tp: int, samples: int) -> Rank:
-        """Return a rank's part of the work; its device does not matter."""
-        return Rank(
-            device=self.topology.cluster.device_types[0],
-            tp=tp,
-            micro_batch_size=samples,
-            precision=self.experiment.precision,
-        )
-
-    def _times(
-        self,
-        strategy: Strategy,
-        groups: tuple[StageGroup, ...],
-        parts: tuple[tuple[int, ...], ...],
+    def table(
+        self, types: tuple[int, ...], ring: Path, options: StageOptions, samples: int
     ) -> tuple[FloatArray, bool]:
-        """Return times of the slowest rank by stage and part, as `slowest_replica` takes them."""
-        times = np.zeros((3, strategy.pp, parts[0][-1] + 1))
-        outside = False
-        for index, (stage, group) in enumerate(zip(strategy.stages, groups, strict=True)):
-            kinds = self.topology.type_of_device[group.devices].tolist()
-            for place, part in enumerate(parts[index]):
-                table, extrapolated = self.groups.table(
-                    tuple(sorted(set(kinds[place]))),
-                    group.rings[place],
-                    self.rank(stage.tp, group.shares[place]),
-                    stage.recompute,
+        """Return the times of one kind of group.
+
+        The slowest device counts, layer by layer: the all-reduces keep devices in step.
+
+        Args:
+            types: Device types in the group, ascending.
+            ring: What its all-reduces meet.
+            options: Of its stage; dp is 1.
+            samples: Of one micro-batch.
+
+        Returns:
+            Prefix sums as in `StageTimes.tables`, and whether they extrapolate.
+
+        Raises:
+            ValueError: If the profile is measured, but not for this tp on these devices.
+        """
+        key = (types, ring, options, samples)
+        if key not in self._known:
+            known = self.topology.cluster.device_types
+            tables = [
+                self.layer_costs.table(
+                    Rank(
+                        device=known[index],
+                        tp=options.tp,
+                        micro_batch_size=samples,
+                        precision=self.precision,
+                    ),
+                    ring,
+                    options.recompute,
                 )
-                took = table[:, stage.end_layer] - table[:, stage.first_layer]
-                times[:, index, part] = np.maximum(times[:, index, part], took)
-                outside |= extrapolated
-        times[0] += self.experiment.constants.host_s_per_micro_batch
-        return times, outside
-
-    def _sends(
-        self,
-        strategy: Strategy,
-        groups: tuple[StageGroup, ...],
-        parts: tuple[tuple[int, ...], ...],
-    ) -> FloatArray:
-        """Return times of messages by cut and part, as `slowest_replica` takes them."""
-        sends = np.zeros((2, strategy.pp - 1, parts[0][-1] + 1))
-        for index, (left, right) in enumerate(pairwise(groups)):
-            cut = strategy.bounds[index + 1]
-            sends[:, index] = self.crossings.sends(left, right, parts[index : index + 2], cut)
-        return sends
-
-    def _worst(self, strategy: Strategy, index: int, group: StageGroup) -> tuple[float, Device]:
-        """Return need and device of the stage's rank that comes closest to its memory."""
-        stage, known = strategy.stages[index], self.topology.cluster.device_types
-        held = {
-            (share, kind)
-            for share, row in zip(
-                group.shares, self.topology.type_of_device[group.devices].tolist(), strict=True
-            )
-            for kind in row
-        }
-        needs = {
-            share: self._memory_of(strategy, stage, share).peak(
-                index, stage.first_layer, stage.end_layer
-            )
-            for share in sorted({share for share, _ in held})
-        }
-        found = [(needs[share], known[kind]) for share, kind in sorted(held)]
-        return max(found, key=lambda need: (need[0] / need[1].memory_bytes, need[0]))
-
-    def _memory_of(self, strategy: Strategy, stage: Stage, share: int) -> MemoryModel:
-        """Return the memory of stages with a stage's degrees, for a rank with a share."""
-        candidate = Candidate(
-            micro_batch_size=share,
-            tp=stage.tp,
-            dp=stage.dp,
-            pp=strategy.pp,
-            num_micro_batches=strategy.num_micro_batches,
-            recompute=stage.recompute,
-        )
-        return self.memory(candidate, self.rank(stage.tp, share))
-
-
-def stage_groups(topology: Topology, strategy: Strategy) -> tuple[StageGroup, ...]:
-    """Return the devices of every stage with their shares and tensor-parallel rings."""
-    grids = [
-        np.array(strategy.devices(index), dtype=np.int64).reshape(stage.dp, stage.tp)
-        for index, stage in enumerate(strategy.stages)
-    ]
-    rings = topology.unequal_rings([row for grid in grids for row in grid.tolist()])
-    paths = [rings.paths[index] for index in rings.index]
-    groups = []
-    for stage, grid in zip(strategy.stages, grids, strict=True):
-        shares = stage.shares or (strategy.micro_batch_size,) * stage.dp
-        own, paths = paths[: stage.dp], paths[stage.dp :]
-        groups.append(StageGroup(devices=grid, shares=shares, rings=tuple(own)))
-    return tuple(groups)
+                for index in types
+            ]
+            rows = [(each.forward_s, each.backward_s, each.tensor_parallel_s) for each in tables]
+            extrapolated = any(each.extrapolated for each in tables)
+            self._known[key] = prefix_sums(np.max(np.array(rows), axis=0)), extrapolated
+        return self._known[key]

@@ -16,30 +16,21 @@ IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Transfers:
-    """What the messages across each cut meet, per replica the slowest of its ranks.
-
-    Args:
-        step_s: Shape ``(pp - 1, dp)``. Latency.
-        s_per_byte: Shape ``(pp - 1, dp)``. Inverse rate.
-    """
-
-    step_s: FloatArray
-    s_per_byte: FloatArray
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rings:
     """What several rings meet.
 
     Args:
-        paths: The different ones.
         index: Length ``num_groups``. Index into ``paths`` of each ring.
     """
 
     paths: tuple[Path, ...]
     index: tuple[int, ...]
+
+    @property
+    def each(self) -> tuple[Path, ...]:
+        """Path of every ring."""
+        return tuple(self.paths[index] for index in self.index)
 
     def among(self, first: int, end: int) -> set[Path]:
         """Return the different paths of groups ``[first, end)``."""
@@ -92,55 +83,17 @@ class Topology:
             steps[low, high] = steps[high, low] = link.latency_s
         return rates * self.constants.nic_efficiency, steps * self.constants.latency_scale
 
-    def transfers(self, grid: IntArray) -> Transfers:
-        """Return what messages meet when all ranks of a stage send to the next one at once.
-
-        The messages of one cut that leave or enter a node share its network interface.
-
-        Args:
-            grid: Shape ``(pp, dp, tp)``. Device of each rank.
-        """
-        nodes = self.node_of_device[grid]
-        left, right = nodes[:-1], nodes[1:]
-        inside = left == right
-        ends = np.minimum(self.intra_bytes_per_s[left], self.intra_bytes_per_s[right])
-        if inside.all():
-            rate, step = ends, self.intra_step_s[left]
-        else:
-            rates, steps = self.between
-            shared = np.maximum(self._sharers(left, inside), self._sharers(right, inside))
-            crossing = np.minimum(rates[left, right] / shared, ends)
-            rate = np.where(inside, ends, crossing)
-            step = np.where(inside, self.intra_step_s[left], steps[left, right])
-        return Transfers(step_s=step.max(axis=2), s_per_byte=(1.0 / rate).max(axis=2))
-
-    def _sharers(self, nodes: IntArray, inside: NDArray[np.bool_]) -> IntArray:
-        """Count, per cut, the crossing messages at each message's node; at least one."""
-        num_cuts, num_nodes = len(nodes), len(self.cluster.nodes)
-        place = nodes + num_nodes * np.arange(num_cuts)[:, None, None]
-        counts = np.bincount(place[~inside], minlength=num_cuts * num_nodes)
-        shared: IntArray = np.maximum(counts[place], 1)
-        return shared
-
-    def rings(self, groups: IntArray) -> Rings:
+    def rings(self, groups: Sequence[Sequence[int]]) -> Rings:
         """Return what each of several rings meets when all of them run at once.
 
         Rings that leave a node share its network interface; within a node a ring runs at the
         node's own rate. A ring visits each node once, in the nodes' order.
 
         Args:
-            groups: Shape ``(num_groups, num_ranks)``. Devices of each ring.
-        """
-        if groups.shape[1] == 1:
-            return Rings(paths=(NO_RING,), index=(0,) * len(groups))
-        return self.unequal_rings(groups.tolist())
-
-    def unequal_rings(self, groups: Sequence[Sequence[int]]) -> Rings:
-        """Return what rings meet as `rings` does, where they may differ in their ranks.
-
-        Args:
             groups: Devices of each ring.
         """
+        if max(map(len, groups), default=1) == 1:
+            return Rings(paths=(NO_RING,), index=(0,) * len(groups))
         node_of_device = self.cluster.node_of_device
         rows = [
             (tuple(sorted({node_of_device[device] for device in group})), len(group))

@@ -20,7 +20,6 @@ class LayerWork:
     """Times one layer as the measurements have it.
 
     Args:
-        layer: What is computed.
         anchors: What was measured of it; may be empty.
         traits: What the runtime does.
         constants: Efficiencies.

@@ -177,7 +177,7 @@ class _Counter:
             layer_memory_bytes=self._grouped(self._memory_bytes(rank)),
             layer_parameter_bytes=self._grouped(self._parameter_bytes),
             forward_backward_s=float(both_s.sum()) + given.constants.host_s_per_micro_batch,
-            optimizer_s=self._cost_model.tail.optimizer_s(self._held(tp), 1, device),
+            optimizer_s=self._cost_model.step_end.optimizer_s(self._held(tp), 1, device),
             batch_generator_s=0.0,
         )
 
@@ -193,7 +193,7 @@ class _Counter:
         nodes = [index for index, node in enumerate(cluster.nodes) if node.device == device]
         largest = max(nodes, key=lambda index: cluster.nodes[index].num_slots)
         first = cluster.node_of_device.index(largest)
-        return self._cost_model.topology.rings(np.arange(first, first + tp)[None, :]).paths[0]
+        return self._cost_model.topology.rings([range(first, first + tp)]).paths[0]
 
     def _memory_bytes(self, rank: Rank) -> FloatArray:
         """Return states, kept activations and temporaries of every layer."""

@@ -22,20 +22,21 @@ References:
 
 import math
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
+from heapq import heappop
 
 import numpy as np
 
+from amp_ray.partition.best_first import BestFirst
 from amp_ray.partition.kernels import cheapest_chain
 from amp_ray.partition.layout import canonical_order, laid_out, scratch_for
-from amp_ray.partition.problem import PartitionProblem
-from amp_ray.partition.programme import Programme, Scratch
-from amp_ray.partition.solution import (
+from amp_ray.partition.problem import (
     InfeasiblePartition,
     InfeasibleReason,
+    PartitionProblem,
     PartitionSolution,
     PrunedPartition,
 )
+from amp_ray.partition.programme import Programme, Scratch
 
 # An interval of slowest beats: (lower bound of the objective, low, high, smallest sum).
 Interval = tuple[float, float, float, float]
@@ -85,7 +86,7 @@ def solve(
     search.run(math.inf if max_evaluations is None else max_evaluations)
     if not search.starts:
         return _why_infeasible(problem, programme)
-    lower_bound_s = search.lower_bound_s()
+    lower_bound_s = search.lower_bound_s
     if upper_bound_s < lower_bound_s:
         return PrunedPartition(lower_bound_s=lower_bound_s, num_evaluations=search.num_evaluations)
     return PartitionSolution(
@@ -99,18 +100,12 @@ def solve(
 
 
 @dataclass(slots=True, kw_only=True)
-class _Search:
+class _Search(BestFirst[Interval]):
     """The intervals that are still open, and the best partition so far.
 
     Attributes:
         programme: The problem, laid out.
-        scratch: For the kernels.
         num_later: Micro-batches after the first.
-        upper_bound_s: Only partitions that cost no more are of interest.
-        open: A heap.
-        unwanted_s: The least that a partition may cost that was dropped for the upper bound.
-        value_s: Objective of the best partition.
-        slowest_s: Its slowest beat.
         starts: First layers of its stages.
         options: Their options, in canonical order.
         num_evaluations: Caps tried.
@@ -119,10 +114,6 @@ class _Search:
     programme: Programme
     scratch: Scratch
     num_later: int
-    upper_bound_s: float
-    open: list[Interval] = field(default_factory=list)
-    unwanted_s: float = math.inf
-    value_s: float = math.inf
     slowest_s: float = math.inf
     starts: list[int] = field(default_factory=list)
     options: list[int] = field(default_factory=list)
@@ -133,7 +124,7 @@ class _Search:
         self._evaluate(0.0, math.inf, math.inf, -math.inf)
         while self.open and self.num_evaluations < max_evaluations:
             bound_s, low_s, high_s, sum_s = self.open[0]
-            if bound_s > self._limit_s():
+            if bound_s > self.limit_s:
                 return
             heappop(self.open)
             if bound_s < self.value_s or low_s < self.slowest_s:
@@ -142,22 +133,13 @@ class _Search:
                 cap_s = high_s if at_top else low_s + (high_s - low_s) / 2
                 self._evaluate(low_s, cap_s, high_s, sum_s)
 
-    def lower_bound_s(self) -> float:
-        """Bound every partition from below."""
-        open_s = self.open[0][0] if self.open else math.inf
-        return min(self.value_s, open_s, self.unwanted_s)
-
-    def _limit_s(self) -> float:
-        """Give the most that a partition of interest may cost."""
-        return min(self.value_s, self.upper_bound_s)
-
     def _highest_useful_s(self, sum_s: float, high_s: float) -> float:
         """Give a slowest beat above which partitions cost too much, their sum being ``sum_s``.
 
         Rounding of the objective can hide half a unit in the last place; four are on the safe
         side, and cost nothing.
         """
-        limit_s = self._limit_s()
+        limit_s = self.limit_s
         if self.num_later == 0:
             return high_s
         useful_s = (limit_s - sum_s + 4 * math.ulp(limit_s)) / self.num_later
@@ -180,7 +162,7 @@ class _Search:
     def _open(self, low_s: float, high_s: float, sum_s: float) -> None:
         """Open an interval, unless it is empty."""
         if low_s <= high_s < math.inf:
-            heappush(self.open, (sum_s + self.num_later * low_s, low_s, high_s, sum_s))
+            self.offer((sum_s + self.num_later * low_s, low_s, high_s, sum_s))
 
     def _keep_best(self, sum_s: float, slowest_s: float, num_stages: int) -> None:
         """Keep a partition that is better than the best so far."""

@@ -7,14 +7,12 @@ from amp_ray.partition.arrays import BoolArray, IntArray, Number
 from amp_ray.partition.kernels import count_stages
 from amp_ray.partition.problem import PartitionProblem
 from amp_ray.partition.programme import Programme, Scratch
-from amp_ray.partition.tables import StageOptions
+from amp_ray.partition.rows import distinct_rows
+from amp_ray.partition.tables import OptionTable
 
 
-def canonical_order(options: StageOptions) -> IntArray:
+def canonical_order(options: OptionTable) -> IntArray:
     """Order options by what they are, so that their order in the input cannot matter.
-
-    Args:
-        options: The options.
 
     Returns:
         Shape ``(E,)``. Indices, ascending by target state, then source, rows and times.
@@ -86,9 +84,6 @@ def laid_out(problem: PartitionProblem, order: IntArray) -> Programme:
 def scratch_for(programme: Programme) -> Scratch:
     """Allocate what an evaluation writes.
 
-    Args:
-        programme: The problem, laid out.
-
     Returns:
         Uninitialised arrays of the right shapes.
     """
@@ -120,18 +115,13 @@ def _states(problem: PartitionProblem) -> tuple[BoolArray, IntArray, IntArray]:
     return is_final, fewest, most
 
 
-def _classes(options: StageOptions, order: IntArray) -> tuple[IntArray, IntArray]:
+def _classes(options: OptionTable, order: IntArray) -> tuple[IntArray, IntArray]:
     """Number the distinct (time row, beat row, overhead), and name a member of each."""
-    keys = (options.overhead_s, options.beat_row, options.time_row)
-    by_class = np.lexsort(keys)
-    is_new = np.zeros(options.num_options, np.bool_)
-    is_new[0] = True
-    for key in keys:
-        sorted_key = key[by_class]
-        is_new[1:] |= sorted_key[1:] != sorted_key[:-1]
-    classes = np.empty(options.num_options, np.int64)
-    classes[by_class] = np.cumsum(is_new) - 1
-    return classes[order], by_class[is_new]
+    columns = [options.time_row, options.beat_row]
+    if options.overhead_s.any():
+        columns.append(np.unique(options.overhead_s, return_inverse=True)[1].reshape(-1))
+    members, classes = distinct_rows(columns)
+    return classes[order], members
 
 
 def _with_empty_row(table: NDArray[Number]) -> NDArray[Number]:

@@ -1,12 +1,13 @@
-"""The one partition problem of all planners, and its objective."""
+"""The one partition problem of all planners, its objective and its answers."""
 
 from dataclasses import dataclass
+from enum import StrEnum
 from itertools import pairwise
 
 import numpy as np
 
 from amp_ray.partition.arrays import IntArray
-from amp_ray.partition.tables import StageOptions, StageTables
+from amp_ray.partition.tables import OptionTable, StageTables
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +20,6 @@ class PartitionProblem:
         sum over stages of (time + cut + fixed) + (m - 1) * slowest beat
 
     Attributes:
-        tables: What stages cost.
         options: Which stages there may be.
         num_micro_batches: ``m``.
         final_states: Where a partition may end, ascending; the highest state if left out. Several
@@ -31,7 +31,7 @@ class PartitionProblem:
     """
 
     tables: StageTables
-    options: StageOptions
+    options: OptionTable
     num_micro_batches: int
     final_states: tuple[int, ...] = ()
 
@@ -63,7 +63,6 @@ class Objective:
 
     Attributes:
         sum_s: Times, cuts and fixed costs of all stages.
-        slowest_s: The largest beat.
         value_s: ``sum_s + (num_micro_batches - 1) * slowest_s``.
     """
 
@@ -104,7 +103,7 @@ def chain_problem(
     """
     nothing = np.empty(0, np.int64)
     cuts = nothing if cut_row is None else np.concatenate((nothing, [-1], cut_row))
-    options = StageOptions(
+    options = OptionTable(
         time_row=time_row,
         cut_row=cuts.astype(np.int64),
         beat_row=nothing if beat_row is None else beat_row,
@@ -148,13 +147,6 @@ def extended_sum_s(
 ) -> float:
     """Add a stage ``[start, end)`` to the sum of a chain of stages.
 
-    Args:
-        problem: The problem.
-        sum_s: Of the stages before.
-        start: First layer of the stage.
-        end: Layer after its last.
-        option: Its option.
-
     Returns:
         The sum with the stage.
     """
@@ -171,12 +163,6 @@ def extended_sum_s(
 def beat_s(problem: PartitionProblem, start: int, end: int, option: int) -> float:
     """Weigh a stage ``[start, end)`` as the slowest: its time and what blocks it at its ends.
 
-    Args:
-        problem: The problem.
-        start: First layer of the stage.
-        end: Layer after its last.
-        option: Its option.
-
     Returns:
         Seconds per micro-batch.
     """
@@ -190,12 +176,6 @@ def beat_s(problem: PartitionProblem, start: int, end: int, option: int) -> floa
 
 def is_allowed(problem: PartitionProblem, start: int, end: int, option: int) -> bool:
     """Say whether an option can hold the layers ``[start, end)``, and they may be a stage.
-
-    Args:
-        problem: The problem.
-        start: First layer of the stage.
-        end: Layer after its last.
-        option: Its option.
 
     Returns:
         True where it fits or knows no limit, and the stage holds what every stage must.
@@ -239,3 +219,88 @@ def _check_rows(column: str, rows: IntArray, table: str, num_rows: int) -> None:
         option = int(rows.argmax())
         msg = f"{column}[{option}] is {rows[option]}, but {table} has {num_rows} rows"
         raise ValueError(msg)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionSolution:
+    """The best partition, or the best one found within a budget of evaluations.
+
+    Attributes:
+        bounds: ``(0, ..., num_layers)``; stage ``s`` takes layers ``[bounds[s], bounds[s + 1])``.
+        options: The option of each stage, by its index in `OptionTable`.
+        lower_bound_s: No partition has a smaller objective; equals ``value_s`` once proven.
+        num_evaluations: Caps on the slowest stage that were tried.
+    """
+
+    bounds: tuple[int, ...]
+    options: tuple[int, ...]
+    value_s: float
+    slowest_s: float
+    lower_bound_s: float
+    num_evaluations: int
+
+    @property
+    def proven(self) -> bool:
+        """Whether no partition is better."""
+        return self.lower_bound_s == self.value_s
+
+
+class InfeasibleReason(StrEnum):
+    """Why no partition exists."""
+
+    NO_PATH = "no path"
+    TOO_FEW_LAYERS = "too few layers"
+    MEMORY = "memory"
+    NEEDED_LAYERS = "needed layers"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InfeasiblePartition:
+    """No partition exists.
+
+    Attributes:
+        detail: For people: one sentence with the numbers.
+    """
+
+    reason: InfeasibleReason
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrunedPartition:
+    """Every partition is worse than the bound that the caller gave.
+
+    Attributes:
+        lower_bound_s: No partition has a smaller objective.
+        num_evaluations: Caps on the slowest stage that were tried.
+    """
+
+    lower_bound_s: float
+    num_evaluations: int
+
+
+def even_bounds(num_layers: int, num_stages: int) -> tuple[int, ...]:
+    """Split layers evenly by number: the first ``num_layers % num_stages`` stages get one more.
+
+    Args:
+        num_layers: Of the chain.
+        num_stages: At most one per layer.
+
+    Returns:
+        ``(0, ..., num_layers)``, of length ``num_stages + 1``.
+
+    Raises:
+        ValueError: If there are no stages, or more stages than layers.
+
+    Example:
+        >>> even_bounds(10, 4)
+        (0, 3, 6, 8, 10)
+    """
+    if not 1 <= num_stages <= num_layers:
+        msg = (
+            f"num_stages is {num_stages}, but the chain has {num_layers} layers: "
+            f"expected 1 to {num_layers} stages"
+        )
+        raise ValueError(msg)
+    size, longer = divmod(num_layers, num_stages)
+    return tuple(stage * size + min(stage, longer) for stage in range(num_stages + 1))

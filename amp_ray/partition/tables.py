@@ -1,4 +1,4 @@
-"""What stages cost (`StageTables`) and which stages there may be (`StageOptions`)."""
+"""What stages cost (`StageTables`) and which stages there may be (`OptionTable`)."""
 
 from dataclasses import dataclass, field
 
@@ -125,7 +125,7 @@ class StageTables:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class StageOptions:
+class OptionTable:
     """The edges of a graph of resource states: option ``e`` makes one stage of one or more layers.
 
     State 0 stands for nothing used. What another state stands for is the planner's business: the

@@ -12,17 +12,23 @@ shorter tail; what is left is split by the tails of that solution.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
-from heapq import heappop, heappush
+from heapq import heappop
 from itertools import pairwise
 
 import numpy as np
 
 from amp_ray.partition.arrays import FloatArray, IntArray, frozen_times
+from amp_ray.partition.best_first import BestFirst
 from amp_ray.partition.exact import solve
-from amp_ray.partition.problem import PartitionProblem
-from amp_ray.partition.solution import InfeasiblePartition, PartitionSolution, PrunedPartition
+from amp_ray.partition.problem import (
+    InfeasiblePartition,
+    PartitionProblem,
+    PartitionSolution,
+    PrunedPartition,
+)
+from amp_ray.partition.rows import distinct_rows
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -83,7 +89,6 @@ class TailedProblem:
     """A partition problem with tails.
 
     Args:
-        problem: Without them.
         tails: Any number.
     """
 
@@ -128,8 +133,6 @@ class TailedSolution:
     Attributes:
         bounds: As in `PartitionSolution`.
         options: As in `PartitionSolution`.
-        value_s: Objective and tails.
-        tails_s: Each tail.
         lower_bound_s: No partition costs less; equals ``value_s`` once proven.
         num_solved: Boxes that were solved.
     """
@@ -159,7 +162,7 @@ def solve_tailed(
     Returns:
         The best partition, why there is none, or that all cost more than ``upper_bound_s``.
     """
-    search = _BoxSearch(problem=problem, upper_bound_s=upper_bound_s)
+    search = _BoxSearch(problem=problem, upper_bound_s=math.nextafter(upper_bound_s, math.inf))
     search.run(math.inf if most_boxes is None else most_boxes)
     if search.best is not None and search.lower_bound_s <= upper_bound_s:
         bounds, options, tails_s = search.best
@@ -177,47 +180,33 @@ def solve_tailed(
 
 
 @dataclass(slots=True, kw_only=True)
-class _BoxSearch:
+class _BoxSearch(BestFirst[Box]):
     """Boxes that are still open, and the best partition so far."""
 
     problem: TailedProblem
-    upper_bound_s: float
-    open: list[Box] = field(default_factory=list)
-    value_s: float = math.inf
     best: tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...]] | None = None
-    unwanted_s: float = math.inf
     infeasible: InfeasiblePartition | None = None
     num_solved: int = 0
-
-    @property
-    def lower_bound_s(self) -> float:
-        """No partition costs less."""
-        open_s = self.open[0][0] if self.open else math.inf
-        return min(self.value_s, open_s, self.unwanted_s)
 
     def run(self, most_boxes: float) -> None:
         """Solve boxes until the best partition is proven."""
         least = tuple(tail.least_s for tail in self.problem.tails)
         self._offer(least, (math.inf,) * len(least), 0.0)
-        while self.open and self.num_solved < most_boxes and self.open[0][0] < self._limit_s():
+        while self.open and self.num_solved < most_boxes and self.open[0][0] < self.limit_s:
             self._solve(heappop(self.open))
-
-    def _limit_s(self) -> float:
-        """Return the most that a partition of interest may cost, and a little more."""
-        return min(self.value_s, math.nextafter(self.upper_bound_s, math.inf))
 
     def _solve(self, box: Box) -> None:
         """Solve one box at its top, and open what that does not settle."""
         self.num_solved += 1
         _, low_s, high_s, pipeline_s = box
-        spare_s = self._limit_s() - pipeline_s - sum(low_s)
+        spare_s = self.limit_s - pipeline_s - sum(low_s)
         caps_s = tuple(min(high, low + spare_s) for low, high in zip(low_s, high_s, strict=True))
-        limit_s = self._limit_s() - sum(low_s)
+        limit_s = self.limit_s - sum(low_s)
         solution = solve(self.problem.capped(caps_s), upper_bound_s=limit_s)
         if isinstance(solution, InfeasiblePartition):
             self.infeasible = self.infeasible or solution
             if caps_s != high_s:
-                self.unwanted_s = min(self.unwanted_s, self._limit_s())
+                self.unwanted_s = min(self.unwanted_s, self.limit_s)
             return
         if isinstance(solution, PrunedPartition):
             self.unwanted_s = min(self.unwanted_s, solution.lower_bound_s + sum(low_s))
@@ -228,7 +217,7 @@ class _BoxSearch:
             self.value_s = value_s
             self.best = (solution.bounds, solution.options, tails_s)
         if caps_s != high_s:
-            self.unwanted_s = min(self.unwanted_s, self._limit_s())
+            self.unwanted_s = min(self.unwanted_s, self.limit_s)
         self._split(low_s, caps_s, tails_s, solution)
 
     def _split(
@@ -251,30 +240,4 @@ class _BoxSearch:
     ) -> None:
         """Open a box, unless it is empty."""
         if all(low <= high for low, high in zip(low_s, high_s, strict=True)):
-            heappush(self.open, (pipeline_s + sum(low_s), low_s, high_s, pipeline_s))
-
-
-def distinct_rows(columns: Sequence[IntArray]) -> tuple[IntArray, IntArray]:
-    """Number the distinct rows of several columns of integers.
-
-    Args:
-        columns: Of equal length.
-
-    Returns:
-        The first row of each number, and the number of each row.
-
-    Example:
-        >>> first, number = distinct_rows([np.array([1, 0, 1]), np.array([2, 2, 2])])
-        >>> first.tolist(), number.tolist()
-        ([1, 0], [1, 0, 1])
-    """
-    number = np.zeros(len(columns[0]), np.int64)
-    first = np.zeros(1, np.int64)
-    for column in columns:
-        low = int(column.min(initial=0))
-        span = int(column.max(initial=0)) - low + 1
-        _, first, inverse = np.unique(
-            number * span + (column - low), return_index=True, return_inverse=True
-        )
-        number = inverse.reshape(-1)
-    return first.astype(np.int64), number.astype(np.int64)
+            self.offer((pipeline_s + sum(low_s), low_s, high_s, pipeline_s))

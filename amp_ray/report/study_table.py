@@ -43,8 +43,9 @@ def describe(strategy: Strategy) -> str:
     """Name a strategy in one line.
 
     Example:
-        >>> from amp_ray.spec.candidate import Candidate
-        >>> grid = Candidate(micro_batch_size=4, tp=2, dp=1, pp=2, num_micro_batches=8)
+        >>> from amp_ray.spec.candidate import Candidate, StageOptions
+        >>> options = StageOptions(tp=2, dp=1)
+        >>> grid = Candidate(micro_batch_size=4, options=options, pp=2, num_micro_batches=8)
         >>> describe(Strategy.uniform(grid, (0, 5, 9)))
         'tp 2 dp 1 pp 2 micro 4 bounds 0 5 9'
     """

@@ -1,6 +1,6 @@
 """Metis's formulas (2024) on an experiment, whatever its profile is."""
 
-from amp_ray.baselines.metis2024_planner import Metis2024Planner
+from amp_ray.baselines.metis2024.planner import Metis2024Planner
 from amp_ray.errors import InputError
 from amp_ray.formats.metis_export import publish
 from amp_ray.spec.experiment import Experiment

@@ -1,4 +1,4 @@
-"""Where to cut a candidate: its costs become a partition problem, the answer becomes bounds."""
+"""Where to cut stages in a given order: costs become a partition problem, its answer bounds."""
 
 import math
 from dataclasses import replace
@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from amp_ray.cost.model import CandidateCosts
+from amp_ray.cost.model import StageCosts
 from amp_ray.cost.topology import FloatArray, IntArray
 from amp_ray.partition import (
     PartitionProblem,
@@ -16,6 +16,7 @@ from amp_ray.partition import (
     even_bounds,
     solve,
 )
+from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.model import Model
 from amp_ray.spec.traits import RuntimeTraits
 
@@ -28,51 +29,60 @@ _MOST_SCALES: Final = 24
 """Scales of the memory that are tried to find how much more a candidate would need."""
 
 
-def best_bounds(
-    costs: CandidateCosts, traits: RuntimeTraits, latest_start: IntArray
-) -> tuple[int, ...]:
-    """Return the cuts of a candidate that are best by the closed form and fit the memory.
+def best_bounds(experiment: Experiment, costs: StageCosts) -> tuple[int, ...]:
+    """Return the cuts of stages in a given order that are best by the closed form and fit.
 
     Args:
-        costs: The candidate's times and memory.
-        traits: What the runtime does.
-        latest_start: Shape ``(num_layers + 1,)``. Last start of a stage that ends at each boundary
-            and has what every stage needs; empty where stages need nothing.
+        experiment: Tells what stages need, and whether the runtime shares blocks out evenly.
+        costs: Times and memory of the stages.
 
     Returns:
-        Bounds. Where nothing fits, good ones without memory limits, to tell by how much the
-        candidate fails; where a stage would have no parameters all the same, with such stages.
+        Bounds. Where nothing fits, good ones without limits.
     """
-    problem = partition_problem(costs, traits, latest_start)
+    if experiment.traits.partition == "even-blocks":
+        return even_block_bounds(experiment.model, costs.stages.pp)
+    problem = partition_problem(costs, experiment.traits, latest_starts(experiment))
     solution = solve(problem)
-    if isinstance(solution, PartitionSolution):
-        return solution.bounds
+    found = solution if isinstance(solution, PartitionSolution) else without_limits(problem)
+    assert found is not None, "without limits every chain with enough layers has a partition"
+    return found.bounds
+
+
+def without_limits(problem: PartitionProblem) -> PartitionSolution | None:
+    """Return a good partition where none fits, to tell by how much a candidate fails.
+
+    Memory limits are dropped first, then what every stage must hold.
+
+    Returns:
+        The partition; None where no option leads to an end.
+    """
     roomy = replace(problem, options=replace(problem.options, memory_row=NO_LIMIT))
     free = replace(roomy, tables=replace(roomy.tables, latest_start=NO_LIMIT))
     for unlimited in (roomy, free):
         solution = solve(unlimited, max_evaluations=EVALUATIONS_TO_TELL)
         if isinstance(solution, PartitionSolution):
-            return solution.bounds
-    message = "without limits every chain with enough layers has a partition"
-    raise AssertionError(message)
+            return solution
+    return None
 
 
-def roomiest_bounds(costs: CandidateCosts, latest_start: IntArray) -> tuple[int, ...] | None:
+def roomiest_bounds(experiment: Experiment, costs: StageCosts) -> tuple[int, ...] | None:
     """Return the cuts that need the least memory: by the stage that needs most of its device.
 
     Args:
-        costs: The candidate's memory.
-        latest_start: As in `best_bounds`.
+        experiment: Tells what stages need, and whether the runtime shares blocks out evenly.
+        costs: Memory of the stages.
 
     Returns:
         Bounds, whose need is the least but for rounding; None where no cuts have what every stage
         needs.
     """
-    limit_bytes = np.array([float(device.memory_bytes) for device in costs.smallest])
+    if experiment.traits.partition == "even-blocks":
+        return even_block_bounds(experiment.model, costs.stages.pp)
+    latest_start = latest_starts(experiment)
     low, high, best = 0.0, math.inf, None
     scale = 1.0
     for _ in range(_MOST_SCALES):
-        found = _fitting_bounds(costs.memory.earliest_starts(scale * limit_bytes), latest_start)
+        found = _fitting_bounds(costs.memory.earliest_starts(scale), latest_start)
         if found is None:
             low = scale
         else:
@@ -86,7 +96,7 @@ def _fitting_bounds(earliest_start: IntArray, latest_start: IntArray) -> tuple[i
 
     Args:
         earliest_start: Shape ``(pp, num_layers + 1)``. Smallest start that fits, by stage and end.
-        latest_start: As in `best_bounds`.
+        latest_start: As `latest_starts` has it; empty where stages need nothing.
     """
     num_layers = earliest_start.shape[1] - 1
     ends = np.arange(num_layers + 1)
@@ -107,7 +117,7 @@ def _fitting_bounds(earliest_start: IntArray, latest_start: IntArray) -> tuple[i
 
 
 def partition_problem(
-    costs: CandidateCosts, traits: RuntimeTraits, latest_start: IntArray
+    costs: StageCosts, traits: RuntimeTraits, latest_start: IntArray
 ) -> PartitionProblem:
     """Pose the partition problem of a candidate.
 
@@ -117,38 +127,40 @@ def partition_problem(
     Args:
         costs: The candidate's times and memory.
         traits: What the runtime does.
-        latest_start: As in `best_bounds`.
+        latest_start: As `latest_starts` has it; empty where stages need nothing.
     """
-    time_prefix_s, time_row = costs.kinds.stage_rows()
-    cut_time_s, cut_row = costs.cuts.rows(duplex=traits.duplex_transfers)
+    time_prefix_s, time_row = costs.times.rows()
+    cut_time_s, cut_row = costs.messages.rows()
     start_s, end_s, beat_row = _beats(cut_time_s, cut_row, blocking=traits.blocking_transfers)
     tables = StageTables(
         time_prefix_s=time_prefix_s,
         cut_time_s=cut_time_s,
         beat_start_s=start_s,
         beat_end_s=end_s,
-        earliest_start=_earliest_starts(costs),
+        earliest_start=costs.memory.earliest_starts(),
         latest_start=latest_start,
     )
     return chain_problem(
         tables,
-        costs.candidate.num_micro_batches,
+        costs.stages.num_micro_batches,
         time_row=time_row,
         cut_row=cut_row,
         beat_row=beat_row,
-        memory_row=np.arange(costs.candidate.pp),
+        memory_row=np.arange(costs.stages.pp),
     )
 
 
-def _earliest_starts(costs: CandidateCosts) -> IntArray:
-    """Return per stage and end the smallest start that fits the stage's smallest device."""
-    limit_bytes = np.array([float(device.memory_bytes) for device in costs.smallest])
-    return costs.memory.earliest_starts(limit_bytes)
+def latest_starts(experiment: Experiment) -> IntArray:
+    """Return where stages must start at the latest to have parameters, if they need any.
 
-
-def last_with_parameters(model: Model) -> IntArray:
-    """Return, per boundary, the last layer before it that has parameters; -1 if there is none."""
-    has = np.array([layer.num_parameters > 0 for layer in model.layers])
+    Returns:
+        Shape ``(num_layers + 1,)``. Per boundary the last layer before it that has parameters, -1
+        if there is none; empty where stages need nothing.
+    """
+    if not experiment.traits.fails_without_parameters:
+        return NO_LIMIT
+    layers, positions = experiment.model.distinct_layers
+    has = np.array([layer.num_parameters > 0 for layer in layers])[np.array(positions)]
     last = np.maximum.accumulate(np.where(has, np.arange(len(has)), -1))
     return np.concatenate(([-1], last))
 

@@ -10,19 +10,11 @@ from functools import cached_property
 from typing import Final, Protocol
 
 from amp_ray.cost.estimate import Estimate, Infeasible, Reason, Result
-from amp_ray.cost.model import CandidateCosts, CostModel
-from amp_ray.cost.stages import NO_RUNTIME
-from amp_ray.cost.topology import IntArray
-from amp_ray.search.cuts import (
-    NO_LIMIT,
-    best_bounds,
-    even_block_bounds,
-    last_with_parameters,
-    roomiest_bounds,
-)
-from amp_ray.search.heterogeneous import plan_heterogeneous
+from amp_ray.cost.model import NO_RUNTIME, CostModel
+from amp_ray.search.cuts import best_bounds, roomiest_bounds
 from amp_ray.search.placement import plan_placement
 from amp_ray.search.space import uniform_candidates
+from amp_ray.search.stage_groups import DeviceGroups, plan_stage_groups
 from amp_ray.spec.candidate import AnyCandidate, Candidate, GroupsCandidate
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import Strategy
@@ -73,10 +65,9 @@ class AmpRayPlanner:
         return CostModel(experiment=self.experiment)
 
     @cached_property
-    def _latest_start(self) -> IntArray:
-        """Where stages must start at the latest to have parameters, if they need any."""
-        needed = self.experiment.traits.fails_without_parameters
-        return last_with_parameters(self.experiment.model) if needed else NO_LIMIT
+    def _device_groups(self) -> DeviceGroups:
+        """What is known of groups of devices, for all candidates."""
+        return DeviceGroups(cost_model=self.cost_model)
 
     @property
     def relative_error(self) -> float:
@@ -90,18 +81,15 @@ class AmpRayPlanner:
         result tells by how much it fails.
         """
         if isinstance(candidate, GroupsCandidate):
-            return self._launchable(candidate, plan_heterogeneous(self.cost_model, candidate))
+            return self._launchable(candidate, plan_stage_groups(self._device_groups, candidate))
         refused = self._refuse(candidate)
         if refused is not None:
             return Infeasible(candidate=candidate, reason=refused)
         if self.experiment.space != "uniform":
             return plan_placement(self.cost_model, candidate)
         costs = self.cost_model.costs(candidate)
-        if self.experiment.traits.partition == "even-blocks":
-            bounds = even_block_bounds(self.experiment.model, candidate.pp)
-        else:
-            bounds = best_bounds(costs, self.experiment.traits, self._latest_start)
-        return self.cost_model.estimate_cut(costs, Strategy.uniform(candidate, bounds))
+        bounds = best_bounds(self.experiment, costs)
+        return self.cost_model.estimate_from(costs, Strategy.uniform(candidate, bounds))
 
     def score(self, strategy: Strategy) -> Result:
         """Estimate a complete strategy; one that tensor parallelism cannot divide is told so."""
@@ -124,17 +112,11 @@ class AmpRayPlanner:
             for candidate in uniform_candidates(self.experiment):
                 if self._refuse(candidate) is None:
                     costs = self.cost_model.costs(candidate)
-                    bounds = self._roomiest_bounds(costs)
+                    bounds = roomiest_bounds(self.experiment, costs)
                     if bounds is not None:
                         strategy = Strategy.uniform(candidate, bounds)
-                        found.append(self.cost_model.estimate_cut(costs, strategy))
+                        found.append(self.cost_model.estimate_from(costs, strategy))
         return tuple(found)
-
-    def _roomiest_bounds(self, costs: CandidateCosts) -> tuple[int, ...] | None:
-        """Return the cuts of a candidate that need the least memory, if there is a choice."""
-        if self.experiment.traits.partition == "even-blocks":
-            return even_block_bounds(self.experiment.model, costs.candidate.pp)
-        return roomiest_bounds(costs, self._latest_start)
 
     def _launchable(self, candidate: GroupsCandidate, result: Result) -> Result:
         """Refuse what cannot be launched, if that matters, and what the placements cover anyway."""
@@ -158,10 +140,11 @@ class AmpRayPlanner:
         if candidate.pp > model.num_layers:
             detail = f"pp {candidate.pp}, {model.num_layers} layers"
             return Reason(kind="more stages than layers", detail=detail)
-        blocks = len(model.indices("block"))
-        if traits.partition == "even-blocks" and blocks % candidate.pp:
-            detail = f"pp {candidate.pp}, {blocks} blocks"
-            return Reason(kind="pp does not divide the blocks", detail=detail)
+        if traits.partition == "even-blocks":
+            blocks = len(model.indices("block"))
+            if blocks % candidate.pp:
+                detail = f"pp {candidate.pp}, {blocks} blocks"
+                return Reason(kind="pp does not divide the blocks", detail=detail)
         return self._unmeasured(candidate.tp)
 
     def _unmeasured(self, tp: int) -> Reason | None:

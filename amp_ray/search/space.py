@@ -1,6 +1,6 @@
 """The spaces: which candidates of an experiment are looked at."""
 
-from amp_ray.spec.candidate import AnyCandidate, Candidate, GroupsCandidate
+from amp_ray.spec.candidate import AnyCandidate, Candidate, GroupsCandidate, StageOptions
 from amp_ray.spec.cluster import Cluster
 from amp_ray.spec.experiment import Experiment, SearchLimits
 from amp_ray.units import counted
@@ -58,11 +58,9 @@ def uniform_candidates(experiment: Experiment) -> tuple[Candidate, ...]:
     candidates = [
         Candidate(
             micro_batch_size=size,
-            tp=tp,
-            dp=dp,
+            options=StageOptions(tp=tp, dp=dp, recompute=experiment.recompute),
             pp=num_devices // (tp * dp),
             num_micro_batches=experiment.global_batch_size // (dp * size),
-            recompute=experiment.recompute,
         )
         for tp in tps
         for dp in _divisors(num_devices // tp)

@@ -1,4 +1,4 @@
-"""What a search looks at: strategies before they are cut, placed or divided."""
+"""How stages are used, and what a search looks at: strategies before they are cut or placed."""
 
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
@@ -6,6 +6,40 @@ from typing import Final, Literal, get_args
 Recompute = Literal["none", "full"]
 
 RECOMPUTE: Final[tuple[Recompute, ...]] = get_args(Recompute)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class StageOptions:
+    """How a stage is used, whatever its layers and devices.
+
+    Every dimension that a stage may choose is a field here, with a default that means "off".
+
+    Args:
+        tp: Tensor parallel degree.
+        dp: Data parallel degree.
+        recompute: What is computed again in the backward pass.
+
+    Raises:
+        ValueError: If a degree is below 1, or the kind of recompute is unknown.
+    """
+
+    tp: int
+    dp: int
+    recompute: Recompute = "none"
+
+    def __post_init__(self) -> None:
+        """Refuse what could not run."""
+        if self.tp < 1 or self.dp < 1:
+            message = f"tp and dp start at 1, found tp {self.tp} and dp {self.dp}"
+            raise ValueError(message)
+        if self.recompute not in RECOMPUTE:
+            message = f"recompute is one of {', '.join(RECOMPUTE)}, found {self.recompute!r}"
+            raise ValueError(message)
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks that a stage occupies."""
+        return self.tp * self.dp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -17,34 +51,44 @@ class Candidate:
 
     Args:
         micro_batch_size: Samples per micro-batch and replica.
-        tp: Tensor parallel degree.
-        dp: Data parallel degree.
+        options: Of every stage.
         pp: Pipeline parallel degree.
         num_micro_batches: Micro-batches per optimizer step and replica.
-        recompute: What every stage computes again in the backward pass.
     """
 
     micro_batch_size: int
-    tp: int
-    dp: int
+    options: StageOptions
     pp: int
     num_micro_batches: int
-    recompute: Recompute = "none"
 
     def __post_init__(self) -> None:
         """Refuse degrees below one."""
-        degrees = (self.micro_batch_size, self.tp, self.dp, self.pp, self.num_micro_batches)
+        degrees = (self.micro_batch_size, self.pp, self.num_micro_batches)
         if min(degrees) < 1:
-            message = (
-                "micro_batch_size, tp, dp, pp and num_micro_batches start at 1, found "
-                + ", ".join(map(str, degrees))
+            message = "micro_batch_size, pp and num_micro_batches start at 1, found " + ", ".join(
+                map(str, degrees)
             )
             raise ValueError(message)
 
     @property
+    def tp(self) -> int:
+        """Tensor parallel degree."""
+        return self.options.tp
+
+    @property
+    def dp(self) -> int:
+        """Data parallel degree."""
+        return self.options.dp
+
+    @property
+    def recompute(self) -> Recompute:
+        """What every stage computes again in the backward pass."""
+        return self.options.recompute
+
+    @property
     def num_devices(self) -> int:
         """Devices that the candidate occupies."""
-        return self.tp * self.dp * self.pp
+        return self.options.num_ranks * self.pp
 
     @property
     def global_batch_size(self) -> int:

@@ -6,7 +6,9 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Self, TypeVar
 
-from amp_ray.spec.candidate import RECOMPUTE, Candidate, Recompute
+from amp_ray.spec.candidate import Candidate, Recompute, StageOptions
+
+__all__ = ["Stage", "StageOptions", "Strategy", "candidate_of"]
 
 _T = TypeVar("_T")
 
@@ -18,34 +20,23 @@ class Stage:
     Args:
         first_layer: Index of its first layer.
         end_layer: Index after its last layer (half-open).
-        tp: Tensor parallel degree.
-        dp: Data parallel degree.
-        recompute: What is computed again in the backward pass.
+        options: How the layers are divided and computed.
         shares: Samples of one micro-batch per dp index, where a strategy tells them; None means
             ``micro_batch_size`` each.
 
     Raises:
-        ValueError: If the stage is empty, a degree is below 1, shares do not fit ``dp``, or
-            the kind of recompute is unknown.
+        ValueError: If the stage is empty, or shares do not fit ``dp``.
     """
 
     first_layer: int
     end_layer: int
-    tp: int
-    dp: int
-    recompute: Recompute = "none"
+    options: StageOptions
     shares: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         """Refuse what could not run."""
         if not 0 <= self.first_layer < self.end_layer:
             message = f"a stage needs layers, found [{self.first_layer}, {self.end_layer})"
-            raise ValueError(message)
-        if self.tp < 1 or self.dp < 1:
-            message = f"tp and dp start at 1, found tp {self.tp} and dp {self.dp}"
-            raise ValueError(message)
-        if self.recompute not in RECOMPUTE:
-            message = f"recompute is one of {', '.join(RECOMPUTE)}, found {self.recompute!r}"
             raise ValueError(message)
         if self.shares is not None and (len(self.shares) != self.dp or min(self.shares) < 1):
             message = (
@@ -54,9 +45,19 @@ class Stage:
             raise ValueError(message)
 
     @property
+    def tp(self) -> int:
+        """Tensor parallel degree."""
+        return self.options.tp
+
+    @property
+    def dp(self) -> int:
+        """Data parallel degree."""
+        return self.options.dp
+
+    @property
     def num_ranks(self) -> int:
         """Ranks that the stage occupies."""
-        return self.tp * self.dp
+        return self.options.num_ranks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,13 +116,7 @@ class Strategy:
             message = f"bounds must run from 0 in {candidate.pp} stages, found {tuple(bounds)}"
             raise ValueError(message)
         stages = tuple(
-            Stage(
-                first_layer=first,
-                end_layer=end,
-                tp=candidate.tp,
-                dp=candidate.dp,
-                recompute=candidate.recompute,
-            )
+            Stage(first_layer=first, end_layer=end, options=candidate.options)
             for first, end in pairwise(bounds)
         )
         return cls(
@@ -149,7 +144,12 @@ class Strategy:
     @property
     def recompute(self) -> Recompute | None:
         """Recompute of all stages; None where they differ."""
-        return _common(stage.recompute for stage in self.stages)
+        return _common(stage.options.recompute for stage in self.stages)
+
+    @property
+    def options(self) -> StageOptions | None:
+        """Options of all stages; None where they differ."""
+        return _common(stage.options for stage in self.stages)
 
     @property
     def bounds(self) -> tuple[int, ...]:
@@ -181,8 +181,9 @@ class Strategy:
         """Return the global rank at one place of the grid: tp fastest, then dp, then stage.
 
         Example:
-            >>> candidate = Candidate(micro_batch_size=1, tp=2, dp=2, pp=2, num_micro_batches=1)
-            >>> Strategy.uniform(candidate, (0, 1, 2)).rank(stage=1, dp_index=0, tp_index=1)
+            >>> options = StageOptions(tp=2, dp=2)
+            >>> grid = Candidate(micro_batch_size=1, options=options, pp=2, num_micro_batches=1)
+            >>> Strategy.uniform(grid, (0, 1, 2)).rank(stage=1, dp_index=0, tp_index=1)
             5
         """
         return self.first_rank[stage] + dp_index * self.stages[stage].tp + tp_index
@@ -197,24 +198,22 @@ def candidate_of(strategy: Strategy) -> Candidate:
     """Return the candidate that a uniform strategy was cut from.
 
     Raises:
-        ValueError: If stages differ in tp, dp, recompute or shares.
+        ValueError: If stages differ in their options, or share samples unevenly.
     """
-    if not strategy.is_uniform or strategy.recompute is None:
+    options = strategy.options
+    if not strategy.is_uniform or options is None:
         message = (
             "expected one tp, dp and recompute for all stages, found "
             f"tp {[stage.tp for stage in strategy.stages]}, "
             f"dp {[stage.dp for stage in strategy.stages]}, "
-            f"recompute {[stage.recompute for stage in strategy.stages]}"
+            f"recompute {[stage.options.recompute for stage in strategy.stages]}"
         )
         raise ValueError(message)
-    stage = strategy.stages[0]
     return Candidate(
         micro_batch_size=strategy.micro_batch_size,
-        tp=stage.tp,
-        dp=stage.dp,
+        options=options,
         pp=strategy.pp,
         num_micro_batches=strategy.num_micro_batches,
-        recompute=stage.recompute,
     )
 
 
@@ -249,5 +248,5 @@ def _check_samples(stages: Sequence[Stage], micro_batch_size: int) -> None:
 
 def _common(values: Iterable[_T]) -> _T | None:
     """Return the one value that all have, or None."""
-    distinct = set(values)
-    return distinct.pop() if len(distinct) == 1 else None
+    first, *others = values
+    return first if all(other is first or other == first for other in others) else None

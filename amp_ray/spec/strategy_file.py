@@ -11,7 +11,7 @@ from amp_ray.spec.cells import MOST_SECONDS, read_count, read_rows, read_seconds
 from amp_ray.spec.cluster import Cluster
 from amp_ray.spec.json_text import parse_any_json, shown
 from amp_ray.spec.section import validate
-from amp_ray.spec.strategy import Strategy
+from amp_ray.spec.strategy import StageOptions, Strategy
 from amp_ray.spec.strategy_json import StrategyRecord, strategy_from_json
 from amp_ray.spec.yaml_text import Document
 
@@ -163,7 +163,10 @@ def _candidate(
         )
         raise InputError(message, where=where)
     return Candidate(
-        **degrees, num_micro_batches=context.global_batch_size // samples, recompute=recompute
+        micro_batch_size=degrees["micro_batch_size"],
+        options=StageOptions(tp=degrees["tp"], dp=degrees["dp"], recompute=recompute),
+        pp=degrees["pp"],
+        num_micro_batches=context.global_batch_size // samples,
     )
 
 

@@ -9,7 +9,7 @@ from pydantic import Discriminator, Field, Tag
 from amp_ray.spec.candidate import Recompute
 from amp_ray.spec.cluster import Cluster
 from amp_ray.spec.section import Count, Index, Section, Text, validate
-from amp_ray.spec.strategy import Stage, Strategy
+from amp_ray.spec.strategy import Stage, StageOptions, Strategy
 from amp_ray.spec.yaml_text import Document
 
 
@@ -58,7 +58,7 @@ def strategy_to_json(strategy: Strategy, cluster: Cluster) -> dict[str, Any]:
         "micro_batch_size": strategy.micro_batch_size,
         "num_micro_batches": strategy.num_micro_batches,
         "bounds": list(strategy.bounds),
-        "recompute": strategy.recompute or [stage.recompute for stage in strategy.stages],
+        "recompute": strategy.recompute or [stage.options.recompute for stage in strategy.stages],
         "placement": [
             [cluster.nodes[cluster.node_of_device[device]].name, cluster.slot_of_device[device]]
             for device in strategy.placement
@@ -118,7 +118,7 @@ def _stage_to_json(stage: Stage, first_rank: int, micro_batch_size: int) -> dict
         "tp": stage.tp,
         "dp": stage.dp,
         "devices": list(range(first_rank, first_rank + stage.num_ranks)),
-        "recompute": stage.recompute,
+        "recompute": stage.options.recompute,
         "shares": list(stage.shares or (micro_batch_size,) * stage.dp),
     }
 
@@ -143,9 +143,7 @@ def _stages(record: StrategyRecord) -> tuple[Stage, ...]:
             Stage(
                 first_layer=stage.layers[0],
                 end_layer=stage.layers[1],
-                tp=stage.tp,
-                dp=stage.dp,
-                recompute=stage.recompute,
+                options=StageOptions(tp=stage.tp, dp=stage.dp, recompute=stage.recompute),
                 shares=None if even else tuple(stage.shares or each * stage.dp),
             )
             for stage in record.stages
@@ -163,14 +161,18 @@ def _stages(record: StrategyRecord) -> tuple[Stage, ...]:
         message = f"found {len(per_stage)} values of recompute for {len(cuts)} stages"
         raise ValueError(message)
     return tuple(
-        Stage(first_layer=first, end_layer=end, tp=record.tp, dp=record.dp, recompute=chosen)
+        Stage(
+            first_layer=first,
+            end_layer=end,
+            options=StageOptions(tp=record.tp, dp=record.dp, recompute=chosen),
+        )
         for (first, end), chosen in zip(cuts, per_stage, strict=True)
     )
 
 
 def _check_agreement(record: StrategyRecord, strategy: Strategy) -> None:
     """Refuse an object whose keys say two things."""
-    words = [stage.recompute for stage in strategy.stages]
+    words = [stage.options.recompute for stage in strategy.stages]
     said: dict[str, tuple[object, object]] = {
         "tp": (record.tp, strategy.tp),
         "pp": (record.pp, strategy.pp),

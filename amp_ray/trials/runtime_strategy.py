@@ -50,7 +50,7 @@ def runtime_strategy(experiment: Experiment, strategy: Strategy) -> Strategy:
             stage,
             first_layer=first,
             end_layer=end,
-            recompute="full" if again else stage.recompute,
+            options=replace(stage.options, recompute="full") if again else stage.options,
         )
         for stage, (first, end) in zip(strategy.stages, pairwise(bounds), strict=True)
     )

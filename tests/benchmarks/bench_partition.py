@@ -19,9 +19,9 @@ from itertools import product
 import numpy as np
 
 from amp_ray.partition import (
+    OptionTable,
     PartitionProblem,
     PartitionSolution,
-    StageOptions,
     StageTables,
     chain_problem,
     solve,
@@ -150,7 +150,7 @@ def _graphs(devices: tuple[int, ...], num_layers: int) -> Iterator[Callable[[], 
 
 def _device_graph(
     rng: np.random.Generator, devices: tuple[int, ...], num_layers: int, variants: int
-) -> tuple[StageTables, StageOptions]:
+) -> tuple[StageTables, OptionTable]:
     """Offer every state a group of each size and type, in variants such as tp and dp."""
     shape = tuple(count + 1 for count in devices)
     layer_time_s = rng.random(num_layers)
@@ -167,7 +167,7 @@ def _device_graph(
     tables = StageTables(
         time_prefix_s=np.array(prefix_s), cut_time_s=rng.random((4, num_layers + 1)) * 0.1
     )
-    options = StageOptions(
+    options = OptionTable(
         from_state=np.array(from_state),
         to_state=np.array(to_state),
         time_row=np.array(time_row),

@@ -8,10 +8,9 @@ from typing import Final
 
 import pytest
 
-from amp_ray.baselines.metis2024 import NOT_PROFILED, MetisCost, metis_cost
-from amp_ray.baselines.metis2024_homogeneous import homogeneous_cost
-from amp_ray.baselines.metis2024_plan import MetisPlan, MetisSetting
-from amp_ray.baselines.metis2024_validity import (
+from amp_ray.baselines.metis2024.cost import NOT_PROFILED, MetisCost, metis_cost
+from amp_ray.baselines.metis2024.plan import MetisPlan, MetisSetting
+from amp_ray.baselines.metis2024.validity import (
     EMPTY_STAGE,
     LAYERS_LOST,
     OUT_OF_MEMORY,
@@ -26,7 +25,6 @@ from amp_ray.runtime.ray.searching import ALONE, search_candidates
 from amp_ray.search.planner import AmpRayPlanner
 from amp_ray.search.ranking import Ranking
 from amp_ray.search.space import candidates_of
-from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.published_profile import Key
 from support.experiments import experiment_from
 
@@ -59,14 +57,6 @@ RANKINGS: Final = {
         profile="a100_t4",
         listed_first=("A100", 2, 2),
         num_rows=879,
-    ),
-}
-UNIFORM: Final = {
-    "homo_ex_1x8": Case(
-        hostfile="homo_1x8", profile="a100", listed_first=("A100", 2, 2), num_rows=27
-    ),
-    "homo_ex_2x8": Case(
-        hostfile="homo_2x8", profile="a100", listed_first=("A100", 2, 2), num_rows=36
     ),
 }
 
@@ -158,21 +148,6 @@ def test_exactly_the_plans_that_cannot_run_are_refused(folder: Path, name: str) 
         if found != flagged or kinds - {LAYERS_LOST, EMPTY_STAGE, OUT_OF_MEMORY, NOT_PROFILED}:
             wrong.append((row, kinds))
     assert wrong == []
-
-
-@pytest.mark.parametrize("name", UNIFORM)
-def test_the_cost_of_every_uniform_strategy_is_the_published_one(folder: Path, name: str) -> None:
-    case = UNIFORM[name]
-    setting, rows = setting_of(folder, case), rows_of(folder, name)
-    assert len(rows) == case.num_rows
-    costs = []
-    for row in rows:
-        dp, pp, tp, size = (int(row[key]) for key in ("dp", "pp", "tp", "mbs"))
-        candidate = Candidate(
-            dp=dp, pp=pp, tp=tp, micro_batch_size=size, num_micro_batches=128 // (dp * size)
-        )
-        costs.append((candidate, homogeneous_cost(setting, candidate), float(row["cost_ms"])))
-    assert wrong_costs(iter(costs)) == []
 
 
 def test_only_the_file_that_was_listed_first_explains_a_run(folder: Path) -> None:

@@ -20,7 +20,7 @@ from amp_ray.runtime.launch.program_files import program_files
 from amp_ray.search.planner import AmpRayPlanner
 from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.strategy import Strategy, candidate_of
+from amp_ray.spec.strategy import StageOptions, Strategy, candidate_of
 from amp_ray.testing.hosts import HostCluster, why_unavailable
 from amp_ray.trials.command import trial_launch, trial_warm_up
 from amp_ray.trials.outcome import Measured
@@ -244,8 +244,7 @@ def strategy(
     bounds: tuple[int, ...], placement: tuple[int, ...], *, dp: int = 1, size: int
 ) -> Strategy:
     candidate = Candidate(
-        tp=1,
-        dp=dp,
+        options=StageOptions(tp=1, dp=dp),
         pp=len(bounds) - 1,
         micro_batch_size=size,
         num_micro_batches=BATCH_SIZE // (dp * size),

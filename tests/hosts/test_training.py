@@ -14,7 +14,7 @@ from amp_ray.runtime.launch.trial_runner import TrialRunner, make_runner
 from amp_ray.runtime.study.pool import Task
 from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.strategy import Strategy
+from amp_ray.spec.strategy import StageOptions, Strategy
 from amp_ray.testing.hosts import HostCluster
 from amp_ray.trials.outcome import Measured
 from support.experiments import experiment_from
@@ -53,8 +53,7 @@ def strategy(
 ) -> Strategy:
     candidate = Candidate(
         micro_batch_size=size,
-        tp=tp,
-        dp=dp,
+        options=StageOptions(tp=tp, dp=dp),
         pp=len(bounds) - 1,
         num_micro_batches=8 // (dp * size),
     )
@@ -66,7 +65,9 @@ def recomputed(plain: Strategy, *stages: int) -> Strategy:
     return replace(
         plain,
         stages=tuple(
-            replace(stage, recompute="full") if number in stages else stage
+            replace(stage, options=replace(stage.options, recompute="full"))
+            if number in stages
+            else stage
             for number, stage in enumerate(plain.stages)
         ),
     )

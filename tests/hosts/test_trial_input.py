@@ -16,7 +16,7 @@ from amp_ray.runtime.files import load_experiment
 from amp_ray.runtime.launch.trial_runner import TrialRunner, make_runner
 from amp_ray.runtime.study.pool import Task
 from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.strategy import Strategy
+from amp_ray.spec.strategy import StageOptions, Strategy
 from amp_ray.testing.hosts import HostCluster, why_unavailable
 from amp_ray.trials.outcome import Crashed, Measured, Outcome, Unreachable
 
@@ -197,7 +197,7 @@ def test_a_hostfile_and_a_cluster_that_disagree(
 
 def other_stages() -> Strategy:
     """Return a strategy whose stages have different tp."""
-    stages = [replace(PIPELINE.stages[0], tp=2), PIPELINE.stages[1]]
+    stages = [replace(PIPELINE.stages[0], options=StageOptions(tp=2, dp=1)), PIPELINE.stages[1]]
     return replace(PIPELINE, stages=tuple(stages), placement=(0, 1, 2))
 
 

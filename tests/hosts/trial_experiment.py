@@ -5,7 +5,7 @@ from typing import Final
 
 from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.strategy import Strategy
+from amp_ray.spec.strategy import StageOptions, Strategy
 from support.experiments import experiment_from
 
 from .conftest import Bench
@@ -37,7 +37,10 @@ def strategy(bounds: tuple[int, ...], placement: tuple[int, ...], *, dp: int = 1
     """Return a pipeline; devices 0 and 1 are of the first host, 2 and 3 of the second."""
     num_micro_batches = 4 // dp
     candidate = Candidate(
-        micro_batch_size=2, tp=1, dp=dp, pp=len(bounds) - 1, num_micro_batches=num_micro_batches
+        micro_batch_size=2,
+        options=StageOptions(tp=1, dp=dp),
+        pp=len(bounds) - 1,
+        num_micro_batches=num_micro_batches,
     )
     return Strategy.uniform(candidate, bounds, placement)
 

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from hypothesis.vendor.pretty import RepresentationPrinter
 
 from amp_ray.cost.estimate import Breakdown, Estimate
-from amp_ray.cost.memory import MemoryModel
 from amp_ray.cost.model import CostModel
 from amp_ray.spec.candidate import Candidate, Recompute
 from amp_ray.spec.catalogue import CATALOGUE
@@ -18,7 +17,7 @@ from amp_ray.spec.cluster import Cluster, Link, Node
 from amp_ray.spec.constants import Constants
 from amp_ray.spec.device import Device
 from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.strategy import Strategy
+from amp_ray.spec.strategy import StageOptions, Strategy
 from amp_ray.spec.traits import RUNTIMES
 from support.experiments import small_experiment
 
@@ -77,11 +76,9 @@ def cases(draw: st.DrawFn) -> Case:
     recompute: Recompute = draw(st.sampled_from(["none", "full"]))
     candidate = Candidate(
         micro_batch_size=draw(st.sampled_from([1, 2, 4])),
-        tp=tp,
-        dp=dp,
+        options=StageOptions(tp=tp, dp=dp, recompute=recompute),
         pp=pp,
         num_micro_batches=draw(st.integers(1, 8)),
-        recompute=recompute,
     )
     experiment = replace(
         SMALL,
@@ -210,11 +207,9 @@ def test_equal_replicas_take_what_one_takes_and_the_sync(case: Case) -> None:
     assume(strategy.dp == 2 and strategy.tp == 2)  # every group fills a node
     candidate = Candidate(
         micro_batch_size=strategy.micro_batch_size,
-        tp=2,
-        dp=1,
+        options=StageOptions(tp=2, dp=1, recompute=strategy.stages[0].options.recompute),
         pp=strategy.pp,
         num_micro_batches=strategy.num_micro_batches,
-        recompute=strategy.stages[0].recompute,
     )
     placement = tuple(strategy.devices(stage)[i] for stage in range(strategy.pp) for i in (0, 1))
     alone = Strategy.uniform(candidate, strategy.bounds, placement)
@@ -249,15 +244,12 @@ def test_larger_micro_batches_need_more_memory(case: Case) -> None:
 @given(cases(), st.data())
 def test_a_stage_within_another_one_needs_less_memory(case: Case, data: st.DataObject) -> None:
     # blocks only: boundaries between them are all alike
-    memory = CostModel(experiment=case.experiment).costs(candidate(case)).memory
+    memory = CostModel(experiment=case.experiment).memory(replace(candidate(case), pp=3))
     blocks = case.experiment.model.indices("block")
     first, last = blocks[0] + 1, blocks[-1]
     start = data.draw(st.integers(first, last - 2))
     end = data.draw(st.integers(start + 2, last))
-    inner = (0, start, end, case.experiment.model.num_layers)
-    outer = (0, start - 1, end, case.experiment.model.num_layers)
-    memory = replace(memory, candidate=replace(candidate(case), pp=3))
-    assert memory.peak_bytes(inner)[1] < memory.peak_bytes(outer)[1]
+    assert memory.peak(1, start, end) < memory.peak(1, start - 1, end)
 
 
 def candidate(case: Case) -> Candidate:
@@ -268,21 +260,19 @@ def candidate(case: Case) -> Candidate:
     assert dp is not None
     return Candidate(
         micro_batch_size=strategy.micro_batch_size,
-        tp=tp,
-        dp=dp,
+        options=StageOptions(tp=tp, dp=dp, recompute=strategy.stages[0].options.recompute),
         pp=strategy.pp,
         num_micro_batches=strategy.num_micro_batches,
-        recompute=strategy.stages[0].recompute,
     )
 
 
 @given(cases(), st.data())
 def test_earliest_starts_agree_with_the_peaks(case: Case, data: st.DataObject) -> None:
     plan = candidate(case)
-    memory = CostModel(experiment=case.experiment).costs(plan).memory
+    memory = CostModel(experiment=case.experiment).memory(plan)
     num_layers = case.experiment.model.num_layers
     table = {
-        (stage, start, end): peak_of(memory, stage, start, end)
+        (stage, start, end): memory.peak(stage, start, end)
         for stage in range(plan.pp)
         for end in range(1, num_layers + 1)
         for start in range(end)
@@ -299,19 +289,13 @@ def test_earliest_starts_agree_with_the_peaks(case: Case, data: st.DataObject) -
             assert found[stage, end] == wanted
 
 
-def peak_of(memory: MemoryModel, stage: int, start: int, end: int) -> float:
-    """Return the peak of one stage that takes ``[start, end)``, whatever the others take."""
-    around = (start,) * (stage + 1) + (end,) * (memory.candidate.pp - stage)
-    return memory.peak_bytes(around)[stage]
-
-
 @given(cases())
 def test_stage_times_are_sums_of_their_layers(case: Case) -> None:
     costs = CostModel(experiment=case.experiment).costs(candidate(case))
-    times = costs.kinds.stage_times(case.strategy.bounds)
-    layers = np.diff(costs.kinds.tables, axis=2)
+    times = costs.times.at(case.strategy.bounds)
+    layers = np.diff(costs.times.tables, axis=2)
     for stage, (first, end) in enumerate(pairwise(case.strategy.bounds)):
-        for replica, kind in enumerate(costs.kinds.kind[stage]):
+        for replica, kind in enumerate(costs.times.kind.reshape(case.strategy.pp, -1)[stage]):
             wanted = layers[kind, :, first:end].sum(axis=1)
             np.testing.assert_allclose(times[:, stage, replica], wanted, rtol=1e-9, atol=1e-15)
 
@@ -319,9 +303,9 @@ def test_stage_times_are_sums_of_their_layers(case: Case) -> None:
 @given(cases())
 def test_partition_objective_never_flatters_a_stage(case: Case) -> None:
     costs = CostModel(experiment=case.experiment).costs(candidate(case))
-    rows, of_stage = costs.kinds.stage_rows()
+    rows, of_stage = costs.times.rows()
     bounds = case.strategy.bounds
-    exact = costs.kinds.stage_times(bounds)[:2].sum(axis=0).max(axis=1)
+    exact = costs.times.at(bounds)[:2].sum(axis=0).max(axis=1)
     for stage, (first, end) in enumerate(pairwise(bounds)):
         upper = rows[of_stage[stage], end] - rows[of_stage[stage], first]
         assert upper >= exact[stage] * (1 - CLOSE)

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.model import CostModel
-from amp_ray.search.heterogeneous import objective_s, plan_heterogeneous, solve_groups
-from amp_ray.search.heterogeneous.shares import all_shares, split_by_speed
+from amp_ray.search.stage_groups import DeviceGroups, objective_s, plan_stage_groups, solve_groups
+from amp_ray.search.stage_groups.shares import all_shares, split_by_speed
 from amp_ray.spec.candidate import Candidate, GroupsCandidate
 from amp_ray.spec.cluster import Cluster, Link, Node
 from amp_ray.spec.experiment import SearchLimits
@@ -46,7 +46,7 @@ def cases(
 
 def value_of(cost_model: CostModel, candidate: GroupsCandidate) -> float:
     """Give the best objective, infinite where nothing fits."""
-    value_s = solve_groups(cost_model, candidate).value_s
+    value_s = solve_groups(DeviceGroups(cost_model=cost_model), candidate).value_s
     return math.inf if value_s is None else value_s
 
 
@@ -59,7 +59,7 @@ def on(cost_model: CostModel, cluster: Cluster) -> CostModel:
 @given(case=cases())
 def test_search_equals_brute_force(case: tuple[CostModel, GroupsCandidate]) -> None:
     cost_model, candidate = case
-    solution = solve_groups(cost_model, candidate)
+    solution = solve_groups(DeviceGroups(cost_model=cost_model), candidate)
     best_s, best = PlanOracle(cost_model=cost_model, candidate=candidate).best()
     if best is None:
         assert solution.value_s is None
@@ -67,8 +67,12 @@ def test_search_equals_brute_force(case: tuple[CostModel, GroupsCandidate]) -> N
     assert solution.value_s == pytest.approx(best_s, rel=ROUNDING)
     assert solution.lower_bound_s is not None
     assert solution.lower_bound_s <= best_s * (1 + ROUNDING)
-    assert objective_s(cost_model, best) == pytest.approx(best_s, rel=ROUNDING)
-    assert objective_s(cost_model, solution.leaders[0]) == pytest.approx(best_s, rel=ROUNDING)
+    assert objective_s(DeviceGroups(cost_model=cost_model), best) == pytest.approx(
+        best_s, rel=ROUNDING
+    )
+    assert objective_s(DeviceGroups(cost_model=cost_model), solution.leaders[0]) == pytest.approx(
+        best_s, rel=ROUNDING
+    )
 
 
 @given(case=cases((2, 4, 6, 8, 12)))
@@ -76,7 +80,7 @@ def test_plans_fit_and_use_every_device_once_at_most(
     case: tuple[CostModel, GroupsCandidate],
 ) -> None:
     cost_model, candidate = case
-    result = plan_heterogeneous(cost_model, candidate)
+    result = plan_stage_groups(DeviceGroups(cost_model=cost_model), candidate)
     assert isinstance(result, Estimate)
     strategy, cluster = result.strategy, cost_model.experiment.cluster
     assert strategy.global_batch_size == cost_model.experiment.global_batch_size
@@ -100,14 +104,11 @@ def overflow(cost_model: CostModel, result: Estimate) -> list[tuple[int, int]]:
         for place, device in enumerate(strategy.devices(index)):
             alike = Candidate(
                 micro_batch_size=shares[place // stage.tp],
-                tp=stage.tp,
-                dp=stage.dp,
+                options=stage.options,
                 pp=strategy.pp,
                 num_micro_batches=strategy.num_micro_batches,
-                recompute=stage.recompute,
             )
-            rank = cost_model.stages.rank(alike.tp, alike.micro_batch_size)
-            peak = cost_model.stages.memory(alike, rank).peak(index, first, end)
+            peak = cost_model.memory(alike).peak(index, first, end)
             if peak > cluster.nodes[cluster.node_of_device[device]].device.memory_bytes:
                 found.append((index, place))
     return found
@@ -116,13 +117,15 @@ def overflow(cost_model: CostModel, result: Estimate) -> list[tuple[int, int]]:
 @given(case=cases((2, 4, 6, 8)))
 def test_the_lower_bound_is_below_the_objective(case: tuple[CostModel, GroupsCandidate]) -> None:
     cost_model, candidate = case
-    solution = solve_groups(cost_model, candidate)
+    solution = solve_groups(DeviceGroups(cost_model=cost_model), candidate)
     if solution.value_s is None or solution.lower_bound_s is None:
         assert not any(cost_model.estimate(leader).feasible for leader in solution.leaders)
         return
     assert solution.lower_bound_s <= solution.value_s
     leader = solution.leaders[0]
-    assert objective_s(cost_model, leader) == pytest.approx(solution.value_s, rel=ROUNDING)
+    assert objective_s(DeviceGroups(cost_model=cost_model), leader) == pytest.approx(
+        solution.value_s, rel=ROUNDING
+    )
 
 
 @given(case=cases(), data=st.data())
@@ -212,16 +215,16 @@ def test_plans_do_not_depend_on_the_hash_seed() -> None:
     script = (
         "import numpy as np\n"
         "from amp_ray.cost.model import CostModel\n"
-        "from amp_ray.search.heterogeneous import plan_heterogeneous\n"
+        "from amp_ray.search.stage_groups import DeviceGroups, plan_stage_groups\n"
         "from amp_ray.spec.candidate import GroupsCandidate\n"
         "from support.placement_oracle import random_experiment\n"
         "for seed in range(8):\n"
         "    experiment = random_experiment(np.random.default_rng(seed), 8)\n"
-        "    model = CostModel(experiment=experiment)\n"
+        "    groups = DeviceGroups(cost_model=CostModel(experiment=experiment))\n"
         "    for size in (1, 4):\n"
         "        count = experiment.global_batch_size // size\n"
         "        given = GroupsCandidate(micro_batch_size=size, num_micro_batches=count)\n"
-        "        print(plan_heterogeneous(model, given))\n"
+        "        print(plan_stage_groups(groups, given))\n"
     )
     (output,) = outputs_by_hash_seed(script)
     assert output.count(b"Estimate(") == 16
@@ -236,7 +239,7 @@ def test_limits_of_the_search_hold(case: tuple[CostModel, GroupsCandidate], most
     cost_model, candidate = case
     limits = SearchLimits(max_pp=most, max_tp=2, max_dp=most)
     experiment = replace(cost_model.experiment, limits=limits)
-    result = plan_heterogeneous(CostModel(experiment=experiment), candidate)
+    result = plan_stage_groups(DeviceGroups(cost_model=CostModel(experiment=experiment)), candidate)
     assert isinstance(result, Estimate)
     if result.feasible:
         assert result.strategy.pp <= most

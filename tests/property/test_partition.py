@@ -10,9 +10,16 @@ from hypothesis import strategies as st
 from amp_ray.partition.exact import solve
 from amp_ray.partition.kernels import cheapest_chain
 from amp_ray.partition.layout import canonical_order, laid_out, scratch_for
-from amp_ray.partition.problem import PartitionProblem, beat_s, is_allowed, objective
-from amp_ray.partition.solution import InfeasiblePartition, PartitionSolution, PrunedPartition
-from amp_ray.partition.tables import StageOptions, StageTables
+from amp_ray.partition.problem import (
+    InfeasiblePartition,
+    PartitionProblem,
+    PartitionSolution,
+    PrunedPartition,
+    beat_s,
+    is_allowed,
+    objective,
+)
+from amp_ray.partition.tables import OptionTable, StageTables
 from support import brute_force
 from support.partition_cases import EXACT_KINDS, KINDS, CaseSize, random_problem
 
@@ -172,9 +179,9 @@ def test_more_micro_batches_never_take_less_time(problem: PartitionProblem, more
 def test_order_of_options_does_not_matter(problem: PartitionProblem, seed: int) -> None:
     solution = solved(problem)
     order = np.random.default_rng(seed).permutation(problem.options.num_options)
-    names = StageOptions.__dataclass_fields__
+    names = OptionTable.__dataclass_fields__
     columns = {name: getattr(problem.options, name)[order] for name in names}
-    permuted = solved(replace(problem, options=StageOptions(**columns)))
+    permuted = solved(replace(problem, options=OptionTable(**columns)))
     assert permuted.bounds == solution.bounds
     assert permuted.value_s == solution.value_s
     for name in names:
@@ -215,7 +222,7 @@ def test_budget_gives_honest_bounds(
 
 def test_large_chain_of_equal_layers_is_split_evenly() -> None:
     tables = StageTables(time_prefix_s=np.arange(4001.0)[np.newaxis])
-    options = StageOptions(time_row=np.zeros(128, int))
+    options = OptionTable(time_row=np.zeros(128, int))
     problem = PartitionProblem(tables=tables, options=options, num_micro_batches=64)
     solution = solve(problem)
     assert isinstance(solution, PartitionSolution)

@@ -15,7 +15,7 @@ from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.cluster import Cluster, Link, Node
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.optimizer import find_optimizer
-from amp_ray.spec.strategy import Strategy
+from amp_ray.spec.strategy import StageOptions, Strategy
 from amp_ray.units import BYTES_PER_ELEMENT
 from support.hash_seeds import outputs_by_hash_seed
 from support.placement_oracle import all_placements, best_placement, random_experiment
@@ -51,7 +51,7 @@ def value_of(cost_model: CostModel, candidate: Candidate) -> float:
 
 def is_matched_freely(cost_model: CostModel, candidate: Candidate) -> bool:
     """Tell whether the replicas' order cannot change what tied weights take."""
-    tied = cost_model.costs(candidate).memory.weights.tied
+    tied = cost_model.weights(candidate.tp).tied
     return tied is None or candidate.dp == 1 or candidate.pp == 1
 
 
@@ -175,7 +175,9 @@ def test_brute_force_knows_every_placement_up_to_symmetry() -> None:
     experiment = random_experiment(np.random.default_rng(0), 4)
     node = experiment.cluster.nodes[0]
     nodes = tuple(replace(node, name=name, num_slots=2) for name in "ab")
-    pipeline = Candidate(micro_batch_size=1, tp=1, dp=1, pp=4, num_micro_batches=1)
+    pipeline = Candidate(
+        micro_batch_size=1, options=StageOptions(tp=1, dp=1), pp=4, num_micro_batches=1
+    )
     found = list(all_placements(Cluster(nodes=nodes), pipeline))
     assert found == [(0, 1, 2, 3), (0, 2, 1, 3), (0, 2, 3, 1)]
 

@@ -6,12 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.vendor.pretty import RepresentationPrinter
 
-from amp_ray.cost.crossings import common_parts
 from amp_ray.cost.model import CostModel
+from amp_ray.cost.stages import common_parts
 from amp_ray.spec.candidate import RECOMPUTE, Candidate
 from amp_ray.spec.cluster import Cluster, Node
 from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.strategy import Strategy
+from amp_ray.spec.strategy import StageOptions, Strategy, candidate_of
 from amp_ray.spec.traits import RUNTIMES
 from support.experiments import small_experiment
 from support.strategies import clusters, strategies_on
@@ -86,11 +86,9 @@ def uniform_cases(draw: st.DrawFn) -> Case:
     devices = draw(st.permutations(range(experiment.cluster.num_devices)))
     candidate = Candidate(
         micro_batch_size=draw(st.sampled_from([1, 2, 3])),
-        tp=tp,
-        dp=dp,
+        options=StageOptions(tp=tp, dp=dp, recompute=recompute),
         pp=pp,
         num_micro_batches=draw(st.integers(1, 4)),
-        recompute=recompute,
     )
     strategy = Strategy.uniform(candidate, bounds, tuple(devices[: tp * dp * pp]))
     return Case(experiment=experiment, strategy=strategy)
@@ -99,13 +97,8 @@ def uniform_cases(draw: st.DrawFn) -> Case:
 @given(case=uniform_cases())
 def test_uniform_stages_cost_what_their_candidate_costs(case: Case) -> None:
     known = case.cost_model.estimate(case.strategy)
-    found = case.cost_model.stages.estimate(case.strategy)
-    assert known.breakdown is not None
-    for name, seconds in known.breakdown.to_json().items():
-        assert found.breakdown.to_json()[name] == pytest.approx(seconds, rel=CLOSE, abs=1e-12)
-    assert found.peaks_bytes == pytest.approx(known.peak_memory_bytes, rel=CLOSE)
-    limits = tuple(float(device.memory_bytes) for device in found.devices)
-    assert limits == known.memory_limit_bytes
+    costs = case.cost_model.costs(candidate_of(case.strategy), case.strategy.placement)
+    assert case.cost_model.estimate_from(costs, case.strategy) == known
 
 
 @given(case=cases())

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from amp_ray.partition.solution import InfeasiblePartition, PrunedPartition
+from amp_ray.partition.problem import InfeasiblePartition, PrunedPartition
 from amp_ray.partition.tails import Tail, TailedProblem, TailedSolution, solve_tailed
 from support.brute_force import Chain, all_chains
 from support.partition_cases import EXACT_KINDS, KINDS, random_problem

@@ -5,16 +5,9 @@ from itertools import islice, permutations
 from typing import Final
 
 from amp_ray.cost.estimate import Estimate
-from amp_ray.cost.model import CandidateCosts, CostModel
-from amp_ray.cost.topology import IntArray
+from amp_ray.cost.model import CostModel, StageCosts
 from amp_ray.partition import objective
-from amp_ray.search.cuts import (
-    NO_LIMIT,
-    best_bounds,
-    even_block_bounds,
-    last_with_parameters,
-    partition_problem,
-)
+from amp_ray.search.cuts import NO_LIMIT, best_bounds, partition_problem
 from amp_ray.search.placement.nodes import node_classes
 from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.cluster import Cluster
@@ -49,13 +42,12 @@ class Chains:
     """Judges placements of one candidate, each once.
 
     Args:
-        cost_model: Of the experiment.
         candidate: Degrees.
     """
 
     cost_model: CostModel
     candidate: Candidate
-    _costs: dict[tuple[int, ...], CandidateCosts] = field(init=False, default_factory=dict)
+    _costs: dict[tuple[int, ...], StageCosts] = field(init=False, default_factory=dict)
     _chains: dict[tuple[int, ...], Strategy] = field(init=False, default_factory=dict)
     _estimates: dict[Key, Estimate] = field(init=False, default_factory=dict)
     _objectives_s: dict[Key, float] = field(init=False, default_factory=dict)
@@ -67,9 +59,8 @@ class Chains:
             placement: Device of every rank.
         """
         if placement not in self._chains:
-            self._chains[placement] = Strategy.uniform(
-                self.candidate, self._bounds(placement), placement
-            )
+            bounds = best_bounds(self.cost_model.experiment, self._costs_on(placement))
+            self._chains[placement] = Strategy.uniform(self.candidate, bounds, placement)
         return self._chains[placement]
 
     def estimate(self, strategy: Strategy) -> Estimate:
@@ -77,7 +68,7 @@ class Chains:
         key = key_of(strategy)
         if key not in self._estimates:
             costs = self._costs_on(strategy.placement)
-            self._estimates[key] = self.cost_model.estimate_cut(costs, strategy)
+            self._estimates[key] = self.cost_model.estimate_from(costs, strategy)
         return self._estimates[key]
 
     def objective_s(self, strategy: Strategy) -> float:
@@ -93,18 +84,11 @@ class Chains:
             self._objectives_s[key] = pipeline.value_s + tail_s
         return self._objectives_s[key]
 
-    def _costs_on(self, placement: tuple[int, ...]) -> CandidateCosts:
-        """Return what can be told of a placement before it is cut."""
+    def _costs_on(self, placement: tuple[int, ...]) -> StageCosts:
+        """Return the costs of a placement that do not depend on its cuts."""
         if placement not in self._costs:
             self._costs[placement] = self.cost_model.costs(self.candidate, placement)
         return self._costs[placement]
-
-    def _bounds(self, placement: tuple[int, ...]) -> tuple[int, ...]:
-        """Cut one placement."""
-        given = self.cost_model.experiment
-        if given.traits.partition == "even-blocks":
-            return even_block_bounds(given.model, self.candidate.pp)
-        return best_bounds(self._costs_on(placement), given.traits, latest_starts(self.cost_model))
 
 
 def objective_s(cost_model: CostModel, strategy: Strategy) -> float:
@@ -116,12 +100,6 @@ def objective_s(cost_model: CostModel, strategy: Strategy) -> float:
     """
     chains = Chains(cost_model=cost_model, candidate=candidate_of(strategy))
     return chains.objective_s(strategy)
-
-
-def latest_starts(cost_model: CostModel) -> IntArray:
-    """Return where stages must start at the latest to have parameters, if they need any."""
-    needed = cost_model.experiment.traits.fails_without_parameters
-    return last_with_parameters(cost_model.experiment.model) if needed else NO_LIMIT
 
 
 def key_of(strategy: Strategy) -> Key:

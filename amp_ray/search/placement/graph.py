@@ -14,18 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amp_ray.cost.topology import IntArray
-from amp_ray.search.placement.nodes import ClassMoves, Pairs
-from amp_ray.search.placement.numbers import first_of_each, numbered, radix, repeated
+from amp_ray.partition import NO_ROW
+from amp_ray.partition.rows import MOST_CODES, distinct_rows, first_of_each, radix, repeated
+from amp_ray.search.placement.nodes import ClassMoves, Pairs, Scope
 from amp_ray.search.placement.prices import CutRow
-from amp_ray.search.placement.scope import Scope
-
-MOST_CODES: Final = 2**62
-"""Places are told apart by one integer each, which has to fit into 64 bits."""
 
 MOST_CUTS: Final = 1_000
 """Different cuts after one stage, each of which is priced with all its matchings."""
 
-MOST_BLOCKS: Final = 3_000
+MOST_DEVICE_SETS: Final = 3_000
 """Different sets of devices that a stage may have: to price them takes half a second."""
 
 BoolArray = NDArray[np.bool_]
@@ -56,9 +53,7 @@ class Grower:
     """Grows the graph level by level.
 
     Args:
-        moves: Of every class.
         dp: Units of a stage.
-        cut_rows: Prices of cuts.
         scope: What is looked at.
     """
 
@@ -78,11 +73,11 @@ class Grower:
         start = np.zeros((1, len(self.moves)), np.int64)
         levels = [self._first(start)]
         num_options = len(levels[0].source)
-        if self._num_blocks(levels[0]) > MOST_BLOCKS:
+        if self._num_device_sets(levels[0]) > MOST_DEVICE_SETS:
             return None
         for _ in range(num_stages - 1):
             level = self._next(levels[-1], self.scope.max_options - num_options)
-            if level is None or self._num_blocks(level) > MOST_BLOCKS:
+            if level is None or self._num_device_sets(level) > MOST_DEVICE_SETS:
                 return None
             levels.append(level)
             num_options += len(level.source)
@@ -107,10 +102,10 @@ class Grower:
             relations *= len(moves.relations)
         return states * 2**20 < MOST_CODES and relations < MOST_CODES
 
-    def _num_blocks(self, level: Level) -> int:
+    def _num_device_sets(self, level: Level) -> int:
         """Count the different sets of devices that the stage may have."""
-        columns = [moves.block_of_state[level.states[:, c]] for c, moves in enumerate(self.moves)]
-        return len(numbered(*columns)[0])
+        columns = [moves.devices_of_state[level.states[:, c]] for c, moves in enumerate(self.moves)]
+        return len(distinct_rows(columns)[0])
 
     def _first(self, start: IntArray) -> Level:
         """Return the places of the first stage."""
@@ -224,3 +219,88 @@ def _compositions(units: int, given: Sequence[Sequence[int]]) -> Iterator[tuple[
         if share <= units:
             for others in _compositions(units - share, given[1:]):
                 yield (share, *others)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FlatGraph:
+    """All options, stage by stage.
+
+    An option runs a stage in one place and leads to a place of the next stage; each place of the
+    last stage has one option, which ends the pipeline.
+
+    Args:
+        levels: The places of every stage.
+    """
+
+    levels: tuple[Level, ...]
+
+    @cached_property
+    def source(self) -> IntArray:
+        """Place of each option's stage within its level."""
+        last = np.arange(len(self.levels[-1].states))
+        return np.concatenate([*(level.source for level in self.levels[1:]), last])
+
+    @cached_property
+    def depth(self) -> IntArray:
+        """Stage of each option."""
+        sizes = [len(level.source) for level in self.levels[1:]]
+        return np.repeat(np.arange(len(self.levels)), [*sizes, len(self.levels[-1].states)])
+
+    @cached_property
+    def place(self) -> IntArray:
+        """Place of each option's stage among all places."""
+        return self._first_place[self.depth] + self.source
+
+    @cached_property
+    def ends(self) -> tuple[IntArray, IntArray]:
+        """States that options lead from and to.
+
+        All places of the first stage are state 0; the highest state is the end of the pipeline.
+        """
+        shift = len(self.levels[0].states) - 1
+        from_state = np.maximum(self.place - shift, 0)
+        targets = [
+            self._first_place[depth] + level.target - shift
+            for depth, level in enumerate(self.levels)
+            if depth
+        ]
+        end = int(self._first_place[-1]) - shift
+        to_state = np.concatenate([*targets, np.full(len(self.levels[-1].states), end)])
+        return from_state, to_state
+
+    @cached_property
+    def cut_rows(self) -> tuple[IntArray, IntArray]:
+        """Row of the cut before and after each option's stage; none is -1."""
+        of_place = np.concatenate([level.cut_row for level in self.levels])
+        after = [level.cut_row[level.target] for level in self.levels[1:]]
+        none = np.full(len(self.levels[-1].states), NO_ROW)
+        return of_place[self.place], np.concatenate([*after, none])
+
+    def path(self, options: Sequence[int]) -> tuple[IntArray, list[int]]:
+        """Lead options back to steps.
+
+        Returns:
+            Steps of shape ``(pp, num_classes)``, and the row of the cut before each stage but
+            the first.
+        """
+        first = int(self.source[options[0]])
+        steps = [self.levels[0].steps[int(np.argmax(self.levels[0].target == first))]]
+        rows = []
+        for depth, option in enumerate(options[:-1], start=1):
+            within = option - int(self._first_option[depth - 1])
+            level = self.levels[depth]
+            steps.append(level.steps[within])
+            rows.append(int(level.cut_row[level.target[within]]))
+        return np.array(steps), rows
+
+    @cached_property
+    def _first_option(self) -> IntArray:
+        """First option of each stage."""
+        sizes = [len(level.source) for level in self.levels[1:]]
+        return np.concatenate(([0], np.cumsum(sizes))).astype(np.int64)
+
+    @cached_property
+    def _first_place(self) -> IntArray:
+        """Number of each level's first place among all places; at last that of all."""
+        sizes = [len(level.states) for level in self.levels]
+        return np.concatenate(([0], np.cumsum(sizes))).astype(np.int64)

@@ -5,12 +5,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 
 from amp_ray.cost.topology import IntArray
-from amp_ray.search.placement.picks import (
+from amp_ray.search.placement.node_picks import (
     AWAITS_FIRST,
     Groups,
     NodeState,
@@ -19,8 +19,36 @@ from amp_ray.search.placement.picks import (
     even_picks,
     row_picks,
 )
-from amp_ray.search.placement.scope import Parts, Scope
 from amp_ray.spec.cluster import Cluster, Node
+
+Parts = Literal["any", "even", "row"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scope:
+    """Which placements are looked at, and what of them counts.
+
+    Args:
+        parts: How equal nodes are taken: in any parts; in equal parts, all that have given
+            something being alike; or in a row, one node after the other, by a common divisor of
+            dp and the node.
+        pure: Whether a stage takes a part of one class's units at most, and else all that is left.
+        pairs: Whether links of single pairs of nodes count.
+        ends: Whether it counts which nodes the first and the last stage share.
+        max_options: Give up beyond so many options of all stages.
+    """
+
+    parts: Parts = "any"
+    pure: bool = False
+    pairs: bool = True
+    ends: bool = False
+    max_options: int
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether no placement is left out, and none is charged too much."""
+        return self.pairs and self.parts == "any" and not self.pure
+
 
 Pairs = tuple[tuple[int, int], ...]
 """Per node, largest first: units that a stage has there, and another figure of that node."""
@@ -41,7 +69,6 @@ class NodeClass:
     """Nodes that nothing but their names tells apart.
 
     Args:
-        nodes: Their indices, ascending.
         num_units: Tensor-parallel groups that each of them holds.
     """
 
@@ -71,7 +98,6 @@ class Step(NamedTuple):
     """One way in which the nodes of a class give units to the next stage.
 
     Attributes:
-        to_state: Where it leads.
         relation: Index into `ClassMoves.relations`.
         picks: Of each node that gives something.
     """
@@ -89,14 +115,12 @@ class ClassMoves:
     that those of one state and number stand together.
 
     Args:
-        num_units: Of each node.
         states: Per state, that of each node, sorted.
-        steps: All of them.
         first: Shape ``(dp + 1, num_states)``. First step that gives so many units.
         count: Shape ``(dp + 1, num_states)``. And how many such steps there are.
         relations: Per node in the stage before or the next one: its units in both.
-        blocks: Per node in the last stage: units, and how many stages across nodes share it.
-        block_of_state: Shape ``(num_states,)``. Index into ``blocks``.
+        stage_devices: Per node in the last stage: units, and how many stages across nodes share it.
+        devices_of_state: Shape ``(num_states,)``. Index into ``stage_devices``.
         ends: Per node in the first or the last stage: its units in both.
         ends_of_state: Shape ``(num_states,)``. Index into ``ends``.
         free: Shape ``(num_states,)``. Units that are left.
@@ -108,8 +132,8 @@ class ClassMoves:
     first: IntArray
     count: IntArray
     relations: tuple[Pairs, ...]
-    blocks: tuple[Pairs, ...]
-    block_of_state: IntArray
+    stage_devices: tuple[Pairs, ...]
+    devices_of_state: IntArray
     ends: tuple[Pairs, ...]
     ends_of_state: IntArray
     free: IntArray
@@ -126,11 +150,6 @@ class ClassMoves:
 
 def class_moves(node_class: NodeClass, dp: int, scope: Scope) -> ClassMoves | None:
     """Explore what the nodes of a class can give.
-
-    Args:
-        node_class: The nodes.
-        dp: Units of a stage.
-        scope: What is looked at.
 
     Returns:
         The moves; None where there are too many.
@@ -175,14 +194,16 @@ def _laid_out(
     found: list[tuple[int, int, Step]],
     relations: tuple[Pairs, ...],
 ) -> ClassMoves:
-    """Sort steps by units and state, and number the blocks."""
+    """Sort steps by units and state, and number the devices of stages."""
     found.sort(key=lambda entry: entry[:2])
     count = np.zeros((dp + 1, len(states)), np.int64)
     for units, index, _ in found:
         count[units, index] += 1
     first = np.concatenate(([0], np.cumsum(count.ravel())[:-1])).reshape(count.shape)
-    blocks: dict[Pairs, int] = {}
-    of_state = [blocks.setdefault(_block(state), len(blocks)) for state in states]
+    stage_devices: dict[Pairs, int] = {}
+    of_state = [
+        stage_devices.setdefault(_stage_devices(state), len(stage_devices)) for state in states
+    ]
     ends: dict[Pairs, int] = {}
     ends_of_state = [ends.setdefault(_ends(state), len(ends)) for state in states]
     free = [sum(num_units - node.used for node in state) for state in states]
@@ -193,8 +214,8 @@ def _laid_out(
         first=first,
         count=count,
         relations=relations,
-        blocks=tuple(blocks),
-        block_of_state=np.array(of_state),
+        stage_devices=tuple(stage_devices),
+        devices_of_state=np.array(of_state),
         ends=tuple(ends),
         ends_of_state=np.array(ends_of_state),
         free=np.array(free),
@@ -245,7 +266,7 @@ def _relation(state: tuple[NodeState, ...], picks: tuple[Pick, ...]) -> Pairs:
     return sorted_pairs(pairs + [(node.last, 0) for node in left if node.last])
 
 
-def _block(state: tuple[NodeState, ...]) -> Pairs:
+def _stage_devices(state: tuple[NodeState, ...]) -> Pairs:
     """Return units and promise of every node in the last stage."""
     return sorted_pairs([(node.last, node.promised) for node in state if node.last])
 

@@ -1,15 +1,23 @@
 """Plan a candidate on any devices: the best placements by the objective, judged by simulation."""
 
-from dataclasses import replace
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
 
 from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.model import CostModel
-from amp_ray.search.placement.best import solve_chains
-from amp_ray.search.placement.chains import Chains, key_of
-from amp_ray.search.placement.climb import climb
-from amp_ray.search.placement.swap import swap_replicas
+from amp_ray.partition import PartitionSolution
+from amp_ray.search.cuts import without_limits
+from amp_ray.search.placement.build_problem import build_problem
+from amp_ray.search.placement.chains import Chains, class_orders, key_of
+from amp_ray.search.placement.improve import climb, swap_replicas
+from amp_ray.search.placement.problem import PlacementProblem
+from amp_ray.search.placement.ranks import Walk
+from amp_ray.search.placement.tail import Placed, TailSearch
 from amp_ray.search.ranking import leader_order
 from amp_ray.spec.candidate import Candidate
+from amp_ray.spec.strategy import Strategy
 
 
 def plan_placement(cost_model: CostModel, candidate: Candidate) -> Estimate:
@@ -33,3 +41,85 @@ def plan_placement(cost_model: CostModel, candidate: Candidate) -> Estimate:
     best = min((chains.estimate(leader) for leader in leaders.values()), key=leader_order)
     best = swap_replicas(chains, best)
     return replace(climb(cost_model, best), lower_bound_s=solution.lower_bound_s)
+
+
+MOST_LEADERS: Final = 6
+"""Placements of the search that are simulated, the best by the objective first."""
+
+ROUNDING: Final = 1e-9
+"""Share by which an objective may differ from itself, added up in another order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacementSolution:
+    """The placements that are best by the objective.
+
+    Args:
+        leaders: Complete strategies, best first.
+        value_s: Least objective of those that fit the memory; None where nothing fits.
+        lower_bound_s: No placement with tensor-parallel groups inside nodes has a smaller
+            objective; None where not all of them were looked at.
+    """
+
+    leaders: tuple[Strategy, ...]
+    value_s: float | None = None
+    lower_bound_s: float | None = None
+
+
+def solve_placement(cost_model: CostModel, candidate: Candidate) -> PlacementSolution:
+    """Find the placements that are best by the objective.
+
+    Args:
+        cost_model: Of the experiment.
+        candidate: Degrees that the model can be divided by.
+    """
+    return solve_chains(Chains(cost_model=cost_model, candidate=candidate))
+
+
+def solve_chains(chains: Chains) -> PlacementSolution:
+    """Find the placements that are best, as `solve_placement` does.
+
+    Args:
+        chains: Of the candidate; what is judged stays known there.
+    """
+    cluster = chains.cost_model.experiment.cluster
+    seeds = [chains.best(order) for order in class_orders(cluster, chains.candidate.num_devices)]
+    feasible = [seed for seed in seeds if chains.estimate(seed).feasible]
+    posed = build_problem(chains.cost_model, chains.candidate)
+    if posed is None:
+        return _ordered(chains, feasible, seeds, bound_s=None)
+    known_s = min((chains.objective_s(seed) for seed in feasible), default=math.inf)
+    search = TailSearch(problem=posed.problem, upper_bound_s=known_s * (1 + ROUNDING))
+    search.run()
+    if not search.found and not feasible:
+        solution = without_limits(posed.problem.problem)
+        roomy = () if solution is None else (_strategy(posed.problem, solution),)
+        return PlacementSolution(leaders=(*roomy, *seeds))
+    best = sorted(search.found, key=lambda placed: (placed.value_s, placed.tail_s))
+    found = [_strategy(posed.problem, placed) for placed in best[:MOST_LEADERS]]
+    bound_s = search.lower_bound_s if posed.scope.is_whole else None
+    return _ordered(chains, [*found, *feasible], [*found, *seeds], bound_s=bound_s)
+
+
+def _ordered(
+    chains: Chains,
+    fitting: Sequence[Strategy],
+    strategies: Sequence[Strategy],
+    *,
+    bound_s: float | None,
+) -> PlacementSolution:
+    """Order strategies by the objective; the value is the best one's that fits the memory."""
+    leaders = {key_of(leader): leader for leader in strategies}
+    order = sorted(leaders, key=lambda key: (chains.objective_s(leaders[key]), key))
+    value_s = min((chains.objective_s(leader) for leader in fitting), default=None)
+    return PlacementSolution(
+        leaders=tuple(leaders[key] for key in order), value_s=value_s, lower_bound_s=bound_s
+    )
+
+
+def _strategy(problem: PlacementProblem, placed: Placed | PartitionSolution) -> Strategy:
+    """Give a solution its devices."""
+    steps, cut_rows = problem.graph.path(placed.options)
+    walk = Walk(moves=problem.moves, prices=problem.prices)
+    placement = walk.placement(steps, cut_rows)
+    return Strategy.uniform(problem.prices.candidate, placed.bounds, placement)

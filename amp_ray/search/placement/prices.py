@@ -1,39 +1,34 @@
-"""What blocks of devices and the cuts between them cost, for one candidate.
+"""What the devices of stages and the cuts between them cost, for one candidate.
 
-A block is what one stage occupies. Prices are asked of the cost model for stand-ins: any nodes of
+Prices are asked of the cost model for stand-ins: any nodes of
 the right classes, since equal nodes cost the same.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import Final
 
 import numpy as np
 
-from amp_ray.cost.model import CandidateCosts, CostModel
+from amp_ray.cost.model import CostModel
+from amp_ray.cost.stages import PlacedStages
 from amp_ray.cost.topology import FloatArray, IntArray, Topology
-from amp_ray.cost.weights import TiedWeight
-from amp_ray.search.placement.lanes import Matching, matchings
+from amp_ray.search.placement.matchings import Matching, matchings
 from amp_ray.search.placement.nodes import NodeClass, Pairs
 from amp_ray.spec.candidate import Candidate
-
-MANY_PARAMETERS: Final = 1e9
-"""Where the time of a tail, which grows linearly, is looked at a second time."""
 
 Lane = tuple[int, int]
 """A node that sends and the node that receives."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class BlockPrices:
-    """What stages by several blocks cost.
+class DevicePrices:
+    """What stages on several sets of devices cost.
 
     Args:
         time_prefix_s: Shape ``(num_rows, num_layers + 1)``.
-        time_row: Shape ``(num_blocks,)``.
-        memory_bytes: Shape ``(num_blocks,)``. Of the block's smallest device.
-        tails: Shape ``(num_blocks, 2)``. Seconds of the tail: fixed, and per parameter.
+        time_row: Shape ``(num_sets,)``.
+        memory_bytes: Shape ``(num_sets,)``. Of the smallest device.
+        tails: Shape ``(num_sets, 2)``. Seconds of the tail: fixed, and per parameter.
     """
 
     time_prefix_s: FloatArray
@@ -44,7 +39,7 @@ class BlockPrices:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CutRow:
-    """One price of a relation between two blocks.
+    """One price of a relation between two stages.
 
     Args:
         row: Index into `Prices.cut_time_s`.
@@ -61,7 +56,6 @@ class Prices:
 
     Args:
         cost_model: Tells what stages and cuts take.
-        candidate: Degrees.
         classes: The classes of nodes.
     """
 
@@ -92,20 +86,26 @@ class Prices:
             self._price(unknown)
         return [self._known[key] for key in relations]
 
-    def blocks(self, blocks: Sequence[tuple[Pairs, ...]]) -> BlockPrices:
-        """Price blocks.
+    def stage_devices(self, sets: Sequence[tuple[Pairs, ...]]) -> DevicePrices:
+        """Price the devices of stages.
 
         Args:
-            blocks: Per block and class, units and promise of each node.
+            sets: Per stage and class, units and promise of each node.
         """
-        nodes = [self.stand_ins(block) for block in blocks]
+        nodes = [self.stand_ins(devices) for devices in sets]
         lanes = [[node for node, (units, _) in placed for _ in range(units)] for placed in nodes]
-        costs = self._costs(lanes)
-        time_prefix_s, time_row = costs.kinds.stage_rows()
-        return BlockPrices(
+        stages, cluster = self._stages(lanes), self.cost_model.experiment.cluster
+        rings, types = self.cost_model.topology.rings(stages.groups), stages.types(cluster)
+        time_prefix_s, time_row = self.cost_model.time_tables.times(stages, types, rings).rows()
+        return DevicePrices(
             time_prefix_s=time_prefix_s,
             time_row=time_row,
-            memory_bytes=np.array([float(device.memory_bytes) for device in costs.smallest]),
+            memory_bytes=np.array(
+                [
+                    min(float(cluster.nodes[node].device.memory_bytes) for node, _ in placed)
+                    for placed in nodes
+                ]
+            ),
             tails=np.array([self._tail(placed) for placed in nodes]),
         )
 
@@ -115,22 +115,18 @@ class Prices:
         Args:
             ends: Per class, the units of each node in the first and in the last stage.
         """
-        tied, tp = self._weights_tied, self.candidate.tp
+        tp = self.candidate.tp
+        tied = self.cost_model.weights(tp).tied
         if tied is None:
             return 0.0
-        placed, tail = self.stand_ins(ends), self.cost_model.tail
+        placed, step_end = self.stand_ins(ends), self.cost_model.step_end
         first = _first_devices(self.cost_model.topology)
         times_s = []
         for matching in matchings(tuple(units for _, units in placed)):
             lanes = np.array(_lanes(matching, [node for node, _ in placed]))
-            rings = self.cost_model.topology.rings(np.repeat(first[lanes], tp, axis=0))
-            times_s.append(max(tail.tied_s(tied.parameters, path) for path in rings.paths))
+            rings = self.cost_model.topology.rings(np.repeat(first[lanes], tp, axis=0).tolist())
+            times_s.append(max(step_end.tied_s(tied.parameters, path) for path in rings.paths))
         return min(times_s)
-
-    @cached_property
-    def _weights_tied(self) -> TiedWeight | None:
-        """The weight that both ends of the chain hold, if there is one."""
-        return self.cost_model.costs(self.candidate).memory.weights.tied
 
     def stand_ins(self, pairs: tuple[Pairs, ...]) -> list[tuple[int, tuple[int, int]]]:
         """Give each entry of the classes a node of its class; all different."""
@@ -150,11 +146,11 @@ class Prices:
                 tried.append((index, matching))
                 ends = _lanes(matching, [node for node, _ in placed])
                 lanes += [[left for left, _ in ends], [right for _, right in ends]]
-        seconds, rows = self._costs(lanes).cuts.rows(
-            duplex=self.cost_model.experiment.traits.duplex_transfers
-        )
+        stages, pairs = self._stages(lanes), np.arange(len(lanes)).reshape(-1, 2)
+        rings = self.cost_model.topology.rings(stages.groups)
+        seconds, rows = self.cost_model.messages.between(stages, rings, pairs).rows()
         found: list[list[tuple[FloatArray, Matching]]] = [[] for _ in relations]
-        for (index, matching), row in zip(tried, rows[::2].tolist(), strict=True):
+        for (index, matching), row in zip(tried, rows.tolist(), strict=True):
             found[index].append((seconds[row], matching))
         for relation, priced in zip(relations, found, strict=True):
             self._known[relation] = tuple(
@@ -169,26 +165,20 @@ class Prices:
             self._seconds.append(seconds)
         return row
 
-    def _costs(self, lanes: list[list[int]]) -> CandidateCosts:
-        """Ask for the costs of a row of blocks that stand on the first devices of nodes."""
+    def _stages(self, lanes: list[list[int]]) -> PlacedStages:
+        """Return a row of stages that stand on the first devices of nodes."""
         first = _first_devices(self.cost_model.topology)
         grid = np.repeat(first[np.array(lanes)], self.candidate.tp)
-        stages = replace(self.candidate, pp=len(lanes))
-        return self.cost_model.costs(stages, tuple(grid.tolist()))
+        return PlacedStages.of_candidate(replace(self.candidate, pp=len(lanes)), grid)
 
     def _tail(self, placed: list[tuple[int, tuple[int, int]]]) -> tuple[float, float]:
-        """Return what a block's tail takes: fixed, and per parameter."""
+        """Return what the end of a step takes on some nodes: fixed, and per parameter."""
         topology, dp = self.cost_model.topology, self.candidate.dp
         sharers = {node: self.candidate.tp * promise for node, (_, promise) in placed}
         ring = topology.ring(tuple(sorted(sharers)), dp, sharers)
         devices = (topology.cluster.nodes[node].device for node in sharers)
         device = min(devices, key=lambda found: found.memory_bytes_per_s)
-        tail = self.cost_model.tail
-        none, many = (
-            tail.sync_s(parameters, dp, ring, device) + tail.optimizer_s(parameters, dp, device)
-            for parameters in (0.0, MANY_PARAMETERS)
-        )
-        return none, (many - none) / MANY_PARAMETERS
+        return self.cost_model.step_end.line(dp, (ring,), device)
 
 
 def _lanes(matching: Matching, nodes: Sequence[int]) -> list[Lane]:

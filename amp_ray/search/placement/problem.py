@@ -1,4 +1,4 @@
-"""Orders of nodes over stages, posed as the one partition problem; and the tail as a cap on it."""
+"""Orders of nodes over stages as the partition problem, and the end of a step as a cap on it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -6,13 +6,67 @@ from functools import cached_property
 
 import numpy as np
 
+from amp_ray.cost.model import CostModel
 from amp_ray.cost.topology import FloatArray, IntArray
-from amp_ray.partition import NO_ROW, PartitionProblem, StageOptions, StageTables
-from amp_ray.search.placement.flat import FlatGraph
-from amp_ray.search.placement.needs import StageNeeds
+from amp_ray.partition import NO_ROW, OptionTable, PartitionProblem, StageTables
+from amp_ray.partition.rows import distinct_rows
+from amp_ray.search.cuts import even_block_bounds, latest_starts
+from amp_ray.search.placement.graph import FlatGraph
 from amp_ray.search.placement.nodes import ClassMoves
-from amp_ray.search.placement.numbers import numbered
-from amp_ray.search.placement.prices import BlockPrices, Prices
+from amp_ray.search.placement.prices import DevicePrices, Prices
+from amp_ray.spec.candidate import Candidate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StageNeeds:
+    """What the stages of a candidate need, wherever they run.
+
+    Args:
+        earliest_start: Per size of a device's memory, shape ``(pp, num_layers + 1)``. The
+            smallest start of each stage that fits.
+        latest_start: Shape ``(num_layers + 1,)``. Last start of a stage with all it must have;
+            empty where it needs nothing.
+        parameters: Shape ``(num_layers + 1,)``. Prefix sums over the layers, of one rank.
+        tied_counts: Whether the time of tied weights is to be told by the stages at both ends.
+    """
+
+    earliest_start: dict[float, IntArray]
+    latest_start: IntArray
+    parameters: FloatArray
+    tied_counts: bool
+
+
+def stage_needs(cost_model: CostModel, candidate: Candidate, *, tied_counts: bool) -> StageNeeds:
+    """Return what the stages of a candidate need.
+
+    Args:
+        cost_model: Of the experiment.
+        candidate: Degrees.
+        tied_counts: Whether the time of tied weights is to be told by the stages at both ends.
+    """
+    model, traits = cost_model.experiment.model, cost_model.experiment.traits
+    memory = cost_model.memory(candidate)
+    sizes = {float(device.memory_bytes) for device in cost_model.experiment.cluster.device_types}
+    starts = {size: memory.earliest_starts(np.full(candidate.pp, size)) for size in sorted(sizes)}
+    if traits.partition == "even-blocks":
+        bounds = even_block_bounds(model, candidate.pp)
+        starts = {size: _only(bounds, start) for size, start in starts.items()}
+    parameters = memory.weights.prefix.copy()
+    if memory.weights.tied is not None and candidate.pp == 1:
+        parameters[-1] -= memory.weights.tied.parameters
+    return StageNeeds(
+        earliest_start=starts,
+        latest_start=latest_starts(cost_model.experiment),
+        parameters=parameters,
+        tied_counts=tied_counts,
+    )
+
+
+def _only(bounds: Sequence[int], earliest_start: IntArray) -> IntArray:
+    """Let every stage end where it must."""
+    ends = np.arange(earliest_start.shape[1])
+    allowed = ends == np.array(bounds[1:])[:, None]
+    return np.where(allowed, np.maximum(earliest_start, np.array(bounds[:-1])[:, None]), ends)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -22,8 +76,7 @@ class PlacementProblem:
     Args:
         graph: Places and options of every stage.
         moves: Steps of every class.
-        prices: Of blocks and cuts.
-        needs: Memory and parameters.
+        prices: Of devices and cuts.
         blocking: Whether transfers block their stages.
     """
 
@@ -60,8 +113,8 @@ class PlacementProblem:
     @cached_property
     def problem(self) -> PartitionProblem:
         """The problem without a cap on the tail."""
-        blocks, cuts = self._blocks[0], self.prices.cut_time_s
-        num_layers = blocks.time_prefix_s.shape[1] - 1
+        priced, cuts = self._priced_devices[0], self.prices.cut_time_s
+        num_layers = priced.time_prefix_s.shape[1] - 1
         cuts = cuts if len(cuts) else np.zeros((0, num_layers + 1))
         before, after = self.graph.cut_rows
         pairs, beat_row = self._beats(before, after)
@@ -71,15 +124,15 @@ class PlacementProblem:
         from_state, to_state = self.graph.ends
         return PartitionProblem(
             tables=StageTables(
-                time_prefix_s=blocks.time_prefix_s,
+                time_prefix_s=priced.time_prefix_s,
                 cut_time_s=cuts,
                 beat_start_s=padded[pairs[:, 0]],
                 beat_end_s=padded[pairs[:, 1]],
                 earliest_start=self._memory_rows,
                 latest_start=self.needs.latest_start,
             ),
-            options=StageOptions(
-                time_row=blocks.time_row[self._block_of_option],
+            options=OptionTable(
+                time_row=priced.time_row[self._devices_of_option],
                 from_state=from_state,
                 to_state=to_state,
                 cut_row=before,
@@ -97,7 +150,7 @@ class PlacementProblem:
             options: Of the stages.
             tied_s: Charged to the ends.
         """
-        kinds = self._tail_of_block[self._block_of_option[list(options)]]
+        kinds = self._tail_of_devices[self._devices_of_option[list(options)]]
         tails = self._tail_table[kinds, bounds[:-1], bounds[1:]]
         return float(max(tails.max(), tails[[0, -1]].max() + tied_s))
 
@@ -121,7 +174,8 @@ class PlacementProblem:
         if not self.needs.tied_counts:
             return np.zeros(len(places))
         columns = [moves.ends_of_state[places[:, c]] for c, moves in enumerate(self.moves)]
-        kinds, kind = numbered(*columns)
+        first, kind = distinct_rows(columns)
+        kinds = np.stack(columns, axis=1)[first]
         times_s = [
             self.prices.tied_s(
                 tuple(moves.ends[index] for moves, index in zip(self.moves, row, strict=True))
@@ -134,35 +188,36 @@ class PlacementProblem:
         """Return the different pairs of cuts around a stage, and each option's pair."""
         if not self.blocking:
             return np.empty((0, 2), np.int64), np.full(len(before), NO_ROW)
-        pairs, row = numbered(before + 1, after + 1)
-        return pairs - 1, row
+        first, row = distinct_rows([before, after])
+        return np.stack([before, after], axis=1)[first], row
 
     @cached_property
-    def _blocks(self) -> tuple[BlockPrices, IntArray]:
-        """Prices of the different blocks, and the block of each place."""
+    def _priced_devices(self) -> tuple[DevicePrices, IntArray]:
+        """Prices of the different sets of devices, and the set of each place."""
         places = np.concatenate([level.states for level in self.graph.levels])
-        columns = [moves.block_of_state[places[:, c]] for c, moves in enumerate(self.moves)]
-        kinds, kind = numbered(*columns)
-        blocks = [
-            tuple(moves.blocks[index] for moves, index in zip(self.moves, row, strict=True))
+        columns = [moves.devices_of_state[places[:, c]] for c, moves in enumerate(self.moves)]
+        first, kind = distinct_rows(columns)
+        kinds = np.stack(columns, axis=1)[first]
+        sets = [
+            tuple(moves.stage_devices[index] for moves, index in zip(self.moves, row, strict=True))
             for row in kinds.tolist()
         ]
-        return self.prices.blocks(blocks), kind
+        return self.prices.stage_devices(sets), kind
 
     @cached_property
-    def _block_of_option(self) -> IntArray:
-        """Block of each option's stage."""
-        return self._blocks[1][self.graph.place]
+    def _devices_of_option(self) -> IntArray:
+        """Devices of each option's stage."""
+        return self._priced_devices[1][self.graph.place]
 
     @cached_property
     def _tail_kinds(self) -> FloatArray:
         """The different tails, shape ``(num_tails, 2)``."""
-        return np.unique(self._blocks[0].tails, axis=0)
+        return np.unique(self._priced_devices[0].tails, axis=0)
 
     @cached_property
-    def _tail_of_block(self) -> IntArray:
-        """Tail of each block."""
-        _, kind = np.unique(self._blocks[0].tails, axis=0, return_inverse=True)
+    def _tail_of_devices(self) -> IntArray:
+        """Tail of each set of devices."""
+        _, kind = np.unique(self._priced_devices[0].tails, axis=0, return_inverse=True)
         return kind.reshape(-1).astype(np.int64)
 
     @cached_property
@@ -184,16 +239,18 @@ class PlacementProblem:
     @cached_property
     def _memory_keys(self) -> tuple[IntArray, IntArray]:
         """The different (stage, memory, tail, end) of options, and each option's."""
-        blocks = self._blocks[0]
+        priced = self._priced_devices[0]
         sizes = np.array(sorted(self.needs.earliest_start))
-        size = np.searchsorted(sizes, blocks.memory_bytes)[self._block_of_option]
-        tail = self._tail_of_block[self._block_of_option]
+        size = np.searchsorted(sizes, priced.memory_bytes)[self._devices_of_option]
+        tail = self._tail_of_devices[self._devices_of_option]
         ends = np.full(len(size), len(self.tied_times_s) + 1)
         if len(self.graph.levels) > 1:
             ends[self.graph.depth == 0] = len(self.tied_times_s)
         last = len(self.graph.levels[-1].states)
         ends[-last:] = np.searchsorted(self.tied_times_s, self._tied_of_place)
-        return numbered(self.graph.depth, size, tail, ends)
+        columns = [self.graph.depth, size, tail, ends]
+        first, row = distinct_rows(columns)
+        return np.stack([column[first] for column in columns], axis=1), row
 
     @cached_property
     def _memory_rows(self) -> IntArray:

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from amp_ray.cost.topology import IntArray
+from amp_ray.search.placement.node_picks import NodeState, Pick
 from amp_ray.search.placement.nodes import ClassMoves, cleared
-from amp_ray.search.placement.picks import NodeState, Pick
 from amp_ray.search.placement.prices import Prices
 
 
@@ -16,7 +16,6 @@ class Walk:
     """Nodes of the cluster while stages take their units one after another.
 
     Args:
-        moves: Of every class.
         prices: Of the cuts, which tell who sends to whom.
     """
 

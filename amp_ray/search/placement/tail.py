@@ -7,12 +7,12 @@ tail ``t`` settles all caps from ``t`` on, and intervals that cannot hold a bett
 """
 
 import math
-from dataclasses import dataclass, field, replace
-from heapq import heappop, heappush
+from dataclasses import dataclass, field
+from heapq import heappop
 from typing import Final, NamedTuple
 
 from amp_ray.partition import InfeasiblePartition, PartitionSolution, PrunedPartition, solve
-from amp_ray.search.cuts import EVALUATIONS_TO_TELL, NO_LIMIT
+from amp_ray.partition.best_first import BestFirst
 from amp_ray.search.placement.problem import PlacementProblem
 
 MOST_WORK: Final = 60_000_000
@@ -30,7 +30,6 @@ class Placed:
     Args:
         value_s: Closed form of the pipeline, and the tail.
         tail_s: The tail in it.
-        bounds: Of the stages.
         options: Of the stages.
     """
 
@@ -45,8 +44,6 @@ class Interval(NamedTuple):
 
     Attributes:
         bound_s: No placement with such a tail costs less.
-        low_s: Shortest tail.
-        high_s: Longest tail.
         pipeline_s: No pipeline with such a tail is shorter.
         tied_s: What the tied weights take at most, and are charged.
     """
@@ -59,54 +56,39 @@ class Interval(NamedTuple):
 
 
 @dataclass(slots=True, kw_only=True)
-class TailSearch:
+class TailSearch(BestFirst[Interval]):
     """Intervals of tails that are still open, and the placements found.
 
     Args:
-        problem: All placements.
-        upper_bound_s: Only placements that cost no more are of interest.
         most_work: What may be spent, as in `MOST_WORK`.
     """
 
     problem: PlacementProblem
-    upper_bound_s: float = math.inf
     most_work: float = MOST_WORK
     found: list[Placed] = field(default_factory=list)
-    _open: list[Interval] = field(default_factory=list)
-    _unwanted_s: float = math.inf
 
     def run(self) -> None:
         """Search until the best is proven or the work is done; without result if none fits."""
         least_s = self.problem.least_tail_s
         *others_s, longest_s = self.problem.tied_times_s.tolist()
-        self._offer(max(least_s, longest_s), math.inf, 0.0, longest_s)
-        shortest_s = self._try(heappop(self._open), math.inf)
+        self._open_interval(max(least_s, longest_s), math.inf, 0.0, longest_s)
+        shortest_s = self._try(heappop(self.open), math.inf)
         for tied_s in others_s:
-            self._offer(max(least_s, tied_s), math.inf, shortest_s, tied_s)
+            self._open_interval(max(least_s, tied_s), math.inf, shortest_s, tied_s)
         at_top = True
-        while self._open and self._open[0].bound_s < self._limit_s():
+        while self.open and self.open[0].bound_s < self.limit_s:
             if self.most_work <= 0 and self.found:
                 return
-            interval = heappop(self._open)
-            high_s = min(interval.high_s, self._limit_s() - interval.pipeline_s)
+            interval = heappop(self.open)
+            high_s = min(interval.high_s, self.limit_s - interval.pipeline_s)
             middle_s = interval.low_s + (high_s - interval.low_s) / 2
             self._try(interval, high_s if at_top else middle_s)
             at_top = not at_top
 
     @property
-    def value_s(self) -> float:
-        """The least objective found so far."""
-        return min((placed.value_s for placed in self.found), default=math.inf)
-
-    @property
     def lower_bound_s(self) -> float:
         """No placement has a smaller objective, where one is found or none was of interest."""
-        open_s = self._open[0].bound_s if self._open else math.inf
-        return min(self._limit_s(), open_s, self._unwanted_s)
-
-    def _limit_s(self) -> float:
-        """Return the most that a placement of interest may cost."""
-        return min(self.value_s, self.upper_bound_s)
+        return min(self.limit_s, self.open_s, self.unwanted_s)
 
     def _try(self, interval: Interval, cap_s: float) -> float:
         """Solve for one cap in an interval, open what it does not settle, and bound pipelines."""
@@ -114,10 +96,10 @@ class TailSearch:
         size = self.problem.work
         solution = solve(
             self.problem.capped(cap_s, tied_s),
-            upper_bound_s=max(self._limit_s() - low_s, 0.0),
+            upper_bound_s=max(self.limit_s - low_s, 0.0),
             max_evaluations=max(FEWEST_EVALUATIONS, math.ceil(self.most_work / size)),
         )
-        self._offer(math.nextafter(cap_s, math.inf), high_s, interval.pipeline_s, tied_s)
+        self._open_interval(math.nextafter(cap_s, math.inf), high_s, interval.pipeline_s, tied_s)
         if isinstance(solution, InfeasiblePartition):
             self.most_work -= size
             return math.inf
@@ -125,19 +107,20 @@ class TailSearch:
         # What the interval knew still holds where the solver has stopped early.
         pipeline_s = max(solution.lower_bound_s, interval.pipeline_s)
         if isinstance(solution, PrunedPartition):
-            self._unwanted_s = min(self._unwanted_s, pipeline_s + low_s)
+            self.unwanted_s = min(self.unwanted_s, pipeline_s + low_s)
             return pipeline_s
         placed = _placed(self.problem, solution, tied_s)
         self.found.append(placed)
-        self._offer(low_s, math.nextafter(placed.tail_s, -math.inf), pipeline_s, tied_s)
+        self.value_s = min(self.value_s, placed.value_s)
+        self._open_interval(low_s, math.nextafter(placed.tail_s, -math.inf), pipeline_s, tied_s)
         # Settled only as far as the solver has proved it.
-        self._unwanted_s = min(self._unwanted_s, pipeline_s + placed.tail_s)
+        self.unwanted_s = min(self.unwanted_s, pipeline_s + placed.tail_s)
         return pipeline_s
 
-    def _offer(self, low_s: float, high_s: float, pipeline_s: float, tied_s: float) -> None:
+    def _open_interval(self, low_s: float, high_s: float, pipeline_s: float, tied_s: float) -> None:
         """Open an interval, unless it is empty."""
         if low_s <= high_s and low_s < math.inf:
-            heappush(self._open, Interval(pipeline_s + low_s, low_s, high_s, pipeline_s, tied_s))
+            self.offer(Interval(pipeline_s + low_s, low_s, high_s, pipeline_s, tied_s))
 
 
 def _placed(problem: PlacementProblem, solution: PartitionSolution, tied_s: float) -> Placed:
@@ -149,19 +132,3 @@ def _placed(problem: PlacementProblem, solution: PartitionSolution, tied_s: floa
         bounds=solution.bounds,
         options=solution.options,
     )
-
-
-def without_limits(problem: PlacementProblem) -> Placed | None:
-    """Return a good placement that ignores memory, to tell by how much a candidate fails.
-
-    Args:
-        problem: One in which nothing fits.
-    """
-    posed = problem.problem
-    roomy = replace(posed, options=replace(posed.options, memory_row=NO_LIMIT))
-    free = replace(roomy, tables=replace(roomy.tables, latest_start=NO_LIMIT))
-    for unlimited in (roomy, free):
-        solution = solve(unlimited, max_evaluations=EVALUATIONS_TO_TELL)
-        if isinstance(solution, PartitionSolution):
-            return _placed(problem, solution, 0.0)
-    return None

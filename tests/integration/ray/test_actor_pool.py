@@ -15,7 +15,7 @@ from amp_ray.runtime.ray.actor_pool import ActorPool
 from amp_ray.runtime.ray.actors import actor_pool
 from amp_ray.runtime.study.pool import Finished, InterruptedTrialError, Runner, Task
 from amp_ray.spec.candidate import Candidate
-from amp_ray.spec.strategy import Strategy
+from amp_ray.spec.strategy import StageOptions, Strategy
 from amp_ray.trials.outcome import Measured, Outcome, Unreachable
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("cluster", "sent_by_value")]
@@ -24,7 +24,8 @@ _LOGGER = logging.getLogger(__name__)
 
 HANG_GUARD_S = 300.0
 STRATEGY = Strategy.uniform(
-    Candidate(micro_batch_size=1, tp=1, dp=1, pp=1, num_micro_batches=1), (0, 2)
+    Candidate(micro_batch_size=1, options=StageOptions(tp=1, dp=1), pp=1, num_micro_batches=1),
+    (0, 2),
 )
 
 

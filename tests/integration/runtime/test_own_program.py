@@ -20,7 +20,7 @@ from amp_ray.runtime.planning import make_planner
 from amp_ray.search.space import uniform_candidates
 from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.strategy import Strategy
+from amp_ray.spec.strategy import StageOptions, Strategy
 from amp_ray.trials.command import trial_launch, trial_reader
 from amp_ray.trials.outcome import Crashed, Measured, Outcome
 from amp_ray.trials.own_program.placeholders import PLACEHOLDERS, SEVERAL
@@ -97,8 +97,9 @@ def experiment(program: str, *arguments: str, trials: str = "", **keys: Any) -> 
 
 
 def strategy(**changes: Any) -> Strategy:  # noqa: ANN401 - any key of a candidate
-    values = {"tp": 1, "pp": 2, "dp": 2, "micro_batch_size": 2, "num_micro_batches": 2}
-    candidate = Candidate(**{**values, **changes})
+    values = {"pp": 2, "micro_batch_size": 2, "num_micro_batches": 2}
+    options = StageOptions(tp=changes.pop("tp", 1), dp=changes.pop("dp", 2))
+    candidate = Candidate(options=options, **{**values, **changes})
     return Strategy.uniform(candidate, (0, 4, 9) if candidate.pp == 2 else (0, 9))
 
 
@@ -301,7 +302,9 @@ def test_deepspeeds_engine_logs_what_is_read(run: Run) -> None:
         trials="  environment: {DS_ACCELERATOR: cpu}\n",
     )
     # One rank on each host: what rank 0 logs has to be found among the files of both.
-    candidate = Candidate(tp=1, pp=1, dp=2, micro_batch_size=2, num_micro_batches=2)
+    candidate = Candidate(
+        options=StageOptions(tp=1, dp=2), pp=1, micro_batch_size=2, num_micro_batches=2
+    )
     outcome = run(given, Strategy.uniform(candidate, (0, 9), (2, 0)))
     assert isinstance(outcome, Measured), outcome
     # Its clock starts with the third of the four steps.

@@ -21,7 +21,7 @@ from amp_ray.runtime.launch.trial_runner import TrialRunner
 from amp_ray.runtime.study.pool import InterruptedTrialError, Task
 from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.strategy import Strategy
+from amp_ray.spec.strategy import StageOptions, Strategy
 from amp_ray.trials.command import WARM_MODULES
 from amp_ray.trials.ds_config import ds_config
 from amp_ray.trials.job_file import shape_to_json
@@ -51,8 +51,8 @@ trials: {backend: local, steps: 5, warmup_steps: 2, timeout_s: 600}
 EXPERIMENT = experiment_from(TEXT)
 TOLERANCE = 1e-5
 HANG_GUARD_S = 600.0
-ALONE = Candidate(micro_batch_size=8, tp=1, dp=1, pp=1, num_micro_batches=1)
-CROSSED = Candidate(micro_batch_size=2, tp=2, dp=1, pp=2, num_micro_batches=4)
+ALONE = Candidate(micro_batch_size=8, options=StageOptions(tp=1, dp=1), pp=1, num_micro_batches=1)
+CROSSED = Candidate(micro_batch_size=2, options=StageOptions(tp=2, dp=1), pp=2, num_micro_batches=4)
 REFERENCE = Strategy.uniform(ALONE, (0, 7))
 STRATEGY = Strategy.uniform(CROSSED, (0, 2, 7), (3, 0, 1, 2))
 

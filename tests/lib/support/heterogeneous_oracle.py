@@ -10,12 +10,12 @@ import numpy as np
 
 from amp_ray.cost.model import CostModel
 from amp_ray.cost.topology import FloatArray
-from amp_ray.search.heterogeneous.facts import FactTable, facts_of
-from amp_ray.search.heterogeneous.kinds import device_kinds
-from amp_ray.search.heterogeneous.objective import blocked_s, cut_s
-from amp_ray.search.heterogeneous.options import GroupCosts, GroupOption
+from amp_ray.search.stage_groups.device_group import DeviceGroups
+from amp_ray.search.stage_groups.kinds import device_kinds
+from amp_ray.search.stage_groups.objective import blocked_s, cut_s
+from amp_ray.search.stage_groups.options import GroupCosts, GroupOption
 from amp_ray.spec.candidate import GroupsCandidate
-from amp_ray.spec.strategy import Stage, Strategy
+from amp_ray.spec.strategy import Stage, StageOptions, Strategy
 
 Taken = tuple[int, ...]
 """Devices of each kind that stages have taken."""
@@ -53,9 +53,7 @@ class PlanOracle:
             Stage(
                 first_layer=first,
                 end_layer=end,
-                tp=group.tp,
-                dp=group.dp,
-                recompute=self.candidate.recompute,
+                options=StageOptions(tp=group.tp, dp=group.dp, recompute=self.candidate.recompute),
                 shares=None if even else group.shares,
             )
             for group, (first, end) in zip(groups, pairwise(bounds), strict=True)
@@ -65,7 +63,7 @@ class PlanOracle:
             micro_batch_size=shares[0][0] if even else self.candidate.micro_batch_size,
             num_micro_batches=self.candidate.num_micro_batches,
             placement=tuple(
-                chain.from_iterable(group.facts.devices.ravel().tolist() for group in groups)
+                chain.from_iterable(group.device_group.devices.ravel().tolist() for group in groups)
             ),
         )
 
@@ -107,7 +105,7 @@ class PlanOracle:
         """Give every tp inside nodes, and every split between ranks of different kinds."""
         node_of_device = self.cost_model.experiment.cluster.node_of_device
         kind_of_device = {device: kind for kind, row in enumerate(self._rows) for device in row}
-        for tp in self._facts.tps:
+        for tp in self._device_groups.tps:
             if len(devices) % tp:
                 continue
             grid = np.array(devices).reshape(-1, tp)
@@ -116,15 +114,17 @@ class PlanOracle:
                 continue
             kinds = [kind_of_device[device] for device in grid[:, 0].tolist()]
             for shares in _splits(self.candidate.micro_batch_size, kinds):
-                yield self._costs[False].option(self._facts.of_devices(grid), shares)
+                yield self._costs[False].option(self._device_groups.of_devices(grid), shares)
 
     def _values(self, groups: tuple[GroupOption, ...]) -> Iterator[tuple[float, tuple[int, ...]]]:
         """Give the objective of every cut of a pipeline, as `objective_s` has it."""
         given = self.cost_model.experiment
         nodes = self.cost_model.topology.node_of_device
-        used = {node for group in groups for node in nodes[group.facts.devices].ravel().tolist()}
+        used = {
+            node for group in groups for node in nodes[group.device_group.devices].ravel().tolist()
+        }
         costs, num_layers = self._costs[len(used) == 1], given.model.num_layers
-        times = [costs.slowest_s(group.facts, group.shares) for group in groups]
+        times = [costs.slowest_s(group) for group in groups]
         cuts = [self._cut(left, right) for left, right in pairwise(groups)]
         for inner in combinations(range(1, num_layers), len(groups) - 1):
             bounds = (0, *inner, num_layers)
@@ -147,15 +147,14 @@ class PlanOracle:
         sends = [float(row[cut]) for row, cut in zip(cuts, bounds[1:-1], strict=True)]
         blocked = [0.0] * len(took)
         if given.traits.blocking_transfers:
-            known = [(group.facts, group.shares) for group in groups]
-            blocked = blocked_s(self.cost_model, known, bounds[1:-1], sends)
+            blocked = blocked_s(self.cost_model, groups, bounds[1:-1], sends)
         slowest = max(own + cut for own, cut in zip(took, blocked, strict=True))
         tails = []
         for index, (group, (first, end)) in enumerate(zip(groups, pairwise(bounds), strict=True)):
-            fixed_s, per = group.facts.tail
+            fixed_s, per = group.device_group.tail
             is_end = len(groups) > 1 and index in (0, len(groups) - 1)
-            held = float(self._facts.parameters[first:end].sum()) / group.tp
-            tails.append(fixed_s + per * held + is_end * costs.tied_s(group.facts))
+            held = float(self._device_groups.parameters[first:end].sum()) / group.tp
+            tails.append(fixed_s + per * held + is_end * costs.tied_s(group.device_group))
         later = (self.candidate.num_micro_batches - 1) * slowest
         return sum(took) + sum(sends) + later + max(tails) + given.constants.host_s_per_iteration
 
@@ -165,7 +164,7 @@ class PlanOracle:
         if key not in self._cuts:
             self._cuts[key] = cut_s(
                 self.cost_model,
-                (left.facts.group(left.shares), right.facts.group(right.shares)),
+                (left, right),
             )
         return self._cuts[key]
 
@@ -175,16 +174,18 @@ class PlanOracle:
         return device_kinds(self.cost_model.experiment.cluster, by_links=True)
 
     @cached_property
-    def _facts(self) -> FactTable:
-        """What is known of groups."""
-        return facts_of(self.cost_model)
+    def _device_groups(self) -> DeviceGroups:
+        """Groups with their tensor-parallel degrees."""
+        return DeviceGroups(cost_model=self.cost_model)
 
     @cached_property
     def _costs(self) -> dict[bool, GroupCosts]:
         """Prices of groups, by whether a plan stays inside a node."""
         one = len(self.cost_model.experiment.cluster.nodes) == 1
         return {
-            inside: GroupCosts(facts=self._facts, candidate=self.candidate, one_node=inside or one)
+            inside: GroupCosts(
+                device_groups=self._device_groups, candidate=self.candidate, one_node=inside or one
+            )
             for inside in (False, True)
         }
 

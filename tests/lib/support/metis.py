@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from amp_ray.baselines.metis2024_plan import MetisSetting
+from amp_ray.baselines.metis2024.plan import MetisSetting
 from amp_ray.formats.metis_cluster import metis_cluster, parse_metis_clusterfile
 from amp_ray.formats.metis_profile import parse_metis_profile
 from amp_ray.spec.published_profile import Key

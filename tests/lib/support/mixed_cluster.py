@@ -1,7 +1,7 @@
 """A small cluster of unequal nodes for tests: one with slow devices, two with quick ones."""
 
 from amp_ray.cost.model import CostModel
-from amp_ray.spec.candidate import Candidate
+from amp_ray.spec.candidate import Candidate, StageOptions
 from support.experiments import experiment_from
 
 MIXED = """\
@@ -55,8 +55,7 @@ def mixed_candidate(*, tp: int = 1, dp: int = 1, micro_batch_size: int = 1) -> C
     """
     return Candidate(
         micro_batch_size=micro_batch_size,
-        tp=tp,
-        dp=dp,
+        options=StageOptions(tp=tp, dp=dp),
         pp=6 // (tp * dp),
         num_micro_batches=24 // (dp * micro_batch_size),
     )

@@ -6,7 +6,7 @@ import numpy as np
 
 from amp_ray.partition.arrays import FloatArray, IntArray
 from amp_ray.partition.problem import PartitionProblem
-from amp_ray.partition.tables import NO_ROW, StageOptions, StageTables
+from amp_ray.partition.tables import NO_ROW, OptionTable, StageTables
 
 EXACT_KINDS = ("integers", "equal", "steps")  # of times: all sums are exact, and many are equal
 KINDS = (*EXACT_KINDS, "floats")
@@ -106,13 +106,13 @@ def _random_latest_starts(rng: np.random.Generator, num_layers: int) -> IntArray
     return np.concatenate(([-1], np.maximum.accumulate(last_needed)))
 
 
-def _random_options(rng: np.random.Generator, kind: str, size: CaseSize) -> StageOptions:
+def _random_options(rng: np.random.Generator, kind: str, size: CaseSize) -> OptionTable:
     """Draw options between any states; some come twice."""
     num_states = int(rng.integers(2, size.num_states + 1))
     num_options = int(rng.integers(1, size.num_options + 1))
     from_state = rng.integers(0, num_states - 1, num_options)
     chosen = rng.integers(0, num_options, num_options) if _happens(rng, 0.3) else slice(None)
-    return StageOptions(
+    return OptionTable(
         from_state=from_state[chosen],
         to_state=rng.integers(from_state + 1, num_states)[chosen],
         time_row=rng.integers(0, size.num_rows, num_options)[chosen],
@@ -124,10 +124,10 @@ def _random_options(rng: np.random.Generator, kind: str, size: CaseSize) -> Stag
     )
 
 
-def _row_of_stages(rng: np.random.Generator, size: CaseSize) -> StageOptions:
+def _row_of_stages(rng: np.random.Generator, size: CaseSize) -> OptionTable:
     """Draw stages in a row, as the uniform planner has them."""
     num_stages = int(rng.integers(1, size.num_states))
-    return StageOptions(
+    return OptionTable(
         time_row=rng.integers(0, size.num_rows, num_stages),
         cut_row=_random_rows(rng, size, num_stages),
         beat_row=_random_rows(rng, size, num_stages),

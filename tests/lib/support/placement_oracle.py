@@ -8,7 +8,7 @@ import numpy as np
 
 from amp_ray.cost.model import CostModel
 from amp_ray.partition.problem import is_allowed, objective
-from amp_ray.search.cuts import NO_LIMIT, last_with_parameters, partition_problem
+from amp_ray.search.cuts import latest_starts, partition_problem
 from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.cluster import Cluster
 from amp_ray.spec.experiment import Experiment
@@ -118,16 +118,14 @@ def _values(
     """Give the objective of every cut of one placement that may run."""
     given = cost_model.experiment
     costs = cost_model.costs(candidate, placement)
-    needed = given.traits.fails_without_parameters
-    latest_start = last_with_parameters(given.model) if needed else NO_LIMIT
-    problem = partition_problem(costs, given.traits, latest_start)
+    problem = partition_problem(costs, given.traits, latest_starts(given))
     num_layers, options = given.model.num_layers, tuple(range(candidate.pp))
     for inner in combinations(range(1, num_layers), candidate.pp - 1):
         bounds = (0, *inner, num_layers)
         stages = enumerate(pairwise(bounds))
         if all(is_allowed(problem, start, end, stage) for stage, (start, end) in stages):
             strategy = Strategy.uniform(candidate, bounds, placement)
-            breakdown = cost_model.estimate_cut(costs, strategy).breakdown
+            breakdown = cost_model.estimate_from(costs, strategy).breakdown
             assert breakdown is not None
             tail_s = breakdown.gradient_sync_s + breakdown.optimizer_s
             yield objective(problem, bounds, options).value_s + tail_s, bounds

@@ -8,7 +8,7 @@ from amp_ray.spec.candidate import RECOMPUTE, Candidate
 from amp_ray.spec.catalogue import CATALOGUE
 from amp_ray.spec.cluster import Cluster, Link, Node
 from amp_ray.spec.hostfile import HostSlots
-from amp_ray.spec.strategy import Stage, Strategy
+from amp_ray.spec.strategy import Stage, StageOptions, Strategy
 
 _MAX_NODES = 4
 _MAX_SLOTS = 4
@@ -62,11 +62,9 @@ def candidates() -> st.SearchStrategy[Candidate]:
     return st.builds(
         Candidate,
         micro_batch_size=st.integers(1, _MAX_SAMPLES),
-        tp=degree,
-        dp=degree,
+        options=st.builds(StageOptions, tp=degree, dp=degree, recompute=st.sampled_from(RECOMPUTE)),
         pp=degree,
         num_micro_batches=st.integers(1, _MAX_SAMPLES),
-        recompute=st.sampled_from(RECOMPUTE),
     )
 
 
@@ -110,9 +108,7 @@ def strategies_on(draw: st.DrawFn, cluster: Cluster, *, uses_all: bool = False) 
         Stage(
             first_layer=cuts[index],
             end_layer=cuts[index + 1],
-            tp=tp,
-            dp=dp,
-            recompute=draw(st.sampled_from(RECOMPUTE)),
+            options=StageOptions(tp=tp, dp=dp, recompute=draw(st.sampled_from(RECOMPUTE))),
             shares=draw(_shares(samples, dp)) if told else None,
         )
         for index, (tp, dp) in enumerate(degrees)

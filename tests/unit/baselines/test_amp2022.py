@@ -8,7 +8,7 @@ from amp_ray.cost.estimate import Estimate, Infeasible
 from amp_ray.errors import InputError
 from amp_ray.runtime.ray.searching import ALONE, search_candidates
 from amp_ray.search.space import candidates_of
-from amp_ray.spec.candidate import Candidate
+from amp_ray.spec.candidate import Candidate, StageOptions
 from amp_ray.spec.experiment import Experiment
 from support.experiments import experiment_from
 
@@ -23,7 +23,10 @@ NETWORK = Network(
 def pipeline(micro_batch_size: int, num_micro_batches: int) -> Candidate:
     """Four stages of one device."""
     return Candidate(
-        tp=1, dp=1, pp=4, micro_batch_size=micro_batch_size, num_micro_batches=num_micro_batches
+        options=StageOptions(tp=1, dp=1),
+        pp=4,
+        micro_batch_size=micro_batch_size,
+        num_micro_batches=num_micro_batches,
     )
 
 
@@ -157,7 +160,9 @@ def test_the_mean_of_unlike_devices_is_taken_by_their_number() -> None:
     text = PUBLISHED.replace("count: 2", "count: 3").replace("profile:", nodes + "profile:")
     files = {**FILES, "times/V100-16.csv": TIMES.replace("1.0\n", "5.0\n")}
     mixed = Amp2022Planner(experiment=experiment_from(text, files))
-    candidate = Candidate(tp=1, dp=8, pp=1, micro_batch_size=1, num_micro_batches=1)
+    candidate = Candidate(
+        options=StageOptions(tp=1, dp=8), pp=1, micro_batch_size=1, num_micro_batches=1
+    )
     found = mixed.plan(candidate)
     assert isinstance(found, Estimate)
     assert found.breakdown is not None

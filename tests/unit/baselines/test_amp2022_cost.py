@@ -10,7 +10,7 @@ from amp_ray.baselines.amp2022_cost import (
     layer_time_s,
     predict_bounds,
 )
-from amp_ray.spec.candidate import Candidate
+from amp_ray.spec.candidate import Candidate, StageOptions
 
 # Three entries, of which the second is not planned.
 CHAIN = Chain(
@@ -39,8 +39,7 @@ def candidate(
     *, tp: int = 1, dp: int = 1, pp: int = 1, micro_batch_size: int = 1, num_micro_batches: int = 1
 ) -> Candidate:
     return Candidate(
-        tp=tp,
-        dp=dp,
+        options=StageOptions(tp=tp, dp=dp),
         pp=pp,
         micro_batch_size=micro_batch_size,
         num_micro_batches=num_micro_batches,

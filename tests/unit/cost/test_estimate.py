@@ -4,10 +4,11 @@ import pytest
 
 from amp_ray.cost.estimate import Breakdown, Estimate, Reason
 from amp_ray.spec.candidate import Candidate
-from amp_ray.spec.strategy import Strategy
+from amp_ray.spec.strategy import StageOptions, Strategy
 
 STRATEGY = Strategy.uniform(
-    Candidate(micro_batch_size=1, tp=1, dp=1, pp=1, num_micro_batches=1), (0, 4)
+    Candidate(micro_batch_size=1, options=StageOptions(tp=1, dp=1), pp=1, num_micro_batches=1),
+    (0, 4),
 )
 
 

@@ -1,4 +1,5 @@
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -6,7 +7,7 @@ import pytest
 from amp_ray.cost.memory import LayerMemory, MemoryModel, in_flight
 from amp_ray.cost.roofline import Rank
 from amp_ray.cost.weights import Weights
-from amp_ray.spec.candidate import Candidate
+from amp_ray.spec.candidate import Candidate, StageOptions
 from amp_ray.spec.constants import Constants
 from amp_ray.spec.model import Layer, Model
 from amp_ray.spec.operator import Elementwise
@@ -30,11 +31,11 @@ def memory_of(layers: LayerMemory, constants: Constants, **degrees: int) -> Memo
     weights = Weights(model=layers.model, tp=layers.rank.tp)
     candidate = Candidate(
         micro_batch_size=layers.rank.micro_batch_size,
-        tp=layers.rank.tp,
-        dp=degrees.get("dp", 1),
+        options=StageOptions(
+            tp=layers.rank.tp, dp=degrees.get("dp", 1), recompute=layers.recompute
+        ),
         pp=degrees.get("pp", 1),
         num_micro_batches=degrees.get("num_micro_batches", 8),
-        recompute=layers.recompute,
     )
     return MemoryModel(
         layers=layers.rows(weights),
@@ -46,6 +47,11 @@ def memory_of(layers: LayerMemory, constants: Constants, **degrees: int) -> Memo
         traits=layers.traits,
         constants=constants,
     )
+
+
+def peaks(memory: MemoryModel, bounds: tuple[int, ...]) -> tuple[float, ...]:
+    """Return the peak of every stage."""
+    return tuple(memory.peak(stage, *ends) for stage, ends in enumerate(pairwise(bounds)))
 
 
 def test_a_stage_holds_one_micro_batch_for_itself_and_each_stage_behind_it() -> None:
@@ -104,13 +110,13 @@ def test_logits_and_their_copies_live_at_the_end(layers: LayerMemory, block: Lay
 
 def test_one_stage_adds_up(layers: LayerMemory, constants: Constants) -> None:
     # four blocks: states 1600, kept 400, temporaries 300
-    assert memory_of(layers, constants).peak_bytes((0, 4)) == (2300.0,)
+    assert peaks(memory_of(layers, constants), (0, 4)) == (2300.0,)
 
 
 def test_stages_keep_micro_batches_in_flight_and_buffers(
     layers: LayerMemory, constants: Constants
 ) -> None:
-    first, last = memory_of(layers, constants, pp=2).peak_bytes((0, 2, 4))
+    first, last = peaks(memory_of(layers, constants, pp=2), (0, 2, 4))
     # states 800, temporaries 300; first: 2 in flight of 200, 2 buffers to send from
     assert first == 800 + 300 + 2 * 200 + 2 * BLOCK_BYTES
     # last: 1 in flight, a buffer to compute from and one that is arriving
@@ -120,9 +126,9 @@ def test_stages_keep_micro_batches_in_flight_and_buffers(
 def test_masks_take_room_in_every_buffer(
     layers: LayerMemory, constants: Constants, traits: RuntimeTraits
 ) -> None:
-    plain = memory_of(layers, constants, pp=2).peak_bytes((0, 2, 4))
+    plain = peaks(memory_of(layers, constants, pp=2), (0, 2, 4))
     with_mask = replace(layers, traits=replace(traits, mask_bytes=7.0))
-    masked = memory_of(with_mask, constants, pp=2).peak_bytes((0, 2, 4))
+    masked = peaks(memory_of(with_mask, constants, pp=2), (0, 2, 4))
     assert [b - a for a, b in zip(plain, masked, strict=True)] == [14.0, 14.0]
 
 
@@ -130,9 +136,9 @@ def test_recompute_keeps_inputs_and_two_buffers_at_each_end(
     layers: LayerMemory, constants: Constants
 ) -> None:
     again = replace(layers, recompute="full")
-    peaks = memory_of(again, constants, pp=4).peak_bytes((0, 1, 2, 3, 4))
+    found = peaks(memory_of(again, constants, pp=4), (0, 1, 2, 3, 4))
     # states 400, working set 100; checkpoints 4, 3, 2, 1; buffers at one end, both, both, one
-    assert peaks == (400 + 100 + 600, 400 + 100 + 700, 400 + 100 + 600, 400 + 100 + 300)
+    assert found == (400 + 100 + 600, 400 + 100 + 700, 400 + 100 + 600, 400 + 100 + 300)
 
 
 def test_states_follow_precision_and_optimizer(
@@ -145,16 +151,16 @@ def test_states_follow_precision_and_optimizer(
         rank = replace(layers.rank, precision=precision)  # type: ignore[arg-type]
         sgd = memory_of(replace(mixed, rank=rank), constants)
         with_adam = replace(sgd, optimizer=adam)
-        rest = sgd.peak_bytes((0, 4))[0] - 400 * (num_bytes - 8)
-        assert with_adam.peak_bytes((0, 4))[0] == pytest.approx(rest + 400 * num_bytes)
+        rest = peaks(sgd, (0, 4))[0] - 400 * (num_bytes - 8)
+        assert peaks(with_adam, (0, 4))[0] == pytest.approx(rest + 400 * num_bytes)
 
 
 def test_sharded_states_are_divided_by_dp(
     layers: LayerMemory, constants: Constants, traits: RuntimeTraits
 ) -> None:
     mixed = replace(layers, traits=replace(traits, master_bytes_per_parameter=8.0))
-    whole = memory_of(mixed, constants, dp=4).peak_bytes((0, 4))[0]
-    sharded = memory_of(mixed, constants, dp=4, zero_stage=1).peak_bytes((0, 4))[0]
+    whole = peaks(memory_of(mixed, constants, dp=4), (0, 4))[0]
+    sharded = peaks(memory_of(mixed, constants, dp=4, zero_stage=1), (0, 4))[0]
     assert whole - sharded == 400 * 6
 
 
@@ -163,13 +169,13 @@ def test_bucket_is_needed_only_with_replicas_and_up_to_its_size(
 ) -> None:
     bucket = replace(traits, bucket_bytes_per_element=6.0, bucket_elements=100.0)
     with_bucket = replace(layers, traits=bucket)
-    alone = memory_of(with_bucket, constants).peak_bytes((0, 4))[0]
-    two = memory_of(with_bucket, constants, dp=2).peak_bytes((0, 4))[0]
+    alone = peaks(memory_of(with_bucket, constants), (0, 4))[0]
+    two = peaks(memory_of(with_bucket, constants, dp=2), (0, 4))[0]
     assert two - alone == 600.0
     single = replace(with_bucket, rank=replace(layers.rank, precision="fp32"))
     difference = (
-        memory_of(single, constants, dp=2).peak_bytes((0, 4))[0]
-        - memory_of(single, constants).peak_bytes((0, 4))[0]
+        peaks(memory_of(single, constants, dp=2), (0, 4))[0]
+        - peaks(memory_of(single, constants), (0, 4))[0]
     )
     assert difference == 1200.0
 
@@ -178,8 +184,8 @@ def test_step_and_bucket_do_not_live_at_the_same_time(
     layers: LayerMemory, constants: Constants, traits: RuntimeTraits
 ) -> None:
     both = replace(traits, bucket_bytes_per_element=6.0, step_bytes_per_parameter=8.0)
-    plain = memory_of(layers, constants, dp=2).peak_bytes((0, 4))[0]
-    found = memory_of(replace(layers, traits=both), constants, dp=2).peak_bytes((0, 4))[0]
+    plain = peaks(memory_of(layers, constants, dp=2), (0, 4))[0]
+    found = peaks(memory_of(replace(layers, traits=both), constants, dp=2), (0, 4))[0]
     assert found - plain == 8.0 * 400
 
 
@@ -188,7 +194,7 @@ def test_context_and_allocator_come_on_top(
 ) -> None:
     real = replace(traits, context_bytes=1000.0, allocator_factor=1.5)
     scaled = replace(constants, context_scale=2.0, allocator_scale=2.0)
-    peak = memory_of(replace(layers, traits=real), scaled).peak_bytes((0, 4))
+    peak = peaks(memory_of(replace(layers, traits=real), scaled), (0, 4))
     assert peak == (2000.0 + 1600.0 + 3.0 * 700.0,)
 
 
@@ -197,8 +203,8 @@ def test_tied_weight_counts_once_within_a_stage(
 ) -> None:
     holder = replace(block, tied_parameters=60)
     tied = replace(layers, model=replace(model, layers=(holder, block, block, holder)))
-    plain = memory_of(layers, constants).peak_bytes((0, 4))[0]
-    assert memory_of(tied, constants).peak_bytes((0, 4))[0] == plain - 60 * 4
+    plain = peaks(memory_of(layers, constants), (0, 4))[0]
+    assert peaks(memory_of(tied, constants), (0, 4))[0] == plain - 60 * 4
 
 
 def test_earliest_start_is_where_a_stage_still_fits(
@@ -222,9 +228,9 @@ def test_start_behind_a_large_boundary_is_passed_over(
 
 def test_a_device_may_have_a_context_of_its_own(layers: LayerMemory, constants: Constants) -> None:
     traits = replace(layers.traits, context_bytes=500.0)
-    gpu = memory_of(replace(layers, traits=traits), constants).peak_bytes((0, 4))
+    gpu = peaks(memory_of(replace(layers, traits=traits), constants), (0, 4))
     cpu_rank = replace(layers.rank, device=replace(layers.rank.device, context_bytes=300))
-    cpu = memory_of(replace(layers, traits=traits, rank=cpu_rank), constants).peak_bytes((0, 4))
+    cpu = peaks(memory_of(replace(layers, traits=traits, rank=cpu_rank), constants), (0, 4))
     assert gpu[0] - cpu[0] == pytest.approx(200.0)
 
 
@@ -232,6 +238,6 @@ def test_a_bucket_without_a_replica_takes_memory_too(
     layers: LayerMemory, constants: Constants
 ) -> None:
     traits = replace(layers.traits, bucket_bytes_per_element=1e6)
-    plain = memory_of(replace(layers, traits=traits), constants).peak_bytes((0, 4))
+    plain = peaks(memory_of(replace(layers, traits=traits), constants), (0, 4))
     alone = replace(traits, buckets_alone=True)
-    assert memory_of(replace(layers, traits=alone), constants).peak_bytes((0, 4)) > plain
+    assert peaks(memory_of(replace(layers, traits=alone), constants), (0, 4)) > plain

@@ -4,18 +4,22 @@ import numpy as np
 import pytest
 
 from amp_ray.cost.estimate import Breakdown
-from amp_ray.cost.model import EXTRAPOLATED, CostModel
-from amp_ray.cost.stages import NO_RUNTIME
+from amp_ray.cost.model import EXTRAPOLATED, NO_RUNTIME, CostModel
 from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.profile import Anchor, Profile
-from amp_ray.spec.strategy import Stage, Strategy
+from amp_ray.spec.strategy import Stage, StageOptions, Strategy
 
 
 def strategy(
     bounds: tuple[int, ...], placement: tuple[int, ...] | None = None, *, dp: int = 1, m: int = 4
 ) -> Strategy:
-    candidate = Candidate(micro_batch_size=1, tp=1, dp=dp, pp=len(bounds) - 1, num_micro_batches=m)
+    candidate = Candidate(
+        micro_batch_size=1,
+        options=StageOptions(tp=1, dp=dp),
+        pp=len(bounds) - 1,
+        num_micro_batches=m,
+    )
     return Strategy.uniform(candidate, bounds, placement)
 
 
@@ -57,17 +61,21 @@ def test_host_time_counts_per_micro_batch_and_per_iteration(experiment: Experime
 
 def test_default_placement_is_rank_order(experiment: Experiment) -> None:
     model = CostModel(experiment=experiment)
-    candidate = Candidate(micro_batch_size=1, tp=2, dp=1, pp=2, num_micro_batches=4)
-    assert model.costs(candidate).grid.tolist() == [[[0, 1]], [[2, 3]]]
+    candidate = Candidate(
+        micro_batch_size=1, options=StageOptions(tp=2, dp=1), pp=2, num_micro_batches=4
+    )
+    assert model.costs(candidate).stages.groups == [[0, 1], [2, 3]]
 
 
 def test_cuts_of_a_candidate_share_its_costs(experiment: Experiment) -> None:
     model = CostModel(experiment=experiment)
-    candidate = Candidate(micro_batch_size=1, tp=1, dp=1, pp=2, num_micro_batches=4)
+    candidate = Candidate(
+        micro_batch_size=1, options=StageOptions(tp=1, dp=1), pp=2, num_micro_batches=4
+    )
     costs = model.costs(candidate)
     for bounds in ((0, 1, 4), (0, 2, 4), (0, 3, 4)):
         whole = model.estimate(strategy(bounds))
-        assert model.estimate_cut(costs, strategy(bounds)) == whole
+        assert model.estimate_from(costs, strategy(bounds)) == whole
 
 
 def test_a_model_with_other_input_starts_without_tables(experiment: Experiment) -> None:
@@ -124,8 +132,8 @@ def test_devices_must_exist(experiment: Experiment) -> None:
 
 def test_stages_may_differ_but_are_not_launchable_then(experiment: Experiment) -> None:
     stages = (
-        Stage(first_layer=0, end_layer=2, tp=1, dp=1),
-        Stage(first_layer=2, end_layer=4, tp=1, dp=1, recompute="full"),
+        Stage(first_layer=0, end_layer=2, options=StageOptions(tp=1, dp=1)),
+        Stage(first_layer=2, end_layer=4, options=StageOptions(tp=1, dp=1, recompute="full")),
     )
     mixed = Strategy(stages=stages, micro_batch_size=1, num_micro_batches=4, placement=(0, 1))
     estimate = CostModel(experiment=experiment).estimate(mixed)

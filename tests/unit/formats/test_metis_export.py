@@ -4,14 +4,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from amp_ray.baselines.metis2024 import MetisCost, metis_cost
-from amp_ray.baselines.metis2024_plan import MetisPlan, MetisSetting
+from amp_ray.baselines.metis2024.cost import MetisCost, metis_cost
+from amp_ray.baselines.metis2024.plan import MetisPlan, MetisSetting
 from amp_ray.cost.model import CostModel
 from amp_ray.formats.metis_export import metis_files, publish
 from amp_ray.formats.metis_profile import parse_metis_profile
 from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.published_profile import PublishedProfile
-from amp_ray.spec.strategy import Strategy
+from amp_ray.spec.strategy import StageOptions, Strategy
 from amp_ray.units import GIB
 from support.experiments import SMALL, experiment_from, small_experiment
 from support.metis import metis_profile_files
@@ -74,7 +74,9 @@ def test_an_analytic_profile_has_every_power_of_two() -> None:
 
 def test_the_whole_is_what_the_cost_model_says_of_one_micro_batch() -> None:
     experiment = small_experiment()
-    candidate = Candidate(dp=4, tp=1, pp=1, micro_batch_size=2, num_micro_batches=1)
+    candidate = Candidate(
+        options=StageOptions(dp=4, tp=1), pp=1, micro_batch_size=2, num_micro_batches=1
+    )
     estimate = CostModel(experiment=experiment).estimate(Strategy.uniform(candidate, (0, 9)))
     assert estimate.breakdown is not None
     entry = publish(experiment).entries["T4", 1, 2]

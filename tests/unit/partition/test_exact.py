@@ -4,14 +4,15 @@ import numpy as np
 import pytest
 
 from amp_ray.partition.exact import solve
-from amp_ray.partition.problem import PartitionProblem, chain_problem
-from amp_ray.partition.solution import (
+from amp_ray.partition.problem import (
     InfeasiblePartition,
     InfeasibleReason,
+    PartitionProblem,
     PartitionSolution,
     PrunedPartition,
+    chain_problem,
 )
-from amp_ray.partition.tables import StageOptions, StageTables
+from amp_ray.partition.tables import OptionTable, StageTables
 
 
 def prefix_s(*rows: list[float]) -> np.ndarray:
@@ -76,7 +77,7 @@ def test_memory_moves_cuts() -> None:
 
 
 def test_idle_devices_are_left_where_more_stages_cost_more() -> None:
-    options = StageOptions(time_row=np.array([0, 0]), fixed_s=np.array([0.0, 50.0]))
+    options = OptionTable(time_row=np.array([0, 0]), fixed_s=np.array([0.0, 50.0]))
     problem = PartitionProblem(
         tables=StageTables(time_prefix_s=prefix_s([1.0, 1.0])),
         options=options,
@@ -88,7 +89,7 @@ def test_idle_devices_are_left_where_more_stages_cost_more() -> None:
 
 def test_devices_are_grouped_as_pays_best() -> None:
     # Two devices: one stage each (0 -> 1 -> 2), or both in one stage (0 -> 2), with less speed-up.
-    options = StageOptions(
+    options = OptionTable(
         from_state=np.array([0, 0, 1]),
         to_state=np.array([2, 1, 2]),
         time_row=np.array([1, 0, 0]),
@@ -118,7 +119,7 @@ def test_more_stages_than_layers_is_infeasible() -> None:
 
 
 def test_states_without_a_path_are_infeasible() -> None:
-    options = StageOptions(
+    options = OptionTable(
         time_row=np.array([0, 0]), from_state=np.array([0, 2]), to_state=np.array([1, 3])
     )
     problem = PartitionProblem(

@@ -2,7 +2,7 @@ import numpy as np
 
 from amp_ray.partition.layout import canonical_order, laid_out, scratch_for
 from amp_ray.partition.problem import PartitionProblem
-from amp_ray.partition.tables import StageOptions, StageTables
+from amp_ray.partition.tables import OptionTable, StageTables
 
 TABLES = StageTables(
     time_prefix_s=np.array([[0.0, 1.0, 2.0], [0.0, 3.0, 6.0]]),
@@ -10,7 +10,7 @@ TABLES = StageTables(
     beat_start_s=np.array([[0.0, 2.0, 0.0]]),
     earliest_start=np.array([[0, 1, 0]]),
 )
-OPTIONS = StageOptions(
+OPTIONS = OptionTable(
     from_state=np.array([1, 0, 0, 0]),
     to_state=np.array([2, 2, 1, 1]),
     time_row=np.array([1, 1, 1, 0]),

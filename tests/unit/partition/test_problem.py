@@ -8,7 +8,7 @@ from amp_ray.partition.problem import (
     is_allowed,
     objective,
 )
-from amp_ray.partition.tables import StageOptions, StageTables
+from amp_ray.partition.tables import OptionTable, StageTables
 
 TABLES = StageTables(
     time_prefix_s=np.array([[0.0, 1.0, 3.0, 6.0], [0.0, 2.0, 6.0, 12.0]]),
@@ -28,13 +28,13 @@ def test_objective_adds_times_cuts_and_the_slowest_stage() -> None:
 
 
 def test_a_stage_from_the_first_layer_on_pays_no_cut() -> None:
-    options = StageOptions(time_row=np.array([0]), cut_row=np.array([0]))
+    options = OptionTable(time_row=np.array([0]), cut_row=np.array([0]))
     problem = PartitionProblem(tables=TABLES, options=options, num_micro_batches=1)
     assert objective(problem, (0, 3), (0,)).sum_s == 6.0
 
 
 def test_fixed_costs_count_once_and_overheads_also_for_the_slowest() -> None:
-    options = StageOptions(
+    options = OptionTable(
         time_row=np.array([0]), overhead_s=np.array([0.5]), fixed_s=np.array([7.0])
     )
     problem = PartitionProblem(tables=TABLES, options=options, num_micro_batches=3)
@@ -56,7 +56,7 @@ def test_memory_limits_how_early_a_stage_starts() -> None:
 
 
 def test_final_states_are_sorted_and_named_once() -> None:
-    options = StageOptions(time_row=np.array([0, 0]))
+    options = OptionTable(time_row=np.array([0, 0]))
     problem = PartitionProblem(
         tables=TABLES, options=options, num_micro_batches=1, final_states=(2, 1, 2)
     )
@@ -65,7 +65,7 @@ def test_final_states_are_sorted_and_named_once() -> None:
 
 @pytest.mark.parametrize("final_state", [0, 3])
 def test_refuses_final_states_that_do_not_exist(final_state: int) -> None:
-    options = StageOptions(time_row=np.array([0, 0]))
+    options = OptionTable(time_row=np.array([0, 0]))
     with pytest.raises(ValueError, match="expected from 1 to 2"):
         PartitionProblem(
             tables=TABLES, options=options, num_micro_batches=1, final_states=(final_state,)

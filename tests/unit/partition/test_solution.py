@@ -1,4 +1,4 @@
-from amp_ray.partition.solution import PartitionSolution
+from amp_ray.partition.problem import PartitionSolution
 
 
 def solution(lower_bound_s: float) -> PartitionSolution:

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from amp_ray.partition.tables import NO_ROW, StageOptions, StageTables
+from amp_ray.partition.tables import NO_ROW, OptionTable, StageTables
 
 PREFIX_S = np.array([[0.0, 1.0, 3.0], [0.0, 2.0, 2.0]])
 
@@ -50,35 +50,35 @@ def test_refuses_a_start_behind_its_end() -> None:
 
 
 def test_options_without_states_are_a_row_of_stages() -> None:
-    options = StageOptions(time_row=np.array([0, 1, 0]))
+    options = OptionTable(time_row=np.array([0, 1, 0]))
     assert options.from_state.tolist() == [0, 1, 2]
     assert options.to_state.tolist() == [1, 2, 3]
     assert options.num_states == 4
 
 
 def test_columns_left_out_charge_nothing() -> None:
-    options = StageOptions(time_row=np.array([0, 1]))
+    options = OptionTable(time_row=np.array([0, 1]))
     assert options.memory_row.tolist() == [NO_ROW, NO_ROW]
     assert options.fixed_s.tolist() == [0.0, 0.0]
 
 
 def test_refuses_an_option_that_leads_nowhere() -> None:
     with pytest.raises(ValueError, match="option 1 leads from state 2 to state 2"):
-        StageOptions(
+        OptionTable(
             time_row=np.array([0, 0]), from_state=np.array([0, 2]), to_state=np.array([2, 2])
         )
 
 
 def test_refuses_no_options() -> None:
     with pytest.raises(ValueError, match="at least one option"):
-        StageOptions(time_row=np.array([], int))
+        OptionTable(time_row=np.array([], int))
 
 
 def test_refuses_columns_of_unequal_length() -> None:
     with pytest.raises(ValueError, match="fixed_s has 1 values for 2 options"):
-        StageOptions(time_row=np.array([0, 0]), fixed_s=np.array([1.0]))
+        OptionTable(time_row=np.array([0, 0]), fixed_s=np.array([1.0]))
 
 
 def test_refuses_negative_states() -> None:
     with pytest.raises(ValueError, match=r"from_state\[0\] is -1, expected at least 0"):
-        StageOptions(time_row=np.array([0]), from_state=np.array([-1]), to_state=np.array([1]))
+        OptionTable(time_row=np.array([0]), from_state=np.array([-1]), to_state=np.array([1]))

@@ -4,14 +4,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from amp_ray.partition.problem import PartitionProblem, chain_problem
-from amp_ray.partition.solution import InfeasiblePartition, PrunedPartition
-from amp_ray.partition.tables import StageOptions, StageTables
+from amp_ray.partition.problem import (
+    InfeasiblePartition,
+    PartitionProblem,
+    PrunedPartition,
+    chain_problem,
+)
+from amp_ray.partition.tables import OptionTable, StageTables
 from amp_ray.partition.tails import (
     Tail,
     TailedProblem,
     TailedSolution,
-    distinct_rows,
     solve_tailed,
 )
 
@@ -132,7 +135,7 @@ def test_a_budget_leaves_an_honest_bound() -> None:
 
 
 def test_the_order_of_options_does_not_matter() -> None:
-    options = StageOptions(
+    options = OptionTable(
         time_row=np.array([0, 0, 0]),
         from_state=np.array([0, 0, 1]),
         to_state=np.array([1, 2, 2]),
@@ -142,7 +145,7 @@ def test_the_order_of_options_does_not_matter() -> None:
     costs = np.array([1.0, 0.9, 0.2])
     values = set()
     for order in (np.array([0, 1, 2]), np.array([2, 1, 0]), np.array([1, 0, 2])):
-        turned = StageOptions(
+        turned = OptionTable(
             time_row=options.time_row,
             from_state=options.from_state[order],
             to_state=options.to_state[order],
@@ -166,9 +169,3 @@ def test_wrong_tails_are_refused(name: str, values: list[float], message: str) -
     arrays = {key: np.array(value) for key, value in (parts | {name: values}).items()}
     with pytest.raises(ValueError, match=message):
         Tail(**arrays)
-
-
-def test_rows_are_numbered_by_their_values() -> None:
-    first, number = distinct_rows([np.array([3, -1, 3, 3]), np.array([0, 0, 1, 0])])
-    assert number.tolist() == [1, 0, 2, 1]
-    assert first.tolist() == [1, 0, 2]

@@ -1,6 +1,6 @@
 import pytest
 
-from amp_ray.partition.uniform import even_bounds
+from amp_ray.partition.problem import even_bounds
 
 
 def test_first_stages_get_the_layers_left_over() -> None:

@@ -6,19 +6,19 @@ from rich.console import Console
 
 from amp_ray.report.study_table import WAITING, describe, errors_text, told_text, trials_table
 from amp_ray.spec.candidate import Candidate
-from amp_ray.spec.strategy import Stage, Strategy
+from amp_ray.spec.strategy import Stage, StageOptions, Strategy
 from amp_ray.trials.outcome import Outcome, Unreachable
 from amp_ray.tuner.state import Told, Trial
 from support.replaying import measured, out_of_memory
 
 WIDE = 200
 TERMINAL = 80
-GRID = Candidate(micro_batch_size=4, tp=2, dp=1, pp=2, num_micro_batches=8)
+GRID = Candidate(micro_batch_size=4, options=StageOptions(tp=2, dp=1), pp=2, num_micro_batches=8)
 STRATEGY = Strategy.uniform(GRID, (0, 5, 9))
 TRIAL = Trial(
     number=3, strategy=STRATEGY, predicted_s=1.5, sigma=0.05, repeats=None, reason="because"
 )
-MANY = Candidate(micro_batch_size=1, tp=1, dp=1, pp=30, num_micro_batches=8)
+MANY = Candidate(micro_batch_size=1, options=StageOptions(tp=1, dp=1), pp=30, num_micro_batches=8)
 LONG = replace(TRIAL, number=4, strategy=Strategy.uniform(MANY, tuple(range(31))))
 SILENT = Unreachable(
     reason="no sign of life of host gpu-node-17 for 30 s, and none of its peers could reach it",
@@ -51,8 +51,8 @@ def row_of(lines: list[str], number: str) -> list[str]:
 
 def test_degrees_that_differ_between_stages_are_stars() -> None:
     stages = (
-        Stage(first_layer=0, end_layer=5, tp=2, dp=1, shares=(2,)),
-        Stage(first_layer=5, end_layer=9, tp=1, dp=2, shares=(1, 1)),
+        Stage(first_layer=0, end_layer=5, options=StageOptions(tp=2, dp=1), shares=(2,)),
+        Stage(first_layer=5, end_layer=9, options=StageOptions(tp=1, dp=2), shares=(1, 1)),
     )
     mixed = Strategy(stages=stages, micro_batch_size=2, num_micro_batches=4, placement=(0, 1, 2, 3))
     assert describe(mixed) == "tp * dp * pp 2 micro 2 bounds 0 5 9"

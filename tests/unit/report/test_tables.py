@@ -16,7 +16,7 @@ from amp_ray.search.planner import AmpRayPlanner
 from amp_ray.search.ranking import Ranking, rank
 from amp_ray.search.space import candidates_of
 from amp_ray.spec.candidate import Candidate, GroupsCandidate
-from amp_ray.spec.strategy import Stage, Strategy
+from amp_ray.spec.strategy import Stage, StageOptions, Strategy
 from support.experiments import small_experiment
 
 SMALL = small_experiment()
@@ -47,7 +47,12 @@ def shown(found: Ranking, *, num_rows: int | None = 3, width: int = 180) -> str:
 
 def bare(seconds: float, bounds: tuple[int, ...] = (0, 9)) -> Estimate:
     """An estimate of a model that knows neither parts nor memory."""
-    candidate = Candidate(micro_batch_size=1, tp=1, dp=1, pp=len(bounds) - 1, num_micro_batches=1)
+    candidate = Candidate(
+        micro_batch_size=1,
+        options=StageOptions(tp=1, dp=1),
+        pp=len(bounds) - 1,
+        num_micro_batches=1,
+    )
     return Estimate(strategy=Strategy.uniform(candidate, bounds), iteration_time_s=seconds)
 
 
@@ -57,8 +62,7 @@ def uneven(num_stages: int) -> Estimate:
         Stage(
             first_layer=first,
             end_layer=end,
-            tp=1,
-            dp=1 + first % 2,
+            options=StageOptions(tp=1, dp=1 + first % 2),
             shares=(3, 1) if first % 2 else (4,),
         )
         for first, end in pairwise(range(num_stages + 1))
@@ -226,7 +230,9 @@ def test_infeasible_that_are_not_shown_are_counted_once_each() -> None:
 
 
 def test_nothing_feasible_draws_no_empty_table() -> None:
-    candidate = Candidate(micro_batch_size=1, tp=1, dp=1, pp=9, num_micro_batches=1)
+    candidate = Candidate(
+        micro_batch_size=1, options=StageOptions(tp=1, dp=1), pp=9, num_micro_batches=1
+    )
     reason = Reason(kind="more stages than layers", detail="pp 9, 3 layers")
     only = rank([Infeasible(candidate=candidate, reason=reason)])
     assert shown(only) == "1 of 1 candidate not feasible: 1 more stages than layers\n"

@@ -1,11 +1,14 @@
+from dataclasses import replace
 from itertools import combinations, pairwise
 
 import pytest
 
-from amp_ray.cost.model import CandidateCosts, CostModel
+from amp_ray.cost.model import CostModel, StageCosts
 from amp_ray.cost.topology import IntArray
-from amp_ray.search.cuts import NO_LIMIT, last_with_parameters, roomiest_bounds
+from amp_ray.search.cuts import latest_starts, roomiest_bounds
 from amp_ray.spec.candidate import Candidate
+from amp_ray.spec.experiment import Experiment
+from amp_ray.spec.strategy import StageOptions
 from support.experiments import small_experiment
 
 MIXED = (
@@ -17,24 +20,29 @@ MIXED = (
 )
 
 
-def costs_of(pp: int, *replacements: tuple[str, str]) -> CandidateCosts:
-    candidate = Candidate(micro_batch_size=1, tp=1, dp=4 // pp, pp=pp, num_micro_batches=2 * pp)
+def costs_of(pp: int, *replacements: tuple[str, str]) -> StageCosts:
+    candidate = Candidate(
+        micro_batch_size=1, options=StageOptions(tp=1, dp=4 // pp), pp=pp, num_micro_batches=2 * pp
+    )
     return CostModel(experiment=small_experiment(*replacements)).costs(candidate)
 
 
-def need(costs: CandidateCosts, bounds: tuple[int, ...]) -> float:
+def needy(*, with_parameters: bool) -> Experiment:
+    """An experiment whose runtime fails, or not, where a stage has no parameters."""
+    experiment = small_experiment()
+    traits = replace(experiment.traits, fails_without_parameters=with_parameters)
+    return replace(experiment, traits=traits)
+
+
+def need(costs: StageCosts, bounds: tuple[int, ...]) -> float:
     """The stage that needs most of its device, in parts of what that has."""
-    peaks = costs.memory.peak_bytes(bounds)
-    return max(
-        peak / device.memory_bytes for peak, device in zip(peaks, costs.smallest, strict=True)
-    )
+    return max(peak / device.memory_bytes for peak, device in costs.memory.peaks(bounds))
 
 
-def least_need(costs: CandidateCosts, num_layers: int, latest: IntArray) -> float:
+def least_need(costs: StageCosts, num_layers: int, latest: IntArray) -> float:
     """The least need of all cuts, one after the other."""
     chains = (
-        (0, *inner, num_layers)
-        for inner in combinations(range(1, num_layers), costs.candidate.pp - 1)
+        (0, *inner, num_layers) for inner in combinations(range(1, num_layers), costs.stages.pp - 1)
     )
     allowed = [
         bounds
@@ -51,16 +59,18 @@ def test_no_cuts_need_less_memory(
     pp: int, replacements: tuple[tuple[str, str], ...], *, with_parameters: bool
 ) -> None:
     costs = costs_of(pp, *replacements)
-    model = small_experiment().model
-    latest = last_with_parameters(model) if with_parameters else NO_LIMIT
-    bounds = roomiest_bounds(costs, latest)
+    experiment = needy(with_parameters=with_parameters)
+    latest = latest_starts(experiment)
+    bounds = roomiest_bounds(experiment, costs)
     assert bounds is not None
     assert len(bounds) == pp + 1
     assert need(costs, bounds) == pytest.approx(
-        least_need(costs, model.num_layers, latest), rel=1e-4
+        least_need(costs, experiment.model.num_layers, latest), rel=1e-4
     )
 
 
 def test_stages_that_cannot_have_what_they_need_have_no_cuts() -> None:
-    nowhere = last_with_parameters(small_experiment().model) * 0 - 1
-    assert roomiest_bounds(costs_of(2), nowhere) is None
+    experiment = needy(with_parameters=True)
+    layers = tuple(replace(layer, operators=()) for layer in experiment.model.layers)
+    bare = replace(experiment, model=replace(experiment.model, layers=layers))
+    assert roomiest_bounds(bare, costs_of(2)) is None

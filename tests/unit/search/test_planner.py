@@ -5,7 +5,7 @@ from amp_ray.runtime.ray.searching import ALONE, search_candidates
 from amp_ray.search.planner import AmpRayPlanner, evaluate
 from amp_ray.search.space import candidates_of
 from amp_ray.spec.candidate import Candidate
-from amp_ray.spec.strategy import Strategy
+from amp_ray.spec.strategy import StageOptions, Strategy
 from amp_ray.spec.strategy_file import Context, parse_strategies
 from amp_ray.units import GIB
 from support.experiments import SMALL, experiment_from, small_experiment
@@ -17,8 +17,7 @@ MEGATRON = ("name: small", "name: small\nruntime: megatron")
 def pipeline(pp: int, *, num_micro_batches: int = 4) -> Candidate:
     return Candidate(
         micro_batch_size=2,
-        tp=1,
-        dp=4 // pp,
+        options=StageOptions(tp=1, dp=4 // pp),
         pp=pp,
         num_micro_batches=num_micro_batches // (4 // pp),
     )
@@ -114,12 +113,16 @@ def test_memory_moves_the_cuts_before_it_makes_a_plan_infeasible() -> None:
     ("candidate", "replacements", "kind"),
     [
         (
-            Candidate(micro_batch_size=8, tp=1, dp=1, pp=4, num_micro_batches=1),
+            Candidate(
+                micro_batch_size=8, options=StageOptions(tp=1, dp=1), pp=4, num_micro_batches=1
+            ),
             (("num_layers: 6", "num_layers: 6, layer_list: runtime"), MEGATRON),
             "pp does not divide the blocks",
         ),
         (
-            Candidate(micro_batch_size=8, tp=4, dp=1, pp=1, num_micro_batches=1),
+            Candidate(
+                micro_batch_size=8, options=StageOptions(tp=4, dp=1), pp=1, num_micro_batches=1
+            ),
             (("num_heads: 8", "num_heads: 2"),),
             "tp does not divide the attention heads",
         ),
@@ -136,7 +139,9 @@ def test_candidates_that_no_strategy_can_have_are_told(
 def test_more_stages_than_layers_is_a_result() -> None:
     sixteen = ("{count: 2, device: T4, slots: 2", "{count: 4, device: T4, slots: 4")
     planner = AmpRayPlanner(experiment=small_experiment(sixteen))
-    result = planner.plan(Candidate(micro_batch_size=1, tp=1, dp=1, pp=16, num_micro_batches=8))
+    result = planner.plan(
+        Candidate(micro_batch_size=1, options=StageOptions(tp=1, dp=1), pp=16, num_micro_batches=8)
+    )
     assert isinstance(result, Infeasible)
     assert str(result.reason) == "more stages than layers: pp 16, 9 layers"
 
@@ -148,14 +153,17 @@ def test_every_stage_has_parameters_where_the_runtime_needs_them() -> None:
     )
     experiment = small_experiment(*published)
     result = AmpRayPlanner(experiment=experiment).plan(
-        Candidate(micro_batch_size=1, tp=1, dp=1, pp=8, num_micro_batches=8)
+        Candidate(micro_batch_size=1, options=StageOptions(tp=1, dp=1), pp=8, num_micro_batches=8)
     )
     assert isinstance(result, Estimate)
     assert result.feasible
 
 
 def test_even_blocks_where_the_runtime_knows_nothing_else() -> None:
-    result = planned(Candidate(micro_batch_size=2, tp=1, dp=2, pp=2, num_micro_batches=2), MEGATRON)
+    result = planned(
+        Candidate(micro_batch_size=2, options=StageOptions(tp=1, dp=2), pp=2, num_micro_batches=2),
+        MEGATRON,
+    )
     assert result.strategy.bounds == (0, 4, 9)
 
 
@@ -180,7 +188,9 @@ def test_given_strategies_keep_their_cuts_and_others_get_the_best() -> None:
 
 def test_a_given_strategy_that_heads_cannot_be_divided_for_is_told_so() -> None:
     planner = AmpRayPlanner(experiment=small_experiment(("num_heads: 8", "num_heads: 1")))
-    candidate = Candidate(micro_batch_size=2, tp=2, dp=2, pp=1, num_micro_batches=2)
+    candidate = Candidate(
+        micro_batch_size=2, options=StageOptions(tp=2, dp=2), pp=1, num_micro_batches=2
+    )
     result = planner.score(Strategy.uniform(candidate, (0, 9)))
     assert isinstance(result, Estimate)
     assert not result.feasible
@@ -190,7 +200,9 @@ def test_a_given_strategy_that_heads_cannot_be_divided_for_is_told_so() -> None:
 
 def test_key_value_heads_must_be_divided_too() -> None:
     llama = ("family: gpt2", "family: llama, num_key_value_heads: 1")
-    candidate = Candidate(micro_batch_size=2, tp=2, dp=2, pp=1, num_micro_batches=2)
+    candidate = Candidate(
+        micro_batch_size=2, options=StageOptions(tp=2, dp=2), pp=1, num_micro_batches=2
+    )
     result = AmpRayPlanner(experiment=small_experiment(llama)).plan(candidate)
     assert isinstance(result, Infeasible)
     assert str(result.reason).endswith("num_key_value_heads 1")

@@ -4,13 +4,18 @@ from dataclasses import replace
 from amp_ray.cost.estimate import Estimate, Infeasible, Reason, Result
 from amp_ray.search.ranking import rank, reasons_text, why_none
 from amp_ray.spec.candidate import Candidate
-from amp_ray.spec.strategy import Strategy
+from amp_ray.spec.strategy import StageOptions, Strategy
 
 
 def estimate(
     seconds: float, *, micro_batch_size: int = 1, pp: int = 1, reason: str | None = None
 ) -> Estimate:
-    candidate = Candidate(micro_batch_size=micro_batch_size, tp=1, dp=1, pp=pp, num_micro_batches=4)
+    candidate = Candidate(
+        micro_batch_size=micro_batch_size,
+        options=StageOptions(tp=1, dp=1),
+        pp=pp,
+        num_micro_batches=4,
+    )
     return Estimate(
         strategy=Strategy.uniform(candidate, tuple(range(pp + 1))),
         iteration_time_s=seconds,
@@ -19,7 +24,9 @@ def estimate(
 
 
 def impossible(pp: int) -> Infeasible:
-    candidate = Candidate(micro_batch_size=1, tp=1, dp=1, pp=pp, num_micro_batches=4)
+    candidate = Candidate(
+        micro_batch_size=1, options=StageOptions(tp=1, dp=1), pp=pp, num_micro_batches=4
+    )
     return Infeasible(
         candidate=candidate, reason=Reason(kind="more stages than layers", detail="figures")
     )

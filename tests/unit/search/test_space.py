@@ -1,7 +1,7 @@
 import pytest
 
 from amp_ray.search.space import candidates_of, group_candidates, uniform_candidates
-from amp_ray.spec.candidate import Candidate
+from amp_ray.spec.candidate import Candidate, StageOptions
 from amp_ray.spec.experiment import Experiment, launchable_only
 from support.experiments import small_experiment
 
@@ -104,8 +104,8 @@ def test_limits_that_leave_nothing_are_named(text: str, message: str) -> None:
 def test_candidates_of_a_single_device() -> None:
     found = uniform_candidates(small_experiment(cluster(1, 1), batch(2)))
     assert found == (
-        Candidate(micro_batch_size=1, tp=1, dp=1, pp=1, num_micro_batches=2),
-        Candidate(micro_batch_size=2, tp=1, dp=1, pp=1, num_micro_batches=1),
+        Candidate(micro_batch_size=1, options=StageOptions(tp=1, dp=1), pp=1, num_micro_batches=2),
+        Candidate(micro_batch_size=2, options=StageOptions(tp=1, dp=1), pp=1, num_micro_batches=1),
     )
 
 

@@ -1,11 +1,14 @@
 import pytest
 
-from amp_ray.spec.candidate import Candidate, GroupsCandidate
+from amp_ray.spec.candidate import Candidate, GroupsCandidate, StageOptions
 
 
 def test_samples_of_an_iteration_add_up() -> None:
     assert (
-        Candidate(micro_batch_size=2, tp=4, dp=3, pp=1, num_micro_batches=5).global_batch_size == 30
+        Candidate(
+            micro_batch_size=2, options=StageOptions(tp=4, dp=3), pp=1, num_micro_batches=5
+        ).global_batch_size
+        == 30
     )
     assert GroupsCandidate(micro_batch_size=6, num_micro_batches=5).global_batch_size == 30
 

@@ -1,17 +1,19 @@
 import pytest
 
 from amp_ray.spec.candidate import Candidate
-from amp_ray.spec.strategy import Stage, Strategy, candidate_of
+from amp_ray.spec.strategy import Stage, StageOptions, Strategy, candidate_of
 
 
 def candidate(**degrees: int) -> Candidate:
-    known = {"micro_batch_size": 2, "tp": 2, "dp": 1, "pp": 2, "num_micro_batches": 4}
-    return Candidate(**(known | degrees))  # type: ignore[arg-type]
+    known = {"micro_batch_size": 2, "pp": 2, "num_micro_batches": 4} | degrees
+    options = StageOptions(tp=known.pop("tp", 2), dp=known.pop("dp", 1))
+    return Candidate(options=options, **known)
 
 
 def stage(first: int, end: int, **others: object) -> Stage:
-    known: dict[str, object] = {"first_layer": first, "end_layer": end, "tp": 1, "dp": 1}
-    return Stage(**(known | others))  # type: ignore[arg-type]
+    shares = others.pop("shares", None)
+    options = StageOptions(**({"tp": 1, "dp": 1} | others))  # type: ignore[arg-type]
+    return Stage(first_layer=first, end_layer=end, options=options, shares=shares)  # type: ignore[arg-type]
 
 
 def strategy(*stages: Stage, placement: tuple[int, ...], micro_batch_size: int = 4) -> Strategy:
@@ -46,7 +48,7 @@ def test_candidates_order_by_size_then_tp_then_dp() -> None:
 
 @pytest.mark.parametrize("degree", ["micro_batch_size", "tp", "dp", "pp", "num_micro_batches"])
 def test_a_degree_of_zero_is_refused(degree: str) -> None:
-    with pytest.raises(ValueError, match=r"start at 1, found .*0"):
+    with pytest.raises(ValueError, match=r"start at 1, found .*\b0"):
         candidate(**{degree: 0})
 
 

@@ -6,14 +6,16 @@ from amp_ray.errors import InputError
 from amp_ray.spec.candidate import Candidate, Recompute
 from amp_ray.spec.catalogue import find_device
 from amp_ray.spec.cluster import Cluster, Link, Node
-from amp_ray.spec.strategy import Strategy
+from amp_ray.spec.strategy import StageOptions, Strategy
 from amp_ray.spec.strategy_file import Context, Given, parse_strategies
 
 LINK = Link(bandwidth_bytes_per_s=1e9, latency_s=0.0)
 CLUSTER = Cluster(
     nodes=(Node(name="a", device=find_device("T4"), num_slots=4, intra=LINK, inter=LINK),)
 )
-CANDIDATE = Candidate(micro_batch_size=1, tp=1, dp=2, pp=2, num_micro_batches=4)
+CANDIDATE = Candidate(
+    micro_batch_size=1, options=StageOptions(tp=1, dp=2), pp=2, num_micro_batches=4
+)
 HEADER = "tp,pp,dp,micro_batch_size,bounds,measured_s\n"
 RECORD = {"tp": 1, "pp": 2, "dp": 2, "micro_batch_size": 1}
 

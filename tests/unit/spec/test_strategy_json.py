@@ -7,7 +7,7 @@ from amp_ray.errors import InputError
 from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.catalogue import find_device
 from amp_ray.spec.cluster import Cluster, Link, Node
-from amp_ray.spec.strategy import Stage, Strategy
+from amp_ray.spec.strategy import Stage, StageOptions, Strategy
 from amp_ray.spec.strategy_json import strategy_from_json, strategy_to_json
 
 LINK = Link(bandwidth_bytes_per_s=1e9, latency_s=0.0)
@@ -18,12 +18,19 @@ CLUSTER = Cluster(
     )
 )
 UNIFORM = Strategy.uniform(
-    Candidate(micro_batch_size=2, tp=1, dp=2, pp=2, num_micro_batches=4), (0, 3, 5), (3, 2, 1, 0)
+    Candidate(micro_batch_size=2, options=StageOptions(tp=1, dp=2), pp=2, num_micro_batches=4),
+    (0, 3, 5),
+    (3, 2, 1, 0),
 )
 DIFFERENT = Strategy(
     stages=(
-        Stage(first_layer=0, end_layer=3, tp=1, dp=2, shares=(1, 3)),
-        Stage(first_layer=3, end_layer=5, tp=2, dp=1, recompute="full", shares=(4,)),
+        Stage(first_layer=0, end_layer=3, options=StageOptions(tp=1, dp=2), shares=(1, 3)),
+        Stage(
+            first_layer=3,
+            end_layer=5,
+            options=StageOptions(tp=2, dp=1, recompute="full"),
+            shares=(4,),
+        ),
     ),
     micro_batch_size=4,
     num_micro_batches=2,
@@ -67,7 +74,7 @@ def test_a_placement_that_is_left_out_is_the_order_of_the_devices() -> None:
 
 def test_recompute_may_differ_by_stage() -> None:
     found = strategy_from_json(record(recompute=["full", "none"]), CLUSTER)
-    assert [stage.recompute for stage in found.stages] == ["full", "none"]
+    assert [stage.options.recompute for stage in found.stages] == ["full", "none"]
 
 
 def test_stages_alone_are_enough() -> None:

@@ -1,7 +1,7 @@
 import numpy as np
 
 from amp_ray.partition.problem import PartitionProblem, chain_problem
-from amp_ray.partition.tables import StageOptions, StageTables
+from amp_ray.partition.tables import OptionTable, StageTables
 from support.brute_force import all_chains, best_chain, cheapest_chain
 
 TABLES = StageTables(
@@ -17,7 +17,7 @@ def test_all_partitions_of_a_row_of_stages_are_walked_once() -> None:
 
 
 def test_options_multiply_partitions_and_stages_may_be_skipped() -> None:
-    options = StageOptions(
+    options = OptionTable(
         time_row=np.zeros(4, int),
         from_state=np.array([0, 0, 1, 0]),
         to_state=np.array([1, 1, 2, 2]),

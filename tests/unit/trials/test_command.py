@@ -8,7 +8,7 @@ from amp_ray.errors import InputError
 from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.own_program import OwnProgram
-from amp_ray.spec.strategy import Strategy
+from amp_ray.spec.strategy import StageOptions, Strategy
 from amp_ray.training.job import read_job
 from amp_ray.trials.command import (
     WARM_MODULES,
@@ -20,7 +20,9 @@ from amp_ray.trials.command import (
 from amp_ray.trials.launch import FOLDER, Launch
 from support.experiments import experiment_from, small_experiment
 
-CANDIDATE = Candidate(micro_batch_size=2, tp=2, dp=1, pp=2, num_micro_batches=4)
+CANDIDATE = Candidate(
+    micro_batch_size=2, options=StageOptions(tp=2, dp=1), pp=2, num_micro_batches=4
+)
 PLACED = Strategy.uniform(CANDIDATE, (0, 4, 9), (3, 0, 1, 2))
 PROGRAM = OwnProgram(argv=("{python}", "train.py"))
 

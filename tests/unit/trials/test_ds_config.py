@@ -1,11 +1,13 @@
 import pytest
 
 from amp_ray.spec.candidate import Candidate
-from amp_ray.spec.strategy import Strategy
+from amp_ray.spec.strategy import StageOptions, Strategy
 from amp_ray.trials.ds_config import ds_config
 from support.experiments import small_experiment
 
-CANDIDATE = Candidate(micro_batch_size=2, tp=1, dp=2, pp=2, num_micro_batches=2)
+CANDIDATE = Candidate(
+    micro_batch_size=2, options=StageOptions(tp=1, dp=2), pp=2, num_micro_batches=2
+)
 STRATEGY = Strategy.uniform(CANDIDATE, (0, 4, 9))
 
 

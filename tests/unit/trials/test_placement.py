@@ -5,11 +5,13 @@ import pytest
 from amp_ray.errors import InputError
 from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.strategy import Strategy
+from amp_ray.spec.strategy import StageOptions, Strategy
 from amp_ray.trials.placement import placement
 from support.experiments import small_experiment
 
-CANDIDATE = Candidate(micro_batch_size=2, tp=1, dp=2, pp=2, num_micro_batches=2)
+CANDIDATE = Candidate(
+    micro_batch_size=2, options=StageOptions(tp=1, dp=2), pp=2, num_micro_batches=2
+)
 STRATEGY = Strategy.uniform(CANDIDATE, (0, 4, 9), (3, 0, 1, 2))
 GROUPS = (("a", "b"), ("c", "d"))
 

@@ -5,7 +5,7 @@ import pytest
 from amp_ray.errors import InputError
 from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.strategy import Stage, Strategy
+from amp_ray.spec.strategy import Stage, StageOptions, Strategy
 from amp_ray.trials.runtime_strategy import runtime_bounds, runtime_strategy, why_not_launchable
 from support.experiments import experiment_from, small_experiment
 
@@ -29,7 +29,10 @@ PICTURES = TEXT.replace(
 def strategy(*bounds: int, tp: int = 1, dp: int = 1, samples: int = 8) -> Strategy:
     pp = len(bounds) - 1
     candidate = Candidate(
-        micro_batch_size=2, tp=tp, dp=dp, pp=pp, num_micro_batches=samples // (2 * dp)
+        micro_batch_size=2,
+        options=StageOptions(tp=tp, dp=dp),
+        pp=pp,
+        num_micro_batches=samples // (2 * dp),
     )
     return Strategy.uniform(candidate, bounds)
 
@@ -101,7 +104,9 @@ def test_blocks_are_computed_twice_where_the_published_runtime_did() -> None:
 
 
 def test_degrees_and_placement_are_kept() -> None:
-    candidate = Candidate(micro_batch_size=2, tp=2, dp=1, pp=2, num_micro_batches=4)
+    candidate = Candidate(
+        micro_batch_size=2, options=StageOptions(tp=2, dp=1), pp=2, num_micro_batches=4
+    )
     published = Strategy.uniform(candidate, (0, 15, 30), (3, 1, 2, 0))
     chosen = runtime_strategy(experiment_from(TEXT), published)
     assert (chosen.tp, chosen.dp, chosen.placement) == (2, 1, (3, 1, 2, 0))
@@ -109,8 +114,8 @@ def test_degrees_and_placement_are_kept() -> None:
 
 def uneven() -> Strategy:
     stages = (
-        Stage(first_layer=0, end_layer=4, tp=2, dp=1),
-        Stage(first_layer=4, end_layer=9, tp=1, dp=1),
+        Stage(first_layer=0, end_layer=4, options=StageOptions(tp=2, dp=1)),
+        Stage(first_layer=4, end_layer=9, options=StageOptions(tp=1, dp=1)),
     )
     return Strategy(stages=stages, micro_batch_size=2, num_micro_batches=4, placement=(0, 1, 2))
 

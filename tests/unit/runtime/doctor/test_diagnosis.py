@@ -4,7 +4,13 @@ from dataclasses import replace
 import pytest
 
 from amp_ray.errors import HostError, InputError
-from amp_ray.runtime.doctor.diagnosis import LOCAL_NAME, Diagnosis, diagnose, list_sites, preflight
+from amp_ray.runtime.doctor.diagnosis import (
+    LOCAL_NAME,
+    Diagnosis,
+    diagnose,
+    list_sites,
+    preflight,
+)
 from amp_ray.runtime.hosts.host import Host, LocalHost
 from amp_ray.spec.experiment import Experiment
 from amp_ray.trials.doctor.findings import Finding

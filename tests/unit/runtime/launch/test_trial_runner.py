@@ -17,13 +17,15 @@ from amp_ray.runtime.study.pool import Task
 from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.own_program import OwnProgram
-from amp_ray.spec.strategy import Strategy
+from amp_ray.spec.strategy import StageOptions, Strategy
 from amp_ray.testing.scripted_host import Message, ScriptedHost, file_messages, well_behaved
 from amp_ray.trials.outcome import Measured, Unreachable
 from support.experiments import small_experiment
 
 SETTINGS = AgentSettings(lease_s=2.0, heartbeat_s=0.1, grace_s=0.1, settle_s=0.05)
-CANDIDATE = Candidate(micro_batch_size=2, tp=2, dp=1, pp=2, num_micro_batches=4)
+CANDIDATE = Candidate(
+    micro_batch_size=2, options=StageOptions(tp=2, dp=1), pp=2, num_micro_batches=4
+)
 STRATEGY = Strategy.uniform(CANDIDATE, (0, 4, 9))
 GROUPS = (("a", "b"), ("c", "d"))
 

@@ -25,7 +25,7 @@ def counted_s(point: LinkPoint, place: LinkPlace) -> float:
         step = topology.intra_step_s[0] if intra else steps[0, 1]
         return float(START_S + step + point.num_bytes / rate)
     group = np.array([[0, 1] if intra else [0, 2]])
-    (path,) = topology.rings(group).paths
+    (path,) = topology.rings(group.tolist()).paths
     return all_reduce_s(point.num_bytes, 2, path, START_S)
 
 

@@ -14,11 +14,12 @@ from amp_ray.runtime.ray.address import RayUnavailableError
 from amp_ray.runtime.ray.trial_worker import Hello, Ran
 from amp_ray.runtime.study.pool import Fault, Finished, InterruptedTrialError, Pool, Task
 from amp_ray.spec.candidate import Candidate
-from amp_ray.spec.strategy import Strategy
+from amp_ray.spec.strategy import StageOptions, Strategy
 from amp_ray.trials.outcome import Outcome, TimedOut, Unreachable
 
 STRATEGY = Strategy.uniform(
-    Candidate(micro_batch_size=1, tp=1, dp=1, pp=1, num_micro_batches=1), (0, 2)
+    Candidate(micro_batch_size=1, options=StageOptions(tp=1, dp=1), pp=1, num_micro_batches=1),
+    (0, 2),
 )
 OUTCOME = TimedOut(reason="test", timeout_s=1.0, lines=(), wall_s=1.0)
 HANG_GUARD_S = 60.0

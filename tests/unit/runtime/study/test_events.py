@@ -10,7 +10,7 @@ from amp_ray.runtime.study import events as study_events
 from amp_ray.runtime.study.events import Rebuilt, rebuild
 from amp_ray.runtime.study.pool import Task
 from amp_ray.spec.candidate import Candidate
-from amp_ray.spec.strategy import Strategy
+from amp_ray.spec.strategy import StageOptions, Strategy
 from amp_ray.trials.outcome import Measured, Outcome, Unreachable
 from amp_ray.tuner.state import Trial
 from support.driving import small_study
@@ -201,7 +201,8 @@ def test_an_outcome_survives_bit_for_bit() -> None:
 
 
 OTHER = Strategy.uniform(
-    Candidate(micro_batch_size=1, tp=1, dp=1, pp=4, num_micro_batches=8), (0, 1, 2, 3, 9)
+    Candidate(micro_batch_size=1, options=StageOptions(tp=1, dp=1), pp=4, num_micro_batches=8),
+    (0, 1, 2, 3, 9),
 )
 
 

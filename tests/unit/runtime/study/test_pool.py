@@ -16,7 +16,7 @@ from amp_ray.runtime.study.pool import (
     sweep_lines,
 )
 from amp_ray.spec.candidate import Candidate
-from amp_ray.spec.strategy import Strategy
+from amp_ray.spec.strategy import StageOptions, Strategy
 from amp_ray.trials.outcome import Measured, Outcome, Unreachable
 
 GUARD_S = 60.0
@@ -25,7 +25,8 @@ ERRORS: dict[str, Exception] = {}
 """What goes wrong, by the trial's id."""
 
 STRATEGY = Strategy.uniform(
-    Candidate(micro_batch_size=1, tp=1, dp=1, pp=1, num_micro_batches=1), (0, 1)
+    Candidate(micro_batch_size=1, options=StageOptions(tp=1, dp=1), pp=1, num_micro_batches=1),
+    (0, 1),
 )
 DONE = Measured(
     iteration_time_s=1.0,

@@ -6,7 +6,7 @@ from amp_ray.errors import InputError, Where
 from amp_ray.runtime.study.pool import Task
 from amp_ray.runtime.study.replay import ReplayPool, load_replay, recorded_outcome
 from amp_ray.spec.candidate import Candidate
-from amp_ray.spec.strategy import Strategy
+from amp_ray.spec.strategy import StageOptions, Strategy
 from amp_ray.spec.strategy_file import Given
 from amp_ray.trials.outcome import Crashed, Measured, OutOfMemory
 from support.experiments import small_experiment
@@ -15,10 +15,11 @@ from support.replaying import crashed, measured
 EXPERIMENT = small_experiment()
 HEADER = "tp,pp,dp,micro_batch_size,bounds,measured_s\n"
 WHERE = Where(file="table.csv", line=7)
-GRID = Candidate(micro_batch_size=1, tp=1, dp=4, pp=1, num_micro_batches=2)
+GRID = Candidate(micro_batch_size=1, options=StageOptions(tp=1, dp=4), pp=1, num_micro_batches=2)
 STRATEGY = Strategy.uniform(GRID, (0, 9))
 OTHER = Strategy.uniform(
-    Candidate(micro_batch_size=2, tp=1, dp=4, pp=1, num_micro_batches=1), (0, 9)
+    Candidate(micro_batch_size=2, options=StageOptions(tp=1, dp=4), pp=1, num_micro_batches=1),
+    (0, 9),
 )
 
 

@@ -1,12 +1,12 @@
 import pytest
 
 from amp_ray.cost.schedule import closed_form_s
+from amp_ray.search.cuts import latest_starts
 from amp_ray.search.placement.chains import (
     MOST_ORDERS,
     Chains,
     class_orders,
     key_of,
-    latest_starts,
     objective_s,
 )
 from amp_ray.spec.strategy import Strategy
@@ -66,8 +66,8 @@ def test_the_objective_is_the_closed_form_and_the_tail() -> None:
     candidate = mixed_candidate(dp=2)
     strategy = Strategy.uniform(candidate, (0, 4, 7, 11), LAST_FIRST)
     costs = cost_model.costs(candidate, LAST_FIRST)
-    times = costs.kinds.stage_times(strategy.bounds)[:2].sum(axis=0).max(axis=1)
-    seconds, row = costs.cuts.rows(duplex=cost_model.experiment.traits.duplex_transfers)
+    times = costs.times.at(strategy.bounds)[:2].sum(axis=0).max(axis=1)
+    seconds, row = costs.messages.rows()
     cuts = seconds[row, [4, 7]]
     breakdown = cost_model.estimate(strategy).breakdown
     assert breakdown is not None
@@ -86,9 +86,11 @@ def test_what_was_judged_stays_known() -> None:
 
 
 def test_a_stage_needs_parameters_where_the_runtime_says_so() -> None:
-    assert latest_starts(mixed_cost_model()).tolist()[1:3] == [0, 1]
+    assert latest_starts(mixed_cost_model().experiment).tolist()[1:3] == [0, 1]
     other = mixed_cost_model(("name: mixed", "name: mixed\nruntime: megatron"))
-    assert other.experiment.traits.fails_without_parameters == bool(latest_starts(other).size)
+    assert other.experiment.traits.fails_without_parameters == bool(
+        latest_starts(other.experiment).size
+    )
 
 
 def test_keys_tell_devices_and_cuts() -> None:

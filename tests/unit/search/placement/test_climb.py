@@ -2,7 +2,7 @@ from dataclasses import replace
 
 from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.model import CostModel
-from amp_ray.search.placement.climb import MOST_STAGES_TRIED, climb
+from amp_ray.search.placement.improve import MOST_STAGES_TRIED, climb
 from amp_ray.spec.strategy import Strategy
 from support.mixed_cluster import mixed_candidate, mixed_cost_model
 

@@ -1,8 +1,7 @@
 import numpy as np
 
 from amp_ray.partition import NO_ROW
-from amp_ray.search.placement.flat import FlatGraph
-from amp_ray.search.placement.graph import Level
+from amp_ray.search.placement.graph import FlatGraph, Level
 
 
 def level(

@@ -5,9 +5,8 @@ import pytest
 
 from amp_ray.search.placement import graph
 from amp_ray.search.placement.graph import Grower, Level
-from amp_ray.search.placement.nodes import class_moves, node_classes
+from amp_ray.search.placement.nodes import Scope, class_moves, node_classes
 from amp_ray.search.placement.prices import Prices
-from amp_ray.search.placement.scope import Scope
 from amp_ray.spec.candidate import Candidate
 from support.mixed_cluster import mixed_candidate, mixed_cost_model
 from support.placement_oracle import all_placements
@@ -90,7 +89,7 @@ def test_a_graph_that_grows_too_large_is_given_up() -> None:
 def test_a_graph_with_too_many_blocks_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     candidate, scope = mixed_candidate(dp=2), Scope(max_options=10**5)
     assert grower_of(candidate, scope).levels(candidate.pp) is not None
-    monkeypatch.setattr(graph, "MOST_BLOCKS", 2)
+    monkeypatch.setattr(graph, "MOST_DEVICE_SETS", 2)
     assert grower_of(candidate, scope).levels(candidate.pp) is None
 
 

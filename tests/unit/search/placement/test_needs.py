@@ -1,7 +1,7 @@
 import numpy as np
 
 from amp_ray.search.cuts import even_block_bounds
-from amp_ray.search.placement.needs import stage_needs
+from amp_ray.search.placement.problem import stage_needs
 from support.mixed_cluster import mixed_candidate, mixed_cost_model
 
 
@@ -27,7 +27,7 @@ def test_one_stage_holds_a_tied_weight_once() -> None:
         stage_needs(cost_model, mixed_candidate(dp=dp), tied_counts=False).parameters[-1]
         for dp in (6, 3)
     )
-    tied = cost_model.costs(mixed_candidate()).memory.weights.tied
+    tied = cost_model.weights(1).tied
     assert tied is not None
     assert parted - alone == tied.parameters
 

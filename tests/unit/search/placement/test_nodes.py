@@ -6,10 +6,10 @@ from amp_ray.search.placement.nodes import (
     MOST_STEPS,
     ClassMoves,
     NodeClass,
+    Scope,
     class_moves,
     node_classes,
 )
-from amp_ray.search.placement.scope import Scope
 from amp_ray.spec.cluster import Cluster, Link
 from support.mixed_cluster import mixed_cost_model
 

@@ -25,11 +25,11 @@ def by_class(prices: Prices, *, slow: Pairs = (), quick: Pairs = ()) -> tuple[Pa
 def test_a_block_costs_what_its_stage_costs() -> None:
     cost_model, candidate = mixed_cost_model(slow_gib=3), mixed_candidate(dp=2)
     prices = prices_of(cost_model, candidate)
-    blocks = prices.blocks(
+    blocks = prices.stage_devices(
         [by_class(prices, slow=((2, 0),)), by_class(prices, slow=((1, 1),), quick=((1, 1),))]
     )
     costs = cost_model.costs(candidate, (0, 1, 2, 3, 4, 5))
-    expected, row = costs.kinds.stage_rows()
+    expected, row = costs.times.rows()
     assert np.array_equal(blocks.time_prefix_s[blocks.time_row[0]], expected[row[0]])
     slower, mixed = blocks.time_prefix_s[blocks.time_row]  # the slower replica counts
     assert np.array_equal(slower, mixed)
@@ -41,12 +41,12 @@ def test_tails_are_those_of_the_cost_model() -> None:
     prices = prices_of(cost_model, candidate)
     # Stages 0 and 1 take one device of the slow node and one of a quick one each.
     placement = (0, 2, 1, 3, 4, 5)
-    blocks = prices.blocks(
+    blocks = prices.stage_devices(
         [by_class(prices, slow=((1, 2),), quick=((1, 2),)), by_class(prices, quick=((2, 0),))]
     )
     breakdown = cost_model.estimate(Strategy.uniform(candidate, BOUNDS, placement)).breakdown
     assert breakdown is not None
-    held = cost_model.costs(candidate).memory.weights.of_stages(BOUNDS)
+    held = cost_model.weights(candidate.tp).of_stages(BOUNDS)
     tails = blocks.tails[[0, 0, 1], 0] + blocks.tails[[0, 0, 1], 1] * held
     expected = breakdown.gradient_sync_s + breakdown.optimizer_s
     assert tails.max() == pytest.approx(expected, rel=1e-12)
@@ -56,7 +56,7 @@ def test_cuts_cost_what_their_messages_take() -> None:
     cost_model, candidate = mixed_cost_model(), mixed_candidate(dp=2)
     prices = prices_of(cost_model, candidate)
     ((cut,),) = prices.cut_rows([by_class(prices, slow=((2, 0),), quick=((0, 2),))])
-    seconds, row = cost_model.costs(candidate, (0, 1, 2, 3, 4, 5)).cuts.rows(duplex=False)
+    seconds, row = cost_model.costs(candidate, (0, 1, 2, 3, 4, 5)).messages.rows()
     assert np.array_equal(prices.cut_time_s[cut.row], seconds[row[0]])
 
 
@@ -100,10 +100,7 @@ def test_a_tied_weight_takes_what_the_cost_model_says(
     prices = prices_of(tied, candidate)
     bounds = (0, 4, 5, 6, 7, 8, 11)  # the first stage is the slowest to update
     with_it, without = (
-        model.tail.estimate(
-            model.costs(candidate, placement).grid, bounds, model.costs(candidate).memory.weights
-        )
-        for model in (tied, untied)
+        model.costs(candidate, placement).step_ends.at(bounds) for model in (tied, untied)
     )
     tied_s = prices.tied_s(by_class(prices, quick=ends))
     assert tied_s == pytest.approx(with_it.gradient_sync_s - without.gradient_sync_s)

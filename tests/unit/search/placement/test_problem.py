@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from amp_ray.partition import InfeasiblePartition, PartitionSolution, solve
+from amp_ray.search.placement.build_problem import build_problem
 from amp_ray.search.placement.chains import objective_s
-from amp_ray.search.placement.pose import pose
 from amp_ray.search.placement.problem import PlacementProblem
 from amp_ray.search.placement.ranks import Walk
 from amp_ray.spec.strategy import Strategy
@@ -13,7 +13,7 @@ from support.mixed_cluster import mixed_candidate, mixed_cost_model
 
 
 def posed(*, dp: int = 1, tied: bool = False) -> PlacementProblem:
-    found = pose(mixed_cost_model(tied=tied), mixed_candidate(dp=dp))
+    found = build_problem(mixed_cost_model(tied=tied), mixed_candidate(dp=dp))
     assert found is not None
     return found.problem
 

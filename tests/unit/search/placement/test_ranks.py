@@ -3,7 +3,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from amp_ray.search.placement.pose import pose
+from amp_ray.search.placement.build_problem import build_problem
 from amp_ray.search.placement.problem import PlacementProblem
 from amp_ray.search.placement.ranks import Walk
 from amp_ray.search.placement.tail import TailSearch
@@ -11,7 +11,7 @@ from support.mixed_cluster import mixed_candidate, mixed_cost_model
 
 
 def posed(*, tp: int = 1, dp: int = 1) -> PlacementProblem:
-    found = pose(mixed_cost_model(), mixed_candidate(tp=tp, dp=dp))
+    found = build_problem(mixed_cost_model(), mixed_candidate(tp=tp, dp=dp))
     assert found is not None
     return found.problem
 

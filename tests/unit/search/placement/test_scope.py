@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from amp_ray.search.placement.scope import Scope
+from amp_ray.search.placement.nodes import Scope
 
 
 def test_a_scope_is_whole_as_long_as_nothing_is_left_out() -> None:

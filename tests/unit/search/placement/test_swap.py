@@ -1,5 +1,5 @@
 from amp_ray.search.placement.chains import Chains
-from amp_ray.search.placement.swap import swap_replicas
+from amp_ray.search.placement.improve import swap_replicas
 from amp_ray.spec.strategy import Strategy
 from support.mixed_cluster import mixed_candidate, mixed_cost_model
 

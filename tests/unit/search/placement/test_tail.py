@@ -3,15 +3,16 @@ import math
 import pytest
 
 from amp_ray.partition import PartitionSolution, solve
-from amp_ray.search.placement.pose import pose
+from amp_ray.search.cuts import without_limits
+from amp_ray.search.placement.build_problem import build_problem
 from amp_ray.search.placement.problem import PlacementProblem
-from amp_ray.search.placement.tail import FEWEST_EVALUATIONS, MOST_WORK, TailSearch, without_limits
+from amp_ray.search.placement.tail import FEWEST_EVALUATIONS, MOST_WORK, TailSearch
 from support.mixed_cluster import mixed_candidate, mixed_cost_model
 
 
 def posed(*, dp: int = 2, tied: bool = False, gib: float = 16) -> PlacementProblem:
     cost_model = mixed_cost_model(("QUICK", "SLOW"), slow_gib=gib) if gib < 16 else None
-    found = pose(cost_model or mixed_cost_model(tied=tied), mixed_candidate(dp=dp))
+    found = build_problem(cost_model or mixed_cost_model(tied=tied), mixed_candidate(dp=dp))
     assert found is not None
     return found.problem
 
@@ -75,7 +76,7 @@ def test_nothing_is_found_where_nothing_fits() -> None:
 
 def test_without_limits_something_is_placed_all_the_same() -> None:
     problem = posed(gib=1)
-    placed = without_limits(problem)
+    placed = without_limits(problem.problem)
     assert placed is not None
     assert len(placed.bounds) == 4
     assert placed.value_s > 0

@@ -6,7 +6,7 @@ from amp_ray.errors import InputError
 from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.cluster import Cluster
 from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.strategy import Stage, Strategy
+from amp_ray.spec.strategy import Stage, StageOptions, Strategy
 from amp_ray.spec.strategy_json import strategy_from_json
 from amp_ray.trials.ds_config import ds_config
 from amp_ray.trials.own_program.files import file_names, generated_files
@@ -21,7 +21,9 @@ def experiment(*files: str) -> Experiment:
 
 
 def strategy() -> Strategy:
-    candidate = Candidate(tp=2, pp=2, dp=1, micro_batch_size=2, num_micro_batches=4)
+    candidate = Candidate(
+        options=StageOptions(tp=2, dp=1), pp=2, micro_batch_size=2, num_micro_batches=4
+    )
     return Strategy.uniform(candidate, (0, 4, 9))
 
 
@@ -100,8 +102,8 @@ def test_deepspeeds_engines_are_told_to_log_their_speed() -> None:
 
 def test_stages_that_differ_have_no_deepspeed_configuration() -> None:
     stages = (
-        Stage(first_layer=0, end_layer=4, tp=2, dp=1),
-        Stage(first_layer=4, end_layer=9, tp=1, dp=1),
+        Stage(first_layer=0, end_layer=4, options=StageOptions(tp=2, dp=1)),
+        Stage(first_layer=4, end_layer=9, options=StageOptions(tp=1, dp=1)),
     )
     mixed = Strategy(stages=stages, micro_batch_size=2, num_micro_batches=4, placement=(0, 1, 2))
     found, reason = generated_files(experiment(), mixed, PLACES[:3])

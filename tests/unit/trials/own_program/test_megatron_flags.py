@@ -5,7 +5,7 @@ import pytest
 
 from amp_ray.spec.candidate import Candidate, Recompute
 from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.strategy import Stage, Strategy
+from amp_ray.spec.strategy import Stage, StageOptions, Strategy
 from amp_ray.trials.own_program.megatron_flags import megatron_flags, stage_blocks
 from support.experiments import small_experiment
 
@@ -26,12 +26,10 @@ def strategy(blocks: Sequence[int], tp: int = 1, recompute: Recompute = "none") 
     """Make a strategy by the blocks of its stages: an embedding before, norm and head behind."""
     cuts = [1 + number for number in accumulate(blocks[:-1])]
     candidate = Candidate(
-        tp=tp,
+        options=StageOptions(tp=tp, dp=1, recompute=recompute),
         pp=len(blocks),
-        dp=1,
         micro_batch_size=2,
         num_micro_batches=4,
-        recompute=recompute,
     )
     return Strategy.uniform(candidate, (0, *cuts, sum(blocks) + 3))
 
@@ -142,8 +140,8 @@ def test_an_interleaved_schedule_needs_parts_of_one_size(blocks: list[int]) -> N
 
 def test_stages_that_differ_are_refused() -> None:
     stages = (
-        Stage(first_layer=0, end_layer=4, tp=2, dp=1),
-        Stage(first_layer=4, end_layer=9, tp=1, dp=1),
+        Stage(first_layer=0, end_layer=4, options=StageOptions(tp=2, dp=1)),
+        Stage(first_layer=4, end_layer=9, options=StageOptions(tp=1, dp=1)),
     )
     mixed = Strategy(stages=stages, micro_batch_size=2, num_micro_batches=4, placement=(0, 1, 2))
     with pytest.raises(ValueError, match=r"expected one tp, .* found tp \[2, 1\]"):
@@ -157,7 +155,9 @@ def test_a_model_of_unequal_blocks_is_refused() -> None:
         "        vocab_size: 1024}"
     )
     image = small_experiment((old, model))
-    candidate = Candidate(tp=1, pp=1, dp=1, micro_batch_size=2, num_micro_batches=4)
+    candidate = Candidate(
+        options=StageOptions(tp=1, dp=1), pp=1, micro_batch_size=2, num_micro_batches=4
+    )
     whole = Strategy.uniform(candidate, (0, image.model.num_layers))
     with pytest.raises(ValueError, match="a chain of equal blocks, not "):
         megatron_flags(image, whole)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from amp_ray.errors import InputError
-from amp_ray.spec.candidate import Candidate
+from amp_ray.spec.candidate import Candidate, StageOptions
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.own_program import OwnProgram, Pattern
 from amp_ray.spec.strategy import Strategy
@@ -37,9 +37,10 @@ def experiment(trials: str = "", **program: Any) -> Experiment:  # noqa: ANN401 
 
 
 def strategy(bounds: tuple[int, ...] = (0, 4, 9), **changes: Any) -> Strategy:  # noqa: ANN401
-    values = {"tp": 1, "pp": 2, "dp": 2, "micro_batch_size": 2, "num_micro_batches": 2}
+    values = {"pp": 2, "micro_batch_size": 2, "num_micro_batches": 2}
     placement = changes.pop("placement", None)
-    return Strategy.uniform(Candidate(**{**values, **changes}), bounds, placement)
+    options = StageOptions(tp=changes.pop("tp", 1), dp=changes.pop("dp", 2))
+    return Strategy.uniform(Candidate(options=options, **{**values, **changes}), bounds, placement)
 
 
 def launch(

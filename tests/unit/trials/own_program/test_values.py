@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from amp_ray.spec.candidate import Candidate
-from amp_ray.spec.strategy import Stage, Strategy
+from amp_ray.spec.strategy import Stage, StageOptions, Strategy
 from amp_ray.trials.launch import FOLDER, MASTER_ADDRESS, MASTER_PORT, node_commands, rank_commands
 from amp_ray.trials.own_program.placeholders import PLACEHOLDERS, SEVERAL
 from amp_ray.trials.own_program.values import command_values, strategy_values
@@ -14,15 +14,18 @@ PLACES = [("b", 1), ("b", 0), ("a", 0)]
 
 def strategy() -> Strategy:
     candidate = Candidate(
-        tp=1, pp=2, dp=2, micro_batch_size=2, num_micro_batches=2, recompute="full"
+        options=StageOptions(tp=1, dp=2, recompute="full"),
+        pp=2,
+        micro_batch_size=2,
+        num_micro_batches=2,
     )
     return Strategy.uniform(candidate, (0, 4, 9))
 
 
-def mixed(**changes: object) -> Strategy:
-    """Make a strategy whose two stages differ in some keys."""
-    first = Stage(first_layer=0, end_layer=4, tp=1, dp=1)
-    other = replace(first, first_layer=4, end_layer=9, **changes)  # type: ignore[arg-type]
+def mixed(options: StageOptions) -> Strategy:
+    """Make a strategy whose second stage has other options than the first."""
+    first = Stage(first_layer=0, end_layer=4, options=StageOptions(tp=1, dp=1))
+    other = Stage(first_layer=4, end_layer=9, options=options)
     num_ranks = first.num_ranks + other.num_ranks
     return Strategy(
         stages=(first, other),
@@ -75,22 +78,22 @@ def test_every_placeholder_has_a_value_somewhere() -> None:
 
 
 def test_what_stages_differ_in_has_no_value() -> None:
-    values = strategy_values(small_experiment(), mixed(recompute="full"))
+    values = strategy_values(small_experiment(), mixed(StageOptions(tp=1, dp=1, recompute="full")))
     assert "recompute" not in values.texts
     assert "the stages of this strategy differ" in values.missing["recompute"]
     assert values.texts["tp"] == "1"
 
 
 def test_stages_of_different_tp_have_one_dp() -> None:
-    values = strategy_values(small_experiment(), mixed(tp=2))
+    values = strategy_values(small_experiment(), mixed(StageOptions(tp=2, dp=1)))
     assert values.missing.keys() == {"tp", "megatron_flags"}
     assert values.texts["dp"] == "1"
 
 
 def test_shares_of_samples_are_no_micro_batch_size() -> None:
     stages = (
-        Stage(first_layer=0, end_layer=4, tp=1, dp=1, shares=(2,)),
-        Stage(first_layer=4, end_layer=9, tp=1, dp=2, shares=(1, 1)),
+        Stage(first_layer=0, end_layer=4, options=StageOptions(tp=1, dp=1), shares=(2,)),
+        Stage(first_layer=4, end_layer=9, options=StageOptions(tp=1, dp=2), shares=(1, 1)),
     )
     shared = Strategy(stages=stages, micro_batch_size=2, num_micro_batches=4, placement=(0, 1, 2))
     missing = strategy_values(small_experiment(), shared).missing
@@ -99,7 +102,7 @@ def test_shares_of_samples_are_no_micro_batch_size() -> None:
 
 def test_shares_of_stages_with_one_dp_are_no_micro_batch_size_either() -> None:
     stages = tuple(
-        Stage(first_layer=first, end_layer=end, tp=1, dp=2, shares=(1, 3))
+        Stage(first_layer=first, end_layer=end, options=StageOptions(tp=1, dp=2), shares=(1, 3))
         for first, end in ((0, 4), (4, 9))
     )
     shared = Strategy(
@@ -110,7 +113,9 @@ def test_shares_of_stages_with_one_dp_are_no_micro_batch_size_either() -> None:
 
 
 def test_what_megatron_cannot_do_has_a_reason() -> None:
-    candidate = Candidate(tp=1, pp=4, dp=1, micro_batch_size=2, num_micro_batches=4)
+    candidate = Candidate(
+        options=StageOptions(tp=1, dp=1), pp=4, micro_batch_size=2, num_micro_batches=4
+    )
     uneven = Strategy.uniform(candidate, (0, 2, 3, 5, 9))
     values = strategy_values(small_experiment(), uneven)
     assert "1, 1, 2, 2 blocks" in values.missing["megatron_flags"]

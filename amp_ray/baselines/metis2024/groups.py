@@ -1,0 +1,257 @@
+"""All device groups that a stage of a Metis (2024) plan can have, as arrays, with their links.
+
+Ranks stand type after type, stages take them in a row. So a group is a run of ranks of one or
+more types, and a variant of it says how many of them share a layer (tp). Nothing here depends on
+the number of micro-batches.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+
+from amp_ray.baselines.metis2024.cost import BYTES_PER_GBYTE
+from amp_ray.baselines.metis2024.plan import MetisSetting
+from amp_ray.partition.arrays import BoolArray, FloatArray, IntArray
+from amp_ray.partition.resources import NO_KIND, ResourceGraph, resource_graph
+from amp_ray.units import GIGA
+
+UNLIMITED: Final = 1 << 30
+"""More than any degree or size."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetisLimits:
+    """Limits that the published planner takes.
+
+    Args:
+        max_size: Samples of a micro-batch per data-parallel index, rounded down.
+    """
+
+    max_tp: int = UNLIMITED
+    max_size: int = UNLIMITED
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Variants:
+    """Device groups with their degrees: ``V`` variants over ``K`` device types.
+
+    A piece is what a group takes of one type; pieces stand in the order of the ranks.
+
+    Args:
+        edge: Shape ``(V,)``. Of the graph.
+        tp: Shape ``(V,)``.
+        dp: Shape ``(V,)``.
+        kinds: Shape ``(V, K)``. Type of each piece, then -1.
+        ends: Shape ``(V, K)``. End of each piece within the group.
+        first_rank: Shape ``(V,)``.
+        replicas: Shape ``(V, K)``. Data-parallel indices whose first device is in the piece.
+    """
+
+    edge: IntArray
+    tp: IntArray
+    dp: IntArray
+    kinds: IntArray
+    ends: IntArray
+    first_rank: IntArray
+    replicas: IntArray
+
+    @cached_property
+    def mixed(self) -> BoolArray:
+        """Shape ``(V,)``. Whether the group has several types."""
+        found: BoolArray = (self.kinds != NO_KIND).sum(axis=1) > 1
+        return found
+
+    @cached_property
+    def reach(self) -> IntArray:
+        """Shape ``(V, K)``. Where the last data-parallel index that begins in a piece ends."""
+        end: IntArray = -(-self.ends // self.tp[:, None]) * self.tp[:, None]
+        return end
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class GroupSpace:
+    """Every group of every order of the device types.
+
+    Args:
+        limits: Of the search.
+    """
+
+    setting: MetisSetting
+    limits: MetisLimits
+
+    @cached_property
+    def kinds(self) -> tuple[str, ...]:
+        """Device types, in alphabetical order."""
+        return tuple(sorted(set(self.setting.node_types)))
+
+    @cached_property
+    def tps(self) -> tuple[int, ...]:
+        """Tensor-parallel degrees that were measured and are allowed, ascending."""
+        profile = self.setting.profile
+        measured = {tp for kind in self.kinds for tp in profile.tps(kind)}
+        return tuple(sorted(tp for tp in measured if tp <= self.limits.max_tp))
+
+    @cached_property
+    def counts(self) -> IntArray:
+        """Shape ``(K,)``. Devices of each type."""
+        counts = np.zeros(len(self.kinds), np.int64)
+        for kind, node in zip(self.setting.node_types, self.setting.cluster.nodes, strict=True):
+            counts[self.kinds.index(kind)] += node.num_slots
+        return counts
+
+    @cached_property
+    def memory_bytes(self) -> FloatArray:
+        """Shape ``(K,)``. Of one device of each type."""
+        return np.array([self.setting.memory_bytes[kind] for kind in self.kinds], np.float64)
+
+    @cached_property
+    def graph(self) -> ResourceGraph:
+        """Its states say what later stages have taken."""
+        return resource_graph(tuple(self.counts.tolist()))
+
+    @cached_property
+    def variants(self) -> Variants:
+        """Every group at every tp that divides it."""
+        graph = self.graph
+        pairs = [(np.flatnonzero(graph.size % tp == 0), tp) for tp in self.tps]
+        edge = np.concatenate([edges for edges, _ in pairs] or [np.empty(0, np.int64)])
+        tp = np.repeat([tp for _, tp in pairs], [len(edges) for edges, _ in pairs]).astype(np.int64)
+        ends = graph.sizes[edge].cumsum(axis=1)
+        starts = ends - graph.sizes[edge]
+        taken = np.array([self._taken(state) for state in range(len(graph.states))])
+        end_rank = int(self.counts.sum()) - taken[graph.from_state[edge]]
+        return Variants(
+            edge=edge,
+            tp=tp,
+            dp=graph.size[edge] // tp,
+            kinds=graph.kinds[edge],
+            ends=ends,
+            first_rank=end_rank - graph.size[edge],
+            replicas=-(-ends // tp[:, None]) + -starts // tp[:, None],
+        )
+
+    @cached_property
+    def devices(self) -> IntArray:
+        """Shape ``(V, K)``. Devices of each type, by type."""
+        variants = self.variants
+        found = np.zeros((len(variants.edge), len(self.kinds)), np.int64)
+        sizes = self.graph.sizes[variants.edge]
+        for column in range(len(self.kinds)):
+            rows = np.flatnonzero(variants.kinds[:, column] != NO_KIND)
+            found[rows, variants.kinds[rows, column]] = sizes[rows, column]
+        return found
+
+    @cached_property
+    def scarcest(self) -> IntArray:
+        """Shape ``(V, K)``. Type with the least memory of the last index that begins in a piece."""
+        variants, scarcest = self.variants, self.variants.kinds.copy()
+        starts = np.pad(variants.ends, ((0, 0), (1, 0)))[:, :-1]
+        for piece in range(len(self.kinds)):
+            for later in range(piece + 1, len(self.kinds)):
+                kind = variants.kinds[:, later]
+                touched = (kind != NO_KIND) & (starts[:, later] < variants.reach[:, piece])
+                less = self.memory_bytes[kind] < self.memory_bytes[scarcest[:, piece]]
+                scarcest[:, piece] = np.where(touched & less, kind, scarcest[:, piece])
+        return scarcest
+
+    @cached_property
+    def slowest_rate(self) -> FloatArray:
+        """Shape ``(V,)``. Bytes per second of the slowest node of the group's types."""
+        rates = np.append(self._rates[:, 1], np.inf)[self.variants.kinds]
+        slowest: FloatArray = rates.min(axis=1)
+        return slowest
+
+    @cached_property
+    def gradient_rate(self) -> FloatArray:
+        """Shape ``(V,)``. Bytes per second of the slowest group of its gradient all-reduce.
+
+        Groups are every dp-th rank, tp of them.
+        """
+        variants = self.variants
+        rate = np.full(len(variants.edge), np.inf)
+        for tp in self.tps:
+            rows = np.flatnonzero(variants.tp == tp)
+            dp, index = variants.dp[rows, None], np.arange(variants.dp[rows].max(initial=0))
+            real = index < dp
+            places = [np.where(real, index + step * dp, 0) for step in range(tp)]
+            found = self._shared_rate(rows, places)
+            rate[rows] = np.where(real, found, np.inf).min(axis=1, initial=np.inf)
+        return rate
+
+    @cached_property
+    def is_plain(self) -> bool:
+        """Whether every rate is the slowest type's, so that shared nodes make no difference."""
+        equal = bool((self._rates[:, 0] == self._rates[:, 1]).all())
+        return equal and not (self.counts % self._per_node).any()
+
+    @cached_property
+    def labels(self) -> IntArray:
+        """Shape ``(V,)``. A number for what the rate of a transfer into the group depends on."""
+        rates = np.unique(self.slowest_rate)
+        variants = self.variants
+        last_rank = variants.first_rank + self.graph.size[variants.edge] - 1
+        in_one = variants.first_rank // self._per_node == last_rank // self._per_node
+        flag = np.zeros_like(in_one) if self.is_plain else in_one
+        label: IntArray = 2 * np.searchsorted(rates, self.slowest_rate) + flag
+        return label
+
+    def transfer_rate(self, variant: IntArray, next_label: IntArray) -> FloatArray:
+        """Return bytes per second from groups to the next ones.
+
+        Args:
+            variant: Shape ``(O,)``.
+            next_label: Shape ``(O,)``. Label of the next group.
+        """
+        variants = self.variants
+        rate = np.minimum(self.slowest_rate[variant], np.unique(self.slowest_rate)[next_label // 2])
+        if self.is_plain:
+            return rate
+        first = variants.first_rank[variant]
+        end = first + self.graph.size[variants.edge[variant]]
+        shared = (next_label % 2 == 1) & (first // self._per_node == end // self._per_node)
+        own: FloatArray = np.where(shared, self._rates[variants.kinds[variant, 0], 0], rate)
+        return own
+
+    @property
+    def _per_node(self) -> int:
+        """Devices of a node; every one counts as large as the first."""
+        return self.setting.cluster.nodes[0].num_slots
+
+    @cached_property
+    def _rates(self) -> FloatArray:
+        """Shape ``(K, 2)``. Bytes per second within the first and the slowest node of each type."""
+        nodes = self.setting.cluster.nodes
+        found = []
+        for kind in self.kinds:
+            rates = [
+                node.intra.bandwidth_bytes_per_s / GIGA * BYTES_PER_GBYTE
+                for of, node in zip(self.setting.node_types, nodes, strict=True)
+                if of == kind
+            ]
+            found.append((rates[0], min(rates)))
+        return np.array(found)
+
+    def _taken(self, state: int) -> int:
+        """Count the devices that later stages have taken."""
+        closed, _, used = self.graph.states[state]
+        whole = sum(int(count) for kind, count in enumerate(self.counts) if closed >> kind & 1)
+        return whole + used
+
+    def _shared_rate(self, rows: IntArray, places: list[IntArray]) -> FloatArray:
+        """Return the rate of groups of ranks: of the first's type in one node, else the slowest."""
+        kinds = [self._kind_at(rows, place) for place in places]
+        first_rank = self.variants.first_rank[rows, None]
+        nodes = [(first_rank + place) // self._per_node for place in places]
+        one_node = np.all([node == nodes[0] for node in nodes], axis=0)
+        slowest = np.min([self._rates[kind, 1] for kind in kinds], axis=0)
+        rate: FloatArray = np.where(one_node, self._rates[kinds[0], 0], slowest)
+        return rate
+
+    def _kind_at(self, rows: IntArray, place: IntArray) -> IntArray:
+        """Return the type of a device of each group."""
+        ends, kinds = self.variants.ends[rows], self.variants.kinds[rows]
+        piece = (place[:, :, None] >= ends[:, None, :]).sum(axis=2)
+        found: IntArray = np.take_along_axis(kinds, np.minimum(piece, len(self.kinds) - 1), axis=1)
+        return found

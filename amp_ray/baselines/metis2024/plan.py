@@ -1,0 +1,222 @@
+"""Plans of the planner published as Metis (2024): who is in which stage and takes which samples."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate, pairwise
+
+from amp_ray.spec.cluster import Cluster
+from amp_ray.spec.published_profile import FloatArray, Key, PublishedEntry, PublishedProfile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetisPlan:
+    """A plan as the published planner prints it.
+
+    Args:
+        type_order: Device types in the order of the ranks: all devices of the first one come first.
+        group_sizes: Devices of each stage.
+        degrees: ``(dp, tp)`` of each stage.
+        num_micro_batches: Micro-batches per optimizer step, the same for all stages.
+        bounds: First layer of each stage and the end of the last. Printed plans have empty
+            stages and lose layers, so nothing is assumed but that they do not run backwards.
+
+    Raises:
+        ValueError: If the figures of the stages differ in number, a degree is below one, or
+            bounds run backwards.
+    """
+
+    type_order: tuple[str, ...]
+    group_sizes: tuple[int, ...]
+    degrees: tuple[tuple[int, int], ...]
+    num_micro_batches: int
+    bounds: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        """Refuse what no plan can be."""
+        pp = len(self.group_sizes)
+        if not pp or len(self.degrees) != pp or len(self.bounds) != pp + 1:
+            message = (
+                f"a plan has one device group and one (dp, tp) per stage and one bound more, found "
+                f"{pp}, {len(self.degrees)} and {len(self.bounds)}"
+            )
+            raise ValueError(message)
+        counts = [*self.group_sizes, *sum(self.degrees, ()), self.num_micro_batches]
+        if min(counts) < 1:
+            message = f"devices, degrees and micro-batches start at 1, found {counts}"
+            raise ValueError(message)
+        if self.bounds[0] < 0 or any(end < first for first, end in pairwise(self.bounds)):
+            message = f"bounds must not run backwards, found {self.bounds}"
+            raise ValueError(message)
+        for size, (dp, tp) in zip(self.group_sizes, self.degrees, strict=True):
+            if dp * tp != size:
+                message = f"dp {dp} x tp {tp} must be the {size} devices of the stage"
+                raise ValueError(message)
+
+    @property
+    def pp(self) -> int:
+        """Number of stages."""
+        return len(self.group_sizes)
+
+    @property
+    def first_rank(self) -> tuple[int, ...]:
+        """First rank of each stage, and the number of ranks."""
+        return (0, *accumulate(self.group_sizes))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataRank:
+    """One data-parallel index of a stage.
+
+    Args:
+        device_type: Of its first device, which speaks for all of its tensor-parallel group.
+        group_types: Of all of them.
+        samples: What it takes of a micro-batch.
+    """
+
+    device_type: str
+    group_types: tuple[str, ...]
+    samples: int
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MetisSetting:
+    """Everything that is given to the published planner.
+
+    Args:
+        cluster: Nodes in the hostfile's order.
+        memory_bytes: Nominal memory of every device type, as its cluster file says.
+        hidden_size: Width of an activation.
+        sequence_length: Tokens per sample.
+        vocab_size: Width of what crosses the boundary before the last layer.
+        global_batch_size: Samples per optimizer step.
+        listed_first: The file that a folder listing happened to name first: the planner takes
+            parameters, optimizer and batch generator from it, for all device types.
+
+    Raises:
+        ValueError: If the profile has no such file, or a device of the cluster no profile.
+    """
+
+    cluster: Cluster
+    profile: PublishedProfile
+    memory_bytes: dict[str, int]
+    hidden_size: int
+    sequence_length: int
+    vocab_size: int
+    global_batch_size: int
+    listed_first: Key
+
+    def __post_init__(self) -> None:
+        """Refuse what its profile does not cover."""
+        if self.listed_first not in self.profile.entries:
+            message = f"{self.profile.source} has no file of {self.listed_first}"
+            raise ValueError(message)
+        missing = [kind for kind in self.node_types if kind not in self.memory_bytes]
+        if missing:
+            message = f"memory_bytes has no {missing[0]!r}, only {', '.join(self.memory_bytes)}"
+            raise ValueError(message)
+
+    @cached_property
+    def node_types(self) -> tuple[str, ...]:
+        """Device type of each node."""
+        types = []
+        for node in self.cluster.nodes:
+            kind = self.profile.type_of(node.device)
+            if kind is None:
+                message = f"{self.profile.source} has no {node.device.name!r}"
+                raise ValueError(message)
+            types.append(kind)
+        return tuple(types)
+
+    @property
+    def whole(self) -> PublishedEntry:
+        """The file that model-level values come from."""
+        return self.profile.entries[self.listed_first]
+
+    def rank_types(self, plan: MetisPlan) -> tuple[str, ...]:
+        """Return the device type of each rank of a plan.
+
+        Raises:
+            ValueError: If the plan does not order the cluster's types or uses other numbers of
+                devices.
+        """
+        if sorted(plan.type_order) != sorted(set(self.node_types)):
+            message = (
+                f"the plan orders the types {', '.join(plan.type_order)}; the cluster has "
+                f"{', '.join(dict.fromkeys(self.node_types))}"
+            )
+            raise ValueError(message)
+        ranks = tuple(
+            kind
+            for kind in plan.type_order
+            for of, node in zip(self.node_types, self.cluster.nodes, strict=True)
+            if of == kind
+            for _ in range(node.num_slots)
+        )
+        if len(ranks) != sum(plan.group_sizes):
+            message = (
+                f"the plan uses {sum(plan.group_sizes)} devices of the cluster's {len(ranks)}: "
+                "this planner leaves none idle"
+            )
+            raise ValueError(message)
+        return ranks
+
+    def stage_types(self, plan: MetisPlan) -> tuple[tuple[str, ...], ...]:
+        """Return the device types of each stage's ranks."""
+        ranks = self.rank_types(plan)
+        return tuple(ranks[first:end] for first, end in pairwise(plan.first_rank))
+
+    def samples(self, plan: MetisPlan, stage: int) -> int:
+        """Return the samples of a micro-batch that each replica of a stage takes, rounded down."""
+        dp, _ = plan.degrees[stage]
+        return self.global_batch_size // dp // plan.num_micro_batches
+
+    def data_ranks(self, plan: MetisPlan, stage: int) -> tuple[DataRank, ...] | None:
+        """Return who takes which samples of a micro-batch in one stage.
+
+        A stage of one device type shares evenly. In a mixed one a data-parallel index counts as
+        its first device; shares go by the inverse of a whole model's time at micro-batch size 1,
+        rounded down, and what is left goes one each to the largest fractions.
+
+        Returns:
+            One entry per data-parallel index; None if a type was not measured at that tp.
+        """
+        dp, tp = plan.degrees[stage]
+        types = self.stage_types(plan)[stage]
+        groups = [types[tp * index : tp * (index + 1)] for index in range(dp)]
+        if len(set(types)) == 1:
+            shares: Sequence[int] = [self.samples(plan, stage)] * dp
+        else:
+            alone = [self.profile.entries.get((group[0], tp, 1)) for group in groups]
+            speeds = [1 / float(entry.layer_s.sum()) for entry in alone if entry is not None]
+            if len(speeds) != dp:
+                return None
+            shares = proportional_shares(self.global_batch_size // plan.num_micro_batches, speeds)
+        return tuple(
+            DataRank(device_type=group[0], group_types=group, samples=share)
+            for group, share in zip(groups, shares, strict=True)
+        )
+
+    def layer_s(self, device_type: str, tp: int, size: int) -> FloatArray | None:
+        """Return the times of all layers at one size; None where they were not measured."""
+        entry = self.profile.entries.get((device_type, tp, size))
+        return None if entry is None else entry.layer_s
+
+
+def proportional_shares(num_samples: int, speeds: Sequence[float]) -> list[int]:
+    """Divide samples in proportion to speeds, in whole numbers that add up.
+
+    Returns:
+        Rounded down, what is left one each to the largest fractions, the first of equal ones.
+
+    Example:
+        >>> proportional_shares(8, [3.0, 3.0, 1.0])
+        [4, 3, 1]
+    """
+    total = sum(speeds)
+    exact = [num_samples * speed / total for speed in speeds]
+    shares = [int(share) for share in exact]
+    by_fraction = sorted(range(len(speeds)), key=lambda rank: shares[rank] - exact[rank])
+    for rank in by_fraction[: num_samples - sum(shares)]:
+        shares[rank] += 1
+    return shares

@@ -1,0 +1,274 @@
+"""The best plan by the formulas of Metis (2024), proven: over all that its planner leaves out.
+
+Its own search looks at a part of the plans, and lists some that cannot run. Here stages have any
+number of devices, any order of the device types and any layers; every layer is placed, every
+device takes samples, and none holds more than its own memory.
+"""
+
+import math
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import count
+from typing import Final
+
+import numpy as np
+
+from amp_ray.baselines.metis2024.cost import MetisCost, metis_cost
+from amp_ray.baselines.metis2024.group_table import GroupTable, group_table
+from amp_ray.baselines.metis2024.groups import GroupSpace, MetisLimits
+from amp_ray.baselines.metis2024.plan import MetisPlan, MetisSetting
+from amp_ray.baselines.metis2024.problem import PosedPlans, pose_plans
+from amp_ray.baselines.metis2024.rank_times import RankTimes
+from amp_ray.baselines.metis2024.validity import OUT_OF_MEMORY, metis_defects
+from amp_ray.cost.estimate import Reason
+from amp_ray.partition.arrays import FloatArray
+from amp_ray.partition.problem import InfeasiblePartition, InfeasibleReason, PrunedPartition
+from amp_ray.partition.tails import solve_tailed
+
+
+def work_bound_s(table: GroupTable) -> float:
+    """Bound every plan of a table from below.
+
+    Devices have weights that add up to one. A stage of weight ``U`` that takes ``t`` brings
+    ``sum(t) + (B - 1) max(t)`` at least ``t + (B - 1) U t``, because the weights of all stages add
+    up to one, too. So a layer costs at least what it does in the group where that is least.
+
+    Args:
+        table: The groups that can run a micro-batch.
+
+    Returns:
+        Seconds; infinite where no group can be the last.
+    """
+    space = table.space
+    is_last = space.graph.from_state[space.variants.edge[table.variant]] == 0
+    if not is_last.any():
+        return math.inf
+    weight = space.devices[table.variant] @ _weights(table)
+    charged_s = (1 + (table.num_micro_batches - 1) * weight)[:, None] * table.layer_s
+    return float(charged_s.min(axis=0).sum() + table.rest_s[is_last].min()) + outside_s(table)
+
+
+def outside_s(table: GroupTable) -> float:
+    """Return what every plan takes outside of stages: making micro-batches."""
+    return table.space.setting.whole.batch_generator_s * table.num_micro_batches
+
+
+def _weights(table: GroupTable) -> FloatArray:
+    """Return the share of one device of each type in the speed of all, at its best.
+
+    Any weights bound; these are good ones.
+    """
+    devices = table.space.devices[table.variant]
+    size, total_s = devices.sum(axis=1), table.layer_s.sum(axis=1)
+    rate = 1 / np.maximum(size * total_s, np.finfo(np.float64).tiny)
+    alone = devices == size[:, None]
+    speed = np.where(alone, rate[:, None], 0.0).max(axis=0)
+    speed = np.where(speed > 0, speed, max(speed.max(), 1.0))
+    weights: FloatArray = speed / (speed @ table.space.counts)
+    return weights
+
+
+SAME: Final = 1e-9
+"""Relative; times that differ by less were added up in another order."""
+
+NO_PLAN: Final = "no plan"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetisSolution:
+    """The best plan of a search.
+
+    Attributes:
+        plan: In the published planner's own terms.
+        lower_bound_s: No plan takes less; the cost itself, but for the order of additions.
+        num_rounds: Problems that were solved.
+    """
+
+    plan: MetisPlan
+    cost: MetisCost
+    lower_bound_s: float
+    num_rounds: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetisPruned:
+    """Every plan takes longer than what is of interest.
+
+    Attributes:
+        lower_bound_s: No plan takes less.
+    """
+
+    lower_bound_s: float
+
+
+MetisResult = MetisSolution | MetisPruned | Reason
+
+
+def solve_table(table: GroupTable, upper_bound_s: float) -> MetisResult:
+    """Find the best plan of a table.
+
+    The problem charges each group the rank that is slowest over all layers, which is a lower bound.
+    Where another rank is slower on the layers of the best plan, the groups with such ranks become
+    one option per first layer, with exact times, and the problem is solved again.
+
+    Args:
+        table: The groups that can run a micro-batch.
+        upper_bound_s: Only plans that take no longer are of interest.
+
+    Returns:
+        The plan; that all take longer; or why there is none.
+    """
+    best: _Found | None = None
+    exact: frozenset[int] = frozenset()
+    for num_rounds in count(1):
+        posed = pose_plans(table, np.arange(len(table.variant)), exact)
+        if posed is None:
+            detail = f"{table.num_micro_batches} micro-batches: no groups of devices share them"
+            return Reason(kind=NO_PLAN, detail=detail)
+        found = _round(posed, upper_bound_s if best is None else best.cost.total_s)
+        if best is not None and isinstance(found, Reason):
+            message = f"telling groups apart takes no plan away: {found}"
+            raise AssertionError(message)
+        if isinstance(found, Reason) or (best is None and isinstance(found, MetisPruned)):
+            return found
+        if isinstance(found, _Found) and (best is None or found.cost.total_s < best.cost.total_s):
+            best = found
+        assert best is not None
+        hidden = frozenset[int]() if isinstance(found, MetisPruned) else found.hidden
+        if hidden <= exact:
+            return MetisSolution(
+                plan=best.plan,
+                cost=best.cost,
+                lower_bound_s=min(found.lower_bound_s, best.cost.total_s),
+                num_rounds=num_rounds,
+            )
+        exact |= hidden
+    raise AssertionError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    """What one problem says.
+
+    Attributes:
+        cost: Of the plan, by the published formulas.
+        lower_bound_s: No plan takes less.
+        hidden: Sets of ranks of its stages, where they take longer than the problem knows.
+    """
+
+    plan: MetisPlan
+    cost: MetisCost
+    lower_bound_s: float
+    hidden: frozenset[int]
+
+
+def _round(posed: PosedPlans, upper_bound_s: float) -> _Found | MetisPruned | Reason:
+    """Solve one problem, and check its plan by the published formulas."""
+    beside_s = posed.shift_s + outside_s(posed.table)
+    solution = solve_tailed(posed.problem, upper_bound_s=upper_bound_s - beside_s)
+    if isinstance(solution, InfeasiblePartition):
+        memory = solution.reason == InfeasibleReason.MEMORY
+        return Reason(kind=OUT_OF_MEMORY if memory else NO_PLAN, detail=solution.detail)
+    if isinstance(solution, PrunedPartition):
+        return MetisPruned(lower_bound_s=solution.lower_bound_s + beside_s)
+    plan, setting = posed.plan(solution), posed.table.space.setting
+    cost, defects = metis_cost(setting, plan), metis_defects(setting, plan)
+    if not isinstance(cost, MetisCost) or defects:
+        message = f"{plan} was found, which cannot run: {cost}, {defects}"
+        raise AssertionError(message)
+    known = cost.total_s <= (solution.value_s + beside_s) * (1 + SAME)
+    rank_sets = () if known else posed.rank_sets(solution)
+    return _Found(
+        plan=plan,
+        cost=cost,
+        lower_bound_s=solution.lower_bound_s + beside_s,
+        hidden=frozenset(rank_set for rank_set in rank_sets if not posed.table.is_led[rank_set]),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MetisSearch:
+    """Finds the best plans of a cluster.
+
+    Args:
+        limits: The published planner's.
+    """
+
+    setting: MetisSetting
+    limits: MetisLimits = field(default_factory=MetisLimits)
+
+    def solve(self, num_micro_batches: int, *, upper_bound_s: float = math.inf) -> MetisResult:
+        """Find the best plan with one number of micro-batches.
+
+        Args:
+            num_micro_batches: A divisor of the global batch size.
+            upper_bound_s: Only plans that take no longer are of interest.
+
+        Returns:
+            The plan; that all take longer; or why there is none.
+
+        Raises:
+            ValueError: If the number does not divide the batch.
+        """
+        if num_micro_batches not in self.numbers:
+            message = (
+                f"{num_micro_batches} micro-batches do not divide the batch of "
+                f"{self.setting.global_batch_size}"
+            )
+            raise ValueError(message)
+        return solve_table(self._table(num_micro_batches), upper_bound_s)
+
+    def best(self) -> MetisSolution | Reason:
+        """Find the best plan with any number of micro-batches.
+
+        Returns:
+            The plan, with a bound for all of them; or why there is none.
+        """
+        best: MetisSolution | None = None
+        least_s = math.inf
+        reasons = []
+        for bound_s, number in sorted((self._bound_s(number), number) for number in self.numbers):
+            limit_s = math.inf if best is None else best.cost.total_s
+            found: MetisResult = MetisPruned(lower_bound_s=bound_s)
+            if bound_s <= limit_s:
+                found = solve_table(self._table(number), limit_s)
+            if isinstance(found, Reason):
+                reasons.append(found)
+                continue
+            least_s = min(least_s, found.lower_bound_s)
+            if isinstance(found, MetisSolution) and found.cost.total_s < limit_s:
+                best = found
+        if best is None:
+            return next((reason for reason in reasons if reason.kind == OUT_OF_MEMORY), reasons[0])
+        return replace(best, lower_bound_s=min(least_s, best.cost.total_s))
+
+    @cached_property
+    def numbers(self) -> tuple[int, ...]:
+        """Micro-batches that divide the batch, ascending."""
+        batch = self.setting.global_batch_size
+        return tuple(number for number in range(1, batch + 1) if batch % number == 0)
+
+    @cached_property
+    def space(self) -> GroupSpace:
+        """Every group of devices."""
+        return GroupSpace(setting=self.setting, limits=self.limits)
+
+    @cached_property
+    def _rank_times(self) -> RankTimes:
+        """The profile as tables."""
+        return RankTimes(space=self.space)
+
+    @cached_property
+    def _tables(self) -> dict[int, GroupTable]:
+        """What groups take and hold, by the number of micro-batches."""
+        return {}
+
+    def _table(self, number: int) -> GroupTable:
+        """Return what groups take and hold."""
+        if number not in self._tables:
+            self._tables[number] = group_table(self.space, self._rank_times, number)
+        return self._tables[number]
+
+    def _bound_s(self, number: int) -> float:
+        """Bound every plan with one number of micro-batches."""
+        return work_bound_s(self._table(number))

@@ -1,0 +1,232 @@
+"""Messages between stages: bytes, slices and gathers, for every possible cut.
+
+A rank sends the samples that it has to the ranks that need them; `slowest_messages` finds what
+that meets. Seconds are linear in what a rank holds of a sample at the boundary, so a message is
+kept as coefficients until its boundary is known.
+"""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate
+
+import numpy as np
+
+from amp_ray.cost.collective import start_s
+from amp_ray.cost.kernels import RankTable, slowest_messages
+from amp_ray.cost.stages import PlacedStages
+from amp_ray.cost.topology import FloatArray, IntArray, Rings, Topology
+from amp_ray.spec.constants import Constants
+from amp_ray.spec.model import Model
+from amp_ray.spec.traits import RuntimeTraits
+from amp_ray.units import BYTES_PER_ELEMENT, Precision
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MessageModel:
+    """Times messages between any stages.
+
+    Args:
+        model: The chain of layers.
+        traits: What a message holds.
+        constants: Start of a message.
+        precision: Of activations.
+    """
+
+    model: Model
+    topology: Topology
+    traits: RuntimeTraits
+    constants: Constants
+    precision: Precision
+    _sample_bytes: dict[int, FloatArray] = field(init=False, default_factory=dict)
+
+    def between(
+        self, stages: PlacedStages, rings: Rings, pairs: IntArray | None = None
+    ) -> "Messages":
+        """Return the messages across the cuts between stages.
+
+        Args:
+            stages: With their devices.
+            rings: Of every tensor-parallel group.
+            pairs: Shape ``(num_cuts, 2)``. The stages before and after each cut; by default those
+                that follow each other.
+        """
+        if pairs is None:
+            pairs = np.stack([np.arange(stages.pp - 1), np.arange(1, stages.pp)], axis=1)
+        ranks = rank_table(self.topology, stages)
+        met = slowest_messages(pairs, ranks, *self.links, stages.num_parts)
+        gathers = None
+        if self.slices and any(options.tp > 1 for options in stages.distinct_options[0]):
+            gathers = self.gathers(stages, rings)[pairs].max(axis=1)
+        return self.messages(stages.tp[pairs], met, gathers)
+
+    def messages(self, tps: IntArray, met: FloatArray, gathers: FloatArray | None) -> "Messages":
+        """Return messages by what they meet.
+
+        Args:
+            tps: Shape ``(num_cuts, 2)``. Of the stages before and after each cut.
+            met: Shape ``(num_cuts, num_parts, 4)``. As `slowest_messages` finds it.
+            gathers: Shape ``(num_cuts, num_parts, 2)``. Of the slower end, as in `gathers`; not
+                needed where nothing is sliced.
+        """
+        receiving, mask_bytes = tps[:, ::-1].T, self.traits.mask_bytes
+        share = (receiving / np.lcm(tps[:, 0], tps[:, 1]))[:, :, None]
+        fixed, latency, slope, of_message = met.transpose(2, 0, 1)
+        coefficients = np.zeros((2, 3, *fixed.shape))
+        coefficients[:, 0] = fixed * start_s(self.constants, self.traits) + latency
+        coefficients[:, 1] = slope * share
+        if gathers is not None:
+            self._add_gathers(coefficients, tps, gathers)
+        if mask_bytes:
+            coefficients[0, 0] += of_message * (mask_bytes * share[0])
+        return Messages(model=self, tps=tps, coefficients=coefficients)
+
+    def _add_gathers(self, coefficients: FloatArray, tps: IntArray, gathers: FloatArray) -> None:
+        """Let messages be slices that are put together again.
+
+        Both ends of a cut do so at the same time, so the slower one counts, and the larger holding.
+        """
+        divides, equal = (tps.max(axis=1) > 1)[:, None], (tps[:, 0] == tps[:, 1])[:, None]
+        step_s = divides * (start_s(self.constants, self.traits) + gathers[:, :, 0])
+        slope = divides * gathers[:, :, 1]
+        uneven = not equal.all()
+        for kind, sliced in enumerate(
+            (self.traits.sliced_activations, self.traits.sliced_gradients)
+        ):
+            if sliced:
+                coefficients[kind, 0] += step_s
+                coefficients[kind, 1] /= tps[:, 1 - kind, None]
+                coefficients[kind, 1] += equal * slope if uneven else slope
+                coefficients[kind, 2] = ~equal * slope if uneven else 0.0
+
+    def gathers(self, stages: PlacedStages, rings: Rings) -> FloatArray:
+        """Return what putting slices together takes in the slowest group of each part.
+
+        Args:
+            stages: With their devices.
+            rings: Of every tensor-parallel group.
+
+        Returns:
+            Shape ``(pp, num_parts, 2)``: latency of all steps, seconds per byte of a sample.
+        """
+        tp = stages.tp[stages.stage_of_group]
+        step_s = np.array([ring.step_s for ring in rings.each])
+        rate = np.array([ring.bytes_per_s for ring in rings.each])
+        price = ((tp - 1) * step_s, stages.samples * (tp - 1) / tp / rate)
+        return stages.worst(np.array(price)).transpose(1, 2, 0)
+
+    @property
+    def slices(self) -> bool:
+        """Whether the runtime sends slices that have to be put together."""
+        return self.traits.sliced_activations or self.traits.sliced_gradients
+
+    def sample_bytes(self, tp: int) -> FloatArray:
+        """Return what a rank holds of a sample at each boundary, as `sample_bytes` does."""
+        if tp not in self._sample_bytes:
+            self._sample_bytes[tp] = sample_bytes(self.model, tp, self.precision)
+        return self._sample_bytes[tp]
+
+    @cached_property
+    def links(self) -> tuple[FloatArray, FloatArray]:
+        """Rates and latencies between nodes; within them on the diagonal."""
+        rates, steps = (table.copy() for table in self.topology.between)
+        np.fill_diagonal(rates, self.topology.intra_bytes_per_s)
+        np.fill_diagonal(steps, self.topology.intra_step_s)
+        return rates, steps
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Messages:
+    """The two messages across some cuts: activations forward, gradients back.
+
+    Args:
+        model: Tells what ranks hold.
+        tps: Shape ``(num_cuts, 2)``. Of the stages before and after each cut.
+        coefficients: Shape ``(2, 3, num_cuts, num_parts)``. By message: seconds, seconds per byte
+            of what a receiving rank holds of a sample, and per byte of the larger holding.
+    """
+
+    model: MessageModel
+    tps: IntArray
+    coefficients: FloatArray
+
+    def at(self, bounds: tuple[int, ...]) -> FloatArray:
+        """Return activation and gradient seconds of given cuts, shape ``(2, pp - 1, num_parts)``.
+
+        Args:
+            bounds: Shape ``(pp + 1,)``.
+        """
+        return self._seconds(self._held[:, np.arange(len(self.tps)), bounds[1:-1], None])
+
+    def rows(self) -> tuple[FloatArray, IntArray]:
+        """Return cut rows for the partition and the row of each cut, by its slowest part.
+
+        Returns:
+            Seconds of both messages of shape ``(num_rows, num_layers + 1)``, at the same time or
+            one after the other as the runtime does it; and rows of shape ``(num_cuts,)``.
+        """
+        worst = self.coefficients.max(axis=3, keepdims=True)
+        keys = np.concatenate([self.tps, worst.reshape(6, -1).T], axis=1)
+        index: dict[bytes, int] = {}
+        row = np.array([index.setdefault(key.tobytes(), len(index)) for key in keys], np.int64)
+        first = np.unique(row, return_index=True)[1]
+        distinct = Messages(model=self.model, tps=self.tps[first], coefficients=worst[:, :, first])
+        return distinct.everywhere(), row
+
+    def everywhere(self) -> FloatArray:
+        """Return the time of both messages at every boundary, shape ``(num_cuts, num_layers + 1)``.
+
+        Their samples are one part.
+        """
+        seconds = self._seconds(self._held)
+        both: FloatArray = (
+            seconds.max(axis=0) if self.model.traits.duplex_transfers else seconds.sum(axis=0)
+        )
+        return both
+
+    def _seconds(self, held: FloatArray) -> FloatArray:
+        """Return seconds for what receiving ranks hold of a sample."""
+        seconds: FloatArray = self.coefficients[:, 0] + self.coefficients[:, 1] * held
+        if (self.tps[:, 0] != self.tps[:, 1]).any():
+            seconds += self.coefficients[:, 2] * held.max(axis=0)
+        return seconds
+
+    @cached_property
+    def _held(self) -> FloatArray:
+        """Bytes of a sample in a receiving rank, shape ``(2, num_cuts, num_layers + 1)``."""
+        receiving = self.tps[:, ::-1].T
+        if receiving.size and (receiving == receiving[0, 0]).all():
+            held = self.model.sample_bytes(int(receiving[0, 0]))
+            return np.broadcast_to(held, (*receiving.shape, len(held)))
+        tps, index = np.unique(receiving, return_inverse=True)
+        tables = [self.model.sample_bytes(tp) for tp in tps.tolist()]
+        width = self.model.model.num_layers + 1
+        return np.array(tables).reshape(-1, width)[index.reshape(receiving.shape)]
+
+
+def sample_bytes(model: Model, tp: int, precision: Precision) -> FloatArray:
+    """Return what one rank holds of a sample at each boundary, shape ``(num_layers + 1,)``.
+
+    Nothing enters the chain and nothing leaves it.
+    """
+    elements = [
+        layer.output_elements / (tp if layer.output_sharded else 1) for layer in model.layers[:-1]
+    ]
+    return np.array([0.0, *elements, 0.0]) * BYTES_PER_ELEMENT[precision]
+
+
+def rank_table(topology: Topology, stages: PlacedStages) -> RankTable:
+    """Lay the ranks of stages out for the kernel."""
+    stage, samples = stages.stage_of_group, stages.samples
+    place = stage + np.arange(len(stage))
+    ends, parts = np.zeros((2, len(stage) + stages.pp), np.int64)
+    ends[place + 1] = samples.cumsum() - stage * sum(stages.shares[0])
+    parts[place] = stages.parts
+    dps = [options.dp for options in stages.options]
+    sizes = [options.num_ranks for options in stages.options]
+    return RankTable(
+        nodes=topology.node_of_device[stages.devices],
+        first_node=np.array([0, *accumulate(sizes)]),
+        ends=ends,
+        parts=parts,
+        first_end=np.array([0, *accumulate(dp + 1 for dp in dps)]),
+    )

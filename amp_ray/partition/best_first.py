@@ -1,0 +1,52 @@
+"""Best-first search over intervals of a bottleneck: what is still open, found and proven.
+
+A bottleneck, the slowest beat or the longest tail, is charged once; everything else is smallest
+where the bottleneck may be as long as it likes. So an interval of bottlenecks, or a box of several,
+is bounded by the smallest rest at its top plus the bottleneck at its bottom. The interval with the
+least bound is looked at next; the search ends when none can hold anything better.
+"""
+
+import math
+from dataclasses import dataclass, field
+from heapq import heappush
+from typing import Generic, TypeVar
+
+Interval = TypeVar("Interval", bound=tuple[object, ...])
+
+
+@dataclass(slots=True, kw_only=True)
+class BestFirst(Generic[Interval]):
+    """Intervals that are still open, and the least value so far.
+
+    Attributes:
+        upper_bound_s: Only what costs no more is of interest.
+        value_s: The least value found; infinite without one.
+        unwanted_s: The least that anything may cost that was dropped for the upper bound.
+        open: A heap; the first figure of an interval is its bound.
+    """
+
+    upper_bound_s: float = math.inf
+    value_s: float = math.inf
+    unwanted_s: float = math.inf
+    open: list[Interval] = field(default_factory=list)
+
+    @property
+    def limit_s(self) -> float:
+        """The most that anything of interest may cost."""
+        return min(self.value_s, self.upper_bound_s)
+
+    @property
+    def open_s(self) -> float:
+        """Bound of the most promising interval; infinite without one."""
+        bound_s = self.open[0][0] if self.open else math.inf
+        assert isinstance(bound_s, float)
+        return bound_s
+
+    @property
+    def lower_bound_s(self) -> float:
+        """Nothing costs less."""
+        return min(self.value_s, self.open_s, self.unwanted_s)
+
+    def offer(self, interval: Interval) -> None:
+        """Open an interval."""
+        heappush(self.open, interval)

@@ -1,0 +1,209 @@
+"""Groups of devices with a tensor-parallel degree, before samples are shared out."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain, groupby
+
+import numpy as np
+
+from amp_ray.cost.collective import Path
+from amp_ray.cost.model import CostModel
+from amp_ray.cost.topology import FloatArray, IntArray
+from amp_ray.search.stage_groups.kinds import DeviceGraph, device_graph, one_node_graphs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranks:
+    """Data-parallel ranks of one kind, in a row.
+
+    Args:
+        types: Types of the devices of each, ascending.
+        ring: What their tensor-parallel all-reduces meet.
+        count: How many there are.
+    """
+
+    types: tuple[int, ...]
+    ring: Path
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DeviceGroup:
+    """A group of devices with a tensor-parallel degree.
+
+    Args:
+        devices: Shape ``(dp, tp)``.
+        rings: What the tensor-parallel group of each dp index meets.
+        ranks: Its ranks, kind after kind.
+        tail: Seconds of gradient sync and optimizer: fixed, and per parameter of a rank.
+        tied_s: What is added at the ends of a pipeline, where both hold one weight: if all stages
+            are in one node, and if not.
+        begins_nodes: Whether no device that stands before it in its row is on one of its nodes.
+    """
+
+    devices: IntArray
+    rings: tuple[Path, ...]
+    ranks: tuple[Ranks, ...]
+    tail: tuple[float, float]
+    tied_s: tuple[float, float]
+    begins_nodes: bool
+
+    @property
+    def tp(self) -> int:
+        """Tensor parallel degree."""
+        return int(self.devices.shape[1])
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class DeviceGroups:
+    """Finds the device groups of an experiment, each once: one table serves all its candidates.
+
+    Args:
+        cost_model: Of the experiment.
+    """
+
+    cost_model: CostModel
+    _known: dict[object, DeviceGroup | None] = field(init=False, default_factory=dict)
+
+    def of_edge(self, graph: DeviceGraph, edge: int) -> list[DeviceGroup]:
+        """Return a group with every tp that it allows; equal groups are one.
+
+        Args:
+            graph: Groups of devices.
+            edge: The group.
+        """
+        signature = graph.signature(edge)
+        found = []
+        for tp in self.tps:
+            key = (graph.rows, signature, tp)
+            if key not in self._known:
+                self._known[key] = self._allowed(graph.devices(edge), tp)
+            group = self._known[key]
+            found += [] if group is None else [group]
+        return found
+
+    def of_devices(self, devices: IntArray) -> DeviceGroup:
+        """Return the group of any stage.
+
+        Args:
+            devices: Shape ``(dp, tp)``.
+        """
+        topology = self.cost_model.topology
+        slots, own = topology.cluster.slot_of_device, set(devices.ravel().tolist())
+        paths = topology.rings(devices.tolist()).each
+        types = [tuple(sorted(set(row))) for row in topology.type_of_device[devices].tolist()]
+        kinds = [self._kind_of_device[device] for device in devices[:, 0].tolist()]
+        runs = [
+            (key, len(list(run))) for key, run in groupby(zip(kinds, types, paths, strict=True))
+        ]
+        return DeviceGroup(
+            devices=devices,
+            rings=paths,
+            ranks=tuple(Ranks(types=own, ring=path, count=count) for (_, own, path), count in runs),
+            tail=self._tail(devices),
+            tied_s=(self._tied_s(devices, one_node=True), self._tied_s(devices, one_node=False)),
+            begins_nodes=all(slots[device] == 0 or device - 1 in own for device in own),
+        )
+
+    @cached_property
+    def graphs(self) -> tuple[tuple[DeviceGraph, bool], ...]:
+        """Groups of devices, and whether plans with them stay inside one node.
+
+        Those inside a node come first, where tied weights meet faster then; all come last.
+        """
+        cluster = self.cost_model.experiment.cluster
+        whole = (device_graph(cluster), len(cluster.nodes) == 1)
+        if len(cluster.nodes) == 1 or not self.tied_parameters:
+            return (whole,)
+        return (*((inside, True) for inside in one_node_graphs(cluster)), whole)
+
+    @cached_property
+    def tps(self) -> tuple[int, ...]:
+        """Tensor-parallel degrees that the limits, the nodes and the model allow."""
+        given = self.cost_model.experiment
+        limits, shape = given.limits, given.model.shape
+        slots = [node.num_slots for node in given.cluster.nodes]
+        most = sum(slots) if limits.tp_across_nodes else max(slots)
+        most = most if limits.max_tp is None else min(most, limits.max_tp)
+        heads = (shape.num_heads, shape.num_key_value_heads)
+        return tuple(
+            tp
+            for tp in range(limits.min_tp, most + 1)
+            if not given.traits.shards_heads or not any(count % tp for count in heads)
+        )
+
+    @cached_property
+    def parameters(self) -> FloatArray:
+        """Parameters of every layer; a weight that two layers share counts in the first one.
+
+        A part that tensor parallelism does not divide is taken as if it did.
+        """
+        weights = self.cost_model.weights(1)
+        held: FloatArray = np.diff(weights.prefix)
+        if weights.tied is not None:
+            held[weights.tied.last] -= weights.tied.parameters
+        return held
+
+    @cached_property
+    def tied_parameters(self) -> float:
+        """Parameters of the weight that both ends of the model hold; 0 if there is none."""
+        tied = self.cost_model.weights(1).tied
+        return 0.0 if tied is None else tied.parameters
+
+    def _allowed(self, pieces: Sequence[Sequence[int]], tp: int) -> DeviceGroup | None:
+        """Return a group; None where the nodes, limits or the profile forbid tp."""
+        given, topology = self.cost_model.experiment, self.cost_model.topology
+        devices = list(chain.from_iterable(pieces))
+        if len(devices) % tp:
+            return None
+        grid = np.array(devices).reshape(-1, tp)
+        nodes = topology.node_of_device[grid]
+        if not given.limits.tp_across_nodes and (nodes != nodes[:, :1]).any():
+            return None
+        held = sorted(set(topology.type_of_device[devices].tolist()))
+        known = [given.cluster.device_types[index] for index in held]
+        return None if given.profile.gap(known, tp) is not None else self.of_devices(grid)
+
+    @cached_property
+    def _kind_of_device(self) -> dict[int, int]:
+        """Kind of every device."""
+        rows = self.graphs[-1][0].rows
+        return {device: kind for kind, row in enumerate(rows) for device in row}
+
+    def _tied_s(self, devices: IntArray, *, one_node: bool) -> float:
+        """Return what a stage at an end of the pipeline takes to meet the one at the other end.
+
+        Every rank meets one on the node that is nearest, which is never faster than inside its
+        node, where plans that stay in one meet.
+        """
+        if not self.tied_parameters:
+            return 0.0
+        step_end, topology = self.cost_model.step_end, self.cost_model.topology
+        ranks = Counter(topology.node_of_device[devices].ravel().tolist())
+        parameters = self.tied_parameters / devices.shape[1]
+        times_s = []
+        for node, count in ranks.items():
+            places: list[tuple[int, ...]] = [(node,)]
+            if not one_node:
+                places.append(tuple(sorted((node, self._nearest[node]))))
+            for ends in places:
+                path = topology.ring(ends, 2, dict.fromkeys(ends, count))
+                times_s.append(step_end.tied_s(parameters, path))
+        return max(times_s)
+
+    @cached_property
+    def _nearest(self) -> list[int]:
+        """Per node the other node with the fastest link to it; itself where there is none."""
+        rates, steps = self.cost_model.topology.between
+        others = np.where(np.eye(len(rates), dtype=np.bool_), 0.0, rates)
+        nearest: list[int] = np.lexsort((steps, -others), axis=1)[:, 0].tolist()
+        return nearest
+
+    def _tail(self, devices: IntArray) -> tuple[float, float]:
+        """Return what the tail of a stage takes by its own rings: fixed, and per parameter."""
+        model = self.cost_model.step_end
+        types = set(model.topology.type_of_device[devices.ravel()].tolist())
+        rings = model.topology.rings(devices.T.tolist())
+        return model.line(len(devices), rings.paths, model.slowest(types))

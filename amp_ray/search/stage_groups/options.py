@@ -1,0 +1,311 @@
+"""What a group of devices can do as one stage: its tp, dp and shares, and what they cost."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import accumulate, chain
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from amp_ray.cost.collective import Path
+from amp_ray.cost.kernels import RankTable
+from amp_ray.cost.stages import PlacedStages
+from amp_ray.cost.topology import FloatArray, IntArray, Rings, Topology
+from amp_ray.search.stage_groups.device_group import DeviceGroup, DeviceGroups
+from amp_ray.search.stage_groups.kinds import DeviceGraph
+from amp_ray.search.stage_groups.shares import (
+    Shares,
+    all_shares,
+    split_by_speed,
+    within_pieces,
+)
+from amp_ray.spec.candidate import GroupsCandidate, StageOptions
+
+
+class RankKind(NamedTuple):
+    """What tells ranks apart that take different times.
+
+    Attributes:
+        types: Types of the devices of its tensor-parallel group.
+        ring: What the group's all-reduces meet.
+        samples: Of one micro-batch.
+    """
+
+    types: tuple[int, ...]
+    ring: Path
+    tp: int
+    samples: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class GroupOption:
+    """One way in which a group is a stage.
+
+    Args:
+        options: How it is used.
+        shares: Samples per dp index.
+        time_row: Row of `GroupCosts.layer_s`.
+        needs: Memory of its different ranks: samples and bytes of the device.
+    """
+
+    device_group: DeviceGroup
+    options: StageOptions
+    shares: Shares
+    time_row: int
+    needs: tuple[tuple[int, float], ...]
+
+    @property
+    def tp(self) -> int:
+        """Tensor parallel degree."""
+        return self.options.tp
+
+    @property
+    def dp(self) -> int:
+        """Data parallel degree."""
+        return self.options.dp
+
+
+def placed(groups: Sequence[GroupOption]) -> tuple[PlacedStages, Rings]:
+    """Return stages, whose samples count as one part, and what their tensor-parallel rings meet."""
+    stages = PlacedStages(
+        options=[group.options for group in groups],
+        devices=np.concatenate([group.device_group.devices for group in groups], axis=None),
+        shares=[group.shares for group in groups],
+        num_micro_batches=1,
+        one_part=True,
+    )
+    paths = tuple(chain.from_iterable(group.device_group.rings for group in groups))
+    return stages, Rings(paths=paths, index=tuple(range(len(paths))))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class GroupCosts:
+    """Prices the groups of one candidate, each kind of rank once.
+
+    Args:
+        device_groups: What is known of them without shares.
+        candidate: Micro-batch, its number, recompute.
+        one_node: Whether plans stay inside one node.
+        offers_all: Whether groups that mix kinds are offered all splits, if there are few.
+    """
+
+    device_groups: DeviceGroups
+    candidate: GroupsCandidate
+    one_node: bool
+    offers_all: bool = False
+    _step_s: dict[RankKind, FloatArray] = field(init=False, default_factory=dict)
+    _rows: dict[frozenset[RankKind], int] = field(init=False, default_factory=dict)
+
+    @property
+    def layer_s(self) -> FloatArray:
+        """Seconds of every layer by time row, shape ``(num_rows, num_layers)``.
+
+        A stage goes at the pace of its slowest rank, layer by layer.
+        """
+        return np.array(
+            [np.max([self._step_s[kind] for kind in kinds], axis=0) for kinds in self._rows]
+        )
+
+    def options(self, graph: DeviceGraph, edge: int) -> list[GroupOption]:
+        """Return every way in which a group of devices is a stage.
+
+        Args:
+            graph: Groups of devices.
+            edge: The group.
+        """
+        most = self.candidate.micro_batch_size
+        max_dp = self.device_groups.cost_model.experiment.limits.max_dp
+        most = most if max_dp is None else min(most, max_dp)
+        return [
+            self.option(group, shares)
+            for group in self.device_groups.of_edge(graph, edge)
+            if len(group.devices) <= most
+            for shares in self._shares(group)
+        ]
+
+    def option(self, group: DeviceGroup, shares: Shares) -> GroupOption:
+        """Return a group with shares.
+
+        Args:
+            group: Who runs it.
+            shares: Samples per dp index.
+        """
+        known = self.device_groups.cost_model.experiment.cluster.device_types
+        kinds = self._kinds(group, shares)
+        needs = {
+            (kind.samples, float(known[index].memory_bytes))
+            for kind in kinds
+            for index in kind.types
+        }
+        for kind in kinds:
+            self._steps(kind)
+        row = self._rows.setdefault(frozenset(kinds), len(self._rows))
+        options = StageOptions(tp=group.tp, dp=len(shares), recompute=self.candidate.recompute)
+        return GroupOption(
+            device_group=group,
+            options=options,
+            shares=shares,
+            time_row=row,
+            needs=tuple(sorted(needs)),
+        )
+
+    def tied_s(self, group: DeviceGroup) -> float:
+        """Return what tied weights take a stage at an end of the pipeline."""
+        inside_s, outside_s = group.tied_s
+        return inside_s if self.one_node else outside_s
+
+    def slowest_s(self, group: GroupOption) -> FloatArray:
+        """Return the seconds of every layer on the slowest rank of a stage."""
+        kinds = self._kinds(group.device_group, group.shares)
+        slowest: FloatArray = np.max([self._steps(kind) for kind in kinds], axis=0)
+        return slowest
+
+    def _shares(self, group: DeviceGroup) -> list[Shares]:
+        """Return how the ranks of a group can share a micro-batch."""
+        samples, counts = self.candidate.micro_batch_size, [run.count for run in group.ranks]
+        found: list[Shares] = []
+        if self.offers_all or len(counts) == 1:
+            found = all_shares(samples, counts)
+        if not found:
+            even = [-(-samples // len(group.devices))] * len(counts)
+            first = self._by_speed(group, even, counts)
+            full = [-(-own // count) for own, count in zip(first, counts, strict=True)]
+            splits = (first, self._by_speed(group, full, counts))
+            found = [within_pieces(split, counts) for split in dict.fromkeys(splits)]
+        allowed = self.device_groups.cost_model.experiment.limits.micro_batch_sizes
+        return [shares for shares in found if allowed is None or set(shares) <= set(allowed)]
+
+    def _by_speed(
+        self, group: DeviceGroup, samples: Sequence[int], counts: Sequence[int]
+    ) -> Shares:
+        """Split a micro-batch by the speeds that ranks have with some numbers of samples."""
+        tp = group.tp
+        speeds = [
+            own / float(self._steps(RankKind(run.types, run.ring, tp, own)).sum())
+            for run, own in zip(group.ranks, samples, strict=True)
+        ]
+        return split_by_speed(self.candidate.micro_batch_size, counts, speeds)
+
+    def _kinds(self, group: DeviceGroup, shares: Shares) -> list[RankKind]:
+        """Return the different kinds of ranks of a stage."""
+        tp, first = group.tp, 0
+        found: dict[RankKind, None] = {}
+        for run in group.ranks:
+            samples = dict.fromkeys(shares[first : first + run.count])
+            found.update(dict.fromkeys(RankKind(run.types, run.ring, tp, own) for own in samples))
+            first += run.count
+        return list(found)
+
+    def _steps(self, kind: RankKind) -> FloatArray:
+        """Return the seconds of every layer on one kind of rank."""
+        if kind not in self._step_s:
+            options = StageOptions(tp=kind.tp, dp=1, recompute=self.candidate.recompute)
+            tables = self.device_groups.cost_model.time_tables
+            table, _ = tables.table(kind.types, kind.ring, options, kind.samples)
+            self._step_s[kind] = np.diff(table[0] + table[1])
+        return self._step_s[kind]
+
+
+BoolArray = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Choices:
+    """Edges of the graph of devices, once for every way to use the group.
+
+    Args:
+        options: The different ways; equal groups on other devices share them.
+        edge: Shape ``(C,)``. Group of each choice.
+        option: Shape ``(C,)``. Index into ``options``.
+    """
+
+    graph: DeviceGraph
+    options: tuple[GroupOption, ...]
+    edge: IntArray
+    option: IntArray
+
+    @cached_property
+    def from_state(self) -> IntArray:
+        """Shape ``(C,)``."""
+        return self.graph.from_state[self.edge]
+
+    @cached_property
+    def to_state(self) -> IntArray:
+        """Shape ``(C,)``."""
+        return self.graph.to_state[self.edge]
+
+    @cached_property
+    def num_neighbours(self) -> int:
+        """Pairs of choices that can follow each other."""
+        leading = np.bincount(self.to_state, minlength=self.graph.num_states)
+        return int(leading[self.from_state].sum())
+
+    @cached_property
+    def ends_at_nodes(self) -> BoolArray:
+        """Shape ``(C,)``. Whether the next stage has to be on other nodes."""
+        at_end = np.array(
+            [self.graph.ends_at_nodes(edge) for edge in range(len(self.graph.pieces))]
+        )
+        return at_end[self.edge]
+
+    @cached_property
+    def is_aligned(self) -> BoolArray:
+        """Shape ``(C,)``. Whether the group is whole nodes, or an equal part of one."""
+        aligned = np.array([self.graph.is_aligned(edge) for edge in range(len(self.graph.pieces))])
+        return aligned[self.edge]
+
+    @cached_property
+    def begins_at_nodes(self) -> BoolArray:
+        """Shape ``(C,)``. Whether the stage before has to be on other nodes."""
+        at_begin = np.array([option.device_group.begins_nodes for option in self.options])
+        return at_begin[self.option]
+
+    def among(self, chosen: IntArray) -> "Choices":
+        """Return some of the choices."""
+        return replace(self, edge=self.edge[chosen], option=self.option[chosen])
+
+    def devices(self, choice: int) -> tuple[int, ...]:
+        """Return the devices of a choice, in the order of its ranks."""
+        return tuple(chain.from_iterable(self.graph.devices(int(self.edge[choice]))))
+
+    def rank_table(self, topology: Topology, choices: IntArray) -> RankTable:
+        """Lay the ranks of some choices out for the kernel, their samples being one part."""
+        options = [self.options[index] for index in self.option[choices].tolist()]
+        devices = [self.devices(choice) for choice in choices.tolist()]
+        ends = np.array([end for option in options for end in (0, *accumulate(option.shares))])
+        return RankTable(
+            nodes=topology.node_of_device[np.array(list(chain.from_iterable(devices)))],
+            first_node=np.cumsum([0, *map(len, devices)], dtype=np.int64),
+            ends=ends,
+            parts=np.zeros_like(ends),
+            first_end=np.cumsum([0, *(option.dp + 1 for option in options)], dtype=np.int64),
+        )
+
+
+def all_choices(graph: DeviceGraph, costs: GroupCosts) -> Choices:
+    """Enumerate the choices of a candidate.
+
+    Args:
+        graph: Groups of devices.
+        costs: Of the candidate.
+    """
+    options: list[GroupOption] = []
+    known: dict[object, range] = {}
+    edges: list[int] = []
+    chosen: list[int] = []
+    for edge in range(len(graph.pieces)):
+        key = graph.signature(edge)
+        if key not in known:
+            found = costs.options(graph, edge)
+            known[key] = range(len(options), len(options) + len(found))
+            options += found
+        edges += [edge] * len(known[key])
+        chosen += known[key]
+    return Choices(
+        graph=graph,
+        options=tuple(options),
+        edge=np.array(edges, dtype=np.int64),
+        option=np.array(chosen, dtype=np.int64),
+    )

@@ -1,0 +1,286 @@
+"""Device groups in stages as the one partition problem, from the last stage to the first.
+
+The number of micro-batches that a stage has in flight depends on the stages behind it, so these
+are chosen first: layers are counted from the end of the model, and state 0 is where no device is
+taken. A state also tells the group taken last, which the next cut leads to, and, where memory is
+short, how many stages there are.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain, pairwise
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from amp_ray.cost.stages import prefix_sums
+from amp_ray.cost.topology import FloatArray, IntArray
+from amp_ray.partition import NO_ROW, OptionTable, PartitionProblem, StageTables
+from amp_ray.partition.resources import labelled
+from amp_ray.partition.rows import distinct_rows
+from amp_ray.partition.tails import Tail, TailedProblem
+from amp_ray.search.stage_groups.cut_prices import CutPrices
+from amp_ray.search.stage_groups.limits import MemoryLimits
+from amp_ray.search.stage_groups.options import Choices, GroupCosts
+from amp_ray.spec.strategy import Stage, StageOptions, Strategy
+
+NO_CHOICE: Final = -1
+"""Nothing is behind the last stage."""
+
+BoolArray = NDArray[np.bool_]
+
+Edges = tuple[IntArray, IntArray, tuple[IntArray, IntArray], tuple[int, ...]]
+"""Choices, stages behind them, the states that they lead from and to, and the final states."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Steps:
+    """Options of a partition problem: choices with what the state before tells.
+
+    Args:
+        choice: Shape ``(E,)``.
+        after: Shape ``(E,)``. The choice of the next stage in the pipeline; -1 for none, or
+            where states do not tell.
+        position: Shape ``(E,)``. Index into `MemoryLimits.starts`.
+        is_first: Shape ``(E,)``. Whether a pipeline may begin with it.
+        from_state: Shape ``(E,)``.
+        to_state: Shape ``(E,)``.
+        final_states: Where a pipeline may begin.
+    """
+
+    choice: IntArray
+    after: IntArray
+    position: IntArray
+    is_first: BoolArray
+    from_state: IntArray
+    to_state: IntArray
+    final_states: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class GroupsProblem:
+    """All plans of one candidate.
+
+    Args:
+        choices: What stages there may be.
+        counted: Whether states count the stages to the end; else memory limits are those of the
+            shortest pipeline.
+        joined: Whether states tell which group is behind a cut; else cuts cost what they do at
+            least.
+    """
+
+    costs: GroupCosts
+    choices: Choices
+    limits: MemoryLimits
+    counted: bool
+    joined: bool
+
+    @cached_property
+    def steps(self) -> Steps:
+        """The options."""
+        choices = self.choices
+        choice, position, ends, finals = self._counted() if self.counted else self._uncounted()
+        if self.costs.device_groups.tied_parameters or self._blocks:
+            choice, position, ends, finals = _apart(choice, position, ends)
+        if not self.joined:
+            return Steps(
+                choice=choice,
+                after=np.full(len(choice), NO_CHOICE),
+                position=np.minimum(position, self.limits.num_positions - 1),
+                is_first=np.isin(ends[1], finals),
+                from_state=ends[0],
+                to_state=ends[1],
+                final_states=tuple(np.intersect1d(finals, ends[1]).tolist()),
+            )
+        found = labelled(*ends, choices.option[choice], finals)
+        own = choice[found.edge]
+        return Steps(
+            choice=own,
+            after=self._after(choices.from_state[own], found.label),
+            position=np.minimum(position[found.edge], self.limits.num_positions - 1),
+            is_first=np.isin(ends[1], finals)[found.edge],
+            from_state=found.from_state,
+            to_state=found.to_state,
+            final_states=found.final_states,
+        )
+
+    @cached_property
+    def problem(self) -> TailedProblem:
+        """The partition problem."""
+        steps = self.steps
+        option = self.choices.option[steps.choice]
+        cut_s, cut_row = self._cuts()
+        starts, memory_row = self._memory(option)
+        given = self.costs.device_groups.cost_model.experiment
+        beat_start_s, beat_end_s, beat_row = self._beats(cut_s, cut_row)
+        rows = np.array([choice.time_row for choice in self.choices.options])
+        host_s = np.full(len(option), given.constants.host_s_per_micro_batch)
+        partition = PartitionProblem(
+            tables=StageTables(
+                time_prefix_s=prefix_sums(self.costs.layer_s[:, ::-1]),
+                cut_time_s=cut_s,
+                beat_start_s=beat_start_s,
+                beat_end_s=beat_end_s,
+                earliest_start=starts,
+                latest_start=self.limits.latest_start,
+            ),
+            options=OptionTable(
+                time_row=rows[option],
+                from_state=steps.from_state,
+                to_state=steps.to_state,
+                cut_row=cut_row,
+                beat_row=beat_row,
+                memory_row=memory_row,
+                overhead_s=host_s,
+            ),
+            num_micro_batches=self.costs.candidate.num_micro_batches,
+            final_states=steps.final_states,
+        )
+        tails = np.array(
+            [
+                (*choice.device_group.tail, self.costs.tied_s(choice.device_group))
+                for choice in self.choices.options
+            ]
+        )
+        tps = np.array([choice.tp for choice in self.choices.options])
+        is_end = steps.is_first != (self.choices.from_state[steps.choice] == 0)
+        tail = Tail(
+            weight_prefix=prefix_sums(self.costs.device_groups.parameters[None, ::-1])[0],
+            s_per_weight=(tails[:, 1] / tps)[option],
+            fixed_s=tails[option, 0] + tails[option, 2] * is_end,
+        )
+        return TailedProblem(problem=partition, tails=(tail,))
+
+    def strategy(self, bounds: tuple[int, ...], options: tuple[int, ...]) -> Strategy:
+        """Turn a solution into a strategy; one that is uniform has no shares.
+
+        Args:
+            bounds: Of the problem, from the last layer.
+            options: Of the problem, from the last stage.
+        """
+        chosen = self.steps.choice[list(options)][::-1].tolist()
+        ends = [bounds[-1] - bound for bound in bounds[::-1]]
+        groups = [self.choices.options[self.choices.option[choice]] for choice in chosen]
+        candidate, shares = self.costs.candidate, [group.shares for group in groups]
+        even = len({len(row) for row in shares}) == len(set(chain(*shares))) == 1
+        stages = tuple(
+            Stage(
+                first_layer=first,
+                end_layer=end,
+                options=StageOptions(tp=group.tp, dp=group.dp, recompute=candidate.recompute),
+                shares=None if even else group.shares,
+            )
+            for (first, end), group in zip(pairwise(ends), groups, strict=True)
+        )
+        return Strategy(
+            stages=stages,
+            micro_batch_size=shares[0][0] if even else candidate.micro_batch_size,
+            num_micro_batches=candidate.num_micro_batches,
+            placement=tuple(device for choice in chosen for device in self.choices.devices(choice)),
+        )
+
+    def _uncounted(self) -> Edges:
+        """Return every choice once; behind all but the last stage there is at least one."""
+        choices = self.choices
+        return (
+            np.arange(len(choices.edge)),
+            np.minimum(choices.from_state, 1),
+            (choices.from_state, choices.to_state),
+            choices.graph.final_states,
+        )
+
+    def _counted(self) -> Edges:
+        """Return every choice once for every number of stages behind it that matters."""
+        choices, num_states = self.choices, self.choices.graph.num_states
+        limits = self.limits
+        counted = limits.most_stages if limits.capped else limits.num_positions
+        rows = []
+        for before in range(counted + (not limits.capped)):
+            own = np.flatnonzero((choices.from_state > 0) == (before > 0))
+            ends = (
+                choices.from_state[own] + num_states * before,
+                choices.to_state[own] + num_states * min(before + 1, counted),
+            )
+            rows.append(np.stack([own, np.full(len(own), before), *ends]))
+        choice, position, from_state, to_state = np.concatenate(rows, axis=1)
+        finals = tuple(range(num_states, num_states * (counted + 1)))
+        return choice, position, (from_state, to_state), finals
+
+    def _after(self, states: IntArray, labels: IntArray) -> IntArray:
+        """Find the choice that leads to each state with an option; -1 where there is none."""
+        choices, span = self.choices, len(self.choices.options)
+        keys = choices.to_state * span + choices.option
+        order = np.argsort(keys, kind="stable")
+        place = np.searchsorted(keys[order], states * span + labels)
+        found = order[np.minimum(place, len(order) - 1)]
+        return np.where(labels < 0, NO_CHOICE, found)
+
+    def _cuts(self) -> tuple[FloatArray, IntArray]:
+        """Return times of cuts by boundary from the end, and the row of each option."""
+        steps = self.steps
+        row = np.full(len(steps.choice), NO_ROW)
+        inner = np.flatnonzero(self.choices.from_state[steps.choice] > 0)
+        if not len(inner):
+            return np.empty(0), row
+        if self.joined:
+            seconds, row[inner] = self._prices.rows(steps.choice[inner], steps.after[inner])
+        else:
+            seconds, row[inner] = self._prices.least_rows(steps.choice[inner], behind=True)
+        return np.ascontiguousarray(seconds[:, ::-1]), row
+
+    def _beats(
+        self, cut_s: FloatArray, cut_row: IntArray
+    ) -> tuple[FloatArray, FloatArray, IntArray]:
+        """Return what blocks stages at both ends, and the row of each option.
+
+        The cut behind a stage is known, the one before it by what it costs at least.
+        """
+        if not self._blocks:
+            return np.empty(0), np.empty(0), np.empty(0, np.int64)
+        steps = self.steps
+        inner = np.flatnonzero(~steps.is_first)
+        nothing = np.zeros((1, self.costs.device_groups.cost_model.experiment.model.num_layers + 1))
+        behind_s = np.vstack([cut_s, nothing]) if len(cut_s) else nothing
+        before_s, before_row = nothing, np.zeros(len(cut_row), np.int64)
+        if len(inner):
+            least_s, least_row = self._prices.least_rows(steps.choice[inner], behind=False)
+            before_s = np.vstack([nothing, least_s[:, ::-1]])
+            before_row[inner] = least_row + 1
+        first, row = distinct_rows([cut_row, before_row])
+        return behind_s[cut_row[first]], before_s[before_row[first]], row
+
+    @cached_property
+    def _prices(self) -> CutPrices:
+        """Prices of cuts."""
+        model = self.costs.device_groups.cost_model.messages
+        return CutPrices(choices=self.choices, model=model)
+
+    @property
+    def _blocks(self) -> bool:
+        """Whether a transfer stops both of its stages."""
+        return self.costs.device_groups.cost_model.experiment.traits.blocking_transfers
+
+    def _memory(self, option: IntArray) -> tuple[IntArray, IntArray]:
+        """Return the different memory limits, and the row of each option."""
+        row = np.zeros(len(self.choices.options), np.int64)
+        for index in np.unique(option).tolist():
+            own = self.choices.options[index]
+            row[index] = self.limits.row(own.tp, own.dp, own.needs)
+        tables = np.array(self.limits.tables)
+        memory_row: IntArray = row[option] * tables.shape[1] + self.steps.position
+        return tables.reshape(-1, tables.shape[2]), memory_row
+
+
+def _apart(choice: IntArray, position: IntArray, ends: tuple[IntArray, IntArray]) -> Edges:
+    """Add every choice once more as the first stage of a pipeline, leading to a final state."""
+    end = int(ends[1].max()) + 1
+    return (
+        np.concatenate((choice, choice)),
+        np.concatenate((position, position)),
+        (
+            np.concatenate((ends[0], ends[0])),
+            np.concatenate((ends[1], np.full(len(choice), end))),
+        ),
+        (end,),
+    )

@@ -1,0 +1,124 @@
+"""The best plan by the objective: first with loose memory limits, then with those that count."""
+
+import math
+from dataclasses import dataclass, replace
+
+from amp_ray.search.cuts import without_limits
+from amp_ray.search.stage_groups.branch_and_bound import best_groups
+from amp_ray.search.stage_groups.device_group import DeviceGroups
+from amp_ray.search.stage_groups.kinds import DeviceGraph
+from amp_ray.search.stage_groups.limits import MemoryLimits
+from amp_ray.search.stage_groups.options import Choices, GroupCosts, all_choices
+from amp_ray.search.stage_groups.problem import GroupsProblem
+from amp_ray.search.stage_groups.refine import recut
+from amp_ray.spec.candidate import GroupsCandidate
+from amp_ray.spec.strategy import Strategy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupsSolution:
+    """The best plans of one candidate.
+
+    Args:
+        leaders: To be judged: the best by the objective first, some more, and all of them with
+            their cuts moved. Where none fits, one that would be good without limits; empty where
+            no group can be a stage.
+        value_s: Objective of the best; None where nothing fits.
+        lower_bound_s: No plan in the scope of the search has a smaller objective and fits; None
+            where nothing fits.
+    """
+
+    leaders: tuple[Strategy, ...] = ()
+    value_s: float | None = None
+    lower_bound_s: float | None = None
+
+
+def solve_groups(device_groups: DeviceGroups, candidate: GroupsCandidate) -> GroupsSolution:
+    """Find the plan that is best by the objective.
+
+    Args:
+        device_groups: Of the experiment.
+        candidate: Micro-batch, its number, recompute.
+    """
+    best = GroupsSolution()
+    bound_s = math.inf
+    for graph, one_node in device_groups.graphs:
+        costs = GroupCosts(
+            device_groups=device_groups,
+            candidate=candidate,
+            one_node=one_node,
+            offers_all=graph.is_small,
+        )
+        found = _solve_graph(costs, graph, upper_bound_s=best.value_s)
+        if found is None:
+            continue
+        if found.lower_bound_s is not None:
+            bound_s = min(bound_s, found.lower_bound_s)
+        better = found.value_s is not None and (
+            best.value_s is None or found.value_s < best.value_s
+        )
+        if better or not best.leaders:
+            best = replace(found, leaders=tuple(dict.fromkeys(found.leaders + best.leaders)))
+    return replace(best, lower_bound_s=None if best.value_s is None else bound_s)
+
+
+def _solve_graph(
+    costs: GroupCosts, graph: DeviceGraph, *, upper_bound_s: float | None
+) -> GroupsSolution | None:
+    """Find the best plan with some groups; None where none of them can be a stage."""
+    choices = all_choices(graph, costs)
+    if not choices.options:
+        return None
+    given = costs.device_groups.cost_model.experiment
+    most = min(given.model.num_layers, graph.num_devices)
+    max_pp = given.limits.max_pp or most
+    limits = MemoryLimits(
+        cost_model=costs.device_groups.cost_model,
+        candidate=costs.candidate,
+        most_stages=min(most, max_pp),
+        capped=max_pp < most,
+    )
+    return _solved(costs, choices, limits, upper_bound_s=upper_bound_s)
+
+
+def _solved(
+    costs: GroupCosts,
+    choices: Choices,
+    limits: MemoryLimits,
+    *,
+    upper_bound_s: float | None,
+) -> GroupsSolution:
+    """Solve with memory limits that are too loose, then with those that count."""
+    cost_model = costs.device_groups.cost_model
+    other_s = cost_model.experiment.constants.host_s_per_iteration
+    limit_s = math.inf if upper_bound_s is None else upper_bound_s - other_s
+    loose = GroupsProblem(costs=costs, choices=choices, limits=limits, counted=False, joined=False)
+    counted = replace(loose, counted=True)
+    strict = replace(counted, limits=replace(limits, strict=True))
+    bound_s = -math.inf
+    for problem in (loose, counted, strict):
+        found = best_groups(problem, upper_bound_s=limit_s)
+        if problem is not strict:
+            bound_s = found.lower_bound_s
+        if found.strategy is None:
+            break
+        if found.strategy.pp <= limits.most_stages and (
+            cost_model.estimate(found.strategy).feasible
+        ):
+            others = [plan for plan in found.others if plan.pp <= limits.most_stages]
+            plans = (found.strategy, *others)
+            recut_plans = [recut(costs, limits, plan) for plan in plans]
+            return GroupsSolution(
+                leaders=tuple(dict.fromkeys((*plans, *recut_plans))),
+                value_s=found.value_s + other_s,
+                lower_bound_s=bound_s + other_s,
+            )
+    roomy = counted if limits.capped else loose
+    leaders = _roomy(roomy) if upper_bound_s is None else ()
+    return GroupsSolution(leaders=leaders, lower_bound_s=bound_s + other_s)
+
+
+def _roomy(problem: GroupsProblem) -> tuple[Strategy, ...]:
+    """Return a good plan that ignores memory, to tell by how much a candidate fails."""
+    solution = without_limits(problem.problem.problem)
+    return () if solution is None else (problem.strategy(solution.bounds, solution.options),)

@@ -1,0 +1,193 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from amp_ray.cost.stages import PlacedStages
+from amp_ray.cost.step_end import StepEnd, StepEndModel, StepEnds
+from amp_ray.cost.topology import Topology
+from amp_ray.cost.weights import Weights
+from amp_ray.spec.candidate import StageOptions
+from amp_ray.spec.cluster import Cluster
+from amp_ray.spec.constants import Constants
+from amp_ray.spec.model import Layer, Model
+from amp_ray.spec.optimizer import find_optimizer
+from amp_ray.spec.traits import RuntimeTraits
+
+
+@pytest.fixture
+def step_end(cluster: Cluster, traits: RuntimeTraits, constants: Constants) -> StepEndModel:
+    """Two nodes of two devices; rings run at 800 B/s inside and 100 B/s between."""
+    return StepEndModel(
+        topology=Topology(cluster=cluster, constants=constants),
+        traits=traits,
+        constants=constants,
+        precision="fp16",
+        optimizer=find_optimizer("sgd"),
+        zero_stage=0,
+    )
+
+
+def found(
+    step_end: StepEndModel, model: Model, devices: list[list[list[int]]], bounds: tuple[int, ...]
+) -> StepEnd:
+    stages = PlacedStages(
+        options=[StageOptions(tp=len(rows[0]), dp=len(rows)) for rows in devices],
+        devices=np.concatenate([np.array(rows) for rows in devices], axis=None),
+        shares=[(1,) * len(rows) for rows in devices],
+        num_micro_batches=1,
+    )
+    kinds = step_end.topology.type_of_device
+    ends = StepEnds(
+        model=step_end,
+        stages=stages,
+        types=[frozenset(kinds[grid.ravel()].tolist()) for grid in stages.grids],
+        weights=lambda tp: Weights(model=model, tp=tp),
+    )
+    return ends.at(bounds)
+
+
+def test_alone_a_rank_only_updates(step_end: StepEndModel, model: Model) -> None:
+    result = found(step_end, model, [[[0]]], (0, 4))
+    # 400 parameters; SGD reads the gradient and reads and writes the weight: 12 bytes
+    assert result == StepEnd(gradient_sync_s=0.0, optimizer_s=4.8)
+
+
+def test_gradients_go_around_their_ring(step_end: StepEndModel, model: Model) -> None:
+    inside = found(step_end, model, [[[0], [1]]], (0, 4))
+    between = found(step_end, model, [[[0], [2]]], (0, 4))
+    assert inside.gradient_sync_s == pytest.approx(800 / (1000 / 1.25))
+    assert between.gradient_sync_s == pytest.approx(800 / 100)
+
+
+def test_rings_of_all_stages_and_ranks_share_the_interface(
+    step_end: StepEndModel, model: Model
+) -> None:
+    # two stages, two replicas on different nodes: two rings leave each node
+    result = found(step_end, model, [[[0], [2]], [[1], [3]]], (0, 2, 4))
+    assert result.gradient_sync_s == pytest.approx(400 / 50)
+    # one stage, tp 2: half of the parameters each
+    result = found(step_end, model, [[[0, 1], [2, 3]]], (0, 4))
+    assert result.gradient_sync_s == pytest.approx(400 / 50)
+
+
+def test_longest_stage_counts(step_end: StepEndModel, model: Model) -> None:
+    result = found(step_end, model, [[[0], [1]], [[2], [3]]], (0, 1, 4))
+    assert result.gradient_sync_s == pytest.approx(600 / 800)
+    assert result.optimizer_s == pytest.approx(3.6)
+
+
+@pytest.mark.parametrize(
+    ("precision", "given", "num_bytes"),
+    [("fp16", None, 2), ("bf16", None, 4), ("fp32", None, 4), ("fp32", 2.0, 4), ("fp16", 4.0, 4)],
+)
+def test_gradients_have_the_width_in_which_they_were_added_up(
+    precision: str, given: float | None, num_bytes: int, step_end: StepEndModel, model: Model
+) -> None:
+    traits = replace(step_end.traits, gradient_bytes_per_parameter=given)
+    wide = replace(step_end, precision=precision, traits=traits)  # type: ignore[arg-type]
+    result = found(wide, model, [[[0], [2]]], (0, 4))
+    assert result.gradient_sync_s == pytest.approx(400 * num_bytes / 100)
+
+
+def test_flat_buckets_are_filled_and_emptied(step_end: StepEndModel, model: Model) -> None:
+    copying = replace(
+        step_end, traits=replace(step_end.traits, bucket_traffic_bytes_per_parameter=5.0)
+    )
+    assert found(copying, model, [[[0], [2]]], (0, 4)).gradient_sync_s == pytest.approx(8.0 + 2.0)
+    single = replace(copying, precision="fp32")
+    assert found(single, model, [[[0], [2]]], (0, 4)).gradient_sync_s == pytest.approx(16.0 + 4.0)
+
+
+def test_sharded_optimizer_updates_a_share_and_gathers_the_weights(
+    step_end: StepEndModel, model: Model
+) -> None:
+    sharded = found(replace(step_end, zero_stage=1), model, [[[0], [2]]], (0, 4))
+    assert sharded.optimizer_s == pytest.approx(2.4)
+    assert sharded.gradient_sync_s == pytest.approx(8.0 + 4.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "num_bytes"),
+    [("sgd", "fp16", 12 + 30), ("adam", "fp16", 28 + 30), ("adamw", "fp32", 28 + 4)],
+)
+def test_optimizer_touches_its_moments_and_the_runtime_the_rest(
+    name: str, precision: str, num_bytes: int, step_end: StepEndModel, model: Model
+) -> None:
+    stepping = replace(
+        step_end,
+        optimizer=find_optimizer(name),
+        precision=precision,  # type: ignore[arg-type]
+        traits=replace(step_end.traits, step_traffic_bytes_per_parameter=30.0),
+    )
+    assert found(stepping, model, [[[0]]], (0, 4)).optimizer_s == pytest.approx(0.4 * num_bytes)
+
+
+def test_device_with_the_slowest_memory_counts(
+    step_end: StepEndModel, model: Model, cluster: Cluster
+) -> None:
+    slow = replace(cluster.nodes[1].device, name="slow", memory_bytes_per_s=500)
+    nodes = (cluster.nodes[0], replace(cluster.nodes[1], device=slow))
+    topology = replace(step_end.topology, cluster=replace(cluster, nodes=nodes))
+    mixed = replace(step_end, topology=topology)
+    assert found(mixed, model, [[[0], [2]]], (0, 4)).optimizer_s == pytest.approx(9.6)
+
+
+@pytest.fixture
+def tied(model: Model, block: Layer) -> Model:
+    """The first and the third of four layers hold one weight of 50 parameters."""
+    holder = replace(block, tied_parameters=50)
+    return replace(model, layers=(holder, block, holder, block))
+
+
+def test_stages_that_share_a_weight_add_its_gradients(step_end: StepEndModel, tied: Model) -> None:
+    together = found(step_end, tied, [[[0]], [[1]]], (0, 3, 4))
+    assert together.gradient_sync_s == 0.0
+    inside = found(step_end, tied, [[[0]], [[1]]], (0, 2, 4))
+    assert inside.gradient_sync_s == pytest.approx(100 / 800)
+    between = found(step_end, tied, [[[0]], [[2]]], (0, 2, 4))
+    assert between.gradient_sync_s == pytest.approx(100 / 100)
+
+
+def test_a_weight_is_shared_with_the_stage_that_holds_it_not_with_the_last(
+    step_end: StepEndModel, tied: Model
+) -> None:
+    # layer 2 is in the second of three stages, in the same node as the first one
+    result = found(step_end, tied, [[[0]], [[1]], [[2]]], (0, 2, 3, 4))
+    assert result.gradient_sync_s == pytest.approx(100 / 800)
+
+
+def test_pairs_that_share_a_weight_share_the_interface(step_end: StepEndModel, tied: Model) -> None:
+    result = found(step_end, tied, [[[0], [1]], [[2], [3]]], (0, 2, 4))
+    # gradients around 800 B/s (400 bytes), then two pairs share 100 B/s
+    assert result.gradient_sync_s == pytest.approx(400 / 800 + 100 / 50)
+
+
+def test_stages_of_different_tp_share_a_weight_slice_by_slice(
+    step_end: StepEndModel, tied: Model
+) -> None:
+    result = found(step_end, tied, [[[0]], [[2, 3]]], (0, 2, 4))
+    # both ranks of the second stage meet the one of the first: 50 bytes each share 100 B/s
+    assert result.gradient_sync_s == pytest.approx(50 / 50)
+
+
+def test_without_a_tied_weight_the_end_of_a_step_is_a_line(step_end: StepEndModel) -> None:
+    sharded = replace(step_end, zero_stage=1)
+    device = sharded.topology.cluster.nodes[0].device
+    rings = sharded.topology.rings([[0, 2]]).paths
+    fixed_s, s_per_parameter = sharded.line(2, rings, device)
+    for parameters in (1.0, 400.0, 1e6):
+        seconds = sharded.sync_s(parameters, 2, rings[0], device)
+        seconds += sharded.optimizer_s(parameters, 2, device)
+        assert fixed_s + s_per_parameter * parameters == pytest.approx(seconds)
+
+
+def test_gradients_may_go_through_the_buckets_without_a_replica(
+    step_end: StepEndModel, model: Model
+) -> None:
+    bucketed = replace(step_end.traits, bucket_traffic_bytes_per_parameter=8.0)
+    assert found(replace(step_end, traits=bucketed), model, [[[0]]], (0, 4)).gradient_sync_s == 0.0
+    alone = replace(bucketed, buckets_alone=True)
+    result = found(replace(step_end, traits=alone), model, [[[0]]], (0, 4))
+    # 400 parameters of 8 bytes; the update takes 4.8 s for 12 bytes of each.
+    assert result.gradient_sync_s == pytest.approx(4.8 * 8 / 12)

@@ -1,0 +1,111 @@
+from dataclasses import replace
+
+import pytest
+
+from amp_ray.cost.estimate import Estimate, Infeasible
+from amp_ray.cost.model import CostModel
+from amp_ray.search.stage_groups import (
+    NO_GROUPS,
+    DeviceGroups,
+    branch_and_bound,
+    objective_s,
+    plan_stage_groups,
+    solve_groups,
+)
+from amp_ray.spec.candidate import GroupsCandidate
+from amp_ray.spec.experiment import Experiment, SearchLimits
+from support.experiments import experiment_from
+
+TWO_KINDS = """\
+name: two kinds
+model: {family: gpt2, num_layers: 8, hidden_size: 512, num_heads: 8, sequence_length: 256,
+        vocab_size: 2048}
+cluster:
+  nodes:
+    - {count: 2, device: A100-40, slots: 4, intra_gbit_per_s: 1600, inter_gbit_per_s: 400}
+    - {count: 2, device: T4, slots: 4, intra_gbit_per_s: 50, inter_gbit_per_s: 50}
+global_batch_size: 16
+"""
+
+
+@pytest.fixture(scope="module")
+def two_kinds() -> Experiment:
+    """Sixteen devices: kinds are taken one after another."""
+    return experiment_from(TWO_KINDS)
+
+
+def groups_of(experiment: Experiment) -> DeviceGroups:
+    return DeviceGroups(cost_model=CostModel(experiment=experiment))
+
+
+def candidate(experiment: Experiment, size: int) -> GroupsCandidate:
+    count = experiment.global_batch_size // size
+    return GroupsCandidate(micro_batch_size=size, num_micro_batches=count)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 8, 16])
+def test_the_best_plan_is_proven_on_sixteen_devices(two_kinds: Experiment, size: int) -> None:
+    groups = groups_of(two_kinds)
+    solution = solve_groups(groups, candidate(two_kinds, size))
+    assert solution.value_s == pytest.approx(solution.lower_bound_s, rel=1e-9)
+    assert objective_s(groups, solution.leaders[0]) == pytest.approx(solution.value_s, rel=1e-9)
+
+
+def test_slow_devices_stay_idle_where_that_is_faster(two_kinds: Experiment) -> None:
+    result = plan_stage_groups(groups_of(two_kinds), candidate(two_kinds, 16))
+    assert isinstance(result, Estimate)
+    assert set(result.strategy.placement) <= set(range(8))
+
+
+def test_a_plan_that_is_uniform_is_one(two_kinds: Experiment) -> None:
+    result = plan_stage_groups(groups_of(two_kinds), candidate(two_kinds, 16))
+    assert isinstance(result, Estimate)
+    assert result.strategy.is_uniform == result.launchable
+
+
+def test_bounds_are_honest_where_not_all_plans_are_looked_at(
+    two_kinds: Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = candidate(two_kinds, 4)
+    best = solve_groups(groups_of(two_kinds), given)
+    monkeypatch.setattr(branch_and_bound, "FEW_NEIGHBOURS", 20)
+    monkeypatch.setattr(branch_and_bound, "MOST_NEIGHBOURS", 40)
+    monkeypatch.setattr(branch_and_bound, "MOST_BOXES", 2)
+    monkeypatch.setattr(branch_and_bound, "MOST_BOXES_RELAXED", 1)
+    hasty = solve_groups(groups_of(two_kinds), given)
+    assert best.value_s is not None
+    assert hasty.value_s is not None
+    assert hasty.lower_bound_s is not None
+    assert hasty.lower_bound_s <= best.value_s * (1 + 1e-9)
+    assert best.value_s <= hasty.value_s * (1 + 1e-9)
+
+
+def test_a_candidate_that_fits_nowhere_tells_what_it_needs(two_kinds: Experiment) -> None:
+    cluster = two_kinds.cluster
+    nodes = tuple(
+        replace(node, device=replace(node.device, memory_bytes=10**9)) for node in cluster.nodes
+    )
+    small = replace(two_kinds, cluster=replace(cluster, nodes=nodes))
+    result = plan_stage_groups(groups_of(small), candidate(small, 4))
+    assert isinstance(result, Estimate)
+    assert [reason.kind for reason in result.reasons] == ["out of memory"]
+    assert result.lower_bound_s is None
+
+
+def test_limits_that_leave_no_group_are_told(two_kinds: Experiment) -> None:
+    limits = SearchLimits(micro_batch_sizes=(3,))
+    given = replace(two_kinds, limits=limits)
+    result = plan_stage_groups(groups_of(given), candidate(given, 4))
+    assert isinstance(result, Infeasible)
+    assert result.reason.kind == NO_GROUPS
+
+
+def test_tensor_parallel_groups_span_nodes_only_where_allowed(two_kinds: Experiment) -> None:
+    limits = SearchLimits(min_tp=8, tp_across_nodes=True)
+    given = replace(two_kinds, limits=limits)
+    result = plan_stage_groups(groups_of(given), candidate(given, 4))
+    assert isinstance(result, Estimate)
+    assert {stage.tp for stage in result.strategy.stages} == {8}
+    inside = replace(given, limits=SearchLimits(min_tp=8))
+    refused = plan_stage_groups(groups_of(inside), candidate(inside, 4))
+    assert isinstance(refused, Infeasible)
