@@ -32,7 +32,7 @@ TIMEOUT_S: Final = 300.0
 
 @contextlib.contextmanager
 def nodes_of(address: str) -> Iterator[Callable[[], list[dict[str, Any]]]]:
-    """Be connected to a live cluster; what comes out lists its nodes.
+    """Be connected to a live cluster, and give its nodes.
 
     Raises:
         InputError: If Ray is not installed, or the address cannot be one.

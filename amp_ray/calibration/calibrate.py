@@ -82,7 +82,7 @@ def calibrate(
     predictor: Predictor | None = None,
     thorough: bool = True,
 ) -> Calibration:
-    """Fit constants to trials.
+    """Fit constants to trials; list in the result, with the reason, those that trials cannot tell.
 
     Times: maximum a posteriori of the logarithms of constants under normal priors, with a
     pseudo-Huber loss of the logarithm of predicted over measured time; trials that failed or were
@@ -98,9 +98,6 @@ def calibrate(
             keeps one.
         thorough: Whether the fit is refined and every trial predicted without itself too. Without
             it fifty trials take less than half a second, if a predictor knows all but the last.
-
-    Returns:
-        The calibration. Constants that the trials cannot tell are listed in it as refused.
 
     Raises:
         ValueError: If there is nothing to learn from, a named constant is unknown or not

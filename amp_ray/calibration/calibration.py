@@ -165,12 +165,8 @@ def apply_calibration(
 ) -> Experiment:
     """Return an experiment with calibrated constants.
 
-    Args:
-        calibration: Fitted constants.
-        experiment: What is to be planned.
-        transfer: Whether the calibration may come from another model, cluster, runtime or
-            profile; then only what `transferable` names is taken, and the model's errors stay
-            those of the experiment.
+    With ``transfer``, the calibration may come from another model, cluster, runtime or profile;
+    then only what `transferable` names is taken, and the errors stay those of the experiment.
 
     Raises:
         ValueError: If the calibration was made for something else and ``transfer`` is off.
@@ -220,21 +216,12 @@ def prediction_covariance(
     strategies: Sequence[Strategy],
     predictor: Predictor | None = None,
 ) -> FloatArray:
-    """Return the covariance of the logarithms of predicted times.
+    """Return the covariance of the logarithms of predicted times, shape ``(num_strategies,) * 2``.
 
     Part of it is common to strategies, since it comes from constants that all of them share: what
     trials have told about constants makes the strategies that depend on them in the same way
     certain, and leaves the others as uncertain as the priors are. The rest is each prediction's
-    own, measurement included.
-
-    Args:
-        calibration: What is known.
-        experiment: The calibrated experiment, as `apply_calibration` returns it.
-        strategies: What is predicted.
-        predictor: Remembers predictions between calls.
-
-    Returns:
-        Shape ``(num_strategies, num_strategies)``.
+    own, measurement included. The experiment is the one that `apply_calibration` returns.
     """
     plans: list[Plan] = [(experiment, strategy) for strategy in strategies]
     predictor = predictor or Predictor()

@@ -27,15 +27,7 @@ def calibration_to_json(calibration: Calibration) -> dict[str, Any]:
 
 
 def parse_calibration(text: str, *, file: str) -> Calibration:
-    """Read what `calibration_to_json` wrote.
-
-    Args:
-        text: The file's text.
-        file: Its name, for messages.
-
-    Raises:
-        InputError: If the text is no calibration, one of another version, or damaged.
-    """
+    """Read what `calibration_to_json` wrote; refuse another version, and what is damaged."""
     where = Where(file=file)
     try:
         record = parse_json(text, file=file)

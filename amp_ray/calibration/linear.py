@@ -67,17 +67,11 @@ class LinearFit:
 
 
 def fit_linear(problem: LinearProblem) -> LinearFit:
-    """Fit by reweighted least squares.
+    """Fit by reweighted least squares; without trials the fit is the prior.
 
     The loss of a residual is the pseudo-Huber function of ``z = r / error``. The error itself is
     learnt: the prior's value counts as ``PRIOR_TRIALS`` trials, so that few trials that happen to
     fit do not make the model sure of itself.
-
-    Args:
-        problem: Residuals and priors.
-
-    Returns:
-        The fit; the prior itself where there are no trials.
 
     References:
         Charbonnier et al., Deterministic edge-preserving regularization, IEEE TIP 1997.
@@ -112,11 +106,7 @@ def robust_loss(scaled: FloatArray) -> float:
 
 
 def huber_weights(scaled: FloatArray) -> FloatArray:
-    """Return the weight of each residual under the pseudo-Huber loss.
-
-    Args:
-        scaled: Residuals in units of the error.
-    """
+    """Return weights under the pseudo-Huber loss of residuals that are in units of the error."""
     weights: FloatArray = 1.0 / np.sqrt(1.0 + (scaled / HUBER_SCALE) ** 2)
     return weights
 

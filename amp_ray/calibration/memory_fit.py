@@ -134,11 +134,7 @@ class MemoryFit:
 def fit_memory(problem: MemoryProblem) -> MemoryFit:
     """Find the most probable parameters by Newton's method with damped steps.
 
-    Args:
-        problem: Observations and priors.
-
-    Returns:
-        The fit. The error is learnt as for times where peaks were measured, else it stays.
+    The error is learnt as for times where peaks were measured, else it stays.
     """
     values, error = np.zeros(len(problem.prior_sigma)), problem.prior_error
     for _ in range(_MAX_ROUNDS):

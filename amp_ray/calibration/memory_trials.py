@@ -66,21 +66,15 @@ class MemoryTrials:
         )
 
     def fit(self, names: Sequence[str]) -> MemoryFit:
-        """Find the most probable constants.
+        """Find the most probable values of constants, of which there may be none.
 
         A peak is a sum of parts that each grow with one constant, so that three predictions per
         trial tell its peaks for all values of two constants.
-
-        Args:
-            names: Constants to fit; may be none.
         """
         return fit_memory(self._problem(names))
 
     def choose(self, most: int) -> tuple[tuple[str, ...], MemoryFit, dict[str, str]]:
-        """Fit the constants that these trials can tell.
-
-        Args:
-            most: How many constants at most; never more than there are trials.
+        """Fit at most as many constants as these trials can tell, and as there are trials.
 
         Returns:
             Names, their fit, and by name why others were dropped.

@@ -76,14 +76,8 @@ def observe(
 ) -> Observation | None:
     """Return what a trial's outcome tells about its strategy.
 
-    Args:
-        experiment: What was given.
-        strategy: What was launched.
-        outcome: What came of it.
-
-    Returns:
-        None for outcomes that tell nothing about the cost of the strategy: a time-out of the
-        trial, a crash, an unreachable host.
+    None for outcomes that tell nothing about its cost: a time-out of the trial, a crash, an
+    unreachable host.
     """
     if isinstance(outcome, Measured):
         return Observation(

@@ -93,11 +93,7 @@ class Predictor:
     _memo: dict[tuple[Experiment, Strategy, Point], Prediction] = field(default_factory=dict)
 
     def predict(self, plans: Sequence[Plan], point: Point) -> list[Prediction]:
-        """Predict strategies at one point.
-
-        Raises:
-            ValueError: If a cost model cannot estimate a strategy.
-        """
+        """Predict strategies at one point; ``ValueError`` if a cost model cannot estimate one."""
         models: dict[Experiment, CostModel] = {}
         for experiment, strategy in plans:
             if (experiment, strategy, point) in self._memo:
@@ -114,16 +110,7 @@ class Predictor:
         return np.log([found.time_s for found in self.predict(plans, point)])
 
     def time_slopes(self, plans: Sequence[Plan], names: Sequence[str], point: Point) -> FloatArray:
-        """Return how times change with constants: ``d log time / d log constant``.
-
-        Args:
-            plans: What to predict.
-            names: Constants.
-            point: Where.
-
-        Returns:
-            Shape ``(num_plans, num_names)``.
-        """
+        """Return ``d log time / d log constant`` at a point, shape ``(num_plans, num_names)``."""
         columns = []
         for name in names:
             if name == PROGRAM_SCALE:

@@ -56,11 +56,7 @@ def export(*, experiment_path: Path, target: str, output: Path, verbose: bool) -
 
 
 def _make_empty(folder: Path) -> None:
-    """Make a folder, or take one without files.
-
-    Raises:
-        InputError: If it holds something, or cannot be made.
-    """
+    """Make a folder; refuse one that holds something."""
     where = Where(file=str(folder))
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -98,11 +98,7 @@ def calibration_options(command: _F) -> _F:
 
 
 def refuse_useless(cost_model: str, calibration_path: Path | None) -> None:
-    """Refuse a calibration for a cost model that has no constants.
-
-    Raises:
-        InputError: If both are asked for.
-    """
+    """Refuse a calibration for a cost model that has no constants."""
     if calibration_path is not None and cost_model != OURS:
         message = f"--calibration fits constants of cost model {OURS}; {cost_model} has none"
         raise InputError(message)
@@ -115,20 +111,12 @@ def configure_logging(*, verbose: bool) -> None:
 
 
 def write_json(record: Mapping[str, Any], target: str) -> None:
-    """Write a result to stdout or, whole or not at all, to a file.
-
-    Raises:
-        InputError: If the file looks like an input, or cannot be written.
-    """
+    """Write a result to stdout or, whole or not at all, to a file that is no input."""
     write_json_text(json.dumps(record, indent=1, allow_nan=False) + "\n", target)
 
 
 def write_json_text(text: str | Iterable[str], target: str) -> None:
-    """Write a result that is text already, a long one in pieces; see `write_json`.
-
-    Raises:
-        InputError: If the file looks like an input, or cannot be written.
-    """
+    """Write a result that is text already, a long one in pieces; see `write_json`."""
     if target == STDOUT:
         for piece in [text] if isinstance(text, str) else text:
             click.echo(piece, nl=False)

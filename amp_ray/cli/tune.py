@@ -75,19 +75,7 @@ def tune_experiment(
     doctor: bool,
     **options: Any,  # noqa: ANN401 - those of tune_options and workers_options
 ) -> int:
-    """Run a study to its end and show it.
-
-    Args:
-        experiment: What is tuned.
-        json_target: Where the result goes, as `json_option` gives it.
-        study_path: Folder of the study; None for the experiment's name.
-        resume: Whether a study is gone on with.
-        doctor: Whether hosts are checked before.
-        options: The other options of `tune_options` and `workers_options`.
-
-    Returns:
-        The exit code of the contract.
-    """
+    """Run a study to its end, show it, and return an exit code of the contract."""
     from amp_ray.runtime.preflight import check_hosts
     from amp_ray.runtime.study_folder import check_folder, folder_for
     from amp_ray.runtime.tuning import prepare
@@ -164,11 +152,7 @@ def _asked(
     ray_address: str | None,
     **options: Any,  # noqa: ANN401 - fields of TuneOptions
 ) -> "TuneOptions":
-    """Complete what was asked by what the experiment says.
-
-    Raises:
-        InputError: If there is no budget to measure with, or an option has no use.
-    """
+    """Complete the options by what the experiment says; refuse those without a use."""
     from amp_ray.runtime.searching import Workers
     from amp_ray.runtime.study_space import TuneOptions
 

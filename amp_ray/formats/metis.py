@@ -37,13 +37,7 @@ _ENDS: Final = 2
 def read_metis_profile(
     files: Mapping[str, str], *, folder: str, model: Model, devices: Iterable[Device]
 ) -> Profile:
-    """Read a folder of Metis's profile files for an experiment.
-
-    Args:
-        files: Text of its JSON files by name.
-        folder: Its name, for messages.
-        model: What is to be planned.
-        devices: Types of the cluster.
+    """Read a folder of Metis's profile files, given as text by name, for an experiment.
 
     Raises:
         InputError: If a file is wrong, the profile is of another number of layers, or a device
@@ -56,16 +50,9 @@ def read_metis_profile(
 def metis_profile(
     published: PublishedProfile, *, folder: str, model: Model, devices: Iterable[Device]
 ) -> Profile:
-    """Turn a published profile into one that anchors the cost model.
+    """Turn a published profile into one that anchors the cost model, with a table per device.
 
-    Args:
-        published: What was read.
-        folder: Where from, for messages.
-        model: What is to be planned.
-        devices: Types of the cluster.
-
-    Returns:
-        A profile with a table per device. Tensor-parallel all-reduces are within its times.
+    Its times include tensor-parallel all-reduces.
 
     Raises:
         InputError: If the profile is of another number of layers, or a device type has none.
@@ -84,16 +71,7 @@ def metis_profile(
 
 
 def profiled_type(published: PublishedProfile, device: Device, *, folder: str) -> str:
-    """Return the measured type that a device is of.
-
-    Args:
-        published: What was read.
-        device: Of the cluster.
-        folder: Where it was read from, for messages.
-
-    Raises:
-        InputError: If it has no profile.
-    """
+    """Return the measured type that a device is of; refuse a device without a profile."""
     kind = published.type_of(device)
     if kind is None:
         message = f"no profile of {device.name!r} in it, only of {', '.join(published.types)}"
@@ -134,15 +112,9 @@ def _table(
 
 
 def _spread(entry: PublishedEntry, model: Model, groups: Sequence[range]) -> FloatArray:
-    """Return both passes of every layer of the model.
+    """Return seconds of both passes of every layer of the model, shape ``(model.num_layers,)``.
 
-    Args:
-        entry: What was measured.
-        model: The chain that is planned.
-        groups: Its layers for each measured one.
-
-    Returns:
-        Shape ``(model.num_layers,)``. Seconds.
+    ``groups`` are its layers for each measured one.
     """
     measured_s = entry.layer_s.copy()
     measured_s[-1] += max(0.0, entry.rest_s or 0.0)

@@ -101,11 +101,6 @@ def parse_metis_clusterfile(
     Memory is in GiB. Bandwidth is in GB/s in the authors' files and in bytes/s in their README;
     without ``unit`` the numbers tell which.
 
-    Args:
-        text: The file's text.
-        file: Its name, for messages.
-        unit: Of the bandwidths, where the user tells it.
-
     Raises:
         InputError: If the text is not JSON, a key is missing or wrong, or the bandwidths are
             in no unit or not all in the same.
@@ -129,12 +124,7 @@ def parse_metis_clusterfile(
 def metis_cluster(
     hostfile_text: str, clusterfile: MetisClusterFile, *, file: str = "hostfile"
 ) -> MetisCluster:
-    """Build the cluster of a hostfile and a cluster file.
-
-    Args:
-        hostfile_text: Text of the hostfile.
-        clusterfile: What its addresses are.
-        file: Name of the hostfile, for messages.
+    """Build the cluster of a hostfile, whose name is ``file``, and a cluster file.
 
     Raises:
         InputError: If the hostfile is wrong, names an address that the cluster file lacks, or the

@@ -8,15 +8,9 @@ from amp_ray.units import GIB, GIGA
 
 
 def metis_cluster_files(cluster: Cluster) -> dict[str, str]:
-    """Write a cluster as Metis's planner reads it.
+    """Return ``hostfile`` and ``clusterfile.json`` (GB/s, GiB) of a cluster, for Metis's planner.
 
-    Its planner reads one digit of the slots, and takes every node for as large as the first.
-
-    Args:
-        cluster: Any.
-
-    Returns:
-        ``hostfile`` and ``clusterfile.json``, with bandwidth in GB/s and memory in GiB.
+    It reads one digit of the slots, and takes every node to be as large as the first.
     """
     hosts = tuple(HostSlots(host=node.name, num_slots=node.num_slots) for node in cluster.nodes)
     described = {

@@ -14,15 +14,9 @@ from amp_ray.units import (
 
 
 def cluster_yaml(cluster: Cluster, *, hostfile: str | None = None) -> str:
-    """Write a cluster as the ``cluster:`` mapping of an experiment file.
+    """Write a cluster as the ``cluster:`` mapping of an experiment file, as text with a line break.
 
-    Args:
-        cluster: Its devices are in the catalogue, but for their memory; only pairs of nodes
-            with a link of their own are not written.
-        hostfile: Name of the hostfile that holds the nodes' names; see `cluster_hostfile`.
-
-    Returns:
-        YAML text that ends with a line break.
+    The hostfile of that name holds the nodes' names; see `cluster_hostfile`.
 
     Raises:
         ValueError: If a device is not in the catalogue, or pairs of nodes have their own links.

@@ -27,16 +27,9 @@ class MetisHost:
 
 
 def parse_metis_hostfile(text: str, *, file: str = "hostfile") -> tuple[MetisHost, ...]:
-    r"""Read a hostfile of either form; comments (``#``) and blank lines are skipped.
+    r"""Read the lines of a hostfile of either form; comments (``#``) and blank lines are skipped.
 
     An address may stand there several times: for Metis it names a kind of node.
-
-    Args:
-        text: The file's text.
-        file: Its name, for messages.
-
-    Returns:
-        One entry per line, in the file's order.
 
     Raises:
         InputError: With file and line, for a line of another form, a slot count that is no
@@ -60,9 +53,6 @@ def parse_metis_hostfile(text: str, *, file: str = "hostfile") -> tuple[MetisHos
 
 def node_names(hosts: tuple[MetisHost, ...]) -> tuple[str, ...]:
     r"""Give every node a name: its address, with a number where that stands there again.
-
-    Args:
-        hosts: Lines of a hostfile.
 
     Example:
         >>> node_names(parse_metis_hostfile("a 4\na 4\nb 4"))

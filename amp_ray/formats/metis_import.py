@@ -52,13 +52,8 @@ def experiment_yaml(
 ) -> str:
     """Write the experiment file of what Metis is given.
 
-    Args:
-        name: Of the experiment.
-        arguments: About the model.
-        cluster: From its hostfile and cluster file.
-        hostfile: Name of the hostfile in our form that will lie beside the experiment file.
-        profile_path: Folder of its profile, from there; None for layer times from data sheets.
-        notes: What was recognised; comments of the file.
+    The hostfile in our form will lie beside it; the path of the profile starts there, and None
+    takes layer times from data sheets. Notes become comments.
 
     Raises:
         InputError: If there is no block between the ends, or no usual head divides the width.

@@ -51,15 +51,12 @@ _MEMORY: Final[_Section] = ("execution_memory",)
 
 
 def parse_metis_profile(files: Mapping[str, str], *, folder: str) -> PublishedProfile:
-    """Read a profile folder.
+    """Read a profile folder into every file's own values, in SI units.
 
     Args:
         files: Text of its JSON files by name, ``DeviceType.A100_tp2_bs4.json``; the prefix may be
             missing.
         folder: Its name, for messages.
-
-    Returns:
-        Every file's own values, in SI units; what was recognised stands in the notes.
 
     Raises:
         InputError: If a file has another name, is no JSON or cut short, lacks a key, holds a

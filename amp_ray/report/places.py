@@ -19,13 +19,8 @@ def is_in_order(strategy: Strategy) -> bool:
 def places_text(strategy: Strategy, cluster: Cluster) -> str:
     """Name the nodes of each stage, in pipeline order; where stages differ, their tp and dp too.
 
-    Args:
-        strategy: On devices of the cluster.
-        cluster: Gives nodes their names.
-
-    Returns:
-        Text such as ``node3 x4, node0+node1, node4..node7``: four stages on node3, one on two
-        nodes, one on four that are listed one after the other.
+    ``node3 x4, node0+node1, node4..node7`` means four stages on node3, one on two nodes, one on
+    four that are listed one after the other.
     """
     stages = [_place(strategy, index, cluster) for index in range(strategy.pp)]
     runs = [(text, len(list(run))) for text, run in groupby(stages)]

@@ -50,11 +50,7 @@ def ranking_table(
 ) -> RenderableType:
     """Draw the head of a ranking, with what became of the rest.
 
-    Args:
-        ranking: What to draw.
-        experiment: What was planned.
-        title: Headline.
-        num_rows: Feasible rows to show; None shows everything, the infeasible included.
+    ``num_rows`` counts feasible rows; None shows everything, the infeasible included.
     """
     shown = ranking.results
     if num_rows is not None:
@@ -191,11 +187,7 @@ class ResultsTable:
 
 
 def layers_text(model: Model) -> str:
-    """Say what the layers of a model are.
-
-    Returns:
-        Text such as ``0 embedding, 1-24 block, 25 final-norm, 26 head``.
-    """
+    """List the layers of a model: ``0 embedding, 1-24 block, 25 final-norm, 26 head``."""
     runs, first = [], 0
     for name, run in groupby(layer.name for layer in model.layers):
         last = first + len(list(run)) - 1

@@ -13,10 +13,7 @@ softmax's sum."""
 def attention(width: Width, *, bias: bool, dropout: bool) -> tuple[Operator, ...]:
     """Return self-attention from the projections to the output projection.
 
-    Args:
-        width: Of the block.
-        bias: Whether the projections add one.
-        dropout: Whether it follows the softmax; one kernel that does all has none.
+    Attention as one kernel has no dropout.
     """
     columns = width.hidden + 2 * width.key_value_size
     return (

@@ -45,23 +45,12 @@ class Files(Protocol):
     def foreign_profile(
         self, source: str, name: str, model: Model, devices: Iterable[Device]
     ) -> Profile:
-        """Return a profile in another planner's format.
-
-        Args:
-            source: Whose format.
-            name: Of the folder.
-            model: What the profile must be of.
-            devices: Types that it must cover.
-        """
+        """Return a profile in another planner's format, of this model and all of these devices."""
         ...
 
 
 def build_experiment(document: Document, files: Files) -> Experiment:
     """Check a document and build the experiment that it describes.
-
-    Args:
-        document: The parsed experiment file.
-        files: Reader of the hostfile, the profile and a model configuration.
 
     Raises:
         InputError: With file, line and key, for whatever does not fit; one line per mistake.

@@ -34,11 +34,6 @@ def build_cluster(
 ) -> Cluster:
     """Build the cluster; host names come from the hostfile where there is one.
 
-    Args:
-        document: For the places of mistakes.
-        checked: Its content.
-        hostfile_text: Text of the hostfile, if one is named.
-
     Raises:
         InputError: If the hostfile is wrong or disagrees with ``cluster.nodes``, a device is
             unknown or lacks the precision, or a link joins no two nodes.

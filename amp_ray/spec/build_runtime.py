@@ -15,15 +15,7 @@ _LARGEST: Final = 10**15
 
 
 def build_traits(document: Document, checked: ExperimentFile) -> RuntimeTraits:
-    """Return the record of the runtime with the traits that the file sets.
-
-    Args:
-        document: For the places of mistakes.
-        checked: Its content.
-
-    Raises:
-        InputError: If the runtime or a trait is unknown, or a trait cannot have its value.
-    """
+    """Return the runtime's record with the traits that the file sets; refuse unknown ones."""
     if checked.runtime not in RUNTIMES:
         message = f"found {checked.runtime!r}; expected one of {', '.join(RUNTIMES)}"
         raise InputError(message, where=document.where("runtime"))
@@ -39,11 +31,7 @@ def build_traits(document: Document, checked: ExperimentFile) -> RuntimeTraits:
 
 
 def check_zero_stage(document: Document, zero_stage: int, traits: RuntimeTraits) -> int:
-    """Return a ZeRO stage that the runtime has.
-
-    Raises:
-        InputError: If it does not.
-    """
+    """Return the ZeRO stage; refuse one that the runtime does not have."""
     if zero_stage <= traits.max_zero_stage:
         return zero_stage
     message = (
@@ -54,11 +42,7 @@ def check_zero_stage(document: Document, zero_stage: int, traits: RuntimeTraits)
 
 
 def build_constants(document: Document, checked: ExperimentFile) -> Constants:
-    """Return the shipped constants with those that the file sets.
-
-    Raises:
-        InputError: If a constant is unknown.
-    """
+    """Return the shipped constants with those that the file sets; refuse unknown ones."""
     known = Constants.__dataclass_fields__
     mistakes = Mistakes()
     for name in checked.constants:

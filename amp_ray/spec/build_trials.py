@@ -16,12 +16,7 @@ Groups = tuple[tuple[str, ...], ...]
 
 
 def split_hosts(document: Document, cluster: Cluster, num_groups: int) -> tuple[Cluster, Groups]:
-    """Split a cluster into groups of consecutive, equal nodes.
-
-    Args:
-        document: For the places of mistakes.
-        cluster: All nodes.
-        num_groups: How many trials may run side by side.
+    """Split a cluster into groups of consecutive nodes that run trials side by side.
 
     Returns:
         The cluster of the first group, which is what is planned for, and the names of the
@@ -49,16 +44,7 @@ def split_hosts(document: Document, cluster: Cluster, num_groups: int) -> tuple[
 
 
 def build_trials(document: Document, section: TrialsSection, groups: Groups) -> TrialSettings:
-    """Return the settings of real trials.
-
-    Args:
-        document: For the places of mistakes.
-        section: The checked keys.
-        groups: Names of the hosts of every group.
-
-    Raises:
-        InputError: If a pattern is no regular expression with one group.
-    """
+    """Return the settings of real trials; a pattern must be a regular expression with one group."""
     program = section.program
     return TrialSettings(
         backend=section.backend,

@@ -105,11 +105,7 @@ ALIASES: Final[dict[str, str]] = {"A100": "A100-40", "V100": "V100-16", "P100": 
 
 
 def find_device(name: str) -> Device:
-    """Look up a device by its catalogue name, ignoring case.
-
-    Raises:
-        ValueError: If the catalogue has no such device; the message lists what it has.
-    """
+    """Look up a device by its catalogue name, ignoring case; a ``ValueError`` lists the names."""
     by_folded_name = {key.casefold(): key for key in CATALOGUE}
     by_folded_name |= {key.casefold(): value for key, value in ALIASES.items()}
     try:

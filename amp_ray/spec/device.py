@@ -72,11 +72,7 @@ class Device:
             raise ValueError(message)
 
     def peak_flops(self, precision: Precision) -> float:
-        """Return the dense peak rate for ``precision``.
-
-        Raises:
-            ValueError: If the device does not compute in it.
-        """
+        """Return the dense peak rate; raise ``ValueError`` if the device does not compute in it."""
         rates = {"fp32": self.fp32_flops, "fp16": self.fp16_flops, "bf16": self.bf16_flops}
         rate = rates[precision]
         if rate is None:

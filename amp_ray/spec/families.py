@@ -23,21 +23,15 @@ def build_model(
     vocabulary_multiple: int = 1,
     kernels: Kernels = UNFUSED,
 ) -> Model:
-    """Build the chain of layers of a shape.
+    """Build the chain of layers of a shape; the model keeps the shape as given, without padding.
 
     Args:
-        shape: The model's figures.
+        shape: The model's figures; `ValueError` where they do not fit each other.
         layer_list: ``runtime`` for embedding, blocks, final norm, head with loss; ``amp-2022``
             for the lists of the published artifact (30 entries for GPT-2 with 24 blocks, 56 for
             TransGAN), which the published bounds count in.
         vocabulary_multiple: The vocabulary is padded up to a multiple of this.
         kernels: What the program computes in one kernel, and what it leaves out.
-
-    Returns:
-        The model; its shape is the one given, without the padding.
-
-    Raises:
-        ValueError: If the family is unknown or its figures do not fit each other.
     """
     builders = {"gpt2": _gpt2, "llama": _llama, "transgan": transgan_layers}
     if shape.family not in builders:

@@ -41,10 +41,6 @@ def parse_hostfile(text: str, *, file: str = "hostfile") -> tuple[HostSlots, ...
 
     Metis's README writes ``host 4``, which says the same.
 
-    Args:
-        text: The file's text.
-        file: Its name, for messages.
-
     Raises:
         InputError: With file and line, for a line of another form, a host that
             stands there twice, a slot count that is not a positive integer, or no host at all.

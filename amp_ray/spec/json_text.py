@@ -9,15 +9,7 @@ from amp_ray.errors import InputError, Where
 
 
 def parse_json(text: str, *, file: str) -> dict[str, Any]:
-    """Read a JSON object.
-
-    Args:
-        text: The file's text.
-        file: Its name, for messages.
-
-    Raises:
-        InputError: As `parse_any_json`, and if the text is no object.
-    """
+    """Read a JSON object; refuse what `parse_any_json` refuses, and any other value."""
     values = parse_any_json(text, file=file)
     if not isinstance(values, dict):
         message = f"expected a JSON object, found {shown(values)}"
@@ -26,14 +18,7 @@ def parse_json(text: str, *, file: str) -> dict[str, Any]:
 
 
 def parse_any_json(text: str, *, file: str) -> Any:  # noqa: ANN401 - any plain type
-    """Read JSON.
-
-    Args:
-        text: The file's text.
-        file: Its name, for messages.
-
-    Returns:
-        Plain dictionaries, lists, strings and numbers.
+    """Read JSON as plain values; ``file`` is its name in messages.
 
     Raises:
         InputError: If the text is not JSON or cut short, names a key twice, is nested too deeply,

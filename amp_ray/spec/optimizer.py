@@ -44,11 +44,7 @@ OPTIMIZERS: Final = MappingProxyType(
 
 
 def find_optimizer(name: str) -> Optimizer:
-    """Look an optimizer up by its name.
-
-    Raises:
-        ValueError: If it is not known.
-    """
+    """Look an optimizer up by its name; raise ``ValueError`` if it is not known."""
     if name not in OPTIMIZERS:
         message = f"optimizer {name!r} is not known; known: {', '.join(OPTIMIZERS)}"
         raise ValueError(message)

@@ -99,11 +99,7 @@ class Profile:
         return found
 
     def gap(self, devices: Iterable[Device], tp: int) -> str | None:
-        """Tell what a candidate needs and a published profile does not have.
-
-        Args:
-            devices: Types that the candidate runs on.
-            tp: Its tensor parallel degree.
+        """Tell what a candidate of this tp on these devices needs and a published profile lacks.
 
         Returns:
             The missing tp and device in words; None if nothing is missing, and for a profile of

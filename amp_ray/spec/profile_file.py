@@ -36,13 +36,7 @@ class ProfileDescription(Section):
 def parse_profile(
     files: Mapping[str, str], *, folder: str, num_layers: int, precision: Precision
 ) -> Profile:
-    """Read a profile folder.
-
-    Args:
-        files: Text of every file of the folder, by name.
-        folder: Name of the folder, for messages.
-        num_layers: Layers of the model that is to be planned.
-        precision: What it is to be trained in.
+    """Read a profile folder, given as the text of every file by name.
 
     Raises:
         InputError: If the description or a table is missing or wrong, or speaks of another

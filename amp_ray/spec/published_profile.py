@@ -129,15 +129,8 @@ class PublishedProfile:
         """Return an entry, interpolated between two micro-batch sizes where it was not measured.
 
         Times and memory are affine in the micro-batch size to a good approximation, so each value
-        is interpolated linearly between its neighbours. Nothing is extrapolated.
-
-        Args:
-            kind: Device type.
-            tp: Tensor parallel degree; only those that were measured have entries.
-            size: Micro-batch size.
-
-        Returns:
-            The entry; None outside of what was measured.
+        is interpolated linearly between its neighbours. Nothing is extrapolated: the entry is None
+        outside of the measured sizes, and at a tp that was not measured.
         """
         found = self.entries.get((kind, tp, size))
         if found is not None:
@@ -158,7 +151,7 @@ def layer_groups(model: Model, num_layers: int | None = None) -> tuple[range, ..
         num_layers: Of the published chain; None for one layer per block and one at each end.
 
     Returns:
-        What stands before the blocks, every block, what stands behind; or each layer for itself,
+        The layers before the blocks, each block, the layers behind them; or each layer for itself,
         where there are as many. None for a chain with anything between its blocks or nothing at
         an end, and for another number of layers.
     """
@@ -179,11 +172,7 @@ def layer_groups(model: Model, num_layers: int | None = None) -> tuple[range, ..
 def gaps(entries: Iterable[Key]) -> tuple[tuple[str, int, tuple[int, ...]], ...]:
     """Return, per device type and tp, the micro-batch sizes that only others were measured at.
 
-    Args:
-        entries: Keys of a profile.
-
-    Returns:
-        Type, tp and sizes, in ascending order; complete rows are left out.
+    Rows are in ascending order; complete ones are left out.
 
     Example:
         >>> gaps([("T4", 1, 1), ("T4", 1, 2), ("T4", 2, 1)])

@@ -65,11 +65,7 @@ class Within:
     or_zero: bool = False
 
     def __call__(self, value: float) -> float:
-        """Return the figure.
-
-        Raises:
-            ValueError: If it is outside; also if it is not a number.
-        """
+        """Return the figure; raise ``ValueError`` if it is outside or not a number."""
         if self.low <= value <= self.high or (self.or_zero and value == 0):
             return value
         message = f"{'0 or ' if self.or_zero else ''}{self.low:,g} to {self.high:,.0f} {self.unit}"
@@ -80,12 +76,7 @@ _S = TypeVar("_S", bound=Section)
 
 
 def validate(section: type[_S], document: Document, *at: str) -> _S:
-    """Check the keys, types and ranges of a mapping of a document.
-
-    Args:
-        section: The type of the mapping.
-        document: What stands in the file.
-        at: Path of the mapping; empty for the whole document.
+    """Check the keys, types and ranges of a mapping of a document, the whole one without ``at``.
 
     Raises:
         InputError: With one line per mistake: place, what was found, what is expected.
@@ -108,13 +99,9 @@ def validate_parts(
 ) -> tuple[_S, Mapping[str, tuple[InputError, ...]]]:
     """Check a document, and keep the parts without a mistake.
 
-    Args:
-        section: The type of the whole document.
-        document: What stands in the file.
-
     Returns:
-        The parts, and the mistakes by the key at the top that they are in, in the order in which
-        they are told. The first lacks what the second names.
+        The parts, and the mistakes by the top-level key that they are in, in the order in which
+        they are told. The first lacks the keys of the second.
     """
     try:
         return section.model_validate(document.values), {}

@@ -69,11 +69,7 @@ _GATED_MULTIPLE: Final = 256
 
 
 def model_shape(section: ModelSection, config_text: str | None = None) -> ModelShape:
-    """Return the figures of a model.
-
-    Args:
-        section: The ``model`` mapping; its keys win over the configuration's.
-        config_text: Text of a Hugging Face ``config.json``, where ``config`` names one.
+    """Return the figures of a model; keys of the section win over those of the configuration.
 
     Raises:
         ValueError: If a figure is missing or is none of the family, or the configuration's

@@ -71,11 +71,6 @@ class Context:
 def parse_strategies(text: str, *, file: str, context: Context) -> tuple[Given, ...]:
     """Read strategies from CSV text, or from JSON text (a list of STRATEGY objects).
 
-    Args:
-        text: The file's text.
-        file: Its name, for messages.
-        context: What the strategies must fit.
-
     Raises:
         InputError: With file and line, for a strategy that the experiment cannot have or a
             value that is none.

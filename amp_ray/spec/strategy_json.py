@@ -79,11 +79,6 @@ def strategy_from_json(
 
     Without ``placement``, rank ``r`` runs on device ``r`` of the hostfile's order.
 
-    Args:
-        record: The object.
-        cluster: Whose hosts the placement names.
-        file: Its place, for messages.
-
     Raises:
         InputError: If a key is missing, unknown or wrong, two keys contradict each other, or
             the placement names no device of the cluster.

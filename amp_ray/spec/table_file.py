@@ -18,12 +18,7 @@ _Key = tuple[int, int]
 
 
 def parse_device_table(text: str, *, num_layers: int, file: str) -> DeviceTable:
-    """Read one device's CSV.
-
-    Args:
-        text: The file's text.
-        num_layers: Layers that every (tp, micro-batch size) must have.
-        file: Name for messages.
+    """Read one device's CSV, which must have every layer at every (tp, micro-batch size).
 
     Raises:
         InputError: With file and line, for a wrong header, a number that is not one, NaN or

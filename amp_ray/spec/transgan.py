@@ -30,11 +30,8 @@ def transgan_layers(
 ) -> tuple[Layer, ...]:
     """Build the generator's layers.
 
-    Args:
-        shape: Depth per level, bottom width, hidden size of the first level.
-        layer_list: ``runtime`` for input, blocks, head; ``amp-2022`` for the 56 entries of the
-            published artifact, whose tensor parallelism does not divide attention heads.
-        kernels: What the program computes in one kernel; the published one fused nothing.
+    The list ``amp-2022`` has the 56 entries of the published artifact, which fused nothing and
+    whose tensor parallelism does not divide attention heads.
 
     Raises:
         ValueError: If the published list is asked for with another depth, the last level has no

@@ -34,11 +34,9 @@ def use_cuda(job: Job) -> bool:
 def connect(job: Job, *, cuda: bool) -> None:
     """Join the process group of the trial; every rank calls it.
 
-    Reads ``RANK``, ``LOCAL_RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT``.
-
     Raises:
-        UnfitError: If one of them is missing, or the number of processes is not that of the
-            strategy.
+        UnfitError: If one of `LAUNCHER_VARIABLES` is missing, or the number of processes is not
+            that of the strategy.
     """
     missing = [name for name in LAUNCHER_VARIABLES if name not in os.environ]
     if missing:

@@ -85,11 +85,7 @@ class Fields:
         return tuple(value)
 
     def finish(self) -> None:
-        """Refuse keys that nobody took.
-
-        Raises:
-            ValueError: Naming them and the keys that exist.
-        """
+        """Refuse keys that nobody took."""
         unknown = sorted(set(self.record) - self.taken)
         if unknown:
             message = f"{self.where} has unknown keys {unknown}; known are {sorted(self.taken)}"

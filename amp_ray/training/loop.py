@@ -54,10 +54,7 @@ class Record:
 def run(job: Job, channel: EventChannel, imports_s: float) -> None:
     """Train, measure and report; rank 0 writes the result.
 
-    Args:
-        job: The trial.
-        channel: Where events go.
-        imports_s: Seconds that importing torch and DeepSpeed took.
+    ``imports_s`` is what importing torch and DeepSpeed took.
     """
     record = Record(startup_s={"imports": imports_s})
     cuda = use_cuda(job)

@@ -46,8 +46,7 @@ def main(job: Sequence[str] | Mapping[str, Any]) -> int:
 def preload(*, zero: bool = True) -> None:
     """Import torch, DeepSpeed and the models without touching a device, to fork from later.
 
-    Args:
-        zero: Whether to import what only trials with ZeRO need, too.
+    With ``zero`` also what only trials with ZeRO need.
     """
     # Asking the driver how many GPUs there are would make CUDA useless in every child; NVML is
     # asked instead.

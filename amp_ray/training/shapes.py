@@ -177,19 +177,13 @@ def layer_kinds(shape: TextShape | ImageShape) -> tuple[LayerKind, ...]:
 
 
 def read_shape(model: Mapping[str, Any]) -> TextShape | ImageShape:
-    """Read the ``model`` mapping of an experiment file.
+    """Read the ``model`` mapping of an experiment file; a ``ValueError`` names the wrong key.
 
     Args:
         model: ``{family: gpt2 | llama, num_layers, hidden_size, num_heads, sequence_length,
             vocab_size, [tied_embedding], [feed_forward_size], [num_key_value_heads]}`` or
             ``{family: transgan, depth, hidden_size, num_heads, bottom_width, [latent_size],
             [window_size]}``.
-
-    Returns:
-        The sizes, checked.
-
-    Raises:
-        ValueError: If a key is missing, unknown or wrong; the message names it.
     """
     fields = Fields(model, "model")
     family = fields.choice("family", ("gpt2", "llama", "transgan"))

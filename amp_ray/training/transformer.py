@@ -103,12 +103,8 @@ class Attention(nn.Module):
 def rotate(value: Tensor) -> Tensor:
     """Turn pairs of features by an angle that grows with the position.
 
-    Args:
-        value: Shape ``(batch, heads, tokens, head_size)``; feature ``i`` is paired with
-            ``i + head_size / 2``.
-
-    References:
-        Su et al., RoFormer, arXiv:2104.09864.
+    In ``(batch, heads, tokens, head_size)``, feature ``i`` is paired with ``i + head_size / 2``
+    (Su et al., RoFormer, arXiv:2104.09864).
     """
     tokens, half = value.shape[2], value.shape[3] // 2
     device = value.device

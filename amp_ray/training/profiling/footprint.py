@@ -14,10 +14,6 @@ def footprint(subject: Subject, *, cuda: bool) -> dict[str, int]:
 
     The parameters' gradients exist before, as they do from the second micro-batch of a step on.
 
-    Args:
-        subject: The layer.
-        cuda: Whether it runs on a GPU.
-
     Returns:
         ``kept_bytes``: distinct memory that autograd holds between the passes, the layer's input
         included where it is needed, weights not. ``temporary_bytes``: the most that is allocated

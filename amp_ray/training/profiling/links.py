@@ -24,11 +24,6 @@ def time_link(point: LinkPoint, ranks: Ranks, clock: Clock) -> float | None:
 
     All groups talk at the same time, as in training.
 
-    Args:
-        point: What, how large, among how many.
-        ranks: All ranks.
-        clock: Of the device.
-
     Returns:
         Seconds of one message or all-reduce, the median over repeats and groups; None where the
         tensor does not fit into memory.

@@ -45,13 +45,7 @@ def time_passes(subject: Subject, spans: Spans, repeats: int, *, cuda: bool) -> 
     """Time both passes.
 
     On a GPU they follow each other without a pause, so that a pass takes what the slower of
-    device and host takes.
-
-    Args:
-        subject: The layer.
-        spans: Its clock, in which tensor-parallel all-reduces note their time.
-        repeats: How often.
-        cuda: Whether it runs on a GPU.
+    device and host takes. Tensor-parallel all-reduces note their time in ``spans``.
 
     Returns:
         Medians ``forward_s`` and ``backward_s`` without all-reduces, ``all_reduce_s`` of both
@@ -84,10 +78,8 @@ def time_passes(subject: Subject, spans: Spans, repeats: int, *, cuda: bool) -> 
 def time_launch(subject: Subject, *, cuda: bool) -> dict[str, float]:
     """Time how long the host needs to start both passes, with nothing queued before.
 
-    On a CPU, where a call returns when its work is done, that is the pass itself.
-
-    Returns:
-        Medians ``forward_launch_s`` and ``backward_launch_s``, all-reduces included.
+    On a CPU, where a call returns when its work is done, that is the pass itself. The medians
+    ``forward_launch_s`` and ``backward_launch_s`` include all-reduces.
     """
     forward, backward = [], []
     for _ in range(LAUNCH_PASSES):

@@ -54,12 +54,7 @@ class _Run:
 
 
 def run(job: ProfileJob, channel: EventChannel) -> None:
-    """Measure everything that the time allows; rank 0 tells.
-
-    Args:
-        job: What to measure.
-        channel: Where events go.
-    """
+    """Measure everything that the time allows; rank 0 tells."""
     state = _Run(job, channel)
     state.tell("hardware", hardware=hardware(cuda=state.cuda), versions=versions())
     complete = _links(state) and _step(state) and _layers(state)

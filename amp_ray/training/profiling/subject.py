@@ -71,14 +71,7 @@ class Subject:
 
 
 def make_subject(job: Job, point: Point, parallel: SwitchedParallel, device: Any) -> Subject:  # noqa: ANN401
-    """Build a layer with its inputs, or the loss.
-
-    Args:
-        job: Model, precision and seed.
-        point: Which layer, at which micro-batch size.
-        parallel: The ranks that share it.
-        device: Where it runs.
-    """
+    """Build a layer with its inputs, or the loss."""
     dtype = DTYPES[job.precision]
     source = _source(job, point, parallel, device)
     if point.layer == len(layer_kinds(job.model)):
