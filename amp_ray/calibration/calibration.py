@@ -54,9 +54,7 @@ class FittedConstant:
     """One constant that trials have moved.
 
     Args:
-        name: Its name in `amp_ray.spec.constants.Constants`.
         prior: Its physical value.
-        value: The most probable value.
         prior_sigma: Lognormal sigma of the prior.
         sigma: Lognormal sigma that the trials leave.
     """
@@ -88,9 +86,7 @@ class TrialRecord:
     Args:
         strategy: The STRATEGY object of the JSON contract; ranks in device order if it has no
             placement.
-        outcome: What came of it.
         tells_time: Whether its time was learnt from.
-        measured_s: Seconds per iteration.
         spread_s: Interquartile range of its steps.
         before_s: Predicted with every constant at its prior.
         after_s: Predicted by this calibration.
@@ -118,15 +114,12 @@ class Calibration:
     """Constants fitted to trials.
 
     Args:
-        experiment: Name of the experiment.
         fingerprint: What it was made for.
-        constants: The fitted constants.
         refused: The others, with the reason.
         time_error: Lognormal sigma of a predicted time that is left, measurement included.
         memory_error: The same of a predicted peak.
         time_constants: Names that ``covariance`` speaks of: all that times depend on.
         covariance: Posterior covariance of their logarithms, row by row.
-        trials: What it was made from.
     """
 
     experiment: str

@@ -45,7 +45,6 @@ class Peaks:
     """The measured peaks of one trial: of every stage, or of the largest.
 
     Args:
-        predicted: Of its stages.
         measured_bytes: Shape ``(pp,)`` or ``(1,)``.
     """
 
@@ -65,7 +64,6 @@ class Limit:
     """A censored observation: whether a trial needed more than there was.
 
     Args:
-        predicted: Peaks of its stages.
         limits_bytes: Shape ``(pp,)``. What their devices have.
         failed: Whether the trial did not finish.
         other_probability: Chance that it failed for another reason: the launcher's time limit.
@@ -90,8 +88,6 @@ class MemoryProblem:
     """Peaks and limits, and the priors of the constants that they depend on.
 
     Args:
-        peaks: Measured peaks.
-        limits: Censored observations.
         prior_sigma: Shape ``(num_parameters,)``.
         prior_error: Lognormal sigma of the memory estimate before any trial.
     """

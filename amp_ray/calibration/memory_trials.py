@@ -32,7 +32,6 @@ class MemoryTrials:
     """Trials that tell about memory.
 
     Args:
-        predictor: Predicts at points.
         observations: Trials, those without information on memory left out.
         times: Their predictions by the calibrated constants of time.
         constants: Prior values; the errors of times and peaks stand there too.

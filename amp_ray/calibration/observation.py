@@ -23,13 +23,11 @@ class Observation:
 
     Args:
         experiment: What was given; trials of one calibration may come from several experiments.
-        strategy: What ran.
         outcome: ``measured``; ``oom`` for out of memory; ``failed`` for no result of unknown cause.
         measured_s: Seconds per iteration of a trial that was measured.
         spread_s: Interquartile range of its steps, if known.
         peak_memory_bytes: Measured peak of each stage, or one figure for the largest of all;
             empty if nobody looked.
-        where: Its place in a file, for messages.
 
     Raises:
         ValueError: If a measured trial has no positive time, or another one has a time.

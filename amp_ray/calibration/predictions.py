@@ -69,7 +69,6 @@ class Prediction:
     """What one strategy takes at one point.
 
     Args:
-        time_s: Seconds per iteration.
         peaks_bytes: Shape ``(pp,)``. Peak of each stage.
         limits_bytes: Shape ``(pp,)``. What its devices have.
         fails_certainly: Whether it cannot run whatever the constants are.

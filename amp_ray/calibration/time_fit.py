@@ -68,7 +68,6 @@ class TimeTrials:
     """Trials that tell their time.
 
     Args:
-        predictor: Predicts at points.
         observations: Steady, measured trials.
         prior_error: Expected lognormal sigma of a predicted time.
     """

@@ -53,7 +53,6 @@ class MetisClusterFile:
     """A cluster file.
 
     Args:
-        file: Its name, for messages.
         hosts: What it says of every address, as it stands there.
         unit: Of its bandwidths.
         notes: What was recognised, for people.

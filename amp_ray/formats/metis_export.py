@@ -141,7 +141,6 @@ class _Counter:
     """Fills entries from the cost model.
 
     Args:
-        experiment: What is exported.
         groups: Layers of the model for each of Metis's.
     """
 

@@ -17,8 +17,6 @@ class MetisHost:
 
     Args:
         address: What the cluster file describes; several lines may name the same.
-        num_slots: Its devices.
-        line: Where it stands.
     """
 
     address: str

@@ -22,10 +22,6 @@ class MetisArguments:
 
     Args:
         num_layers: Input and output layer included.
-        hidden_size: Width of a block.
-        sequence_length: Tokens per sample.
-        vocab_size: Rows of the embedding.
-        global_batch_size: Samples per optimizer step.
         num_heads: Attention heads; None to take a usual width.
         max_tp: Largest tensor parallel degree; None for no limit.
         max_size: Largest micro-batch size; None for no limit.

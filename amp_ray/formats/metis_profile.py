@@ -128,12 +128,7 @@ def _gap_notes(entries: Mapping[Key, PublishedEntry], folder: str) -> Iterator[s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Reader:
-    """Reads one file.
-
-    Args:
-        file: Its name, for messages.
-        values: What stands in it.
-    """
+    """Reads one file."""
 
     file: str
     values: Mapping[str, Any]

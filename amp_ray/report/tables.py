@@ -75,9 +75,6 @@ class ResultsTable:
     line has no room for it.
 
     Args:
-        results: At least one.
-        experiment: What was planned.
-        title: Headline.
         num_tied: How many of the first rows are ties.
     """
 

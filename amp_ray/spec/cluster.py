@@ -53,8 +53,6 @@ class Node:
 
     Args:
         name: Host name, as in the hostfile.
-        device: What sits in every slot.
-        num_slots: Number of devices.
         intra: Link between two devices of this node.
         inter: The node's network interface, shared by all its devices.
     """

@@ -35,7 +35,6 @@ class Device:
             1 because of power and clock limits, and of operand traffic.
         context_bytes: What a process of a training framework takes before its first tensor; None
             where the runtime's record tells it, which speaks of GPUs.
-        source: Where the figures come from.
 
     Raises:
         ValueError: If a figure is not positive.

@@ -12,7 +12,6 @@ class Optimizer:
     """What an optimizer keeps and touches per parameter, all of it in single precision.
 
     Args:
-        name: Name in the experiment file's ``optimizer``.
         num_moments: Running averages per parameter.
     """
 

@@ -53,7 +53,6 @@ class Profile:
     with the micro-batch.
 
     Args:
-        source: Where the times come from, for tables and reports.
         tables: Anchors by device name; empty for an analytic profile.
         forward_runs: How often the measured forward pass of a block was computed within its time.
         includes_all_reduces: Whether tensor-parallel all-reduces are within the measured times.

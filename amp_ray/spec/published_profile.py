@@ -78,7 +78,6 @@ class PublishedProfile:
     """All entries of a published profile.
 
     Args:
-        source: Where it comes from, for messages and reports.
         entries: At least one; all of the same chain of layers. Their order does not matter.
         notes: What was recognised while reading it, for people.
 

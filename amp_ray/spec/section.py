@@ -50,14 +50,7 @@ class Section(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Within:
-    """Refuses a figure that no hardware has, which is most often a slip of the unit.
-
-    Args:
-        low: Smallest figure.
-        high: Largest one.
-        unit: Of all three.
-        or_zero: Whether 0 is fine too.
-    """
+    """Refuses a figure that no hardware has, which is most often a slip of the unit."""
 
     low: float
     high: float

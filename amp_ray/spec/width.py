@@ -29,9 +29,6 @@ class Width:
     Args:
         tokens: Tokens per sample.
         hidden: Width of the residual stream.
-        heads: Attention heads.
-        key_value_heads: Heads of keys and values.
-        feed_forward: Inner width of the feed-forward part.
         shards_heads: Whether tensor parallelism divides the attention core.
         window: Tokens that one token attends to; None means all.
         fused: Whether activation and softmax run as one kernel each; else every arithmetic step

@@ -44,7 +44,6 @@ class Places:
     """Where the keys of a file stand, for messages.
 
     Args:
-        file: Name of the file.
         lines: Line of every key and list entry, by its path.
     """
 
@@ -145,7 +144,6 @@ class _Reader:
     """Turns nodes into plain values and notes the line of everything below them.
 
     Args:
-        file: Name of the file, for messages.
         lines: Filled while reading.
     """
 

@@ -10,7 +10,6 @@ class Fields:
     """The keys of one JSON object, taken one by one.
 
     Args:
-        record: The object.
         where: What it is called in messages, e.g. ``job.strategy``.
     """
 

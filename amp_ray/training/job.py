@@ -35,11 +35,6 @@ class Grid:
     """A strategy that this program can run: the same tp and dp in every stage.
 
     Args:
-        tp: Tensor parallel degree.
-        pp: Number of stages.
-        dp: Data parallel degree.
-        micro_batch_size: Samples per micro-batch and replica.
-        num_micro_batches: Micro-batches per step and replica.
         bounds: ``(0, ..., num_layers)``, in the list of ``layer_kinds``.
         recompute: ``none`` or ``full``, per stage.
         rank_map: For every rank in the contract's order, the process that plays it.
@@ -67,17 +62,12 @@ class Job:
     Args:
         trial_id: Copied into every event and the result.
         out_dir: Folder on this host that the result is written to.
-        model: What is trained.
-        grid: How it is spread.
         precision: ``fp32``, ``bf16`` or ``fp16``.
         optimizer: ``adam``, ``adamw`` or ``sgd``.
-        learning_rate: Constant.
         gradient_clipping: Largest norm of all gradients together; 0 turns it off.
         zero_stage: 0, or 1 to shard the optimizer state over dp.
-        global_batch_size: Samples per step.
         steps: Measured steps.
         warmup_steps: Steps before them.
-        seed: Of weights and data.
         device: ``auto`` takes CUDA where there is a GPU.
         sliced_transfers: Whether a stage sends 1/tp of an activation per rank and gathers it after.
         num_threads: CPU threads per rank; more than its share of the cores makes steps far slower.

@@ -25,7 +25,6 @@ class TensorParallel:
 
     Args:
         rank: Index of this process among them.
-        size: How many they are.
         group: Their process group; None if this process is alone.
         spans: Where the time of the all-reduces is noted.
     """

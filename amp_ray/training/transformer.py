@@ -25,12 +25,7 @@ class BlockShape:
     """Sizes of one block.
 
     Args:
-        hidden_size: Width.
-        num_heads: Query heads.
-        num_key_value_heads: Key and value heads.
-        feed_forward_size: Width of the feed-forward layer.
         num_blocks: Blocks of the model; weights that write to the stream start smaller by it.
-        std: Standard deviation of the starting weights.
         style: ``gpt`` (LayerNorm, GELU, biases) or ``llama`` (RMSNorm, SwiGLU, rotary, none).
         causal: Whether a token sees only those before it.
     """

@@ -29,10 +29,8 @@ class LayerWeights:
     """Makes the weights of one layer.
 
     Args:
-        seed: Of the trial.
         layer: Index in the list of layers.
         tp_rank: Which shard this process keeps.
-        tp: Number of shards.
     """
 
     seed: int

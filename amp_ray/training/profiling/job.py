@@ -16,8 +16,6 @@ class Point:
     """One layer at one tp and micro-batch size.
 
     Args:
-        tp: Tensor parallel degree.
-        micro_batch_size: Samples.
         layer: Index in the model's list; the number of layers means the loss behind them.
     """
 

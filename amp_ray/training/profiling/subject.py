@@ -41,8 +41,6 @@ class Subject:
     """A forward pass and its backward pass, ready to run.
 
     Args:
-        run: The forward pass.
-        source: What goes in.
         module: Whose parameters get gradients; None for a loss.
         gradient: What comes back from the next layer; None for a loss, a scalar.
     """
