@@ -21,8 +21,7 @@ from amp_ray.calibration.choice import (
     prior_effects,
 )
 from amp_ray.calibration.fingerprint import fingerprint
-from amp_ray.calibration.memory_fit import MemoryFit
-from amp_ray.calibration.memory_trials import MemoryTrials
+from amp_ray.calibration.memory_fit import MemoryFit, MemoryTrials
 from amp_ray.calibration.observation import Observation
 from amp_ray.calibration.predictions import (
     MEMORY_CONSTANTS,

@@ -2,14 +2,16 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field, TypeAdapter, ValidationError
 
 from amp_ray.calibration.fingerprint import (
+    PARTS,
     Fingerprint,
     describe_differences,
     differing_parts,
@@ -17,8 +19,10 @@ from amp_ray.calibration.fingerprint import (
 )
 from amp_ray.calibration.observation import Outcome
 from amp_ray.calibration.predictions import PRIOR, Plan, Predictor
-from amp_ray.spec.constants import PROGRAM_SCALE
+from amp_ray.errors import InputError, Where
+from amp_ray.spec.constants import PRIOR_SIGMA, PROGRAM_SCALE
 from amp_ray.spec.experiment import Experiment
+from amp_ray.spec.json_text import parse_json, shown
 from amp_ray.spec.strategy import Strategy
 
 FloatArray = NDArray[np.float64]
@@ -47,6 +51,10 @@ SCOPES: Final[Mapping[str, Scope]] = MappingProxyType(
 )
 """What a constant is a property of, and so where it may be taken to: a device's constants to
 clusters of the same devices, a library's anywhere, a site's nowhere else."""
+
+SCHEMA: Final = 1
+
+_LARGEST: Final = 1e15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,3 +245,77 @@ def predictive_error(
     covariance = prediction_covariance(calibration, experiment, strategies, predictor)
     sigma: FloatArray = np.sqrt(np.diag(covariance))
     return sigma
+
+
+_ADAPTER: Final = TypeAdapter(Annotated[Calibration, Field()])
+
+
+def calibration_to_json(calibration: Calibration) -> dict[str, Any]:
+    """Return the object that a calibration file holds."""
+    record: dict[str, Any] = asdict(calibration)
+    for constant, fitted in zip(record["constants"], calibration.constants, strict=True):
+        constant["ratio"] = fitted.ratio
+    return {"schema": SCHEMA, "kind": "calibration", **record}
+
+
+def parse_calibration(text: str, *, file: str) -> Calibration:
+    """Read what `calibration_to_json` wrote; refuse another version, and what is damaged."""
+    where = Where(file=file)
+    try:
+        record = parse_json(text, file=file)
+    except InputError as error:
+        message = f"{error}; a calibration is made by amp-ray calibrate"
+        raise InputError(message) from None
+    if record.get("kind") != "calibration":
+        message = "not a calibration; one is made by amp-ray calibrate"
+        raise InputError(message, where=where)
+    if record.get("schema") != SCHEMA:
+        message = (
+            f"found a calibration of schema {shown(record.get('schema'))}; this version reads "
+            f"{SCHEMA}. Calibrate anew from the same measurements"
+        )
+        raise InputError(message, where=where.at("schema"))
+    try:
+        calibration = _ADAPTER.validate_python(record)
+    except ValidationError as error:
+        finding = error.errors(include_url=False)[0]
+        key = ".".join(map(str, finding["loc"]))
+        raise InputError(finding["msg"], where=where.at(key)) from None
+    _check(calibration, where)
+    return calibration
+
+
+def _check(calibration: Calibration, where: Where) -> None:
+    """Refuse contents that no calibration of this version has."""
+    unknown = [fitted.name for fitted in calibration.constants if fitted.name not in SCOPES]
+    if unknown:
+        message = f"unknown constant {unknown[0]!r}; known: {', '.join(PRIOR_SIGMA)}"
+        raise InputError(message, where=where.at("constants"))
+    numbers = [calibration.time_error, calibration.memory_error]
+    for fitted in calibration.constants:
+        numbers += [fitted.prior, fitted.value, fitted.prior_sigma, fitted.sigma]
+    if not all(1 / _LARGEST <= number <= _LARGEST for number in numbers):
+        message = (
+            "expected positive numbers for every constant, sigma and error, from "
+            f"{1 / _LARGEST:g} to {_LARGEST:g}"
+        )
+        raise InputError(message, where=where.at("constants"))
+    names = [fitted.name for fitted in calibration.constants]
+    if len(set(names)) < len(names):
+        message = "the same constant stands there twice"
+        raise InputError(message, where=where.at("constants"))
+    size = len(set(calibration.time_constants))
+    known = set(calibration.time_constants) <= set(SCOPES)
+    square = [len(row) for row in calibration.covariance] == [size] * size
+    fits = square and all(
+        abs(number) <= _LARGEST and (row != column or number >= 0)
+        for row, numbers in enumerate(calibration.covariance)
+        for column, number in enumerate(numbers)
+    )
+    if not (known and fits):
+        message = f"expected {size} rows of {size} numbers, one for each of time_constants"
+        raise InputError(message, where=where.at("covariance"))
+    missing = [part for part in PARTS if part not in calibration.fingerprint]
+    if missing:
+        message = f"key {missing[0]!r} is missing"
+        raise InputError(message, where=where.at("fingerprint"))

@@ -1,4 +1,4 @@
-"""Options that several commands share."""
+"""Options that several commands share, and how results are written."""
 
 import contextlib
 import json
@@ -21,6 +21,8 @@ STDOUT = "-"
 OURS = "amp-ray"
 
 _INPUT_SUFFIXES = (".yaml", ".yml", ".csv")
+
+_AUTO = "auto"
 
 
 def experiment_argument(command: _F) -> _F:
@@ -136,3 +138,43 @@ def search_progress() -> Iterator[Callable[[int, int], None]]:
     ) as bar:
         task = bar.add_task("searching", total=None, start=True)
         yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+class _Number(click.ParamType[int | None]):
+    """``auto``, which is None, or a number from 1."""
+
+    name = "auto|N"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int | None:
+        """Read the text of the option."""
+        if value == _AUTO:
+            return None
+        try:
+            number = int(str(value))
+        except ValueError:
+            number = 0
+        if number < 1:
+            self.fail(f"{value!r} is neither auto nor a number of workers from 1", param, ctx)
+        return number
+
+
+def workers_options(command: _F) -> _F:
+    """Take ``--workers auto|N`` and ``--address ADDR``."""
+    number = click.option(
+        "--workers",
+        "num_workers",
+        type=_Number(),
+        default=_AUTO,
+        show_default=True,
+        help="Ray workers that search. auto: none, unless the search would take long.",
+    )
+    address = click.option(
+        "--address",
+        "ray_address",
+        metavar="ADDR",
+        help="Ray cluster to search on: host:port of its head, auto (one that runs on this "
+        "machine) or local (a new one). Without it RAY_ADDRESS counts, then local.",
+    )
+    return number(address(command))

@@ -18,11 +18,10 @@ from amp_ray.cli.options import (
     json_option,
     verbose_option,
     wide_option,
+    workers_options,
 )
 from amp_ray.cli.plan import plan
-from amp_ray.cli.tune import tune
-from amp_ray.cli.tune_options import tune_options
-from amp_ray.cli.workers import workers_options
+from amp_ray.cli.tune import tune, tune_options
 from amp_ray.errors import InputError
 
 HOSTFILE: Final = "hostfile"

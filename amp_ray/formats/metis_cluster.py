@@ -1,14 +1,19 @@
-"""Metis's cluster file, and the cluster that it describes together with a hostfile."""
+"""Metis's hostfile and cluster file: the cluster that they describe, and our clusters as both.
 
+Its code reads ``IP slots=8`` in a hostfile, its README writes ``IP 8``.
+"""
+
+import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Final, Literal
 
 from pydantic import ConfigDict, Field
 
-from amp_ray.errors import InputError, Mistakes, Where
-from amp_ray.formats.metis_hosts import MetisHost, node_names, parse_metis_hostfile
+from amp_ray.errors import InputError, Mistakes, Where, placed
 from amp_ray.spec.catalogue import CATALOGUE
+from amp_ray.spec.cells import content_lines, is_count
 from amp_ray.spec.cluster import (
     DEFAULT_INTER_LATENCY_S,
     DEFAULT_INTRA_LATENCY_S,
@@ -17,10 +22,11 @@ from amp_ray.spec.cluster import (
     Node,
 )
 from amp_ray.spec.device import Device
-from amp_ray.spec.json_text import parse_json
+from amp_ray.spec.hostfile import HostSlots, format_hostfile
+from amp_ray.spec.json_text import parse_json, shown
 from amp_ray.spec.section import Positive, Section, Text, validate
 from amp_ray.spec.yaml_text import Document
-from amp_ray.units import GIGA, MEGA, gib_to_bytes
+from amp_ray.units import GIB, GIGA, MEGA, gib_to_bytes
 
 BandwidthUnit = Literal["GB/s", "bytes/s"]
 
@@ -36,6 +42,8 @@ BOARD_FRACTION: Final = 1.1
 _LARGEST_GIB: Final = 10_000.0
 """More memory than this is a slip of the unit."""
 
+_LINE = re.compile(r"(?P<host>[^\s#-]\S*)\s+(?:slots\s*=\s*)?(?P<slots>\S+)")
+
 
 class HostSection(Section):
     """What the cluster file says of one address; Metis reads no other key."""
@@ -46,6 +54,19 @@ class HostSection(Section):
     inter_bandwidth: Positive
     intra_bandwidth: Positive
     memory: Annotated[float, Field(gt=0, le=_LARGEST_GIB, strict=True)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetisHost:
+    """One line of the file.
+
+    Args:
+        address: What the cluster file describes; several lines may name the same.
+    """
+
+    address: str
+    num_slots: int
+    line: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,3 +247,85 @@ def _device(said: HostSection, where: Where) -> Device:
     if board.memory_gib <= said.memory <= BOARD_FRACTION * board.memory_gib:
         return board
     return replace(board, memory_bytes=gib_to_bytes(said.memory))
+
+
+def parse_metis_hostfile(text: str, *, file: str = "hostfile") -> tuple[MetisHost, ...]:
+    r"""Read the lines of a hostfile of either form; comments (``#``) and blank lines are skipped.
+
+    An address may stand there several times: for Metis it names a kind of node.
+
+    Raises:
+        InputError: With file and line, for a line of another form, a slot count that is no
+            positive integer, or no host at all.
+
+    Example:
+        >>> [host.num_slots for host in parse_metis_hostfile("0.0.0.1 slots=16\n\n0.0.0.2  8\n")]
+        [16, 8]
+    """
+    hosts = []
+    mistakes = Mistakes()
+    for where, content in content_lines(text, file):
+        with mistakes.collect():
+            hosts.append(_parse_line(content, where))
+    mistakes.check()
+    if not hosts:
+        message = "no host found: expected lines like '0.0.0.1 slots=8' or '0.0.0.1 8'"
+        raise InputError(message, where=Where(file=file))
+    return tuple(hosts)
+
+
+def node_names(hosts: tuple[MetisHost, ...]) -> tuple[str, ...]:
+    r"""Give every node a name: its address, with a number where that stands there again.
+
+    Example:
+        >>> node_names(parse_metis_hostfile("a 4\na 4\nb 4"))
+        ('a', 'a-2', 'b')
+    """
+    names: dict[str, None] = {}
+    numbers: dict[str, int] = {}
+    for host in hosts:
+        name, number = host.address, numbers.get(host.address, 1)
+        while name in names:
+            number += 1
+            name = f"{host.address}-{number}"
+        numbers[host.address] = number
+        names[name] = None
+    return tuple(names)
+
+
+def _parse_line(content: str, where: Where) -> MetisHost:
+    """Read one line without its comment."""
+    match = _LINE.fullmatch(content)
+    if match is None:
+        message = f"found {shown(content)}; expected 'IP slots=N' or 'IP N'"
+        raise InputError(message, where=where)
+    if not is_count(match["slots"]):
+        message = (
+            f"slots must be a positive integer, found {shown(match['slots'])} for host "
+            f"{shown(match['host'])}"
+        )
+        raise InputError(message, where=where)
+    with placed(where, ValueError):
+        entry = HostSlots(host=match["host"], num_slots=int(match["slots"]))
+    return MetisHost(address=entry.host, num_slots=entry.num_slots, line=where.line or 0)
+
+
+def metis_cluster_files(cluster: Cluster) -> dict[str, str]:
+    """Return ``hostfile`` and ``clusterfile.json`` (GB/s, GiB) of a cluster, for Metis's planner.
+
+    It reads one digit of the slots, and takes every node to be as large as the first.
+    """
+    hosts = tuple(HostSlots(host=node.name, num_slots=node.num_slots) for node in cluster.nodes)
+    described = {
+        node.name: {
+            "instance_type": node.device.name.partition("-")[0].upper(),
+            "inter_bandwidth": node.inter.bandwidth_bytes_per_s / GIGA,
+            "intra_bandwidth": node.intra.bandwidth_bytes_per_s / GIGA,
+            "memory": node.device.memory_bytes / GIB,
+        }
+        for node in cluster.nodes
+    }
+    return {
+        "hostfile": format_hostfile(hosts),
+        "clusterfile.json": json.dumps(described, indent=1) + "\n",
+    }

@@ -7,11 +7,10 @@ which divide the width by four (Jiang et al., TransGAN, arXiv:2102.07074).
 from dataclasses import replace
 from typing import Final
 
-from amp_ray.spec.blocks import gpt_block
+from amp_ray.spec.blocks import UNFUSED, Kernels, Width, gpt_block
 from amp_ray.spec.model import Layer, ModelShape
 from amp_ray.spec.operator import Elementwise, Gemm
 from amp_ray.spec.traits import LayerList
-from amp_ray.spec.width import UNFUSED, Kernels, Width
 
 SHRINKING_LEVELS: Final = 3
 SHRINK_FACTOR: Final = 4

@@ -14,11 +14,16 @@ import torch
 from amp_ray.training.clock import Clock, DeviceClock, HostClock, Spans
 from amp_ray.training.connect import connect, use_cuda
 from amp_ray.training.events import EventChannel, write_result
-from amp_ray.training.profiling.footprint import footprint
 from amp_ray.training.profiling.group import Ranks
 from amp_ray.training.profiling.job import Point, ProfileJob
 from amp_ray.training.profiling.links import time_link
-from amp_ray.training.profiling.passes import repeats_for, time_launch, time_passes, warm_up
+from amp_ray.training.profiling.passes import (
+    footprint,
+    repeats_for,
+    time_launch,
+    time_passes,
+    warm_up,
+)
 from amp_ray.training.profiling.step import time_step
 from amp_ray.training.profiling.subject import Subject, SwitchedParallel, make_subject
 
