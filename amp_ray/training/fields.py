@@ -1,7 +1,9 @@
 """Reading JSON objects strictly: every wrong, missing or unknown key is named."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 
@@ -89,3 +91,13 @@ class Fields:
         if unknown:
             message = f"{self.where} has unknown keys {unknown}; known are {sorted(self.taken)}"
             raise ValueError(message)
+
+
+def read_object(path: str) -> Any:  # noqa: ANN401 - JSON is untyped
+    """Read a JSON file."""
+    text = Path(path).read_text(encoding="utf-8")
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        message = f"{path} is not JSON: {error}"
+        raise ValueError(message) from None

@@ -1,10 +1,8 @@
 """The job file: everything that one trial needs to know, checked before anything starts."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, Final
 
 from amp_ray.training.fields import Fields
@@ -93,22 +91,6 @@ class Job:
     num_threads: int
     init_timeout_s: float
     communication_timeout_s: float
-
-
-def load_job(path: str) -> Job:
-    """Read a job from a JSON file.
-
-    Raises:
-        ValueError: If the file is no JSON, or ``read_job`` refuses its content.
-        OSError: If the file cannot be read.
-    """
-    text = Path(path).read_text(encoding="utf-8")
-    try:
-        record = json.loads(text)
-    except json.JSONDecodeError as error:
-        message = f"{path} is not JSON: {error}"
-        raise ValueError(message) from None
-    return read_job(record)
 
 
 def read_job(record: Mapping[str, Any]) -> Job:

@@ -74,7 +74,7 @@ class Attention(nn.Module):
         self.qkv = ColumnLinear(parallel, weights, "qkv", (rows, hidden), shape.std)
         self.out = RowLinear(parallel, weights, "attention", (hidden, hidden), shape.residual_std)
         if shape.style == "gpt":
-            self.qkv.with_bias(parallel)
+            self.qkv.with_bias()
             self.out.with_bias()
 
     def forward(self, value: Tensor) -> Tensor:
@@ -124,7 +124,7 @@ class FeedForward(nn.Module):
         if shape.style == "llama":
             self.gate = ColumnLinear(parallel, weights, "gate", (wide, hidden), shape.std)
         else:
-            self.up.with_bias(parallel)
+            self.up.with_bias()
             self.down.with_bias()
 
     def forward(self, value: Tensor) -> Tensor:

@@ -48,8 +48,3 @@ class LayerWeights:
         """Return this rank's shard, along ``dim``, of what ``whole`` returns."""
         first, end = shard_range(shape[dim], self.tp_rank, self.tp)
         return self.whole(name, shape, std).narrow(dim, first, end - first).clone()
-
-    def shard_size(self, size: int) -> int:
-        """Return how much of a dimension this rank keeps."""
-        first, end = shard_range(size, self.tp_rank, self.tp)
-        return end - first

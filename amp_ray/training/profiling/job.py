@@ -1,9 +1,7 @@
 """The job file of a profile run: a trial's, and what is to be measured."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from amp_ray.training.fields import Fields
@@ -62,21 +60,6 @@ class ProfileJob:
         """Sizes of the groups of ranks that add something up."""
         adding = {link.num_ranks for link in self.links if link.what == "all_reduce"}
         return tuple(sorted(adding | {point.tp for point in self.points}))
-
-
-def load_profile_job(path: str) -> ProfileJob:
-    """Read a job from a JSON file.
-
-    Raises:
-        ValueError: If the file is no JSON, or ``read_profile_job`` refuses its content.
-        OSError: If the file cannot be read.
-    """
-    try:
-        record = json.loads(Path(path).read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        message = f"{path} is not JSON: {error}"
-        raise ValueError(message) from None
-    return read_profile_job(record)
 
 
 def read_profile_job(record: Mapping[str, Any]) -> ProfileJob:
