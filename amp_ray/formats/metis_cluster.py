@@ -11,9 +11,10 @@ from typing import Annotated, Final, Literal
 
 from pydantic import ConfigDict, Field
 
-from amp_ray.errors import InputError, Mistakes, Where, placed
+from amp_ray.errors import InputError, Mistakes, Where
+from amp_ray.formats.metis_experiment import cluster_hostfile
 from amp_ray.spec.catalogue import CATALOGUE
-from amp_ray.spec.cells import content_lines, is_count
+from amp_ray.spec.cells import content_lines
 from amp_ray.spec.cluster import (
     DEFAULT_INTER_LATENCY_S,
     DEFAULT_INTRA_LATENCY_S,
@@ -22,8 +23,8 @@ from amp_ray.spec.cluster import (
     Node,
 )
 from amp_ray.spec.device import Device
-from amp_ray.spec.hostfile import HostSlots, format_hostfile
-from amp_ray.spec.json_text import parse_json, shown
+from amp_ray.spec.hostfile import parse_line
+from amp_ray.spec.json_text import parse_json
 from amp_ray.spec.section import Positive, Section, Text, validate
 from amp_ray.spec.yaml_text import Document
 from amp_ray.units import GIB, GIGA, MEGA, gib_to_bytes
@@ -266,7 +267,9 @@ def parse_metis_hostfile(text: str, *, file: str = "hostfile") -> tuple[MetisHos
     mistakes = Mistakes()
     for where, content in content_lines(text, file):
         with mistakes.collect():
-            hosts.append(_parse_line(content, where))
+            entry = parse_line(content, where, _LINE, "; expected 'IP slots=N' or 'IP N'")
+            line = where.line or 0
+            hosts.append(MetisHost(address=entry.host, num_slots=entry.num_slots, line=line))
     mistakes.check()
     if not hosts:
         message = "no host found: expected lines like '0.0.0.1 slots=8' or '0.0.0.1 8'"
@@ -293,29 +296,11 @@ def node_names(hosts: tuple[MetisHost, ...]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _parse_line(content: str, where: Where) -> MetisHost:
-    """Read one line without its comment."""
-    match = _LINE.fullmatch(content)
-    if match is None:
-        message = f"found {shown(content)}; expected 'IP slots=N' or 'IP N'"
-        raise InputError(message, where=where)
-    if not is_count(match["slots"]):
-        message = (
-            f"slots must be a positive integer, found {shown(match['slots'])} for host "
-            f"{shown(match['host'])}"
-        )
-        raise InputError(message, where=where)
-    with placed(where, ValueError):
-        entry = HostSlots(host=match["host"], num_slots=int(match["slots"]))
-    return MetisHost(address=entry.host, num_slots=entry.num_slots, line=where.line or 0)
-
-
 def metis_cluster_files(cluster: Cluster) -> dict[str, str]:
     """Return ``hostfile`` and ``clusterfile.json`` (GB/s, GiB) of a cluster, for Metis's planner.
 
     It reads one digit of the slots, and takes every node to be as large as the first.
     """
-    hosts = tuple(HostSlots(host=node.name, num_slots=node.num_slots) for node in cluster.nodes)
     described = {
         node.name: {
             "instance_type": node.device.name.partition("-")[0].upper(),
@@ -326,6 +311,6 @@ def metis_cluster_files(cluster: Cluster) -> dict[str, str]:
         for node in cluster.nodes
     }
     return {
-        "hostfile": format_hostfile(hosts),
+        "hostfile": cluster_hostfile(cluster),
         "clusterfile.json": json.dumps(described, indent=1) + "\n",
     }

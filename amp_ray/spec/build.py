@@ -210,17 +210,11 @@ def _profile(
 
 
 def _limits(section: SearchSection) -> SearchLimits:
-    """Return the limits of the search."""
+    """Return the limits of the search: all its keys but the space."""
     sizes = section.micro_batch_sizes
-    return SearchLimits(
-        min_tp=section.min_tp,
-        max_tp=section.max_tp,
-        max_pp=section.max_pp,
-        max_dp=section.max_dp,
-        micro_batch_sizes=None if sizes is None else tuple(sorted(set(sizes))),
-        tp_across_nodes=section.tp_across_nodes,
-        launchable=section.launchable,
-    )
+    limits = {key: value for key, value in section if key != "space"}
+    limits["micro_batch_sizes"] = None if sizes is None else tuple(sorted(set(sizes)))
+    return SearchLimits(**limits)
 
 
 def build_traits(document: Document, checked: ExperimentFile) -> RuntimeTraits:

@@ -2,12 +2,13 @@
 
 import re
 from dataclasses import replace
+from typing import Any
 
 from amp_ray.errors import InputError
 from amp_ray.spec.access import SshSettings
 from amp_ray.spec.cluster import Cluster, Node
 from amp_ray.spec.experiment import TrialSettings
-from amp_ray.spec.experiment_file import PatternSection, ProgramSection, SshSection, TrialsSection
+from amp_ray.spec.experiment_file import PatternSection, ProgramSection, TrialsSection
 from amp_ray.spec.json_text import shown
 from amp_ray.spec.own_program import OwnProgram, Pattern
 from amp_ray.spec.yaml_text import Document
@@ -52,7 +53,7 @@ def build_trials(document: Document, section: TrialsSection, groups: Groups) -> 
         num_steps=section.steps,
         num_warmup_steps=section.warmup_steps,
         timeout_s=section.timeout_s,
-        ssh=_ssh(section.ssh),
+        ssh=SshSettings(**dict(section.ssh)),
         launcher=section.launcher,
         warm=section.warm,
         python=section.python,
@@ -72,35 +73,15 @@ def _names(nodes: tuple[Node, ...]) -> str:
     return ", ".join(node.name for node in nodes)
 
 
-def _ssh(section: SshSection) -> SshSettings:
-    """Return how hosts are reached."""
-    return SshSettings(
-        known_hosts=section.known_hosts,
-        identities=tuple(section.identities),
-        config=section.config,
-        user=section.user,
-        use_agent=section.use_agent,
-        connect_timeout_s=section.connect_timeout_s,
-        python=section.python,
-    )
-
-
 def _program(document: Document, section: ProgramSection) -> OwnProgram:
     """Return the user's own program."""
+    chosen: dict[str, Any] = dict(section)
     metric = section.metric
     if isinstance(metric, PatternSection):
         with document.at("trials", "program", "metric", "pattern"):
             _check_pattern(metric.pattern)
-    return OwnProgram(
-        argv=tuple(section.argv),
-        per=section.per,
-        metric=Pattern(pattern=metric.pattern, unit=metric.unit)
-        if isinstance(metric, PatternSection)
-        else metric,
-        files=tuple(section.files),
-        cwd=section.cwd,
-        collect=tuple(section.collect),
-    )
+        chosen["metric"] = Pattern(pattern=metric.pattern, unit=metric.unit)
+    return OwnProgram(**chosen)
 
 
 def _check_pattern(pattern: str) -> None:
