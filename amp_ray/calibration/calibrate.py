@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from amp_ray.calibration.calibration import (
     Calibration,
@@ -21,6 +20,7 @@ from amp_ray.calibration.choice import (
     prior_effects,
 )
 from amp_ray.calibration.fingerprint import fingerprint
+from amp_ray.calibration.linear import FloatArray
 from amp_ray.calibration.memory_fit import MemoryFit, MemoryTrials
 from amp_ray.calibration.observation import Observation
 from amp_ray.calibration.predictions import (
@@ -34,8 +34,6 @@ from amp_ray.spec.constants import PRIOR_SIGMA, PROGRAM_SCALE, Constants
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import Strategy
 from amp_ray.spec.strategy_json import strategy_to_json
-
-FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,6 @@ from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field, TypeAdapter, ValidationError
 
 from amp_ray.calibration.fingerprint import (
@@ -17,6 +16,7 @@ from amp_ray.calibration.fingerprint import (
     differing_parts,
     fingerprint,
 )
+from amp_ray.calibration.linear import FloatArray
 from amp_ray.calibration.observation import Outcome
 from amp_ray.calibration.predictions import PRIOR, Plan, Predictor
 from amp_ray.errors import InputError, Where
@@ -24,8 +24,6 @@ from amp_ray.spec.constants import PRIOR_SIGMA, PROGRAM_SCALE
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.json_text import parse_json, shown
 from amp_ray.spec.strategy import Strategy
-
-FloatArray = NDArray[np.float64]
 
 Scope = Literal["device", "library", "site"]
 
@@ -164,13 +162,10 @@ class Calibration:
 def apply_calibration(
     calibration: Calibration, experiment: Experiment, *, transfer: bool = False
 ) -> Experiment:
-    """Return an experiment with calibrated constants.
+    """Return an experiment with calibrated constants; refuse a calibration for something else.
 
     With ``transfer``, the calibration may come from another model, cluster, runtime or profile;
     then only what `transferable` names is taken, and the errors stay those of the experiment.
-
-    Raises:
-        ValueError: If the calibration was made for something else and ``transfer`` is off.
     """
     ours = fingerprint(experiment)
     different = differing_parts(calibration.fingerprint, ours)

@@ -1,14 +1,12 @@
-"""Which constants trials can tell: a rule that never looks at what was measured."""
+"""The rule that chooses which constants to fit, without a look at measured times."""
 
 from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from amp_ray.calibration.linear import FloatArray
 from amp_ray.spec.constants import PRIOR_SIGMA
-
-FloatArray = NDArray[np.float64]
 
 IDENTIFIED_SHARE: Final = 0.9
 """The rule keeps a constant if trials leave at most this share of its prior uncertainty."""

@@ -1,4 +1,4 @@
-"""What a calibration was made for, as figures that can be compared."""
+"""Names and figures of the experiment that a calibration was made for, to compare with another."""
 
 import json
 from collections.abc import Iterator, Mapping

@@ -116,14 +116,8 @@ def learnt_error(
 ) -> float:
     """Return the standard deviation of residuals, shrunk to its prior value.
 
-    However far off an outlier is, it counts as a few trials that are off by the error
-    (Huber's proposal 2).
-
-    Args:
-        residuals: Shape ``(num_trials,)``.
-        error: Present value, by which outliers are told.
-        prior_error: Prior value.
-        num_learnt: Degrees of freedom that the parameters have used up.
+    However far off an outlier is, it counts as a few trials that are off by the present error
+    (Huber's proposal 2). The parameters have used up ``num_learnt`` degrees of freedom.
     """
     weighted = huber_weights(residuals / error) * residuals
     squares = float((weighted**2).sum()) / NORMAL_SHARE

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from amp_ray.calibration.choice import IDENTIFIED_SHARE, identified, not_identified, prior_sigma
-from amp_ray.calibration.linear import HUBER_SCALE, inverse, learnt_error
+from amp_ray.calibration.linear import HUBER_SCALE, FloatArray, inverse, learnt_error
 from amp_ray.calibration.observation import Observation
 from amp_ray.calibration.predictions import (
     MEMORY_CONSTANTS,
@@ -20,8 +19,6 @@ from amp_ray.calibration.predictions import (
 )
 from amp_ray.cost.verdict import exceeds_probability
 from amp_ray.spec.constants import Constants
-
-FloatArray = NDArray[np.float64]
 
 LAPSE_PROBABILITY: Final = 0.01
 """Chance that a trial ended for a reason that no model knows, so that one strange outcome cannot
@@ -244,8 +241,7 @@ class MemoryTrials:
     def choose(self, most: int) -> tuple[tuple[str, ...], MemoryFit, dict[str, str]]:
         """Fit at most as many constants as these trials can tell, and as there are trials.
 
-        Returns:
-            Names, their fit, and by name why others were dropped.
+        With names and fit comes the reason why others were dropped, by name.
         """
         names = list(MEMORY_CONSTANTS[: min(most, len(self.observations))])
         dropped: dict[str, str] = {}

@@ -28,9 +28,6 @@ class Observation:
         spread_s: Interquartile range of its steps, if known.
         peak_memory_bytes: Measured peak of each stage, or one figure for the largest of all;
             empty if nobody looked.
-
-    Raises:
-        ValueError: If a measured trial has no positive time, or another one has a time.
     """
 
     experiment: Experiment

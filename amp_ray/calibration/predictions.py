@@ -6,15 +6,13 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from amp_ray.calibration.linear import FloatArray
 from amp_ray.cost.model import CostModel
 from amp_ray.cost.verdict import WITHOUT_PARAMETERS, Judge
 from amp_ray.spec.constants import PRIOR_SIGMA, PROGRAM_SCALE, Constants
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import Strategy
-
-FloatArray = NDArray[np.float64]
 
 Plan = tuple[Experiment, Strategy]
 

@@ -7,7 +7,6 @@ from functools import cached_property
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from amp_ray.calibration.choice import (
     IDENTIFIED_SHARE,
@@ -16,7 +15,14 @@ from amp_ray.calibration.choice import (
     order_by_effect,
     prior_sigma,
 )
-from amp_ray.calibration.linear import LinearFit, LinearProblem, fit_linear, inverse, robust_loss
+from amp_ray.calibration.linear import (
+    FloatArray,
+    LinearFit,
+    LinearProblem,
+    fit_linear,
+    inverse,
+    robust_loss,
+)
 from amp_ray.calibration.observation import Observation
 from amp_ray.calibration.predictions import (
     PRIOR,
@@ -26,8 +32,6 @@ from amp_ray.calibration.predictions import (
     Predictor,
 )
 from amp_ray.spec.constants import PROGRAM_SCALE
-
-FloatArray = NDArray[np.float64]
 
 _FURTHEST: Final = 1.5
 """Prior sigmas that one step may go: beyond, the linear model is not to be trusted."""

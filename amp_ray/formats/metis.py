@@ -37,12 +37,7 @@ _ENDS: Final = 2
 def read_metis_profile(
     files: Mapping[str, str], *, folder: str, model: Model, devices: Iterable[Device]
 ) -> Profile:
-    """Read a folder of Metis's profile files, given as text by name, for an experiment.
-
-    Raises:
-        InputError: If a file is wrong, the profile is of another number of layers, or a device
-            type has none.
-    """
+    """Read a folder of Metis's profile files, given as text by name, for an experiment."""
     published = parse_metis_profile(files, folder=folder)
     return metis_profile(published, folder=folder, model=model, devices=devices)
 
@@ -52,10 +47,8 @@ def metis_profile(
 ) -> Profile:
     """Turn a published profile into one that anchors the cost model, with a table per device.
 
-    Its times include tensor-parallel all-reduces.
-
-    Raises:
-        InputError: If the profile is of another number of layers, or a device type has none.
+    Its times include tensor-parallel all-reduces. A profile of another number of layers, or without
+    one of the device types, is refused.
     """
     groups = _groups(model, published.num_layers, folder)
     tables: dict[str, DeviceTable] = {}
@@ -134,15 +127,10 @@ def _counted_work(layer: Layer) -> float:
 
 
 def _anchor(both_s: FloatArray, compute_s: FloatArray, layers: Sequence[Layer]) -> Anchor:
-    """Divide measured times over the two passes.
+    """Divide measured times of both passes, shape ``(num_layers,)``, over the two.
 
-    What tensor parallelism adds to its share of the work is all-reduces, divided over the passes
-    as the layer has them; the rest is computation.
-
-    Args:
-        both_s: Shape ``(num_layers,)``. Measured, both passes.
-        compute_s: Shape ``(num_layers,)``. The same work without tensor parallelism, over tp.
-        layers: Of the model.
+    What they take beyond ``compute_s``, the same work without tensor parallelism over tp, is
+    all-reduces, divided over the passes as the layer has them; the rest is computation.
     """
     forward_s = np.empty_like(both_s)
     for index, layer in enumerate(layers):

@@ -103,12 +103,7 @@ class MetisClusterFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetisCluster:
-    """A cluster in our nouns, with what was recognised on the way.
-
-    Args:
-        cluster: Nodes in the hostfile's order.
-        notes: For people.
-    """
+    """A cluster in our nouns, with notes for people of what was recognised on the way."""
 
     cluster: Cluster
     notes: tuple[str, ...]
@@ -121,10 +116,6 @@ def parse_metis_clusterfile(
 
     Memory is in GiB. Bandwidth is in GB/s in the authors' files and in bytes/s in their README;
     without ``unit`` the numbers tell which.
-
-    Raises:
-        InputError: If the text is not JSON, a key is missing or wrong, or the bandwidths are
-            in no unit or not all in the same.
     """
     values = parse_json(text, file=file)
     if not values:
@@ -145,12 +136,7 @@ def parse_metis_clusterfile(
 def metis_cluster(
     hostfile_text: str, clusterfile: MetisClusterFile, *, file: str = "hostfile"
 ) -> MetisCluster:
-    """Build the cluster of a hostfile, whose name is ``file``, and a cluster file.
-
-    Raises:
-        InputError: If the hostfile is wrong, names an address that the cluster file lacks, or the
-            catalogue has no such device type.
-    """
+    """Build the cluster of a hostfile, whose name is ``file``, and a cluster file."""
     hosts = parse_metis_hostfile(hostfile_text, file=file)
     names = node_names(hosts)
     nodes = tuple(
@@ -254,10 +240,6 @@ def parse_metis_hostfile(text: str, *, file: str = "hostfile") -> tuple[MetisHos
     r"""Read the lines of a hostfile of either form; comments (``#``) and blank lines are skipped.
 
     An address may stand there several times: for Metis it names a kind of node.
-
-    Raises:
-        InputError: With file and line, for a line of another form, a slot count that is no
-            positive integer, or no host at all.
 
     Example:
         >>> [host.num_slots for host in parse_metis_hostfile("0.0.0.1 slots=16\n\n0.0.0.2  8\n")]

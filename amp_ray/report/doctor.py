@@ -1,4 +1,4 @@
-"""What a look at all hosts found, as a table and commands for people."""
+"""The findings of the doctor as a table, with the commands that mend them."""
 
 from collections.abc import Iterator
 from typing import Final

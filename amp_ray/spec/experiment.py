@@ -48,12 +48,9 @@ class TrialSettings:
     """How strategies are measured.
 
     Args:
-        num_steps: Optimizer steps that a trial measures.
-        num_warmup_steps: Steps before them, not measured.
         launcher: What starts the ranks of a host: our agent, or DeepSpeed's launcher.
         warm: Whether agents keep a process that has imported what a trial needs.
         python: Interpreter that trains, where it is not the one that runs the agent.
-        environment: Variables of every rank.
         host_groups: Names of the hosts of every group; trials of different groups run side by
             side. The first group is the cluster that is planned for.
         program: What is run instead of the package's own training program.

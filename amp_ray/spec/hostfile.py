@@ -19,9 +19,6 @@ class HostSlots:
         host: Name or address; no spaces, no ``#``, nothing that leads to another folder, and no
             ``-`` in front, which programs would take for an option.
         num_slots: At least one.
-
-    Raises:
-        ValueError: If the host or the count could not stand in a hostfile.
     """
 
     host: str
@@ -39,11 +36,8 @@ class HostSlots:
 def parse_hostfile(text: str, *, file: str = "hostfile") -> tuple[HostSlots, ...]:
     r"""Read a hostfile; comments (``#``) and blank lines are skipped, order is kept.
 
-    Metis's README writes ``host 4``, which says the same.
-
-    Raises:
-        InputError: With file and line, for a line of another form, a host that
-            stands there twice, a slot count that is not a positive integer, or no host at all.
+    Metis's README writes ``host 4``, which says the same. A host that stands there twice is
+    refused, and so is a file without any.
 
     Example:
         >>> parse_hostfile("a slots=4  # fast\n\nb slots=2\n")[1]

@@ -20,9 +20,8 @@ def parse_json(text: str, *, file: str) -> dict[str, Any]:
 def parse_any_json(text: str, *, file: str) -> Any:  # noqa: ANN401 - any plain type
     """Read JSON as plain values; ``file`` is its name in messages.
 
-    Raises:
-        InputError: If the text is not JSON or cut short, names a key twice, is nested too deeply,
-            or holds a number that is not finite.
+    A text that is cut short, names a key twice, is nested too deeply or holds a number that is not
+    finite is refused as well.
     """
     try:
         return json.loads(
@@ -53,10 +52,10 @@ def shown(value: object) -> str:
         ("'a'", 'true', 'null')
     """
     text = json.dumps(value) if isinstance(value, bool | None) else repr(value)
-    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
+    return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}..."
 
 
-_LONGEST_VALUE = 60
+LONGEST_VALUE = 60
 """Characters of a found value that a message shows."""
 
 _MOST_DIGITS = 300

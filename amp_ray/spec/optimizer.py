@@ -1,4 +1,4 @@
-"""What an optimizer keeps and touches: data, one record per optimizer."""
+"""Memory and traffic of optimizers: data, one record per optimizer."""
 
 from dataclasses import dataclass
 from types import MappingProxyType

@@ -1,4 +1,4 @@
-"""What was measured of the layers: times to anchor the cost model at, or none at all."""
+"""Measured times of layers, which anchor the cost model; an analytic profile has none."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -20,9 +20,6 @@ class Anchor:
     Args:
         forward_s: Shape ``(num_layers,)``. Seconds of one micro-batch's forward pass.
         backward_s: Shape ``(num_layers,)``; None where only the forward pass was measured.
-
-    Raises:
-        ValueError: If a time is negative or not finite.
     """
 
     forward_s: FloatArray
@@ -74,9 +71,8 @@ class Profile:
     def anchors(self, device: Device, tp: int) -> dict[int, Anchor]:
         """Return the measured times by micro-batch size; empty for an analytic profile.
 
-        Raises:
-            InputError: If the profile is measured, but not on this device or at this tp; what a
-                search needs of a profile is known only while it runs.
+        A measured profile without this device or tp is an ``InputError``: what a search needs of a
+        profile is known only while it runs.
         """
         if not self.tables:
             return {}
@@ -98,11 +94,10 @@ class Profile:
         return found
 
     def gap(self, devices: Iterable[Device], tp: int) -> str | None:
-        """Tell what a candidate of this tp on these devices needs and a published profile lacks.
+        """Tell the tp and device that a candidate needs and a published profile lacks.
 
-        Returns:
-            The missing tp and device in words; None if nothing is missing, and for a profile of
-            our own, which can be measured anew: there `anchors` raises.
+        None if nothing is missing, and for a profile of our own, which can be measured anew: there
+        `anchors` raises.
         """
         if self.published is None:
             return None

@@ -49,9 +49,7 @@ def parse_profile(
 ) -> Profile:
     """Read a profile folder, given as the text of every file by name.
 
-    Raises:
-        InputError: If the description or a table is missing or wrong, or speaks of another
-            number of layers or another precision.
+    Another number of layers or another precision than the experiment's is refused.
     """
     if DESCRIPTION_FILE not in files:
         message = f"no {DESCRIPTION_FILE} in it; found {', '.join(files) or 'an empty folder'}"
@@ -97,12 +95,7 @@ def _description(
 
 
 def parse_device_table(text: str, *, num_layers: int, file: str) -> DeviceTable:
-    """Read one device's CSV, which must have every layer at every (tp, micro-batch size).
-
-    Raises:
-        InputError: With file and line, for a wrong header, a number that is not one, NaN or
-            negative times, a layer that is missing or stands there twice.
-    """
+    """Read one device's CSV, which must have every layer once at every (tp, micro-batch size)."""
     rows = read_rows(text, file)
     where, header = next(rows, (Where(file=file, line=1), []))
     if tuple(header) not in {_COLUMNS, _COLUMNS + _OPTIONAL}:

@@ -65,12 +65,7 @@ class Context:
 
 
 def parse_strategies(text: str, *, file: str, context: Context) -> tuple[Given, ...]:
-    """Read strategies from CSV text, or from JSON text (a list of STRATEGY objects).
-
-    Raises:
-        InputError: With file and line, for a strategy that the experiment cannot have or a
-            value that is none.
-    """
+    """Read strategies that fit the experiment from CSV or from a JSON list of STRATEGY objects."""
     is_json = text.lstrip()[:1] in {"[", "{"}
     given = _from_json(text, file, context) if is_json else _from_csv(text, file, context)
     if not given:

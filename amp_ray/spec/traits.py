@@ -1,4 +1,4 @@
-"""What a training program does that a plan of it has to know: data, one record per runtime.
+"""Traits of training programs that a plan depends on: data, one record per runtime.
 
 Traits are properties of the program that runs a strategy, not of the cluster or the model.
 They are input to the cost model, which never asks for a runtime by name.

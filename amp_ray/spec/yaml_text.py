@@ -74,12 +74,7 @@ class Document(Places):
 
 
 def parse_yaml(text: str, *, file: str) -> Document:
-    """Read a YAML mapping.
-
-    Raises:
-        InputError: If the text is not YAML, empty, not a mapping, names a key twice, or is larger
-            than a file that a person wrote.
-    """
+    """Read a YAML mapping; refuse a key that stands there twice, and more than a person writes."""
     if len(text) > _MOST_CHARACTERS:
         message = f"found {len(text):,} characters; expected at most {_MOST_CHARACTERS:,}"
         raise InputError(message, where=Where(file=file))

@@ -94,12 +94,7 @@ class Job:
 
 
 def read_job(record: Mapping[str, Any]) -> Job:
-    """Read a job from its JSON object.
-
-    Raises:
-        ValueError: If a key is missing, unknown or wrong, or the strategy does not fit the
-            model, the batch or itself. The message names the values.
-    """
+    """Read a job from its JSON object; a ``ValueError`` names the values that are wrong."""
     fields = Fields(record, "job")
     model = read_shape(fields.any("model"))
     grid = _read_grid(fields.any("strategy"), fields.any("launch_order", None))

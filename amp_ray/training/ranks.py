@@ -1,4 +1,4 @@
-"""Who is where: the contract's rank order, coordinates and the rank map."""
+"""The contract's rank order: coordinates of a rank, shards, and the map from ranks to processes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -38,10 +38,7 @@ def rank_map(placement: Sequence[Place], launch_order: Sequence[Place]) -> tuple
 
     A launcher that numbers its processes host by host cannot follow a free placement; the map makes
     up for it. ``launch_order`` has the place of every process, in the order of the launcher's
-    ``RANK``.
-
-    Raises:
-        ValueError: If the two name different places, or one place twice.
+    ``RANK``; both name the same places, each once.
 
     Example:
         >>> rank_map([("b", 0), ("a", 0)], [("a", 0), ("b", 0)])

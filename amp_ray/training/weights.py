@@ -26,12 +26,7 @@ def seed_of(*parts: object) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerWeights:
-    """Makes the weights of one layer.
-
-    Args:
-        layer: Index in the list of layers.
-        tp_rank: Which shard this process keeps.
-    """
+    """Makes the weights of one layer, of which this process keeps the shard ``tp_rank``."""
 
     seed: int
     layer: int

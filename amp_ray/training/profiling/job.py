@@ -63,12 +63,7 @@ class ProfileJob:
 
 
 def read_profile_job(record: Mapping[str, Any]) -> ProfileJob:
-    """Read a job from its JSON object.
-
-    Raises:
-        ValueError: If a key is missing, unknown or wrong, tp or a group does not divide the
-            ranks or the model, or a layer does not exist. The message names the values.
-    """
+    """Read a job from its JSON object; a ``ValueError`` names the values that are wrong."""
     fields = Fields(record, "profile")
     job = ProfileJob(
         trial=read_job(fields.any("trial")),

@@ -1,4 +1,4 @@
-"""What is timed: one layer, or the loss, with inputs as they are in training."""
+"""Layers and losses that are timed alone, with inputs as they are in training."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
