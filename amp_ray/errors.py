@@ -1,7 +1,7 @@
 """The exceptions of the package; each says who may try again, in words that a terminal can show."""
 
 import errno
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Final
@@ -85,13 +85,7 @@ class InputError(AmpRayError, ValueError):
         where: Where | None = None,
         parts: tuple["InputError", ...] = (),
     ) -> None:
-        """Remember the place, so that callers can add to it.
-
-        Args:
-            message: What was found and what is expected.
-            where: Its place.
-            parts: The single mistakes, where the message has a line for each of several.
-        """
+        """Remember the place; ``parts`` are the mistakes, where the message tells several."""
         super().__init__(message if where is None else f"{where}: {message}")
         self.where = where
         self._parts = parts
@@ -102,37 +96,17 @@ class InputError(AmpRayError, ValueError):
         return self._parts or (self,)
 
 
-class _CountedError(InputError):
-    """Mistakes that are counted and not told."""
-
-    def __init__(self, number: int) -> None:
-        """Remember how many they are."""
-        super().__init__(f"and {number} more mistake{'s' if number > 1 else ''}")
-        self.number = number
-
-
 class Mistakes:
     """Collects the mistakes of an input, so that all of them are told at once."""
 
     def __init__(self) -> None:
         """Start without any."""
         self._found: dict[str, InputError] = {}
-        self._num_more = 0
-        self._told: set[str] = set()
 
     def add(self, error: InputError) -> None:
-        """Keep an error for later, or only count it; one that is known already is kept once."""
-        if len(error.parts) > 1:
-            if str(error) in self._told:
-                return
-            self._told.add(str(error))
+        """Keep an error for later; one that is known already is kept once."""
         for part in error.parts:
-            if isinstance(part, _CountedError):
-                self._num_more += part.number
-            elif len(self._found) < _MOST_TOLD:
-                self._found.setdefault(str(part), part)
-            else:
-                self._num_more += str(part) not in self._found
+            self._found.setdefault(str(part), part)
 
     @contextmanager
     def collect(self) -> Iterator[None]:
@@ -143,18 +117,19 @@ class Mistakes:
             self.add(error)
 
     def check(self) -> None:
-        """Raise what was collected.
-
-        Raises:
-            InputError: With one line per mistake, in the order in which they were found.
-        """
+        """Raise what was collected, in the order in which it was found."""
         parts = tuple(self._found.values())
         if len(parts) == 1:
             raise parts[0]
-        if self._num_more:
-            parts = (*parts, _CountedError(self._num_more))
         if parts:
-            raise InputError("\n".join(map(str, parts)), parts=parts)
+            raise InputError("\n".join(told(parts)), parts=parts)
+
+
+def told(parts: Sequence[InputError]) -> list[str]:
+    """Return the messages of the first mistakes, and how many more there are."""
+    messages = [str(part) for part in parts[:_MOST_TOLD]]
+    more = len(parts) - len(messages)
+    return [*messages, f"and {more} more mistake{'s' if more > 1 else ''}"] if more else messages
 
 
 class HostError(AmpRayError):
@@ -182,13 +157,8 @@ def placed(where: Where, kind: type[ValueError] = InputError) -> Iterator[None]:
     except kind as error:
         mistakes = Mistakes()
         for part in error.parts if isinstance(error, InputError) else (error,):
-            mistakes.add(_led_to(where, part))
+            if isinstance(part, InputError) and part.where is not None and part.where.line:
+                mistakes.add(part)
+            else:
+                mistakes.add(InputError(str(part), where=where))
         mistakes.check()
-
-
-def _led_to(where: Where, error: ValueError) -> InputError:
-    """Put a place in front of an error, unless it names a line of its own."""
-    has_line = isinstance(error, InputError) and error.where is not None and error.where.line
-    if isinstance(error, InputError) and (has_line or isinstance(error, _CountedError)):
-        return error
-    return InputError(str(error), where=where)

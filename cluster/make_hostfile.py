@@ -32,12 +32,7 @@ TIMEOUT_S: Final = 300.0
 
 @contextlib.contextmanager
 def nodes_of(address: str) -> Iterator[Callable[[], list[dict[str, Any]]]]:
-    """Be connected to a live cluster; what comes out lists its nodes.
-
-    Raises:
-        InputError: If Ray is not installed, or the address cannot be one.
-        AmpRayError: If there is no cluster, or it refuses us.
-    """
+    """Connect to a live cluster and give a function that lists its nodes."""
     require_ray("a hostfile of a Ray cluster")
     import ray  # noqa: PLC0415 - an extra: said in words where it is missing
 

@@ -7,11 +7,12 @@ from amp_ray.calibration.calibration import (
     RefusedConstant,
     TrialRecord,
     apply_calibration,
+    calibration_to_json,
+    parse_calibration,
     prediction_covariance,
     predictive_error,
     transferable,
 )
-from amp_ray.calibration.calibration_file import calibration_to_json, parse_calibration
 from amp_ray.calibration.fingerprint import fingerprint
 from amp_ray.calibration.observation import Observation, observe
 from amp_ray.calibration.predictions import Predictor

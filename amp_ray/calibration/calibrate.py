@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from amp_ray.calibration.calibration import (
     Calibration,
@@ -21,8 +20,8 @@ from amp_ray.calibration.choice import (
     prior_effects,
 )
 from amp_ray.calibration.fingerprint import fingerprint
-from amp_ray.calibration.memory_fit import MemoryFit
-from amp_ray.calibration.memory_trials import MemoryTrials
+from amp_ray.calibration.linear import FloatArray
+from amp_ray.calibration.memory_fit import MemoryFit, MemoryTrials
 from amp_ray.calibration.observation import Observation
 from amp_ray.calibration.predictions import (
     MEMORY_CONSTANTS,
@@ -35,8 +34,6 @@ from amp_ray.spec.constants import PRIOR_SIGMA, PROGRAM_SCALE, Constants
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import Strategy
 from amp_ray.spec.strategy_json import strategy_to_json
-
-FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +79,7 @@ def calibrate(
     predictor: Predictor | None = None,
     thorough: bool = True,
 ) -> Calibration:
-    """Fit constants to trials.
+    """Fit constants to trials; list in the result, with the reason, those that trials cannot tell.
 
     Times: maximum a posteriori of the logarithms of constants under normal priors, with a
     pseudo-Huber loss of the logarithm of predicted over measured time; trials that failed or were
@@ -98,9 +95,6 @@ def calibrate(
             keeps one.
         thorough: Whether the fit is refined and every trial predicted without itself too. Without
             it fifty trials take less than half a second, if a predictor knows all but the last.
-
-    Returns:
-        The calibration. Constants that the trials cannot tell are listed in it as refused.
 
     Raises:
         ValueError: If there is nothing to learn from, a named constant is unknown or not

@@ -2,26 +2,28 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import numpy as np
-from numpy.typing import NDArray
+from pydantic import Field, TypeAdapter, ValidationError
 
 from amp_ray.calibration.fingerprint import (
+    PARTS,
     Fingerprint,
     describe_differences,
     differing_parts,
     fingerprint,
 )
+from amp_ray.calibration.linear import FloatArray
 from amp_ray.calibration.observation import Outcome
 from amp_ray.calibration.predictions import PRIOR, Plan, Predictor
-from amp_ray.spec.constants import PROGRAM_SCALE
+from amp_ray.errors import InputError, Where
+from amp_ray.spec.constants import PRIOR_SIGMA, PROGRAM_SCALE
 from amp_ray.spec.experiment import Experiment
+from amp_ray.spec.json_text import parse_json, shown
 from amp_ray.spec.strategy import Strategy
-
-FloatArray = NDArray[np.float64]
 
 Scope = Literal["device", "library", "site"]
 
@@ -48,15 +50,17 @@ SCOPES: Final[Mapping[str, Scope]] = MappingProxyType(
 """What a constant is a property of, and so where it may be taken to: a device's constants to
 clusters of the same devices, a library's anywhere, a site's nowhere else."""
 
+SCHEMA: Final = 1
+
+_LARGEST: Final = 1e15
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittedConstant:
     """One constant that trials have moved.
 
     Args:
-        name: Its name in `amp_ray.spec.constants.Constants`.
         prior: Its physical value.
-        value: The most probable value.
         prior_sigma: Lognormal sigma of the prior.
         sigma: Lognormal sigma that the trials leave.
     """
@@ -88,9 +92,7 @@ class TrialRecord:
     Args:
         strategy: The STRATEGY object of the JSON contract; ranks in device order if it has no
             placement.
-        outcome: What came of it.
         tells_time: Whether its time was learnt from.
-        measured_s: Seconds per iteration.
         spread_s: Interquartile range of its steps.
         before_s: Predicted with every constant at its prior.
         after_s: Predicted by this calibration.
@@ -118,15 +120,12 @@ class Calibration:
     """Constants fitted to trials.
 
     Args:
-        experiment: Name of the experiment.
         fingerprint: What it was made for.
-        constants: The fitted constants.
         refused: The others, with the reason.
         time_error: Lognormal sigma of a predicted time that is left, measurement included.
         memory_error: The same of a predicted peak.
         time_constants: Names that ``covariance`` speaks of: all that times depend on.
         covariance: Posterior covariance of their logarithms, row by row.
-        trials: What it was made from.
     """
 
     experiment: str
@@ -163,17 +162,10 @@ class Calibration:
 def apply_calibration(
     calibration: Calibration, experiment: Experiment, *, transfer: bool = False
 ) -> Experiment:
-    """Return an experiment with calibrated constants.
+    """Return an experiment with calibrated constants; refuse a calibration for something else.
 
-    Args:
-        calibration: Fitted constants.
-        experiment: What is to be planned.
-        transfer: Whether the calibration may come from another model, cluster, runtime or
-            profile; then only what `transferable` names is taken, and the model's errors stay
-            those of the experiment.
-
-    Raises:
-        ValueError: If the calibration was made for something else and ``transfer`` is off.
+    With ``transfer``, the calibration may come from another model, cluster, runtime or profile;
+    then only what `transferable` names is taken, and the errors stay those of the experiment.
     """
     ours = fingerprint(experiment)
     different = differing_parts(calibration.fingerprint, ours)
@@ -220,21 +212,12 @@ def prediction_covariance(
     strategies: Sequence[Strategy],
     predictor: Predictor | None = None,
 ) -> FloatArray:
-    """Return the covariance of the logarithms of predicted times.
+    """Return the covariance of the logarithms of predicted times, shape ``(num_strategies,) * 2``.
 
     Part of it is common to strategies, since it comes from constants that all of them share: what
     trials have told about constants makes the strategies that depend on them in the same way
     certain, and leaves the others as uncertain as the priors are. The rest is each prediction's
-    own, measurement included.
-
-    Args:
-        calibration: What is known.
-        experiment: The calibrated experiment, as `apply_calibration` returns it.
-        strategies: What is predicted.
-        predictor: Remembers predictions between calls.
-
-    Returns:
-        Shape ``(num_strategies, num_strategies)``.
+    own, measurement included. The experiment is the one that `apply_calibration` returns.
     """
     plans: list[Plan] = [(experiment, strategy) for strategy in strategies]
     predictor = predictor or Predictor()
@@ -257,3 +240,77 @@ def predictive_error(
     covariance = prediction_covariance(calibration, experiment, strategies, predictor)
     sigma: FloatArray = np.sqrt(np.diag(covariance))
     return sigma
+
+
+_ADAPTER: Final = TypeAdapter(Annotated[Calibration, Field()])
+
+
+def calibration_to_json(calibration: Calibration) -> dict[str, Any]:
+    """Return the object that a calibration file holds."""
+    record: dict[str, Any] = asdict(calibration)
+    for constant, fitted in zip(record["constants"], calibration.constants, strict=True):
+        constant["ratio"] = fitted.ratio
+    return {"schema": SCHEMA, "kind": "calibration", **record}
+
+
+def parse_calibration(text: str, *, file: str) -> Calibration:
+    """Read what `calibration_to_json` wrote; refuse another version, and what is damaged."""
+    where = Where(file=file)
+    try:
+        record = parse_json(text, file=file)
+    except InputError as error:
+        message = f"{error}; a calibration is made by amp-ray calibrate"
+        raise InputError(message) from None
+    if record.get("kind") != "calibration":
+        message = "not a calibration; one is made by amp-ray calibrate"
+        raise InputError(message, where=where)
+    if record.get("schema") != SCHEMA:
+        message = (
+            f"found a calibration of schema {shown(record.get('schema'))}; this version reads "
+            f"{SCHEMA}. Calibrate anew from the same measurements"
+        )
+        raise InputError(message, where=where.at("schema"))
+    try:
+        calibration = _ADAPTER.validate_python(record)
+    except ValidationError as error:
+        finding = error.errors(include_url=False)[0]
+        key = ".".join(map(str, finding["loc"]))
+        raise InputError(finding["msg"], where=where.at(key)) from None
+    _check(calibration, where)
+    return calibration
+
+
+def _check(calibration: Calibration, where: Where) -> None:
+    """Refuse contents that no calibration of this version has."""
+    unknown = [fitted.name for fitted in calibration.constants if fitted.name not in SCOPES]
+    if unknown:
+        message = f"unknown constant {unknown[0]!r}; known: {', '.join(PRIOR_SIGMA)}"
+        raise InputError(message, where=where.at("constants"))
+    numbers = [calibration.time_error, calibration.memory_error]
+    for fitted in calibration.constants:
+        numbers += [fitted.prior, fitted.value, fitted.prior_sigma, fitted.sigma]
+    if not all(1 / _LARGEST <= number <= _LARGEST for number in numbers):
+        message = (
+            "expected positive numbers for every constant, sigma and error, from "
+            f"{1 / _LARGEST:g} to {_LARGEST:g}"
+        )
+        raise InputError(message, where=where.at("constants"))
+    names = [fitted.name for fitted in calibration.constants]
+    if len(set(names)) < len(names):
+        message = "the same constant stands there twice"
+        raise InputError(message, where=where.at("constants"))
+    size = len(set(calibration.time_constants))
+    known = set(calibration.time_constants) <= set(SCOPES)
+    square = [len(row) for row in calibration.covariance] == [size] * size
+    fits = square and all(
+        abs(number) <= _LARGEST and (row != column or number >= 0)
+        for row, numbers in enumerate(calibration.covariance)
+        for column, number in enumerate(numbers)
+    )
+    if not (known and fits):
+        message = f"expected {size} rows of {size} numbers, one for each of time_constants"
+        raise InputError(message, where=where.at("covariance"))
+    missing = [part for part in PARTS if part not in calibration.fingerprint]
+    if missing:
+        message = f"key {missing[0]!r} is missing"
+        raise InputError(message, where=where.at("fingerprint"))

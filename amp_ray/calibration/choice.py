@@ -1,14 +1,12 @@
-"""Which constants trials can tell: a rule that never looks at what was measured."""
+"""The rule that chooses which constants to fit, without a look at measured times."""
 
 from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from amp_ray.calibration.linear import FloatArray
 from amp_ray.spec.constants import PRIOR_SIGMA
-
-FloatArray = NDArray[np.float64]
 
 IDENTIFIED_SHARE: Final = 0.9
 """The rule keeps a constant if trials leave at most this share of its prior uncertainty."""
@@ -29,12 +27,8 @@ def prior_sigma(names: Sequence[str]) -> FloatArray:
 def prior_effects(slopes: FloatArray, names: Sequence[str]) -> FloatArray:
     """Return how much each constant's prior uncertainty moves the predictions.
 
-    Args:
-        slopes: Shape ``(num_trials, num_names)``. ``d log time / d log constant``.
-        names: Constants.
-
-    Returns:
-        Shape ``(num_names,)``. Root mean square over trials of the relative change.
+    Slopes are ``d log time / d log constant``, shape ``(num_trials, num_names)``; the result, shape
+    ``(num_names,)``, is the root mean square over trials of the relative change.
     """
     scaled = slopes * prior_sigma(names)
     return np.sqrt((scaled**2).mean(axis=0)) if len(scaled) else np.zeros(len(names))
@@ -43,19 +37,12 @@ def prior_effects(slopes: FloatArray, names: Sequence[str]) -> FloatArray:
 def order_by_effect(slopes: FloatArray, names: Sequence[str], most: int) -> list[str]:
     """Choose constants by what their prior uncertainty moves that no chosen one moves already.
 
-    This is the order of a pivoted QR factorisation of the slopes in units of the priors: first
-    the constant with the largest effect on these trials, then the one whose effect is largest
-    after the first has explained what it can, and so on. Two constants that change the trials in
-    the same way are therefore not both chosen. Measured times play no part, so that the choice
-    is the same with a trial left out or mismeasured.
-
-    Args:
-        slopes: Shape ``(num_trials, num_names)``.
-        names: Constants; the earlier one wins a tie.
-        most: How many to choose at most.
-
-    Returns:
-        The chosen names, first choice first.
+    This is the order of a pivoted QR factorisation of the slopes, shape ``(num_trials,
+    num_names)``, in units of the priors: first the constant with the largest effect on these
+    trials, then the one whose effect is largest after the first has explained what it can, and so
+    on; the earlier name wins a tie. Two constants that change the trials in the same way are
+    therefore not both chosen. Measured times play no part, so that the choice is the same with a
+    trial left out or mismeasured.
     """
     left = slopes * prior_sigma(names)
     chosen: list[int] = []
@@ -74,9 +61,7 @@ def order_by_effect(slopes: FloatArray, names: Sequence[str], most: int) -> list
 def identified(covariance: FloatArray, names: Sequence[str]) -> FloatArray:
     """Return the share of each constant's prior uncertainty that the trials leave.
 
-    Args:
-        covariance: Shape ``(num_names, num_names)``. Posterior.
-        names: Constants.
+    The covariance is the posterior, shape ``(num_names, num_names)``.
     """
     shares: FloatArray = np.sqrt(np.diag(covariance)) / prior_sigma(names)
     return shares

@@ -1,4 +1,4 @@
-"""What a calibration was made for, as figures that can be compared."""
+"""Names and figures of the experiment that a calibration was made for, to compare with another."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -64,15 +64,7 @@ def differing_parts(found: Fingerprint, expected: Fingerprint) -> tuple[str, ...
 
 
 def describe_differences(found: Fingerprint, expected: Fingerprint) -> str:
-    """Name what differs, with both figures.
-
-    Args:
-        found: The calibration's.
-        expected: The experiment's.
-
-    Returns:
-        Empty if nothing differs.
-    """
+    """Name what differs between a calibration and an experiment, with both figures."""
     told = [
         line for part in PARTS for line in differences(part, found.get(part), expected.get(part))
     ]

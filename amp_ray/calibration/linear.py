@@ -67,17 +67,11 @@ class LinearFit:
 
 
 def fit_linear(problem: LinearProblem) -> LinearFit:
-    """Fit by reweighted least squares.
+    """Fit by reweighted least squares; without trials the fit is the prior.
 
     The loss of a residual is the pseudo-Huber function of ``z = r / error``. The error itself is
     learnt: the prior's value counts as ``PRIOR_TRIALS`` trials, so that few trials that happen to
     fit do not make the model sure of itself.
-
-    Args:
-        problem: Residuals and priors.
-
-    Returns:
-        The fit; the prior itself where there are no trials.
 
     References:
         Charbonnier et al., Deterministic edge-preserving regularization, IEEE TIP 1997.
@@ -112,11 +106,7 @@ def robust_loss(scaled: FloatArray) -> float:
 
 
 def huber_weights(scaled: FloatArray) -> FloatArray:
-    """Return the weight of each residual under the pseudo-Huber loss.
-
-    Args:
-        scaled: Residuals in units of the error.
-    """
+    """Return weights under the pseudo-Huber loss of residuals that are in units of the error."""
     weights: FloatArray = 1.0 / np.sqrt(1.0 + (scaled / HUBER_SCALE) ** 2)
     return weights
 
@@ -126,14 +116,8 @@ def learnt_error(
 ) -> float:
     """Return the standard deviation of residuals, shrunk to its prior value.
 
-    However far off an outlier is, it counts as a few trials that are off by the error
-    (Huber's proposal 2).
-
-    Args:
-        residuals: Shape ``(num_trials,)``.
-        error: Present value, by which outliers are told.
-        prior_error: Prior value.
-        num_learnt: Degrees of freedom that the parameters have used up.
+    However far off an outlier is, it counts as a few trials that are off by the present error
+    (Huber's proposal 2). The parameters have used up ``num_learnt`` degrees of freedom.
     """
     weighted = huber_weights(residuals / error) * residuals
     squares = float((weighted**2).sum()) / NORMAL_SHARE

@@ -23,16 +23,11 @@ class Observation:
 
     Args:
         experiment: What was given; trials of one calibration may come from several experiments.
-        strategy: What ran.
         outcome: ``measured``; ``oom`` for out of memory; ``failed`` for no result of unknown cause.
         measured_s: Seconds per iteration of a trial that was measured.
         spread_s: Interquartile range of its steps, if known.
         peak_memory_bytes: Measured peak of each stage, or one figure for the largest of all;
             empty if nobody looked.
-        where: Its place in a file, for messages.
-
-    Raises:
-        ValueError: If a measured trial has no positive time, or another one has a time.
     """
 
     experiment: Experiment
@@ -76,14 +71,8 @@ def observe(
 ) -> Observation | None:
     """Return what a trial's outcome tells about its strategy.
 
-    Args:
-        experiment: What was given.
-        strategy: What was launched.
-        outcome: What came of it.
-
-    Returns:
-        None for outcomes that tell nothing about the cost of the strategy: a time-out of the
-        trial, a crash, an unreachable host.
+    None for outcomes that tell nothing about its cost: a time-out of the trial, a crash, an
+    unreachable host.
     """
     if isinstance(outcome, Measured):
         return Observation(

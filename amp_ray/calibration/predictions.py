@@ -6,15 +6,13 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from amp_ray.calibration.linear import FloatArray
 from amp_ray.cost.model import CostModel
 from amp_ray.cost.verdict import WITHOUT_PARAMETERS, Judge
 from amp_ray.spec.constants import PRIOR_SIGMA, PROGRAM_SCALE, Constants
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import Strategy
-
-FloatArray = NDArray[np.float64]
 
 Plan = tuple[Experiment, Strategy]
 
@@ -69,7 +67,6 @@ class Prediction:
     """What one strategy takes at one point.
 
     Args:
-        time_s: Seconds per iteration.
         peaks_bytes: Shape ``(pp,)``. Peak of each stage.
         limits_bytes: Shape ``(pp,)``. What its devices have.
         fails_certainly: Whether it cannot run whatever the constants are.
@@ -93,11 +90,7 @@ class Predictor:
     _memo: dict[tuple[Experiment, Strategy, Point], Prediction] = field(default_factory=dict)
 
     def predict(self, plans: Sequence[Plan], point: Point) -> list[Prediction]:
-        """Predict strategies at one point.
-
-        Raises:
-            ValueError: If a cost model cannot estimate a strategy.
-        """
+        """Predict strategies at one point; ``ValueError`` if a cost model cannot estimate one."""
         models: dict[Experiment, CostModel] = {}
         for experiment, strategy in plans:
             if (experiment, strategy, point) in self._memo:
@@ -114,16 +107,7 @@ class Predictor:
         return np.log([found.time_s for found in self.predict(plans, point)])
 
     def time_slopes(self, plans: Sequence[Plan], names: Sequence[str], point: Point) -> FloatArray:
-        """Return how times change with constants: ``d log time / d log constant``.
-
-        Args:
-            plans: What to predict.
-            names: Constants.
-            point: Where.
-
-        Returns:
-            Shape ``(num_plans, num_names)``.
-        """
+        """Return ``d log time / d log constant`` at a point, shape ``(num_plans, num_names)``."""
         columns = []
         for name in names:
             if name == PROGRAM_SCALE:

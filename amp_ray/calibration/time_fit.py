@@ -7,7 +7,6 @@ from functools import cached_property
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from amp_ray.calibration.choice import (
     IDENTIFIED_SHARE,
@@ -16,7 +15,14 @@ from amp_ray.calibration.choice import (
     order_by_effect,
     prior_sigma,
 )
-from amp_ray.calibration.linear import LinearFit, LinearProblem, fit_linear, inverse, robust_loss
+from amp_ray.calibration.linear import (
+    FloatArray,
+    LinearFit,
+    LinearProblem,
+    fit_linear,
+    inverse,
+    robust_loss,
+)
 from amp_ray.calibration.observation import Observation
 from amp_ray.calibration.predictions import (
     PRIOR,
@@ -26,8 +32,6 @@ from amp_ray.calibration.predictions import (
     Predictor,
 )
 from amp_ray.spec.constants import PROGRAM_SCALE
-
-FloatArray = NDArray[np.float64]
 
 _FURTHEST: Final = 1.5
 """Prior sigmas that one step may go: beyond, the linear model is not to be trusted."""
@@ -68,7 +72,6 @@ class TimeTrials:
     """Trials that tell their time.
 
     Args:
-        predictor: Predicts at points.
         observations: Steady, measured trials.
         prior_error: Expected lognormal sigma of a predicted time.
     """
@@ -111,12 +114,9 @@ class TimeTrials:
     def choose(self, most: int) -> tuple[list[str], dict[str, str]]:
         """Choose constants that these trials can tell, by the linear model around the prior.
 
-        Args:
-            most: How many at most; never more than there are trials.
-
         Returns:
-            Names, first choice first; and by name why others were dropped that had been chosen,
-            whose places went to the next ones.
+            Names, at most as many as there are trials, first choice first; and by name why
+            others were dropped that had been chosen, whose places went to the next ones.
         """
         dropped: dict[str, str] = {}
         while True:
@@ -132,14 +132,11 @@ class TimeTrials:
             dropped[names[worst]] = not_identified(float(shares[worst]), len(self.observations))
 
     def fit(self, names: Sequence[str], *, thorough: bool) -> TimeFit:
-        """Find the most probable constants by Gauss-Newton steps.
+        """Find the most probable values of some or no constants by Gauss-Newton steps.
 
         The slopes are those at the prior, which a predictor remembers, and are corrected by what
-        every step shows (Broyden's update).
-
-        Args:
-            names: Constants to fit; may be none.
-            thorough: Whether slopes are then computed anew until no step is left.
+        every step shows (Broyden's update). With ``thorough`` they are computed anew until no
+        step is left.
         """
         slopes = self.slopes(names, PRIOR)
         found = self._steps(names, np.zeros(len(names)), slopes, anew=False)
@@ -207,15 +204,9 @@ class TimeTrials:
         return start
 
     def left_out_times(self, found: TimeFit) -> list[float]:
-        """Predict every trial by a calibration that has not seen it.
+        """Predict the seconds of every trial by a calibration that has not seen it.
 
         The fits use the linear model around the mode of all trials; the predictions are exact.
-
-        Args:
-            found: The fit to all of them.
-
-        Returns:
-            Shape ``(num_trials,)``. Seconds.
         """
         times = []
         for index, plan in enumerate(self.plans):
@@ -225,14 +216,7 @@ class TimeTrials:
         return times
 
     def covariance(self, found: TimeFit) -> FloatArray:
-        """Return the posterior covariance of all constants of time, not only the fitted ones.
-
-        Args:
-            found: The fit, whose error and weights count.
-
-        Returns:
-            Shape ``(num_names, num_names)``, of the logarithms of `names`.
-        """
+        """Return the posterior covariance of the logarithms of `names`, fitted or not."""
         slopes = self.slopes(self.names, PRIOR)
         weighted = slopes.T * (found.fit.weights / found.fit.error**2)
         precision = weighted @ slopes + np.diag(prior_sigma(self.names) ** -2.0)

@@ -67,11 +67,7 @@ def doctor(
 
 
 def _refuse_ray_cluster(path: Path) -> None:
-    """Explain a file for Ray's cluster launcher, of whatever age, in place of an experiment.
-
-    Raises:
-        InputError: If it is one.
-    """
+    """Refuse a file for Ray's cluster launcher, of whatever age, in place of an experiment."""
     text = read_text(path)
     if not is_ray_cluster(parse_yaml(text, file=str(path))):
         return

@@ -6,7 +6,7 @@ from typing import Final
 import click
 
 from amp_ray.cli.output import OutputError, ReaderGoneError, guard_output
-from amp_ray.errors import AmpRayError, InputError
+from amp_ray.errors import AmpRayError, InputError, told
 
 SUCCESS: Final = 0
 FAILURE: Final = 1
@@ -49,8 +49,8 @@ def _run(command: click.Command) -> int:
         error.show()
         return BAD_INPUT
     except InputError as error:
-        for part in error.parts:
-            _complain("\n".join(map(_cut, str(part).split("\n"))), BAD_INPUT)
+        for message in told(error.parts):
+            _complain("\n".join(map(_cut, message.split("\n"))), BAD_INPUT)
         return BAD_INPUT
     except OutputError:
         raise

@@ -6,7 +6,7 @@ import click
 
 from amp_ray.cli.options import configure_logging, experiment_argument, verbose_option
 from amp_ray.errors import InputError, Where
-from amp_ray.formats.metis_cluster_export import metis_cluster_files
+from amp_ray.formats.metis_cluster import metis_cluster_files
 from amp_ray.formats.metis_export import metis_files
 from amp_ray.runtime.files import load_experiment, write_text
 from amp_ray.runtime.metis_planning import published_profile
@@ -56,11 +56,7 @@ def export(*, experiment_path: Path, target: str, output: Path, verbose: bool) -
 
 
 def _make_empty(folder: Path) -> None:
-    """Make a folder, or take one without files.
-
-    Raises:
-        InputError: If it holds something, or cannot be made.
-    """
+    """Make a folder; refuse one that holds something."""
     where = Where(file=str(folder))
     try:
         folder.mkdir(parents=True, exist_ok=True)

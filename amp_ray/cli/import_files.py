@@ -11,8 +11,7 @@ from amp_ray.cli.options import configure_logging, verbose_option
 from amp_ray.errors import InputError
 from amp_ray.formats.metis import profiled_type
 from amp_ray.formats.metis_cluster import MetisCluster, metis_cluster, parse_metis_clusterfile
-from amp_ray.formats.metis_experiment import cluster_hostfile
-from amp_ray.formats.metis_import import MetisArguments, experiment_yaml
+from amp_ray.formats.metis_experiment import MetisArguments, cluster_hostfile, experiment_yaml
 from amp_ray.formats.metis_profile import SUFFIX, parse_metis_profile
 from amp_ray.runtime.files import ExperimentFiles, read_text, read_texts, write_text
 from amp_ray.spec.build import build_experiment

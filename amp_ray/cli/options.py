@@ -1,4 +1,4 @@
-"""Options that several commands share."""
+"""Options that several commands share, and how results are written."""
 
 import contextlib
 import json
@@ -21,6 +21,8 @@ STDOUT = "-"
 OURS = "amp-ray"
 
 _INPUT_SUFFIXES = (".yaml", ".yml", ".csv")
+
+_AUTO = "auto"
 
 
 def experiment_argument(command: _F) -> _F:
@@ -98,11 +100,7 @@ def calibration_options(command: _F) -> _F:
 
 
 def refuse_useless(cost_model: str, calibration_path: Path | None) -> None:
-    """Refuse a calibration for a cost model that has no constants.
-
-    Raises:
-        InputError: If both are asked for.
-    """
+    """Refuse a calibration for a cost model that has no constants."""
     if calibration_path is not None and cost_model != OURS:
         message = f"--calibration fits constants of cost model {OURS}; {cost_model} has none"
         raise InputError(message)
@@ -115,20 +113,12 @@ def configure_logging(*, verbose: bool) -> None:
 
 
 def write_json(record: Mapping[str, Any], target: str) -> None:
-    """Write a result to stdout or, whole or not at all, to a file.
-
-    Raises:
-        InputError: If the file looks like an input, or cannot be written.
-    """
+    """Write a result to stdout or, whole or not at all, to a file that is no input."""
     write_json_text(json.dumps(record, indent=1, allow_nan=False) + "\n", target)
 
 
 def write_json_text(text: str | Iterable[str], target: str) -> None:
-    """Write a result that is text already, a long one in pieces; see `write_json`.
-
-    Raises:
-        InputError: If the file looks like an input, or cannot be written.
-    """
+    """Write a result that is text already, a long one in pieces; see `write_json`."""
     if target == STDOUT:
         for piece in [text] if isinstance(text, str) else text:
             click.echo(piece, nl=False)
@@ -148,3 +138,43 @@ def search_progress() -> Iterator[Callable[[int, int], None]]:
     ) as bar:
         task = bar.add_task("searching", total=None, start=True)
         yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+class _Number(click.ParamType[int | None]):
+    """``auto``, which is None, or a number from 1."""
+
+    name = "auto|N"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int | None:
+        """Read the text of the option."""
+        if value == _AUTO:
+            return None
+        try:
+            number = int(str(value))
+        except ValueError:
+            number = 0
+        if number < 1:
+            self.fail(f"{value!r} is neither auto nor a number of workers from 1", param, ctx)
+        return number
+
+
+def workers_options(command: _F) -> _F:
+    """Take ``--workers auto|N`` and ``--address ADDR``."""
+    number = click.option(
+        "--workers",
+        "num_workers",
+        type=_Number(),
+        default=_AUTO,
+        show_default=True,
+        help="Ray workers that search. auto: none, unless the search would take long.",
+    )
+    address = click.option(
+        "--address",
+        "ray_address",
+        metavar="ADDR",
+        help="Ray cluster to search on: host:port of its head, auto (one that runs on this "
+        "machine) or local (a new one). Without it RAY_ADDRESS counts, then local.",
+    )
+    return number(address(command))

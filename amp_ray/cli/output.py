@@ -75,20 +75,11 @@ def _guarded(stream: io.TextIOWrapper | None, *, is_log: bool) -> io.TextIOWrapp
 
 
 def console(*, stderr: bool = False, width: int | None = None) -> Console:
-    """Return a console that prints text as it is: nothing that comes from input is markup.
-
-    Args:
-        stderr: Whether it prints to standard error.
-        width: Columns; None for those of the terminal.
-    """
+    """Return a console that prints text as it is: nothing that comes from input is markup."""
     return Console(stderr=stderr, width=width, markup=False, emoji=False, highlight=False)
 
 
 def table_console(*, wide: bool = False) -> Console:
-    """Return a console for tables on standard output.
-
-    Args:
-        wide: Whether lines may be longer than a terminal's are, as they are in a pipe or file.
-    """
+    """Return a console for tables; with ``wide``, or in a pipe or file, lines may be long."""
     narrow = not wide and (sys.stdout.isatty() or bool(os.environ.get("COLUMNS")))
     return console(width=None if narrow else _PIPE_WIDTH)

@@ -15,10 +15,10 @@ from amp_ray.cli.options import (
     search_progress,
     verbose_option,
     wide_option,
+    workers_options,
     write_json,
 )
 from amp_ray.cli.output import table_console
-from amp_ray.cli.workers import workers_options
 from amp_ray.report.tables import ranking_table
 from amp_ray.runtime.calibrating import with_calibration
 from amp_ray.runtime.files import load_experiment

@@ -18,11 +18,10 @@ from amp_ray.cli.options import (
     json_option,
     verbose_option,
     wide_option,
+    workers_options,
 )
 from amp_ray.cli.plan import plan
-from amp_ray.cli.tune import tune
-from amp_ray.cli.tune_options import tune_options
-from amp_ray.cli.workers import workers_options
+from amp_ray.cli.tune import tune, tune_options
 from amp_ray.errors import InputError
 
 HOSTFILE: Final = "hostfile"
@@ -34,9 +33,7 @@ _BOTH = ("calibration_path", "transfer", "num_workers", "ray_address", "json_tar
 def run_experiment(script: str, description: str) -> None:
     """Run the experiment of a script and end the process with an exit code of the contract.
 
-    Args:
-        script: The script's ``__file__``; the experiment file has its name, with ``.yaml``.
-        description: What ``--help`` says.
+    The experiment file has the name of the script's ``__file__``, with ``.yaml``.
     """
 
     @click.command(help=description, context_settings={"max_content_width": 100})
@@ -75,11 +72,7 @@ def run_experiment(script: str, description: str) -> None:
 
 
 def _refuse(context: click.Context, names: list[str], why: str) -> None:
-    """Refuse options that would be ignored.
-
-    Raises:
-        InputError: If one of them was given.
-    """
+    """Refuse options that would be ignored."""
     given = click.core.ParameterSource.COMMANDLINE
     flags = {parameter.name: parameter.opts[0] for parameter in context.command.params}
     for name in names:
@@ -95,11 +88,7 @@ def find_hostfile(script: Path) -> Path | None:
 
 
 def experiment_file(script: Path) -> Path:
-    """Find the experiment file of a script.
-
-    Raises:
-        InputError: If it lies at none of the places.
-    """
+    """Find the experiment file of a script; refuse to go on without one."""
     name = script.with_suffix(".yaml").name
     package = Path(str(resources.files("amp_ray")))
     places = (

@@ -1,7 +1,8 @@
 """``amp-ray tune``: plan, launch, measure, recalibrate, repeat."""
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 import click
 
@@ -15,15 +16,108 @@ from amp_ray.cli.options import (
     json_option,
     search_progress,
     verbose_option,
+    workers_options,
     write_json_text,
 )
 from amp_ray.cli.output import console, table_console
-from amp_ray.cli.tune_options import tune_options
-from amp_ray.cli.workers import workers_options
 from amp_ray.errors import InputError
 from amp_ray.runtime.calibrating import with_calibration
 from amp_ray.runtime.files import load_experiment
 from amp_ray.spec.experiment import Experiment
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+_REPLAY: Final = "replay:"
+
+_POLICIES: Final = ("best", "predicted-order", "random", "amp-2022")
+
+Backend = Literal["ssh", "local", "replay"]
+
+
+class TrialsType(click.ParamType[tuple[Backend, Path | None]]):
+    """``ssh``, ``local`` or ``replay:TABLE.csv``."""
+
+    name = "ssh|local|replay:TABLE.csv"
+
+    def convert(
+        self,
+        value: Any,  # noqa: ANN401 - as click calls it
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> tuple[Backend, Path | None]:
+        """Read the text of the option."""
+        if isinstance(value, tuple):
+            return value
+        if value == "ssh":
+            return "ssh", None
+        if value == "local":
+            return "local", None
+        if not value.startswith(_REPLAY) or value == _REPLAY:
+            self.fail(f"{value!r} is none of ssh, local, replay:TABLE.csv", param, ctx)
+        return "replay", Path(value.removeprefix(_REPLAY))
+
+
+_OPTIONS: Final = (
+    click.option(
+        "--trials",
+        "trials",
+        type=TrialsType(),
+        help="Where trials run: on the hosts by SSH, on this machine, or not at all: answered "
+        "from a table of recorded measurements. Default: trials.backend of the experiment.",
+    ),
+    click.option(
+        "--time-budget",
+        "time_budget_s",
+        metavar="SECONDS",
+        type=click.FloatRange(min=0, min_open=True),
+        help="Wall time that the study may take; what runs then is ended.",
+    ),
+    click.option(
+        "--concurrency",
+        type=click.IntRange(min=1),
+        help="Trials side by side, one per host group (trials.host_groups). Default: all.",
+    ),
+    click.option(
+        "--study",
+        "study_path",
+        metavar="DIR",
+        type=click.Path(path_type=Path),
+        help="Folder that everything is kept in. Default: NAME-study.",
+    ),
+    click.option("--resume", is_flag=True, help="Go on with the study in that folder."),
+    click.option(
+        "--salvage",
+        is_flag=True,
+        help="With --resume, of a damaged journal: keep the records before the damage and set the "
+        "rest aside.",
+    ),
+    click.option(
+        "--policy",
+        type=click.Choice(_POLICIES),
+        default=_POLICIES[0],
+        show_default=True,
+        help="Which strategy is tried next; all but the first are for comparison.",
+    ),
+    click.option("--seed", type=click.IntRange(min=0), default=0, help="Of --policy random."),
+    click.option(
+        "--pool",
+        type=click.Choice(["auto", "threads", "ray"]),
+        default="auto",
+        show_default=True,
+        help="What holds the hosts: threads of this process, or Ray actors. auto: actors over SSH "
+        "where Ray is installed, and on a Ray cluster.",
+    ),
+    click.option("--doctor/--no-doctor", default=True, help="Whether hosts are checked before."),
+)
+"""In the order of the help text."""
+
+
+def tune_options(command: _F) -> _F:
+    """Take the options of a study, which ``tune`` and the scripts of experiments share."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
 
 if TYPE_CHECKING:  # loaded where a study runs, so that planning starts no slower
     from amp_ray.runtime.study.end import Result
@@ -75,19 +169,7 @@ def tune_experiment(
     doctor: bool,
     **options: Any,  # noqa: ANN401 - those of tune_options and workers_options
 ) -> int:
-    """Run a study to its end and show it.
-
-    Args:
-        experiment: What is tuned.
-        json_target: Where the result goes, as `json_option` gives it.
-        study_path: Folder of the study; None for the experiment's name.
-        resume: Whether a study is gone on with.
-        doctor: Whether hosts are checked before.
-        options: The other options of `tune_options` and `workers_options`.
-
-    Returns:
-        The exit code of the contract.
-    """
+    """Run a study to its end, show it, and return an exit code of the contract."""
     from amp_ray.runtime.doctor.preflight import check_hosts
     from amp_ray.runtime.study.folder import check_folder, folder_for
     from amp_ray.runtime.study.tuning import prepare
@@ -164,11 +246,7 @@ def _asked(
     ray_address: str | None,
     **options: Any,  # noqa: ANN401 - fields of TuneOptions
 ) -> "TuneOptions":
-    """Complete what was asked by what the experiment says.
-
-    Raises:
-        InputError: If there is no budget to measure with, or an option has no use.
-    """
+    """Complete the options by what the experiment says; refuse those without a use."""
     from amp_ray.runtime.ray.searching import Workers
     from amp_ray.runtime.study.space import TuneOptions
 

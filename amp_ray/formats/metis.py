@@ -37,18 +37,7 @@ _ENDS: Final = 2
 def read_metis_profile(
     files: Mapping[str, str], *, folder: str, model: Model, devices: Iterable[Device]
 ) -> Profile:
-    """Read a folder of Metis's profile files for an experiment.
-
-    Args:
-        files: Text of its JSON files by name.
-        folder: Its name, for messages.
-        model: What is to be planned.
-        devices: Types of the cluster.
-
-    Raises:
-        InputError: If a file is wrong, the profile is of another number of layers, or a device
-            type has none.
-    """
+    """Read a folder of Metis's profile files, given as text by name, for an experiment."""
     published = parse_metis_profile(files, folder=folder)
     return metis_profile(published, folder=folder, model=model, devices=devices)
 
@@ -56,19 +45,10 @@ def read_metis_profile(
 def metis_profile(
     published: PublishedProfile, *, folder: str, model: Model, devices: Iterable[Device]
 ) -> Profile:
-    """Turn a published profile into one that anchors the cost model.
+    """Turn a published profile into one that anchors the cost model, with a table per device.
 
-    Args:
-        published: What was read.
-        folder: Where from, for messages.
-        model: What is to be planned.
-        devices: Types of the cluster.
-
-    Returns:
-        A profile with a table per device. Tensor-parallel all-reduces are within its times.
-
-    Raises:
-        InputError: If the profile is of another number of layers, or a device type has none.
+    Its times include tensor-parallel all-reduces. A profile of another number of layers, or without
+    one of the device types, is refused.
     """
     groups = _groups(model, published.num_layers, folder)
     tables: dict[str, DeviceTable] = {}
@@ -84,16 +64,7 @@ def metis_profile(
 
 
 def profiled_type(published: PublishedProfile, device: Device, *, folder: str) -> str:
-    """Return the measured type that a device is of.
-
-    Args:
-        published: What was read.
-        device: Of the cluster.
-        folder: Where it was read from, for messages.
-
-    Raises:
-        InputError: If it has no profile.
-    """
+    """Return the measured type that a device is of; refuse a device without a profile."""
     kind = published.type_of(device)
     if kind is None:
         message = f"no profile of {device.name!r} in it, only of {', '.join(published.types)}"
@@ -134,15 +105,9 @@ def _table(
 
 
 def _spread(entry: PublishedEntry, model: Model, groups: Sequence[range]) -> FloatArray:
-    """Return both passes of every layer of the model.
+    """Return seconds of both passes of every layer of the model, shape ``(model.num_layers,)``.
 
-    Args:
-        entry: What was measured.
-        model: The chain that is planned.
-        groups: Its layers for each measured one.
-
-    Returns:
-        Shape ``(model.num_layers,)``. Seconds.
+    ``groups`` are its layers for each measured one.
     """
     measured_s = entry.layer_s.copy()
     measured_s[-1] += max(0.0, entry.rest_s or 0.0)
@@ -162,15 +127,10 @@ def _counted_work(layer: Layer) -> float:
 
 
 def _anchor(both_s: FloatArray, compute_s: FloatArray, layers: Sequence[Layer]) -> Anchor:
-    """Divide measured times over the two passes.
+    """Divide measured times of both passes, shape ``(num_layers,)``, over the two.
 
-    What tensor parallelism adds to its share of the work is all-reduces, divided over the passes
-    as the layer has them; the rest is computation.
-
-    Args:
-        both_s: Shape ``(num_layers,)``. Measured, both passes.
-        compute_s: Shape ``(num_layers,)``. The same work without tensor parallelism, over tp.
-        layers: Of the model.
+    What they take beyond ``compute_s``, the same work without tensor parallelism over tp, is
+    all-reduces, divided over the passes as the layer has them; the rest is computation.
     """
     forward_s = np.empty_like(both_s)
     for index, layer in enumerate(layers):

@@ -1,5 +1,10 @@
-"""Metis's cluster file, and the cluster that it describes together with a hostfile."""
+"""Metis's hostfile and cluster file: the cluster that they describe, and our clusters as both.
 
+Its code reads ``IP slots=8`` in a hostfile, its README writes ``IP 8``.
+"""
+
+import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Final, Literal
@@ -7,8 +12,9 @@ from typing import Annotated, Final, Literal
 from pydantic import ConfigDict, Field
 
 from amp_ray.errors import InputError, Mistakes, Where
-from amp_ray.formats.metis_hosts import MetisHost, node_names, parse_metis_hostfile
+from amp_ray.formats.metis_experiment import cluster_hostfile
 from amp_ray.spec.catalogue import CATALOGUE
+from amp_ray.spec.cells import content_lines
 from amp_ray.spec.cluster import (
     DEFAULT_INTER_LATENCY_S,
     DEFAULT_INTRA_LATENCY_S,
@@ -17,10 +23,11 @@ from amp_ray.spec.cluster import (
     Node,
 )
 from amp_ray.spec.device import Device
+from amp_ray.spec.hostfile import parse_line
 from amp_ray.spec.json_text import parse_json
 from amp_ray.spec.section import Positive, Section, Text, validate
 from amp_ray.spec.yaml_text import Document
-from amp_ray.units import GIGA, MEGA, gib_to_bytes
+from amp_ray.units import GIB, GIGA, MEGA, gib_to_bytes
 
 BandwidthUnit = Literal["GB/s", "bytes/s"]
 
@@ -36,6 +43,8 @@ BOARD_FRACTION: Final = 1.1
 _LARGEST_GIB: Final = 10_000.0
 """More memory than this is a slip of the unit."""
 
+_LINE = re.compile(r"(?P<host>[^\s#-]\S*)\s+(?:slots\s*=\s*)?(?P<slots>\S+)")
+
 
 class HostSection(Section):
     """What the cluster file says of one address; Metis reads no other key."""
@@ -49,11 +58,23 @@ class HostSection(Section):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MetisHost:
+    """One line of the file.
+
+    Args:
+        address: What the cluster file describes; several lines may name the same.
+    """
+
+    address: str
+    num_slots: int
+    line: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MetisClusterFile:
     """A cluster file.
 
     Args:
-        file: Its name, for messages.
         hosts: What it says of every address, as it stands there.
         unit: Of its bandwidths.
         notes: What was recognised, for people.
@@ -82,12 +103,7 @@ class MetisClusterFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetisCluster:
-    """A cluster in our nouns, with what was recognised on the way.
-
-    Args:
-        cluster: Nodes in the hostfile's order.
-        notes: For people.
-    """
+    """A cluster in our nouns, with notes for people of what was recognised on the way."""
 
     cluster: Cluster
     notes: tuple[str, ...]
@@ -100,15 +116,6 @@ def parse_metis_clusterfile(
 
     Memory is in GiB. Bandwidth is in GB/s in the authors' files and in bytes/s in their README;
     without ``unit`` the numbers tell which.
-
-    Args:
-        text: The file's text.
-        file: Its name, for messages.
-        unit: Of the bandwidths, where the user tells it.
-
-    Raises:
-        InputError: If the text is not JSON, a key is missing or wrong, or the bandwidths are
-            in no unit or not all in the same.
     """
     values = parse_json(text, file=file)
     if not values:
@@ -129,17 +136,7 @@ def parse_metis_clusterfile(
 def metis_cluster(
     hostfile_text: str, clusterfile: MetisClusterFile, *, file: str = "hostfile"
 ) -> MetisCluster:
-    """Build the cluster of a hostfile and a cluster file.
-
-    Args:
-        hostfile_text: Text of the hostfile.
-        clusterfile: What its addresses are.
-        file: Name of the hostfile, for messages.
-
-    Raises:
-        InputError: If the hostfile is wrong, names an address that the cluster file lacks, or the
-            catalogue has no such device type.
-    """
+    """Build the cluster of a hostfile, whose name is ``file``, and a cluster file."""
     hosts = parse_metis_hostfile(hostfile_text, file=file)
     names = node_names(hosts)
     nodes = tuple(
@@ -237,3 +234,65 @@ def _device(said: HostSection, where: Where) -> Device:
     if board.memory_gib <= said.memory <= BOARD_FRACTION * board.memory_gib:
         return board
     return replace(board, memory_bytes=gib_to_bytes(said.memory))
+
+
+def parse_metis_hostfile(text: str, *, file: str = "hostfile") -> tuple[MetisHost, ...]:
+    r"""Read the lines of a hostfile of either form; comments (``#``) and blank lines are skipped.
+
+    An address may stand there several times: for Metis it names a kind of node.
+
+    Example:
+        >>> [host.num_slots for host in parse_metis_hostfile("0.0.0.1 slots=16\n\n0.0.0.2  8\n")]
+        [16, 8]
+    """
+    hosts = []
+    mistakes = Mistakes()
+    for where, content in content_lines(text, file):
+        with mistakes.collect():
+            entry = parse_line(content, where, _LINE, "; expected 'IP slots=N' or 'IP N'")
+            line = where.line or 0
+            hosts.append(MetisHost(address=entry.host, num_slots=entry.num_slots, line=line))
+    mistakes.check()
+    if not hosts:
+        message = "no host found: expected lines like '0.0.0.1 slots=8' or '0.0.0.1 8'"
+        raise InputError(message, where=Where(file=file))
+    return tuple(hosts)
+
+
+def node_names(hosts: tuple[MetisHost, ...]) -> tuple[str, ...]:
+    r"""Give every node a name: its address, with a number where that stands there again.
+
+    Example:
+        >>> node_names(parse_metis_hostfile("a 4\na 4\nb 4"))
+        ('a', 'a-2', 'b')
+    """
+    names: dict[str, None] = {}
+    numbers: dict[str, int] = {}
+    for host in hosts:
+        name, number = host.address, numbers.get(host.address, 1)
+        while name in names:
+            number += 1
+            name = f"{host.address}-{number}"
+        numbers[host.address] = number
+        names[name] = None
+    return tuple(names)
+
+
+def metis_cluster_files(cluster: Cluster) -> dict[str, str]:
+    """Return ``hostfile`` and ``clusterfile.json`` (GB/s, GiB) of a cluster, for Metis's planner.
+
+    It reads one digit of the slots, and takes every node to be as large as the first.
+    """
+    described = {
+        node.name: {
+            "instance_type": node.device.name.partition("-")[0].upper(),
+            "inter_bandwidth": node.inter.bandwidth_bytes_per_s / GIGA,
+            "intra_bandwidth": node.intra.bandwidth_bytes_per_s / GIGA,
+            "memory": node.device.memory_bytes / GIB,
+        }
+        for node in cluster.nodes
+    }
+    return {
+        "hostfile": cluster_hostfile(cluster),
+        "clusterfile.json": json.dumps(described, indent=1) + "\n",
+    }

@@ -1,7 +1,12 @@
-"""A cluster as the ``cluster`` mapping of an experiment file, to take Metis's files in."""
+"""An experiment file from what Metis is given: hostfile, cluster file, profiles and arguments."""
 
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import groupby
+from typing import Final
 
+from amp_ray.errors import InputError
 from amp_ray.spec.catalogue import CATALOGUE
 from amp_ray.spec.cluster import Cluster, Node
 from amp_ray.spec.hostfile import HostSlots, format_hostfile
@@ -12,17 +17,38 @@ from amp_ray.units import (
     MICROSECONDS_PER_SECOND,
 )
 
+ENDS: Final = 2
+"""Metis counts an input and an output layer; experiment files count blocks."""
 
-def cluster_yaml(cluster: Cluster, *, hostfile: str | None = None) -> str:
-    """Write a cluster as the ``cluster:`` mapping of an experiment file.
+HEAD_SIZES: Final = (128, 64)
+"""Widths of an attention head, which Metis does not tell: the first one that divides."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetisArguments:
+    """What Metis's planner is told about the model, as its command line has it.
 
     Args:
-        cluster: Its devices are in the catalogue, but for their memory; only pairs of nodes
-            with a link of their own are not written.
-        hostfile: Name of the hostfile that holds the nodes' names; see `cluster_hostfile`.
+        num_layers: Input and output layer included.
+        num_heads: Attention heads; None to take a usual width.
+        max_tp: Largest tensor parallel degree; None for no limit.
+        max_size: Largest micro-batch size; None for no limit.
+    """
 
-    Returns:
-        YAML text that ends with a line break.
+    num_layers: int
+    hidden_size: int
+    sequence_length: int
+    vocab_size: int
+    global_batch_size: int
+    num_heads: int | None = None
+    max_tp: int | None = None
+    max_size: int | None = None
+
+
+def cluster_yaml(cluster: Cluster, *, hostfile: str | None = None) -> str:
+    """Write a cluster as the ``cluster:`` mapping of an experiment file, as text with a line break.
+
+    The hostfile of that name holds the nodes' names; see `cluster_hostfile`.
 
     Raises:
         ValueError: If a device is not in the catalogue, or pairs of nodes have their own links.
@@ -68,3 +94,77 @@ def _entry(node: Node) -> str:
 def _number(value: float) -> str:
     """Write a number in full, without a fraction where it has none."""
     return str(int(value)) if value == int(value) else repr(value)
+
+
+def experiment_yaml(
+    name: str,
+    arguments: MetisArguments,
+    cluster: Cluster,
+    *,
+    hostfile: str,
+    profile_path: str | None,
+    notes: Sequence[str] = (),
+) -> str:
+    """Write the experiment file of what Metis is given.
+
+    The hostfile in our form will lie beside it; the path of the profile starts there, and None
+    takes layer times from data sheets. Notes become comments.
+
+    Raises:
+        InputError: If there is no block between the ends, or no usual head divides the width.
+    """
+    source = "analytic" if profile_path is None else f"metis, path: {json.dumps(profile_path)}"
+    lines = [
+        *(f"# {' '.join(note.split())}" for note in notes),
+        f"name: {json.dumps(name)}",
+        f"model: {{{_model(arguments)}}}",
+        cluster_yaml(cluster, hostfile=hostfile).rstrip(),
+        f"profile: {{source: {source}}}",
+        "precision: fp16",
+        "optimizer: adam",
+        f"global_batch_size: {arguments.global_batch_size}",
+        f"search: {{{_search(arguments)}}}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _model(arguments: MetisArguments) -> str:
+    """Write the figures of the model."""
+    num_blocks = arguments.num_layers - ENDS
+    if num_blocks < 1:
+        message = (
+            f"found {arguments.num_layers} layers; Metis counts an input and an output layer, so "
+            f"at least {ENDS + 1} are expected"
+        )
+        raise InputError(message)
+    figures = {
+        "num_layers": num_blocks,
+        "hidden_size": arguments.hidden_size,
+        "num_heads": arguments.num_heads or _num_heads(arguments.hidden_size),
+        "sequence_length": arguments.sequence_length,
+        "vocab_size": arguments.vocab_size,
+    }
+    return ", ".join(["family: gpt2", *(f"{key}: {value}" for key, value in figures.items())])
+
+
+def _num_heads(hidden_size: int) -> int:
+    """Return the heads of a usual width."""
+    width = next((width for width in HEAD_SIZES if hidden_size % width == 0), None)
+    if width is None:
+        message = (
+            f"hidden size {hidden_size} is no multiple of {' or '.join(map(str, HEAD_SIZES))}: "
+            "tell the number of attention heads"
+        )
+        raise InputError(message)
+    return hidden_size // width
+
+
+def _search(arguments: MetisArguments) -> str:
+    """Write the limits of the search."""
+    limits = ["space: heterogeneous"]
+    if arguments.max_tp is not None:
+        limits.append(f"max_tp: {arguments.max_tp}")
+    if arguments.max_size is not None:
+        sizes = [size for size in range(1, arguments.max_size + 1) if size & (size - 1) == 0]
+        limits.append(f"micro_batch_sizes: {sizes}")
+    return ", ".join(limits)

@@ -31,15 +31,10 @@ DEFAULT_SIZES: Final = (1, 2, 4, 8, 16)
 
 
 def metis_files(published: PublishedProfile, *, model_name: str) -> dict[str, str]:
-    """Write a published profile in Metis's format.
+    """Return a published profile in Metis's format, as text by file name.
 
-    Args:
-        published: What was measured, or what `publish` says of an experiment.
-        model_name: For people.
-
-    Returns:
-        Text by file name; `amp_ray.formats.metis_profile.parse_metis_profile` reads it back.
-        Entries whose ``forward_backward_s`` is not known lack it, and its planner drops them.
+    `amp_ray.formats.metis_profile.parse_metis_profile` reads it back. Entries whose
+    ``forward_backward_s`` is not known lack it, and Metis's planner drops them.
     """
     return {
         f"DeviceType.{kind}_tp{tp}_bs{size}{SUFFIX}": json.dumps(
@@ -51,21 +46,15 @@ def metis_files(published: PublishedProfile, *, model_name: str) -> dict[str, st
 
 
 def publish(experiment: Experiment, *, sizes: Sequence[int] = DEFAULT_SIZES) -> PublishedProfile:
-    """Say of an experiment what Metis's profiler would have measured.
+    """Return the entries that Metis's profiler would have measured of an experiment.
 
-    Layer times are the cost model's: measured ones where the profile has them, counted work on the
-    data sheet where it has none, tensor-parallel all-reduces within a node included. The loss and
-    the host's work per micro-batch are in no layer but in ``forward_backward_s``, as in Metis's own
-    files; making a micro-batch is part of it. Parameters and memory are counted: states, kept
-    activations of one micro-batch and temporaries of every layer.
-
-    Args:
-        experiment: Model, cluster, profile, runtime.
-        sizes: Micro-batch sizes; of a measured profile only those that it has count.
-
-    Returns:
-        Entries of every device type, at every tp that its nodes hold and that was measured, or that
-        is a power of two.
+    They cover every device type, every tp that its nodes hold and that was measured or is a power
+    of two, and of ``sizes`` those that a measured profile has. Layer times are the cost model's:
+    measured ones where the profile has them, counted work on the data sheet where it has none,
+    tensor-parallel all-reduces within a node included. The loss and the host's work per micro-batch
+    are in no layer but in ``forward_backward_s``, as in Metis's own files; making a micro-batch is
+    part of it. Parameters and memory are counted: states, kept activations of one micro-batch and
+    temporaries of every layer.
 
     Raises:
         ValueError: If the model is no chain of an input end, blocks and an output end; if two
@@ -152,7 +141,6 @@ class _Counter:
     """Fills entries from the cost model.
 
     Args:
-        experiment: What is exported.
         groups: Layers of the model for each of Metis's.
     """
 

@@ -51,20 +51,10 @@ _MEMORY: Final[_Section] = ("execution_memory",)
 
 
 def parse_metis_profile(files: Mapping[str, str], *, folder: str) -> PublishedProfile:
-    """Read a profile folder.
+    """Read a profile folder, given as text by name, into every file's own values, in SI units.
 
-    Args:
-        files: Text of its JSON files by name, ``DeviceType.A100_tp2_bs4.json``; the prefix may be
-            missing.
-        folder: Its name, for messages.
-
-    Returns:
-        Every file's own values, in SI units; what was recognised stands in the notes.
-
-    Raises:
-        InputError: If a file has another name, is no JSON or cut short, lacks a key, holds a
-            value that cannot be, or is of another number of layers than the others; or if there
-            is none.
+    Names are ``DeviceType.A100_tp2_bs4.json``, with or without the prefix. All files must be of the
+    same number of layers.
     """
     if not files:
         message = "no profile in it: expected files such as DeviceType.A100_tp1_bs1.json"
@@ -131,12 +121,7 @@ def _gap_notes(entries: Mapping[Key, PublishedEntry], folder: str) -> Iterator[s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Reader:
-    """Reads one file.
-
-    Args:
-        file: Its name, for messages.
-        values: What stands in it.
-    """
+    """Reads one file."""
 
     file: str
     values: Mapping[str, Any]

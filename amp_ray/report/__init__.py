@@ -1,1 +1,1 @@
-"""What people see: tables, and later one static page."""
+"""Tables and views that people read."""

@@ -1,4 +1,4 @@
-"""What a look at all hosts found, as a table and commands for people."""
+"""The findings of the doctor as a table, with the commands that mend them."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -18,9 +18,7 @@ _PROBLEMS: Final[tuple[Level, ...]] = ("error", "warning")
 def diagnosis_view(diagnosis: Diagnosis, *, show_all: bool = False) -> RenderableType:
     """Draw a row per host and check, then every command that mends something.
 
-    Args:
-        diagnosis: What to draw.
-        show_all: Whether checks without a problem get rows of their own, too.
+    Checks without a problem share a row, unless all are asked for.
     """
     return Group(_table(diagnosis, show_all=show_all), *_mending(diagnosis), _summary(diagnosis))
 

@@ -164,12 +164,7 @@ def study_view(console: Console) -> Iterator[PlainView | LiveView]:
 
 
 def end_view(result: Result, folder: str) -> RenderableType:
-    """Draw the end of a study: its trials, why it stopped, what is recommended.
-
-    Args:
-        result: How it ended.
-        folder: Where it is kept.
-    """
+    """Draw the end of a study: its trials, why it stopped, what is recommended."""
     told, best = result.state.trials, result.best_number
     first = max(0, len(told) - _MOST_END_ROWS)
     numbers = range(first, len(told))

@@ -83,13 +83,9 @@ def trials_table(
     best: int | None,
     one_line_each: bool = False,
 ) -> Table:
-    """Draw trials, in a terminal of 80 columns too.
+    """Draw trials, in a terminal of 80 columns too; ``best`` is the number of the marked one.
 
-    Args:
-        rows: Trials with what came of them; text for those without an outcome.
-        title: Headline.
-        best: Number of the trial with the best time, marked; None for none.
-        one_line_each: Whether what does not fit into a line is cut off instead of continued.
+    With ``one_line_each``, what does not fit into a line is cut off instead of continued.
     """
     table = Table(
         title=title,

@@ -13,7 +13,6 @@ from rich.table import Table
 from rich.text import Text
 
 from amp_ray.cost.estimate import Breakdown, Estimate, Infeasible, Result
-from amp_ray.report.places import is_in_order, places_text
 from amp_ray.search.ranking import (
     RISKY_PROBABILITY,
     Ranking,
@@ -22,6 +21,7 @@ from amp_ray.search.ranking import (
     reasons_text,
 )
 from amp_ray.spec.candidate import GroupsCandidate
+from amp_ray.spec.cluster import Cluster
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.model import Model
 from amp_ray.spec.strategy import Strategy
@@ -44,17 +44,16 @@ _MOST_DIGITS_S: Final = 10_000
 
 _UNBREAKABLE: Final = "\N{NO-BREAK SPACE}"
 
+_LONG_RUN: Final = 3
+"""Nodes from which on only the ends of a run are named."""
+
 
 def ranking_table(
     ranking: Ranking, experiment: Experiment, *, title: str, num_rows: int | None
 ) -> RenderableType:
     """Draw the head of a ranking, with what became of the rest.
 
-    Args:
-        ranking: What to draw.
-        experiment: What was planned.
-        title: Headline.
-        num_rows: Feasible rows to show; None shows everything, the infeasible included.
+    ``num_rows`` counts feasible rows; None shows everything, the infeasible included.
     """
     shown = ranking.results
     if num_rows is not None:
@@ -79,9 +78,6 @@ class ResultsTable:
     line has no room for it.
 
     Args:
-        results: At least one.
-        experiment: What was planned.
-        title: Headline.
         num_tied: How many of the first rows are ties.
     """
 
@@ -191,11 +187,7 @@ class ResultsTable:
 
 
 def layers_text(model: Model) -> str:
-    """Say what the layers of a model are.
-
-    Returns:
-        Text such as ``0 embedding, 1-24 block, 25 final-norm, 26 head``.
-    """
+    """List the layers of a model: ``0 embedding, 1-24 block, 25 final-norm, 26 head``."""
     runs, first = [], 0
     for name, run in groupby(layer.name for layer in model.layers):
         last = first + len(list(run)) - 1
@@ -329,3 +321,46 @@ def _notes(ranking: Ranking, *, num_shown: int) -> list[Text]:
             )
         )
     return notes
+
+
+def is_in_order(strategy: Strategy) -> bool:
+    """Tell whether a strategy is one grid on the devices as they are listed."""
+    return strategy.is_uniform and strategy.placement == tuple(range(len(strategy.placement)))
+
+
+def places_text(strategy: Strategy, cluster: Cluster) -> str:
+    """Name the nodes of each stage, in pipeline order; where stages differ, their tp and dp too.
+
+    ``node3 x4, node0+node1, node4..node7`` means four stages on node3, one on two nodes, one on
+    four that are listed one after the other.
+    """
+    stages = [_place(strategy, index, cluster) for index in range(strategy.pp)]
+    runs = [(text, len(list(run))) for text, run in groupby(stages)]
+    return ", ".join(text if length == 1 else f"{text} x{length}" for text, length in runs)
+
+
+def _place(strategy: Strategy, index: int, cluster: Cluster) -> str:
+    """Name the nodes of one stage, with its degrees where stages differ."""
+    nodes = dict.fromkeys(cluster.node_of_device[device] for device in strategy.devices(index))
+    names = "+".join(_run_text(run, cluster) for run in _runs(tuple(nodes)))
+    if strategy.is_uniform:
+        return names
+    stage = strategy.stages[index]
+    return f"tp{stage.tp} dp{stage.dp} on {names}"
+
+
+def _runs(nodes: Sequence[int]) -> list[list[int]]:
+    """Cut nodes where the next one is not the next in the cluster."""
+    runs: list[list[int]] = []
+    for node in nodes:
+        if runs and node == runs[-1][-1] + 1:
+            runs[-1].append(node)
+        else:
+            runs.append([node])
+    return runs
+
+
+def _run_text(run: Sequence[int], cluster: Cluster) -> str:
+    """Name the nodes of a run, or its ends where it is long."""
+    names = [cluster.nodes[node].name for node in run]
+    return "+".join(names) if len(names) < _LONG_RUN else f"{names[0]}..{names[-1]}"

@@ -5,10 +5,85 @@ section 4.1: 34*s*h + 5*a*s^2 bytes per GPT block in half precision. Traffic of
 the memory-bound kernels is counted from what each one reads and writes.
 """
 
-from amp_ray.spec.attention import attention
+from dataclasses import dataclass
+from typing import Final
+
 from amp_ray.spec.model import Layer
-from amp_ray.spec.operator import Elementwise, Gemm
-from amp_ray.spec.width import Width
+from amp_ray.spec.operator import Elementwise, Gemm, Operator, Shard
+
+BYTES_PER_LOG_SUM: Final = 4
+"""Fused attention keeps one single-precision number per token and head: the logarithm of the
+softmax's sum."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernels:
+    """How a program computes what the families have in common.
+
+    Args:
+        fused_attention: Whether attention is one kernel (scaled_dot_product_attention), which
+            writes and keeps no scores.
+        dropout: Whether language models that were published with dropout train with it.
+    """
+
+    fused_attention: bool = False
+    dropout: bool = True
+
+
+UNFUSED: Final = Kernels()
+"""Attention kernel by kernel, with dropout: the programs of the published measurements."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Width:
+    """Sizes of one transformer block.
+
+    Args:
+        tokens: Tokens per sample.
+        hidden: Width of the residual stream.
+        shards_heads: Whether tensor parallelism divides the attention core.
+        window: Tokens that one token attends to; None means all.
+        fused: Whether activation and softmax run as one kernel each; else every arithmetic step
+            of theirs reads, writes and keeps its own tensor.
+        fused_attention: Whether all of attention between the projections is one kernel.
+        causal: Whether a token sees only those before it, which one kernel need not compute.
+    """
+
+    tokens: int
+    hidden: int
+    heads: int
+    key_value_heads: int
+    feed_forward: int
+    shards_heads: bool = True
+    window: int | None = None
+    fused: bool = True
+    fused_attention: bool = False
+    causal: bool = True
+
+    @property
+    def attended(self) -> int:
+        """Tokens that one token attends to."""
+        return self.tokens if self.window is None else self.window
+
+    @property
+    def head_size(self) -> int:
+        """Width of one head."""
+        return self.hidden // self.heads
+
+    @property
+    def key_value_size(self) -> int:
+        """Width of all keys, or of all values."""
+        return self.head_size * self.key_value_heads
+
+    @property
+    def stream(self) -> int:
+        """Elements of the residual stream, per sample."""
+        return self.tokens * self.hidden
+
+    @property
+    def scores(self) -> int:
+        """Elements of the attention matrix of all heads, per sample."""
+        return self.heads * self.tokens * self.attended
 
 
 def gpt_block(width: Width, *, name: str, dropout: bool = True) -> Layer:
@@ -128,4 +203,110 @@ def _feed_forward_out(width: Width, *, bias: int) -> Gemm:
         saved_elements=width.tokens * width.feed_forward,
         saved_sharded=True,
         all_reduce="forward",
+    )
+
+
+def attention(width: Width, *, bias: bool, dropout: bool) -> tuple[Operator, ...]:
+    """Return self-attention from the projections to the output projection.
+
+    Attention as one kernel has no dropout.
+    """
+    columns = width.hidden + 2 * width.key_value_size
+    return (
+        Gemm(
+            name="qkv",
+            rows=width.tokens,
+            columns=columns,
+            inner=width.hidden,
+            shard="columns",
+            bias=columns if bias else 0,
+            saved_elements=width.stream,
+            all_reduce="backward",
+        ),
+        *(
+            (_fused_attention(width),)
+            if width.fused_attention
+            else _attention_core(width, dropout=dropout)
+        ),
+        Elementwise(
+            name="heads",
+            forward_elements=2 * width.stream,
+            backward_elements=11 * width.stream,
+            num_kernels=2,
+            sharded=width.shards_heads,
+        ),
+        Gemm(
+            name="projection",
+            rows=width.tokens,
+            columns=width.hidden,
+            inner=width.hidden,
+            shard="inner",
+            bias=width.hidden if bias else 0,
+            saved_elements=width.stream,
+            saved_sharded=True,
+            all_reduce="forward",
+        ),
+    )
+
+
+def _fused_attention(width: Width) -> Elementwise:
+    """Scores, softmax and context as one kernel: it reads and keeps its three inputs."""
+    key_values = width.tokens * width.key_value_size
+    products = 2 * 2.0 * width.tokens * width.attended * width.hidden
+    return Elementwise(
+        name="attention",
+        forward_elements=2 * width.stream + 2 * key_values,
+        backward_elements=4 * width.stream + 4 * key_values,
+        flops=products / (2 if width.causal else 1),
+        sharded=width.shards_heads,
+        saved_elements=width.stream + 2 * key_values,
+        saved_mask_bytes=BYTES_PER_LOG_SUM * width.heads * width.tokens,
+    )
+
+
+def _attention_core(width: Width, *, dropout: bool) -> tuple[Operator, ...]:
+    """Scores, softmax, dropout and context, window by window."""
+    sharded, scores = width.shards_heads, width.scores
+    shard: Shard = "batch" if sharded else "none"
+    batch = width.heads * width.tokens // width.attended
+    drop = Elementwise(
+        name="attention-dropout",
+        forward_elements=2.5 * scores,
+        backward_elements=2.5 * scores,
+        sharded=sharded,
+        saved_elements=scores,
+        saved_mask_bytes=scores,
+    )
+    return (
+        Gemm(
+            name="scores",
+            rows=width.attended,
+            columns=width.attended,
+            inner=width.head_size,
+            batch=batch,
+            shard=shard,
+            has_weight=False,
+            saved_elements=width.stream + width.tokens * width.key_value_size,
+            saved_sharded=sharded,
+        ),
+        Elementwise(
+            name="softmax",
+            forward_elements=(2 if width.fused else 6) * scores,
+            backward_elements=(3 if width.fused else 6) * scores,
+            num_kernels=1 if width.fused else 4,
+            sharded=sharded,
+            saved_elements=scores,
+        ),
+        *((drop,) if dropout else ()),
+        Gemm(
+            name="context",
+            rows=width.attended,
+            columns=width.head_size,
+            inner=width.attended,
+            batch=batch,
+            shard=shard,
+            has_weight=False,
+            saved_elements=width.tokens * width.key_value_size,
+            saved_sharded=sharded,
+        ),
     )

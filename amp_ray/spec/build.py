@@ -1,27 +1,36 @@
 """From a checked experiment file to values: names resolved, units converted, parts fitted."""
 
 import itertools
+import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import cached_property
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from amp_ray.errors import InputError, Mistakes
+from amp_ray.spec.access import SshSettings
+from amp_ray.spec.blocks import Kernels
 from amp_ray.spec.build_cluster import build_cluster
-from amp_ray.spec.build_runtime import build_constants, build_traits, check_zero_stage
-from amp_ray.spec.build_trials import Groups, build_trials, split_hosts
-from amp_ray.spec.cluster import Cluster
-from amp_ray.spec.constants import Constants
+from amp_ray.spec.cluster import Cluster, Node
+from amp_ray.spec.constants import PROGRAM_SCALE, Constants
 from amp_ray.spec.device import Device
 from amp_ray.spec.experiment import Experiment, SearchLimits, TrialSettings
-from amp_ray.spec.experiment_file import ExperimentFile, SearchSection
+from amp_ray.spec.experiment_file import (
+    ExperimentFile,
+    PatternSection,
+    ProgramSection,
+    SearchSection,
+    TrialsSection,
+)
 from amp_ray.spec.families import build_model
+from amp_ray.spec.json_text import shown
 from amp_ray.spec.model import Model
+from amp_ray.spec.own_program import OwnProgram, Pattern
 from amp_ray.spec.profile import ANALYTIC, Profile
 from amp_ray.spec.profile_file import parse_profile
 from amp_ray.spec.section import validate_parts
 from amp_ray.spec.shape import model_shape
-from amp_ray.spec.traits import RuntimeTraits
-from amp_ray.spec.width import Kernels
+from amp_ray.spec.traits import RUNTIMES, RuntimeTraits
 from amp_ray.spec.yaml_text import Document, Places
 
 _PROFILE_FOLDERS: Final = {
@@ -29,6 +38,11 @@ _PROFILE_FOLDERS: Final = {
     "metis": "a folder with files such as DeviceType.A100_tp1_bs1.json",
 }
 """What a path leads to, by source."""
+
+_LARGEST: Final = 10**15
+"""Of a trait: more bytes than any cluster has."""
+
+Groups = tuple[tuple[str, ...], ...]
 
 
 class Files(Protocol):
@@ -45,23 +59,12 @@ class Files(Protocol):
     def foreign_profile(
         self, source: str, name: str, model: Model, devices: Iterable[Device]
     ) -> Profile:
-        """Return a profile in another planner's format.
-
-        Args:
-            source: Whose format.
-            name: Of the folder.
-            model: What the profile must be of.
-            devices: Types that it must cover.
-        """
+        """Return a profile in another planner's format, of this model and all of these devices."""
         ...
 
 
 def build_experiment(document: Document, files: Files) -> Experiment:
     """Check a document and build the experiment that it describes.
-
-    Args:
-        document: The parsed experiment file.
-        files: Reader of the hostfile, the profile and a model configuration.
 
     Raises:
         InputError: With file, line and key, for whatever does not fit; one line per mistake.
@@ -217,14 +220,155 @@ def _profile(
 
 
 def _limits(section: SearchSection) -> SearchLimits:
-    """Return the limits of the search."""
+    """Return the limits of the search: all its keys but the space."""
     sizes = section.micro_batch_sizes
-    return SearchLimits(
-        min_tp=section.min_tp,
-        max_tp=section.max_tp,
-        max_pp=section.max_pp,
-        max_dp=section.max_dp,
-        micro_batch_sizes=None if sizes is None else tuple(sorted(set(sizes))),
-        tp_across_nodes=section.tp_across_nodes,
-        launchable=section.launchable,
+    limits = {key: value for key, value in section if key != "space"}
+    limits["micro_batch_sizes"] = None if sizes is None else tuple(sorted(set(sizes)))
+    return SearchLimits(**limits)
+
+
+def build_traits(document: Document, checked: ExperimentFile) -> RuntimeTraits:
+    """Return the runtime's record with the traits that the file sets; refuse unknown ones."""
+    if checked.runtime not in RUNTIMES:
+        message = f"found {checked.runtime!r}; expected one of {', '.join(RUNTIMES)}"
+        raise InputError(message, where=document.where("runtime"))
+    traits = RUNTIMES[checked.runtime]
+    chosen: dict[str, Any] = {}
+    mistakes = Mistakes()
+    for name, value in checked.traits.items():
+        with mistakes.collect(), document.at("traits", name):
+            chosen[name] = _trait(traits, name, value)
+    mistakes.check()
+    with document.at("traits"):
+        return replace(traits, **chosen)
+
+
+def check_zero_stage(document: Document, zero_stage: int, traits: RuntimeTraits) -> int:
+    """Return the ZeRO stage; refuse one that the runtime does not have."""
+    if zero_stage <= traits.max_zero_stage:
+        return zero_stage
+    message = (
+        f"found {zero_stage}; runtime {traits.name!r} works with zero_stage up to "
+        f"{traits.max_zero_stage}"
     )
+    raise InputError(message, where=document.where("zero_stage"))
+
+
+def build_constants(document: Document, checked: ExperimentFile) -> Constants:
+    """Return the shipped constants with those that the file sets; refuse unknown ones."""
+    known = Constants.__dataclass_fields__
+    mistakes = Mistakes()
+    for name in checked.constants:
+        with mistakes.collect():
+            if name not in known:
+                message = f"unknown constant {name!r}; known: {', '.join(known)}"
+                raise InputError(message, where=document.where("constants", name))
+    mistakes.check()
+    scale = {PROGRAM_SCALE: checked.constants.get(PROGRAM_SCALE, 1.0)}
+    return replace(Constants(), **{**checked.constants, PROGRAM_SCALE: 1.0}).moved(scale)
+
+
+def _trait(traits: RuntimeTraits, name: str, value: object) -> bool | int | float:
+    """Return a trait's new value if it is of the type that the record's own has."""
+    numbers = [
+        key for key in traits.__dataclass_fields__ if not isinstance(getattr(traits, key), str)
+    ]
+    if name not in numbers:
+        message = f"unknown trait {name!r}; those that can be set: {', '.join(numbers)}"
+        raise ValueError(message)
+    own = getattr(traits, name)
+    is_flag = isinstance(value, bool)
+    if isinstance(own, bool):
+        if is_flag:
+            return bool(value)
+        expected = "true or false"
+    elif isinstance(own, int):
+        if isinstance(value, int) and not is_flag and 0 <= value <= _LARGEST:
+            return value
+        expected = f"an integer from 0 to {_LARGEST:g}"
+    else:
+        if isinstance(value, int | float) and not is_flag and 0 <= value <= _LARGEST:
+            return float(value)
+        expected = f"a number from 0 to {_LARGEST:g}"
+    message = f"found {shown(value)}; expected {expected}"
+    raise ValueError(message)
+
+
+def split_hosts(document: Document, cluster: Cluster, num_groups: int) -> tuple[Cluster, Groups]:
+    """Split a cluster into groups of consecutive, equal nodes that run trials side by side.
+
+    Returns:
+        The cluster of the first group, which is what is planned for, and the names of the
+        hosts of every group.
+    """
+    size, rest = divmod(len(cluster.nodes), num_groups)
+    where = document.where("trials", "host_groups")
+    if rest or not size:
+        message = f"found {num_groups}; it must divide the number of nodes, {len(cluster.nodes)}"
+        raise InputError(message, where=where)
+    groups = [cluster.nodes[size * i : size * (i + 1)] for i in range(num_groups)]
+    for number, group in enumerate(groups):
+        if [_shape(node) for node in group] != [_shape(node) for node in groups[0]]:
+            message = (
+                f"found {num_groups}; group {number} ({_names(group)}) has other devices, slots or "
+                f"links than group 0 ({_names(groups[0])}): trials could not be compared"
+            )
+            raise InputError(message, where=where)
+    links = {pair: link for pair, link in cluster.pair_links.items() if max(pair) < size}
+    first = replace(cluster, nodes=groups[0], pair_links=links)
+    return first, tuple(tuple(node.name for node in group) for group in groups)
+
+
+def build_trials(document: Document, section: TrialsSection, groups: Groups) -> TrialSettings:
+    """Return the settings of real trials; a pattern must be a regular expression with one group."""
+    program = section.program
+    return TrialSettings(
+        backend=section.backend,
+        budget=section.budget,
+        num_steps=section.steps,
+        num_warmup_steps=section.warmup_steps,
+        timeout_s=section.timeout_s,
+        ssh=SshSettings(**dict(section.ssh)),
+        launcher=section.launcher,
+        warm=section.warm,
+        python=section.python,
+        environment=dict(section.environment),
+        host_groups=groups,
+        program=None if program is None else _program(document, program),
+    )
+
+
+def _shape(node: Node) -> Node:
+    """Return a node without its name."""
+    return replace(node, name="")
+
+
+def _names(nodes: tuple[Node, ...]) -> str:
+    """List the nodes of a group."""
+    return ", ".join(node.name for node in nodes)
+
+
+def _program(document: Document, section: ProgramSection) -> OwnProgram:
+    """Return the user's own program."""
+    chosen: dict[str, Any] = dict(section)
+    metric = section.metric
+    if isinstance(metric, PatternSection):
+        with document.at("trials", "program", "metric", "pattern"):
+            _check_pattern(metric.pattern)
+        chosen["metric"] = Pattern(pattern=metric.pattern, unit=metric.unit)
+    return OwnProgram(**chosen)
+
+
+def _check_pattern(pattern: str) -> None:
+    """Refuse what is no regular expression with one group."""
+    try:
+        num_groups = re.compile(pattern).groups
+    except (re.error, OverflowError, RecursionError) as error:
+        message = f"found {shown(pattern)}, which is no regular expression: {error}"
+        raise ValueError(message) from None
+    if num_groups != 1:
+        message = (
+            f"found {shown(pattern)} with {num_groups} groups; expected one, around the number, as "
+            "in 'time: ([0-9.]+) ms'"
+        )
+        raise ValueError(message)

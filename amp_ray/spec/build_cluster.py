@@ -34,14 +34,8 @@ def build_cluster(
 ) -> Cluster:
     """Build the cluster; host names come from the hostfile where there is one.
 
-    Args:
-        document: For the places of mistakes.
-        checked: Its content.
-        hostfile_text: Text of the hostfile, if one is named.
-
-    Raises:
-        InputError: If the hostfile is wrong or disagrees with ``cluster.nodes``, a device is
-            unknown or lacks the precision, or a link joins no two nodes.
+    A hostfile that disagrees with ``cluster.nodes`` is refused, and so is a device that is unknown
+    or lacks the precision, or a link that joins no two nodes.
     """
     section = checked.cluster
     entries = [index for index, entry in enumerate(section.nodes) for _ in range(entry.count)]

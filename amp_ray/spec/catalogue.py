@@ -19,65 +19,27 @@ gloo and the first steps add to it, about 100 MiB (measured with torch 2.13, Dee
 
 _Row = tuple[str, float, float, int, float, float | None, float | None, float, str]
 
-# name, memory GiB, memory GB/s, multiprocessors, fp32, fp16, bf16 TFLOP/s, GEMM share, source
+_CPU_SOURCE: Final = "One core of a server CPU: AVX2 at about 3 GHz, half used"
+
+# name, GiB, GB/s, multiprocessors, fp32, fp16, bf16 TFLOP/s, GEMM share, source by NVIDIA
 _ROWS: Final[tuple[_Row, ...]] = (
-    ("T4", 14.75, 320, 40, 8.1, 65, None, 0.45, "NVIDIA T4 data sheet; 14.75 GiB usable of 15"),
-    ("P100-16", 15.90, 732, 56, 10.6, 21.2, None, 0.80, "NVIDIA P100 SXM2 data sheet"),
-    (
-        "V100-16",
-        15.78,
-        900,
-        80,
-        15.7,
-        125,
-        None,
-        0.65,
-        "NVIDIA V100 SXM2 data sheet; 15.78 GiB usable",
-    ),
-    ("V100-32", 31.74, 900, 80, 15.7, 125, None, 0.65, "NVIDIA V100 SXM2 data sheet"),
-    ("A10", 22.06, 600, 72, 31.2, 125, 125, 0.60, "NVIDIA A10 data sheet; 24 GB with ECC"),
-    ("A30", 23.50, 933, 56, 10.3, 165, 165, 0.75, "NVIDIA A30 data sheet"),
-    ("A40", 44.43, 696, 84, 37.4, 149.7, 149.7, 0.70, "NVIDIA A40 data sheet; 48 GB with ECC"),
-    ("A100-40", 39.39, 1555, 108, 19.5, 312, 312, 0.80, "NVIDIA A100 SXM4 40GB data sheet"),
-    ("A100-80", 79.15, 2039, 108, 19.5, 312, 312, 0.80, "NVIDIA A100 SXM4 80GB data sheet"),
-    ("L4", 22.03, 300, 58, 30.3, 121, 121, 0.45, "NVIDIA L4 data sheet; dense, 24 GB with ECC"),
-    (
-        "L40S",
-        44.39,
-        864,
-        142,
-        91.6,
-        362,
-        362,
-        0.65,
-        "NVIDIA L40S data sheet; dense, 48 GB with ECC",
-    ),
-    ("H100", 79.10, 3350, 132, 66.9, 989.4, 989.4, 0.65, "NVIDIA H100 SXM5 80GB data sheet"),
-    ("H200", 139.80, 4800, 132, 66.9, 989.4, 989.4, 0.68, "NVIDIA H200 SXM data sheet"),
-    ("GH200", 94.50, 4000, 132, 66.9, 989.4, 989.4, 0.65, "NVIDIA GH200 96GB HBM3 data sheet"),
-    ("RTX3090", 23.68, 936, 82, 35.6, 71.2, 71.2, 0.75, "NVIDIA GA102 whitepaper; fp32 accumulate"),
-    (
-        "RTX4090",
-        23.64,
-        1008,
-        128,
-        82.6,
-        165.2,
-        165.2,
-        0.80,
-        "NVIDIA AD102 whitepaper; fp32 accumulate",
-    ),
-    (
-        CPU,
-        4.0,
-        10,
-        1,
-        0.05,
-        None,
-        0.025,
-        0.80,
-        "One core of a server CPU: AVX2 at about 3 GHz, half used",
-    ),
+    ("T4", 14.75, 320, 40, 8.1, 65, None, 0.45, "T4 data sheet; 14.75 GiB usable of 15"),
+    ("P100-16", 15.90, 732, 56, 10.6, 21.2, None, 0.80, "P100 SXM2 data sheet"),
+    ("V100-16", 15.78, 900, 80, 15.7, 125, None, 0.65, "V100 SXM2 data sheet; 15.78 GiB usable"),
+    ("V100-32", 31.74, 900, 80, 15.7, 125, None, 0.65, "V100 SXM2 data sheet"),
+    ("A10", 22.06, 600, 72, 31.2, 125, 125, 0.60, "A10 data sheet; 24 GB with ECC"),
+    ("A30", 23.50, 933, 56, 10.3, 165, 165, 0.75, "A30 data sheet"),
+    ("A40", 44.43, 696, 84, 37.4, 149.7, 149.7, 0.70, "A40 data sheet; 48 GB with ECC"),
+    ("A100-40", 39.39, 1555, 108, 19.5, 312, 312, 0.80, "A100 SXM4 40GB data sheet"),
+    ("A100-80", 79.15, 2039, 108, 19.5, 312, 312, 0.80, "A100 SXM4 80GB data sheet"),
+    ("L4", 22.03, 300, 58, 30.3, 121, 121, 0.45, "L4 data sheet; dense, 24 GB with ECC"),
+    ("L40S", 44.39, 864, 142, 91.6, 362, 362, 0.65, "L40S data sheet; dense, 48 GB with ECC"),
+    ("H100", 79.10, 3350, 132, 66.9, 989.4, 989.4, 0.65, "H100 SXM5 80GB data sheet"),
+    ("H200", 139.80, 4800, 132, 66.9, 989.4, 989.4, 0.68, "H200 SXM data sheet"),
+    ("GH200", 94.50, 4000, 132, 66.9, 989.4, 989.4, 0.65, "GH200 96GB HBM3 data sheet"),
+    ("RTX3090", 23.68, 936, 82, 35.6, 71.2, 71.2, 0.75, "GA102 whitepaper; fp32 accumulate"),
+    ("RTX4090", 23.64, 1008, 128, 82.6, 165.2, 165.2, 0.80, "AD102 whitepaper; fp32 accumulate"),
+    (CPU, 4.0, 10, 1, 0.05, None, 0.025, 0.80, _CPU_SOURCE),
 )
 
 
@@ -94,7 +56,7 @@ def _device(row: _Row) -> Device:
         fp16_flops=None if fp16 is None else fp16 * TERA,
         bf16_flops=None if bf16 is None else bf16 * TERA,
         gemm_fraction=gemm_fraction,
-        source=source,
+        source=source if name == CPU else f"NVIDIA {source}",
     )
 
 
@@ -105,11 +67,7 @@ ALIASES: Final[dict[str, str]] = {"A100": "A100-40", "V100": "V100-16", "P100": 
 
 
 def find_device(name: str) -> Device:
-    """Look up a device by its catalogue name, ignoring case.
-
-    Raises:
-        ValueError: If the catalogue has no such device; the message lists what it has.
-    """
+    """Look up a device by its catalogue name, ignoring case; a ``ValueError`` lists the names."""
     by_folded_name = {key.casefold(): key for key in CATALOGUE}
     by_folded_name |= {key.casefold(): value for key, value in ALIASES.items()}
     try:

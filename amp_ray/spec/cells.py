@@ -19,11 +19,7 @@ MOST_SECONDS: Final = 1e6
 
 
 def read_rows(text: str, file: str) -> Iterator[tuple[Where, list[str]]]:
-    """Yield the rows of a CSV text with their places, blank ones left out, cells stripped.
-
-    Raises:
-        InputError: If the text is not CSV.
-    """
+    """Yield the rows of a CSV text with their places, blank ones left out, cells stripped."""
     reader = csv.reader(text.splitlines(), skipinitialspace=True, strict=True)
     try:
         for row in reader:
@@ -38,8 +34,7 @@ def read_rows(text: str, file: str) -> Iterator[tuple[Where, list[str]]]:
 def content_lines(text: str, file: str) -> Iterator[tuple[Where, str]]:
     """Yield the lines of a hostfile with their places, without comments (``#``) and blank ones.
 
-    Raises:
-        InputError: If there are more than any cluster has hosts.
+    A file with more lines than any cluster has hosts is refused.
     """
     for number, line in enumerate(text.splitlines(), start=1):
         where = Where(file=file, line=number)
@@ -57,11 +52,7 @@ def is_count(cell: str, low: int = 1) -> bool:
 
 
 def read_count(cell: str | None, where: Where, *, low: int = 1) -> int:
-    """Read an integer of at least ``low``.
-
-    Raises:
-        InputError: If the cell holds anything else.
-    """
+    """Read an integer of at least ``low``; refuse anything else."""
     word = (cell or "").strip()
     if not is_count(word, low):
         message = f"found {shown(word)}; expected an integer of at least {low}"

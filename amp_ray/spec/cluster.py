@@ -53,8 +53,6 @@ class Node:
 
     Args:
         name: Host name, as in the hostfile.
-        device: What sits in every slot.
-        num_slots: Number of devices.
         intra: Link between two devices of this node.
         inter: The node's network interface, shared by all its devices.
     """
@@ -80,9 +78,6 @@ class Cluster:
         nodes: At least one node; names differ.
         pair_links: Links of single node pairs ``(i, j)`` with ``i < j``, where they are known
             better than by the two network interfaces.
-
-    Raises:
-        ValueError: If there is no node, a name occurs twice, or a pair does not exist.
     """
 
     nodes: tuple[Node, ...]

@@ -9,6 +9,10 @@ CPU: Final = "cpu"
 """The catalogue's name for a core of a CPU."""
 
 
+_WORDS: Final = ("name", "source")
+"""Fields of a data sheet that are no figures."""
+
+
 def is_cpu(name: str) -> bool:
     """Tell whether a device is a CPU's core by its name: ``cpu``, or ``cpu-`` and anything.
 
@@ -35,10 +39,6 @@ class Device:
             1 because of power and clock limits, and of operand traffic.
         context_bytes: What a process of a training framework takes before its first tensor; None
             where the runtime's record tells it, which speaks of GPUs.
-        source: Where the figures come from.
-
-    Raises:
-        ValueError: If a figure is not positive.
     """
 
     name: str
@@ -54,16 +54,7 @@ class Device:
 
     def __post_init__(self) -> None:
         """Refuse figures that no data sheet can hold."""
-        figures = {
-            "memory_bytes": self.memory_bytes,
-            "memory_bytes_per_s": self.memory_bytes_per_s,
-            "num_multiprocessors": self.num_multiprocessors,
-            "fp32_flops": self.fp32_flops,
-            "fp16_flops": self.fp16_flops,
-            "bf16_flops": self.bf16_flops,
-            "gemm_fraction": self.gemm_fraction,
-            "context_bytes": self.context_bytes,
-        }
+        figures = {key: getattr(self, key) for key in self.__slots__ if key not in _WORDS}
         wrong = {
             key: value for key, value in figures.items() if value is not None and not value > 0
         }
@@ -72,11 +63,7 @@ class Device:
             raise ValueError(message)
 
     def peak_flops(self, precision: Precision) -> float:
-        """Return the dense peak rate for ``precision``.
-
-        Raises:
-            ValueError: If the device does not compute in it.
-        """
+        """Return the dense peak rate; raise ``ValueError`` if the device does not compute in it."""
         rates = {"fp32": self.fp32_flops, "fp16": self.fp16_flops, "bf16": self.bf16_flops}
         rate = rates[precision]
         if rate is None:

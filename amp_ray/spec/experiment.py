@@ -26,8 +26,7 @@ class SearchLimits:
     """What the user excludes from the search.
 
     Args:
-        min_tp: Smallest tensor parallel degree.
-        max_tp: Largest one; None = as many as the slots of a node.
+        max_tp: None = as many as the slots of a node.
         max_pp: Largest pipeline parallel degree; None = no limit.
         max_dp: Largest data parallel degree; None = no limit.
         micro_batch_sizes: The sizes to look at; None = every one that divides the batch.
@@ -49,16 +48,9 @@ class TrialSettings:
     """How strategies are measured.
 
     Args:
-        backend: Where trials run: ``ssh`` or ``local``.
-        budget: How many trials may be launched.
-        num_steps: Optimizer steps that a trial measures.
-        num_warmup_steps: Steps before them, not measured.
-        timeout_s: Wall time after which a trial is given up.
-        ssh: How hosts are reached.
         launcher: What starts the ranks of a host: our agent, or DeepSpeed's launcher.
         warm: Whether agents keep a process that has imported what a trial needs.
         python: Interpreter that trains, where it is not the one that runs the agent.
-        environment: Variables of every rank.
         host_groups: Names of the hosts of every group; trials of different groups run side by
             side. The first group is the cluster that is planned for.
         program: What is run instead of the package's own training program.
@@ -87,20 +79,7 @@ class Experiment:
     """What is to be planned: a model on a cluster under a runtime.
 
     Args:
-        name: Name of the experiment.
-        model: The chain of layers.
-        cluster: Nodes, devices and links.
-        profile: Where layer times come from.
-        constants: Physical constants of the cost model, as shipped or as the file sets them.
-        traits: What the runtime does.
-        precision: Activation and weight precision.
-        optimizer: Optimizer's name.
-        zero_stage: 0 to 3.
-        recompute: What every stage computes again.
         global_batch_size: Samples per optimizer step.
-        limits: Limits of the search.
-        trials: Settings of real trials.
-        space: Of the search.
         names_hosts: Whether a hostfile names the nodes.
         places: Where all this stands in its file, for mistakes found later.
     """

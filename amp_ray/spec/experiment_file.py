@@ -143,7 +143,7 @@ class SshSection(Section):
     """``trials.ssh``: how hosts are reached."""
 
     user: Text | None = None
-    identities: list[Text] = Field(default_factory=list)
+    identities: tuple[Text, ...] = ()
     known_hosts: Text = SshSettings().known_hosts
     config: Text | None = SshSettings().config
     use_agent: Flag = False
@@ -166,15 +166,15 @@ def _metric_kind(metric: object) -> str:
 class ProgramSection(Section):
     """``trials.program``: the user's own training program."""
 
-    argv: Annotated[list[Text], Field(min_length=1)]
+    argv: Annotated[tuple[Text, ...], Field(min_length=1)]
     per: Per = "rank"
     metric: Annotated[
         Annotated[BuiltIn, Tag("built-in")] | Annotated[PatternSection, Tag("pattern")],
         Discriminator(_metric_kind),
     ] = "helper"
-    files: list[Text] = Field(default_factory=list)
+    files: tuple[Text, ...] = ()
     cwd: Text | None = None
-    collect: list[Text] = Field(default_factory=list)
+    collect: tuple[Text, ...] = ()
 
 
 class TrialsSection(Section):

@@ -2,18 +2,11 @@
 
 from dataclasses import replace
 
-from amp_ray.spec.blocks import gpt_block, llama_block
-from amp_ray.spec.ends import (
-    cross_entropy,
-    final_norm,
-    output_operators,
-    to_single_precision,
-    token_embedding,
-)
+from amp_ray.spec.blocks import UNFUSED, Kernels, Width, gpt_block, llama_block, norm
 from amp_ray.spec.model import Layer, Model, ModelShape
+from amp_ray.spec.operator import Elementwise, Gemm, Operator
 from amp_ray.spec.traits import LayerList
 from amp_ray.spec.transgan import transgan_layers
-from amp_ray.spec.width import UNFUSED, Kernels, Width
 
 
 def build_model(
@@ -23,21 +16,15 @@ def build_model(
     vocabulary_multiple: int = 1,
     kernels: Kernels = UNFUSED,
 ) -> Model:
-    """Build the chain of layers of a shape.
+    """Build the chain of layers of a shape; the model keeps the shape as given, without padding.
 
     Args:
-        shape: The model's figures.
+        shape: The model's figures; `ValueError` where they do not fit each other.
         layer_list: ``runtime`` for embedding, blocks, final norm, head with loss; ``amp-2022``
             for the lists of the published artifact (30 entries for GPT-2 with 24 blocks, 56 for
             TransGAN), which the published bounds count in.
         vocabulary_multiple: The vocabulary is padded up to a multiple of this.
         kernels: What the program computes in one kernel, and what it leaves out.
-
-    Returns:
-        The model; its shape is the one given, without the padding.
-
-    Raises:
-        ValueError: If the family is unknown or its figures do not fit each other.
     """
     builders = {"gpt2": _gpt2, "llama": _llama, "transgan": transgan_layers}
     if shape.family not in builders:
@@ -137,3 +124,73 @@ def _output(width: Width, shape: ModelShape, *, split_loss: bool) -> tuple[Layer
 def _noop(width: Width) -> Layer:
     """A layer that only changes the memory layout or nothing at all."""
     return Layer(name="noop", kind="noop", operators=(), output_elements=width.stream)
+
+
+def token_embedding(width: Width, shape: ModelShape, *, positions: int, dropout: bool) -> Layer:
+    """Build the input embedding: a vocabulary-parallel table and learned positions."""
+    stream = width.stream
+    return Layer(
+        name="embedding",
+        kind="embedding",
+        operators=(
+            Elementwise(
+                name="look-up",
+                forward_elements=(7.5 if dropout else 5) * stream,
+                backward_elements=(6.5 if dropout else 4) * stream,
+                num_kernels=2,
+                sharded_parameters=shape.vocab_size * width.hidden,
+                replicated_parameters=positions * width.hidden,
+                saved_mask_bytes=stream if dropout else 0,
+                all_reduce="forward",
+                all_reduce_elements=stream,
+            ),
+        ),
+        output_elements=stream,
+        tied_parameters=shape.vocab_size * width.hidden if shape.tied_embedding else 0,
+    )
+
+
+def final_norm(width: Width, *, bias: bool) -> Layer:
+    """Build the norm before the output embedding."""
+    return Layer(
+        name="final-norm",
+        kind="norm",
+        operators=(norm("norm", width, bias=bias),),
+        output_elements=width.stream,
+    )
+
+
+def output_operators(width: Width, vocab_size: int) -> tuple[Operator, ...]:
+    """Return the GEMM of the output embedding; its weight is tied or its own."""
+    return (
+        Gemm(
+            name="logits",
+            rows=width.tokens,
+            columns=vocab_size,
+            inner=width.hidden,
+            shard="columns",
+            saved_elements=width.stream,
+            all_reduce="backward",
+        ),
+    )
+
+
+def cross_entropy(width: Width, vocab_size: int) -> Elementwise:
+    """Return the loss over the vocabulary; runtimes compute it in single precision."""
+    return Elementwise(
+        name="cross-entropy",
+        forward_elements=0,
+        backward_elements=0,
+        num_kernels=8,
+        sharded=True,
+        logits=width.tokens * vocab_size,
+        is_layer=False,
+    )
+
+
+def to_single_precision(width: Width, vocab_size: int) -> Elementwise:
+    """Return the cast of logits to single precision: reads two bytes, writes four."""
+    logits = width.tokens * vocab_size
+    return Elementwise(
+        name="cast", forward_elements=3 * logits, backward_elements=3 * logits, sharded=True
+    )

@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from amp_ray.errors import InputError, Mistakes, Where
+from amp_ray.errors import InputError, Mistakes, Where, placed
 from amp_ray.spec.cells import content_lines, is_count
 from amp_ray.spec.json_text import shown
 
@@ -19,9 +19,6 @@ class HostSlots:
         host: Name or address; no spaces, no ``#``, nothing that leads to another folder, and no
             ``-`` in front, which programs would take for an option.
         num_slots: At least one.
-
-    Raises:
-        ValueError: If the host or the count could not stand in a hostfile.
     """
 
     host: str
@@ -39,15 +36,8 @@ class HostSlots:
 def parse_hostfile(text: str, *, file: str = "hostfile") -> tuple[HostSlots, ...]:
     r"""Read a hostfile; comments (``#``) and blank lines are skipped, order is kept.
 
-    Metis's README writes ``host 4``, which says the same.
-
-    Args:
-        text: The file's text.
-        file: Its name, for messages.
-
-    Raises:
-        InputError: With file and line, for a line of another form, a host that
-            stands there twice, a slot count that is not a positive integer, or no host at all.
+    Metis's README writes ``host 4``, which says the same. A host that stands there twice is
+    refused, and so is a file without any.
 
     Example:
         >>> parse_hostfile("a slots=4  # fast\n\nb slots=2\n")[1]
@@ -58,7 +48,7 @@ def parse_hostfile(text: str, *, file: str = "hostfile") -> tuple[HostSlots, ...
     mistakes = Mistakes()
     for where, content in content_lines(text, file):
         with mistakes.collect():
-            entry = _parse_line(content, where)
+            entry = parse_line(content, where)
             first = places.setdefault(entry.host, where)
             if first is not where:
                 message = f"host {entry.host!r} stands here and on line {first.line}: name it once"
@@ -76,19 +66,23 @@ def format_hostfile(hosts: tuple[HostSlots, ...]) -> str:
     return "".join(f"{entry.host} slots={entry.num_slots}\n" for entry in hosts)
 
 
-def _parse_line(content: str, where: Where) -> HostSlots:
-    """Read ``host slots=N`` or ``host N`` without comment."""
-    match = _LINE.fullmatch(content)
+def parse_line(
+    content: str,
+    where: Where,
+    pattern: re.Pattern[str] = _LINE,
+    expected: str = ": expected 'host slots=N' or 'host N'",
+) -> HostSlots:
+    """Read a line without comment, of the groups ``host`` and ``slots`` or ``number``."""
+    match = pattern.fullmatch(content)
     if match is None:
-        message = f"found {shown(content)}: expected 'host slots=N' or 'host N'"
+        message = f"found {shown(content)}{expected}"
         raise InputError(message, where=where)
     host, slots = match["host"], match["slots"] or match["number"]
     if not is_count(slots):
         message = f"slots must be a positive integer, found {shown(slots)} for host {shown(host)}"
         raise InputError(message, where=where)
-    if _HOST.fullmatch(host) is None:
-        raise InputError(_wrong_name(host), where=where)
-    return HostSlots(host=host, num_slots=int(slots))
+    with placed(where, ValueError):
+        return HostSlots(host=host, num_slots=int(slots))
 
 
 def _wrong_name(host: str) -> str:

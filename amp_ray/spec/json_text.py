@@ -9,15 +9,7 @@ from amp_ray.errors import InputError, Where
 
 
 def parse_json(text: str, *, file: str) -> dict[str, Any]:
-    """Read a JSON object.
-
-    Args:
-        text: The file's text.
-        file: Its name, for messages.
-
-    Raises:
-        InputError: As `parse_any_json`, and if the text is no object.
-    """
+    """Read a JSON object; refuse what `parse_any_json` refuses, and any other value."""
     values = parse_any_json(text, file=file)
     if not isinstance(values, dict):
         message = f"expected a JSON object, found {shown(values)}"
@@ -26,18 +18,10 @@ def parse_json(text: str, *, file: str) -> dict[str, Any]:
 
 
 def parse_any_json(text: str, *, file: str) -> Any:  # noqa: ANN401 - any plain type
-    """Read JSON.
+    """Read JSON as plain values; ``file`` is its name in messages.
 
-    Args:
-        text: The file's text.
-        file: Its name, for messages.
-
-    Returns:
-        Plain dictionaries, lists, strings and numbers.
-
-    Raises:
-        InputError: If the text is not JSON or cut short, names a key twice, is nested too deeply,
-            or holds a number that is not finite.
+    A text that is cut short, names a key twice, is nested too deeply or holds a number that is not
+    finite is refused as well.
     """
     try:
         return json.loads(
@@ -68,10 +52,10 @@ def shown(value: object) -> str:
         ("'a'", 'true', 'null')
     """
     text = json.dumps(value) if isinstance(value, bool | None) else repr(value)
-    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
+    return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}..."
 
 
-_LONGEST_VALUE = 60
+LONGEST_VALUE = 60
 """Characters of a found value that a message shows."""
 
 _MOST_DIGITS = 300

@@ -14,7 +14,6 @@ class Layer:
     """One unit of the chain that a partition may cut after.
 
     Args:
-        name: What people read in tables.
         kind: What it is, for rules that speak of blocks, embeddings and heads.
         operators: What it computes; empty for a layer that only passes data on.
         output_elements: Elements per sample that cross the boundary after it.
@@ -101,11 +100,9 @@ class ModelShape:
         family: Architecture: ``gpt2``, ``llama`` or ``transgan``.
         num_layers: Transformer blocks.
         hidden_size: Width of a block (of the first, where widths differ).
-        num_heads: Attention heads.
         sequence_length: Tokens per sample.
         vocab_size: Rows of the embedding; 0 where there is none.
         num_key_value_heads: Heads of keys and values (grouped-query attention).
-        feed_forward_size: Inner width of the feed-forward part.
         tied_embedding: Whether input and output embedding are one weight.
         depth: Blocks per scale (``transgan``).
         bottom_width: Width and height of the first feature map (``transgan``).
@@ -133,8 +130,6 @@ class Model:
     """A named chain of layers.
 
     Args:
-        name: What people call it.
-        shape: The figures it was built from.
         layers: In the order of the forward pass; equal layers are equal values.
     """
 

@@ -16,10 +16,7 @@ class Gemm:
     """A (batched) matrix product ``rows x inner`` times ``inner x columns``.
 
     Args:
-        name: For people and operator-level profiles.
         rows: Rows of the product per sample (tokens).
-        columns: Columns of the product.
-        inner: Contracted dimension.
         batch: Products per sample (attention heads).
         shard: The dimension that tensor parallelism divides.
         has_weight: Whether the second operand is a parameter.
@@ -80,7 +77,6 @@ class Elementwise:
     stands in ``flops``.
 
     Args:
-        name: For people and operator-level profiles.
         forward_elements: Elements read and written in the forward pass, per sample.
         backward_elements: The same in the backward pass.
         flops: What matrix units compute within it in the forward pass, per sample.

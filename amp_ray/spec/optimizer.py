@@ -1,4 +1,4 @@
-"""What an optimizer keeps and touches: data, one record per optimizer."""
+"""Memory and traffic of optimizers: data, one record per optimizer."""
 
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -12,7 +12,6 @@ class Optimizer:
     """What an optimizer keeps and touches per parameter, all of it in single precision.
 
     Args:
-        name: Name in the experiment file's ``optimizer``.
         num_moments: Running averages per parameter.
     """
 
@@ -44,11 +43,7 @@ OPTIMIZERS: Final = MappingProxyType(
 
 
 def find_optimizer(name: str) -> Optimizer:
-    """Look an optimizer up by its name.
-
-    Raises:
-        ValueError: If it is not known.
-    """
+    """Look an optimizer up by its name; raise ``ValueError`` if it is not known."""
     if name not in OPTIMIZERS:
         message = f"optimizer {name!r} is not known; known: {', '.join(OPTIMIZERS)}"
         raise ValueError(message)

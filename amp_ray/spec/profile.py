@@ -1,4 +1,4 @@
-"""What was measured of the layers: times to anchor the cost model at, or none at all."""
+"""Measured times of layers, which anchor the cost model; an analytic profile has none."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -20,9 +20,6 @@ class Anchor:
     Args:
         forward_s: Shape ``(num_layers,)``. Seconds of one micro-batch's forward pass.
         backward_s: Shape ``(num_layers,)``; None where only the forward pass was measured.
-
-    Raises:
-        ValueError: If a time is negative or not finite.
     """
 
     forward_s: FloatArray
@@ -53,7 +50,6 @@ class Profile:
     with the micro-batch.
 
     Args:
-        source: Where the times come from, for tables and reports.
         tables: Anchors by device name; empty for an analytic profile.
         forward_runs: How often the measured forward pass of a block was computed within its time.
         includes_all_reduces: Whether tensor-parallel all-reduces are within the measured times.
@@ -75,9 +71,8 @@ class Profile:
     def anchors(self, device: Device, tp: int) -> dict[int, Anchor]:
         """Return the measured times by micro-batch size; empty for an analytic profile.
 
-        Raises:
-            InputError: If the profile is measured, but not on this device or at this tp; what a
-                search needs of a profile is known only while it runs.
+        A measured profile without this device or tp is an ``InputError``: what a search needs of a
+        profile is known only while it runs.
         """
         if not self.tables:
             return {}
@@ -99,15 +94,10 @@ class Profile:
         return found
 
     def gap(self, devices: Iterable[Device], tp: int) -> str | None:
-        """Tell what a candidate needs and a published profile does not have.
+        """Tell the tp and device that a candidate needs and a published profile lacks.
 
-        Args:
-            devices: Types that the candidate runs on.
-            tp: Its tensor parallel degree.
-
-        Returns:
-            The missing tp and device in words; None if nothing is missing, and for a profile of
-            our own, which can be measured anew: there `anchors` raises.
+        None if nothing is missing, and for a profile of our own, which can be measured anew: there
+        `anchors` raises.
         """
         if self.published is None:
             return None

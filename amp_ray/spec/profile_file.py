@@ -7,17 +7,28 @@ micro-batch size: ``layer,tp,micro_batch_size,forward_s[,backward_s]``; see docs
 from collections.abc import Mapping
 from typing import Annotated
 
+import numpy as np
 from pydantic import Field
 
 from amp_ray.errors import InputError, Mistakes, Where
-from amp_ray.spec.profile import DeviceTable, Profile
+from amp_ray.spec.cells import MOST_SECONDS, read_count, read_rows, read_seconds
+from amp_ray.spec.json_text import shown
+from amp_ray.spec.profile import Anchor, DeviceTable, FloatArray, Profile
 from amp_ray.spec.section import Count, Flag, Section, Text, validate
-from amp_ray.spec.table_file import parse_device_table
 from amp_ray.spec.yaml_text import parse_yaml
 from amp_ray.units import Precision
 
 DESCRIPTION_FILE = "profile.yaml"
 _TABLE_SUFFIX = ".csv"
+
+_COLUMNS = ("layer", "tp", "micro_batch_size", "forward_s")
+
+_OPTIONAL = ("backward_s",)
+
+_NUM_KEYS = 3
+"""Columns in front of the times."""
+
+_Key = tuple[int, int]
 
 
 class ProfileDescription(Section):
@@ -36,17 +47,9 @@ class ProfileDescription(Section):
 def parse_profile(
     files: Mapping[str, str], *, folder: str, num_layers: int, precision: Precision
 ) -> Profile:
-    """Read a profile folder.
+    """Read a profile folder, given as the text of every file by name.
 
-    Args:
-        files: Text of every file of the folder, by name.
-        folder: Name of the folder, for messages.
-        num_layers: Layers of the model that is to be planned.
-        precision: What it is to be trained in.
-
-    Raises:
-        InputError: If the description or a table is missing or wrong, or speaks of another
-            number of layers or another precision.
+    Another number of layers or another precision than the experiment's is refused.
     """
     if DESCRIPTION_FILE not in files:
         message = f"no {DESCRIPTION_FILE} in it; found {', '.join(files) or 'an empty folder'}"
@@ -89,3 +92,78 @@ def _description(
         message = f"measured in {description.precision}; the experiment has precision {precision}"
         raise InputError(message, where=document.where("precision"))
     return description
+
+
+def parse_device_table(text: str, *, num_layers: int, file: str) -> DeviceTable:
+    """Read one device's CSV, which must have every layer once at every (tp, micro-batch size)."""
+    rows = read_rows(text, file)
+    where, header = next(rows, (Where(file=file, line=1), []))
+    if tuple(header) not in {_COLUMNS, _COLUMNS + _OPTIONAL}:
+        expected = f"{','.join(_COLUMNS)}[,{_OPTIONAL[0]}]"
+        message = f"expected the header {expected}, found {','.join(header)!r}"
+        raise InputError(message, where=where)
+    tables: dict[_Key, FloatArray] = {}
+    mistakes = Mistakes()
+    for place, row in rows:
+        with mistakes.collect():
+            layer, key, times = _read_row(row, header, place)
+            if layer >= num_layers:
+                message = f"found {layer}; the model has layers 0..{num_layers - 1}"
+                raise InputError(message, where=place.at("layer"))
+            table = tables.setdefault(key, np.full((len(times), num_layers), np.nan))
+            if not np.isnan(table[0, layer]):
+                message = (
+                    f"layer {layer} at tp {key[0]}, micro_batch_size {key[1]} stands here a second "
+                    "time"
+                )
+                raise InputError(message, where=place)
+            table[:, layer] = times
+    mistakes.check()
+    _check_complete(tables, file)
+    return {
+        key: Anchor(forward_s=table[0], backward_s=table[1] if len(table) > 1 else None)
+        for key, table in sorted(tables.items())
+    }
+
+
+def _read_row(row: list[str], header: list[str], where: Where) -> tuple[int, _Key, list[float]]:
+    """Read one line into layer, (tp, micro-batch size) and times."""
+    if len(row) != len(header):
+        message = f"expected {len(header)} columns ({', '.join(header)}), found {len(row)}"
+        raise InputError(message, where=where)
+    layer, tp, size = (
+        read_count(cell, where.at(name), low=low)
+        for cell, name, low in zip(row[:_NUM_KEYS], _COLUMNS, (0, 1, 1), strict=False)
+    )
+    times = [
+        _seconds(cell, where.at(name))
+        for cell, name in zip(row[_NUM_KEYS:], header[_NUM_KEYS:], strict=True)
+    ]
+    return layer, (tp, size), times
+
+
+def _seconds(cell: str, where: Where) -> float:
+    """Read a time."""
+    seconds = read_seconds(cell)
+    if seconds is None:
+        message = f"found {shown(cell)}; expected seconds, a number from 0 to {MOST_SECONDS:,.0f}"
+        raise InputError(message, where=where)
+    return seconds
+
+
+def _check_complete(tables: Mapping[_Key, FloatArray], file: str) -> None:
+    """Refuse a table without rows, with layers missing or without any time."""
+    if not tables:
+        message = "the file has a header and no rows"
+        raise InputError(message, where=Where(file=file))
+    for (tp, size), table in tables.items():
+        missing = np.flatnonzero(np.isnan(table[0]))
+        if len(missing):
+            message = (
+                f"tp {tp}, micro_batch_size {size}: no row for layer "
+                f"{', '.join(map(str, missing))} of 0..{table.shape[1] - 1}"
+            )
+            raise InputError(message, where=Where(file=file))
+        if not table.any():
+            message = f"tp {tp}, micro_batch_size {size}: found zeros only; expected seconds"
+            raise InputError(message, where=Where(file=file))

@@ -28,9 +28,6 @@ class PublishedEntry:
         forward_backward_s: Both passes of the whole model; None where it was not published.
         optimizer_s: The optimizer step of the whole model.
         batch_generator_s: Making one micro-batch.
-
-    Raises:
-        ValueError: If the arrays differ in length, or a value is negative or not finite.
     """
 
     layer_s: FloatArray
@@ -78,12 +75,8 @@ class PublishedProfile:
     """All entries of a published profile.
 
     Args:
-        source: Where it comes from, for messages and reports.
         entries: At least one; all of the same chain of layers. Their order does not matter.
         notes: What was recognised while reading it, for people.
-
-    Raises:
-        ValueError: If there is no entry, or entries differ in their number of layers.
     """
 
     source: str
@@ -129,15 +122,8 @@ class PublishedProfile:
         """Return an entry, interpolated between two micro-batch sizes where it was not measured.
 
         Times and memory are affine in the micro-batch size to a good approximation, so each value
-        is interpolated linearly between its neighbours. Nothing is extrapolated.
-
-        Args:
-            kind: Device type.
-            tp: Tensor parallel degree; only those that were measured have entries.
-            size: Micro-batch size.
-
-        Returns:
-            The entry; None outside of what was measured.
+        is interpolated linearly between its neighbours. Nothing is extrapolated: the entry is None
+        outside of the measured sizes, and at a tp that was not measured.
         """
         found = self.entries.get((kind, tp, size))
         if found is not None:
@@ -153,14 +139,9 @@ class PublishedProfile:
 def layer_groups(model: Model, num_layers: int | None = None) -> tuple[range, ...] | None:
     """Return the layers of a model that each layer of a published chain stands for.
 
-    Args:
-        model: A chain of layers.
-        num_layers: Of the published chain; None for one layer per block and one at each end.
-
-    Returns:
-        What stands before the blocks, every block, what stands behind; or each layer for itself,
-        where there are as many. None for a chain with anything between its blocks or nothing at
-        an end, and for another number of layers.
+    These are the layers before the blocks, each block, and the layers behind them; or each layer
+    for itself, where there are as many. None for a chain with anything between its blocks or
+    nothing at an end, and where another number of layers is given.
     """
     blocks = model.indices("block")
     if blocks and blocks == tuple(range(blocks[0], blocks[-1] + 1)):
@@ -179,11 +160,7 @@ def layer_groups(model: Model, num_layers: int | None = None) -> tuple[range, ..
 def gaps(entries: Iterable[Key]) -> tuple[tuple[str, int, tuple[int, ...]], ...]:
     """Return, per device type and tp, the micro-batch sizes that only others were measured at.
 
-    Args:
-        entries: Keys of a profile.
-
-    Returns:
-        Type, tp and sizes, in ascending order; complete rows are left out.
+    Rows are in ascending order; complete ones are left out.
 
     Example:
         >>> gaps([("T4", 1, 1), ("T4", 1, 2), ("T4", 2, 1)])
@@ -205,13 +182,10 @@ def _between(low: PublishedEntry, high: PublishedEntry, weight: float) -> Publis
     whole = None
     if low.forward_backward_s is not None and high.forward_backward_s is not None:
         whole = low.forward_backward_s + weight * (high.forward_backward_s - low.forward_backward_s)
+    linear = {
+        name: getattr(low, name) + weight * (getattr(high, name) - getattr(low, name))
+        for name in ("layer_s", "layer_memory_bytes", "optimizer_s", "batch_generator_s")
+    }
     return PublishedEntry(
-        layer_s=low.layer_s + weight * (high.layer_s - low.layer_s),
-        layer_memory_bytes=low.layer_memory_bytes
-        + weight * (high.layer_memory_bytes - low.layer_memory_bytes),
-        layer_parameter_bytes=low.layer_parameter_bytes,
-        forward_backward_s=whole,
-        optimizer_s=low.optimizer_s + weight * (high.optimizer_s - low.optimizer_s),
-        batch_generator_s=low.batch_generator_s
-        + weight * (high.batch_generator_s - low.batch_generator_s),
+        layer_parameter_bytes=low.layer_parameter_bytes, forward_backward_s=whole, **linear
     )

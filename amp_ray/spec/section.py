@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from amp_ray.errors import InputError, Mistakes
+from amp_ray.spec.json_text import LONGEST_VALUE, shown
 from amp_ray.spec.yaml_text import Document, Path
 
 Flag = Annotated[bool, Field(strict=True)]
@@ -34,10 +35,6 @@ _EXPECTED: Final[Mapping[str, str]] = {
 }
 """What is expected, by pydantic's type of error; its own words for all others."""
 
-_LONGEST_VALUE: Final = 60
-"""Characters of a found value that a message shows."""
-
-
 _UNKNOWN = "extra_forbidden"
 """Pydantic's word for a key that a mapping does not have."""
 
@@ -50,14 +47,7 @@ class Section(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Within:
-    """Refuses a figure that no hardware has, which is most often a slip of the unit.
-
-    Args:
-        low: Smallest figure.
-        high: Largest one.
-        unit: Of all three.
-        or_zero: Whether 0 is fine too.
-    """
+    """Refuses a figure that no hardware has, which is most often a slip of the unit."""
 
     low: float
     high: float
@@ -65,11 +55,7 @@ class Within:
     or_zero: bool = False
 
     def __call__(self, value: float) -> float:
-        """Return the figure.
-
-        Raises:
-            ValueError: If it is outside; also if it is not a number.
-        """
+        """Return the figure; raise ``ValueError`` if it is outside or not a number."""
         if self.low <= value <= self.high or (self.or_zero and value == 0):
             return value
         message = f"{'0 or ' if self.or_zero else ''}{self.low:,g} to {self.high:,.0f} {self.unit}"
@@ -80,15 +66,9 @@ _S = TypeVar("_S", bound=Section)
 
 
 def validate(section: type[_S], document: Document, *at: str) -> _S:
-    """Check the keys, types and ranges of a mapping of a document.
+    """Check the keys, types and ranges of a mapping of a document, the whole one without ``at``.
 
-    Args:
-        section: The type of the mapping.
-        document: What stands in the file.
-        at: Path of the mapping; empty for the whole document.
-
-    Raises:
-        InputError: With one line per mistake: place, what was found, what is expected.
+    An ``InputError`` has one line per mistake: place, what was found, what is expected.
     """
     values: Any = document.values
     for key in at:
@@ -106,15 +86,9 @@ def validate(section: type[_S], document: Document, *at: str) -> _S:
 def validate_parts(
     section: type[_S], document: Document
 ) -> tuple[_S, Mapping[str, tuple[InputError, ...]]]:
-    """Check a document, and keep the parts without a mistake.
+    """Check a document; return its parts without a mistake, and the mistakes of the others.
 
-    Args:
-        section: The type of the whole document.
-        document: What stands in the file.
-
-    Returns:
-        The parts, and the mistakes by the key at the top that they are in, in the order in which
-        they are told. The first lacks what the second names.
+    The mistakes stand by the top-level key that they are in, in the order in which they are told.
     """
     try:
         return section.model_validate(document.values), {}
@@ -195,16 +169,15 @@ def _shown(value: object) -> str:
     """Render a found value as it stands in the file, cut where it is long."""
     if value is None:
         return "nothing"
-    if isinstance(value, str) and value.isdecimal() and len(value) > _LONGEST_VALUE:
+    if isinstance(value, str) and value.isdecimal() and len(value) > LONGEST_VALUE:
         return f"a number of {len(value)} digits"
-    text = str(value).lower() if isinstance(value, bool) else repr(value)
-    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
+    return shown(value)
 
 
 def _meant(section: type[Section], path: Path) -> str | None:
     """Return the known key that an unknown one is most likely a slip of."""
     known = _known_keys(section, path[:-1])
-    close = difflib.get_close_matches(str(path[-1])[:_LONGEST_VALUE], known, n=1)
+    close = difflib.get_close_matches(str(path[-1])[:LONGEST_VALUE], known, n=1)
     return close[0] if close else None
 
 

@@ -69,15 +69,9 @@ _GATED_MULTIPLE: Final = 256
 
 
 def model_shape(section: ModelSection, config_text: str | None = None) -> ModelShape:
-    """Return the figures of a model.
+    """Return the figures of a model; keys of the section win over those of the configuration.
 
-    Args:
-        section: The ``model`` mapping; its keys win over the configuration's.
-        config_text: Text of a Hugging Face ``config.json``, where ``config`` names one.
-
-    Raises:
-        ValueError: If a figure is missing or is none of the family, or the configuration's
-            architecture is not supported.
+    A ``ValueError`` says which figure is missing or is none of the family.
     """
     given = {key: value for key, value in section.model_dump().items() if value is not None}
     if config_text is not None:

@@ -32,11 +32,9 @@ class Given:
     """One strategy that a user named.
 
     Args:
-        where: Its place in the file.
         candidate: Its degrees; None for a strategy that JSON spells out.
         strategy: The complete strategy; None where cuts are left to the solver.
         measured_s: Seconds per iteration that somebody measured.
-        failure: What happened instead of a measurement.
         spread_s: Interquartile range of the measured steps, if known.
         peak_memory_bytes: Measured peak of each stage, or one figure for the largest of all;
             empty if nobody looked.
@@ -57,8 +55,6 @@ class Context:
 
     Args:
         cluster: Its devices; a strategy uses each once.
-        num_layers: Length of the model's chain of layers.
-        global_batch_size: Samples per optimizer step.
         recompute: What a strategy that says nothing of it does.
     """
 
@@ -69,17 +65,7 @@ class Context:
 
 
 def parse_strategies(text: str, *, file: str, context: Context) -> tuple[Given, ...]:
-    """Read strategies from CSV text, or from JSON text (a list of STRATEGY objects).
-
-    Args:
-        text: The file's text.
-        file: Its name, for messages.
-        context: What the strategies must fit.
-
-    Raises:
-        InputError: With file and line, for a strategy that the experiment cannot have or a
-            value that is none.
-    """
+    """Read strategies that fit the experiment from CSV or from a JSON list of STRATEGY objects."""
     is_json = text.lstrip()[:1] in {"[", "{"}
     given = _from_json(text, file, context) if is_json else _from_csv(text, file, context)
     if not given:

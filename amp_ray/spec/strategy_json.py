@@ -77,16 +77,8 @@ def strategy_from_json(
 ) -> Strategy:
     """Read a STRATEGY object; the inverse of ``strategy_to_json`` on the same cluster.
 
-    Without ``placement``, rank ``r`` runs on device ``r`` of the hostfile's order.
-
-    Args:
-        record: The object.
-        cluster: Whose hosts the placement names.
-        file: Its place, for messages.
-
-    Raises:
-        InputError: If a key is missing, unknown or wrong, two keys contradict each other, or
-            the placement names no device of the cluster.
+    Without ``placement``, rank ``r`` runs on device ``r`` of the hostfile's order. Keys that
+    contradict each other are refused.
     """
     document = Document(file=file, values=record)
     checked = validate(StrategyRecord, document)

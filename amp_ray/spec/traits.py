@@ -1,4 +1,4 @@
-"""What a training program does that a plan of it has to know: data, one record per runtime.
+"""Traits of training programs that a plan depends on: data, one record per runtime.
 
 Traits are properties of the program that runs a strategy, not of the cluster or the model.
 They are input to the cost model, which never asks for a runtime by name.
@@ -22,8 +22,6 @@ class RuntimeTraits:
     """How one runtime executes a strategy.
 
     Args:
-        name: Name in the experiment file's ``runtime``.
-        description: One sentence for people.
         layer_list: Which list of layers the runtime trains, and so what ``bounds`` count.
         partition: ``exact`` takes any cuts; ``even-blocks`` only equal shares of the blocks.
         vocabulary_multiple: The vocabulary is padded to a multiple of this.
@@ -69,7 +67,6 @@ class RuntimeTraits:
         fails_without_parameters: Whether a stage without parameters cannot start.
         launch_limit_s: Wall time after which the launcher gives a trial up; None = no limit.
         launch_setup_s: Part of it that passes before the first iteration.
-        launch_iterations: Iterations that a trial runs.
         max_zero_stage: Highest ZeRO stage that works with pipeline parallelism.
     """
 

@@ -7,11 +7,10 @@ which divide the width by four (Jiang et al., TransGAN, arXiv:2102.07074).
 from dataclasses import replace
 from typing import Final
 
-from amp_ray.spec.blocks import gpt_block
+from amp_ray.spec.blocks import UNFUSED, Kernels, Width, gpt_block
 from amp_ray.spec.model import Layer, ModelShape
 from amp_ray.spec.operator import Elementwise, Gemm
 from amp_ray.spec.traits import LayerList
-from amp_ray.spec.width import UNFUSED, Kernels, Width
 
 SHRINKING_LEVELS: Final = 3
 SHRINK_FACTOR: Final = 4
@@ -30,11 +29,8 @@ def transgan_layers(
 ) -> tuple[Layer, ...]:
     """Build the generator's layers.
 
-    Args:
-        shape: Depth per level, bottom width, hidden size of the first level.
-        layer_list: ``runtime`` for input, blocks, head; ``amp-2022`` for the 56 entries of the
-            published artifact, whose tensor parallelism does not divide attention heads.
-        kernels: What the program computes in one kernel; the published one fused nothing.
+    The list ``amp-2022`` has the 56 entries of the published artifact, which fused nothing and
+    whose tensor parallelism does not divide attention heads.
 
     Raises:
         ValueError: If the published list is asked for with another depth, the last level has no

@@ -44,7 +44,6 @@ class Places:
     """Where the keys of a file stand, for messages.
 
     Args:
-        file: Name of the file.
         lines: Line of every key and list entry, by its path.
     """
 
@@ -75,16 +74,7 @@ class Document(Places):
 
 
 def parse_yaml(text: str, *, file: str) -> Document:
-    """Read a YAML mapping.
-
-    Args:
-        text: The file's text.
-        file: Its name, for messages.
-
-    Raises:
-        InputError: If the text is not YAML, empty, not a mapping, names a key twice, or is larger
-            than a file that a person wrote.
-    """
+    """Read a YAML mapping; refuse a key that stands there twice, and more than a person writes."""
     if len(text) > _MOST_CHARACTERS:
         message = f"found {len(text):,} characters; expected at most {_MOST_CHARACTERS:,}"
         raise InputError(message, where=Where(file=file))
@@ -149,7 +139,6 @@ class _Reader:
     """Turns nodes into plain values and notes the line of everything below them.
 
     Args:
-        file: Name of the file, for messages.
         lines: Filled while reading.
     """
 
@@ -157,14 +146,9 @@ class _Reader:
     lines: dict[Path, int] = field(default_factory=dict)
 
     def count(self, node: yaml.Node, known: dict[int, int]) -> int:
-        """Count the values that a node stands for, with those that aliases repeat.
+        """Count a node's values, with those that aliases repeat; refuse too many, and circles.
 
-        Args:
-            node: Whose values.
-            known: Counts of nodes by identity; 0 for those that are being counted.
-
-        Raises:
-            InputError: If they are too many, or a node stands within itself by an alias.
+        ``known`` holds counts by a node's identity, 0 for those that are being counted.
         """
         if isinstance(node, yaml.ScalarNode):
             return 1
@@ -183,11 +167,7 @@ class _Reader:
         return number
 
     def value(self, node: yaml.Node, path: Path) -> Any:  # noqa: ANN401 - any plain type
-        """Return the plain value of a node.
-
-        Raises:
-            InputError: If it has a tag.
-        """
+        """Return the plain value of a node; refuse a tag."""
         if node.tag not in _TAGS:
             message = f"found the tag {node.tag!r}; write the value alone"
             raise InputError(message, where=self._where(node))

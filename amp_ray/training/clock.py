@@ -53,7 +53,6 @@ class Spans:
     """Marks of named pieces of work, summed up after the step.
 
     Args:
-        clock: Whose time counts.
         marks: Name, start and end of every span since the last ``drain``.
     """
 

@@ -1,4 +1,4 @@
-"""Meeting the other ranks: device, rendezvous and time limits."""
+"""Joins the process group of a trial: device, rendezvous and time limits."""
 
 import datetime as dt
 import logging
@@ -15,11 +15,7 @@ SHARED_MEMORY_OP = "deepspeed_shm_comm"
 
 
 def use_cuda(job: Job) -> bool:
-    """Tell whether the trial runs on GPUs.
-
-    Raises:
-        UnfitError: If the job asks for CUDA where there is none, or for fp16 on a CPU.
-    """
+    """Tell whether the trial runs on GPUs; refuse CUDA without one, and fp16 on a CPU."""
     available = bool(torch.cuda.is_available())
     if job.device == "cuda" and not available:
         message = "job.device is cuda, but torch finds no GPU here; use cpu or auto"
@@ -32,14 +28,7 @@ def use_cuda(job: Job) -> bool:
 
 
 def connect(job: Job, *, cuda: bool) -> None:
-    """Join the process group of the trial; every rank calls it.
-
-    Reads ``RANK``, ``LOCAL_RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT``.
-
-    Raises:
-        UnfitError: If one of them is missing, or the number of processes is not that of the
-            strategy.
-    """
+    """Join the process group of the trial, as `LAUNCHER_VARIABLES` say; every rank calls it."""
     missing = [name for name in LAUNCHER_VARIABLES if name not in os.environ]
     if missing:
         message = f"the environment lacks {', '.join(missing)}; a launcher sets them for every rank"

@@ -19,19 +19,11 @@ _FOLLOW_STEP: Final = 1
 
 
 def step_batches(job: Job, step: int, place: Coordinates) -> Iterator[MicroBatch]:
-    """Yield the micro-batches of one step for one replica.
+    """Yield the micro-batches of one step, counted from 0, for one replica: inputs and targets.
 
-    Replica ``d`` takes the ``d``-th contiguous part of the global batch, whatever
-    the micro-batches are.
-
-    Args:
-        job: Shapes and batch sizes.
-        step: Counted from 0.
-        place: Whose part.
-
-    Yields:
-        Inputs and targets. Text: tokens ``(micro_batch_size, sequence_length)`` twice.
-        Images: ``(micro_batch_size, latent_size)`` and ``(micro_batch_size, side**2, 3)``.
+    Replica ``d`` takes the ``d``-th contiguous part of the global batch, whatever the micro-batches
+    are. Text: tokens ``(micro_batch_size, sequence_length)`` twice. Images:
+    ``(micro_batch_size, latent_size)`` and ``(micro_batch_size, side**2, 3)``.
     """
     grid = job.grid
     share = job.global_batch_size // grid.dp

@@ -149,12 +149,7 @@ def cause_of(error: BaseException) -> str:
 
 
 def write_result(out_dir: str, result: Mapping[str, Any]) -> None:
-    """Write ``result.json`` so that it is there whole or not at all.
-
-    Args:
-        out_dir: Folder; made if it does not exist.
-        result: JSON object.
-    """
+    """Write ``result.json``, whole or not at all, to a folder that is made if it does not exist."""
     folder = Path(out_dir)
     folder.mkdir(parents=True, exist_ok=True)
     partial = folder / "result.json.tmp"

@@ -1,7 +1,9 @@
 """Reading JSON objects strictly: every wrong, missing or unknown key is named."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 
@@ -10,7 +12,6 @@ class Fields:
     """The keys of one JSON object, taken one by one.
 
     Args:
-        record: The object.
         where: What it is called in messages, e.g. ``job.strategy``.
     """
 
@@ -85,12 +86,18 @@ class Fields:
         return tuple(value)
 
     def finish(self) -> None:
-        """Refuse keys that nobody took.
-
-        Raises:
-            ValueError: Naming them and the keys that exist.
-        """
+        """Refuse keys that nobody took."""
         unknown = sorted(set(self.record) - self.taken)
         if unknown:
             message = f"{self.where} has unknown keys {unknown}; known are {sorted(self.taken)}"
             raise ValueError(message)
+
+
+def read_object(path: str) -> Any:  # noqa: ANN401 - JSON is untyped
+    """Read a JSON file."""
+    text = Path(path).read_text(encoding="utf-8")
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        message = f"{path} is not JSON: {error}"
+        raise ValueError(message) from None

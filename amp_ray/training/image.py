@@ -40,13 +40,8 @@ class Input(nn.Module):
 def up_sample(tokens: Tensor, shape: ImageShape, level: int) -> Tensor:
     """Double the side of a picture: by pixel shuffle, or by bilinear interpolation.
 
-    Args:
-        tokens: Shape ``(batch, side**2, width)`` of the level below.
-        shape: Tells where the width shrinks.
-        level: The level above.
-
-    Returns:
-        Shape ``(batch, (2 * side)**2, width)``, with a quarter of the width after a shuffle.
+    Tokens of the level below, shape ``(batch, side**2, width)``, become ``(batch, (2 * side)**2,
+    width)``, with a quarter of the width after a shuffle.
     """
     side = shape.side(level - 1)
     picture = tokens.transpose(1, 2).unflatten(2, (side, side))

@@ -1,10 +1,8 @@
 """The job file: everything that one trial needs to know, checked before anything starts."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, Final
 
 from amp_ray.training.fields import Fields
@@ -35,11 +33,6 @@ class Grid:
     """A strategy that this program can run: the same tp and dp in every stage.
 
     Args:
-        tp: Tensor parallel degree.
-        pp: Number of stages.
-        dp: Data parallel degree.
-        micro_batch_size: Samples per micro-batch and replica.
-        num_micro_batches: Micro-batches per step and replica.
         bounds: ``(0, ..., num_layers)``, in the list of ``layer_kinds``.
         recompute: ``none`` or ``full``, per stage.
         rank_map: For every rank in the contract's order, the process that plays it.
@@ -67,17 +60,12 @@ class Job:
     Args:
         trial_id: Copied into every event and the result.
         out_dir: Folder on this host that the result is written to.
-        model: What is trained.
-        grid: How it is spread.
         precision: ``fp32``, ``bf16`` or ``fp16``.
         optimizer: ``adam``, ``adamw`` or ``sgd``.
-        learning_rate: Constant.
         gradient_clipping: Largest norm of all gradients together; 0 turns it off.
         zero_stage: 0, or 1 to shard the optimizer state over dp.
-        global_batch_size: Samples per step.
         steps: Measured steps.
         warmup_steps: Steps before them.
-        seed: Of weights and data.
         device: ``auto`` takes CUDA where there is a GPU.
         sliced_transfers: Whether a stage sends 1/tp of an activation per rank and gathers it after.
         num_threads: CPU threads per rank; more than its share of the cores makes steps far slower.
@@ -105,29 +93,8 @@ class Job:
     communication_timeout_s: float
 
 
-def load_job(path: str) -> Job:
-    """Read a job from a JSON file.
-
-    Raises:
-        ValueError: If the file is no JSON, or ``read_job`` refuses its content.
-        OSError: If the file cannot be read.
-    """
-    text = Path(path).read_text(encoding="utf-8")
-    try:
-        record = json.loads(text)
-    except json.JSONDecodeError as error:
-        message = f"{path} is not JSON: {error}"
-        raise ValueError(message) from None
-    return read_job(record)
-
-
 def read_job(record: Mapping[str, Any]) -> Job:
-    """Read a job from its JSON object.
-
-    Raises:
-        ValueError: If a key is missing, unknown or wrong, or the strategy does not fit the
-            model, the batch or itself. The message names the values.
-    """
+    """Read a job from its JSON object; a ``ValueError`` names the values that are wrong."""
     fields = Fields(record, "job")
     model = read_shape(fields.any("model"))
     grid = _read_grid(fields.any("strategy"), fields.any("launch_order", None))

@@ -9,7 +9,7 @@ References:
 """
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,6 @@ class TensorParallel:
 
     Args:
         rank: Index of this process among them.
-        size: How many they are.
         group: Their process group; None if this process is alone.
         spans: Where the time of the all-reduces is noted.
     """
@@ -96,12 +95,10 @@ def shard_parameter(value: Tensor, parallel: TensorParallel) -> nn.Parameter:
     return parameter
 
 
-class ColumnLinear(nn.Module):
-    """A linear layer of which this rank computes some of the output features.
+class _SplitLinear(nn.Module):
+    """A linear layer of which this rank holds a part; its bias, if any, starts at zero."""
 
-    The caller passes its input through ``TensorParallel.enter``, once for all
-    layers that share it.
-    """
+    shard_dim: int
 
     def __init__(
         self,
@@ -111,14 +108,26 @@ class ColumnLinear(nn.Module):
         shape: tuple[int, int],
         std: float,
     ) -> None:
-        """Make the weight ``(outputs, inputs)`` and keep this rank's rows; no bias yet."""
+        """Make the weight ``(outputs, inputs)`` and keep this rank's part; no bias yet."""
         super().__init__()
-        self.weight = shard_parameter(weights.shard(name, shape, std, 0), parallel)
+        self.parallel = parallel
+        part = weights.shard(name, shape, std, self.shard_dim)
+        self.weight = shard_parameter(part, parallel)
         self.bias: nn.Parameter | None = None
 
-    def with_bias(self, parallel: TensorParallel) -> "ColumnLinear":
-        """Add a bias of zeros."""
-        self.bias = shard_parameter(torch.zeros(self.weight.shape[0]), parallel)
+
+class ColumnLinear(_SplitLinear):
+    """A linear layer of which this rank computes some of the output features.
+
+    The caller passes its input through ``TensorParallel.enter``, once for all
+    layers that share it.
+    """
+
+    shard_dim = 0
+
+    def with_bias(self) -> Self:
+        """Add a bias of which this rank holds its own features' part."""
+        self.bias = shard_parameter(torch.zeros(self.weight.shape[0]), self.parallel)
         return self
 
     def forward(self, value: Tensor) -> Tensor:
@@ -126,25 +135,13 @@ class ColumnLinear(nn.Module):
         return functional.linear(value, self.weight, self.bias)
 
 
-class RowLinear(nn.Module):
+class RowLinear(_SplitLinear):
     """A linear layer of which this rank holds some of the input features."""
 
-    def __init__(
-        self,
-        parallel: TensorParallel,
-        weights: LayerWeights,
-        name: str,
-        shape: tuple[int, int],
-        std: float,
-    ) -> None:
-        """Make the weight ``(outputs, inputs)`` and keep this rank's columns; no bias yet."""
-        super().__init__()
-        self.parallel = parallel
-        self.weight = shard_parameter(weights.shard(name, shape, std, 1), parallel)
-        self.bias: nn.Parameter | None = None
+    shard_dim = 1
 
-    def with_bias(self) -> "RowLinear":
-        """Add a bias of zeros, added once: after the sum over the ranks."""
+    def with_bias(self) -> Self:
+        """Add a bias that is added once: after the sum over the ranks."""
         self.bias = nn.Parameter(torch.zeros(self.weight.shape[0]))
         return self
 

@@ -121,10 +121,8 @@ def _flag_owners(module: TrialModule) -> None:
 def deepspeed_config(job: Job, num_parameters: int) -> dict[str, Any]:
     """Return DeepSpeed's configuration; what it would default silently is spelled out.
 
-    Args:
-        job: The trial.
-        num_parameters: Of this rank. ZeRO-1 in a pipeline takes a whole bucket of memory
-            in every step, however little there is to reduce.
+    The number of parameters is this rank's: ZeRO-1 in a pipeline takes a whole bucket of memory in
+    every step, however little there is to reduce.
     """
     grid = job.grid
     config: dict[str, Any] = {

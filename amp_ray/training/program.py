@@ -2,13 +2,15 @@
 
 import importlib
 import os
+import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn, TypeVar
 
 from amp_ray.training.events import EXIT_CODES, EventChannel, cause_of
-from amp_ray.training.job import Job, UnfitError, load_job, read_job
+from amp_ray.training.fields import read_object
+from amp_ray.training.job import Job, UnfitError, read_job
 
 RUNTIME_MODULE: Final = "amp_ray.training.loop"
 """Importing it imports torch and DeepSpeed."""
@@ -16,38 +18,66 @@ RUNTIME_MODULE: Final = "amp_ray.training.loop"
 ZERO_MODULE: Final = "deepspeed.runtime.zero.muon.muon_optimizer"
 """DeepSpeed imports it, and with it torch's compiler for 1.5 s, when it sees a ZeRO optimizer."""
 
+_Job = TypeVar("_Job")
+
 USAGE: Final = "usage: python -m amp_ray.training [--local_rank=N] JOB.json"
 
 
 def main(job: Sequence[str] | Mapping[str, Any]) -> int:
-    """Run one rank of a trial.
+    """Run one rank of a trial, and return its exit code; see `run_rank`.
 
     Args:
         job: Command-line arguments (``[JOB.json]``; the ``--local_rank`` of DeepSpeed's
             launcher is understood), or the job's JSON object, for a process forked from one
             that has called ``preload``.
+    """
+
+    def read(channel: EventChannel) -> Job:
+        if isinstance(job, Mapping):
+            channel.trial_id = job.get("trial_id")
+            return read_job(job)
+        loaded = read_job(read_object(_job_path(job)))
+        channel.trial_id = loaded.trial_id
+        return loaded
+
+    return run_rank(read, _run)
+
+
+def run_rank(
+    read: Callable[[EventChannel], _Job], run: Callable[[_Job, EventChannel], None]
+) -> int:
+    """Read a job and run it; every ending becomes an event, and nothing is raised.
 
     Returns:
-        0 after a complete run, else the code of the cause in ``events.EXIT_CODES``. Nothing is
-        raised: what went wrong has been sent as an event.
+        0 after a complete run, else the code of the cause in ``events.EXIT_CODES``.
     """
     with EventChannel() as channel:
         try:
-            if isinstance(job, Mapping):
-                channel.trial_id = job.get("trial_id")
-            loaded = read_job(job) if isinstance(job, Mapping) else load_job(_job_path(job))
+            job = read(channel)
         except (ValueError, OSError) as error:
             channel.failed(error, "bad_job")
             return EXIT_CODES["bad_job"]
-        channel.trial_id = loaded.trial_id
-        return _run(loaded, channel)
+        try:
+            channel.send("started")
+            run(job, channel)
+        except BaseException as error:  # noqa: BLE001 - every ending is reported, SystemExit too
+            cause = "bad_job" if isinstance(error, UnfitError) else cause_of(error)
+            channel.failed(error, cause)
+            return EXIT_CODES[cause]
+        return 0
+
+
+def leave(code: int) -> NoReturn:
+    """End the process, also where a communication thread waits for a dead peer."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def preload(*, zero: bool = True) -> None:
     """Import torch, DeepSpeed and the models without touching a device, to fork from later.
 
-    Args:
-        zero: Whether to import what only trials with ZeRO need, too.
+    With ``zero`` also what only trials with ZeRO need.
     """
     # Asking the driver how many GPUs there are would make CUDA useless in every child; NVML is
     # asked instead.
@@ -60,21 +90,14 @@ def preload(*, zero: bool = True) -> None:
             importlib.import_module(ZERO_MODULE)
 
 
-def _run(job: Job, channel: EventChannel) -> int:
-    """Run a job that has been read."""
-    try:
-        channel.send("started")
-        if job.device != "auto":
-            os.environ.setdefault("DS_ACCELERATOR", job.device)
-        start = time.perf_counter()
-        preload(zero=job.zero_stage > 0)
-        imports_s = time.perf_counter() - start
-        importlib.import_module(RUNTIME_MODULE).run(job, channel, imports_s)
-    except BaseException as error:  # noqa: BLE001 - every ending is reported, SystemExit included
-        cause = "bad_job" if isinstance(error, UnfitError) else cause_of(error)
-        channel.failed(error, cause)
-        return EXIT_CODES[cause]
-    return 0
+def _run(job: Job, channel: EventChannel) -> None:
+    """Train."""
+    if job.device != "auto":
+        os.environ.setdefault("DS_ACCELERATOR", job.device)
+    start = time.perf_counter()
+    preload(zero=job.zero_stage > 0)
+    imports_s = time.perf_counter() - start
+    importlib.import_module(RUNTIME_MODULE).run(job, channel, imports_s)
 
 
 def _job_path(arguments: Sequence[str]) -> str:

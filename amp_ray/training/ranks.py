@@ -1,4 +1,4 @@
-"""Who is where: the contract's rank order, coordinates and the rank map."""
+"""The contract's rank order: coordinates of a rank, shards, and the map from ranks to processes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,20 +34,11 @@ def coordinates_of(rank: int, *, tp: int, dp: int) -> Coordinates:
 
 
 def rank_map(placement: Sequence[Place], launch_order: Sequence[Place]) -> tuple[int, ...]:
-    """Return the process that plays each rank.
+    """Return for every rank of the strategy the ``RANK`` of the process at its place.
 
-    A launcher that numbers its processes host by host cannot follow a free
-    placement; the map makes up for it.
-
-    Args:
-        placement: Place of every rank of the strategy.
-        launch_order: Place of every process, in the order of the launcher's ``RANK``.
-
-    Returns:
-        For every rank of the strategy, the ``RANK`` of the process at its place.
-
-    Raises:
-        ValueError: If the two name different places, or one place twice.
+    A launcher that numbers its processes host by host cannot follow a free placement; the map makes
+    up for it. ``launch_order`` has the place of every process, in the order of the launcher's
+    ``RANK``; both name the same places, each once.
 
     Example:
         >>> rank_map([("b", 0), ("a", 0)], [("a", 0), ("b", 0)])
@@ -64,11 +55,7 @@ def rank_map(placement: Sequence[Place], launch_order: Sequence[Place]) -> tuple
 
 
 def read_places(value: Any, where: str, num_ranks: int) -> tuple[Place, ...]:  # noqa: ANN401 - JSON
-    """Read ``[["host", slot], ...]``, one entry per rank.
-
-    Raises:
-        ValueError: If the form or the number of entries is wrong.
-    """
+    """Read ``[["host", slot], ...]``; raise ``ValueError`` unless there is one entry per rank."""
     message = f"{where} must be {num_ranks} pairs of host name and slot, found {value!r}"
     if not isinstance(value, list | tuple) or len(value) != num_ranks:
         raise ValueError(message)

@@ -38,13 +38,7 @@ class TextShape:
     Args:
         family: ``gpt2`` (LayerNorm, GELU, learned positions, biases) or ``llama``
             (RMSNorm, SwiGLU, rotary positions, no biases).
-        num_layers: Transformer blocks.
-        hidden_size: Width.
-        num_heads: Query heads.
         num_key_value_heads: Key and value heads; fewer than ``num_heads`` means grouped queries.
-        feed_forward_size: Width of the feed-forward layer.
-        sequence_length: Tokens of one sample.
-        vocab_size: Distinct tokens.
         tied_embedding: Whether the head uses the token embedding's weights.
     """
 
@@ -90,7 +84,6 @@ class ImageShape:
     Args:
         depth: Blocks of every level, lowest first; levels of depth 0 only up-sample.
         hidden_size: Width of the lowest level.
-        num_heads: Attention heads of every block.
         bottom_width: Side of the lowest level, in tokens.
         latent_size: Length of the random input vector.
         window_size: Side of an attention window where pictures are large.
@@ -177,19 +170,13 @@ def layer_kinds(shape: TextShape | ImageShape) -> tuple[LayerKind, ...]:
 
 
 def read_shape(model: Mapping[str, Any]) -> TextShape | ImageShape:
-    """Read the ``model`` mapping of an experiment file.
+    """Read the ``model`` mapping of an experiment file; a ``ValueError`` names the wrong key.
 
     Args:
         model: ``{family: gpt2 | llama, num_layers, hidden_size, num_heads, sequence_length,
             vocab_size, [tied_embedding], [feed_forward_size], [num_key_value_heads]}`` or
             ``{family: transgan, depth, hidden_size, num_heads, bottom_width, [latent_size],
             [window_size]}``.
-
-    Returns:
-        The sizes, checked.
-
-    Raises:
-        ValueError: If a key is missing, unknown or wrong; the message names it.
     """
     fields = Fields(model, "model")
     family = fields.choice("family", ("gpt2", "llama", "transgan"))

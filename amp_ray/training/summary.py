@@ -22,18 +22,11 @@ def summarise(
 ) -> dict[str, Any]:
     """Return the content of ``result.json``.
 
-    A step takes as long as its slowest rank; so does each piece of a stage.
-
-    Args:
-        trial_id: Of the job.
-        warmup_steps: Steps that do not count for ``iteration_time_s``; all steps are kept.
-        bounds: Of the stages.
-        ranks: One report per process: ``stage``, ``step_s``, ``losses``, ``spans_s`` (mean per
-            measured step) and ``peak_memory_bytes`` among others.
-
-    Returns:
-        JSON object. In a stage, ``forward_s`` and ``backward_s`` include ``tensor_parallel_s``,
-        and ``receive_s`` includes the wait for the neighbour.
+    A step takes as long as its slowest rank; so does each piece of a stage. Warm-up steps do not
+    count for ``iteration_time_s``; all steps are kept. In a stage, ``forward_s`` and ``backward_s``
+    include ``tensor_parallel_s``, and ``receive_s`` includes the wait for the neighbour. ``ranks``
+    has one report per process: ``stage``, ``step_s``, ``losses``, ``spans_s`` (mean per measured
+    step) and ``peak_memory_bytes`` among others.
     """
     step_s = [max(times) for times in zip(*(rank["step_s"] for rank in ranks), strict=True)]
     return {

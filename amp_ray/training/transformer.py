@@ -25,12 +25,7 @@ class BlockShape:
     """Sizes of one block.
 
     Args:
-        hidden_size: Width.
-        num_heads: Query heads.
-        num_key_value_heads: Key and value heads.
-        feed_forward_size: Width of the feed-forward layer.
         num_blocks: Blocks of the model; weights that write to the stream start smaller by it.
-        std: Standard deviation of the starting weights.
         style: ``gpt`` (LayerNorm, GELU, biases) or ``llama`` (RMSNorm, SwiGLU, rotary, none).
         causal: Whether a token sees only those before it.
     """
@@ -79,7 +74,7 @@ class Attention(nn.Module):
         self.qkv = ColumnLinear(parallel, weights, "qkv", (rows, hidden), shape.std)
         self.out = RowLinear(parallel, weights, "attention", (hidden, hidden), shape.residual_std)
         if shape.style == "gpt":
-            self.qkv.with_bias(parallel)
+            self.qkv.with_bias()
             self.out.with_bias()
 
     def forward(self, value: Tensor) -> Tensor:
@@ -103,12 +98,8 @@ class Attention(nn.Module):
 def rotate(value: Tensor) -> Tensor:
     """Turn pairs of features by an angle that grows with the position.
 
-    Args:
-        value: Shape ``(batch, heads, tokens, head_size)``; feature ``i`` is paired with
-            ``i + head_size / 2``.
-
-    References:
-        Su et al., RoFormer, arXiv:2104.09864.
+    In ``(batch, heads, tokens, head_size)``, feature ``i`` is paired with ``i + head_size / 2``
+    (Su et al., RoFormer, arXiv:2104.09864).
     """
     tokens, half = value.shape[2], value.shape[3] // 2
     device = value.device
@@ -133,7 +124,7 @@ class FeedForward(nn.Module):
         if shape.style == "llama":
             self.gate = ColumnLinear(parallel, weights, "gate", (wide, hidden), shape.std)
         else:
-            self.up.with_bias(parallel)
+            self.up.with_bias()
             self.down.with_bias()
 
     def forward(self, value: Tensor) -> Tensor:

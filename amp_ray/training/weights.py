@@ -26,14 +26,7 @@ def seed_of(*parts: object) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerWeights:
-    """Makes the weights of one layer.
-
-    Args:
-        seed: Of the trial.
-        layer: Index in the list of layers.
-        tp_rank: Which shard this process keeps.
-        tp: Number of shards.
-    """
+    """Makes the weights of one layer, of which this process keeps the shard ``tp_rank``."""
 
     seed: int
     layer: int
@@ -50,8 +43,3 @@ class LayerWeights:
         """Return this rank's shard, along ``dim``, of what ``whole`` returns."""
         first, end = shard_range(shape[dim], self.tp_rank, self.tp)
         return self.whole(name, shape, std).narrow(dim, first, end - first).clone()
-
-    def shard_size(self, size: int) -> int:
-        """Return how much of a dimension this rank keeps."""
-        first, end = shard_range(size, self.tp_rank, self.tp)
-        return end - first

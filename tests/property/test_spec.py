@@ -13,11 +13,11 @@ from amp_ray.spec.cluster import Cluster
 from amp_ray.spec.experiment_file import ModelSection
 from amp_ray.spec.families import build_model
 from amp_ray.spec.hostfile import HostSlots, format_hostfile, parse_hostfile
+from amp_ray.spec.profile_file import parse_device_table
 from amp_ray.spec.shape import model_shape
 from amp_ray.spec.strategy import Strategy, candidate_of
 from amp_ray.spec.strategy_file import Context, parse_strategies
 from amp_ray.spec.strategy_json import strategy_from_json, strategy_to_json
-from amp_ray.spec.table_file import parse_device_table
 from amp_ray.spec.yaml_text import parse_yaml
 from support.strategies import (
     bounds,

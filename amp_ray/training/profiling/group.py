@@ -15,12 +15,7 @@ class Ranks:
     """The ranks, which do the same things in the same order."""
 
     def __init__(self, device: Any, sizes: Iterable[int]) -> None:  # noqa: ANN401 - torch's
-        """Make groups of consecutive ranks; every rank calls it with the same sizes.
-
-        Args:
-            device: Of this rank.
-            sizes: Of the groups; each divides the number of ranks.
-        """
+        """Make groups of consecutive ranks, whose sizes divide their number; all ranks call it."""
         self.device = device
         self.rank = int(torch.distributed.get_rank())
         self.size = int(torch.distributed.get_world_size())
@@ -58,11 +53,7 @@ class Ranks:
             torch.cuda.synchronize()
 
     def attempt(self, work: Callable[[], _T]) -> _T | None:
-        """Do something that may need too much memory, and needs no other rank.
-
-        Returns:
-            Its result; None on all ranks if it was too much for one of them.
-        """
+        """Do work that needs no other rank; None on all ranks if one had too little memory."""
         found: _T | None = None
         failed = False
         try:

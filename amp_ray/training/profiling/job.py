@@ -1,9 +1,7 @@
 """The job file of a profile run: a trial's, and what is to be measured."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from amp_ray.training.fields import Fields
@@ -16,8 +14,6 @@ class Point:
     """One layer at one tp and micro-batch size.
 
     Args:
-        tp: Tensor parallel degree.
-        micro_batch_size: Samples.
         layer: Index in the model's list; the number of layers means the loss behind them.
     """
 
@@ -66,28 +62,8 @@ class ProfileJob:
         return tuple(sorted(adding | {point.tp for point in self.points}))
 
 
-def load_profile_job(path: str) -> ProfileJob:
-    """Read a job from a JSON file.
-
-    Raises:
-        ValueError: If the file is no JSON, or ``read_profile_job`` refuses its content.
-        OSError: If the file cannot be read.
-    """
-    try:
-        record = json.loads(Path(path).read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        message = f"{path} is not JSON: {error}"
-        raise ValueError(message) from None
-    return read_profile_job(record)
-
-
 def read_profile_job(record: Mapping[str, Any]) -> ProfileJob:
-    """Read a job from its JSON object.
-
-    Raises:
-        ValueError: If a key is missing, unknown or wrong, tp or a group does not divide the
-            ranks or the model, or a layer does not exist. The message names the values.
-    """
+    """Read a job from its JSON object; a ``ValueError`` names the values that are wrong."""
     fields = Fields(record, "profile")
     job = ProfileJob(
         trial=read_job(fields.any("trial")),

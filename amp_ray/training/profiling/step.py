@@ -46,11 +46,6 @@ UPDATE_PASSES: Final = {"adam": 7, "adamw": 7, "sgd": 3}
 def time_step(job: Job, ranks: Ranks, *, cuda: bool) -> dict[str, float] | None:
     """Measure what an optimizer step takes besides its layers, all ranks at once.
 
-    Args:
-        job: Model, optimizer, number of ranks.
-        ranks: All of them.
-        cuda: Whether they run on GPUs.
-
     Returns:
         Medians over the ranks of ``host_s_per_micro_batch``, ``host_s_per_iteration`` and
         ``memory_bytes_per_s``; None where memory was short.

@@ -1,4 +1,4 @@
-"""What is timed: one layer, or the loss, with inputs as they are in training."""
+"""Layers and losses that are timed alone, with inputs as they are in training."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -41,8 +41,6 @@ class Subject:
     """A forward pass and its backward pass, ready to run.
 
     Args:
-        run: The forward pass.
-        source: What goes in.
         module: Whose parameters get gradients; None for a loss.
         gradient: What comes back from the next layer; None for a loss, a scalar.
     """
@@ -71,14 +69,7 @@ class Subject:
 
 
 def make_subject(job: Job, point: Point, parallel: SwitchedParallel, device: Any) -> Subject:  # noqa: ANN401
-    """Build a layer with its inputs, or the loss.
-
-    Args:
-        job: Model, precision and seed.
-        point: Which layer, at which micro-batch size.
-        parallel: The ranks that share it.
-        device: Where it runs.
-    """
+    """Build a layer with its inputs, or the loss."""
     dtype = DTYPES[job.precision]
     source = _source(job, point, parallel, device)
     if point.layer == len(layer_kinds(job.model)):

@@ -1,7 +1,10 @@
 import json
 
-from amp_ray.formats.metis_cluster import metis_cluster, parse_metis_clusterfile
-from amp_ray.formats.metis_cluster_export import metis_cluster_files
+from amp_ray.formats.metis_cluster import (
+    metis_cluster,
+    metis_cluster_files,
+    parse_metis_clusterfile,
+)
 from support.experiments import small_experiment
 from support.metis import metis_setting
 

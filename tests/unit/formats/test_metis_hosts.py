@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from amp_ray.errors import InputError
-from amp_ray.formats.metis_hosts import MetisHost, node_names, parse_metis_hostfile
+from amp_ray.formats.metis_cluster import MetisHost, node_names, parse_metis_hostfile
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from amp_ray.report.places import is_in_order, places_text
+from amp_ray.report.tables import is_in_order, places_text
 from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.strategy import Stage, StageOptions, Strategy
 from support.experiments import small_experiment

@@ -2,9 +2,8 @@ from dataclasses import replace
 
 import pytest
 
-from amp_ray.spec.blocks import gpt_block, llama_block
+from amp_ray.spec.blocks import Width, gpt_block, llama_block
 from amp_ray.spec.model import Layer
-from amp_ray.spec.width import Width
 
 TOKENS, HIDDEN, HEADS = 8, 32, 4
 WIDTH = Width(tokens=TOKENS, hidden=HIDDEN, heads=HEADS, key_value_heads=HEADS, feed_forward=128)

@@ -1,8 +1,8 @@
 import pytest
 
+from amp_ray.spec.blocks import Kernels
 from amp_ray.spec.families import build_model
 from amp_ray.spec.model import ModelShape
-from amp_ray.spec.width import Kernels
 
 GPT2 = ModelShape(
     family="gpt2",

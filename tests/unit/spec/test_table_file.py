@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from amp_ray.errors import InputError
-from amp_ray.spec.table_file import parse_device_table
+from amp_ray.spec.profile_file import parse_device_table
 
 HEADER = "layer,tp,micro_batch_size,forward_s,backward_s\n"
 

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from amp_ray.training.job import Job, load_job, read_job
+from amp_ray.training.fields import read_object
+from amp_ray.training.job import Job, read_job
 
 MODEL = {
     "family": "gpt2",
@@ -129,11 +130,11 @@ def test_wrong_jobs_are_refused_by_name(change: dict[str, Any], words: str) -> N
 def test_job_is_read_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "job.json"
     path.write_text(json.dumps(JOB), encoding="utf-8")
-    assert load_job(str(path)) == job()
+    assert read_job(read_object(str(path))) == job()
 
 
 def test_file_that_is_no_json_is_named(tmp_path: Path) -> None:
     path = tmp_path / "job.json"
     path.write_text("{", encoding="utf-8")
     with pytest.raises(ValueError, match=r"job\.json is not JSON"):
-        load_job(str(path))
+        read_job(read_object(str(path)))

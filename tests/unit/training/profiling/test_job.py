@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from amp_ray.training.profiling.job import Point, load_profile_job, read_profile_job
+from amp_ray.training.fields import read_object
+from amp_ray.training.profiling.job import Point, read_profile_job
 
 MODEL = {
     "family": "gpt2",
@@ -92,6 +93,6 @@ def test_a_file_that_is_no_json_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "job.json"
     path.write_text("{", encoding="utf-8")
     with pytest.raises(ValueError, match="is not JSON"):
-        load_profile_job(str(path))
+        read_profile_job(read_object(str(path)))
     path.write_text(json.dumps(job()), encoding="utf-8")
-    assert load_profile_job(str(path)).seconds == 5.0
+    assert read_profile_job(read_object(str(path))).seconds == 5.0
