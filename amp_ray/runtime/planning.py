@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from amp_ray.baselines.amp2022 import Amp2022Planner
+from amp_ray.baselines.amp2022.planner import Amp2022Planner
 from amp_ray.cost.estimate import Estimate, Result
 from amp_ray.errors import placed
 from amp_ray.runtime.metis_planning import METIS_2024, make_metis_planner

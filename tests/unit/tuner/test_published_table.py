@@ -6,7 +6,7 @@ from typing import Final
 import numpy as np
 import pytest
 
-from amp_ray.baselines.amp2022 import Amp2022Planner
+from amp_ray.baselines.amp2022.planner import Amp2022Planner
 from amp_ray.cost.estimate import Estimate
 from amp_ray.spec.constants import Constants
 from amp_ray.spec.experiment import Experiment

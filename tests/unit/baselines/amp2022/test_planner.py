@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from amp_ray.baselines.amp2022 import Amp2022Planner, mean_forward_s, predict
-from amp_ray.baselines.amp2022_chain import gpt2_chain, transgan_chain
-from amp_ray.baselines.amp2022_cost import Network
+from amp_ray.baselines.amp2022.chain import gpt2_chain, transgan_chain
+from amp_ray.baselines.amp2022.cost import Network
+from amp_ray.baselines.amp2022.planner import Amp2022Planner, mean_forward_s, predict
 from amp_ray.cost.estimate import Estimate, Infeasible
 from amp_ray.errors import InputError
 from amp_ray.runtime.ray.searching import ALONE, search_candidates

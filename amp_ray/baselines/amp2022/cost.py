@@ -13,7 +13,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from amp_ray.baselines.amp2022_chain import Chain, work_bounds
+from amp_ray.baselines.amp2022.chain import Chain, work_bounds
 from amp_ray.spec.candidate import Candidate
 from amp_ray.units import BYTES_PER_FP32
 

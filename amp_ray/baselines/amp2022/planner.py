@@ -12,15 +12,15 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from amp_ray.baselines.amp2022_chain import Chain, gpt2_chain, list_bounds, transgan_chain
-from amp_ray.baselines.amp2022_cost import (
+from amp_ray.baselines.amp2022.chain import Chain, gpt2_chain, list_bounds, transgan_chain
+from amp_ray.baselines.amp2022.cost import (
     Network,
     Prediction,
     boundary_time_s,
     layer_time_s,
     predict_bounds,
 )
-from amp_ray.baselines.amp2022_partition import even_bounds, published_bounds
+from amp_ray.baselines.amp2022.partition import even_bounds, published_bounds
 from amp_ray.cost.estimate import Breakdown, Estimate, Infeasible, Reason, Result
 from amp_ray.errors import InputError
 from amp_ray.spec.candidate import AnyCandidate, Candidate

@@ -3,8 +3,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from amp_ray.baselines.amp2022_chain import Chain
-from amp_ray.baselines.amp2022_cost import (
+from amp_ray.baselines.amp2022.chain import Chain
+from amp_ray.baselines.amp2022.cost import (
     Network,
     boundary_time_s,
     layer_time_s,

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from amp_ray.baselines.amp2022_partition import FloatArray, even_bounds, published_bounds
+from amp_ray.baselines.amp2022.partition import FloatArray, even_bounds, published_bounds
 
 
 def free_cuts(num_layers: int, num_stages: int) -> FloatArray:

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from amp_ray.baselines.amp2022_chain import gpt2_chain, list_bounds, transgan_chain, work_bounds
+from amp_ray.baselines.amp2022.chain import gpt2_chain, list_bounds, transgan_chain, work_bounds
 
 GPT2 = gpt2_chain(num_layers=2, hidden_size=4, sequence_length=3, vocab_size=10)
 TRANSGAN = transgan_chain(depth=(12, 0, 0, 0, 0, 12), hidden_size=128, bottom_width=9)

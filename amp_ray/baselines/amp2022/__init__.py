@@ -1,0 +1,1 @@
+"""The planner of AMP (2022), restated from its paper and artifact."""
