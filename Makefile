@@ -122,6 +122,15 @@ test: venv  ## Run every check and every test, to the end whatever fails
 fuzz: venv  ## Read 10,000 hostile inputs with everything that reads any (minutes)
 	@HYPOTHESIS_PROFILE=fuzz $(PYTEST) $(wildcard tests/property/test_hostile_*.py)
 
+# `make soak N=200` is two hundred faults, `make scale N=256` as many hosts. They need what test hosts need.
+.PHONY: soak
+soak: venv  ## Kill, cut, fill and resume studies on test hosts, N=20 times at random
+	@AMP_RAY_SOAK=$(or $(N),20) $(PYTEST) -rP tests/hosts/test_soak.py
+
+.PHONY: scale
+scale: venv  ## Run a study on N=64 test hosts; print time, CPU and memory of the controller
+	@AMP_RAY_HOSTS=$(or $(N),64) $(PYTEST) -rP tests/hosts/test_scale.py
+
 .PHONY: lint
 lint: lint-ruff lint-format lint-types lint-imports  ## Run the four static checks
 

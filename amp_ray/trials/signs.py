@@ -110,11 +110,11 @@ def sign_of_deadline(
         timeout_s: The limit.
     """
     ranks = ", ".join(
-        f"rank {message['rank']} on {place}{STATES.get(message.get('state', ''), '')}"
+        f"rank {message['rank']} on {place}{STATES.get(str(message.get('state')), '')}"
         for place, message in sorted(ended, key=lambda entry: entry[1]["rank"])
     )
     # Who is stopped keeps the others waiting, whose last lines say little.
-    first = sorted(ended, key=lambda entry: entry[1].get("state") not in STATES)[:1]
+    first = sorted(ended, key=lambda entry: str(entry[1].get("state")) not in STATES)[:1]
     lines = keep_last(first[0][1]["tail"]) if first else ()
     text = f"still running after {timeout_s:g} s: {ranks or host}"
     return Sign(kind="deadline", host=host, rank=None, time_s=time_s, text=text, lines=lines)

@@ -4,16 +4,21 @@ import contextlib
 import json
 import math
 import queue
+import reprlib
 import threading
 import time
 from collections import deque
+from collections.abc import Mapping
 from pathlib import Path
+from types import NoneType
 from typing import Any, Final
 
 from amp_ray.errors import HostError
 from amp_ray.runtime.hosts import agent
 from amp_ray.runtime.hosts.agent.bundle import BOOTSTRAP, LENGTH_DIGITS
+from amp_ray.runtime.hosts.agent.wire import Lines, WireError, printable
 from amp_ray.runtime.hosts.host import Channel, Host
+from amp_ray.runtime.hosts.messages import clean
 from amp_ray.trials.doctor.host_facts import Clock
 
 Message = dict[str, Any]
@@ -26,12 +31,26 @@ _MODULES: Final = (
 )
 """In the order of their imports."""
 
+_MAX_SHOWN: Final = 30
+"""Characters of a kind that nobody knows."""
+
 _NUM_NOISE_LINES: Final = 3
 _MAX_NOISE: Final = 1000
 """Bytes of a line that is no message."""
 
 _MAX_BYTES: Final = 4 * 2**20
 """Of all that a probe says: a few kilobytes are usual."""
+
+_MAX_ANSWERS: Final = 100
+"""A host is asked for its time, its facts and the way to its peers."""
+
+_ANSWERS: Final[Mapping[str, Mapping[str, type | tuple[type, ...]]]] = {
+    "old": {"version": str, "executable": (str, NoneType)},
+    "time": {"time_s": (int, float)},
+    "facts": {"version": str, "executable": (str, NoneType)},
+    "reach": {"peers": list},
+}
+"""By kind: what has to be there, and of which type."""
 
 _NUM_CLOCK_READINGS: Final = 5
 _END_TIMEOUT_S: Final = 2.0
@@ -81,6 +100,7 @@ class Probe:
         self._too_old: Message | None = None
         self._started_at = time.monotonic()
         self._first_at: float | None = None
+        self._num_answers = 0
         self._channel: Channel = host.open_channel(
             [host.python, "-I", "-u", "-c", guarded(BOOTSTRAP), "probe"]
         )
@@ -162,35 +182,59 @@ class Probe:
 
     def _listen(self) -> None:
         """Sort messages from what a login shell or a failing interpreter prints."""
-        rest = b""
+        lines = Lines()
         problem = ""
         num_bytes = 0
         try:
             while data := self._channel.read():
                 num_bytes += len(data)
                 if num_bytes > _MAX_BYTES:
-                    problem = f"it says more than {_MAX_BYTES // 2**20} MiB, as no probe does"
-                    self._channel.close()
-                    break
-                *lines, rest = (rest + data).split(b"\n")
-                for line in lines:
+                    text = f"it says more than {_MAX_BYTES // 2**20} MiB, as no probe does"
+                    raise WireError(text)  # noqa: TRY301 - dropped like one that says the wrong
+                for line in lines.feed(data):
                     self._hear(line)
+            self._hear(lines.rest())
+        except WireError as error:
+            problem = f"not to be trusted: {error}"
+            with contextlib.suppress(OSError, HostError):
+                self._channel.close()
         except (OSError, HostError) as error:
             problem = str(error)
-        self._hear(rest[:_MAX_NOISE])
         text = problem or " / ".join(self._noise) or "the connection ended"
         self._inbox.put({"kind": "lost", "text": text})
 
     def _hear(self, line: bytes) -> None:
-        """Take one line."""
+        """Take one line; one that is no JSON object with a kind is noise.
+
+        Raises:
+            WireError: If it is an answer that no probe gives.
+        """
+        message: Any = None
         with contextlib.suppress(ValueError, RecursionError):
             message = json.loads(line)
-            if isinstance(message, dict) and "kind" in message:
-                self._first_at = self._first_at or time.monotonic()
-                self._inbox.put(message)
-                return
-        if line.strip():
-            self._noise.append(line[:_MAX_NOISE].decode("utf-8", "replace").strip())
+        if isinstance(message, dict) and "kind" in message:
+            self._first_at = self._first_at or time.monotonic()
+            self._num_answers += 1
+            self._inbox.put(self._checked(message))
+        elif line.strip():
+            self._noise.append(printable(line[:_MAX_NOISE].decode("utf-8", "replace").strip()))
+
+    def _checked(self, message: Message) -> Message:
+        """Return an answer as it may be acted on.
+
+        Raises:
+            WireError: If it is none.
+        """
+        message = clean(message)
+        kind = str(message["kind"])
+        for key, known in _ANSWERS.get(kind, {"kind": ()}).items():
+            if not isinstance(message.get(key), known):
+                text = f"an answer {kind[:_MAX_SHOWN]!r} has {key} {reprlib.repr(message.get(key))}"
+                raise WireError(text)
+        if self._num_answers > _MAX_ANSWERS:
+            text = f"more than {_MAX_ANSWERS} answers"
+            raise WireError(text)
+        return message
 
 
 def _bundle() -> bytes:

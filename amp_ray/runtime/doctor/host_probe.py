@@ -1,5 +1,6 @@
 """One visit to one host: log in, ask, try the way to its peers, leave."""
 
+import ipaddress
 import queue
 import threading
 import time
@@ -27,6 +28,8 @@ _FACTS_S: Final = 30.0
 
 _DEEP_FACTS_S: Final = 180.0
 """The first import of torch and DeepSpeed from a network file system takes minutes."""
+
+_MAX_PORT: Final = 65535
 
 _MARGIN_S: Final = 5.0
 """For an answer to travel, on top of what finding it may take."""
@@ -166,9 +169,13 @@ class Visit:
     @property
     def listens_at(self) -> tuple[str, int] | None:
         """Where peers can connect to, if anywhere."""
-        address = {} if self._facts is None else self._facts.part("address")
-        known = isinstance(address.get("address"), str) and isinstance(address.get("port"), int)
-        return (address["address"], address["port"]) if known else None
+        part = {} if self._facts is None else self._facts.part("address")
+        try:
+            address, port = str(ipaddress.ip_address(part["address"])), part["port"]
+        except (LookupError, TypeError, ValueError):
+            return None
+        is_port = isinstance(port, int) and not isinstance(port, bool) and 0 < port <= _MAX_PORT
+        return (address, port) if is_port else None
 
     def reach(self, visits: Sequence["Visit"]) -> None:
         """Connect to every other host of the group that listens.

@@ -1,5 +1,7 @@
 """What an agent may say: every message is checked before anything acts on it."""
 
+import math
+import reprlib
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -9,7 +11,7 @@ from amp_ray.trials.signs import TROUBLE_KINDS
 Message = dict[str, Any]
 
 _MAX_DEPTH: Final = 8
-_MAX_ITEMS: Final = 10_000
+_MAX_VALUES: Final = 20_000
 _MAX_INTEGER: Final = 2**63
 
 _Test = Callable[[Any], bool]
@@ -91,26 +93,40 @@ def check_message(message: Message) -> Message:
     kind = message["kind"]
     for key, test in _SHAPES.get(kind, {}).items():
         if key not in message or not test(message[key]):
-            found = printable(repr(message.get(key)), 100)
+            found = printable(reprlib.repr(message.get(key)))
             text = f"a message {printable(kind)!r} has {key} {found}"
             raise WireError(text)
-    if kind == "file":
-        return message
-    return {printable(key): _clean(value, _MAX_DEPTH) for key, value in message.items()}
+    return message if kind == "file" else clean(message)
 
 
-def _clean(value: Any, depth: int) -> Any:  # noqa: ANN401 - JSON
-    """Return a JSON value with nothing in it that could harm a reader."""
-    if isinstance(value, str):
-        return printable(value, TEXT_CHARACTERS)
-    if isinstance(value, list | dict):
-        if depth == 0 or len(value) > _MAX_ITEMS:
-            text = f"a message is nested deeper than {_MAX_DEPTH} or has over {_MAX_ITEMS} entries"
+def clean(message: Message) -> Message:
+    """Return a message of a host with nothing in it that could harm a reader.
+
+    Numbers that JSON does not have (``nan``) become texts.
+
+    Raises:
+        WireError: If it is nested too deeply, or has too many values or too large a number.
+    """
+    num_values = 0
+
+    def visit(value: Any, depth: int) -> Any:  # noqa: ANN401 - JSON
+        nonlocal num_values
+        num_values += 1
+        if depth > _MAX_DEPTH or num_values > _MAX_VALUES:
+            text = f"a message is nested deeper than {_MAX_DEPTH} or has over {_MAX_VALUES} values"
             raise WireError(text)
+        if isinstance(value, str):
+            return printable(value, TEXT_CHARACTERS)
         if isinstance(value, list):
-            return [_clean(entry, depth - 1) for entry in value]
-        return {printable(key): _clean(entry, depth - 1) for key, entry in value.items()}
-    if isinstance(value, int) and abs(value) >= _MAX_INTEGER:
-        text = "a message has a number of more than 63 bits"
-        raise WireError(text)
-    return value
+            return [visit(entry, depth + 1) for entry in value]
+        if isinstance(value, dict):
+            return {printable(key): visit(entry, depth + 1) for key, entry in value.items()}
+        if isinstance(value, float) and not math.isfinite(value):
+            return str(value)
+        if isinstance(value, int) and abs(value) >= _MAX_INTEGER:
+            text = "a message has a number of more than 63 bits"
+            raise WireError(text)
+        return value
+
+    cleaned: Message = visit(message, 0)
+    return cleaned

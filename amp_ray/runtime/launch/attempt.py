@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from amp_ray.errors import InputError
 from amp_ray.runtime.hosts.host_files import COLLECT_BYTES, COLLECT_BYTES_IN_ALL, HostFiles
 from amp_ray.runtime.hosts.inbox import Inbox
 from amp_ray.runtime.hosts.link import AgentLink, AgentSettings
@@ -69,7 +70,8 @@ class Attempt:
         self._contents, self.files = files
         self._hosts = {self._links[host].tag: host for host in launch.hosts}
         self._pending = set(launch.hosts)
-        self._running = {(command.host, command.rank) for command in launch.commands}
+        self._ranks = {(command.host, command.rank) for command in launch.commands}
+        self._running = set(self._ranks)
         self._missing: dict[str, set[str]] = {}
         self._collecting: dict[str, tuple[float, float]] = {}
         self._exits: list[tuple[str, Message, float]] = []
@@ -262,7 +264,11 @@ class Attempt:
             self._on_file(host, message)
             return
         if kind == "stored":
-            self._missing[host].discard(message["digest"])
+            self._missing.get(host, set()).discard(message["digest"])
+            return
+        rank = message.get("rank") if kind in {"started", "said", "trouble"} else None
+        if rank is not None and (host, rank) not in self._ranks:
+            self._lose(host, f"it speaks of rank {rank}, which it does not run")
             return
         said = {key: value for key, value in message.items() if key != "missing"}
         self.events.append({"time_s": round(time_s, 4), **said, "host": host})
@@ -294,8 +300,18 @@ class Attempt:
             self._lose(host, f"it sent what was not asked for: {error}")
 
     def _on_said(self, host: str, message: Message, time_s: float) -> None:
-        """A rank sent an event; only its report of a failure matters here."""
-        self._watch.listener(message["data"])
+        """A rank sent an event; only its report of a failure matters here.
+
+        Raises:
+            InputError: If the listener cannot keep it.
+        """
+        try:
+            self._watch.listener(message["data"])
+        except InputError:
+            raise
+        except ValueError as error:
+            self._lose(host, f"rank {message['rank']} says what cannot be used: {error}")
+            return
         sign = sign_of_event(host, message, time_s)
         if sign is not None:
             self._add(sign)

@@ -4,7 +4,7 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -237,7 +237,16 @@ class Launcher:
                 return measured(measurement, wall_s=wall_s)
             except (ValueError, ArithmeticError, RecursionError) as error:
                 signs.append(_no_result(launch, attempt, error))
+        if not signs:
+            signs.append(_no_end(launch, codes))
         return failure(signs, timeout_s=launch.timeout_s, wall_s=wall_s)
+
+
+def _no_end(launch: Launch, codes: Mapping[int, int | None]) -> Sign:
+    """Say that an agent was done and did not tell how a rank has ended."""
+    command = next(each for each in launch.commands if codes.get(each.rank) != 0)
+    text = f"its agent is done and does not say how rank {command.rank} ended"
+    return Sign(kind="lost", host=command.host, rank=None, time_s=0.0, text=text)
 
 
 def _no_result(launch: Launch, attempt: Attempt, error: Exception) -> Sign:

@@ -8,7 +8,9 @@ from typing import Any
 from amp_ray.runtime.study.pool import InterruptedTrialError
 
 Listener = Callable[[Mapping[str, Any]], None]
-"""Takes an event of a rank as it comes, on the thread that runs the trial."""
+"""Takes an event of a rank as it comes, on the thread that runs the trial.
+
+It raises ``ValueError`` for one that no rank of ours sends; the host is given up then."""
 
 
 def _ignore(_event: Mapping[str, Any]) -> None:

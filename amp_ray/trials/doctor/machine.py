@@ -14,8 +14,8 @@ IDLE_LOAD: Final = 1.0
 MIN_DISK_BYTES: Final = 16 * MIB
 """The program's own files, its job and a few pages of log."""
 
-LOG_BYTES: Final = 64 * MIB
-"""What the agent keeps of one rank's log."""
+LOG_BYTES: Final = 16 * MIB
+"""What the agent keeps of one rank's log at most: its ``log`` module's parts together."""
 
 MIN_SHARED_BYTES: Final = 64 * MIB
 """The share of one rank in ``/dev/shm``: what containers get by default, enough for one GPU."""

@@ -1,12 +1,14 @@
 """What has been measured so far: records in the order they came, and what is still missing."""
 
 import json
-from collections.abc import Iterable, Mapping
+import reprlib
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final
+from typing import Any, Final, get_args, get_type_hints
 
 from amp_ray.errors import InputError, Where
 from amp_ray.spec.model import Model
+from amp_ray.trials.outcome import MOST_BYTES
 from amp_ray.trials.profile.grid import LayerPoint, LinkPoint
 
 SCHEMA: Final = 1
@@ -119,25 +121,66 @@ def heading(model: Model, precision: str) -> Record:
 def record_of_event(event: Mapping[str, Any], *, place: LinkPlace, date: str) -> Record | None:
     """Turn what a rank said into a record; None for what is not kept.
 
+    A host may say anything: nothing is kept that could not be read again.
+
     Args:
         event: Of ``amp_ray.training.profiling``.
         place: Where its ranks are.
         date: Of today.
+
+    Raises:
+        ValueError: If a figure is missing, or none that anything can have taken.
     """
-    kind = event.get("event")
-    if kind not in {"layer", "link", "step", "oom", "hardware"}:
+    kind = str(event.get("event"))
+    if kind not in _FIGURES:
+        return None
+    for key, known in _FIGURES[kind].items():
+        if not known(event.get(key)):
+            message = f"event {kind!r} has {key} {reprlib.repr(event.get(key))}"
+            raise ValueError(message)
+    if kind == "begin":
         return None
     head = {"record": kind, "devices": place.devices}
-    body = {
-        key: value
-        for key, value in event.items()
-        if key not in {"event", "tag", "trial_id", "rank", "pid", "time_s"}
-    }
+    body = {key: event[key] for key in _FIGURES[kind]}
     if kind == "link":
         body["scope"] = place.scope
     if kind == "hardware":
         body["date"] = date
     return {**head, **body}
+
+
+def _is_count(value: object) -> bool:
+    """Tell whether a value is a whole number from 0 on."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_figure(value: object) -> bool:
+    """Tell whether a value is seconds, bytes or a rate that anything can have."""
+    return (
+        isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= MOST_BYTES
+    )
+
+
+def _is_text(value: object) -> bool:
+    """Tell whether a value is a text."""
+    return isinstance(value, str)
+
+
+_POINT: Final = dict.fromkeys(("tp", "micro_batch_size", "layer"), _is_count)
+
+_FIGURES: Final[Mapping[str, Mapping[str, Callable[[Any], bool]]]] = {
+    "begin": _POINT,
+    "layer": _POINT | dict.fromkeys((*_LAYER_KEYS, *_OTHER_KEYS), _is_figure),
+    "link": {
+        "what": lambda value: value in get_args(get_type_hints(LinkPoint)["what"]),
+        **dict.fromkeys(("num_ranks", "bytes"), _is_count),
+        "seconds": _is_figure,
+    },
+    "step": dict.fromkeys(STEP_KEYS, _is_figure),
+    "oom": {key: _is_count for key in _POINT if key != "layer"},
+    "hardware": dict.fromkeys(("hardware", "versions"), _is_text),
+}
+"""By what a rank says: what has to be there, and what it has to be."""
 
 
 def parse_records(text: str, *, file: str, expected: Record) -> ProfileRecords:

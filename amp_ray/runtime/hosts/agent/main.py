@@ -33,6 +33,7 @@ from .store import Store
 from .warm import Warm, hold_folder, remove_unheld_folders
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
     from types import FrameType
 
@@ -124,8 +125,8 @@ class Agent:
     # ------------------------------------------------------------------ messages
 
     def _handle(self, message: Message) -> None:
-        """Do what the controller asks."""
-        {
+        """Do what the controller asks; what no controller asks for is the end, in order."""
+        ways = {
             "prepare": self._prepare,
             "put": self._put,
             "job": self._begin,
@@ -133,7 +134,13 @@ class Agent:
             "claim": self._claim,
             "warm": self._warm_up,
             "sweep": self._sweep,
-        }[message["kind"]](message)
+        }
+        try:
+            ways[message["kind"]](message)
+        except Exception as error:  # noqa: BLE001 - ranks and folders must not stay
+            self._stdio.over = f"{message['kind'][:20]!r}: {type(error).__name__}: {error}"
+            self._stdio.say(**trouble(OSError(0, self._stdio.over), what="start"))
+            self._stdio.flush()
 
     def _prepare(self, message: Message) -> None:
         """Make the trial's folder; find address, interface and a free port."""
@@ -332,17 +339,25 @@ class Agent:
             self._folder = None
 
 
+def read_first(parse: Callable[[str], Any]) -> Any:  # noqa: ANN401 - whatever it makes of a text
+    """Read one of the lines before the first message; whoever sends another is no controller."""
+    try:
+        return parse(read_line().decode())
+    except (ValueError, TypeError, RecursionError):
+        sys.exit("these are not the settings and the key that amp-ray sends to its agents")
+
+
 def main() -> None:
     """Run as the agent."""
     with contextlib.suppress(OSError):  # already the leader of its session
         os.setsid()
     for number in (signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
-    start = json.loads(read_line().decode())
+    start = read_first(lambda text: {"pid": 0, **json.loads(text)})
     start["pid"] = os.getpid()  # outside of any namespace of its own
     isolation = isolate() if start["isolate"] else "off"
     set_dumpable(dumpable=False)  # from here on nobody else can read what this process reads
-    key = bytes.fromhex(read_line().decode())
+    key = read_first(bytes.fromhex)
     become_subreaper()
     set_name("amp-ray-agent")
     Agent(start, isolation, key).run()

@@ -9,20 +9,23 @@ from typing import Any
 
 from .wire import COMMAND_BYTES, FROM_AGENT, FROM_CONTROLLER, Lines, Opener, Sealer, WireError
 
+FIRST_BYTES = 1024 * 1024
+"""Of a line that is read byte by byte: settings, key, or a question to a probe."""
+
 READ_BYTES = 256 * 1024
 FULL_BYTES = 1024 * 1024
 """With so much that the controller has not read, ranks have to wait too."""
 
 
 def read_line() -> bytes:
-    """Read a line of stdin and not a byte more; at its end there is nothing to do."""
-    line = b""
+    """Read a line of stdin and not a byte more; at its end, or a long one's, nothing is to do."""
+    line = bytearray()
     while not line.endswith(b"\n"):
         byte = os.read(0, 1)
-        if not byte:
+        if not byte or len(line) > FIRST_BYTES:
             sys.exit(0)
         line += byte
-    return line
+    return bytes(line)
 
 
 class Stdio:
@@ -93,16 +96,14 @@ class Stdio:
         if not data:
             self.over = "stdin has ended"
         try:
-            lines = self._lines.feed(data)
+            for line in filter(None, self._lines.feed(data)):  # an empty one is a sign of life
+                message = self._opener.open(line)
+                if message is None:
+                    self.over = "a message is not the controller's"
+                    return
+                self._inbox.append(message)
         except WireError as error:
             self.over = str(error)
-            return
-        for line in filter(None, lines):  # an empty one is a sign of life
-            message = self._opener.open(line)
-            if message is None:
-                self.over = "a message is not the controller's"
-                return
-            self._inbox.append(message)
 
     def take_messages(self) -> list[dict[str, Any]]:
         """Take the messages that are complete."""

@@ -32,8 +32,8 @@ COMMAND_BYTES = 64 * 1024 * 1024
 CHUNK_BYTES = 128 * 1024
 """Of a file in one message, before compression."""
 
-NAME_CHARACTERS = 200
-"""Of a file that comes back."""
+NAME_BYTES = 200
+"""Of the name of a file that comes back."""
 
 _SAMPLE_BYTES = 8 * 1024
 _WORTH_FRACTION = 0.9
@@ -165,7 +165,7 @@ def unpack(text: str) -> bytes:
 def is_plain_name(name: str) -> bool:
     """Tell whether a name is that of a file in the same folder, and can be shown to people."""
     plain = name.isprintable() and "/" not in name and "\\" not in name and name not in {".", ".."}
-    return plain and 0 < len(name) <= NAME_CHARACTERS
+    return plain and 0 < len(name.encode()) <= NAME_BYTES
 
 
 def new_hash() -> Any:  # noqa: ANN401 - hashlib names no public type

@@ -47,7 +47,7 @@ class Measuring:
         self.jobs: list[dict[str, Any]] = []
 
     def __call__(self, message: Message) -> Iterable[Message | bytes]:
-        if message.get("kind") != "job":
+        if message.get("kind") != "job" or message["ranks"][0]["rank"] != 0:
             yield from well_behaved(message)
             return
         job = json.loads(message["files"]["job.json"])

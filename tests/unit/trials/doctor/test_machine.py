@@ -2,8 +2,9 @@ from typing import Any
 
 import pytest
 
+from amp_ray.runtime.hosts.agent import log
 from amp_ray.trials.doctor.findings import Finding
-from amp_ray.trials.doctor.machine import check_machine
+from amp_ray.trials.doctor.machine import LOG_BYTES, check_machine
 from amp_ray.trials.doctor.software import Wanted
 from amp_ray.units import GIB, MIB
 from support.looks import healthy_look
@@ -14,6 +15,10 @@ WANTED = Wanted(python="python3")
 def problems(part: str, device: str = "cpu", **values: Any) -> list[Finding]:  # noqa: ANN401
     look = healthy_look(device=device, changes={part: values})
     return [finding for finding in check_machine(look, WANTED) if finding.level != "ok"]
+
+
+def test_the_room_for_a_log_is_what_the_agent_keeps_of_one() -> None:
+    assert log.HEAD_BYTES + log.KEPT_BYTES + 2 * log.HALF_BYTES == LOG_BYTES
 
 
 def test_fewer_cores_than_ranks_are_a_warning() -> None:
@@ -57,10 +62,10 @@ def test_a_folder_that_cannot_be_written_to_is_an_error() -> None:
 
 
 def test_a_disk_with_little_room_for_logs_is_a_warning() -> None:
-    (warning,) = problems("disk", free_bytes=100 * MIB)
+    (warning,) = problems("disk", free_bytes=40 * MIB)
     assert (warning.level, warning.expected) == (
         "warning",
-        "a folder to write to, with 192 MiB free for logs",
+        "a folder to write to, with 48 MiB free for logs",
     )
 
 

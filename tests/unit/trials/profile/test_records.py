@@ -1,4 +1,5 @@
 import json
+import math
 from typing import Any
 
 import pytest
@@ -107,9 +108,39 @@ def test_hardware_is_dated() -> None:
     assert parse(text(record)).dates == {"T4": "2026-11-21"}
 
 
-@pytest.mark.parametrize("kind", ["started", "begin", "failed"])
+@pytest.mark.parametrize("kind", ["started", "failed"])
 def test_other_events_are_not_kept(kind: str) -> None:
     assert record_of_event(event(kind), place=PLACE, date="") is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("layer", {"forward_s": -1.0}),
+        ("layer", {"forward_s": math.nan}),
+        ("layer", {"kept_bytes": math.inf}),
+        ("layer", {"tp": True}),
+        ("layer", {"layer": "0"}),
+        ("layer", {"repeats": None}),
+        ("link", {"what": ["p2p"], "num_ranks": 2, "bytes": 1, "seconds": 1.0}),
+        ("link", {"bytes": 1.5, "what": "p2p", "num_ranks": 2, "seconds": 1.0}),
+        ("hardware", {"hardware": {}, "versions": "torch"}),
+        ("begin", {"tp": -1}),
+        ("oom", {"micro_batch_size": []}),
+    ],
+)
+def test_a_figure_that_nothing_can_have_is_refused(kind: str, changes: dict[str, object]) -> None:
+    values = {"tp": 1, "micro_batch_size": 1, "layer": 0, **TIMES, **changes}
+    with pytest.raises(ValueError, match=f"event '{kind}' has {next(iter(changes))}"):
+        record_of_event(event(kind, **values), place=PLACE, date="")
+
+
+def test_a_rank_cannot_speak_of_other_devices() -> None:
+    values = {"tp": 1, "micro_batch_size": 2, "layer": 0, **TIMES}
+    said = event("layer", **values, record="step", devices="V100-16")
+    record = record_of_event(said, place=PLACE, date="")
+    assert record is not None
+    assert (record["record"], record["devices"]) == ("layer", "T4")
 
 
 def test_a_torn_last_line_is_left_out() -> None:
