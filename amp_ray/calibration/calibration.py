@@ -97,7 +97,6 @@ class TrialRecord:
         before_s: Predicted with every constant at its prior.
         after_s: Predicted by this calibration.
         left_out_s: Predicted by a calibration without this trial; None where it has no time.
-        peak_memory_bytes: Measured peaks.
         peak_before_bytes: Predicted peak of each stage with every constant at its prior.
         peak_after_bytes: The same by this calibration.
     """
@@ -121,7 +120,7 @@ class Calibration:
 
     Args:
         fingerprint: What it was made for.
-        refused: The others, with the reason.
+        refused: Constants that stay at their priors, with the reason.
         time_error: Lognormal sigma of a predicted time that is left, measurement included.
         memory_error: The same of a predicted peak.
         time_constants: Names that ``covariance`` speaks of: all that times depend on.

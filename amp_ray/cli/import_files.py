@@ -16,8 +16,6 @@ from amp_ray.formats.metis_profile import SUFFIX, parse_metis_profile
 from amp_ray.runtime.files import ExperimentFiles, read_text, read_texts, write_text
 from amp_ray.spec.build import build_experiment
 from amp_ray.spec.device import Device
-from amp_ray.spec.model import Model
-from amp_ray.spec.profile import Profile
 from amp_ray.spec.published_profile import PublishedProfile
 from amp_ray.spec.yaml_text import parse_yaml
 
@@ -119,7 +117,7 @@ def _write(
         notes=found.notes,
     )
     hosts_text = cluster_hostfile(found.cluster)
-    files = _Beside(files=ExperimentFiles(base=output.parent), texts={hosts.name: hosts_text})
+    files = _Beside(base=output.parent, texts={hosts.name: hosts_text})
     build_experiment(parse_yaml(text, file=str(output)), files)
     write_text(hosts, hosts_text)
     write_text(output, text)
@@ -132,27 +130,12 @@ def _path_from(folder: Path, profile: Path) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Beside:
-    """Files of an experiment, some of which are not written yet.
+class _Beside(ExperimentFiles):
+    """Files of an experiment, some of which are not written yet: ``texts`` by name."""
 
-    Args:
-        files: Those that are.
-        texts: The others, by name.
-    """
-
-    files: ExperimentFiles
     texts: Mapping[str, str]
 
     def text(self, name: str) -> str:
         """Return the text of one file."""
-        return self.texts[name] if name in self.texts else self.files.text(name)
-
-    def folder(self, name: str) -> Mapping[str, str]:
-        """Return the files of a folder."""
-        return self.files.folder(name)
-
-    def foreign_profile(
-        self, source: str, name: str, model: Model, devices: Iterable[Device]
-    ) -> Profile:
-        """Return a profile in another planner's format."""
-        return self.files.foreign_profile(source, name, model, devices)
+        # Not super(): slots=True makes a new class, which super() without arguments misses.
+        return self.texts[name] if name in self.texts else ExperimentFiles.text(self, name)

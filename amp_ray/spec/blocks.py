@@ -18,13 +18,7 @@ softmax's sum."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernels:
-    """How a program computes what the families have in common.
-
-    Args:
-        fused_attention: Whether attention is one kernel (scaled_dot_product_attention), which
-            writes and keeps no scores.
-        dropout: Whether language models that were published with dropout train with it.
-    """
+    """How a program computes what the families have in common; see `RuntimeTraits`."""
 
     fused_attention: bool = False
     dropout: bool = True

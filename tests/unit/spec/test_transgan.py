@@ -1,9 +1,9 @@
 import pytest
 
 from amp_ray.spec.blocks import Kernels
+from amp_ray.spec.families import transgan_layers
 from amp_ray.spec.model import ModelShape
 from amp_ray.spec.traits import LayerList
-from amp_ray.spec.transgan import transgan_layers
 
 PUBLISHED = ModelShape(
     family="transgan",
