@@ -52,8 +52,8 @@ class Belief:
         Expectations stay; what is uncertain together with it becomes more certain.
         """
         column = self.covariance[:, row]
-        told = np.outer(column, column) / max(float(column[row]), _LEAST_VARIANCE)
-        return replace(self, covariance=self.covariance - told)
+        explained = np.outer(column, column) / max(float(column[row]), _LEAST_VARIANCE)
+        return replace(self, covariance=self.covariance - explained)
 
 
 def time_covariance(

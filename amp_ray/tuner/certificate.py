@@ -53,7 +53,7 @@ def certify(state: TunerState, knowledge: Knowledge) -> Certificate | None:
     Returns:
         None until something was measured.
     """
-    best_s = knowledge.standing.best_s
+    best_s = knowledge.status.best_s
     if best_s is None:
         return None
     settings = state.settings
@@ -65,10 +65,10 @@ def certify(state: TunerState, knowledge: Knowledge) -> Certificate | None:
     chance = all_of_them.any_below(limit_s)
     holds = chance <= doubt
     settled = holds or likely.any_below(limit_s) <= _SETTLED_SHARE * doubt
-    told = _bound_text(settings, bound_s, len(untested))
+    text = _bound_text(settings, bound_s, len(untested))
     if settled and not holds:
         likely_s, num_doubtful = likely.bound_s(best_s, doubt), len(untested) - len(expected)
-        told += f" ({likely_s:.4g} s without {num_doubtful} that are expected to fail)"
+        text += f" ({likely_s:.4g} s without {num_doubtful} that are expected to fail)"
     return Certificate(
         holds=holds,
         settled=settled,
@@ -77,7 +77,7 @@ def certify(state: TunerState, knowledge: Knowledge) -> Certificate | None:
         gain_fraction=best_s / bound_s - 1.0,
         chance=chance,
         num_untested=len(untested),
-        text=f"{told}{_silent_text(knowledge)}; the best measured takes {best_s:.4g} s",
+        text=f"{text}{_silent_text(knowledge)}; the best measured takes {best_s:.4g} s",
     )
 
 
@@ -91,5 +91,5 @@ def _bound_text(settings: TunerSettings, bound_s: float, num_untested: int) -> s
 
 def _silent_text(knowledge: Knowledge) -> str:
     """Say what is left out."""
-    silent = len(knowledge.standing.silent)
+    silent = len(knowledge.status.silent)
     return f" ({silent} that crashed or did not end are not counted)" if silent else ""

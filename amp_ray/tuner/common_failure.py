@@ -42,12 +42,17 @@ def common_failure(state: TunerState, number: int) -> CommonFailure | None:
     """
     found = state.trials[number]
     sign = _sign(found.outcome)
-    if sign is None or any(isinstance(told.outcome, Measured) for told in state.trials):
+    if sign is None or any(
+        isinstance(trial_record.outcome, Measured) for trial_record in state.trials
+    ):
         return None
-    for told in state.trials:
-        if told.candidate != found.candidate and _sign(told.outcome) == sign:
+    for trial_record in state.trials:
+        if trial_record.candidate != found.candidate and _sign(trial_record.outcome) == sign:
             assert found.outcome is not None
-            numbers = (min(told.trial.number, number), max(told.trial.number, number))
+            numbers = (
+                min(trial_record.trial.number, number),
+                max(trial_record.trial.number, number),
+            )
             return CommonFailure(numbers=numbers, sign=sign, reason=str(found.outcome.reason))
     return None
 

@@ -43,10 +43,10 @@ class _View:
         view = cls(
             knowledge=knowledge,
             belief=knowledge.belief,
-            best_s=knowledge.standing.best_s or math.inf,
+            best_s=knowledge.status.best_s or math.inf,
         )
-        for place in knowledge.standing.running:
-            if place not in knowledge.standing.closed:
+        for place in knowledge.status.running:
+            if place not in knowledge.status.closed:
                 view = view.suppose(place)
         return view
 

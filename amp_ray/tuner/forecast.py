@@ -5,7 +5,7 @@ from typing import Final
 
 from amp_ray.calibration.linear import PRIOR_TRIALS
 from amp_ray.trials.outcome import Measured
-from amp_ray.tuner.state import Told, TunerState
+from amp_ray.tuner.state import TrialRecord, TunerState
 
 NUM_LATEST: Final = 2 * PRIOR_TRIALS
 """So many of the latest forecasts count: older ones were made by a model that knew less."""
@@ -31,23 +31,26 @@ def widening(state: TunerState, program_scale: float = 1.0) -> float:
     """
     squares = [
         (
-            math.log(told.outcome.iteration_time_s / _forecast_s(state, told, program_scale))
-            / told.trial.sigma
+            math.log(
+                trial_record.outcome.iteration_time_s
+                / _forecast_s(state, trial_record, program_scale)
+            )
+            / trial_record.trial.sigma
         )
         ** 2
-        for told in state.trials
-        if isinstance(told.outcome, Measured)
-        and told.trial.repeats is None
-        and told.trial.sigma > 0.0
+        for trial_record in state.trials
+        if isinstance(trial_record.outcome, Measured)
+        and trial_record.trial.repeats is None
+        and trial_record.trial.sigma > 0.0
     ]
     latest = squares[-NUM_LATEST:]
     mean = (PRIOR_TRIALS + math.fsum(latest)) / (PRIOR_TRIALS + len(latest))
     return max(1.0, math.sqrt(mean))
 
 
-def _forecast_s(state: TunerState, told: Told, program_scale: float) -> float:
+def _forecast_s(state: TunerState, trial_record: TrialRecord, program_scale: float) -> float:
     """Return what was predicted of a trial, with the common factor if that was not known yet."""
-    predicted_s = told.trial.predicted_s
-    uncalibrated_s = state.candidates[told.candidate].iteration_time_s
+    predicted_s = trial_record.trial.predicted_s
+    uncalibrated_s = state.candidates[trial_record.candidate].iteration_time_s
     is_first = math.isclose(predicted_s, uncalibrated_s, rel_tol=_SAME)
     return predicted_s * (program_scale if is_first else 1.0)

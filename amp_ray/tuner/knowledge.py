@@ -11,12 +11,12 @@ from amp_ray.cost.estimate import Estimate
 from amp_ray.search.ranking import Ranking, rank
 from amp_ray.spec.experiment import Experiment
 from amp_ray.tuner.belief import Belief
+from amp_ray.tuner.bounded_predictor import BoundedPredictor
+from amp_ray.tuner.calibrated_predictions import CalibratedPredictions
 from amp_ray.tuner.chance import Chances
 from amp_ray.tuner.forecast import widening
-from amp_ray.tuner.kept_predictor import KeptPredictor
-from amp_ray.tuner.lesson import Lesson
-from amp_ray.tuner.standing import Standing, observations, stand
 from amp_ray.tuner.state import TunerState
+from amp_ray.tuner.trial_status import TrialStatus, observations, status_of
 
 MOST_OBSERVATIONS: Final = 200
 """A calibration to more strategies takes seconds and hardly tells more."""
@@ -36,7 +36,7 @@ class Knowledge:
     Args:
         experiment: With calibrated constants.
         calibration: None until a trial has told something.
-        standing: What was measured, what failed, what runs.
+        status: What was measured, what failed, what runs.
         estimates: Calibrated predictions, in the order of the study's candidates.
         belief: The joint distribution of those candidates whose errors were worked out.
         widening: By what factor errors have turned out larger than the model says.
@@ -45,7 +45,7 @@ class Knowledge:
 
     experiment: Experiment
     calibration: Calibration | None
-    standing: Standing
+    status: TrialStatus
     estimates: tuple[Estimate, ...]
     belief: Belief
     widening: float
@@ -70,7 +70,7 @@ class Knowledge:
         new = [
             place
             for place, estimate in enumerate(self.estimates)
-            if estimate.feasible and estimate.launchable and self.standing.is_new(place)
+            if estimate.feasible and estimate.launchable and self.status.is_new(place)
         ]
         return tuple(sorted(new, key=lambda place: (self.estimates[place].iteration_time_s, place)))
 
@@ -81,7 +81,7 @@ class Knowledge:
             for place, estimate in enumerate(self.estimates)
             if estimate.launchable
             and estimate.failure_probability < 1
-            and place not in self.standing.closed
+            and place not in self.status.closed
         )
 
     def expected(self) -> tuple[int, ...]:
@@ -117,30 +117,30 @@ def learn(state: TunerState, predictor: Predictor) -> Knowledge:
 
     Args:
         state: The study.
-        predictor: Remembers predictions between calls; a `KeptPredictor` serves long studies.
+        predictor: Remembers predictions between calls; a `BoundedPredictor` serves long studies.
     """
-    standing = stand(state)
+    status = status_of(state)
     strategies = [estimate.strategy for estimate in state.candidates]
-    told = observations(state.experiment, strategies, standing, MOST_OBSERVATIONS)
-    unrun = _promising(state, standing, MOST_JUDGED if told else MOST_JUDGED_AT_FIRST)
-    lesson = Lesson(
+    observed = observations(state.experiment, strategies, status, MOST_OBSERVATIONS)
+    unrun = _promising(state, status, MOST_JUDGED if observed else MOST_JUDGED_AT_FIRST)
+    predicted = CalibratedPredictions(
         given=state.experiment,
         candidates=state.candidates,
-        calibration=_calibrate(state.experiment, list(told.values()), predictor),
-        told=tuple(told),
-        judged=tuple(sorted({*told, *unrun})),
+        calibration=_calibrate(state.experiment, list(observed.values()), predictor),
+        observed=tuple(observed),
+        judged=tuple(sorted({*observed, *unrun})),
         unrun=unrun,
         predictor=predictor,
     )
-    estimates = lesson.estimates
+    estimates = predicted.estimates
     return Knowledge(
-        experiment=lesson.experiment,
-        calibration=lesson.calibration,
-        standing=standing,
+        experiment=predicted.experiment,
+        calibration=predicted.calibration,
+        status=status,
         estimates=estimates,
-        belief=lesson.belief(),
-        widening=widening(state, lesson.program_scale),
-        ranking=rank(estimates, relative_error=lesson.experiment.constants.time_error),
+        belief=predicted.belief(),
+        widening=widening(state, predicted.program_scale),
+        ranking=rank(estimates, relative_error=predicted.experiment.constants.time_error),
     )
 
 
@@ -150,12 +150,12 @@ def _calibrate(
     """Calibrate; None where there is nothing to learn from."""
     if not trials:
         return None
-    if isinstance(predictor, KeptPredictor):
+    if isinstance(predictor, BoundedPredictor):
         return predictor.calibrated(experiment, trials)
     return calibrate(experiment, trials, predictor=predictor, thorough=False)
 
 
-def _promising(state: TunerState, standing: Standing, most: int) -> tuple[int, ...]:
+def _promising(state: TunerState, status: TrialStatus, most: int) -> tuple[int, ...]:
     """Return the candidates that were not run to an end, the first ones of the ranking.
 
     Running ones are always among them. Candidates stand in the ranking's order, feasible ones
@@ -164,7 +164,7 @@ def _promising(state: TunerState, standing: Standing, most: int) -> tuple[int, .
     waiting = [
         place
         for place, estimate in enumerate(state.candidates)
-        if estimate.launchable and estimate.failure_probability < 1 and standing.is_new(place)
+        if estimate.launchable and estimate.failure_probability < 1 and status.is_new(place)
     ]
-    running = (place for place in standing.running if place not in standing.closed)
+    running = (place for place in status.running if place not in status.closed)
     return tuple(sorted({*running, *waiting[:most]}))

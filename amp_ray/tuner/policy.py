@@ -15,8 +15,8 @@ from amp_ray.tuner.certificate import certify
 from amp_ray.tuner.explore import explore
 from amp_ray.tuner.knowledge import Knowledge, learn
 from amp_ray.tuner.repeats import to_repeat
-from amp_ray.tuner.standing import IQR_PER_SIGMA, stand
 from amp_ray.tuner.state import Trial, TunerState
+from amp_ray.tuner.trial_status import IQR_PER_SIGMA, status_of
 from amp_ray.units import counted
 
 _REPEAT_SIGMA: Final = UNSTEADY_FRACTION / IQR_PER_SIGMA
@@ -88,14 +88,14 @@ def why_stop(state: TunerState, knowledge: Knowledge) -> str:
 
 def _in_order(state: TunerState, predictor: Predictor) -> Iterator[_Choice]:
     """Follow an order that no trial changes; only the published planner's ignores memory."""
-    standing, order, policy = stand(state), state.order, state.settings.policy
+    status, order, policy = status_of(state), state.order, state.settings.policy
     if policy == "random":
         drawn = np.random.default_rng(state.settings.seed).permutation(len(order))
         order = tuple(order[int(index)] for index in drawn)
     for place in order:
         estimate = state.candidates[place]
         expected = estimate.feasible or policy == "amp-2022"
-        if not (expected and estimate.launchable and standing.is_new(place)):
+        if not (expected and estimate.launchable and status.is_new(place)):
             continue
         variance = time_covariance(state.experiment, [estimate.strategy], None, predictor)
         yield _Choice(
@@ -108,9 +108,9 @@ def _in_order(state: TunerState, predictor: Predictor) -> Iterator[_Choice]:
 
 def _best(state: TunerState, knowledge: Knowledge) -> Iterator[_Choice]:
     """Go where most is to be gained, until little is left to gain; then make the winner certain."""
-    standing = knowledge.standing
+    status = knowledge.status
     certificate = certify(state, knowledge)
-    again = to_repeat(standing, state.settings)
+    again = to_repeat(status, state.settings)
     settled = certificate is not None and certificate.settled
     if not settled and state.budget_left > min(len(again), _MOST_RESERVED):
         for promise in explore(knowledge, state.settings):
@@ -121,7 +121,7 @@ def _best(state: TunerState, knowledge: Knowledge) -> Iterator[_Choice]:
                 reason=promise.reason,
             )
     for place in again:
-        figure = standing.figures[place]
+        figure = status.figures[place]
         first = figure.numbers[0]
         yield _Choice(
             place=place,

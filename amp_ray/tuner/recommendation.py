@@ -61,9 +61,9 @@ def recommend(state: TunerState, knowledge: Knowledge) -> Recommendation | None:
     Returns:
         None where nothing was measured and nothing is expected to run.
     """
-    standing = knowledge.standing
+    status = knowledge.status
     first = next(iter(knowledge.proposable()), None)
-    if standing.best is None:
+    if status.best is None:
         return (
             None if first is None else _predicted(state, knowledge, first, "nothing was measured")
         )
@@ -76,12 +76,12 @@ def recommend(state: TunerState, knowledge: Knowledge) -> Recommendation | None:
                 f"is more than the prediction's error of {100 * error:.0f} %"
             )
             return _predicted(state, knowledge, first, why)
-    return _measured(state, knowledge, standing.best)
+    return _measured(state, knowledge, status.best)
 
 
 def _measured(state: TunerState, knowledge: Knowledge, best: int) -> Recommendation:
     """Recommend the best measured strategy."""
-    figure = knowledge.standing.figures[best]
+    figure = knowledge.status.figures[best]
     ties = _ties(state, knowledge, best, figure.measured_s)
     as_good = f"; {len(ties)} more cannot be told from it" if ties else ""
     return Recommendation(
@@ -90,7 +90,7 @@ def _measured(state: TunerState, knowledge: Knowledge, best: int) -> Recommendat
         predicted_s=knowledge.estimates[best].iteration_time_s,
         number=figure.numbers[0],
         ties=ties,
-        reason=f"the fastest of {len(knowledge.standing.figures)} measured strategies{as_good}",
+        reason=f"the fastest of {len(knowledge.status.figures)} measured strategies{as_good}",
     )
 
 
@@ -113,7 +113,7 @@ def _ties(state: TunerState, knowledge: Knowledge, chosen: int, chosen_s: float)
     A prediction has the model's own error; two measured times that of a repeat, or of their
     spread where that is larger.
     """
-    figures = knowledge.standing.figures
+    figures = knowledge.status.figures
     chosen_sigma = figures[chosen].sigma if chosen in figures else knowledge.time_error
     ties = []
     for place, figure in figures.items():
@@ -132,6 +132,6 @@ def _ties(state: TunerState, knowledge: Knowledge, chosen: int, chosen_s: float)
 
 def _best_s(knowledge: Knowledge) -> float:
     """Return what the best measured strategy takes."""
-    best_s = knowledge.standing.best_s
+    best_s = knowledge.status.best_s
     assert best_s is not None
     return best_s

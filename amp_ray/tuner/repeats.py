@@ -4,13 +4,13 @@ import math
 from statistics import NormalDist
 from typing import Final
 
-from amp_ray.tuner.standing import Figure, Standing
 from amp_ray.tuner.state import TunerSettings
+from amp_ray.tuner.trial_status import Figure, TrialStatus
 
 _NORMAL: Final = NormalDist()
 
 
-def to_repeat(standing: Standing, settings: TunerSettings) -> tuple[int, ...]:
+def to_repeat(status: TrialStatus, settings: TunerSettings) -> tuple[int, ...]:
     """Return the leaders to run again, first the one with the fewest runs, then the fastest.
 
     The winner is uncertain while another measured strategy has a chance to be in truth more than
@@ -18,18 +18,18 @@ def to_repeat(standing: Standing, settings: TunerSettings) -> tuple[int, ...]:
     spread of its steps, and by its runs where there are several.
 
     Args:
-        standing: Where candidates stand.
+        status: Status of the candidates.
         settings: Tolerance, confidence, and how often one strategy may be repeated.
     """
-    leader = standing.best  # looked for once: it takes a look at every figure
+    leader = status.best  # looked for once: it takes a look at every figure
     if leader is None:
         return ()
-    best = standing.figures[leader]
+    best = status.figures[leader]
     margin = math.log1p(settings.tolerance_fraction)
     doubt = 1.0 - settings.confidence_fraction
     rivals = {
         place
-        for place, figure in standing.figures.items()
+        for place, figure in status.figures.items()
         if place != leader and _chance_of_gain(best, figure, margin) > doubt
     }
     if not rivals:
@@ -37,12 +37,12 @@ def to_repeat(standing: Standing, settings: TunerSettings) -> tuple[int, ...]:
     open_again = (
         place
         for place in rivals | {leader}
-        if standing.launched[place] <= settings.max_repeats and place not in standing.running
+        if status.launched[place] <= settings.max_repeats and place not in status.running
     )
 
     def urgency(place: int) -> tuple[float, ...]:
         """Order by number of runs, then by time."""
-        figure = standing.figures[place]
+        figure = status.figures[place]
         return (len(figure.runs), figure.measured_s, place)
 
     return tuple(sorted(open_again, key=urgency))

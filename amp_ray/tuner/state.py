@@ -78,7 +78,7 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class TrialRecord:
     """A trial and what came of it.
 
     Args:
@@ -109,7 +109,7 @@ class TunerState:
     candidates: tuple[Estimate, ...]
     settings: TunerSettings
     order: tuple[int, ...]
-    trials: Log[Told]
+    trials: Log[TrialRecord]
     places: Mapping[Strategy, int] = field(repr=False, compare=False)
 
     @property
@@ -120,7 +120,9 @@ class TunerState:
     @property
     def running(self) -> tuple[Trial, ...]:
         """Trials that have no outcome yet."""
-        return tuple(told.trial for told in self.trials if told.outcome is None)
+        return tuple(
+            trial_record.trial for trial_record in self.trials if trial_record.outcome is None
+        )
 
 
 def begin(
@@ -169,8 +171,8 @@ def start(state: TunerState, trial: Trial) -> TunerState:
     if place is None:
         message = f"trial {trial.number} runs a strategy that is no candidate of this study"
         raise ValueError(message)
-    told = Told(trial=trial, candidate=place)
-    return replace(state, trials=state.trials.appended(told))
+    trial_record = TrialRecord(trial=trial, candidate=place)
+    return replace(state, trials=state.trials.appended(trial_record))
 
 
 def record(state: TunerState, number: int, outcome: Outcome) -> TunerState:
@@ -182,16 +184,18 @@ def record(state: TunerState, number: int, outcome: Outcome) -> TunerState:
     if not 0 <= number < len(state.trials):
         message = f"trial {number} was never launched; the study has {len(state.trials)}"
         raise ValueError(message)
-    told = state.trials[number]
-    if told.outcome is not None:
+    trial_record = state.trials[number]
+    if trial_record.outcome is not None:
         return state
-    return replace(state, trials=state.trials.replaced(number, replace(told, outcome=outcome)))
+    return replace(
+        state, trials=state.trials.replaced(number, replace(trial_record, outcome=outcome))
+    )
 
 
 def reopen(state: TunerState, number: int) -> TunerState:
     """Forget what came of a trial: it is to run again, and costs nothing more."""
-    told = replace(state.trials[number], outcome=None)
-    return replace(state, trials=state.trials.replaced(number, told))
+    trial_record = replace(state.trials[number], outcome=None)
+    return replace(state, trials=state.trials.replaced(number, trial_record))
 
 
 def _order(

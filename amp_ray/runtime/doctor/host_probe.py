@@ -1,4 +1,4 @@
-"""One visit to one host: log in, ask, try the way to its peers, leave."""
+"""Probe one host: log in, ask for its facts, try to reach its peers, log out."""
 
 import queue
 import threading
@@ -16,7 +16,7 @@ from amp_ray.runtime.hosts.ssh_target import parse_target
 from amp_ray.spec.access import SshSettings
 from amp_ray.spec.experiment import TrialSettings
 from amp_ray.trials.doctor.findings import Finding
-from amp_ray.trials.doctor.host_facts import Clock, HostFacts, Look, Site, read_facts
+from amp_ray.trials.doctor.host_facts import Clock, HostFacts, HostReport, HostSpec, read_facts
 from amp_ray.trials.doctor.software import list_pythons
 
 REACH_S: Final = 5.0
@@ -107,34 +107,36 @@ def make_question(
     )
 
 
-class Visit:
-    """What happens on one host; whatever goes wrong there becomes its ``look``'s failure."""
+class HostProbe:
+    """What happens on one host; whatever goes wrong there becomes its ``report``'s failure."""
 
-    def __init__(self, site: Site, make_host: Callable[[str], Host], question: Question) -> None:
+    def __init__(
+        self, spec: HostSpec, make_host: Callable[[str], Host], question: Question
+    ) -> None:
         """Make the host; nothing is opened yet.
 
         Args:
-            site: What is expected of it.
+            spec: What is expected of it.
             make_host: Makes it.
             question: What it is asked.
 
         Raises:
             InputError: If its name has no known form.
         """
-        self.site = site
+        self.spec = spec
         self._question = question
         self._host: Host | None = None
         self._probe: Probe | None = None
         self._failure: Finding | None = None
         self._facts: HostFacts | None = None
         self._clock: Clock | None = None
-        self._unreached: tuple[tuple[Site, str], ...] = ()
+        self._unreached: tuple[tuple[HostSpec, str], ...] = ()
         self._num_peers = 0
         self._closed = threading.Event()
         try:
-            self._host = make_host(site.name)
+            self._host = make_host(spec.name)
         except HostError as error:
-            self._failure = login_failure(site.name, error, question.settings)
+            self._failure = login_failure(spec.name, error, question.settings)
 
     def ask(self) -> None:
         """Log in and ask."""
@@ -143,7 +145,7 @@ class Visit:
         try:
             self._host.connect()
         except HostError as error:
-            self._failure = login_failure(self.site.name, error, self._question.settings)
+            self._failure = login_failure(self.spec.name, error, self._question.settings)
             return
         if self._closed.is_set():  # nobody waits any more
             self._host.close()
@@ -155,11 +157,11 @@ class Visit:
         except _WRONG as error:
             self._failure = Finding(
                 level="error",
-                host=self.site.name,
+                host=self.spec.name,
                 check="agent Python",
                 found=str(error),
                 expected=f"{self._host.python} to run a short program",
-                command=list_pythons(self.site),
+                command=list_pythons(self.spec),
                 advice="name another interpreter as trials.ssh.python; this lists what is there",
             )
 
@@ -170,43 +172,45 @@ class Visit:
         known = isinstance(address.get("address"), str) and isinstance(address.get("port"), int)
         return (address["address"], address["port"]) if known else None
 
-    def reach(self, visits: Sequence["Visit"]) -> None:
+    def reach(self, host_probes: Sequence["HostProbe"]) -> None:
         """Connect to every other host of the group that listens.
 
         Args:
-            visits: To all hosts, this one among them.
+            host_probes: To all hosts, this one among them.
         """
         peers = {
-            visit.site.name: visit
-            for visit in visits
-            if visit is not self and visit.site.group == self.site.group and visit.listens_at
+            host_probe.spec.name: host_probe
+            for host_probe in host_probes
+            if host_probe is not self
+            and host_probe.spec.group == self.spec.group
+            and host_probe.listens_at
         }
         if self._probe is None or self.listens_at is None or not peers:
             return
         named = [
             {"name": name, "address": place[0], "port": place[1]}
-            for name, visit in peers.items()
-            if (place := visit.listens_at) is not None
+            for name, host_probe in peers.items()
+            if (place := host_probe.listens_at) is not None
         ]
         try:
             answer = self._probe.ask("reach", REACH_S + _MARGIN_S, peers=named, limit_s=REACH_S)
             self._unreached = tuple(
-                (peers[peer["name"]].site, str(peer["problem"]))
+                (peers[peer["name"]].spec, str(peer["problem"]))
                 for peer in answer["peers"]
                 if peer["problem"] is not None
             )
         except _WRONG as error:
-            self._unreached = tuple((visit.site, str(error)) for visit in peers.values())
+            self._unreached = tuple((host_probe.spec, str(error)) for host_probe in peers.values())
         self._num_peers = len(peers)
 
-    def look(self) -> Look:
+    def report(self) -> HostReport:
         """Return what is known by now; a host that has not answered counts as one that does not."""
         failure, facts = self._failure, self._facts
         if facts is None and failure is None:
-            text = f"{self.site.name}: no answer within {self._question.limit_s:g} s"
-            failure = login_failure(self.site.name, HostError(text), self._question.settings)
-        return Look(
-            site=self.site,
+            text = f"{self.spec.name}: no answer within {self._question.limit_s:g} s"
+            failure = login_failure(self.spec.name, HostError(text), self._question.settings)
+        return HostReport(
+            spec=self.spec,
             failure=failure,
             facts=facts if failure is None else None,
             clock=self._clock,

@@ -17,7 +17,7 @@ from amp_ray.runtime.hosts.host import Host
 from amp_ray.runtime.hosts.inbox import Inbox
 from amp_ray.runtime.hosts.link import AgentLink, AgentSettings
 from amp_ray.runtime.hosts.messages import Message
-from amp_ray.runtime.hosts.sweep import Debt, sweep_host, sweep_trials
+from amp_ray.runtime.hosts.sweep import Leftover, sweep_host, sweep_trials
 from amp_ray.runtime.launch.watch import Watch
 
 _LOGGER = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ class Agents:
         self.inbox = Inbox()
         self._hosts = {host.name: host for host in hosts}
         self._warm_up = warm_up
-        self._debts: dict[str, list[Debt]] = {name: [] for name in self._hosts}
+        self._leftovers: dict[str, list[Leftover]] = {name: [] for name in self._hosts}
         self._answers: dict[str, Message] = {}
         self._answered = threading.Condition()
         self._is_closed = False
@@ -157,7 +157,7 @@ class Agents:
         for name, folder in folders.items():
             link = self.links.pop(name)
             self._leave(link)
-            self._debts[name].append(Debt(tag=link.tag, folder=folder))
+            self._leftovers[name].append(Leftover(tag=link.tag, folder=folder))
 
     def abandon(self, folders: Mapping[str, str]) -> None:
         """End agents in the middle of a trial, and wait a moment until they have cleaned up.
@@ -167,7 +167,7 @@ class Agents:
         """
         links = {name: self.links.pop(name) for name in folders}
         for name in self._end(links, _HASTE_S):
-            self._debts[name].append(Debt(tag=links[name].tag, folder=folders[name]))
+            self._leftovers[name].append(Leftover(tag=links[name].tag, folder=folders[name]))
 
     def sweep(self, *, in_haste: bool = False) -> dict[str, list[str]]:
         """End and remove whatever lost agents have left on hosts that can be reached again.
@@ -176,7 +176,7 @@ class Agents:
             in_haste: Whether to wait only a moment for hosts that do not answer.
 
         Returns:
-            Per host with a debt, what is still there; a host that cannot be reached has one line.
+            What is left, per host with leftovers; a host that cannot be reached has one line.
         """
 
         def pay(name: str) -> list[str]:
@@ -185,7 +185,7 @@ class Agents:
             except HostError as error:
                 return [str(error)]
 
-        names = [name for name, debts in self._debts.items() if debts]
+        names = [name for name, leftovers in self._leftovers.items() if leftovers]
         limit_s = _HASTE_S if in_haste else None
         left = in_parallel(pay, names, limit_s=limit_s)
         late = "it does not answer; its agent ends when its lease runs out"
@@ -238,9 +238,9 @@ class Agents:
         self.inbox.forget(link.tag)
 
     def _is_ready(self, name: str) -> bool:
-        """Tell whether a host has an agent at work and no debts."""
+        """Tell whether a host has an agent at work and no leftovers."""
         link = self.links.get(name)
-        return link is not None and link.is_alive and not self._debts[name]
+        return link is not None and link.is_alive and not self._leftovers[name]
 
     def _open_one(self, name: str, slots: Collection[int], study: str) -> str:
         """Start an agent where there is none, and claim slots; return what prevents it."""
@@ -332,12 +332,12 @@ class Agents:
         Raises:
             HostError: If it cannot be reached.
         """
-        if not self._debts[name]:
+        if not self._leftovers[name]:
             return []
         self._hosts[name].close()  # agents were lost with it
-        left = sweep_host(self._hosts[name], self.settings, self._debts[name])
+        left = sweep_host(self._hosts[name], self.settings, self._leftovers[name])
         if not left:
-            self._debts[name].clear()
+            self._leftovers[name].clear()
         return left
 
 

@@ -21,7 +21,7 @@ _POLL_S: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Debt:
+class Leftover:
     """What a lost agent may have left on a host.
 
     Args:
@@ -38,13 +38,13 @@ class Debt:
         return [self.folder, f"{self.tag}-warm"]
 
 
-def sweep_host(host: Host, settings: AgentSettings, debts: Iterable[Debt]) -> list[str]:
+def sweep_host(host: Host, settings: AgentSettings, leftovers: Iterable[Leftover]) -> list[str]:
     """Sweep a host with an agent of its own.
 
     Args:
         host: Connected or not.
         settings: Of the lost agents.
-        debts: What to look for; nothing else is touched.
+        leftovers: What to look for; nothing else is touched.
 
     Returns:
         The processes that would not go, each described; empty after a verified sweep.
@@ -55,8 +55,8 @@ def sweep_host(host: Host, settings: AgentSettings, debts: Iterable[Debt]) -> li
     with _Sweeper.on(host, settings) as sweeper:
         return [
             process
-            for debt in debts
-            for process in sweeper.ask(tag=debt.tag, base=settings.base, names=debt.folders)
+            for leftover in leftovers
+            for process in sweeper.ask(tag=leftover.tag, base=settings.base, names=leftover.folders)
         ]
 
 

@@ -141,7 +141,7 @@ class Launcher:
         """End and remove whatever lost agents have left on hosts that can be reached again.
 
         Returns:
-            Per host with a debt, what is still there; a host that cannot be reached has one line.
+            What is left, per host with leftovers; a host that cannot be reached has one line.
         """
         return self._agents.sweep()
 

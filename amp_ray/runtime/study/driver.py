@@ -16,13 +16,13 @@ from amp_ray.runtime.study.events import Open
 from amp_ray.runtime.study.pool import Fault, Finished, Pool, Task
 from amp_ray.runtime.study.view import EventLog, View
 from amp_ray.trials.outcome import Unreachable
+from amp_ray.tuner.bounded_predictor import BoundedPredictor
 from amp_ray.tuner.certificate import certify
 from amp_ray.tuner.common_failure import CommonFailure, common_failure
-from amp_ray.tuner.kept_predictor import KeptPredictor
 from amp_ray.tuner.knowledge import Knowledge, learn
 from amp_ray.tuner.log import Log
 from amp_ray.tuner.policy import next_trials
-from amp_ray.tuner.state import Told, Trial, TunerState, record, start
+from amp_ray.tuner.state import Trial, TrialRecord, TunerState, record, start
 from amp_ray.tuner.surprise import Surprise, surprises
 
 _WAIT_S: Final = 0.5
@@ -102,7 +102,7 @@ class Driver:
         """
         self.state = state
         self._pool, self._log, self._view, self._settings = pool, log, view, settings
-        self._predictor = KeptPredictor()
+        self._predictor = BoundedPredictor()
         self._begun_s = time.monotonic()
         self._waiting: list[_Again] = []
         self._running: dict[int, _Running] = {}
@@ -227,8 +227,8 @@ class Driver:
                 return
         self._log.append(study_events.ended(task, outcome, self._seconds))
         self.state = record(self.state, task.number, outcome)
-        told = self.state.trials[task.number]
-        self._view.ended(told, self._surprise(told))
+        trial_record = self.state.trials[task.number]
+        self._view.ended(trial_record, self._surprise(trial_record))
         alike = common_failure(self.state, task.number)
         if alike is not None and alike.sign not in self._settings.known_failures:
             self._alike = alike
@@ -303,9 +303,9 @@ class Driver:
         self._view.learned(self.state, knowledge)
         return knowledge
 
-    def _surprise(self, told: Told) -> Surprise | None:
+    def _surprise(self, trial_record: TrialRecord) -> Surprise | None:
         """Judge one trial; all of them each time would take longer and longer."""
-        alone = replace(self.state, trials=Log[Told]().appended(told))
+        alone = replace(self.state, trials=Log[TrialRecord]().appended(trial_record))
         return next(iter(surprises(alone)), None)
 
     @property

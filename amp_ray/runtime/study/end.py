@@ -54,8 +54,8 @@ def best_trial(knowledge: Knowledge) -> int | None:
 
     Of several runs of it, that is the one in the middle, whose time counts.
     """
-    best = knowledge.standing.best
+    best = knowledge.status.best
     if best is None:
         return None
-    figure = knowledge.standing.figures[best]
+    figure = knowledge.status.figures[best]
     return figure.numbers[figure.runs.index(figure.typical)]

@@ -94,7 +94,9 @@ class Rebuilt:
             return None
         changed = "; ".join(differences("program", self.program, program))
         text = changed.replace("in the calibration", "in the study")
-        if text and any(isinstance(told.outcome, _JUDGED) for told in self.state.trials):
+        if text and any(
+            isinstance(trial_record.outcome, _JUDGED) for trial_record in self.state.trials
+        ):
             message = (
                 f"the program has changed since the study's trials were measured ({text}): their "
                 "times cannot be compared with new ones. Go on with the program as it was, or "

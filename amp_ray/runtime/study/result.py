@@ -22,7 +22,7 @@ from amp_ray.trials.outcome import (
 )
 from amp_ray.tuner.certificate import Certificate
 from amp_ray.tuner.recommendation import Recommendation, recommend
-from amp_ray.tuner.state import Told
+from amp_ray.tuner.state import TrialRecord
 
 HISTORY_COLUMNS: Final = (
     *("number", "tp", "pp", "dp", "micro_batch_size", "num_micro_batches", "bounds", "recompute"),
@@ -37,9 +37,9 @@ MEASUREMENT_COLUMNS: Final = (
 """Of a strategies file: what `calibrate --measurements` and `tune --trials replay:` read."""
 
 
-def trial_json(told: Told, cluster: Cluster) -> dict[str, Any]:
+def trial_json(trial_record: TrialRecord, cluster: Cluster) -> dict[str, Any]:
     """Return a TRIAL of the contract; one that has not ended has the outcome null."""
-    trial = told.trial
+    trial = trial_record.trial
     empty = dict.fromkeys(
         ("outcome", "measured_s", "spread_s", "peak_memory_bytes", "wall_s", "reason")
     )
@@ -50,7 +50,7 @@ def trial_json(told: Told, cluster: Cluster) -> dict[str, Any]:
         "predicted_sigma": trial.sigma,
         "repeats": trial.repeats,
         "chosen": trial.reason,
-        **(empty if told.outcome is None else outcome_to_json(told.outcome)),
+        **(empty if trial_record.outcome is None else outcome_to_json(trial_record.outcome)),
     }
 
 
@@ -91,7 +91,7 @@ def _parts(result: Result, study: str) -> Iterator[tuple[str, Any]]:
     yield "experiment", state.experiment.name
     yield "ending", result.ending
     yield "ending_text", ENDINGS[result.ending]
-    yield "trials", (trial_json(told, cluster) for told in state.trials)
+    yield "trials", (trial_json(trial_record, cluster) for trial_record in state.trials)
     yield "best", None if best is None else trial_json(state.trials[best], cluster)
     yield (
         "recommendation",
@@ -147,20 +147,20 @@ def _certificate_json(certificate: Certificate) -> dict[str, Any]:
     }
 
 
-def history_jsonl(told: Iterable[Told], cluster: Cluster) -> Iterator[str]:
+def history_jsonl(records: Iterable[TrialRecord], cluster: Cluster) -> Iterator[str]:
     """Yield one TRIAL per line."""
-    return (json.dumps(trial_json(entry, cluster)) + "\n" for entry in told)
+    return (json.dumps(trial_json(entry, cluster)) + "\n" for entry in records)
 
 
-def history_csv(told: Iterable[Told]) -> str:
+def history_csv(records: Iterable[TrialRecord]) -> str:
     """Return a table of all trials, for spreadsheet programs."""
-    return _table(HISTORY_COLUMNS, map(_history_row, told))
+    return _table(HISTORY_COLUMNS, map(_history_row, records))
 
 
-def _history_row(told: Told) -> dict[str, Any]:
+def _history_row(trial_record: TrialRecord) -> dict[str, Any]:
     """Return the cells of one trial."""
-    trial = told.trial
-    outcome = {} if told.outcome is None else outcome_to_json(told.outcome)
+    trial = trial_record.trial
+    outcome = {} if trial_record.outcome is None else outcome_to_json(trial_record.outcome)
     return {
         **_degrees(trial.strategy),
         "number": trial.number,
@@ -174,14 +174,14 @@ def _history_row(told: Told) -> dict[str, Any]:
     }
 
 
-def measurements_csv(told: Iterable[Told]) -> str:
+def measurements_csv(records: Iterable[TrialRecord]) -> str:
     """Return what came of every run as a strategies file, repeats included.
 
     A run whose hosts fell silent has no line. Neither has a strategy whose stages differ, or that
     is placed otherwise than in order: only JSON can tell those.
     """
     rows = []
-    for entry in told:
+    for entry in records:
         strategy, cells = entry.trial.strategy, _measurement(entry.outcome)
         in_order = strategy.placement == tuple(range(len(strategy.placement)))
         if cells and strategy.is_uniform and strategy.recompute is not None and in_order:

@@ -3,7 +3,7 @@
 from typing import Any, Protocol
 
 from amp_ray.tuner.knowledge import Knowledge
-from amp_ray.tuner.state import Told, Trial, TunerState
+from amp_ray.tuner.state import Trial, TrialRecord, TunerState
 from amp_ray.tuner.surprise import Surprise
 
 
@@ -22,7 +22,7 @@ class View(Protocol):
         """See that an attempt begins."""
         ...
 
-    def ended(self, told: Told, surprise: Surprise | None) -> None:
+    def ended(self, trial_record: TrialRecord, surprise: Surprise | None) -> None:
         """See what came of a trial."""
         ...
 

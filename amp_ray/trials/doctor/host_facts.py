@@ -1,4 +1,4 @@
-"""What a look at a host brought back, as values."""
+"""What a probe reports of a host."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ Facts = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Site:
+class HostSpec:
     """What an experiment expects of one host.
 
     Args:
@@ -82,11 +82,11 @@ class HostFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class HostReport:
     """Everything that is known of one host.
 
     Args:
-        site: Which.
+        spec: Which.
         failure: Why it could not be looked at; None if it could.
         facts: None if it could not.
         clock: None where unknown.
@@ -95,12 +95,12 @@ class Look:
         num_peers: How many it tried.
     """
 
-    site: Site
+    spec: HostSpec
     failure: Finding | None = None
     facts: HostFacts | None = None
     clock: Clock | None = None
     start_s: float | None = None
-    unreached: tuple[tuple[Site, str], ...] = ()
+    unreached: tuple[tuple[HostSpec, str], ...] = ()
     num_peers: int = 0
 
 

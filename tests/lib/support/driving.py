@@ -19,7 +19,7 @@ from amp_ray.search.space import candidates_of
 from amp_ray.spec.experiment import Experiment
 from amp_ray.trials.outcome import Outcome
 from amp_ray.tuner.knowledge import Knowledge
-from amp_ray.tuner.state import Told, Trial, TunerSettings, TunerState, begin
+from amp_ray.tuner.state import Trial, TrialRecord, TunerSettings, TunerState, begin
 from amp_ray.tuner.surprise import Surprise
 from support.experiments import small_experiment
 
@@ -152,10 +152,10 @@ class NotingView:
         """Note that an attempt begins."""
         self.lines.append(f"started {trial.number} on {group}")
 
-    def ended(self, told: Told, surprise: Surprise | None) -> None:
+    def ended(self, trial_record: TrialRecord, surprise: Surprise | None) -> None:
         """Note what came of a trial."""
-        outcome = type(told.outcome).__name__
-        self.lines.append(f"ended {told.trial.number}: {outcome}")
+        outcome = type(trial_record.outcome).__name__
+        self.lines.append(f"ended {trial_record.trial.number}: {outcome}")
         if surprise is not None:
             self.lines.append(f"surprise {surprise.trial.number}")
 

@@ -10,12 +10,12 @@ from amp_ray.runtime.study.end import Result
 from amp_ray.runtime.study.pool import Task
 from amp_ray.runtime.study.view import View
 from amp_ray.trials.outcome import Crashed, Outcome, Unreachable
-from amp_ray.tuner.kept_predictor import KeptPredictor
+from amp_ray.tuner.bounded_predictor import BoundedPredictor
 from amp_ray.tuner.state import TunerState
 from support.driving import MemoryLog, ScriptedPool, drive, make_driver, small_study
 from support.replaying import crashed, measured, out_of_memory
 
-PREDICTOR = KeptPredictor()
+PREDICTOR = BoundedPredictor()
 ERASED = "\x1b[2K"
 """What a terminal is told to empty a line."""
 

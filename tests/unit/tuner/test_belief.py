@@ -5,7 +5,7 @@ from amp_ray.calibration import apply_calibration, calibrate, prediction_covaria
 from amp_ray.search.ranking import Ranking
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import Strategy
-from amp_ray.tuner import KeptPredictor, TunerSettings, begin
+from amp_ray.tuner import BoundedPredictor, TunerSettings, begin
 from amp_ray.tuner.belief import Belief, degrees_of_freedom, time_covariance
 from support.planted import planted_observations
 
@@ -50,7 +50,7 @@ def test_supposing_twice_changes_nothing_more() -> None:
 def test_before_any_trial_errors_are_those_of_the_priors(
     small: Experiment, strategies: list[Strategy]
 ) -> None:
-    covariance = time_covariance(small, strategies, None, KeptPredictor())
+    covariance = time_covariance(small, strategies, None, BoundedPredictor())
     own = small.constants.time_error**2
     assert (np.diag(covariance) > own).all()
     assert (np.linalg.eigvalsh(covariance) > 0.5 * own).all()
@@ -62,7 +62,7 @@ def test_after_trials_errors_are_those_of_the_calibration(
 ) -> None:
     trials = planted_observations(small, strategies[:6], {"host_scale": 1.1})
     found = calibrate(small, trials)
-    ours = time_covariance(small, strategies, found, KeptPredictor())
+    ours = time_covariance(small, strategies, found, BoundedPredictor())
     theirs = prediction_covariance(found, apply_calibration(found, small), strategies)
     assert np.sqrt(np.diag(ours)) == pytest.approx(np.sqrt(np.diag(theirs)), rel=0.1)
 

@@ -4,7 +4,13 @@ from dataclasses import replace
 import pytest
 
 from amp_ray.errors import HostError, InputError
-from amp_ray.runtime.doctor.diagnosis import LOCAL_NAME, Diagnosis, diagnose, list_sites, preflight
+from amp_ray.runtime.doctor.diagnosis import (
+    LOCAL_NAME,
+    Diagnosis,
+    diagnose,
+    list_host_specs,
+    preflight,
+)
 from amp_ray.runtime.hosts.host import Host, LocalHost
 from amp_ray.spec.experiment import Experiment
 from amp_ray.trials.doctor.findings import Finding
@@ -39,25 +45,25 @@ def refuse(name: str) -> Host:
 
 
 def test_every_host_of_every_group_is_a_site() -> None:
-    sites = list_sites(experiment())
-    assert [(site.name, site.group, site.num_slots) for site in sites] == [
+    specs = list_host_specs(experiment())
+    assert [(spec.name, spec.group, spec.num_slots) for spec in specs] == [
         ("a", 0, 2),
         ("b", 0, 2),
         ("c", 1, 2),
         ("d", 1, 2),
     ]
-    assert sites[3].login == ("ssh", "ada@d")
+    assert specs[3].login == ("ssh", "ada@d")
 
 
 def test_local_trials_are_one_site_with_all_slots() -> None:
-    (site,) = list_sites(experiment("local"))
-    assert (site.name, site.num_slots, site.login) == (LOCAL_NAME, 8, ())
+    (spec,) = list_host_specs(experiment("local"))
+    assert (spec.name, spec.num_slots, spec.login) == (LOCAL_NAME, 8, ())
 
 
 def test_without_a_hostfile_nobody_knows_which_hosts() -> None:
     text = TEXT.replace("  hostfile: hostfile\n", "")
     with pytest.raises(InputError, match=r"test.yaml:4: cluster.hostfile: .*--trials local"):
-        list_sites(experiment_from(text))
+        list_host_specs(experiment_from(text))
 
 
 def test_this_machine_is_looked_at_once() -> None:

@@ -34,10 +34,10 @@ def finds(monkeypatch: pytest.MonkeyPatch) -> Doctor:
     """Have the doctor find something."""
 
     def set_findings(*findings: Finding) -> None:
-        def look(_experiment: Experiment, _make_host: MakeHost) -> Sequence[Finding]:
+        def report(_experiment: Experiment, _make_host: MakeHost) -> Sequence[Finding]:
             return list(findings)
 
-        monkeypatch.setattr("amp_ray.runtime.doctor.preflight.preflight", look)
+        monkeypatch.setattr("amp_ray.runtime.doctor.preflight.preflight", report)
 
     return set_findings
 

@@ -5,13 +5,13 @@ import pytest
 
 from amp_ray.runtime.study.end import ENDINGS, Ending, Result, best_trial
 from amp_ray.trials.outcome import Outcome
-from amp_ray.tuner.kept_predictor import KeptPredictor
+from amp_ray.tuner.bounded_predictor import BoundedPredictor
 from amp_ray.tuner.knowledge import learn
 from amp_ray.tuner.state import Trial, record, start
 from support.driving import drive, small_study
 from support.replaying import crashed, measured, out_of_memory
 
-PREDICTOR = KeptPredictor()
+PREDICTOR = BoundedPredictor()
 
 
 @pytest.fixture(autouse=True)

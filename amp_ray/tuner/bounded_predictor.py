@@ -14,7 +14,7 @@ MOST_CALIBRATIONS: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class KeptPredictor(Predictor):
+class BoundedPredictor(Predictor):
     """Remembers predictions around the prior, where every calibration starts, and no others.
 
     The points that a fit passes through never come again, and after thousands of trials they

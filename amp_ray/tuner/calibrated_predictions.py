@@ -22,15 +22,15 @@ FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Lesson:
+class CalibratedPredictions:
     """What trials say about candidates.
 
     Args:
         given: The experiment, with the constants that are the priors.
         candidates: Uncalibrated.
-        calibration: None where no trial has told anything.
-        told: Places of the strategies that the calibration was made from, in its order.
-        judged: Places of the candidates to predict; those of ``told`` are among them.
+        calibration: None where there is no trial.
+        observed: Places of the strategies that the calibration was made from, in its order.
+        judged: Places of the candidates to predict; those of ``observed`` are among them.
         unrun: Those of them that nobody has run.
         predictor: Remembers predictions.
     """
@@ -38,7 +38,7 @@ class Lesson:
     given: Experiment
     candidates: Sequence[Estimate]
     calibration: Calibration | None
-    told: Sequence[int]
+    observed: Sequence[int]
     judged: tuple[int, ...]
     unrun: tuple[int, ...]
     predictor: Predictor
@@ -118,15 +118,15 @@ class Lesson:
             Shape ``(num_trials, num_unrun)``.
         """
         assert self.calibration is not None
-        trials = zip(self.told, self.calibration.trials, strict=True)
-        told = [place for place, trial in trials if trial.tells_time]
-        if len(told) == 1:
+        trials = zip(self.observed, self.calibration.trials, strict=True)
+        timed = [place for place, trial in trials if trial.tells_time]
+        if len(timed) == 1:
             before = [_log_s(self.candidates[place]) for place in self.unrun]
             return (np.array(log_s) - before).reshape(1, -1)
         names_of_time = self.calibration.time_constants
         fitted = [each for each in self.calibration.constants if each.name in names_of_time]
         names = [constant.name for constant in fitted]
-        slopes = self._slopes(told, names)
+        slopes = self._slopes(timed, names)
         mode = np.array([math.log(constant.ratio) for constant in fitted])
         problem = LinearProblem(
             offset=log_residuals(self.calibration) - slopes @ mode,
