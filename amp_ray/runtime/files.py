@@ -38,11 +38,7 @@ _MOST_CHARACTERS: Final = 2**25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExperimentFiles:
-    """Files that an experiment names, relative to the folder of the experiment file.
-
-    Args:
-        base: That folder.
-    """
+    """Files that an experiment names, relative to the folder of the experiment file."""
 
     base: Path
 
@@ -76,12 +72,6 @@ class ExperimentFiles:
     ) -> Profile:
         """Return a profile in another planner's format; what was recognised is logged.
 
-        Args:
-            source: Whose format: ``metis``.
-            name: Of the folder.
-            model: What the profile must be of.
-            devices: Types that it must cover.
-
         Raises:
             InputError: If a file cannot be read or is wrong, or the profile does not fit.
         """
@@ -106,9 +96,7 @@ class ExperimentFiles:
 def load_experiment(path: Path, hostfile: Path | None = None) -> Experiment:
     """Read an experiment file and every file that it names.
 
-    Args:
-        path: Of the experiment file.
-        hostfile: Names the hosts instead of the experiment's own hostfile.
+    ``hostfile`` names the hosts instead of the experiment's own hostfile.
 
     Raises:
         InputError: If a file cannot be read or what it says does not fit.
@@ -123,10 +111,6 @@ def load_experiment(path: Path, hostfile: Path | None = None) -> Experiment:
 
 def load_strategies(path: Path, experiment: Experiment) -> tuple[Given, ...]:
     """Read the strategies that a user names for an experiment.
-
-    Args:
-        path: Of a CSV or JSON file.
-        experiment: What the strategies must fit.
 
     Raises:
         InputError: If the file cannot be read, or names what the experiment cannot have.
@@ -183,10 +167,7 @@ def write_text(
 ) -> None:
     """Write a file whole or not at all: to a neighbour first, then renamed.
 
-    Args:
-        path: An existing file is replaced; into a device or a pipe the text is written as it is.
-        text: Its new content; a long one may come in pieces.
-        opener: As of the built-in ``open``, such as `private`.
+    A device or a pipe gets the text as it is; a long text may come in pieces.
 
     Raises:
         InputError: If the folder does not exist or cannot be written.

@@ -18,13 +18,7 @@ _POLL_S: Final = 0.005
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
-    """A living process.
-
-    Args:
-        pid: Process id as this process sees it.
-        name: Short name as the kernel keeps it.
-        command: Its command line.
-    """
+    """A living process."""
 
     pid: int
     name: str

@@ -33,9 +33,7 @@ class CpuQuota:
     def create(cls, name: str, weight: int = 1) -> Self:
         """Make the parent group, if this machine lets us.
 
-        Args:
-            name: Of the group.
-            weight: Against one busy program per core.
+        ``weight`` counts against one busy program per core.
         """
         root = Path("/sys/fs/cgroup")
         version = 2 if (root / "cgroup.controllers").exists() else 1

@@ -40,11 +40,8 @@ class ScriptedHost:
     ) -> None:
         """Take the script.
 
-        Args:
-            name: As trials call it.
-            script: What its agents answer. ``close_channel()`` within it ends the connection.
-            refuses: Text of the error with which every connection fails.
-            greets: Whether its agents say hello.
+        Every connection fails with the text ``refuses``, if there is one; a
+        ``close_channel()`` within ``script`` ends the connection.
         """
         self.name = name
         self.addresses = (name,)

@@ -75,11 +75,8 @@ class Sign:
     """One hint at what went wrong.
 
     Args:
-        kind: What sort.
-        host: Where.
         rank: Of which rank; None if of none.
         time_s: When the controller heard of it, since launch.
-        text: One sentence.
         lines: Last lines of the rank's output.
     """
 
@@ -152,11 +149,6 @@ def first_cause(signs: Iterable[Sign]) -> Sign | None:
 
 def failure(signs: Sequence[Sign], *, timeout_s: float, wall_s: float) -> Outcome:
     """Turn the signs of a failed trial into its outcome.
-
-    Args:
-        signs: At least one.
-        timeout_s: The trial's limit.
-        wall_s: How long it took.
 
     Raises:
         ValueError: If there is no sign.

@@ -50,7 +50,6 @@ class Preload:
 
     Args:
         modules: In this order.
-        environment: In which.
     """
 
     modules: tuple[str, ...]
@@ -68,13 +67,8 @@ def trial_launch(
 ) -> Launch:
     """Return a strategy, ready to start.
 
-    Args:
-        experiment: What is trained, and how trials run.
-        strategy: Its bounds count in the experiment's list of layers.
-        trial_id: Unique, a plain file name.
-        hosts: Names of the hosts that play the nodes of the experiment's cluster.
-        files: The program's sources, or the files of the user's own program.
-        python: Interpreter that trains.
+    ``strategy.bounds`` count in the experiment's list of layers; ``files`` are the program's
+    sources, or the files of the user's own program.
 
     Raises:
         InputError: If the strategy cannot be launched, with the reason and what to change.
@@ -125,12 +119,7 @@ def trial_warm_up(experiment: Experiment) -> Preload | None:
 
 
 def trial_reader(experiment: Experiment, log_reader: LogReader = read_logs) -> Reader:
-    """Return what finds the measurement in what a trial has left.
-
-    Args:
-        experiment: What was trained, and how.
-        log_reader: Finds times in the logs of the user's own program.
-    """
+    """Return what finds the measurement in what a trial has left."""
     trials = experiment.trials
     if trials.program is None:
         return partial(_own_result, timeout_s=trials.timeout_s)
@@ -200,11 +189,7 @@ def _environment(experiment: Experiment) -> dict[str, str]:
 
 
 def _num_threads(experiment: Experiment) -> int:
-    """Return the threads of a rank on a CPU.
-
-    Raises:
-        InputError: If the variable that says so holds something else.
-    """
+    """Return the threads of a rank on a CPU."""
     text = _environment(experiment)[THREADS_VARIABLE]
     if not (text.isascii() and text.isdigit() and int(text) > 0):
         where = experiment.where("trials", "environment", THREADS_VARIABLE)

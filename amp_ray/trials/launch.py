@@ -45,9 +45,7 @@ class RankCommand:
     Args:
         rank: Its number; of several ranks, which follow each other, the lowest.
         host: Name of the host that it runs on.
-        slot: Device index there, of that rank.
         argv: Program and arguments; no shell ever sees them.
-        environment: Of this process alone.
         slots: Device indices of all its ranks in their order; empty for one rank.
     """
 
@@ -72,9 +70,7 @@ class Launch:
         trial_id: Unique; a folder is named after it and its result has to carry it.
         commands: In the order of their ranks, rank 0 first.
         files: Relative path to content, put into the trial's folder on every host.
-        environment: Of all ranks.
         cwd: Where the programs start, on every host; None for the trial's folder.
-        timeout_s: Limit from the start of the programs.
         collect: Patterns of the file names that are brought back from every host.
         words: A line of a rank's log with one of them is brought back however long the log is.
         sends_events: Whether lines of its output that are JSON objects with an ``event`` first, and
@@ -163,10 +159,6 @@ def node_commands(
     Such a command numbers ranks host by host, whatever order the placement has; the hosts come
     in the order of their lowest ranks.
 
-    Args:
-        argv_of_node: From the number of a host, counted from 0, to program and arguments.
-        placement: Host and slot of each rank.
-
     Returns:
         One command per host; its environment says how many ranks there are, here and in all.
 
@@ -205,10 +197,6 @@ def rank_commands(
     argv: Sequence[str], placement: Sequence[tuple[str, int]]
 ) -> tuple[RankCommand, ...]:
     """Give every rank the same command and the variables by which torch tells ranks apart.
-
-    Args:
-        argv: Program and arguments.
-        placement: Host and slot of each rank.
 
     Returns:
         One command per rank; ``LOCAL_RANK`` counts a host's ranks in rank order.

@@ -22,10 +22,6 @@ def deepspeed_commands(
 ) -> tuple[RankCommand, ...]:
     """Start a module with DeepSpeed's launcher, once per host.
 
-    Args:
-        program: Interpreter, module and arguments.
-        placement: Host and slot of each rank.
-
     Returns:
         One command per host. Ranks are numbered as ``launch_order`` says, not as the placement.
     """

@@ -18,11 +18,6 @@ def placement(
 
     On one machine that plays all hosts, slots are numbered through, over all groups of hosts.
 
-    Args:
-        experiment: The cluster whose devices the strategy is placed on.
-        strategy: What to run.
-        hosts: Names of the hosts that play its nodes.
-
     Raises:
         InputError: If there are not as many hosts as nodes.
     """

@@ -45,13 +45,7 @@ _OF_A_CLUSTER: Final = frozenset({"cluster_name", "provider", "auth"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OldKey:
-    """A key that current Ray no longer follows.
-
-    Args:
-        key: As it stands in the file.
-        where: The place.
-        advice: What to write instead.
-    """
+    """A key that current Ray no longer follows."""
 
     key: str
     where: Where
@@ -77,10 +71,6 @@ def is_ray_cluster(document: Document) -> bool:
 
 def explain_old_keys(text: str, *, file: str) -> tuple[OldKey, ...]:
     r"""Name every key of a Ray cluster file that current Ray no longer follows.
-
-    Args:
-        text: The file's text.
-        file: Its name, for messages.
 
     Returns:
         One entry per key, in the file's order; none for a file of today.

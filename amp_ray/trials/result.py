@@ -87,13 +87,7 @@ class AllFiles(Mapping[str, bytes]):
                     self._places.setdefault(name, contents)
 
     def __getitem__(self, name: str) -> bytes:
-        """Read a file.
-
-        Raises:
-            KeyError: If there is none.
-            MissingRankError: If it is the log of a rank and incomplete: what it does not say might
-                change the measurement.
-        """
+        """Read a file."""
         if name in self._broken:
             rank, problem = self._broken[name]
             message = f"{name} cannot be used: {problem}"
@@ -116,9 +110,7 @@ class AllFiles(Mapping[str, bytes]):
 def read_result(files: Mapping[str, bytes], trial_id: str) -> Measurement:
     """Read ``result.json``.
 
-    Args:
-        files: By name; the result is that of rank 0's host.
-        trial_id: That the result has to carry: an older one proves nothing.
+    A result with another ``trial_id`` is refused.
 
     Raises:
         ValueError: If it is missing, of another trial or of another form.
@@ -160,11 +152,6 @@ def measured(measurement: Measurement, *, wall_s: float) -> Measured:
 
 def parse_object(name: str, data: bytes, expected: str) -> Mapping[str, Any]:
     """Read a file of a host, which may hold anything, as a JSON object.
-
-    Args:
-        name: Of the file.
-        data: Its content.
-        expected: What it should hold.
 
     Raises:
         ValueError: If it is too large, no JSON, or JSON that no program of ours writes.
@@ -214,12 +201,6 @@ def read_times(name: str, record: Mapping[str, Any]) -> tuple[float, ...]:
 
 def read_count(name: str, key: str, value: object, *, most: int) -> int | None:
     """Read a count that may be unknown.
-
-    Args:
-        name: Of the file.
-        key: What it counts.
-        value: From the file.
-        most: More than there can be.
 
     Raises:
         ValueError: If it is something else.

@@ -75,11 +75,8 @@ def sign_of_exit(
 ) -> Sign | None:
     """Read the end of a rank (``exit``); None if it went well or was asked for.
 
-    Args:
-        host: Where.
-        message: ``rank``, ``code``, ``signal``, ``tail`` and ``ended``.
-        time_s: When, since launch.
-        num_oom_kills: How often the host's kernel ended a process for want of memory meanwhile.
+    ``message`` has ``rank``, ``code``, ``signal``, ``tail`` and ``ended``; ``num_oom_kills``
+    counts how often the host's kernel ended a process for want of memory meanwhile.
     """
     code, signal, lines = message["code"], message["signal"], message["tail"]
     if message["ended"] or code == 0:
@@ -101,14 +98,7 @@ def sign_of_deadline(
     *,
     timeout_s: float,
 ) -> Sign:
-    """Say who was still running at the deadline.
-
-    Args:
-        host: The first that noticed.
-        ended: Hosts, and their ``exit`` messages of ranks that had to be ended.
-        time_s: When, since launch.
-        timeout_s: The limit.
-    """
+    """Say who was still running at the deadline."""
     ranks = ", ".join(
         f"rank {message['rank']} on {place}{STATES.get(message.get('state', ''), '')}"
         for place, message in sorted(ended, key=lambda entry: entry[1]["rank"])

@@ -22,7 +22,6 @@ class StepSummary:
     Args:
         iteration_time_s: Median of the steps after warm-up.
         spread_s: Interquartile range of the same steps.
-        num_warmup_steps: Steps before them.
     """
 
     iteration_time_s: float
@@ -32,9 +31,6 @@ class StepSummary:
 
 def summarise_steps(step_time_s: Sequence[float]) -> StepSummary:
     """Find the warm-up, then median and spread of what follows.
-
-    Args:
-        step_time_s: One entry per step, in order, each the maximum over ranks.
 
     Raises:
         ValueError: If there is no step, or one that took no time.

@@ -67,12 +67,6 @@ def time_covariance(
     As `amp_ray.calibration.prediction_covariance`, with slopes at the prior, which a predictor
     keeps and from which the calibration's own covariance was made. Without a calibration the
     constants are as uncertain as their priors.
-
-    Args:
-        experiment: What is planned, with the constants that are the priors.
-        strategies: What is predicted.
-        calibration: What trials have told; None before the first.
-        predictor: Remembers predictions.
     """
     if calibration is None:
         names, constants = TIME_CONSTANTS, np.diag(prior_sigma(TIME_CONSTANTS) ** 2)

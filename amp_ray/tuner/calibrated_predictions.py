@@ -31,8 +31,6 @@ class CalibratedPredictions:
         calibration: None where there is no trial.
         observed: Places of the strategies that the calibration was made from, in its order.
         judged: Places of the candidates to predict; those of ``observed`` are among them.
-        unrun: Those of them that nobody has run.
-        predictor: Remembers predictions.
     """
 
     given: Experiment
@@ -110,9 +108,6 @@ class CalibratedPredictions:
         """Return what each trial has changed in the predictions of unrun candidates.
 
         A single trial has changed all that is different from the uncalibrated prediction.
-
-        Args:
-            log_s: With all trials.
 
         Returns:
             Shape ``(num_trials, num_unrun)``.

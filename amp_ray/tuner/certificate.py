@@ -21,11 +21,9 @@ class Certificate:
         settled: Whether more trials are pointless: it holds, or those that are expected to run are
             almost certainly not that fast.
         bound_s: With that confidence none is faster than this; never above ``best_s``.
-        best_s: What the best measured one takes.
         gain_fraction: By how much the best measured one may be slower than the bound.
         chance: Chance, from above, that one is more than the tolerance faster.
         num_untested: How many could still turn out to be faster.
-        text: One sentence for people.
     """
 
     holds: bool
@@ -45,10 +43,6 @@ def certify(state: TunerState, knowledge: Knowledge) -> Certificate | None:
     their errors have in common. The errors are those of the calibrated model, constants left open
     by the trials included, with a scale that few trials tell only roughly. Strategies that were
     run and told nothing (crashed, timed out) are not counted.
-
-    Args:
-        state: The study.
-        knowledge: What `learn` made of it.
 
     Returns:
         None until something was measured.

@@ -56,9 +56,7 @@ class Chances:
     def bound_s(self, highest_s: float, chance: float) -> float:
         """Return the time below which any comes with at most this chance.
 
-        Args:
-            highest_s: Where the search ends: no higher bound is returned.
-            chance: What is left to doubt.
+        No bound above ``highest_s`` is returned; ``chance`` is the doubt that is left.
         """
         if not len(self.log_mean) or self.any_below(highest_s) <= chance:
             return highest_s

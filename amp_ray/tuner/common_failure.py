@@ -20,9 +20,7 @@ class CommonFailure:
     """Two trials of different strategies that crashed in the same way.
 
     Args:
-        numbers: Of the trials.
         sign: What they have in common, without ranks, hosts and addresses.
-        reason: Of the later one, for people.
     """
 
     numbers: tuple[int, int]
@@ -35,10 +33,6 @@ def common_failure(state: TunerState, number: int) -> CommonFailure | None:
 
     A program that ends well and tells no time has not crashed; nor has a strategy whose hosts
     were lost, or that ran out of memory or time.
-
-    Args:
-        state: The study.
-        number: Of the trial that has just ended.
     """
     found = state.trials[number]
     sign = _sign(found.outcome)

@@ -24,10 +24,6 @@ def widening(state: TunerState, program_scale: float = 1.0) -> float:
 
     A factor that all trials have in common could not be known when the first ones were launched,
     by the uncalibrated model. It is known now, and is no error of any later prediction.
-
-    Args:
-        state: The study. Repeats tell nothing about the model and play no part.
-        program_scale: That factor, as far as trials have told it.
     """
     squares = [
         (

@@ -39,10 +39,9 @@ def limit_influences(log_mean: FloatArray, changes: FloatArray, error: float) ->
     plans alike turns no order and is kept. What several trials say together is in none of their
     own influences, and is not limited.
 
-    Args:
-        log_mean: Shape ``(num_plans,)``. Expected logarithms of times with all trials.
-        changes: Shape ``(num_trials, num_plans)``. What each trial has changed, of logarithms.
-        error: Lognormal sigma of a prediction.
+    ``log_mean`` (num_plans,) has the expected logarithms of times with all trials, ``changes``
+    (num_trials, num_plans) what each trial has changed of them; ``error`` is the lognormal
+    sigma of a prediction.
 
     Returns:
         Expected logarithms of times, shape ``(num_plans,)``.

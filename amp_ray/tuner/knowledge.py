@@ -36,7 +36,6 @@ class Knowledge:
     Args:
         experiment: With calibrated constants.
         calibration: None until a trial has told something.
-        status: What was measured, what failed, what runs.
         estimates: Calibrated predictions, in the order of the study's candidates.
         belief: The joint distribution of those candidates whose errors were worked out.
         widening: By what factor errors have turned out larger than the model says.
@@ -95,9 +94,8 @@ class Knowledge:
     def chances(self, places: Sequence[int], belief: Belief | None = None) -> Chances:
         """Return the chances that candidates are faster than a limit, errors widened.
 
-        Args:
-            places: Which.
-            belief: What would be known after trials that have not ended; None means as it is.
+        ``belief`` is what would be known after trials that have not ended; None means as it
+        is.
         """
         belief = belief or self.belief
         estimates = [self.estimates[place] for place in places]
@@ -113,12 +111,7 @@ class Knowledge:
 
 
 def learn(state: TunerState, predictor: Predictor) -> Knowledge:
-    """Calibrate with all trials so far and predict every candidate anew.
-
-    Args:
-        state: The study.
-        predictor: Remembers predictions between calls; a `BoundedPredictor` serves long studies.
-    """
+    """Calibrate with all trials so far and predict every candidate anew."""
     status = status_of(state)
     strategies = [estimate.strategy for estimate in state.candidates]
     observed = observations(state.experiment, strategies, status, MOST_OBSERVATIONS)

@@ -34,11 +34,7 @@ class Log(Sequence[Item]):
     @overload
     def __getitem__(self, index: slice) -> tuple[Item, ...]: ...
     def __getitem__(self, index: int | slice) -> Item | tuple[Item, ...]:
-        """Return one item, or a tuple of several, as of any sequence.
-
-        Raises:
-            IndexError: If there is none.
-        """
+        """Return one item, or a tuple of several, as of any sequence."""
         if isinstance(index, slice):
             return tuple(self[each] for each in range(*index.indices(len(self))))
         at, inner = divmod(self._place(index), CHUNK)

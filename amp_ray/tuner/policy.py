@@ -42,11 +42,7 @@ def next_trials(
 ) -> tuple[Trial, ...]:
     """Decide what to launch now.
 
-    Args:
-        state: The study.
-        free: How many trials may start.
-        predictor: Remembers predictions between calls.
-        knowledge: What `learn` made of this state, if the caller has it already.
+    ``knowledge`` is what `learn` made of this state, if the caller has it already.
 
     Returns:
         Up to ``free`` trials, to be given to `start` in this order. None where the budget is

@@ -17,8 +17,6 @@ class Tie:
     """A strategy that cannot be told from the recommended one.
 
     Args:
-        strategy: Which.
-        time_s: What it takes.
         measured: Whether that was measured; else it is predicted.
     """
 
@@ -32,12 +30,9 @@ class Recommendation:
     """The strategy to use.
 
     Args:
-        strategy: Which.
         measured_s: What it took; None if nobody has run it.
-        predicted_s: What the calibrated model says.
         number: Its first measured trial; None if there is none.
         ties: Others that are as good as far as anybody can tell, fastest first.
-        reason: One sentence.
     """
 
     strategy: Strategy
@@ -53,10 +48,6 @@ def recommend(state: TunerState, knowledge: Knowledge) -> Recommendation | None:
 
     One that nobody has run is recommended only if it is predicted to be faster than the best
     measured one by more than the prediction's error.
-
-    Args:
-        state: The study.
-        knowledge: What `learn` made of it.
 
     Returns:
         None where nothing was measured and nothing is expected to run.

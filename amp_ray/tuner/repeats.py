@@ -16,10 +16,6 @@ def to_repeat(status: TrialStatus, settings: TunerSettings) -> tuple[int, ...]:
     The winner is uncertain while another measured strategy has a chance to be in truth more than
     the tolerance faster: then both are run again. How far a figure may be off is told by the
     spread of its steps, and by its runs where there are several.
-
-    Args:
-        status: Status of the candidates.
-        settings: Tolerance, confidence, and how often one strategy may be repeated.
     """
     leader = status.best  # looked for once: it takes a look at every figure
     if leader is None:

@@ -23,11 +23,8 @@ class TunerSettings:
     """How a study is led.
 
     Args:
-        budget: How many trials may be launched.
-        policy: What decides which one is next.
         seed: Of the policy ``random``; no other one draws anything.
         tolerance_fraction: Strategies this close to the best are as good as the best.
-        confidence_fraction: How sure a certificate must be.
         max_repeats: How often one strategy may be run again.
 
     Raises:
@@ -62,11 +59,9 @@ class Trial:
 
     Args:
         number: Its place in the study, from 0.
-        strategy: What is run.
         predicted_s: Seconds per iteration that were expected.
         sigma: Lognormal sigma of that expectation.
         repeats: Number of the trial that it repeats; None for a strategy's first one.
-        reason: Why it was chosen, one line.
     """
 
     number: int
@@ -82,7 +77,6 @@ class TrialRecord:
     """A trial and what came of it.
 
     Args:
-        trial: What was decided.
         candidate: Its strategy's place among the candidates.
         outcome: What came of it; None while it runs.
     """
@@ -97,9 +91,7 @@ class TunerState:
     """All that a study knows. Every change makes a new one; the old one stays valid.
 
     Args:
-        experiment: What is planned.
         candidates: In the order of the uncalibrated ranking, feasible ones first.
-        settings: How the study is led.
         order: Places of the candidates in the order in which policies other than ``best`` go.
         trials: Every trial, by number.
         places: The place of every candidate's strategy.
@@ -133,12 +125,8 @@ def begin(
 ) -> TunerState:
     """Start a study.
 
-    Args:
-        experiment: What is planned.
-        results: Of a search, or of a table's strategies, in any order; those from which no
-            strategy could be made are left out, there is nothing to try.
-        settings: How the study is led.
-        order: The order in which another planner would go; for the policy ``amp-2022``.
+    Results without a strategy are left out. The policy ``amp-2022`` goes in ``order``, that of
+    the published planner.
 
     Raises:
         ValueError: If the policy needs an order and none is given, or the order names what is no

@@ -16,11 +16,7 @@ class Surprise:
     """A trial outside the band that was told when it was launched.
 
     Args:
-        trial: Which.
         measured_s: What it took; None if it ran out of memory.
-        low_s: Lower end of the band.
-        high_s: Upper end.
-        text: One sentence for people.
     """
 
     trial: Trial

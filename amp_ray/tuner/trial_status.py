@@ -27,8 +27,6 @@ class Figure:
     Args:
         measured_s: Median over its runs.
         sigma: Lognormal sigma of that median: half of how far it may be off by chance.
-        runs: The measured runs.
-        numbers: Their trials' numbers.
     """
 
     measured_s: float
@@ -53,7 +51,6 @@ class TrialStatus:
         closed: What is not to be run as something new again.
         silent: Closed without telling anything: timed out, crashed, or hosts fell silent.
         running: What runs now, in the order of the trials.
-        launched: How often each was launched.
     """
 
     figures: Mapping[int, Figure]
@@ -117,12 +114,6 @@ def observations(
     Repeats count as their median. Of more than ``most`` strategies the fastest half and, for the
     rest, those that ended last are taken: the leaders decide what is recommended, and the
     latest trials are where the search is.
-
-    Args:
-        experiment: What was given.
-        strategies: Of all candidates.
-        status: Of all trials.
-        most: How many observations at most.
 
     Returns:
         By place, in the order of places.

@@ -27,14 +27,7 @@ _END_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """What came of looking at all hosts.
-
-    Args:
-        experiment: Its name.
-        hosts: In the experiment's order.
-        findings: By host, those without a problem included.
-        elapsed_s: What it took.
-    """
+    """What came of looking at all hosts."""
 
     experiment: str
     hosts: tuple[str, ...]
@@ -70,10 +63,7 @@ class Diagnosis:
 def diagnose(experiment: Experiment, make_host: MakeHost, *, deep: bool = False) -> Diagnosis:
     """Look at every host of every group and judge what is there; nothing stays on them.
 
-    Args:
-        experiment: Its ``trials`` say where trials run.
-        make_host: Makes a host of its name.
-        deep: Whether the packages are really imported, which takes longer.
+    With ``deep`` the packages are really imported, which takes longer.
 
     Raises:
         InputError: If trials shall run over SSH and the experiment names no hosts, or a host's
@@ -93,10 +83,6 @@ def diagnose(experiment: Experiment, make_host: MakeHost, *, deep: bool = False)
 
 def preflight(experiment: Experiment, make_host: MakeHost) -> list[Finding]:
     """Return what would keep trials from running; a study looks before it launches anything.
-
-    Args:
-        experiment: Its ``trials`` say where trials run.
-        make_host: Makes a host of its name.
 
     Returns:
         The errors; none where trials can start.

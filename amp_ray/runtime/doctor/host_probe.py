@@ -46,13 +46,10 @@ class Question:
     """What every host is asked.
 
     Args:
-        settings: How hosts are reached.
         python: Interpreter that trains; None for the one that runs the agent.
         environment: Of every rank, as far as it is known before a trial.
         program: First word of the user's own program; None without one.
         cwd: Where that starts; None for the trial's folder.
-        deep: Whether packages are imported.
-        num_peers: How many hosts may connect.
     """
 
     settings: SshSettings
@@ -83,14 +80,7 @@ class Question:
 def make_question(
     trials: TrialSettings, settings: SshSettings, *, deep: bool, num_peers: int
 ) -> Question:
-    """Return what the settings of trials make us ask.
-
-    Args:
-        trials: The settings.
-        settings: How hosts are reached, paths led to where they lie.
-        deep: Whether packages are imported.
-        num_peers: How many hosts may connect.
-    """
+    """Return what the settings of trials make us ask."""
     program = trials.program
     return Question(
         settings=settings,
@@ -114,11 +104,6 @@ class HostProbe:
         self, spec: HostSpec, make_host: Callable[[str], Host], question: Question
     ) -> None:
         """Make the host; nothing is opened yet.
-
-        Args:
-            spec: What is expected of it.
-            make_host: Makes it.
-            question: What it is asked.
 
         Raises:
             InputError: If its name has no known form.
@@ -173,11 +158,7 @@ class HostProbe:
         return (address["address"], address["port"]) if known else None
 
     def reach(self, host_probes: Sequence["HostProbe"]) -> None:
-        """Connect to every other host of the group that listens.
-
-        Args:
-            host_probes: To all hosts, this one among them.
-        """
+        """Connect to every other host of the group that listens."""
         peers = {
             host_probe.spec.name: host_probe
             for host_probe in host_probes
@@ -249,10 +230,6 @@ class HostProbe:
 
 def at_once(works: Sequence[Callable[[], None]], limit_s: float) -> None:
     """Do several things at the same time, and wait for all of them, but not for ever.
-
-    Args:
-        works: Each waits most of its time; one that is late is left to itself.
-        limit_s: For all together.
 
     Raises:
         Exception: What one of them raised.

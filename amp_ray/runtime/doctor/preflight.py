@@ -9,9 +9,6 @@ from amp_ray.spec.experiment import Experiment
 def check_hosts(experiment: Experiment) -> None:
     """Refuse to begin on hosts where trials cannot run.
 
-    Args:
-        experiment: Its ``trials`` say where trials run.
-
     Raises:
         InputError: If trials shall run over SSH and the experiment names no hosts.
         HostError: With everything that was found and how to mend it.

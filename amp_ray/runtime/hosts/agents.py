@@ -58,13 +58,7 @@ class Agents:
     def __init__(
         self, hosts: Iterable[Host], settings: AgentSettings, warm_up: WarmUp | None
     ) -> None:
-        """Take the hosts; nothing is opened yet.
-
-        Args:
-            hosts: With different names.
-            settings: How agents behave.
-            warm_up: What warm processes import; None to have none.
-        """
+        """Take the hosts; nothing is opened yet."""
         self.settings = settings
         self.links: dict[str, AgentLink] = {}
         self.inbox = Inbox()
@@ -99,10 +93,8 @@ class Agents:
     ) -> dict[str, str]:
         """Make sure of an agent with some slots on each host, in parallel.
 
-        Args:
-            slots: That no other agent may use from now on, by host.
-            watch: Who may want no more of it.
-            study: What others are told that want the same slots.
+        No other agent may use ``slots`` from now on; ``study`` is what others that want
+        them are shown.
 
         Returns:
             What failed, by host.
@@ -149,22 +141,14 @@ class Agents:
                 self._answered.wait(_POLL_S)
 
     def give_up(self, folders: Mapping[str, str]) -> None:
-        """Leave agents that are lost, or could not clean up; their hosts have to be swept.
-
-        Args:
-            folders: Name of the trial's folder on each of their hosts.
-        """
+        """Leave agents that are lost, or could not clean up; their hosts have to be swept."""
         for name, folder in folders.items():
             link = self.links.pop(name)
             self._leave(link)
             self._leftovers[name].append(Leftover(tag=link.tag, folder=folder))
 
     def abandon(self, folders: Mapping[str, str]) -> None:
-        """End agents in the middle of a trial, and wait a moment until they have cleaned up.
-
-        Args:
-            folders: Name of the trial's folder on each of their hosts.
-        """
+        """End agents in the middle of a trial, and wait a moment until they have cleaned up."""
         links = {name: self.links.pop(name) for name in folders}
         for name in self._end(links, _HASTE_S):
             self._leftovers[name].append(Leftover(tag=links[name].tag, folder=folders[name]))
@@ -172,8 +156,7 @@ class Agents:
     def sweep(self, *, in_haste: bool = False) -> dict[str, list[str]]:
         """End and remove whatever lost agents have left on hosts that can be reached again.
 
-        Args:
-            in_haste: Whether to wait only a moment for hosts that do not answer.
+        With ``in_haste`` it waits only a moment for hosts that do not answer.
 
         Returns:
             What is left, per host with leftovers; a host that cannot be reached has one line.
@@ -210,8 +193,7 @@ class Agents:
     def close(self, *, in_haste: bool) -> None:
         """End all agents, wait until they have cleaned up, sweep once more, disconnect.
 
-        Args:
-            in_haste: Whether to wait only a moment for hosts that do not answer.
+        With ``in_haste`` it waits only a moment for hosts that do not answer.
         """
         self._is_closed = True
         self._end(
@@ -260,11 +242,7 @@ class Agents:
         return ""
 
     def _start(self, name: str) -> None:
-        """Start an agent.
-
-        Raises:
-            HostError: If that fails, or an earlier trial has left something.
-        """
+        """Start an agent."""
         if name in self.links:  # and lost: the connection may be as dead, and not know it yet
             self._leave(self.links[name])
             self._hosts[name].close()
@@ -288,11 +266,7 @@ class Agents:
         return [slot for slot in slots if slot not in claimed and self._hosts[name].shares_slots]
 
     def _claim(self, name: str, slots: Collection[int], study: str) -> None:
-        """Have an agent claim slots; wait a moment for another study that is about to end.
-
-        Raises:
-            HostError: If another agent holds one, with whose that is.
-        """
+        """Have an agent claim slots; wait a moment for another study that is about to end."""
         link = self.links[name]
         limit_s = 2 * self.settings.lease_s
         deadline = time.monotonic() + limit_s
@@ -327,11 +301,7 @@ class Agents:
         self.inbox.put(tag, message)
 
     def _pay(self, name: str) -> list[str]:
-        """Sweep a host; return what is left there.
-
-        Raises:
-            HostError: If it cannot be reached.
-        """
+        """Sweep a host; return what is left there."""
         if not self._leftovers[name]:
             return []
         self._hosts[name].close()  # agents were lost with it
@@ -350,11 +320,8 @@ def in_parallel(
 ) -> dict[str, _T]:
     """Do something for several hosts, some at once, in threads that keep nobody from ending.
 
-    Args:
-        work: What.
-        names: Of the hosts.
-        limit_s: After which the rest is left alone.
-        meanwhile: Called while waiting; may raise.
+    ``meanwhile`` is called while waiting and may raise; after ``limit_s`` the rest is left
+    alone.
 
     Returns:
         By host what came of it, where that is known.

@@ -27,8 +27,6 @@ class Completed:
 
     Args:
         exit_code: Its exit code; negative for a signal.
-        output: Its standard output.
-        error: Its standard error.
     """
 
     exit_code: int
@@ -45,10 +43,6 @@ class Channel(Protocol):
 
     def write(self, data: bytes, given_up: threading.Event | None = None) -> None:
         """Write all of it to its stdin, however long nobody reads there.
-
-        Args:
-            data: Bytes.
-            given_up: Set when nobody wants to wait any more.
 
         Raises:
             OSError: If it is gone, or given up.
@@ -124,10 +118,7 @@ class LocalHost:
     ) -> None:
         """Remember the name; nothing is started.
 
-        Args:
-            name: As the hostfile calls it.
-            python: The interpreter that runs the agent.
-            environment: Variables of commands that are talked to, beside those of this process.
+        ``environment`` is added to that of this process for commands that are talked to.
         """
         self.name = name
         self._environment = dict(environment or {})

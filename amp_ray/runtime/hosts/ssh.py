@@ -49,9 +49,7 @@ class SshHost:
     def __init__(self, name: str, settings: SshSettings) -> None:
         """Look up how the host is reached; nothing is opened yet.
 
-        Args:
-            name: ``[user@]host[:port]``, as the hostfile has it.
-            settings: How.
+        ``name`` is ``[user@]host[:port]``, as in the hostfile.
 
         Raises:
             InputError: If the name has another form.

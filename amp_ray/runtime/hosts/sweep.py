@@ -22,12 +22,7 @@ _POLL_S: Final = 0.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leftover:
-    """What a lost agent may have left on a host.
-
-    Args:
-        tag: Of the agent and all its descendants.
-        folder: Name of the trial's folder.
-    """
+    """What a lost agent may have left on a host."""
 
     tag: str
     folder: str
@@ -40,11 +35,6 @@ class Leftover:
 
 def sweep_host(host: Host, settings: AgentSettings, leftovers: Iterable[Leftover]) -> list[str]:
     """Sweep a host with an agent of its own.
-
-    Args:
-        host: Connected or not.
-        settings: Of the lost agents.
-        leftovers: What to look for; nothing else is touched.
 
     Returns:
         The processes that would not go, each described; empty after a verified sweep.
@@ -66,11 +56,6 @@ def sweep_trials(host: Host, settings: AgentSettings, trial_ids: Sequence[str]) 
     Their agents are known by no tag any more; folders carry the trials' names, and processes
     the folders'. No other process and no other folder is touched.
 
-    Args:
-        host: Connected or not.
-        settings: Of the lost agents.
-        trial_ids: Of trials that nobody runs any more.
-
     Returns:
         The processes that would not go, each described; empty after a verified sweep.
 
@@ -83,12 +68,7 @@ def sweep_trials(host: Host, settings: AgentSettings, trial_ids: Sequence[str]) 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sweeper:
-    """An agent that only sweeps.
-
-    Args:
-        link: To it.
-        inbox: Its answers.
-    """
+    """An agent that only sweeps."""
 
     link: AgentLink
     inbox: "queue.SimpleQueue[Message]"

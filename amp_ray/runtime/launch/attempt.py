@@ -48,16 +48,7 @@ class Attempt:
         watch: Watch,
         files: tuple[Contents, Mapping[str, HostFiles]],
     ) -> None:
-        """Take what is needed; nothing is started.
-
-        Args:
-            launch: The trial.
-            folders: Names of its folders on the hosts, by host.
-            agents: One per host, by host name, and where their messages arrive with their tags.
-            settings: How they behave.
-            watch: Who follows.
-            files: What is sent, and where that goes which comes back, by host.
-        """
+        """Take what is needed; nothing is started."""
         self.signs: list[Sign] = []
         self.events: list[dict[str, Any]] = []
         self.lost: set[str] = set()
@@ -168,12 +159,7 @@ class Attempt:
             )
 
     def describe(self, command: RankCommand, *, folder: str | None = None) -> dict[str, Any]:
-        """Fill in what only the hosts knew; call it after the preparation.
-
-        Args:
-            command: A process of the trial.
-            folder: What stands for the trial's folder; None for its path on that host.
-        """
+        """Fill in what only the hosts knew; call it after the preparation."""
         own = self.prepared[command.host]
         first = self.prepared[self._launch.hosts[0]]
         values = {
@@ -195,8 +181,7 @@ class Attempt:
     def _follow(self, limit_s: float) -> None:
         """Follow until every agent is done or lost.
 
-        Args:
-            limit_s: For the ranks; sending files has a limit of its own.
+        ``limit_s`` is for the ranks; sending files has a limit of its own.
         """
         deadline = time.monotonic() + limit_s
         while self._pending:

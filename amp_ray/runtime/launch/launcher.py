@@ -51,11 +51,8 @@ class Launcher:
     ) -> None:
         """Take the hosts; nothing is opened yet.
 
-        Args:
-            hosts: By their names trials refer to them.
-            settings: How agents behave.
-            warm_up: What warm processes import; None to start every rank afresh.
-            listener: Gets every event of every rank as it comes.
+        Without ``warm_up`` every rank is started afresh; ``listener`` gets every event of
+        every rank.
         """
         self._settings = settings or AgentSettings()
         self._agents = Agents(hosts, self._settings, warm_up)
@@ -83,10 +80,7 @@ class Launcher:
     def run(self, launch: Launch, folder: Path, *, reader: Reader = read_result) -> Outcome:
         """Run a trial to its end.
 
-        Args:
-            launch: What to start.
-            folder: Of this trial, made here; everything about it is written there.
-            reader: Finds the measurement in what came back.
+        ``folder`` is made here; everything about the trial is written there.
 
         Returns:
             The outcome. Whatever goes wrong on hosts is one, not an exception.
@@ -122,8 +116,7 @@ class Launcher:
     def warm(self, names: Sequence[str] | None = None) -> dict[str, Message]:
         """Start agents and wait until their warm processes are ready, as ``run`` does, too.
 
-        Args:
-            names: Hosts; None for all.
+        ``names`` are hosts; None means all.
 
         Returns:
             Per host ``problem`` (empty if none) and ``import_s``.
@@ -147,9 +140,6 @@ class Launcher:
 
     def sweep_trials(self, trial_ids: Sequence[str]) -> list[str]:
         """End and remove what trials of a controller that has died have left on any host.
-
-        Args:
-            trial_ids: Of trials that nobody runs any more.
 
         Returns:
             What is still there, and the hosts that cannot be reached, each a line.

@@ -20,7 +20,6 @@ class Watch:
     """What a launcher looks at while a trial runs.
 
     Args:
-        listener: Gets every event of every rank.
         interrupted: Set by whoever wants the trial to end now.
     """
 

@@ -29,16 +29,7 @@ _LINK_PAIR: Final = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One launch after the other on the same hosts: a device type, or the link between two hosts.
-
-    Args:
-        place: What is measured of links.
-        nodes: Where.
-        slots: Slots of each node that take part.
-        links: Messages to measure.
-        layers: Layers to measure.
-        step: Whether to measure what surrounds the layers.
-    """
+    """One launch after the other on the same hosts: a device type, or the link between two hosts."""
 
     place: LinkPlace
     nodes: tuple[Node, ...]
@@ -72,9 +63,7 @@ def load_unprofiled(path: Path) -> Experiment:
 def profile_parts(experiment: Experiment, *, is_local: bool) -> tuple[Part, ...]:
     """Return everything that is to be measured: device types first, then links between hosts.
 
-    Args:
-        experiment: Model, cluster, search limits.
-        is_local: Whether all hosts are this machine; then there are no links between hosts.
+    With ``is_local`` all hosts are this machine, and no links between hosts are measured.
 
     Raises:
         InputError: If the runtime trains another list of layers than the training program, or

@@ -142,8 +142,6 @@ class _Attempt:
     """A trial that runs.
 
     Args:
-        task: Which.
-        group: Where.
         start_s: Since when, by a steady clock.
     """
 
@@ -159,11 +157,6 @@ class ActorPool:
         self, actors: TrialActors, num_groups: int, *, start_timeout_s: float = START_TIMEOUT_S
     ) -> None:
         """Start all actors side by side, and wait for them.
-
-        Args:
-            actors: Not yet begun.
-            num_groups: How many there are.
-            start_timeout_s: For all together.
 
         Raises:
             InputError: What making a runner raised.

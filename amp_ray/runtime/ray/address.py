@@ -46,9 +46,6 @@ class RayUnavailableError(AmpRayError):
 def require_ray(what: str) -> None:
     """Refuse to go on without Ray.
 
-    Args:
-        what: Needs it.
-
     Raises:
         InputError: If it is not installed; with the command that installs it.
     """

@@ -34,7 +34,6 @@ class DriverSettings:
     """How a study is driven.
 
     Args:
-        trials_folder: Where the folders of attempts are made.
         study_id: Short and different for every study: part of the names of trials.
         time_left_s: Nothing runs for longer than this. None for no limit.
         steady: Makes blocks in which no signal interrupts; see `interruption.Interruption`.
@@ -53,8 +52,6 @@ class _Again:
     """A trial that has to run once more.
 
     Args:
-        trial: Which.
-        attempt: The number of the next attempt.
         lost: Whether a host was unreachable before: there is no third time.
         avoided: The group where that was, if another one should have it now.
     """
@@ -67,13 +64,7 @@ class _Again:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Running:
-    """A trial that runs.
-
-    Args:
-        trial: Which.
-        group: Where.
-        lost: Whether a host was unreachable before.
-    """
+    """A trial that runs."""
 
     trial: Trial
     group: int
@@ -91,15 +82,7 @@ class Driver:
         view: View,
         settings: DriverSettings,
     ) -> None:
-        """Take the parts.
-
-        Args:
-            state: Of a new study, or as `study_events.rebuild` returns it.
-            pool: Groups of hosts.
-            log: The journal.
-            view: Who watches.
-            settings: How.
-        """
+        """Take the parts."""
         self.state = state
         self._pool, self._log, self._view, self._settings = pool, log, view, settings
         self._predictor = BoundedPredictor()

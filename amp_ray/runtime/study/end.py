@@ -30,10 +30,7 @@ class Result:
     """The end of a study, or of one run of its driver.
 
     Args:
-        state: All trials.
-        knowledge: What they taught.
         certificate: What is known of the strategies that have not run; None without any trial.
-        ending: Why it stopped.
         common_failure: The trials that crashed alike, where it stopped for that.
     """
 

@@ -59,10 +59,8 @@ class Journal:
 
         What a crash left at its end is cut off. Only who holds the study's lock may do this.
 
-        Args:
-            path: Of the file.
-            salvage: Whether a damaged one is opened with the records before the damage; the rest
-                is moved to a file beside it.
+        With ``salvage`` a damaged one is opened with the records before the damage; the
+        rest is moved to a file beside it.
 
         Raises:
             InputError: If it cannot be opened for writing, or its content is damaged.
@@ -141,11 +139,7 @@ class Journal:
         os.fsync(self._descriptor)
 
     def _fail(self, error: OSError) -> NoReturn:
-        """Take back what a failed write left, and take no more records.
-
-        Raises:
-            JournalError: Always.
-        """
+        """Take back what a failed write left, and take no more records."""
         self._problem = _describe(self.path, error)
         if self._is_torn:
             try:

@@ -29,7 +29,6 @@ class Task:
     """One attempt at one trial.
 
     Args:
-        number: Of the trial, within its study.
         attempt: From 0; above it only after a host was unreachable or the driver ended.
         trial_id: Unique, a plain file name.
         strategy: What to run; its placement is in devices of one group.
@@ -45,11 +44,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """Something went wrong on this machine, not in the trial: it says nothing of the strategy.
-
-    Args:
-        error: What, and what to do.
-    """
+    """Something went wrong on this machine, not in the trial: it says nothing of the strategy."""
 
     error: AmpRayError
 
@@ -72,9 +67,7 @@ class Finished:
     """An attempt that is over.
 
     Args:
-        task: Which.
         outcome: What came of it; None if it was interrupted.
-        group: Where it ran.
     """
 
     task: Task
@@ -146,12 +139,7 @@ class ThreadPool:
     """A pool in this process: a thread per group, which waits most of the time."""
 
     def __init__(self, make_runner: Callable[[int], Runner], num_groups: int) -> None:
-        """Make the runners; they open nothing yet.
-
-        Args:
-            make_runner: From the number of a group to its runner.
-            num_groups: How many.
-        """
+        """Make the runners; they open nothing yet."""
         self._runners = tuple(make_runner(group) for group in range(num_groups))
         self._aside: set[int] = set()
         self._threads: dict[int, threading.Thread] = {}

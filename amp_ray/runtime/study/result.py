@@ -55,12 +55,7 @@ def trial_json(trial_record: TrialRecord, cluster: Cluster) -> dict[str, Any]:
 
 
 def study_json(result: Result, study: str) -> dict[str, Any]:
-    """Return the object of ``tune --json``.
-
-    Args:
-        result: How the study ended.
-        study: Its folder.
-    """
+    """Return the object of ``tune --json``."""
     return {
         key: list(value) if isinstance(value, Iterator) else value
         for key, value in _parts(result, study)

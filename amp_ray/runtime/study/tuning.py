@@ -94,13 +94,7 @@ def _describe_table(path: Path) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Tuning:
-    """An experiment, what is asked of its study, and what there is to choose from.
-
-    Args:
-        experiment: What is tuned.
-        options: Of the study.
-        space: All candidates.
-    """
+    """An experiment, what is asked of its study, and what there is to choose from."""
 
     experiment: Experiment
     options: TuneOptions
@@ -116,11 +110,7 @@ class Tuning:
     ) -> Result:
         """Drive the study in a folder to its end; what came of it is written in any case.
 
-        Args:
-            folder: Of the study; made where it is new.
-            view: Who watches.
-            resume: Whether there is a study to go on with.
-            steady: Makes blocks in which no signal interrupts.
+        ``steady`` makes blocks in which no signal interrupts.
 
         Raises:
             InputError: If the folder has another study, or a driver is at work on it.
@@ -245,10 +235,7 @@ def prepare(
 ) -> Tuning:
     """Plan or score everything that a study chooses from.
 
-    Args:
-        experiment: What is tuned.
-        options: Of the study.
-        progress: Called with (candidates done, candidates in all).
+    ``progress`` is called with (candidates done, all candidates).
 
     Raises:
         InputError: If the limits leave no candidate, a table does not fit, or there are fewer
@@ -299,11 +286,7 @@ def write_results(study: Study, result: Result) -> None:
 
 
 def _num_groups(experiment: Experiment, concurrency: int | None) -> int:
-    """Return how many groups of hosts are used.
-
-    Raises:
-        InputError: If there are fewer than asked for.
-    """
+    """Return how many groups of hosts are used."""
     num_groups = max(1, len(experiment.trials.host_groups))
     if concurrency is not None and concurrency > num_groups:
         message = (

@@ -28,10 +28,6 @@ _PER_HOST: Final[tuple[Callable[[HostReport, Wanted], Iterable[Finding]], ...]] 
 def check_hosts(reports: Sequence[HostReport], wanted: Wanted) -> tuple[Finding, ...]:
     """Judge every host, alone and among the others.
 
-    Args:
-        reports: At every host, in the experiment's order.
-        wanted: What trials need.
-
     Returns:
         The findings host by host, those without a problem included.
     """

@@ -35,7 +35,6 @@ class Wanted:
     """What trials need on every host.
 
     Args:
-        python: Interpreter that trains.
         python_key: Key of the experiment file that names it.
         program: The user's own program as it is started; None for the package's own.
         cwd: Where that program starts; None for the trial's folder.

@@ -11,9 +11,6 @@ from amp_ray.trials.own_program.values import NOT_PER_NODE
 def check_program(experiment: Experiment) -> OwnProgram:
     """Refuse a program that could not be launched whatever the strategy is.
 
-    Args:
-        experiment: With an own program.
-
     Raises:
         InputError: With the place in the file, for an unknown placeholder, a stray brace, a name
             of a file that cannot be, or settings that contradict each other.

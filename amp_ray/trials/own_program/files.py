@@ -32,9 +32,6 @@ def file_names(experiment: Experiment) -> dict[str, str]:
     A file that is named relative to the experiment file keeps its path, so that packages stay
     packages; any other one goes by its last name.
 
-    Args:
-        experiment: With an own program.
-
     Returns:
         The path that the user wrote, by the name in the trial's folder.
 
@@ -66,11 +63,6 @@ def generated_files(
     experiment: Experiment, strategy: Strategy, places: Sequence[Place]
 ) -> tuple[dict[str, bytes], str | None]:
     """Write what the placeholders ``{strategy}``, ``{hostfile}`` and ``{ds_config}`` name.
-
-    Args:
-        experiment: What was given.
-        strategy: What to run.
-        places: Host and slot of every rank.
 
     Returns:
         Content by name, and why there is no DeepSpeed configuration, if there is none.

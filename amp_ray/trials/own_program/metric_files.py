@@ -38,7 +38,6 @@ class RankMetrics:
         num_ranks: Of the trial, as far as it knows.
         num_files: That there are if every process tells that can.
         stage: Its pipeline stage; None if unknown.
-        step_time_s: All steps.
         peak_memory_bytes: Most that its tensors took; None if unknown.
     """
 
@@ -54,11 +53,6 @@ def read_told(files: Mapping[str, bytes], trial_id: str, *, num_warmup_steps: in
 
     A step takes as long as on the slowest rank. One rank may tell alone; if several tell, all have
     to, since the one that is missing may be the slowest.
-
-    Args:
-        files: What came back from all hosts, by name.
-        trial_id: That they have to carry.
-        num_warmup_steps: Steps that do not count, from the first.
 
     Raises:
         ValueError: If nobody told anything, or what was told is no measurement.
@@ -133,12 +127,7 @@ def _peaks(ranks: tuple[RankMetrics, ...]) -> tuple[int, ...]:
 
 
 def _read(name: str, data: bytes, trial_id: str, *, rank: int) -> RankMetrics:
-    """Read one rank's file.
-
-    Raises:
-        ValueError: If it is of another trial or form.
-        MissingRankError: If the rank began to tell its steps and never said that this was all.
-    """
+    """Read one rank's file."""
     try:
         record = parse_object(name, data, "what a rank told")
         num_ranks = read_count(name, "num_ranks", record.get("num_ranks"), most=MAX_RANKS) or 1

@@ -78,12 +78,7 @@ def program_launch(
 
 
 def program_problem(experiment: Experiment, strategy: Strategy) -> str | None:
-    """Say why the program cannot be told to run a strategy; None if it can.
-
-    Args:
-        experiment: With an own program that ``check_program`` has passed.
-        strategy: Perhaps what Megatron's flags or a single ``{tp}`` cannot say.
-    """
+    """Say why the program cannot be told to run a strategy; None if it can."""
     hosts = [node.name for node in experiment.cluster.nodes]
     try:
         program_launch(experiment, strategy, trial_id="t", hosts=hosts, files={}, python="python3")

@@ -13,10 +13,6 @@ LONGEST_STEP_S: Final = 1e6
 def check_times(step_time_s: Sequence[float], *, source: str) -> None:
     """Refuse what no step can have taken.
 
-    Args:
-        step_time_s: In seconds.
-        source: Where they stand.
-
     Raises:
         ValueError: If a time is no number, or nothing, or less or more than any step takes.
     """
@@ -31,10 +27,6 @@ def check_times(step_time_s: Sequence[float], *, source: str) -> None:
 
 def check_total(step_time_s: Sequence[float], *, timeout_s: float) -> None:
     """Refuse times that a trial cannot have had.
-
-    Args:
-        step_time_s: Of all its steps.
-        timeout_s: What it may last.
 
     Raises:
         ValueError: If they add up to more.

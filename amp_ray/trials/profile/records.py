@@ -117,13 +117,7 @@ def heading(model: Model, precision: str) -> Record:
 
 
 def record_of_event(event: Mapping[str, Any], *, place: LinkPlace, date: str) -> Record | None:
-    """Turn what a rank said into a record; None for what is not kept.
-
-    Args:
-        event: Of ``amp_ray.training.profiling``.
-        place: Where its ranks are.
-        date: Of today.
-    """
+    """Turn what a rank said into a record; None for what is not kept."""
     kind = event.get("event")
     if kind not in {"layer", "link", "step", "oom", "hardware"}:
         return None
@@ -143,10 +137,7 @@ def record_of_event(event: Mapping[str, Any], *, place: LinkPlace, date: str) ->
 def parse_records(text: str, *, file: str, expected: Record) -> ProfileRecords:
     """Read what earlier runs have left.
 
-    Args:
-        text: One JSON object per line; the last may be torn, if a run was cut off.
-        file: Name for messages.
-        expected: The heading that fits the present experiment.
+    ``text`` has one JSON object per line; the last may be torn, if a run was cut off.
 
     Raises:
         InputError: If the records are of another model or precision, or cannot be read.

@@ -84,13 +84,7 @@ class Job:
     """One trial's part on this host."""
 
     def __init__(self, message: Mapping[str, Any], folder: str, tag: str) -> None:
-        """Take the description; nothing is started yet.
-
-        Args:
-            message: The ``job`` message.
-            folder: The trial's folder, which exists.
-            tag: Goes into every rank's environment.
-        """
+        """Take the description; nothing is started yet."""
         self.folder = folder
         self.ranks: list[Rank] = []
         self.stop: str | None = None

@@ -32,9 +32,7 @@ class Log:
     def __init__(self, folder: str, words: Sequence[str] = ()) -> None:
         """Make the file.
 
-        Args:
-            folder: On whose disk it is.
-            words: A line with one of them is always kept.
+        A line with one of ``words`` is always kept.
 
         Raises:
             OSError: If it cannot be made.

@@ -73,11 +73,7 @@ class Rank:
         self.log = Log(folder, words)
 
     def read(self, *, everything: bool) -> Iterator[Message]:
-        """Take what it has printed; yield its messages and troubles with its log.
-
-        Args:
-            everything: Until nothing is left, or only one piece: ranks take turns.
-        """
+        """Take what it has printed; yield its messages and troubles with its log."""
         while self.pipe is not None:
             try:
                 data = os.read(self.pipe, READ_BYTES)
@@ -162,13 +158,7 @@ def _text(line: bytes) -> str:
 
 
 def trouble(error: OSError, *, rank: int | None = None, what: str = "folder") -> Message:
-    """Report a system error, sorted by what mends it.
-
-    Args:
-        error: Caught.
-        rank: That it happened to, if to one.
-        what: Its name, unless the disk is full.
-    """
+    """Report a system error, sorted by what mends it."""
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     place = f"{error.filename}: " if error.filename else ""
     text = f"{place}{error.strerror or error}"
