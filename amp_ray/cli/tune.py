@@ -26,7 +26,7 @@ from amp_ray.runtime.files import load_experiment
 from amp_ray.spec.experiment import Experiment
 
 if TYPE_CHECKING:  # loaded where a study runs, so that planning starts no slower
-    from amp_ray.runtime.study.end import Result
+    from amp_ray.runtime.study.result import Result
     from amp_ray.runtime.study.space import TuneOptions
     from amp_ray.runtime.study.tuning import Tuning
 
@@ -88,7 +88,7 @@ def tune_experiment(
     Returns:
         The exit code of the contract.
     """
-    from amp_ray.runtime.doctor.preflight import check_hosts
+    from amp_ray.runtime.doctor.diagnosis import require_ready_hosts
     from amp_ray.runtime.study.folder import check_folder, folder_for
     from amp_ray.runtime.study.tuning import prepare
 
@@ -103,7 +103,7 @@ def tune_experiment(
     if asked.table is not None:
         click.echo(f"replay: outcomes come from {asked.table}, nothing is launched", err=True)
     elif doctor:
-        check_hosts(tuning.experiment)
+        require_ready_hosts(tuning.experiment)
     result = _run(tuning, folder, resume=resume)
     return _show(result, folder, json_target)
 

@@ -18,7 +18,7 @@ from amp_ray.report.study_table import (
     surprise_text,
     trials_table,
 )
-from amp_ray.runtime.study.end import ENDINGS, Result, best_trial
+from amp_ray.runtime.study.result import ENDINGS, Result, best_trial
 from amp_ray.trials.outcome import Measured, Outcome
 from amp_ray.tuner.knowledge import Knowledge
 from amp_ray.tuner.recommendation import Recommendation, recommend

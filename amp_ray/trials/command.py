@@ -1,5 +1,6 @@
 """A strategy as a launch: job file, commands and environment of our training program."""
 
+import base64
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,14 +19,66 @@ from amp_ray.trials.job_file import (
     shape_to_json,
     torch_device,
 )
-from amp_ray.trials.launch import Launch, rank_commands
-from amp_ray.trials.node_launch import deepspeed_commands, launch_order
+from amp_ray.trials.launch import (
+    MASTER_ADDRESS,
+    MASTER_PORT,
+    Launch,
+    Place,
+    RankCommand,
+    hostfile_text,
+    node_commands,
+    placement,
+    rank_commands,
+    slots_by_host,
+)
 from amp_ray.trials.own_program.metrics import LogReader, read_logs
 from amp_ray.trials.own_program.program import program_launch, program_problem, program_reader
-from amp_ray.trials.own_program.step_times import check_total
-from amp_ray.trials.placement import Place, hostfile_text, placement
 from amp_ray.trials.result import Measurement, Reader, read_result
 from amp_ray.trials.runtime_strategy import runtime_strategy, why_not_launchable
+from amp_ray.trials.steps import check_total
+
+LAUNCHER_MODULE: Final = "deepspeed.launcher.launch"
+
+
+def deepspeed_commands(
+    program: Sequence[str], placement: Sequence[Place]
+) -> tuple[RankCommand, ...]:
+    """Start a module with DeepSpeed's launcher, once per host.
+
+    Returns:
+        One command per host. Ranks are numbered as ``launch_order`` says, not as the placement.
+    """
+    python, *rest = program
+    world = {host: list(slots) for host, slots in slots_by_host(placement).items()}
+    info = base64.urlsafe_b64encode(json.dumps(world).encode()).decode()
+
+    def argv(node: int) -> list[str]:
+        return [
+            *(python, "-u", "-m", LAUNCHER_MODULE, "--quiet", "--module", "--no_local_rank"),
+            *(f"--world_info={info}", f"--node_rank={node}"),
+            *(f"--master_addr={MASTER_ADDRESS}", f"--master_port={MASTER_PORT}"),
+            *rest,
+        ]
+
+    return node_commands(argv, placement)
+
+
+def launch_order(placement: Sequence[Place]) -> tuple[Place, ...]:
+    """Return the place of every process in the order of DeepSpeed's ``RANK``.
+
+    Hosts come in the order of the placement, and processes of a host after each other. Of a
+    host's ``n`` devices the process of rank ``r`` takes number ``r mod n``.
+
+    Example:
+        >>> launch_order([("b", 0), ("a", 0), ("a", 1)])
+        (('b', 0), ('a', 1), ('a', 0))
+    """
+    order: list[Place] = []
+    for host, slots in slots_by_host(placement).items():
+        first = len(order)
+        order += [(host, slots[rank % len(slots)]) for rank in range(first, first + len(slots))]
+    return tuple(order)
+
 
 PROGRAM: Final = "amp_ray.training"
 

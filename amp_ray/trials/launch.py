@@ -7,6 +7,10 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Final
 
+from amp_ray.errors import InputError
+from amp_ray.spec.experiment import Experiment
+from amp_ray.spec.strategy import Strategy
+
 FOLDER: Final = "@AMP_RAY_FOLDER@"
 MASTER_ADDRESS: Final = "@AMP_RAY_MASTER_ADDRESS@"
 MASTER_PORT: Final = "@AMP_RAY_MASTER_PORT@"
@@ -237,3 +241,45 @@ def fill_in(text: str, values: Mapping[str, str]) -> str:
     for placeholder, value in values.items():
         text = text.replace(placeholder, value)
     return text
+
+
+Place = tuple[str, int]
+"""Host and slot."""
+
+
+def placement(
+    experiment: Experiment, strategy: Strategy, hosts: Sequence[str]
+) -> tuple[Place, ...]:
+    """Return host and slot of every rank.
+
+    On one machine that plays all hosts, slots are numbered through, over all groups of hosts.
+
+    Raises:
+        InputError: If there are not as many hosts as nodes.
+    """
+    cluster, trials = experiment.cluster, experiment.trials
+    if len(hosts) != len(cluster.nodes):
+        message = (
+            f"the cluster has {len(cluster.nodes)} nodes, found {len(hosts)} hosts to play them: "
+            f"{', '.join(hosts)}"
+        )
+        raise InputError(message)
+    group = trials.host_groups.index(tuple(hosts)) if tuple(hosts) in trials.host_groups else 0
+    is_local = trials.backend == "local"
+    return tuple(
+        (
+            hosts[cluster.node_of_device[device]],
+            group * cluster.num_devices + device if is_local else cluster.slot_of_device[device],
+        )
+        for device in strategy.placement
+    )
+
+
+def hostfile_text(places: Sequence[Place]) -> str:
+    r"""Return a hostfile with the hosts and the number of ranks of each.
+
+    Example:
+        >>> hostfile_text([("b", 1), ("a", 0), ("b", 0)])
+        'b slots=2\na slots=1\n'
+    """
+    return "".join(f"{host} slots={len(slots)}\n" for host, slots in slots_by_host(places).items())

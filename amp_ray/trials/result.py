@@ -10,8 +10,7 @@ from typing import Any, Final
 
 from amp_ray.trials.launch import RESULT_FILE
 from amp_ray.trials.outcome import Measured
-from amp_ray.trials.own_program.step_times import check_times
-from amp_ray.trials.steps import count_warmup_steps, summarise_steps
+from amp_ray.trials.steps import check_times, count_warmup_steps, summarise_steps
 from amp_ray.units import GIB, MIB
 
 _OF_A_RANK: Final = re.compile(r"(?:metric-)?rank-(\d+)\.(?:log|json)")

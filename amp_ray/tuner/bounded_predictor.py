@@ -38,16 +38,6 @@ class BoundedPredictor(Predictor):
             self._forget()
         return self._calibrations[key]
 
-    @property
-    def num_remembered(self) -> int:
-        """How many predictions it knows."""
-        return len(self._memo)
-
-    @property
-    def num_calibrations(self) -> int:
-        """How many calibrations it knows."""
-        return len(self._calibrations)
-
     def _forget(self) -> None:
         """Drop what was predicted with more than one constant away from its prior."""
         passed = [key for key in self._memo if len(key[2].logs) > 1]

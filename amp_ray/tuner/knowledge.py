@@ -1,5 +1,6 @@
 """What trials have taught: calibrated predictions with their errors, and a new ranking."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -7,15 +8,15 @@ from typing import Final
 import numpy as np
 
 from amp_ray.calibration import Calibration, Observation, Predictor, calibrate
+from amp_ray.calibration.linear import PRIOR_TRIALS
 from amp_ray.cost.estimate import Estimate
 from amp_ray.search.ranking import Ranking, rank
 from amp_ray.spec.experiment import Experiment
-from amp_ray.tuner.belief import Belief
+from amp_ray.trials.outcome import Measured
+from amp_ray.tuner.belief import Belief, Chances
 from amp_ray.tuner.bounded_predictor import BoundedPredictor
 from amp_ray.tuner.calibrated_predictions import CalibratedPredictions
-from amp_ray.tuner.chance import Chances
-from amp_ray.tuner.forecast import widening
-from amp_ray.tuner.state import TunerState
+from amp_ray.tuner.state import TrialRecord, TunerState
 from amp_ray.tuner.trial_status import TrialStatus, observations, status_of
 
 MOST_OBSERVATIONS: Final = 200
@@ -161,3 +162,48 @@ def _promising(state: TunerState, status: TrialStatus, most: int) -> tuple[int, 
     ]
     running = (place for place in status.running if place not in status.closed)
     return tuple(sorted({*running, *waiting[:most]}))
+
+
+NUM_LATEST: Final = 2 * PRIOR_TRIALS
+"""So many of the latest forecasts count: older ones were made by a model that knew less."""
+
+_SAME: Final = 1e-9
+"""Relative difference of two predictions that are the same one."""
+
+
+def widening(state: TunerState, program_scale: float = 1.0) -> float:
+    """Return by what factor errors are larger than the model says, at least 1.
+
+    Every trial was predicted before it ran, with an error. The mean square of how far off the
+    predictions were, in units of that error, should be 1. It is not where the model itself is
+    wrong: a fit afterwards explains such a trial away, the forecast does not. As many trials as
+    count for the prior of the error count as having come true exactly as well as they should.
+
+    A factor that all trials have in common could not be known when the first ones were launched,
+    by the uncalibrated model. It is known now, and is no error of any later prediction.
+    """
+    squares = [
+        (
+            math.log(
+                trial_record.outcome.iteration_time_s
+                / _forecast_s(state, trial_record, program_scale)
+            )
+            / trial_record.trial.sigma
+        )
+        ** 2
+        for trial_record in state.trials
+        if isinstance(trial_record.outcome, Measured)
+        and trial_record.trial.repeats is None
+        and trial_record.trial.sigma > 0.0
+    ]
+    latest = squares[-NUM_LATEST:]
+    mean = (PRIOR_TRIALS + math.fsum(latest)) / (PRIOR_TRIALS + len(latest))
+    return max(1.0, math.sqrt(mean))
+
+
+def _forecast_s(state: TunerState, trial_record: TrialRecord, program_scale: float) -> float:
+    """Return what was predicted of a trial, with the common factor if that was not known yet."""
+    predicted_s = trial_record.trial.predicted_s
+    uncalibrated_s = state.candidates[trial_record.candidate].iteration_time_s
+    is_first = math.isclose(predicted_s, uncalibrated_s, rel_tol=_SAME)
+    return predicted_s * (program_scale if is_first else 1.0)

@@ -42,7 +42,7 @@ STUDIES = st.builds(
 def remembered() -> Iterator[None]:
     """Let all drivers remember the same predictions: it saves time and changes nothing."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("amp_ray.runtime.study.driver.KeptPredictor", lambda: PREDICTOR)
+        patch.setattr("amp_ray.runtime.study.driver.BoundedPredictor", lambda: PREDICTOR)
         yield
 
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from amp_ray.errors import InputError
+from amp_ray.errors import HostError, InputError
 from amp_ray.runtime.doctor.host_probe import REACH_S, HostProbe, at_once, make_question
 from amp_ray.runtime.hosts.login import ssh_words
-from amp_ray.runtime.hosts.make_hosts import MakeHost, experiment_folder, located
+from amp_ray.runtime.hosts.make_hosts import MakeHost, experiment_folder, host_maker, located
 from amp_ray.spec.access import SshSettings
 from amp_ray.spec.experiment import Experiment
 from amp_ray.trials.doctor.checks import check_hosts
@@ -159,3 +159,17 @@ def _wanted(experiment: Experiment) -> Wanted:
 def _settings(experiment: Experiment) -> SshSettings:
     """Return how hosts are reached, relative paths led to the experiment file."""
     return located(experiment.trials.ssh, experiment_folder(experiment))
+
+
+def require_ready_hosts(experiment: Experiment) -> None:
+    """Refuse to begin on hosts where trials cannot run.
+
+    Raises:
+        InputError: If trials shall run over SSH and the experiment names no hosts.
+        HostError: With everything that was found and how to mend it.
+    """
+    findings = preflight(experiment, host_maker(experiment))
+    if findings:
+        told = "\n".join(f"  {finding}" for finding in findings)
+        message = f"hosts are not fit for trials (amp-ray doctor tells more):\n{told}"
+        raise HostError(message)

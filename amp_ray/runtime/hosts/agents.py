@@ -14,11 +14,40 @@ from typing import Any, Final, TypeVar
 
 from amp_ray.errors import HostError, InputError, printable
 from amp_ray.runtime.hosts.host import Host
-from amp_ray.runtime.hosts.inbox import Inbox
 from amp_ray.runtime.hosts.link import AgentLink, AgentSettings
-from amp_ray.runtime.hosts.messages import Message
+from amp_ray.runtime.hosts.messages import Inbox, Message
 from amp_ray.runtime.hosts.sweep import Leftover, sweep_host, sweep_trials
-from amp_ray.runtime.launch.watch import Watch
+from amp_ray.runtime.study.pool import InterruptedTrialError
+
+Listener = Callable[[Mapping[str, Any]], None]
+"""Takes an event of a rank as it comes, on the thread that runs the trial."""
+
+
+def _ignore(_event: Mapping[str, Any]) -> None:
+    """Listen to nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watch:
+    """What a launcher looks at while a trial runs.
+
+    Args:
+        interrupted: Set by whoever wants the trial to end now.
+    """
+
+    listener: Listener = _ignore
+    interrupted: threading.Event = field(default_factory=threading.Event)
+
+    def check(self) -> None:
+        """Go on only if nobody wants an end.
+
+        Raises:
+            InterruptedTrialError: If somebody does.
+        """
+        if self.interrupted.is_set():
+            message = "the trial was interrupted"
+            raise InterruptedTrialError(message)
+
 
 _LOGGER = logging.getLogger(__name__)
 

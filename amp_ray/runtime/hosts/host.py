@@ -8,8 +8,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Final, Protocol
 
 from amp_ray.errors import HostError
@@ -19,19 +17,6 @@ GIVEN_UP: Final = "given up: it has not read what was sent to it"
 GIVE_UP_POLL_S: Final = 0.2
 
 PIPE_BYTES: Final = 1024 * 1024
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Completed:
-    """A command that has ended.
-
-    Args:
-        exit_code: Its exit code; negative for a signal.
-    """
-
-    exit_code: int
-    output: str
-    error: str
 
 
 class Channel(Protocol):
@@ -81,22 +66,6 @@ class Host(Protocol):
         """Make sure that it can be used; does nothing where it is."""
         ...
 
-    def run(self, argv: Sequence[str], *, timeout_s: float, text: str = "") -> Completed:
-        """Run a short command to its end, with ``text`` as its stdin.
-
-        Raises:
-            HostError: If it takes longer than ``timeout_s``; its own exit code is a result.
-        """
-        ...
-
-    def put_text(self, path: str, text: str) -> None:
-        """Write a file."""
-        ...
-
-    def get_text(self, path: str) -> str:
-        """Read a file."""
-        ...
-
     def open_channel(self, argv: Sequence[str]) -> Channel:
         """Start a command that is talked to."""
         ...
@@ -129,36 +98,6 @@ class LocalHost:
 
     def connect(self) -> None:
         """Nothing to do: we are here."""
-
-    def run(self, argv: Sequence[str], *, timeout_s: float, text: str = "") -> Completed:
-        """Run a short command; see ``Host.run``."""
-        try:
-            ended = subprocess.run(
-                argv, input=text, capture_output=True, text=True, timeout=timeout_s, check=False
-            )
-        except subprocess.TimeoutExpired:
-            message = f"{self.name}: {argv[0]} took longer than {timeout_s} s"
-            raise HostError(message) from None
-        except OSError as error:
-            message = f"{self.name}: {argv[0]} cannot be started: {error.strerror}"
-            raise HostError(message) from error
-        return Completed(exit_code=ended.returncode, output=ended.stdout, error=ended.stderr)
-
-    def put_text(self, path: str, text: str) -> None:
-        """Write a file; see ``Host.put_text``."""
-        try:
-            Path(path).write_text(text, encoding="utf-8")
-        except OSError as error:
-            message = f"{self.name}: {path} cannot be written: {error.strerror}"
-            raise HostError(message) from error
-
-    def get_text(self, path: str) -> str:
-        """Read a file; see ``Host.get_text``."""
-        try:
-            return Path(path).read_text(encoding="utf-8")
-        except OSError as error:
-            message = f"{self.name}: {path} cannot be read: {error.strerror}"
-            raise HostError(message) from error
 
     def open_channel(self, argv: Sequence[str]) -> Channel:
         """Start a command that is talked to; see ``Host.open_channel``."""

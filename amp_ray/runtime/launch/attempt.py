@@ -1,17 +1,23 @@
 """One attempt at a trial: messages of the agents in, signs of failure and files out."""
 
+import hashlib
 import queue
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
+from amp_ray.runtime.hosts.agent.wire import CHUNK_BYTES, DIGEST_BYTES, pack
+from amp_ray.runtime.hosts.agents import Watch
 from amp_ray.runtime.hosts.host_files import COLLECT_BYTES, COLLECT_BYTES_IN_ALL, HostFiles
-from amp_ray.runtime.hosts.inbox import Inbox
 from amp_ray.runtime.hosts.link import AgentLink, AgentSettings
-from amp_ray.runtime.hosts.messages import Message
-from amp_ray.runtime.launch.contents import Contents
-from amp_ray.runtime.launch.watch import Watch
-from amp_ray.trials.causes import Sign
+from amp_ray.runtime.hosts.messages import Inbox, Message
+from amp_ray.trials.causes import (
+    Sign,
+    sign_of_deadline,
+    sign_of_event,
+    sign_of_exit,
+    sign_of_trouble,
+)
 from amp_ray.trials.launch import (
     FOLDER,
     MASTER_ADDRESS,
@@ -20,7 +26,42 @@ from amp_ray.trials.launch import (
     RankCommand,
     fill_in,
 )
-from amp_ray.trials.signs import sign_of_deadline, sign_of_event, sign_of_exit, sign_of_trouble
+
+
+class Contents:
+    """What the hosts of a launcher may have to be sent; kept from trial to trial."""
+
+    def __init__(self) -> None:
+        """Start with no files."""
+        self.names: Mapping[str, str] = {}
+        self._data: dict[str, bytes] = {}
+        self._packed: dict[str, tuple[str, ...]] = {}
+
+    @property
+    def digests(self) -> tuple[str, ...]:
+        """Names of all contents, each once."""
+        return tuple(self._data)
+
+    def take(self, files: Mapping[str, bytes]) -> None:
+        """Take the files of the next trial, and forget what only earlier ones had."""
+        digests = {
+            name: hashlib.blake2b(data, digest_size=DIGEST_BYTES).hexdigest()
+            for name, data in files.items()
+        }
+        self.names = digests
+        self._data = {digests[name]: data for name, data in files.items()}
+        self._packed = {key: self._packed[key] for key in self._packed.keys() & self._data.keys()}
+
+    def messages(self, digest: str) -> Iterator[dict[str, Any]]:
+        """Yield the messages that bring a content to an agent."""
+        if digest not in self._packed:
+            data = self._data[digest]
+            starts = range(0, max(1, len(data)), CHUNK_BYTES)
+            self._packed[digest] = tuple(pack(data[at : at + CHUNK_BYTES]) for at in starts)
+        packed = self._packed[digest]
+        for number, text in enumerate(packed, 1):
+            yield {"kind": "put", "digest": digest, "data": text, "last": number == len(packed)}
+
 
 INTERFACE_VARIABLES: Final = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 

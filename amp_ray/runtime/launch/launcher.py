@@ -10,19 +10,16 @@ from types import TracebackType
 from typing import Final, Self
 
 from amp_ray.errors import HostError, printable
-from amp_ray.runtime.hosts.agents import Agents, WarmUp
+from amp_ray.runtime.hosts.agents import Agents, Listener, WarmUp, Watch
 from amp_ray.runtime.hosts.host import Host
 from amp_ray.runtime.hosts.link import AgentSettings
 from amp_ray.runtime.hosts.messages import Message
-from amp_ray.runtime.launch.attempt import Attempt
-from amp_ray.runtime.launch.contents import Contents
+from amp_ray.runtime.launch.attempt import Attempt, Contents
 from amp_ray.runtime.launch.trial_folder import TrialFolder
-from amp_ray.runtime.launch.watch import Listener, Watch
-from amp_ray.trials.causes import Sign, failure, first_cause
+from amp_ray.trials.causes import Sign, failure, first_cause, keep_last
 from amp_ray.trials.launch import FOLDER, Launch, slots_by_host
 from amp_ray.trials.outcome import Outcome, Unreachable
 from amp_ray.trials.result import AllFiles, MissingRankError, Reader, measured, read_result
-from amp_ray.trials.signs import keep_last
 
 _LOGGER = logging.getLogger(__name__)
 

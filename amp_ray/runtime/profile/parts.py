@@ -29,7 +29,7 @@ _LINK_PAIR: Final = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One launch after the other on the same hosts: a device type, or the link between two hosts."""
+    """Launches on the same hosts, one after the other: for a device type, or for a link."""
 
     place: LinkPlace
     nodes: tuple[Node, ...]

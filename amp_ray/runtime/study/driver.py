@@ -7,14 +7,13 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from amp_ray.errors import AmpRayError, InputError
 from amp_ray.runtime.study import events as study_events
-from amp_ray.runtime.study.end import Ending, Result
 from amp_ray.runtime.study.events import Open
 from amp_ray.runtime.study.pool import Fault, Finished, Pool, Task
-from amp_ray.runtime.study.view import EventLog, View
+from amp_ray.runtime.study.result import Ending, Result
 from amp_ray.trials.outcome import Unreachable
 from amp_ray.tuner.bounded_predictor import BoundedPredictor
 from amp_ray.tuner.certificate import certify
@@ -24,6 +23,39 @@ from amp_ray.tuner.log import Log
 from amp_ray.tuner.policy import next_trials
 from amp_ray.tuner.state import Trial, TrialRecord, TunerState, record, start
 from amp_ray.tuner.surprise import Surprise, surprises
+
+
+class EventLog(Protocol):
+    """Where events are written down for good."""
+
+    def append(self, record: dict[str, Any], /) -> None:
+        """Write an event; when this returns, it survives a crash."""
+        ...
+
+
+class View(Protocol):
+    """Who watches a study."""
+
+    def started(self, trial: Trial, group: int) -> None:
+        """See that an attempt begins."""
+        ...
+
+    def ended(self, trial_record: TrialRecord, surprise: Surprise | None) -> None:
+        """See what came of a trial."""
+        ...
+
+    def halted(self, trial: Trial) -> None:
+        """See that an attempt is over and the trial is not: it has to run again."""
+        ...
+
+    def learned(self, state: TunerState, knowledge: Knowledge) -> None:
+        """See what is known now."""
+        ...
+
+    def note(self, text: str) -> None:
+        """See anything else that matters."""
+        ...
+
 
 _WAIT_S: Final = 0.5
 """Between looks at the clock while trials run."""

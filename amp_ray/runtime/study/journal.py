@@ -149,20 +149,6 @@ class Journal:
         raise JournalError(self._problem) from error
 
 
-def read_journal(path: Path) -> Contents:
-    """Read a journal that somebody else may be writing, without touching it.
-
-    Raises:
-        InputError: If it cannot be read or its content is damaged.
-    """
-    try:
-        with path.open("rb") as stream:
-            return parse(stream, file=str(path))
-    except OSError as error:
-        message = f"cannot be read: {error.strerror}"
-        raise InputError(message, where=Where(file=str(path))) from error
-
-
 def sync_folder(folder: Path) -> None:
     """Make sure that a new name in a folder survives a crash of the machine.
 

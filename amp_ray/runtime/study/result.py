@@ -4,10 +4,10 @@ import csv
 import io
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any, Final, Literal
 
 from amp_ray.calibration import calibration_to_json
-from amp_ray.runtime.study.end import ENDINGS, Result
 from amp_ray.search.rows import SCHEMA, row
 from amp_ray.spec.cluster import Cluster
 from amp_ray.spec.strategy import Strategy
@@ -21,8 +21,60 @@ from amp_ray.trials.outcome import (
     outcome_to_json,
 )
 from amp_ray.tuner.certificate import Certificate
+from amp_ray.tuner.common_failure import CommonFailure
+from amp_ray.tuner.knowledge import Knowledge
 from amp_ray.tuner.recommendation import Recommendation, recommend
-from amp_ray.tuner.state import TrialRecord
+from amp_ray.tuner.state import TrialRecord, TunerState
+
+Ending = Literal[
+    "certificate", "budget", "time-budget", "exhausted", "hosts", "crashes", "interrupted", "failed"
+]
+
+ENDINGS: Final[dict[Ending, str]] = {
+    "certificate": "no untested strategy is likely to be better",
+    "budget": "the budget of trials is spent",
+    "time-budget": "the time budget is spent",
+    "exhausted": "every strategy that is expected to run has run",
+    "hosts": "no group of hosts is left that can be reached",
+    "crashes": "two strategies crashed in the same way before anything was measured",
+    "interrupted": "it was interrupted",
+    "failed": "it could not go on",
+}
+"""A study goes on after any of them, with ``--resume``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """The end of a study, or of one run of its driver.
+
+    Args:
+        certificate: What is known of the strategies that have not run; None without any trial.
+        common_failure: The trials that crashed alike, where it stopped for that.
+    """
+
+    state: TunerState
+    knowledge: Knowledge
+    certificate: Certificate | None
+    ending: Ending
+    common_failure: CommonFailure | None = None
+
+    @property
+    def best_number(self) -> int | None:
+        """Number of the best trial; see `best_trial`."""
+        return best_trial(self.knowledge)
+
+
+def best_trial(knowledge: Knowledge) -> int | None:
+    """Return the number of the trial that stands for the best measured strategy; None without any.
+
+    Of several runs of it, that is the one in the middle, whose time counts.
+    """
+    best = knowledge.status.best
+    if best is None:
+        return None
+    figure = knowledge.status.figures[best]
+    return figure.numbers[figure.runs.index(figure.typical)]
+
 
 HISTORY_COLUMNS: Final = (
     *("number", "tp", "pp", "dp", "micro_batch_size", "num_micro_batches", "bounds", "recompute"),
@@ -54,16 +106,8 @@ def trial_json(trial_record: TrialRecord, cluster: Cluster) -> dict[str, Any]:
     }
 
 
-def study_json(result: Result, study: str) -> dict[str, Any]:
-    """Return the object of ``tune --json``."""
-    return {
-        key: list(value) if isinstance(value, Iterator) else value
-        for key, value in _parts(result, study)
-    }
-
-
 def study_text(result: Result, study: str) -> Iterator[str]:
-    """Yield the same as text, piece by piece: a line per key, and per trial and row.
+    """Yield the object of ``tune --json``, piece by piece: a line per key, and per trial and row.
 
     Of thousands of trials only one at a time is an object; indented by the standard library, they
     would take half a minute.

@@ -22,22 +22,22 @@ from amp_ray.runtime.launch.program_files import program_record
 from amp_ray.runtime.launch.trial_runner import make_runner, portable
 from amp_ray.runtime.ray.address import RayUnavailableError, require_ray
 from amp_ray.runtime.study import events as study_events
-from amp_ray.runtime.study.driver import Driver, DriverSettings
-from amp_ray.runtime.study.end import Ending, Result
+from amp_ray.runtime.study.driver import Driver, DriverSettings, View
 from amp_ray.runtime.study.folder import JOURNAL, PROGRAM, Study, open_study
 from amp_ray.runtime.study.pool import Pool, Runner, ThreadPool
 from amp_ray.runtime.study.replay import ReplayPool, recorded_outcome
 from amp_ray.runtime.study.result import (
+    Ending,
+    Result,
     history_csv,
     history_jsonl,
     measurements_csv,
     study_text,
 )
 from amp_ray.runtime.study.space import Space, TuneOptions, study_space
-from amp_ray.runtime.study.view import View
 from amp_ray.spec.experiment import Experiment
 from amp_ray.trials.launch import NOT_KEPT, is_secret
-from amp_ray.trials.own_program.check import check_program
+from amp_ray.trials.own_program.program import check_program
 from amp_ray.tuner.state import TunerSettings, TunerState, begin
 
 _LOGGER = logging.getLogger(__name__)

@@ -10,9 +10,8 @@ from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import Strategy
 from amp_ray.spec.strategy_json import strategy_to_json
 from amp_ray.trials.ds_config import ds_config
-from amp_ray.trials.launch import RESULT_FILE
+from amp_ray.trials.launch import RESULT_FILE, Place, hostfile_text
 from amp_ray.trials.own_program.metric_files import HELPER_FILE, METRIC_FILES
-from amp_ray.trials.placement import Place, hostfile_text
 
 STRATEGY_FILE: Final = "strategy.json"
 HOSTFILE: Final = "hostfile"

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from amp_ray.trials.launch import RESULT_FILE
-from amp_ray.trials.own_program.step_times import check_times, same_length, slowest_of
 from amp_ray.trials.result import (
     MAX_MEMORY_BYTES,
     Measurement,
@@ -17,6 +16,7 @@ from amp_ray.trials.result import (
     read_result,
     read_times,
 )
+from amp_ray.trials.steps import check_times, same_length, slowest_of
 
 HELPER_FILE: Final = "amp_ray_metric.py"
 """Name in the trial's folder of the module that the program imports."""

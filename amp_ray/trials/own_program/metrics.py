@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from amp_ray.spec.own_program import SECONDS_PER_UNIT, BuiltIn, Pattern
-from amp_ray.trials.own_program.step_times import check_times, same_length, slowest_of
 from amp_ray.trials.result import Measurement
+from amp_ray.trials.steps import check_times, same_length, slowest_of
 
 # Possessive wherever something repeats: what was read once is not read again in another way.
 _NUMBER: Final = r"[-+]?(?:\d++\.?+\d*+(?:[eE][-+]?\d++)?+|nan|inf)"

@@ -10,9 +10,9 @@ from typing import Any
 from amp_ray.errors import AmpRayError
 from amp_ray.runtime.ray.searching import ALONE, search_candidates
 from amp_ray.runtime.study.driver import Driver, DriverSettings
-from amp_ray.runtime.study.end import Result
 from amp_ray.runtime.study.events import Rebuilt, rebuild
 from amp_ray.runtime.study.pool import Fault, Finished, Task
+from amp_ray.runtime.study.result import Result
 from amp_ray.search.planner import AmpRayPlanner
 from amp_ray.search.ranking import Ranking
 from amp_ray.search.space import candidates_of

@@ -1,11 +1,13 @@
+import numpy as np
 import pytest
 
 from amp_ray.calibration import calibrate
+from amp_ray.calibration.linear import LinearProblem
 from amp_ray.cost.model import CostModel
 from amp_ray.search.ranking import Ranking
 from amp_ray.spec.experiment import Experiment
 from amp_ray.tuner import BoundedPredictor, TunerSettings, begin
-from amp_ray.tuner.calibrated_predictions import CalibratedPredictions
+from amp_ray.tuner.calibrated_predictions import CalibratedPredictions, influences, limit_influences
 from support.planted import planted_observations
 
 
@@ -56,3 +58,69 @@ def test_the_belief_expects_what_the_estimates_say(lesson: CalibratedPredictions
     for row, place in enumerate(belief.places):
         expected_s = lesson.estimates[place].iteration_time_s
         assert 2.718281828459045 ** belief.log_mean[row] == pytest.approx(expected_s)
+
+
+ERROR = 0.06
+
+
+def problem(*offset: float, slopes: list[float]) -> LinearProblem:
+    """Trials of one constant."""
+    return LinearProblem(
+        offset=np.array(offset),
+        slopes=np.array(slopes).reshape(-1, 1),
+        prior_sigma=np.array([0.3]),
+        prior_error=ERROR,
+    )
+
+
+def test_the_only_trial_has_made_all_the_change() -> None:
+    (change,) = influences(problem(0.2, slopes=[1.0]), np.array([[1.0], [0.0]]))
+    assert change[0] < -0.1
+    assert change[1] == 0.0
+
+
+def test_trials_that_agree_have_little_influence_each() -> None:
+    alone = influences(problem(0.2, slopes=[1.0]), np.array([[1.0]]))
+    agreeing = influences(problem(*[0.2] * 5, slopes=[1.0] * 5), np.array([[1.0]]))
+    assert np.abs(agreeing).max() < 0.1 * np.abs(alone).max()
+
+
+def test_a_turned_order_is_taken_back_as_far_as_needed() -> None:
+    before = np.log([1.0, 1.2])
+    change = np.array([0.3, 0.0])
+    limited = limit_influences(before + change, change.reshape(1, -1), ERROR)
+    assert limited[0] < limited[1]
+    assert limited[0] == pytest.approx(limited[1], abs=1e-6)
+
+
+def test_a_tie_may_change_its_order() -> None:
+    before = np.log([1.0, 1.05])
+    change = np.array([0.3, 0.0])
+    limited = limit_influences(before + change, change.reshape(1, -1), ERROR)
+    assert limited == pytest.approx(before + change)
+
+
+def test_a_change_that_all_plans_share_is_kept() -> None:
+    before = np.log([1.0, 1.2, 3.0])
+    change = np.full(3, 0.9)
+    limited = limit_influences(before + change, change.reshape(1, -1), ERROR)
+    assert limited == pytest.approx(before + change)
+
+
+def test_what_all_plans_share_is_kept_where_the_rest_is_taken_back() -> None:
+    before = np.log([1.0, 1.2, 3.0])
+    change = np.array([1.2, 0.9, 0.9])
+    limited = limit_influences(before + change, change.reshape(1, -1), ERROR)
+    assert limited[1:] == pytest.approx(before[1:] + 0.9)
+    assert before[0] + 0.9 < limited[0] < limited[1]
+
+
+def test_plans_that_stay_in_order_are_moved_freely() -> None:
+    before = np.log([1.0, 2.0])
+    change = np.array([0.5, 0.0])
+    limited = limit_influences(before + change, change.reshape(1, -1), ERROR)
+    assert limited == pytest.approx(before + change)
+
+
+def test_no_plans_are_no_trouble() -> None:
+    assert limit_influences(np.array([]), np.zeros((2, 0)), ERROR).shape == (0,)

@@ -7,15 +7,14 @@ from typing import Any
 
 import pytest
 
-from amp_ray.runtime.study.end import Result
 from amp_ray.runtime.study.pool import Task
 from amp_ray.runtime.study.result import (
     HISTORY_COLUMNS,
     MEASUREMENT_COLUMNS,
+    Result,
     history_csv,
     history_jsonl,
     measurements_csv,
-    study_json,
     study_text,
     trial_json,
 )
@@ -50,7 +49,7 @@ ROW_KEYS = {
 @pytest.fixture(autouse=True)
 def remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let all drivers remember the same predictions: it saves time and changes nothing."""
-    monkeypatch.setattr("amp_ray.runtime.study.driver.KeptPredictor", lambda: PREDICTOR)
+    monkeypatch.setattr("amp_ray.runtime.study.driver.BoundedPredictor", lambda: PREDICTOR)
 
 
 def ended(*outcomes: Outcome, **settings: Any) -> Result:  # noqa: ANN401 - TunerSettings'
@@ -71,6 +70,12 @@ def answers(*outcomes: Outcome) -> Callable[..., Outcome]:
 
 
 # ------------------------------------------------------------------------- JSON
+
+
+def study_json(result: Result, study: str) -> dict[str, Any]:
+    """Return the object that the text is."""
+    found: dict[str, Any] = json.loads("".join(study_text(result, study)))
+    return found
 
 
 @pytest.mark.parametrize(
@@ -150,7 +155,6 @@ def test_everything_is_json_without_special_numbers() -> None:
 def test_as_text_it_is_the_same_with_a_line_per_key_and_per_entry() -> None:
     result = ended(measured(0.04), crashed())
     found, text = study_json(result, "s"), "".join(study_text(result, "s"))
-    assert json.loads(text) == json.loads(json.dumps(found))
     lists = [found["trials"], found["ranking"]]
     assert len(text.splitlines()) == 2 + len(found) + sum(len(value) + 1 for value in lists)
 

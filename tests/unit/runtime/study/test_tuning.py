@@ -18,9 +18,9 @@ from amp_ray.errors import AmpRayError, InputError
 from amp_ray.runtime.calibrating import with_calibration
 from amp_ray.runtime.files import load_experiment
 from amp_ray.runtime.ray.address import RayUnavailableError
-from amp_ray.runtime.study.end import Result
 from amp_ray.runtime.study.pool import ThreadPool
 from amp_ray.runtime.study.replay import ReplayPool
+from amp_ray.runtime.study.result import Result
 from amp_ray.runtime.study.space import TuneOptions
 from amp_ray.runtime.study.tuning import Tuning, begin_state, prepare, study_header
 from amp_ray.spec.experiment import Experiment
@@ -41,7 +41,7 @@ FILES = {
 @pytest.fixture(autouse=True)
 def remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let all drivers remember the same predictions: it saves time and changes nothing."""
-    monkeypatch.setattr("amp_ray.runtime.study.driver.KeptPredictor", lambda: PREDICTOR)
+    monkeypatch.setattr("amp_ray.runtime.study.driver.BoundedPredictor", lambda: PREDICTOR)
 
 
 Make = Callable[..., Tuning]
