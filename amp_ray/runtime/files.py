@@ -43,11 +43,7 @@ class ExperimentFiles:
     base: Path
 
     def text(self, name: str) -> str:
-        """Return the text of one file.
-
-        Raises:
-            InputError: If it cannot be read.
-        """
+        """Return the text of one file."""
         return read_text(self._locate(name))
 
     def folder(self, name: str) -> Mapping[str, str]:
@@ -188,11 +184,7 @@ def write_text(
 
 
 def read_texts(folder: Path, suffixes: Collection[str]) -> dict[str, str]:
-    """Return the text of every file of a folder with one of the suffixes, by file name.
-
-    Raises:
-        InputError: If there is no such folder or a file in it cannot be read.
-    """
+    """Return the text of every file of a folder with one of the suffixes, by file name."""
     try:
         paths = sorted(path for path in folder.iterdir() if path.suffix in suffixes)
     except FileNotFoundError:

@@ -74,11 +74,7 @@ def generate_key(path: Path, comment: str) -> None:
 
 
 def child_of(pid: int) -> int:
-    """Return the only child of a process, waiting until it is there.
-
-    Raises:
-        RuntimeError: If there is none in time.
-    """
+    """Return the only child of a process, waiting until it is there."""
     deadline = time.monotonic() + _CHILD_TIMEOUT_S
     children = Path(f"/proc/{pid}/task/{pid}/children")
     while time.monotonic() < deadline:

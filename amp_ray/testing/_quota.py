@@ -56,11 +56,7 @@ class CpuQuota:
         return str(group)
 
     def limit(self, host: str, cores: float | None) -> None:
-        """Set the quota of a host.
-
-        Raises:
-            RuntimeError: If quotas are not possible here.
-        """
+        """Set the quota of a host."""
         if self.folder is None:
             raise RuntimeError(self.reason)
         quota = None if cores is None else int(cores * _PERIOD_US)

@@ -1,4 +1,4 @@
-"""Which of many signs is the cause of a failure.
+"""From messages of agents to signs of failure, and the sign that is the cause.
 
 When one rank dies its peers see connections break, and often report first. So a sign that
 speaks of communication loses against every other, and among the others the earliest wins.
@@ -148,11 +148,7 @@ def first_cause(signs: Iterable[Sign]) -> Sign | None:
 
 
 def failure(signs: Sequence[Sign], *, timeout_s: float, wall_s: float) -> Outcome:
-    """Turn the signs of a failed trial into its outcome.
-
-    Raises:
-        ValueError: If there is no sign.
-    """
+    """Turn the signs of a failed trial into its outcome."""
     cause = first_cause(signs)
     if cause is None:
         message = "a failed trial needs at least one sign of failure"

@@ -1,4 +1,4 @@
-"""Ray cluster files of another age: what each old key meant, and what stands in its place today."""
+"""Ray cluster files of older versions: what each old key meant, and what replaces it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -173,11 +173,7 @@ def parse_object(name: str, data: bytes, expected: str) -> Mapping[str, Any]:
 
 
 def check_trial(name: str, record: Mapping[str, Any], trial_id: str) -> None:
-    """Refuse the result of another trial.
-
-    Raises:
-        ValueError: If it is one.
-    """
+    """Refuse the result of another trial."""
     if record.get("trial_id") != trial_id:
         found = reprlib.repr(record.get("trial_id"))
         message = f"{name} is of trial {found}, not of {trial_id!r}"
@@ -185,11 +181,7 @@ def check_trial(name: str, record: Mapping[str, Any], trial_id: str) -> None:
 
 
 def read_times(name: str, record: Mapping[str, Any]) -> tuple[float, ...]:
-    """Read ``step_s``, whatever numbers those are.
-
-    Raises:
-        ValueError: If it is no list of numbers.
-    """
+    """Read ``step_s``, whatever numbers those are."""
     values = record.get("step_s")
     if not isinstance(values, list) or not all(_is_number(value) for value in values):
         message = f"{name} needs {RESULT_KEYS}, found step_s {reprlib.repr(values)}"
@@ -199,11 +191,7 @@ def read_times(name: str, record: Mapping[str, Any]) -> tuple[float, ...]:
 
 
 def read_count(name: str, key: str, value: object, *, most: int) -> int | None:
-    """Read a count that may be unknown.
-
-    Raises:
-        ValueError: If it is something else.
-    """
+    """Read a count that may be unknown."""
     if value is None:
         return None
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:

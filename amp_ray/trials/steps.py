@@ -1,4 +1,4 @@
-"""From the times of a trial's steps to one figure and its spread."""
+"""Times of a trial's steps: what can be true, which were warm-up, median and spread."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -95,11 +95,7 @@ def check_times(step_time_s: Sequence[float], *, source: str) -> None:
 
 
 def check_total(step_time_s: Sequence[float], *, timeout_s: float) -> None:
-    """Refuse times that a trial cannot have had.
-
-    Raises:
-        ValueError: If they add up to more.
-    """
+    """Refuse times that a trial cannot have had."""
     total_s = sum(step_time_s)
     if total_s > timeout_s:
         message = (
@@ -110,11 +106,7 @@ def check_total(step_time_s: Sequence[float], *, timeout_s: float) -> None:
 
 
 def same_length(times: Mapping[str, Sequence[float]]) -> int:
-    """Return how many steps each of several ranks told.
-
-    Raises:
-        ValueError: If they differ.
-    """
+    """Return how many steps each of several ranks told."""
     counts = {source: len(values) for source, values in times.items()}
     if len(set(counts.values())) > 1:
         told = ", ".join(f"{source}: {number}" for source, number in counts.items())

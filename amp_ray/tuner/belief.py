@@ -1,4 +1,4 @@
-"""What is expected of candidates: a joint distribution of the logarithms of their times."""
+"""Expected times of candidates, as a joint distribution, and the chance that one is faster."""
 
 import math
 from collections.abc import Sequence
@@ -133,7 +133,6 @@ class Chances:
         log_mean: Shape ``(num_candidates,)``. Expected logarithm of seconds.
         sigma: Shape ``(num_candidates,)``. Lognormal sigma of the time.
         finishes: Shape ``(num_candidates,)``. Chance that it does not fail.
-        degrees: Degrees of freedom of the errors' scale.
     """
 
     log_mean: FloatArray

@@ -1,4 +1,4 @@
-"""A predictor for long studies: it forgets what no later calibration asks for."""
+"""A predictor for long studies: it drops predictions that no later calibration needs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -24,11 +24,7 @@ class BoundedPredictor(Predictor):
     _calibrations: dict[Key, Calibration] = field(default_factory=dict)
 
     def calibrated(self, experiment: Experiment, trials: Sequence[Observation]) -> Calibration:
-        """Calibrate, or return the calibration to the same trials.
-
-        Raises:
-            ValueError: If there is no trial.
-        """
+        """Calibrate, or return the calibration to the same trials."""
         key = tuple(trials)
         if key not in self._calibrations:
             found = calibrate(experiment, trials, predictor=self, thorough=False)

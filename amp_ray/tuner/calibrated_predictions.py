@@ -1,4 +1,4 @@
-"""From a calibration to predictions of every candidate, no single trial having too loud a voice."""
+"""Calibrated predictions of all candidates; the influence of a single trial is limited."""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Which strategy that nobody has run promises most."""
+"""Choose the next strategy among those that nobody has run, by expected gain."""
 
 import math
 from collections.abc import Iterator, Sequence

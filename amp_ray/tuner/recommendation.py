@@ -1,4 +1,4 @@
-"""What to use in the end."""
+"""The strategy that a study recommends."""
 
 import math
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Trials that came out otherwise than they were expected to."""
+"""Trials whose outcome was not expected."""
 
 import math
 from dataclasses import dataclass

@@ -86,9 +86,6 @@ def preflight(experiment: Experiment, make_host: MakeHost) -> list[Finding]:
 
     Returns:
         The errors; none where trials can start.
-
-    Raises:
-        InputError: As ``diagnose`` does.
     """
     return diagnose(experiment, make_host).errors
 

@@ -146,9 +146,6 @@ class Agents:
         Returns:
             Per host ``problem``, empty if there is none, and ``import_s``; nothing where no warm
             processes are wanted.
-
-        Raises:
-            InterruptedTrialError: If somebody wants no more of it.
         """
         if self._warm_up is None:
             return {}

@@ -24,7 +24,6 @@ class Channel(Protocol):
 
     def read(self) -> bytes:
         """Wait for output; empty at its end."""
-        ...
 
     def write(self, data: bytes, given_up: threading.Event | None = None) -> None:
         """Write all of it to its stdin, however long nobody reads there.
@@ -32,11 +31,9 @@ class Channel(Protocol):
         Raises:
             OSError: If it is gone, or given up.
         """
-        ...
 
     def close(self) -> None:
         """Close its stdin and forget it; a reader then sees the end."""
-        ...
 
 
 class Host(Protocol):
@@ -45,34 +42,27 @@ class Host(Protocol):
     @property
     def name(self) -> str:
         """As the hostfile calls it."""
-        ...
 
     @property
     def addresses(self) -> tuple[str, ...]:
         """Addresses and names under which its peers may reach it, best first."""
-        ...
 
     @property
     def python(self) -> str:
         """The interpreter that runs the agent."""
-        ...
 
     @property
     def shares_slots(self) -> bool:
         """Whether a slot is a device that other studies may use at the same time."""
-        ...
 
     def connect(self) -> None:
         """Make sure that it can be used; does nothing where it is."""
-        ...
 
     def open_channel(self, argv: Sequence[str]) -> Channel:
         """Start a command that is talked to."""
-        ...
 
     def close(self) -> None:
         """End the connection."""
-        ...
 
 
 class LocalHost:

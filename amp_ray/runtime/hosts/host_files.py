@@ -29,9 +29,6 @@ class HostFiles(Mapping[str, bytes]):
             folder: Below one that nobody else can write to; not there yet.
             patterns: Of the names that the host was asked for.
             ranks: Of the host: it may send no other rank's log.
-
-        Raises:
-            OSError: If it cannot be made.
         """
         folder.mkdir(mode=0o700, parents=True)
         self._path = folder

@@ -90,9 +90,6 @@ class AgentLink:
             settings: How it behaves.
             sink: Gets every message but ``alive``, and ``lost`` with ``text`` at the end. It may
                 wait, and then the agent does too.
-
-        Raises:
-            HostError: If it cannot be started.
         """
         self.host = host
         self.tag = f"amp-ray-{secrets.token_hex(_TOKEN_BYTES)}"

@@ -1,4 +1,4 @@
-"""What an agent may say: every message is checked before anything acts on it."""
+"""Messages of agents: each is checked before anything acts on it, and queued with a limit."""
 
 import queue
 import threading

@@ -87,11 +87,7 @@ class SshHost:
         return tuple(dict.fromkeys([*found, *names]))
 
     def connect(self) -> None:
-        """Connect, unless connected.
-
-        Raises:
-            HostError: With what to do about it.
-        """
+        """Connect, unless connected."""
         self._connected()
 
     def run(self, argv: Sequence[str], *, timeout_s: float, text: str = "") -> Completed:
@@ -274,11 +270,7 @@ class _HostKeyCheck(paramiko.MissingHostKeyPolicy):
     def missing_host_key(
         self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey
     ) -> None:
-        """Accept the host's key, or refuse it.
-
-        Raises:
-            HostError: With the reason.
-        """
+        """Accept the host's key, or refuse it."""
         del client
         data = key.asbytes()
         revoked = [each for each in self._revoked if each.data == data]

@@ -58,9 +58,6 @@ def sweep_trials(host: Host, settings: AgentSettings, trial_ids: Sequence[str]) 
 
     Returns:
         The processes that would not go, each described; empty after a verified sweep.
-
-    Raises:
-        HostError: If the host cannot be reached or does not answer.
     """
     with _Sweeper.on(host, settings) as sweeper:
         return sweeper.ask(tag=None, base=settings.base, trials=[*trial_ids])

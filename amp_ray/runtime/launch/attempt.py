@@ -1,4 +1,4 @@
-"""One attempt at a trial: messages of the agents in, signs of failure and files out."""
+"""One attempt at a trial: files out, messages of the agents in, signs of failure and results."""
 
 import hashlib
 import queue

@@ -52,7 +52,7 @@ class Launcher:
         every rank.
         """
         self._settings = settings or AgentSettings()
-        self._agents = Agents(hosts, self._settings, warm_up)
+        self.agents = Agents(hosts, self._settings, warm_up)
         self._watch = Watch() if listener is None else Watch(listener=listener)
         self._lock = threading.Lock()
         self._is_running = False
@@ -87,7 +87,7 @@ class Launcher:
             FileExistsError: If there is such a folder.
             InterruptedTrialError: If ``interrupt`` was called; nothing runs any more then.
         """
-        self._agents.check(launch.hosts, f"trial {launch.trial_id}")
+        self.agents.check(launch.hosts, f"trial {launch.trial_id}")
         start = time.monotonic()
         record = TrialFolder(folder)
         record.write_launch(launch)
@@ -121,27 +121,11 @@ class Launcher:
         Raises:
             HostError: If a host cannot be reached.
         """
-        chosen = self._agents.names if names is None else names
-        errors = self._agents.open(dict.fromkeys(chosen, ()), Watch())
+        chosen = self.agents.names if names is None else names
+        errors = self.agents.open(dict.fromkeys(chosen, ()), Watch())
         if errors:
             raise HostError("; ".join(errors.values()))
-        return self._agents.warm(chosen, Watch())
-
-    def sweep(self) -> dict[str, list[str]]:
-        """End and remove whatever lost agents have left on hosts that can be reached again.
-
-        Returns:
-            What is left, per host with leftovers; a host that cannot be reached has one line.
-        """
-        return self._agents.sweep()
-
-    def sweep_trials(self, trial_ids: Sequence[str]) -> list[str]:
-        """End and remove what trials of a controller that has died have left on any host.
-
-        Returns:
-            What is still there, and the hosts that cannot be reached, each a line.
-        """
-        return self._agents.sweep_trials(trial_ids)
+        return self.agents.warm(chosen, Watch())
 
     def close(self) -> None:
         """End all agents, wait until they have cleaned up, sweep once more, disconnect.
@@ -149,7 +133,7 @@ class Launcher:
         After an interruption that is over within a few seconds, whatever hosts do: an agent that
         does not answer ends by its lease.
         """
-        self._agents.close(in_haste=self._watch.interrupted.is_set())
+        self.agents.close(in_haste=self._watch.interrupted.is_set())
 
     def _outcome(
         self, launch: Launch, record: TrialFolder, reader: Reader, start: float
@@ -163,7 +147,7 @@ class Launcher:
         while True:
             number += 1
             self._watch.check()
-            errors = self._agents.open(slots, self._watch, study=launch.trial_id)
+            errors = self.agents.open(slots, self._watch, study=launch.trial_id)
             if errors:
                 host, text = next(iter(errors.items()))
                 return Unreachable(
@@ -177,7 +161,7 @@ class Launcher:
 
     def _warm_up(self, names: Sequence[str]) -> None:
         """Wait for warm processes; where there can be none, ranks start afresh, and we say so."""
-        for name, answer in self._agents.warm(names, self._watch).items():
+        for name, answer in self.agents.warm(names, self._watch).items():
             problem = printable(f"{name}: ranks start afresh: {answer['problem']}")
             if answer["problem"] and problem not in self._told:
                 self._told.add(problem)
@@ -191,13 +175,13 @@ class Launcher:
             host: f"amp-ray-{launch.trial_id}-{token}{number:02x}"
             for number, host in enumerate(launch.hosts)
         }
-        agents = self._agents.links, self._agents.inbox
+        agents = self.agents.links, self.agents.inbox
         files = self._contents, record.make_files(launch)
         attempt = Attempt(launch, folders, agents, self._settings, self._watch, files)
         try:
             attempt.run()
         except BaseException:
-            self._agents.abandon(folders)
+            self.agents.abandon(folders)
             raise
         finally:
             for host_files in attempt.files.values():
@@ -207,7 +191,7 @@ class Launcher:
                 ranks = [attempt.describe(each, folder=FOLDER) for each in launch.commands]
                 record.write_rerun(launch, ranks)
         given_up = attempt.lost | set(attempt.left)
-        self._agents.give_up({host: folders[host] for host in given_up})
+        self.agents.give_up({host: folders[host] for host in given_up})
         return attempt
 
     def _judge(self, launch: Launch, attempt: Attempt, reader: Reader, start: float) -> Outcome:

@@ -89,9 +89,6 @@ def program_record(experiment: Experiment, base: Path) -> dict[str, Any]:
 
     Files are known by their digests: those that are sent to the hosts, and those of this machine
     that arguments name, where trials run here. Values of secret variables are left out.
-
-    Raises:
-        InputError: If a file of the user's cannot be read.
     """
     trials, program = experiment.trials, experiment.trials.program
     record: dict[str, Any] = {

@@ -28,12 +28,7 @@ class TrialRunner:
         make_host: MakeHost,
         settings: AgentSettings | None = None,
     ) -> None:
-        """Make the hosts and read what they will be sent; nothing is opened yet.
-
-        Raises:
-            InputError: If a host's name has no known form, or a file cannot be read.
-            HostError: If the SSH configuration asks for what is not supported.
-        """
+        """Make the hosts and read what they will be sent; nothing is opened yet."""
         self._experiment = experiment
         self._names = host_groups(experiment)[group]
         hosts = [make_host(name) for name in self._names]
@@ -79,7 +74,7 @@ class TrialRunner:
         Returns:
             What stays, and the hosts that cannot be reached, each a line.
         """
-        return self._launcher.sweep_trials(trial_ids)
+        return self._launcher.agents.sweep_trials(trial_ids)
 
     def close(self) -> None:
         """End everything that was started, and disconnect."""

@@ -49,11 +49,7 @@ class ProfileFolder:
             self.add(first)
 
     def add(self, record: Record) -> None:
-        """Append a record; any thread may.
-
-        Raises:
-            InputError: If it cannot be written.
-        """
+        """Append a record; any thread may."""
         line = json.dumps(record) + "\n"
         with self._lock:
             try:

@@ -50,11 +50,7 @@ class Part:
 
 
 def load_unprofiled(path: Path) -> Experiment:
-    """Read an experiment file without the profile that it names, which may not be there yet.
-
-    Raises:
-        InputError: If a file cannot be read or what it says does not fit.
-    """
+    """Read an experiment file without the profile that it names, which may not be there yet."""
     document = parse_yaml(read_text(path), file=str(path))
     values = {key: value for key, value in document.values.items() if key != "profile"}
     return build_experiment(replace(document, values=values), ExperimentFiles(base=path.parent))

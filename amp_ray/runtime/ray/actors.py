@@ -157,11 +157,7 @@ class Watch:
         self._well_s = self._seen_s = time.monotonic()
 
     def check(self, *, at_once: bool = False) -> None:
-        """Look, now and then.
-
-        Raises:
-            RayUnavailableError: If the cluster is lost.
-        """
+        """Look, now and then."""
         if not at_once and time.monotonic() - self._seen_s < WATCH_S:
             return
         problem = self.problem()

@@ -76,11 +76,7 @@ def find_address(address: str | None) -> str:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Take ``host:port`` apart.
-
-    Raises:
-        InputError: If it is something else.
-    """
+    """Take ``host:port`` apart."""
     try:
         parts = urlsplit(f"//{address}")
         host, port = parts.hostname, parts.port

@@ -122,9 +122,6 @@ def wait_for_nodes(
 
     Returns:
         All that are alive, which may be more.
-
-    Raises:
-        AmpRayError: If they are too few in the end.
     """
     deadline = time.monotonic() + timeout_s
     while True:

@@ -39,11 +39,7 @@ class Hello:
         return cls(version=amp_ray.__version__, pid=os.getpid(), host=platform.node())
 
     def check_version(self) -> None:
-        """Refuse a process that runs another version: it might launch differently.
-
-        Raises:
-            AmpRayError: If it does.
-        """
+        """Refuse a process that runs another version: it might launch differently."""
         if self.version != amp_ray.__version__:
             message = (
                 f"{self.host} has amp-ray {self.version} and this machine {amp_ray.__version__}: "

@@ -1,4 +1,4 @@
-"""The loop of a study: ask the tuner, start trials, write down what comes of them, learn."""
+"""The loop of a study: ask the tuner, start trials, record their outcomes, tell who watches."""
 
 import contextlib
 import math
@@ -30,7 +30,6 @@ class EventLog(Protocol):
 
     def append(self, record: dict[str, Any], /) -> None:
         """Write an event; when this returns, it survives a crash."""
-        ...
 
 
 class View(Protocol):
@@ -38,23 +37,18 @@ class View(Protocol):
 
     def started(self, trial: Trial, group: int) -> None:
         """See that an attempt begins."""
-        ...
 
     def ended(self, trial_record: TrialRecord, surprise: Surprise | None) -> None:
         """See what came of a trial."""
-        ...
 
     def halted(self, trial: Trial) -> None:
         """See that an attempt is over and the trial is not: it has to run again."""
-        ...
 
     def learned(self, state: TunerState, knowledge: Knowledge) -> None:
         """See what is known now."""
-        ...
 
     def note(self, text: str) -> None:
         """See anything else that matters."""
-        ...
 
 
 _WAIT_S: Final = 0.5

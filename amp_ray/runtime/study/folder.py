@@ -67,11 +67,7 @@ class Study:
         return self.folder / TRIALS
 
     def write(self, name: str, text: str | Iterable[str]) -> None:
-        """Write one of its files, whole or not at all; a long one may come in pieces.
-
-        Raises:
-            AmpRayError: If it cannot be written.
-        """
+        """Write one of its files, whole or not at all; a long one may come in pieces."""
         try:
             write_text(self.folder / name, text, opener=private)
         except InputError as error:  # nobody has named that file

@@ -150,11 +150,7 @@ class Journal:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make sure that a new name in a folder survives a crash of the machine.
-
-    Raises:
-        OSError: If the disk fails.
-    """
+    """Make sure that a new name in a folder survives a crash of the machine."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except PermissionError:  # it may be entered and not listed: a folder above the study

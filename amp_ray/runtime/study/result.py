@@ -1,4 +1,4 @@
-"""The result of a study as the JSON contract has it, and its history as CSV and JSON lines."""
+"""The result of a study: how it ended, as JSON, and its history as CSV and JSON lines."""
 
 import csv
 import io

@@ -98,9 +98,6 @@ def study_space(
     """Plan all candidates of an experiment, or score those of a replayed table.
 
     ``progress`` is called with (candidates done, all candidates).
-
-    Raises:
-        InputError: If the limits leave no candidate, or a table does not fit.
     """
     if options.backend != "replay":
         planned = plan_experiment(

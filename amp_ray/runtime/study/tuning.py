@@ -20,11 +20,12 @@ from amp_ray.runtime.files import read_text
 from amp_ray.runtime.hosts.make_hosts import experiment_folder
 from amp_ray.runtime.launch.program_files import program_record
 from amp_ray.runtime.launch.trial_runner import make_runner, portable
+from amp_ray.runtime.ray.actor_pool import thread_pool
 from amp_ray.runtime.ray.address import RayUnavailableError, require_ray
 from amp_ray.runtime.study import events as study_events
 from amp_ray.runtime.study.driver import Driver, DriverSettings, View
 from amp_ray.runtime.study.folder import JOURNAL, PROGRAM, Study, open_study
-from amp_ray.runtime.study.pool import Pool, Runner, ThreadPool
+from amp_ray.runtime.study.pool import Pool, Runner
 from amp_ray.runtime.study.replay import ReplayPool, recorded_outcome
 from amp_ray.runtime.study.result import (
     Ending,
@@ -183,7 +184,7 @@ class Tuning:
             pool = None
             if _wants_actors(options):
                 pool = self._actor_pool(factory, num_groups, stack, steady)
-            yield pool or ThreadPool(factory, num_groups)
+            yield pool or thread_pool(factory, num_groups)
 
     def _actor_pool(
         self,
@@ -270,11 +271,7 @@ def _without_secrets(text: str, experiment: Experiment) -> str:
 
 
 def write_results(study: Study, result: Result) -> None:
-    """Write what people and other commands read; all of it can be made again from the journal.
-
-    Raises:
-        AmpRayError: If a file cannot be written.
-    """
+    """Write what people and other commands read; all of it can be made again from the journal."""
     state, calibration = result.state, result.knowledge.calibration
     study.write("history.csv", history_csv(state.trials))
     study.write("history.jsonl", history_jsonl(state.trials, state.experiment.cluster))

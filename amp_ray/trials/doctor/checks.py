@@ -1,4 +1,4 @@
-"""From looks at hosts to findings: every check of ``amp-ray doctor``, without touching a host."""
+"""From reports of hosts to findings: every check of ``amp-ray doctor``, without touching a host."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final

@@ -112,7 +112,6 @@ class LogReader(Protocol):
         samples: int,
     ) -> Measurement:
         """Read them."""
-        ...
 
 
 def formats_of(metric: BuiltIn | Pattern) -> tuple[LogFormat, ...]:

@@ -118,9 +118,6 @@ def fill_argument(word: str, values: Values) -> tuple[str, ...]:
     Returns:
         The argument, or those for which a placeholder stands alone.
 
-    Raises:
-        ValueError: As for ``fill_text``.
-
     Example:
         >>> fill_argument("{megatron_flags}", Values(several={"megatron_flags": ("--a", "1")}))
         ('--a', '1')

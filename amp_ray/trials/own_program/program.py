@@ -50,13 +50,8 @@ def program_launch(
 ) -> Launch:
     """Return a trial of the user's program, ready to start.
 
-    Args:
-        experiment: With an own program.
-        strategy: What to run.
-        trial_id: Unique.
-        hosts: Name of the host that plays each node of the cluster.
-        files: The user's files and the metric's module, by their names in the trial's folder.
-        python: The interpreter that trains.
+    ``hosts`` are the hosts that play the nodes of the cluster; ``files`` are named as in the
+    trial's folder.
 
     Raises:
         InputError: If the program or the strategy cannot be launched, with the reason.
@@ -104,13 +99,8 @@ def program_reader(
 ) -> Reader:
     """Return what finds the iteration times in the files of a trial.
 
-    Args:
-        program: Whose metric it is.
-        num_steps: To measure.
-        num_warmup_steps: Before them.
-        global_batch_size: To turn samples per second into a time.
-        timeout_s: Of the trial, which its steps cannot exceed.
-        log_reader: Finds times in logs; ``read_logs`` in as long as the user's pattern takes.
+    No step can take longer than ``timeout_s``; ``global_batch_size`` turns samples per second
+    into a time.
     """
 
     def read(files: Mapping[str, bytes], trial_id: str) -> Measurement:

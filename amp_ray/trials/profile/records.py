@@ -54,11 +54,7 @@ class ProfileRecords:
     dates: dict[str, str] = field(default_factory=dict)
 
     def add(self, record: Record) -> None:
-        """Take one record; of two about the same thing the later counts.
-
-        Raises:
-            KeyError: If a key is missing.
-        """
+        """Take one record; of two about the same thing the later counts."""
         kind, devices = record["record"], record.get("devices", "")
         if kind == "layer":
             point = _point(record)

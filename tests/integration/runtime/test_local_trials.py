@@ -238,7 +238,7 @@ def test_one_launcher_runs_many_trials_on_one_agent(launcher: Launcher, tmp_path
     pids = set()
     for number in range(3):
         launcher.run(launch(RESULT), tmp_path / f"t{number}")
-        (link,) = launcher._agents.links.values()  # noqa: SLF001
+        (link,) = launcher.agents.links.values()
         pids.add(link.tag)
     assert len(pids) == 1
 

@@ -44,11 +44,7 @@ class Log:
         self._line = b""
 
     def write(self, data: bytes) -> None:
-        """Append.
-
-        Raises:
-            OSError: If the disk takes no more.
-        """
+        """Append."""
         if not self._is_head_full:
             room = HEAD_BYTES - self._num_head
             if len(data) > room:

@@ -52,13 +52,8 @@ class Rank:
     ) -> None:
         """Open the log.
 
-        Args:
-            number: The rank.
-            pipe: Where its output comes from; does not block.
-            folder: On whose disk its log is.
-            tag: What its messages to the controller carry; None if it sends none.
-            room: Bytes of all its messages.
-            words: A line of a long log with one of them is kept wherever it stands.
+        ``pipe`` does not block; a line of a long log with one of ``words`` is kept wherever
+        it stands.
         """
         self.number, self.pid = number, 0
         self._tag = tag

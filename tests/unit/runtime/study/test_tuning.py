@@ -17,8 +17,8 @@ import amp_ray.runtime
 from amp_ray.errors import AmpRayError, InputError
 from amp_ray.runtime.calibrating import with_calibration
 from amp_ray.runtime.files import load_experiment
+from amp_ray.runtime.ray.actor_pool import ActorPool
 from amp_ray.runtime.ray.address import RayUnavailableError
-from amp_ray.runtime.study.pool import ThreadPool
 from amp_ray.runtime.study.replay import ReplayPool
 from amp_ray.runtime.study.result import Result
 from amp_ray.runtime.study.space import TuneOptions
@@ -140,7 +140,7 @@ def test_as_many_groups_are_used_as_asked_for(concurrency: int | None, used: int
     options = TuneOptions(backend="local", budget=1, concurrency=concurrency)
     tuning = prepare(groups(3), options, no_progress)
     with tuning._pool() as pool:  # noqa: SLF001 - what it is made of decides where trials run
-        assert isinstance(pool, ThreadPool)
+        assert isinstance(pool, ActorPool)
         assert pool.num_groups == used
 
 
@@ -167,7 +167,7 @@ def test_threads_hold_the_hosts_where_ray_cannot_be_used(
     monkeypatch.setenv("RAY_ADDRESS", "head:1")
     tuning = prepare(groups(1), TuneOptions(backend="local", budget=1), no_progress)
     with tuning._pool() as pool:  # noqa: SLF001
-        assert isinstance(pool, ThreadPool)
+        assert isinstance(pool, ActorPool)
     assert caplog.messages == ["no Ray. Threads of this process hold the hosts instead"]
 
 
@@ -436,7 +436,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[[Outcome], None]:
 
     def come_out(outcome: Outcome) -> None:
         monkeypatch.setattr(
-            "amp_ray.runtime.study.tuning.ThreadPool",
+            "amp_ray.runtime.study.tuning.thread_pool",
             lambda _factory, _num: ScriptedPool(answer=lambda _task, _group: outcome),
         )
 
@@ -485,7 +485,7 @@ def test_a_salvaged_study_sweeps_what_its_journal_does_not_know_and_goes_on(
     folder, tuning = tmp_path / "study", programmed(tmp_path)
     pools = [ScriptedPool(answer=lambda _task, _group: measured(1.0)) for _ in range(2)]
     turns = iter(pools)
-    monkeypatch.setattr("amp_ray.runtime.study.tuning.ThreadPool", lambda _make, _num: next(turns))
+    monkeypatch.setattr("amp_ray.runtime.study.tuning.thread_pool", lambda _make, _num: next(turns))
     run(tuning, folder)
     path = folder / "journal.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
