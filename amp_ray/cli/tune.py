@@ -120,7 +120,7 @@ def tune_options(command: _F) -> _F:
 
 
 if TYPE_CHECKING:  # loaded where a study runs, so that planning starts no slower
-    from amp_ray.runtime.study.end import Result
+    from amp_ray.runtime.study.result import Result
     from amp_ray.runtime.study.space import TuneOptions
     from amp_ray.runtime.study.tuning import Tuning
 
@@ -170,7 +170,7 @@ def tune_experiment(
     **options: Any,  # noqa: ANN401 - those of tune_options and workers_options
 ) -> int:
     """Run a study to its end, show it, and return an exit code of the contract."""
-    from amp_ray.runtime.doctor.preflight import check_hosts
+    from amp_ray.runtime.doctor.diagnosis import require_ready_hosts
     from amp_ray.runtime.study.folder import check_folder, folder_for
     from amp_ray.runtime.study.tuning import prepare
 
@@ -185,7 +185,7 @@ def tune_experiment(
     if asked.table is not None:
         click.echo(f"replay: outcomes come from {asked.table}, nothing is launched", err=True)
     elif doctor:
-        check_hosts(tuning.experiment)
+        require_ready_hosts(tuning.experiment)
     result = _run(tuning, folder, resume=resume)
     return _show(result, folder, json_target)
 

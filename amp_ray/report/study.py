@@ -14,15 +14,15 @@ from amp_ray.report.study_table import (
     WAITING,
     describe,
     errors_text,
+    outcome_text,
     surprise_text,
-    told_text,
     trials_table,
 )
-from amp_ray.runtime.study.end import ENDINGS, Result, best_trial
+from amp_ray.runtime.study.result import ENDINGS, Result, best_trial
 from amp_ray.trials.outcome import Measured, Outcome
 from amp_ray.tuner.knowledge import Knowledge
 from amp_ray.tuner.recommendation import Recommendation, recommend
-from amp_ray.tuner.state import Told, Trial, TunerState
+from amp_ray.tuner.state import Trial, TrialRecord, TunerState
 from amp_ray.tuner.surprise import Surprise
 from amp_ray.units import counted
 
@@ -55,9 +55,9 @@ class PlainView:
             f"predicted {trial.predicted_s:.4g} s: {trial.reason}"
         )
 
-    def ended(self, told: Told, surprise: Surprise | None) -> None:
+    def ended(self, trial_record: TrialRecord, surprise: Surprise | None) -> None:
         """Print what came of a trial."""
-        self._print(f"trial {told.trial.number}: {told_text(told)}")
+        self._print(f"trial {trial_record.trial.number}: {outcome_text(trial_record)}")
         if surprise is not None:
             self._print(surprise_text(surprise))
 
@@ -67,12 +67,12 @@ class PlainView:
 
     def learned(self, state: TunerState, knowledge: Knowledge) -> None:
         """Print how well times are predicted now, where something was told since the last time."""
-        told = len(state.trials) - len(state.running)
-        shown = told, knowledge.time_error
+        num_ended = len(state.trials) - len(state.running)
+        shown = num_ended, knowledge.time_error
         if knowledge.calibration is None or shown == self._shown:
             return
         self._shown = shown
-        best_s = knowledge.standing.best_s
+        best_s = knowledge.status.best_s
         best = "none" if best_s is None else f"{best_s:.4g} s"
         errors = errors_text(state.trials)
         parts = [f"best so far {best}", errors, f"{counted(state.budget_left, 'trial')} left"]
@@ -95,13 +95,13 @@ class _Seen:
         state: Of the study, when something was learnt last.
         knowledge: What that was.
         running: What runs, and on which group.
-        told: What has ended since.
+        ended: What has ended since.
     """
 
     state: TunerState | None = None
     knowledge: Knowledge | None = None
     running: dict[int, tuple[Trial, int]] = field(default_factory=dict)
-    told: dict[int, Told] = field(default_factory=dict)
+    ended: dict[int, TrialRecord] = field(default_factory=dict)
 
 
 class LiveView:
@@ -117,12 +117,14 @@ class LiveView:
         self._seen.running[trial.number] = (trial, group)
         self._draw()
 
-    def ended(self, told: Told, surprise: Surprise | None) -> None:
+    def ended(self, trial_record: TrialRecord, surprise: Surprise | None) -> None:
         """Show what came of a trial."""
-        self._seen.running.pop(told.trial.number, None)
-        self._seen.told[told.trial.number] = told
-        if not isinstance(told.outcome, Measured):  # the table has no room for the whole reason
-            self.note(f"trial {told.trial.number}: {told_text(told)}")
+        self._seen.running.pop(trial_record.trial.number, None)
+        self._seen.ended[trial_record.trial.number] = trial_record
+        if not isinstance(
+            trial_record.outcome, Measured
+        ):  # the table has no room for the whole reason
+            self.note(f"trial {trial_record.trial.number}: {outcome_text(trial_record)}")
         if surprise is not None:
             self.note(surprise_text(surprise))
         self._draw()
@@ -135,7 +137,7 @@ class LiveView:
     def learned(self, state: TunerState, knowledge: Knowledge) -> None:
         """Show what is known now."""
         self._seen.state, self._seen.knowledge = state, knowledge
-        self._seen.told.clear()
+        self._seen.ended.clear()
         self._draw()
 
     def note(self, text: str) -> None:
@@ -165,15 +167,15 @@ def study_view(console: Console) -> Iterator[PlainView | LiveView]:
 
 def end_view(result: Result, folder: str) -> RenderableType:
     """Draw the end of a study: its trials, why it stopped, what is recommended."""
-    told, best = result.state.trials, result.best_number
-    first = max(0, len(told) - _MOST_END_ROWS)
-    numbers = range(first, len(told))
+    records, best = result.state.trials, result.best_number
+    first = max(0, len(records) - _MOST_END_ROWS)
+    numbers = range(first, len(records))
     shown = numbers if best is None or best in numbers else [best, *numbers]
-    rows = [(told[number].trial, told[number].outcome or WAITING) for number in shown]
-    title = f"{result.state.experiment.name}: {counted(len(told), 'trial')}"
+    rows = [(records[number].trial, records[number].outcome or WAITING) for number in shown]
+    title = f"{result.state.experiment.name}: {counted(len(records), 'trial')}"
     parts: list[RenderableType] = [trials_table(rows, title=title, best=best)] if rows else []
-    if len(shown) < len(told):
-        parts.append(Text(f"all {len(told)} trials are in {folder}/history.csv"))
+    if len(shown) < len(records):
+        parts.append(Text(f"all {len(records)} trials are in {folder}/history.csv"))
     parts.append(Text("\n".join(_end_lines(result, folder))))
     return Group(*parts)
 
@@ -224,21 +226,22 @@ def _live_table(seen: _Seen, num_rows: int) -> RenderableType:
 def _last_rows(seen: _Seen, num_rows: int) -> tuple[Sequence[tuple[Trial, Outcome | str]], int]:
     """Return the last trials by number, and how many there were before them."""
     trials = () if seen.state is None else seen.state.trials
-    known = {told.trial.number: told for told in trials[-num_rows:]}
-    known |= seen.told
+    known = {trial_record.trial.number: trial_record for trial_record in trials[-num_rows:]}
+    known |= seen.ended
     known |= {
-        number: Told(trial=trial, candidate=-1) for number, (trial, _) in seen.running.items()
+        number: TrialRecord(trial=trial, candidate=-1)
+        for number, (trial, _) in seen.running.items()
     }
     numbers = sorted(known)[-num_rows:]
     rows = [(known[number].trial, _outcome(seen, known[number])) for number in numbers]
     return rows, numbers[0] if numbers else 0
 
 
-def _outcome(seen: _Seen, told: Told) -> Outcome | str:
+def _outcome(seen: _Seen, trial_record: TrialRecord) -> Outcome | str:
     """Return what came of a trial, or what it does."""
-    if told.outcome is not None:
-        return told.outcome
-    number = told.trial.number
+    if trial_record.outcome is not None:
+        return trial_record.outcome
+    number = trial_record.trial.number
     return f"group {seen.running[number][1]}" if number in seen.running else WAITING
 
 
@@ -249,7 +252,7 @@ def _headline(seen: _Seen) -> str:
     knowledge, budget = seen.knowledge, seen.state.settings.budget
     num_trials = max([len(seen.state.trials), *(number + 1 for number in seen.running)])
     parts = [f"{num_trials} of {budget} trials"]
-    best_s = knowledge.standing.best_s
+    best_s = knowledge.status.best_s
     if best_s is not None:
         parts.append(f"best {best_s:.4g} s")
     errors = errors_text(seen.state.trials)

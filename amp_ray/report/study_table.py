@@ -11,7 +11,7 @@ from rich.text import Text
 from amp_ray.errors import printable
 from amp_ray.spec.strategy import Strategy
 from amp_ray.trials.outcome import Measured, Outcome, outcome_to_json
-from amp_ray.tuner.state import Told, Trial
+from amp_ray.tuner.state import Trial, TrialRecord
 from amp_ray.tuner.surprise import Surprise
 
 _MAX_BOUNDS: Final = 40
@@ -54,9 +54,9 @@ def describe(strategy: Strategy) -> str:
     return f"{head} bounds {_bounds(strategy)}"
 
 
-def told_text(told: Told) -> str:
+def outcome_text(trial_record: TrialRecord) -> str:
     """Say in one line what came of a trial, beside what was predicted."""
-    outcome, trial = told.outcome, told.trial
+    outcome, trial = trial_record.outcome, trial_record.trial
     if isinstance(outcome, Measured):
         spread = f" (spread {outcome.spread_s:.2g} s)" if outcome.has_spread else ""
         excess = _excess(trial, outcome)
@@ -127,15 +127,15 @@ def _shortened(text: str, length: int) -> str:
     return f"{text[: length - len(_DOTS)].rsplit(maxsplit=1)[0]}{_DOTS}"
 
 
-def errors_text(trials: Iterable[Told]) -> str | None:
+def errors_text(trials: Iterable[TrialRecord]) -> str | None:
     """Say how far measured times were from what was predicted before; None without any.
 
     Repeats play no part: what is told of them is what was measured before.
     """
     errors = [
-        abs(_excess(told.trial, told.outcome))
-        for told in trials
-        if isinstance(told.outcome, Measured) and told.trial.repeats is None
+        abs(_excess(trial_record.trial, trial_record.outcome))
+        for trial_record in trials
+        if isinstance(trial_record.outcome, Measured) and trial_record.trial.repeats is None
     ]
     if not errors:
         return None

@@ -15,10 +15,6 @@ from amp_ray.spec.strategy_file import Given
 def load_observations(path: Path, experiment: Experiment) -> list[Observation]:
     """Read measured strategies; where cuts are left out, they ran with the planner's own.
 
-    Args:
-        path: Strategies file with a column ``measured_s``.
-        experiment: What was given.
-
     Raises:
         InputError: If the file cannot be read, names what the experiment cannot have, or leaves
             out what came of a strategy.
@@ -45,10 +41,7 @@ def load_observations(path: Path, experiment: Experiment) -> list[Observation]:
 def with_calibration(experiment: Experiment, path: Path | None, *, transfer: bool) -> Experiment:
     """Return an experiment with the constants of a calibration file, if one is given.
 
-    Args:
-        experiment: What is to be planned.
-        path: Calibration file, or None.
-        transfer: Whether it may be one of another model, cluster or runtime.
+    With ``transfer`` it may be one of another model, cluster or runtime.
 
     Raises:
         InputError: If the file is no calibration, or was made for something else.

@@ -38,20 +38,12 @@ _MOST_CHARACTERS: Final = 2**25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExperimentFiles:
-    """Files that an experiment names, relative to the folder of the experiment file.
-
-    Args:
-        base: That folder.
-    """
+    """Files that an experiment names, relative to the folder of the experiment file."""
 
     base: Path
 
     def text(self, name: str) -> str:
-        """Return the text of one file.
-
-        Raises:
-            InputError: If it cannot be read.
-        """
+        """Return the text of one file."""
         return read_text(self._locate(name))
 
     def folder(self, name: str) -> Mapping[str, str]:
@@ -75,12 +67,6 @@ class ExperimentFiles:
         self, source: str, name: str, model: Model, devices: Iterable[Device]
     ) -> Profile:
         """Return a profile in another planner's format; what was recognised is logged.
-
-        Args:
-            source: Whose format: ``metis``.
-            name: Of the folder.
-            model: What the profile must be of.
-            devices: Types that it must cover.
 
         Raises:
             InputError: If a file cannot be read or is wrong, or the profile does not fit.
@@ -106,9 +92,7 @@ class ExperimentFiles:
 def load_experiment(path: Path, hostfile: Path | None = None) -> Experiment:
     """Read an experiment file and every file that it names.
 
-    Args:
-        path: Of the experiment file.
-        hostfile: Names the hosts instead of the experiment's own hostfile.
+    ``hostfile`` names the hosts instead of the experiment's own hostfile.
 
     Raises:
         InputError: If a file cannot be read or what it says does not fit.
@@ -123,10 +107,6 @@ def load_experiment(path: Path, hostfile: Path | None = None) -> Experiment:
 
 def load_strategies(path: Path, experiment: Experiment) -> tuple[Given, ...]:
     """Read the strategies that a user names for an experiment.
-
-    Args:
-        path: Of a CSV or JSON file.
-        experiment: What the strategies must fit.
 
     Raises:
         InputError: If the file cannot be read, or names what the experiment cannot have.
@@ -183,10 +163,7 @@ def write_text(
 ) -> None:
     """Write a file whole or not at all: to a neighbour first, then renamed.
 
-    Args:
-        path: An existing file is replaced; into a device or a pipe the text is written as it is.
-        text: Its new content; a long one may come in pieces.
-        opener: As of the built-in ``open``, such as `private`.
+    A device or a pipe gets the text as it is; a long text may come in pieces.
 
     Raises:
         InputError: If the folder does not exist or cannot be written.
@@ -207,11 +184,7 @@ def write_text(
 
 
 def read_texts(folder: Path, suffixes: Collection[str]) -> dict[str, str]:
-    """Return the text of every file of a folder with one of the suffixes, by file name.
-
-    Raises:
-        InputError: If there is no such folder or a file in it cannot be read.
-    """
+    """Return the text of every file of a folder with one of the suffixes, by file name."""
     try:
         paths = sorted(path for path in folder.iterdir() if path.suffix in suffixes)
     except FileNotFoundError:

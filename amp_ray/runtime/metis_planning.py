@@ -13,9 +13,6 @@ METIS_2024 = "metis-2024"
 def make_metis_planner(experiment: Experiment) -> Metis2024Planner:
     """Return the planner of an experiment by Metis's formulas.
 
-    Args:
-        experiment: What is given.
-
     Raises:
         InputError: If the published formulas do not cover it.
     """
@@ -26,9 +23,6 @@ def published_profile(experiment: Experiment) -> PublishedProfile:
     """Return an experiment's profile as Metis has it.
 
     Where it is not one of Metis's, it says what its profiler would have measured.
-
-    Args:
-        experiment: What is given.
 
     Raises:
         InputError: If Metis cannot have a profile of it.
@@ -45,9 +39,6 @@ def metis_sizes(global_batch_size: int) -> tuple[int, ...]:
     """Return the micro-batch sizes that its formulas look up for a batch.
 
     Stages of one device type need divisors of the batch, mixed ones powers of two.
-
-    Args:
-        global_batch_size: Samples per optimizer step.
 
     Example:
         >>> metis_sizes(12)

@@ -90,11 +90,8 @@ def plan_experiment(
 ) -> Planned:
     """Search all candidates of an experiment.
 
-    Args:
-        experiment: What to plan.
-        cost_model: Whose predictions.
-        workers: By whom; the ranking does not depend on it.
-        progress: Called with (candidates done, candidates in all).
+    The ranking does not depend on ``workers``; ``progress`` gets (candidates done, all
+    candidates).
 
     Raises:
         InputError: If the limits leave no candidate, the profile lacks what one needs, or workers
@@ -127,10 +124,6 @@ def _least_bound_s(ranking: Ranking) -> float | None:
 
 def score_given(planner: Planner, given: Sequence[Given]) -> list[Result]:
     """Estimate the strategies that a user names.
-
-    Args:
-        planner: Whose predictions.
-        given: Strategies with their places in a file.
 
     Returns:
         Results in the same order.

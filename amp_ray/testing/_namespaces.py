@@ -18,13 +18,7 @@ _POLL_S: Final = 0.005
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
-    """A living process.
-
-    Args:
-        pid: Process id as this process sees it.
-        name: Short name as the kernel keeps it.
-        command: Its command line.
-    """
+    """A living process."""
 
     pid: int
     name: str
@@ -80,11 +74,7 @@ def generate_key(path: Path, comment: str) -> None:
 
 
 def child_of(pid: int) -> int:
-    """Return the only child of a process, waiting until it is there.
-
-    Raises:
-        RuntimeError: If there is none in time.
-    """
+    """Return the only child of a process, waiting until it is there."""
     deadline = time.monotonic() + _CHILD_TIMEOUT_S
     children = Path(f"/proc/{pid}/task/{pid}/children")
     while time.monotonic() < deadline:

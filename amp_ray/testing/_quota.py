@@ -33,9 +33,7 @@ class CpuQuota:
     def create(cls, name: str, weight: int = 1) -> Self:
         """Make the parent group, if this machine lets us.
 
-        Args:
-            name: Of the group.
-            weight: Against one busy program per core.
+        ``weight`` counts against one busy program per core.
         """
         root = Path("/sys/fs/cgroup")
         version = 2 if (root / "cgroup.controllers").exists() else 1
@@ -58,11 +56,7 @@ class CpuQuota:
         return str(group)
 
     def limit(self, host: str, cores: float | None) -> None:
-        """Set the quota of a host.
-
-        Raises:
-            RuntimeError: If quotas are not possible here.
-        """
+        """Set the quota of a host."""
         if self.folder is None:
             raise RuntimeError(self.reason)
         quota = None if cores is None else int(cores * _PERIOD_US)

@@ -19,7 +19,7 @@ from amp_ray.runtime.hosts.agent.wire import (
     pack,
     unpack,
 )
-from amp_ray.runtime.hosts.host import Channel, Completed
+from amp_ray.runtime.hosts.host import Channel
 
 Message = dict[str, Any]
 
@@ -40,11 +40,8 @@ class ScriptedHost:
     ) -> None:
         """Take the script.
 
-        Args:
-            name: As trials call it.
-            script: What its agents answer. ``close_channel()`` within it ends the connection.
-            refuses: Text of the error with which every connection fails.
-            greets: Whether its agents say hello.
+        Every connection fails with the text ``refuses``, if there is one; a
+        ``close_channel()`` within ``script`` ends the connection.
         """
         self.name = name
         self.addresses = (name,)
@@ -61,20 +58,6 @@ class ScriptedHost:
         """Succeed, unless told otherwise."""
         if self._refuses is not None:
             raise HostError(self._refuses)
-
-    def run(self, argv: Sequence[str], *, timeout_s: float, text: str = "") -> Completed:
-        """Do nothing, well."""
-        del argv, timeout_s, text
-        return Completed(exit_code=0, output="", error="")
-
-    def put_text(self, path: str, text: str) -> None:
-        """Forget it."""
-        del path, text
-
-    def get_text(self, path: str) -> str:
-        """Find nothing."""
-        message = f"{self.name}: {path}: No such file"
-        raise HostError(message)
 
     def open_channel(self, argv: Sequence[str]) -> Channel:
         """Start another scripted agent."""

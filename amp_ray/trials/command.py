@@ -1,5 +1,6 @@
 """A strategy as a launch: job file, commands and environment of our training program."""
 
+import base64
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,14 +19,66 @@ from amp_ray.trials.job_file import (
     shape_to_json,
     torch_device,
 )
-from amp_ray.trials.launch import Launch, rank_commands
-from amp_ray.trials.node_launch import deepspeed_commands, launch_order
+from amp_ray.trials.launch import (
+    MASTER_ADDRESS,
+    MASTER_PORT,
+    Launch,
+    Place,
+    RankCommand,
+    hostfile_text,
+    node_commands,
+    placement,
+    rank_commands,
+    slots_by_host,
+)
 from amp_ray.trials.own_program.metrics import LogReader, read_logs
 from amp_ray.trials.own_program.program import program_launch, program_problem, program_reader
-from amp_ray.trials.own_program.step_times import check_total
-from amp_ray.trials.placement import Place, hostfile_text, placement
 from amp_ray.trials.result import Measurement, Reader, read_result
 from amp_ray.trials.runtime_strategy import runtime_strategy, why_not_launchable
+from amp_ray.trials.steps import check_total
+
+LAUNCHER_MODULE: Final = "deepspeed.launcher.launch"
+
+
+def deepspeed_commands(
+    program: Sequence[str], placement: Sequence[Place]
+) -> tuple[RankCommand, ...]:
+    """Start a module with DeepSpeed's launcher, once per host.
+
+    Returns:
+        One command per host. Ranks are numbered as ``launch_order`` says, not as the placement.
+    """
+    python, *rest = program
+    world = {host: list(slots) for host, slots in slots_by_host(placement).items()}
+    info = base64.urlsafe_b64encode(json.dumps(world).encode()).decode()
+
+    def argv(node: int) -> list[str]:
+        return [
+            *(python, "-u", "-m", LAUNCHER_MODULE, "--quiet", "--module", "--no_local_rank"),
+            *(f"--world_info={info}", f"--node_rank={node}"),
+            *(f"--master_addr={MASTER_ADDRESS}", f"--master_port={MASTER_PORT}"),
+            *rest,
+        ]
+
+    return node_commands(argv, placement)
+
+
+def launch_order(placement: Sequence[Place]) -> tuple[Place, ...]:
+    """Return the place of every process in the order of DeepSpeed's ``RANK``.
+
+    Hosts come in the order of the placement, and processes of a host after each other. Of a
+    host's ``n`` devices the process of rank ``r`` takes number ``r mod n``.
+
+    Example:
+        >>> launch_order([("b", 0), ("a", 0), ("a", 1)])
+        (('b', 0), ('a', 1), ('a', 0))
+    """
+    order: list[Place] = []
+    for host, slots in slots_by_host(placement).items():
+        first = len(order)
+        order += [(host, slots[rank % len(slots)]) for rank in range(first, first + len(slots))]
+    return tuple(order)
+
 
 PROGRAM: Final = "amp_ray.training"
 
@@ -50,7 +103,6 @@ class Preload:
 
     Args:
         modules: In this order.
-        environment: In which.
     """
 
     modules: tuple[str, ...]
@@ -68,13 +120,8 @@ def trial_launch(
 ) -> Launch:
     """Return a strategy, ready to start.
 
-    Args:
-        experiment: What is trained, and how trials run.
-        strategy: Its bounds count in the experiment's list of layers.
-        trial_id: Unique, a plain file name.
-        hosts: Names of the hosts that play the nodes of the experiment's cluster.
-        files: The program's sources, or the files of the user's own program.
-        python: Interpreter that trains.
+    ``strategy.bounds`` count in the experiment's list of layers; ``files`` are the program's
+    sources, or the files of the user's own program.
 
     Raises:
         InputError: If the strategy cannot be launched, with the reason and what to change.
@@ -125,12 +172,7 @@ def trial_warm_up(experiment: Experiment) -> Preload | None:
 
 
 def trial_reader(experiment: Experiment, log_reader: LogReader = read_logs) -> Reader:
-    """Return what finds the measurement in what a trial has left.
-
-    Args:
-        experiment: What was trained, and how.
-        log_reader: Finds times in the logs of the user's own program.
-    """
+    """Return what finds the measurement in what a trial has left."""
     trials = experiment.trials
     if trials.program is None:
         return partial(_own_result, timeout_s=trials.timeout_s)
@@ -200,11 +242,7 @@ def _environment(experiment: Experiment) -> dict[str, str]:
 
 
 def _num_threads(experiment: Experiment) -> int:
-    """Return the threads of a rank on a CPU.
-
-    Raises:
-        InputError: If the variable that says so holds something else.
-    """
+    """Return the threads of a rank on a CPU."""
     text = _environment(experiment)[THREADS_VARIABLE]
     if not (text.isascii() and text.isdigit() and int(text) > 0):
         where = experiment.where("trials", "environment", THREADS_VARIABLE)

@@ -15,10 +15,6 @@ def ds_config(experiment: Experiment, strategy: Strategy) -> dict[str, Any]:
     The optimizer is left to the program: named here, DeepSpeed would compile one of its own when
     the program starts.
 
-    Args:
-        experiment: Precision and ZeRO stage.
-        strategy: Batch sizes; all stages have one dp.
-
     Returns:
         ``train_batch_size`` is micro-batch size x accumulation steps x dp.
     """

@@ -7,6 +7,10 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Final
 
+from amp_ray.errors import InputError
+from amp_ray.spec.experiment import Experiment
+from amp_ray.spec.strategy import Strategy
+
 FOLDER: Final = "@AMP_RAY_FOLDER@"
 MASTER_ADDRESS: Final = "@AMP_RAY_MASTER_ADDRESS@"
 MASTER_PORT: Final = "@AMP_RAY_MASTER_PORT@"
@@ -45,9 +49,7 @@ class RankCommand:
     Args:
         rank: Its number; of several ranks, which follow each other, the lowest.
         host: Name of the host that it runs on.
-        slot: Device index there, of that rank.
         argv: Program and arguments; no shell ever sees them.
-        environment: Of this process alone.
         slots: Device indices of all its ranks in their order; empty for one rank.
     """
 
@@ -72,9 +74,7 @@ class Launch:
         trial_id: Unique; a folder is named after it and its result has to carry it.
         commands: In the order of their ranks, rank 0 first.
         files: Relative path to content, put into the trial's folder on every host.
-        environment: Of all ranks.
         cwd: Where the programs start, on every host; None for the trial's folder.
-        timeout_s: Limit from the start of the programs.
         collect: Patterns of the file names that are brought back from every host.
         words: A line of a rank's log with one of them is brought back however long the log is.
         sends_events: Whether lines of its output that are JSON objects with an ``event`` first, and
@@ -163,10 +163,6 @@ def node_commands(
     Such a command numbers ranks host by host, whatever order the placement has; the hosts come
     in the order of their lowest ranks.
 
-    Args:
-        argv_of_node: From the number of a host, counted from 0, to program and arguments.
-        placement: Host and slot of each rank.
-
     Returns:
         One command per host; its environment says how many ranks there are, here and in all.
 
@@ -205,10 +201,6 @@ def rank_commands(
     argv: Sequence[str], placement: Sequence[tuple[str, int]]
 ) -> tuple[RankCommand, ...]:
     """Give every rank the same command and the variables by which torch tells ranks apart.
-
-    Args:
-        argv: Program and arguments.
-        placement: Host and slot of each rank.
 
     Returns:
         One command per rank; ``LOCAL_RANK`` counts a host's ranks in rank order.
@@ -249,3 +241,45 @@ def fill_in(text: str, values: Mapping[str, str]) -> str:
     for placeholder, value in values.items():
         text = text.replace(placeholder, value)
     return text
+
+
+Place = tuple[str, int]
+"""Host and slot."""
+
+
+def placement(
+    experiment: Experiment, strategy: Strategy, hosts: Sequence[str]
+) -> tuple[Place, ...]:
+    """Return host and slot of every rank.
+
+    On one machine that plays all hosts, slots are numbered through, over all groups of hosts.
+
+    Raises:
+        InputError: If there are not as many hosts as nodes.
+    """
+    cluster, trials = experiment.cluster, experiment.trials
+    if len(hosts) != len(cluster.nodes):
+        message = (
+            f"the cluster has {len(cluster.nodes)} nodes, found {len(hosts)} hosts to play them: "
+            f"{', '.join(hosts)}"
+        )
+        raise InputError(message)
+    group = trials.host_groups.index(tuple(hosts)) if tuple(hosts) in trials.host_groups else 0
+    is_local = trials.backend == "local"
+    return tuple(
+        (
+            hosts[cluster.node_of_device[device]],
+            group * cluster.num_devices + device if is_local else cluster.slot_of_device[device],
+        )
+        for device in strategy.placement
+    )
+
+
+def hostfile_text(places: Sequence[Place]) -> str:
+    r"""Return a hostfile with the hosts and the number of ranks of each.
+
+    Example:
+        >>> hostfile_text([("b", 1), ("a", 0), ("b", 0)])
+        'b slots=2\na slots=1\n'
+    """
+    return "".join(f"{host} slots={len(slots)}\n" for host, slots in slots_by_host(places).items())

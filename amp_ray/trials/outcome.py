@@ -37,7 +37,6 @@ class Measured:
         step_time_s: All steps, each the maximum over ranks.
         num_warmup_steps: How many of them, from the first, count as warm-up.
         peak_memory_bytes: Per stage, where the program tells; else of the trial, or empty.
-        wall_s: From launch to end.
     """
 
     iteration_time_s: float
@@ -48,11 +47,7 @@ class Measured:
     wall_s: float
 
     def __post_init__(self) -> None:
-        """Refuse what no trial can have taken.
-
-        Raises:
-            ValueError: With the figure that is none.
-        """
+        """Refuse what no trial can have taken."""
         times = (self.iteration_time_s, self.spread_s, *self.step_time_s, self.wall_s)
         is_time = all(_is_between(seconds, MOST_SECONDS) for seconds in times)
         if not is_time or self.iteration_time_s <= 0:
@@ -78,11 +73,7 @@ class OutOfMemory:
     """A rank asked for more memory than there was: an observation, not a fault.
 
     Args:
-        reason: One sentence.
         rank: The first that failed; None if unknown.
-        host: Where.
-        lines: Its last lines.
-        wall_s: From launch to end.
     """
 
     reason: str
@@ -97,10 +88,7 @@ class TimedOut:
     """The trial was still running at its deadline and was ended.
 
     Args:
-        reason: One sentence.
-        timeout_s: The limit.
         lines: Last lines of a rank that was still running, where one was stopped of that one.
-        wall_s: From launch to end.
     """
 
     reason: str
@@ -114,12 +102,7 @@ class Crashed:
     """The program, or what it needs on the host, failed.
 
     Args:
-        reason: One sentence with the first real cause.
-        kind: What sort of cause.
         rank: Where it happened; None if to no single rank.
-        host: Where it happened.
-        lines: Its last lines.
-        wall_s: From launch to end.
     """
 
     reason: str
@@ -132,13 +115,7 @@ class Crashed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unreachable:
-    """A host could not be reached or fell silent; the strategy is not to blame.
-
-    Args:
-        reason: One sentence.
-        host: Which.
-        wall_s: From launch to end.
-    """
+    """A host could not be reached or fell silent; the strategy is not to blame."""
 
     reason: str
     host: str

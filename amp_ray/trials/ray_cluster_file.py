@@ -1,4 +1,4 @@
-"""Ray cluster files of another age: what each old key meant, and what stands in its place today."""
+"""Ray cluster files of older versions: what each old key meant, and what replaces it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -45,13 +45,7 @@ _OF_A_CLUSTER: Final = frozenset({"cluster_name", "provider", "auth"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OldKey:
-    """A key that current Ray no longer follows.
-
-    Args:
-        key: As it stands in the file.
-        where: The place.
-        advice: What to write instead.
-    """
+    """A key that current Ray no longer follows."""
 
     key: str
     where: Where
@@ -77,10 +71,6 @@ def is_ray_cluster(document: Document) -> bool:
 
 def explain_old_keys(text: str, *, file: str) -> tuple[OldKey, ...]:
     r"""Name every key of a Ray cluster file that current Ray no longer follows.
-
-    Args:
-        text: The file's text.
-        file: Its name, for messages.
 
     Returns:
         One entry per key, in the file's order; none for a file of today.

@@ -10,8 +10,7 @@ from typing import Any, Final
 
 from amp_ray.trials.launch import RESULT_FILE
 from amp_ray.trials.outcome import Measured
-from amp_ray.trials.own_program.step_times import check_times
-from amp_ray.trials.steps import count_warmup_steps, summarise_steps
+from amp_ray.trials.steps import check_times, count_warmup_steps, summarise_steps
 from amp_ray.units import GIB, MIB
 
 _OF_A_RANK: Final = re.compile(r"(?:metric-)?rank-(\d+)\.(?:log|json)")
@@ -87,13 +86,7 @@ class AllFiles(Mapping[str, bytes]):
                     self._places.setdefault(name, contents)
 
     def __getitem__(self, name: str) -> bytes:
-        """Read a file.
-
-        Raises:
-            KeyError: If there is none.
-            MissingRankError: If it is the log of a rank and incomplete: what it does not say might
-                change the measurement.
-        """
+        """Read a file."""
         if name in self._broken:
             rank, problem = self._broken[name]
             message = f"{name} cannot be used: {problem}"
@@ -116,9 +109,7 @@ class AllFiles(Mapping[str, bytes]):
 def read_result(files: Mapping[str, bytes], trial_id: str) -> Measurement:
     """Read ``result.json``.
 
-    Args:
-        files: By name; the result is that of rank 0's host.
-        trial_id: That the result has to carry: an older one proves nothing.
+    A result with another ``trial_id`` is refused.
 
     Raises:
         ValueError: If it is missing, of another trial or of another form.
@@ -161,11 +152,6 @@ def measured(measurement: Measurement, *, wall_s: float) -> Measured:
 def parse_object(name: str, data: bytes, expected: str) -> Mapping[str, Any]:
     """Read a file of a host, which may hold anything, as a JSON object.
 
-    Args:
-        name: Of the file.
-        data: Its content.
-        expected: What it should hold.
-
     Raises:
         ValueError: If it is too large, no JSON, or JSON that no program of ours writes.
     """
@@ -187,11 +173,7 @@ def parse_object(name: str, data: bytes, expected: str) -> Mapping[str, Any]:
 
 
 def check_trial(name: str, record: Mapping[str, Any], trial_id: str) -> None:
-    """Refuse the result of another trial.
-
-    Raises:
-        ValueError: If it is one.
-    """
+    """Refuse the result of another trial."""
     if record.get("trial_id") != trial_id:
         found = reprlib.repr(record.get("trial_id"))
         message = f"{name} is of trial {found}, not of {trial_id!r}"
@@ -199,11 +181,7 @@ def check_trial(name: str, record: Mapping[str, Any], trial_id: str) -> None:
 
 
 def read_times(name: str, record: Mapping[str, Any]) -> tuple[float, ...]:
-    """Read ``step_s``, whatever numbers those are.
-
-    Raises:
-        ValueError: If it is no list of numbers.
-    """
+    """Read ``step_s``, whatever numbers those are."""
     values = record.get("step_s")
     if not isinstance(values, list) or not all(_is_number(value) for value in values):
         message = f"{name} needs {RESULT_KEYS}, found step_s {reprlib.repr(values)}"
@@ -213,17 +191,7 @@ def read_times(name: str, record: Mapping[str, Any]) -> tuple[float, ...]:
 
 
 def read_count(name: str, key: str, value: object, *, most: int) -> int | None:
-    """Read a count that may be unknown.
-
-    Args:
-        name: Of the file.
-        key: What it counts.
-        value: From the file.
-        most: More than there can be.
-
-    Raises:
-        ValueError: If it is something else.
-    """
+    """Read a count that may be unknown."""
     if value is None:
         return None
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:

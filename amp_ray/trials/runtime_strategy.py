@@ -32,10 +32,6 @@ def runtime_strategy(experiment: Experiment, strategy: Strategy) -> Strategy:
     Bounds are those of its own list of layers. Where the experiment's runtime always computes the
     forward pass of a block twice, every stage does.
 
-    Args:
-        experiment: Which list its bounds count in, and what the runtime does.
-        strategy: What to run.
-
     Raises:
         InputError: If it cannot be launched, with the reason and what to change.
     """
@@ -78,10 +74,6 @@ def describe(strategy: Strategy) -> str:
 
 def runtime_bounds(model: Model, bounds: Sequence[int]) -> tuple[int, ...]:
     """Return bounds in the training program's list of layers.
-
-    Args:
-        model: The list that ``bounds`` count in.
-        bounds: ``(0, ..., model.num_layers)``.
 
     Returns:
         ``(0, ..., number of the program's layers)``; two may be equal where nothing of a stage

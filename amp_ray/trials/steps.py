@@ -1,6 +1,6 @@
-"""From the times of a trial's steps to one figure and its spread."""
+"""Times of a trial's steps: what can be true, which were warm-up, median and spread."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median, quantiles
 from typing import Final
@@ -22,7 +22,6 @@ class StepSummary:
     Args:
         iteration_time_s: Median of the steps after warm-up.
         spread_s: Interquartile range of the same steps.
-        num_warmup_steps: Steps before them.
     """
 
     iteration_time_s: float
@@ -32,9 +31,6 @@ class StepSummary:
 
 def summarise_steps(step_time_s: Sequence[float]) -> StepSummary:
     """Find the warm-up, then median and spread of what follows.
-
-    Args:
-        step_time_s: One entry per step, in order, each the maximum over ranks.
 
     Raises:
         ValueError: If there is no step, or one that took no time.
@@ -74,3 +70,59 @@ def count_warmup_steps(step_time_s: Sequence[float]) -> int:
     deviation = median([abs(time_s - middle) for time_s in reference])
     limit = middle + max(NUM_SIGMAS * MAD_TO_SIGMA * deviation, MIN_EXCESS_FRACTION * middle)
     return next((index for index in range(half) if step_time_s[index] <= limit), half)
+
+
+LEAST_STEP_S: Final = 1e-6
+"""No optimizer step is faster than the launch of a single kernel, which takes microseconds."""
+
+LONGEST_STEP_S: Final = 1e6
+"""Eleven days: more than any trial lasts."""
+
+
+def check_times(step_time_s: Sequence[float], *, source: str) -> None:
+    """Refuse what no step can have taken.
+
+    Raises:
+        ValueError: If a time is no number, or nothing, or less or more than any step takes.
+    """
+    for index, seconds in enumerate(step_time_s):
+        if not LEAST_STEP_S <= seconds <= LONGEST_STEP_S:
+            message = (
+                f"entry {index} of {source} says that a step took {seconds:g} s; expected "
+                f"{LEAST_STEP_S:g} to {LONGEST_STEP_S:g} s"
+            )
+            raise ValueError(message)
+
+
+def check_total(step_time_s: Sequence[float], *, timeout_s: float) -> None:
+    """Refuse times that a trial cannot have had."""
+    total_s = sum(step_time_s)
+    if total_s > timeout_s:
+        message = (
+            f"the steps add up to {total_s:g} s, but the trial took at most {timeout_s:g} s: is "
+            "the metric's unit right?"
+        )
+        raise ValueError(message)
+
+
+def same_length(times: Mapping[str, Sequence[float]]) -> int:
+    """Return how many steps each of several ranks told."""
+    counts = {source: len(values) for source, values in times.items()}
+    if len(set(counts.values())) > 1:
+        told = ", ".join(f"{source}: {number}" for source, number in counts.items())
+        message = (
+            f"ranks tell different numbers of steps ({told}); let one rank tell, or each equally "
+            "often"
+        )
+        raise ValueError(message)
+    return next(iter(counts.values()))
+
+
+def slowest_of(times: Sequence[Sequence[float]]) -> tuple[float, ...]:
+    """Return the time of the slowest rank at every step.
+
+    Example:
+        >>> slowest_of([[1.0, 2.0], [3.0, 1.0]])
+        (3.0, 2.0)
+    """
+    return tuple(map(max, zip(*times, strict=True)))

@@ -1,15 +1,15 @@
 """The tuner: a study folds over outcomes; nothing here waits, launches or draws by chance."""
 
+from amp_ray.tuner.bounded_predictor import BoundedPredictor
 from amp_ray.tuner.certificate import Certificate, certify
-from amp_ray.tuner.kept_predictor import KeptPredictor
 from amp_ray.tuner.knowledge import Knowledge, learn
 from amp_ray.tuner.policy import next_trials, why_stop
 from amp_ray.tuner.recommendation import Recommendation, Tie, recommend
 from amp_ray.tuner.state import (
     POLICIES,
     Policy,
-    Told,
     Trial,
+    TrialRecord,
     TunerSettings,
     TunerState,
     begin,
@@ -20,15 +20,15 @@ from amp_ray.tuner.surprise import Surprise, surprises
 
 __all__ = [
     "POLICIES",
+    "BoundedPredictor",
     "Certificate",
-    "KeptPredictor",
     "Knowledge",
     "Policy",
     "Recommendation",
     "Surprise",
     "Tie",
-    "Told",
     "Trial",
+    "TrialRecord",
     "TunerSettings",
     "TunerState",
     "begin",

@@ -21,11 +21,9 @@ class Certificate:
         settled: Whether more trials are pointless: it holds, or those that are expected to run are
             almost certainly not that fast.
         bound_s: With that confidence none is faster than this; never above ``best_s``.
-        best_s: What the best measured one takes.
         gain_fraction: By how much the best measured one may be slower than the bound.
         chance: Chance, from above, that one is more than the tolerance faster.
         num_untested: How many could still turn out to be faster.
-        text: One sentence for people.
     """
 
     holds: bool
@@ -46,14 +44,10 @@ def certify(state: TunerState, knowledge: Knowledge) -> Certificate | None:
     by the trials included, with a scale that few trials tell only roughly. Strategies that were
     run and told nothing (crashed, timed out) are not counted.
 
-    Args:
-        state: The study.
-        knowledge: What `learn` made of it.
-
     Returns:
         None until something was measured.
     """
-    best_s = knowledge.standing.best_s
+    best_s = knowledge.status.best_s
     if best_s is None:
         return None
     settings = state.settings
@@ -65,10 +59,10 @@ def certify(state: TunerState, knowledge: Knowledge) -> Certificate | None:
     chance = all_of_them.any_below(limit_s)
     holds = chance <= doubt
     settled = holds or likely.any_below(limit_s) <= _SETTLED_SHARE * doubt
-    told = _bound_text(settings, bound_s, len(untested))
+    text = _bound_text(settings, bound_s, len(untested))
     if settled and not holds:
         likely_s, num_doubtful = likely.bound_s(best_s, doubt), len(untested) - len(expected)
-        told += f" ({likely_s:.4g} s without {num_doubtful} that are expected to fail)"
+        text += f" ({likely_s:.4g} s without {num_doubtful} that are expected to fail)"
     return Certificate(
         holds=holds,
         settled=settled,
@@ -77,7 +71,7 @@ def certify(state: TunerState, knowledge: Knowledge) -> Certificate | None:
         gain_fraction=best_s / bound_s - 1.0,
         chance=chance,
         num_untested=len(untested),
-        text=f"{told}{_silent_text(knowledge)}; the best measured takes {best_s:.4g} s",
+        text=f"{text}{_silent_text(knowledge)}; the best measured takes {best_s:.4g} s",
     )
 
 
@@ -91,5 +85,5 @@ def _bound_text(settings: TunerSettings, bound_s: float, num_untested: int) -> s
 
 def _silent_text(knowledge: Knowledge) -> str:
     """Say what is left out."""
-    silent = len(knowledge.standing.silent)
+    silent = len(knowledge.status.silent)
     return f" ({silent} that crashed or did not end are not counted)" if silent else ""

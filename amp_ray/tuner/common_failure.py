@@ -20,9 +20,7 @@ class CommonFailure:
     """Two trials of different strategies that crashed in the same way.
 
     Args:
-        numbers: Of the trials.
         sign: What they have in common, without ranks, hosts and addresses.
-        reason: Of the later one, for people.
     """
 
     numbers: tuple[int, int]
@@ -35,19 +33,20 @@ def common_failure(state: TunerState, number: int) -> CommonFailure | None:
 
     A program that ends well and tells no time has not crashed; nor has a strategy whose hosts
     were lost, or that ran out of memory or time.
-
-    Args:
-        state: The study.
-        number: Of the trial that has just ended.
     """
     found = state.trials[number]
     sign = _sign(found.outcome)
-    if sign is None or any(isinstance(told.outcome, Measured) for told in state.trials):
+    if sign is None or any(
+        isinstance(trial_record.outcome, Measured) for trial_record in state.trials
+    ):
         return None
-    for told in state.trials:
-        if told.candidate != found.candidate and _sign(told.outcome) == sign:
+    for trial_record in state.trials:
+        if trial_record.candidate != found.candidate and _sign(trial_record.outcome) == sign:
             assert found.outcome is not None
-            numbers = (min(told.trial.number, number), max(told.trial.number, number))
+            numbers = (
+                min(trial_record.trial.number, number),
+                max(trial_record.trial.number, number),
+            )
             return CommonFailure(numbers=numbers, sign=sign, reason=str(found.outcome.reason))
     return None
 

@@ -1,4 +1,4 @@
-"""Which strategy that nobody has run promises most."""
+"""Choose the next strategy among those that nobody has run, by expected gain."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -26,10 +26,8 @@ class _View:
     """What is known if whatever runs takes just what is predicted.
 
     Args:
-        knowledge: What is known indeed.
         belief: What would be known of the candidates' times.
         best_s: The time to beat; infinite before the first trial.
-        supposed: What counts as measured and is not.
     """
 
     knowledge: Knowledge
@@ -43,10 +41,10 @@ class _View:
         view = cls(
             knowledge=knowledge,
             belief=knowledge.belief,
-            best_s=knowledge.standing.best_s or math.inf,
+            best_s=knowledge.status.best_s or math.inf,
         )
-        for place in knowledge.standing.running:
-            if place not in knowledge.standing.closed:
+        for place in knowledge.status.running:
+            if place not in knowledge.status.closed:
                 view = view.suppose(place)
         return view
 
@@ -96,10 +94,6 @@ def explore(knowledge: Knowledge, settings: TunerSettings) -> Iterator[Promise]:
     the best decides. Whatever runs, and whatever was yielded before, counts as if it had taken
     just what is predicted, so that trials side by side do not ask the same question; where their
     answers may well end the study, nothing more is yielded.
-
-    Args:
-        knowledge: What trials have taught.
-        settings: When the study could stop.
     """
     view = _View.of(knowledge)
     proposable = knowledge.proposable()
@@ -121,11 +115,8 @@ def expected_gain(
 ) -> list[float]:
     """Return by how much each is expected to be faster than a time, slower ones counting as 0.
 
-    Args:
-        belief: Of the candidates.
-        rows: Which of them.
-        best_s: The time to beat; against an infinite one all gain alike.
-        widening: By what factor errors are larger than the belief says.
+    Against an infinite ``best_s`` all gain alike; errors are ``widening`` times larger than the
+    belief says.
 
     Returns:
         In logarithms, times the chance to finish.

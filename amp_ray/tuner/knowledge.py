@@ -1,5 +1,6 @@
 """What trials have taught: calibrated predictions with their errors, and a new ranking."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -7,16 +8,16 @@ from typing import Final
 import numpy as np
 
 from amp_ray.calibration import Calibration, Observation, Predictor, calibrate
+from amp_ray.calibration.linear import PRIOR_TRIALS
 from amp_ray.cost.estimate import Estimate
 from amp_ray.search.ranking import Ranking, rank
 from amp_ray.spec.experiment import Experiment
-from amp_ray.tuner.belief import Belief
-from amp_ray.tuner.chance import Chances
-from amp_ray.tuner.forecast import widening
-from amp_ray.tuner.kept_predictor import KeptPredictor
-from amp_ray.tuner.lesson import Lesson
-from amp_ray.tuner.standing import Standing, observations, stand
-from amp_ray.tuner.state import TunerState
+from amp_ray.trials.outcome import Measured
+from amp_ray.tuner.belief import Belief, Chances
+from amp_ray.tuner.bounded_predictor import BoundedPredictor
+from amp_ray.tuner.calibrated_predictions import CalibratedPredictions
+from amp_ray.tuner.state import TrialRecord, TunerState
+from amp_ray.tuner.trial_status import TrialStatus, observations, status_of
 
 MOST_OBSERVATIONS: Final = 200
 """A calibration to more strategies takes seconds and hardly tells more."""
@@ -36,7 +37,6 @@ class Knowledge:
     Args:
         experiment: With calibrated constants.
         calibration: None until a trial has told something.
-        standing: What was measured, what failed, what runs.
         estimates: Calibrated predictions, in the order of the study's candidates.
         belief: The joint distribution of those candidates whose errors were worked out.
         widening: By what factor errors have turned out larger than the model says.
@@ -45,7 +45,7 @@ class Knowledge:
 
     experiment: Experiment
     calibration: Calibration | None
-    standing: Standing
+    status: TrialStatus
     estimates: tuple[Estimate, ...]
     belief: Belief
     widening: float
@@ -70,7 +70,7 @@ class Knowledge:
         new = [
             place
             for place, estimate in enumerate(self.estimates)
-            if estimate.feasible and estimate.launchable and self.standing.is_new(place)
+            if estimate.feasible and estimate.launchable and self.status.is_new(place)
         ]
         return tuple(sorted(new, key=lambda place: (self.estimates[place].iteration_time_s, place)))
 
@@ -81,7 +81,7 @@ class Knowledge:
             for place, estimate in enumerate(self.estimates)
             if estimate.launchable
             and estimate.failure_probability < 1
-            and place not in self.standing.closed
+            and place not in self.status.closed
         )
 
     def expected(self) -> tuple[int, ...]:
@@ -95,9 +95,8 @@ class Knowledge:
     def chances(self, places: Sequence[int], belief: Belief | None = None) -> Chances:
         """Return the chances that candidates are faster than a limit, errors widened.
 
-        Args:
-            places: Which.
-            belief: What would be known after trials that have not ended; None means as it is.
+        ``belief`` is what would be known after trials that have not ended; None means as it
+        is.
         """
         belief = belief or self.belief
         estimates = [self.estimates[place] for place in places]
@@ -113,34 +112,29 @@ class Knowledge:
 
 
 def learn(state: TunerState, predictor: Predictor) -> Knowledge:
-    """Calibrate with all trials so far and predict every candidate anew.
-
-    Args:
-        state: The study.
-        predictor: Remembers predictions between calls; a `KeptPredictor` serves long studies.
-    """
-    standing = stand(state)
+    """Calibrate with all trials so far and predict every candidate anew."""
+    status = status_of(state)
     strategies = [estimate.strategy for estimate in state.candidates]
-    told = observations(state.experiment, strategies, standing, MOST_OBSERVATIONS)
-    unrun = _promising(state, standing, MOST_JUDGED if told else MOST_JUDGED_AT_FIRST)
-    lesson = Lesson(
+    observed = observations(state.experiment, strategies, status, MOST_OBSERVATIONS)
+    unrun = _promising(state, status, MOST_JUDGED if observed else MOST_JUDGED_AT_FIRST)
+    predicted = CalibratedPredictions(
         given=state.experiment,
         candidates=state.candidates,
-        calibration=_calibrate(state.experiment, list(told.values()), predictor),
-        told=tuple(told),
-        judged=tuple(sorted({*told, *unrun})),
+        calibration=_calibrate(state.experiment, list(observed.values()), predictor),
+        observed=tuple(observed),
+        judged=tuple(sorted({*observed, *unrun})),
         unrun=unrun,
         predictor=predictor,
     )
-    estimates = lesson.estimates
+    estimates = predicted.estimates
     return Knowledge(
-        experiment=lesson.experiment,
-        calibration=lesson.calibration,
-        standing=standing,
+        experiment=predicted.experiment,
+        calibration=predicted.calibration,
+        status=status,
         estimates=estimates,
-        belief=lesson.belief(),
-        widening=widening(state, lesson.program_scale),
-        ranking=rank(estimates, relative_error=lesson.experiment.constants.time_error),
+        belief=predicted.belief(),
+        widening=widening(state, predicted.program_scale),
+        ranking=rank(estimates, relative_error=predicted.experiment.constants.time_error),
     )
 
 
@@ -150,12 +144,12 @@ def _calibrate(
     """Calibrate; None where there is nothing to learn from."""
     if not trials:
         return None
-    if isinstance(predictor, KeptPredictor):
+    if isinstance(predictor, BoundedPredictor):
         return predictor.calibrated(experiment, trials)
     return calibrate(experiment, trials, predictor=predictor, thorough=False)
 
 
-def _promising(state: TunerState, standing: Standing, most: int) -> tuple[int, ...]:
+def _promising(state: TunerState, status: TrialStatus, most: int) -> tuple[int, ...]:
     """Return the candidates that were not run to an end, the first ones of the ranking.
 
     Running ones are always among them. Candidates stand in the ranking's order, feasible ones
@@ -164,7 +158,52 @@ def _promising(state: TunerState, standing: Standing, most: int) -> tuple[int, .
     waiting = [
         place
         for place, estimate in enumerate(state.candidates)
-        if estimate.launchable and estimate.failure_probability < 1 and standing.is_new(place)
+        if estimate.launchable and estimate.failure_probability < 1 and status.is_new(place)
     ]
-    running = (place for place in standing.running if place not in standing.closed)
+    running = (place for place in status.running if place not in status.closed)
     return tuple(sorted({*running, *waiting[:most]}))
+
+
+NUM_LATEST: Final = 2 * PRIOR_TRIALS
+"""So many of the latest forecasts count: older ones were made by a model that knew less."""
+
+_SAME: Final = 1e-9
+"""Relative difference of two predictions that are the same one."""
+
+
+def widening(state: TunerState, program_scale: float = 1.0) -> float:
+    """Return by what factor errors are larger than the model says, at least 1.
+
+    Every trial was predicted before it ran, with an error. The mean square of how far off the
+    predictions were, in units of that error, should be 1. It is not where the model itself is
+    wrong: a fit afterwards explains such a trial away, the forecast does not. As many trials as
+    count for the prior of the error count as having come true exactly as well as they should.
+
+    A factor that all trials have in common could not be known when the first ones were launched,
+    by the uncalibrated model. It is known now, and is no error of any later prediction.
+    """
+    squares = [
+        (
+            math.log(
+                trial_record.outcome.iteration_time_s
+                / _forecast_s(state, trial_record, program_scale)
+            )
+            / trial_record.trial.sigma
+        )
+        ** 2
+        for trial_record in state.trials
+        if isinstance(trial_record.outcome, Measured)
+        and trial_record.trial.repeats is None
+        and trial_record.trial.sigma > 0.0
+    ]
+    latest = squares[-NUM_LATEST:]
+    mean = (PRIOR_TRIALS + math.fsum(latest)) / (PRIOR_TRIALS + len(latest))
+    return max(1.0, math.sqrt(mean))
+
+
+def _forecast_s(state: TunerState, trial_record: TrialRecord, program_scale: float) -> float:
+    """Return what was predicted of a trial, with the common factor if that was not known yet."""
+    predicted_s = trial_record.trial.predicted_s
+    uncalibrated_s = state.candidates[trial_record.candidate].iteration_time_s
+    is_first = math.isclose(predicted_s, uncalibrated_s, rel_tol=_SAME)
+    return predicted_s * (program_scale if is_first else 1.0)

@@ -1,4 +1,4 @@
-"""A growing sequence whose every version stays valid, at the price of a few pointers a change."""
+"""An immutable sequence that is cheap to extend; older versions stay valid."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -34,11 +34,7 @@ class Log(Sequence[Item]):
     @overload
     def __getitem__(self, index: slice) -> tuple[Item, ...]: ...
     def __getitem__(self, index: int | slice) -> Item | tuple[Item, ...]:
-        """Return one item, or a tuple of several, as of any sequence.
-
-        Raises:
-            IndexError: If there is none.
-        """
+        """Return one item, or a tuple of several, as of any sequence."""
         if isinstance(index, slice):
             return tuple(self[each] for each in range(*index.indices(len(self))))
         at, inner = divmod(self._place(index), CHUNK)
@@ -56,11 +52,7 @@ class Log(Sequence[Item]):
         return Log(chunks=(*self.chunks, (item,)))
 
     def replaced(self, index: int, item: Item) -> "Log[Item]":
-        """Return the sequence with another item at one place.
-
-        Raises:
-            IndexError: If there is no such place.
-        """
+        """Return the sequence with another item at one place."""
         at, inner = divmod(self._place(index), CHUNK)
         chunk = self.chunks[at]
         changed = (*chunk[:inner], item, *chunk[inner + 1 :])

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
+from statistics import NormalDist
 from typing import Final
 
 import numpy as np
@@ -14,9 +15,8 @@ from amp_ray.tuner.belief import time_covariance
 from amp_ray.tuner.certificate import certify
 from amp_ray.tuner.explore import explore
 from amp_ray.tuner.knowledge import Knowledge, learn
-from amp_ray.tuner.repeats import to_repeat
-from amp_ray.tuner.standing import IQR_PER_SIGMA, stand
-from amp_ray.tuner.state import Trial, TunerState
+from amp_ray.tuner.state import Trial, TunerSettings, TunerState
+from amp_ray.tuner.trial_status import IQR_PER_SIGMA, Figure, TrialStatus, status_of
 from amp_ray.units import counted
 
 _REPEAT_SIGMA: Final = UNSTEADY_FRACTION / IQR_PER_SIGMA
@@ -42,11 +42,7 @@ def next_trials(
 ) -> tuple[Trial, ...]:
     """Decide what to launch now.
 
-    Args:
-        state: The study.
-        free: How many trials may start.
-        predictor: Remembers predictions between calls.
-        knowledge: What `learn` made of this state, if the caller has it already.
+    ``knowledge`` is what `learn` made of this state, if the caller has it already.
 
     Returns:
         Up to ``free`` trials, to be given to `start` in this order. None where the budget is
@@ -88,14 +84,14 @@ def why_stop(state: TunerState, knowledge: Knowledge) -> str:
 
 def _in_order(state: TunerState, predictor: Predictor) -> Iterator[_Choice]:
     """Follow an order that no trial changes; only the published planner's ignores memory."""
-    standing, order, policy = stand(state), state.order, state.settings.policy
+    status, order, policy = status_of(state), state.order, state.settings.policy
     if policy == "random":
         drawn = np.random.default_rng(state.settings.seed).permutation(len(order))
         order = tuple(order[int(index)] for index in drawn)
     for place in order:
         estimate = state.candidates[place]
         expected = estimate.feasible or policy == "amp-2022"
-        if not (expected and estimate.launchable and standing.is_new(place)):
+        if not (expected and estimate.launchable and status.is_new(place)):
             continue
         variance = time_covariance(state.experiment, [estimate.strategy], None, predictor)
         yield _Choice(
@@ -108,9 +104,9 @@ def _in_order(state: TunerState, predictor: Predictor) -> Iterator[_Choice]:
 
 def _best(state: TunerState, knowledge: Knowledge) -> Iterator[_Choice]:
     """Go where most is to be gained, until little is left to gain; then make the winner certain."""
-    standing = knowledge.standing
+    status = knowledge.status
     certificate = certify(state, knowledge)
-    again = to_repeat(standing, state.settings)
+    again = to_repeat(status, state.settings)
     settled = certificate is not None and certificate.settled
     if not settled and state.budget_left > min(len(again), _MOST_RESERVED):
         for promise in explore(knowledge, state.settings):
@@ -121,7 +117,7 @@ def _best(state: TunerState, knowledge: Knowledge) -> Iterator[_Choice]:
                 reason=promise.reason,
             )
     for place in again:
-        figure = standing.figures[place]
+        figure = status.figures[place]
         first = figure.numbers[0]
         yield _Choice(
             place=place,
@@ -130,3 +126,49 @@ def _best(state: TunerState, knowledge: Knowledge) -> Iterator[_Choice]:
             reason=f"repeats trial {first}: its spread leaves open which leader is the fastest",
             repeats=first,
         )
+
+
+_NORMAL: Final = NormalDist()
+
+
+def to_repeat(status: TrialStatus, settings: TunerSettings) -> tuple[int, ...]:
+    """Return the leaders to run again, first the one with the fewest runs, then the fastest.
+
+    The winner is uncertain while another measured strategy has a chance to be in truth more than
+    the tolerance faster: then both are run again. How far a figure may be off is told by the
+    spread of its steps, and by its runs where there are several.
+    """
+    leader = status.best  # looked for once: it takes a look at every figure
+    if leader is None:
+        return ()
+    best = status.figures[leader]
+    margin = math.log1p(settings.tolerance_fraction)
+    doubt = 1.0 - settings.confidence_fraction
+    rivals = {
+        place
+        for place, figure in status.figures.items()
+        if place != leader and _chance_of_gain(best, figure, margin) > doubt
+    }
+    if not rivals:
+        return ()
+    open_again = (
+        place
+        for place in rivals | {leader}
+        if status.launched[place] <= settings.max_repeats and place not in status.running
+    )
+
+    def urgency(place: int) -> tuple[float, ...]:
+        """Order by number of runs, then by time."""
+        figure = status.figures[place]
+        return (len(figure.runs), figure.measured_s, place)
+
+    return tuple(sorted(open_again, key=urgency))
+
+
+def _chance_of_gain(best: Figure, rival: Figure, margin: float) -> float:
+    """Return the chance that a rival's true time lies below the best's by a margin of logarithm."""
+    sigma = math.hypot(best.sigma, rival.sigma)
+    if sigma <= 0.0:
+        return 0.0
+    apart = math.log(rival.measured_s / best.measured_s) + margin
+    return _NORMAL.cdf(-apart / sigma)

@@ -1,4 +1,4 @@
-"""What to use in the end."""
+"""The strategy that a study recommends."""
 
 import math
 from dataclasses import dataclass
@@ -17,8 +17,6 @@ class Tie:
     """A strategy that cannot be told from the recommended one.
 
     Args:
-        strategy: Which.
-        time_s: What it takes.
         measured: Whether that was measured; else it is predicted.
     """
 
@@ -32,12 +30,9 @@ class Recommendation:
     """The strategy to use.
 
     Args:
-        strategy: Which.
         measured_s: What it took; None if nobody has run it.
-        predicted_s: What the calibrated model says.
         number: Its first measured trial; None if there is none.
         ties: Others that are as good as far as anybody can tell, fastest first.
-        reason: One sentence.
     """
 
     strategy: Strategy
@@ -54,16 +49,12 @@ def recommend(state: TunerState, knowledge: Knowledge) -> Recommendation | None:
     One that nobody has run is recommended only if it is predicted to be faster than the best
     measured one by more than the prediction's error.
 
-    Args:
-        state: The study.
-        knowledge: What `learn` made of it.
-
     Returns:
         None where nothing was measured and nothing is expected to run.
     """
-    standing = knowledge.standing
+    status = knowledge.status
     first = next(iter(knowledge.proposable()), None)
-    if standing.best is None:
+    if status.best is None:
         return (
             None if first is None else _predicted(state, knowledge, first, "nothing was measured")
         )
@@ -76,12 +67,12 @@ def recommend(state: TunerState, knowledge: Knowledge) -> Recommendation | None:
                 f"is more than the prediction's error of {100 * error:.0f} %"
             )
             return _predicted(state, knowledge, first, why)
-    return _measured(state, knowledge, standing.best)
+    return _measured(state, knowledge, status.best)
 
 
 def _measured(state: TunerState, knowledge: Knowledge, best: int) -> Recommendation:
     """Recommend the best measured strategy."""
-    figure = knowledge.standing.figures[best]
+    figure = knowledge.status.figures[best]
     ties = _ties(state, knowledge, best, figure.measured_s)
     as_good = f"; {len(ties)} more cannot be told from it" if ties else ""
     return Recommendation(
@@ -90,7 +81,7 @@ def _measured(state: TunerState, knowledge: Knowledge, best: int) -> Recommendat
         predicted_s=knowledge.estimates[best].iteration_time_s,
         number=figure.numbers[0],
         ties=ties,
-        reason=f"the fastest of {len(knowledge.standing.figures)} measured strategies{as_good}",
+        reason=f"the fastest of {len(knowledge.status.figures)} measured strategies{as_good}",
     )
 
 
@@ -113,7 +104,7 @@ def _ties(state: TunerState, knowledge: Knowledge, chosen: int, chosen_s: float)
     A prediction has the model's own error; two measured times that of a repeat, or of their
     spread where that is larger.
     """
-    figures = knowledge.standing.figures
+    figures = knowledge.status.figures
     chosen_sigma = figures[chosen].sigma if chosen in figures else knowledge.time_error
     ties = []
     for place, figure in figures.items():
@@ -132,6 +123,6 @@ def _ties(state: TunerState, knowledge: Knowledge, chosen: int, chosen_s: float)
 
 def _best_s(knowledge: Knowledge) -> float:
     """Return what the best measured strategy takes."""
-    best_s = knowledge.standing.best_s
+    best_s = knowledge.status.best_s
     assert best_s is not None
     return best_s

@@ -23,11 +23,8 @@ class TunerSettings:
     """How a study is led.
 
     Args:
-        budget: How many trials may be launched.
-        policy: What decides which one is next.
         seed: Of the policy ``random``; no other one draws anything.
         tolerance_fraction: Strategies this close to the best are as good as the best.
-        confidence_fraction: How sure a certificate must be.
         max_repeats: How often one strategy may be run again.
 
     Raises:
@@ -62,11 +59,9 @@ class Trial:
 
     Args:
         number: Its place in the study, from 0.
-        strategy: What is run.
         predicted_s: Seconds per iteration that were expected.
         sigma: Lognormal sigma of that expectation.
         repeats: Number of the trial that it repeats; None for a strategy's first one.
-        reason: Why it was chosen, one line.
     """
 
     number: int
@@ -78,11 +73,10 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class TrialRecord:
     """A trial and what came of it.
 
     Args:
-        trial: What was decided.
         candidate: Its strategy's place among the candidates.
         outcome: What came of it; None while it runs.
     """
@@ -97,9 +91,7 @@ class TunerState:
     """All that a study knows. Every change makes a new one; the old one stays valid.
 
     Args:
-        experiment: What is planned.
         candidates: In the order of the uncalibrated ranking, feasible ones first.
-        settings: How the study is led.
         order: Places of the candidates in the order in which policies other than ``best`` go.
         trials: Every trial, by number.
         places: The place of every candidate's strategy.
@@ -109,7 +101,7 @@ class TunerState:
     candidates: tuple[Estimate, ...]
     settings: TunerSettings
     order: tuple[int, ...]
-    trials: Log[Told]
+    trials: Log[TrialRecord]
     places: Mapping[Strategy, int] = field(repr=False, compare=False)
 
     @property
@@ -120,7 +112,9 @@ class TunerState:
     @property
     def running(self) -> tuple[Trial, ...]:
         """Trials that have no outcome yet."""
-        return tuple(told.trial for told in self.trials if told.outcome is None)
+        return tuple(
+            trial_record.trial for trial_record in self.trials if trial_record.outcome is None
+        )
 
 
 def begin(
@@ -131,12 +125,8 @@ def begin(
 ) -> TunerState:
     """Start a study.
 
-    Args:
-        experiment: What is planned.
-        results: Of a search, or of a table's strategies, in any order; those from which no
-            strategy could be made are left out, there is nothing to try.
-        settings: How the study is led.
-        order: The order in which another planner would go; for the policy ``amp-2022``.
+    Results without a strategy are left out. The policy ``amp-2022`` goes in ``order``, that of
+    the published planner.
 
     Raises:
         ValueError: If the policy needs an order and none is given, or the order names what is no
@@ -169,8 +159,8 @@ def start(state: TunerState, trial: Trial) -> TunerState:
     if place is None:
         message = f"trial {trial.number} runs a strategy that is no candidate of this study"
         raise ValueError(message)
-    told = Told(trial=trial, candidate=place)
-    return replace(state, trials=state.trials.appended(told))
+    trial_record = TrialRecord(trial=trial, candidate=place)
+    return replace(state, trials=state.trials.appended(trial_record))
 
 
 def record(state: TunerState, number: int, outcome: Outcome) -> TunerState:
@@ -182,16 +172,18 @@ def record(state: TunerState, number: int, outcome: Outcome) -> TunerState:
     if not 0 <= number < len(state.trials):
         message = f"trial {number} was never launched; the study has {len(state.trials)}"
         raise ValueError(message)
-    told = state.trials[number]
-    if told.outcome is not None:
+    trial_record = state.trials[number]
+    if trial_record.outcome is not None:
         return state
-    return replace(state, trials=state.trials.replaced(number, replace(told, outcome=outcome)))
+    return replace(
+        state, trials=state.trials.replaced(number, replace(trial_record, outcome=outcome))
+    )
 
 
 def reopen(state: TunerState, number: int) -> TunerState:
     """Forget what came of a trial: it is to run again, and costs nothing more."""
-    told = replace(state.trials[number], outcome=None)
-    return replace(state, trials=state.trials.replaced(number, told))
+    trial_record = replace(state.trials[number], outcome=None)
+    return replace(state, trials=state.trials.replaced(number, trial_record))
 
 
 def _order(

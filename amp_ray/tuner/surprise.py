@@ -1,4 +1,4 @@
-"""Trials that came out otherwise than they were expected to."""
+"""Trials whose outcome was not expected."""
 
 import math
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from statistics import NormalDist
 from typing import Final
 
 from amp_ray.trials.outcome import Measured, OutOfMemory
-from amp_ray.tuner.state import Told, Trial, TunerState
+from amp_ray.tuner.state import Trial, TrialRecord, TunerState
 
 _NORMAL: Final = NormalDist()
 
@@ -16,11 +16,7 @@ class Surprise:
     """A trial outside the band that was told when it was launched.
 
     Args:
-        trial: Which.
         measured_s: What it took; None if it ran out of memory.
-        low_s: Lower end of the band.
-        high_s: Upper end.
-        text: One sentence for people.
     """
 
     trial: Trial
@@ -37,13 +33,13 @@ def surprises(state: TunerState) -> tuple[Surprise, ...]:
     """
     confidence = state.settings.confidence_fraction
     width = _NORMAL.inv_cdf((1.0 + confidence) / 2.0)
-    found = (_surprise(state, told, width) for told in state.trials)
+    found = (_surprise(state, trial_record, width) for trial_record in state.trials)
     return tuple(surprise for surprise in found if surprise is not None)
 
 
-def _surprise(state: TunerState, told: Told, width: float) -> Surprise | None:
+def _surprise(state: TunerState, trial_record: TrialRecord, width: float) -> Surprise | None:
     """Compare one trial with what was expected of it."""
-    trial, outcome = told.trial, told.outcome
+    trial, outcome = trial_record.trial, trial_record.outcome
     low_s, high_s = (trial.predicted_s * math.exp(way * trial.sigma) for way in (-width, width))
     if isinstance(outcome, Measured):
         measured_s = outcome.iteration_time_s
@@ -56,7 +52,7 @@ def _surprise(state: TunerState, told: Told, width: float) -> Surprise | None:
             f"{low_s:.4g} s with {100 * state.settings.confidence_fraction:.3g} % confidence"
         )
         return Surprise(trial=trial, measured_s=measured_s, low_s=low_s, high_s=high_s, text=text)
-    chance = state.candidates[told.candidate].failure_probability
+    chance = state.candidates[trial_record.candidate].failure_probability
     if isinstance(outcome, OutOfMemory) and chance < 1.0 - state.settings.confidence_fraction:
         text = (
             f"trial {trial.number} ran out of memory, with a chance of {100 * chance:.2g} % to "

@@ -26,7 +26,7 @@ from amp_ray.runtime.study.pool import Task
 from amp_ray.runtime.study.space import TuneOptions
 from amp_ray.runtime.study.tuning import Tuning, begin_state, prepare, study_header
 from amp_ray.trials.outcome import Measured
-from amp_ray.tuner import KeptPredictor, TunerState, learn, next_trials
+from amp_ray.tuner import BoundedPredictor, TunerState, learn, next_trials
 from amp_ray.tuner.state import Trial, record, start
 
 REPOSITORY: Final = Path(__file__).resolve().parents[2]
@@ -226,12 +226,12 @@ def _resume(study: Path, tuning: Tuning, state: TunerState) -> float:
 
 def _decide(study: Path, tuning: Tuning, state: TunerState) -> float:
     """Resume a study, and choose what it runs next."""
-    return _timed(lambda: _next(_rebuilt(study, tuning, state), KeptPredictor()))[0]
+    return _timed(lambda: _next(_rebuilt(study, tuning, state), BoundedPredictor()))[0]
 
 
 def _again(study: Path, tuning: Tuning, state: TunerState) -> float:
     """Choose what runs next when one more trial has ended."""
-    predictor = KeptPredictor()
+    predictor = BoundedPredictor()
     state = _rebuilt(study, tuning, state)
     trial = _next(state, predictor)
     more = _ended(state, trial)
@@ -244,7 +244,7 @@ def _ended(state: TunerState, trial: Trial) -> TunerState:
     return record(start(state, trial), trial.number, outcome)
 
 
-def _next(state: TunerState, predictor: KeptPredictor) -> Trial:
+def _next(state: TunerState, predictor: BoundedPredictor) -> Trial:
     """Learn from all trials, and choose one more."""
     [trial] = next_trials(state, 1, predictor, learn(state, predictor))
     return trial

@@ -193,7 +193,7 @@ def test_the_agent_is_killed(bench: "Bench", launcher: Launcher) -> None:
 
     outcome, _ = bench.run_and_inject(launcher, program, kill_agents)
     assert isinstance(outcome, Unreachable)
-    launcher.sweep()
+    launcher.agents.sweep()
     bench.wait_for(lambda: bench.cluster.programs(second) == ())  # the sweeping agent goes last
 
 
@@ -211,6 +211,6 @@ def test_the_sweep_finds_what_an_agent_without_namespace_left(bench: "Bench") ->
         outcome, _ = bench.run_and_inject(launcher, program, kill_agents)
         assert isinstance(outcome, Unreachable)
         assert [p.command for p in bench.cluster.programs(second)] == ["sleep 600"]
-        assert launcher.sweep() == {second.address: []}
+        assert launcher.agents.sweep() == {second.address: []}
         assert bench.cluster.programs(second) == ()
         assert bench.folders_on(second) == []

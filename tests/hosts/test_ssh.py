@@ -46,17 +46,6 @@ result()
     assert isinstance(outcome, Measured), outcome
 
 
-def test_files_with_hostile_names_go_and_come(bench: "Bench") -> None:
-    host = SshHost(bench.cluster.hosts[0].address, bench.ssh)
-    path = '/run/tmp/it\'s; $(a) "file"'
-    host.put_text(path, "text ü")
-    assert host.get_text(path) == "text ü"
-    host.run(["rm", "--", path], timeout_s=120)
-    with pytest.raises(HostError, match="No such file"):
-        host.get_text(path)
-    host.close()
-
-
 def test_a_command_that_takes_too_long_is_an_error(bench: "Bench") -> None:
     host = SshHost(bench.cluster.hosts[0].address, bench.ssh)
     with pytest.raises(HostError, match="took too long"):

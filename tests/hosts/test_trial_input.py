@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from amp_ray.errors import HostError, InputError
-from amp_ray.runtime.doctor.preflight import check_hosts
+from amp_ray.runtime.doctor.diagnosis import require_ready_hosts
 from amp_ray.runtime.files import load_experiment
 from amp_ray.runtime.launch.trial_runner import TrialRunner, make_runner
 from amp_ray.runtime.study.pool import Task
@@ -116,7 +116,7 @@ def test_a_python_without_torch_on_one_host(place: Place) -> None:
     first, second = place.names
     with place.pythons("", "-S"):
         with pytest.raises(HostError) as caught:
-            check_hosts(experiment)
+            require_ready_hosts(experiment)
         # Who goes on without the check is told by the trial.
         outcome = place.run(experiment)
     told = str(caught.value)
@@ -132,7 +132,7 @@ def test_a_python_without_torch_on_one_host(place: Place) -> None:
 def test_a_missing_key_file(place: Place) -> None:
     experiment = make_experiment(place.bench, identity=place.folder / "nokey")
     with pytest.raises(HostError, match=f"ssh-keygen -t ed25519 -f {place.folder}/nokey"):
-        check_hosts(experiment)
+        require_ready_hosts(experiment)
     with pytest.raises(HostError, match=f"{place.folder}/nokey"):
         make_runner(experiment, "ssh", 0)
 
@@ -146,7 +146,7 @@ def test_a_changed_host_key(place: Place) -> None:
     experiment = make_experiment(place.bench, known_hosts=path)
     mend = f"ssh-keygen -R {second.address} -f {path}"
     with pytest.raises(HostError) as caught:
-        check_hosts(experiment)
+        require_ready_hosts(experiment)
     assert mend in str(caught.value)
     outcome = place.run(experiment)
     assert isinstance(outcome, Unreachable), outcome
@@ -160,7 +160,7 @@ def test_a_host_that_is_not_there(place: Place) -> None:
     named = [*place.names, "10.77.0.99"]
     experiment = place.load(text, "".join(f"{name} slots=2\n" for name in named))
     with pytest.raises(HostError) as caught:
-        check_hosts(experiment)
+        require_ready_hosts(experiment)
     assert "10.77.0.99" in str(caught.value)
     assert "\n" + place.names[0] not in str(caught.value)
     outcome = place.run(experiment, strategy((0, 3, 7), (0, 4)))

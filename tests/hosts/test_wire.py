@@ -107,7 +107,7 @@ def test_a_host_that_reads_nothing_more_is_lost_within_its_lease(
     assert seconds < SETTINGS.lease_s + 5.0
     launcher.interrupt()
     start = time.monotonic()
-    launcher._agents.close(in_haste=True)  # noqa: SLF001
+    launcher.agents.close(in_haste=True)
     assert time.monotonic() - start < 8.0  # 5 s, but for a machine that is busy
 
 

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from amp_ray.errors import AmpRayError
 from amp_ray.runtime.study.pool import Task
 from amp_ray.trials.outcome import Measured, Outcome, TimedOut, Unreachable
-from amp_ray.tuner.kept_predictor import KeptPredictor
+from amp_ray.tuner.bounded_predictor import BoundedPredictor
 from amp_ray.tuner.state import POLICIES, TunerState
 from support.driving import MemoryLog, ScriptedPool, make_driver, rebuilt, small_study
 from support.replaying import crashed, measured, out_of_memory
 
-PREDICTOR = KeptPredictor()
+PREDICTOR = BoundedPredictor()
 LOST = Unreachable(reason="no answer", host="b", wall_s=1.0)
 TIMES = st.builds(
     lambda time_s, spread: measured(time_s, spread_fraction=spread),
@@ -42,7 +42,7 @@ STUDIES = st.builds(
 def remembered() -> Iterator[None]:
     """Let all drivers remember the same predictions: it saves time and changes nothing."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("amp_ray.runtime.study.driver.KeptPredictor", lambda: PREDICTOR)
+        patch.setattr("amp_ray.runtime.study.driver.BoundedPredictor", lambda: PREDICTOR)
         yield
 
 
@@ -106,7 +106,9 @@ def test_a_study_cut_anywhere_loses_no_end_and_repeats_none(
     known = ended(log)
     begun = {event["number"] for event in log.events if event["event"] == "started"}
     found = rebuilt(state, log)
-    assert {told.trial.number for told in found.state.trials if told.outcome} == set(known)
+    assert {
+        trial_record.trial.number for trial_record in found.state.trials if trial_record.outcome
+    } == set(known)
     assert {entry.trial.number for entry in found.open} == begun - set(known)
     resume(state, log, outcomes, after)
     assert {number: ended(log)[number] for number in known} == known

@@ -16,7 +16,7 @@ from amp_ray.spec.strategy import Strategy
 from amp_ray.trials.outcome import Measured, Outcome, TimedOut, Unreachable
 from amp_ray.tuner import (
     POLICIES,
-    KeptPredictor,
+    BoundedPredictor,
     Trial,
     TunerSettings,
     TunerState,
@@ -50,12 +50,12 @@ OUTCOMES = st.one_of(
 
 
 @functools.cache
-def _small() -> tuple[Experiment, Ranking, KeptPredictor]:
+def _small() -> tuple[Experiment, Ranking, BoundedPredictor]:
     """The small experiment, planned once; the predictor only remembers."""
     experiment = small_experiment()
     planner = AmpRayPlanner(experiment=experiment)
     ranking = search_candidates(planner, candidates_of(experiment), workers=ALONE)
-    return experiment, ranking, KeptPredictor()
+    return experiment, ranking, BoundedPredictor()
 
 
 def _settings() -> st.SearchStrategy[TunerSettings]:
@@ -101,20 +101,26 @@ def test_every_study_keeps_its_rules(
 ) -> None:
     state, predictor = _study(how), _small()[2]
     played = play(state, _answers(state, drawn), num_groups=num_groups, predictor=predictor)
-    trials = [told.trial for told in played.state.trials]
+    trials = [trial_record.trial for trial_record in played.state.trials]
     assert len(trials) <= how.budget
     assert played.state.running == ()
     assert [trial.number for trial in trials] == list(range(len(trials)))
-    first = [told for told in played.state.trials if told.trial.repeats is None]
-    final = [told.candidate for told in first if not isinstance(told.outcome, Unreachable)]
+    first = [
+        trial_record for trial_record in played.state.trials if trial_record.trial.repeats is None
+    ]
+    final = [
+        trial_record.candidate
+        for trial_record in first
+        if not isinstance(trial_record.outcome, Unreachable)
+    ]
     assert len(set(final)) == len(final)
-    for told in played.state.trials:
-        repeated = told.trial.repeats
+    for trial_record in played.state.trials:
+        repeated = trial_record.trial.repeats
         if repeated is not None:
             assert how.policy == "best"
-            assert played.state.trials[repeated].candidate == told.candidate
+            assert played.state.trials[repeated].candidate == trial_record.candidate
             assert isinstance(played.state.trials[repeated].outcome, Measured)
-    counts = [told.candidate for told in played.state.trials]
+    counts = [trial_record.candidate for trial_record in played.state.trials]
     assert all(counts.count(place) <= how.max_repeats + 2 for place in set(counts))
 
 
@@ -125,7 +131,9 @@ def test_a_certificate_is_consistent_with_itself(how: TunerSettings, drawn: list
     played = play(state, _answers(state, drawn), predictor=predictor)
     found = certify(played.state, played.knowledge)
     if found is None:
-        assert not any(isinstance(told.outcome, Measured) for told in played.state.trials)
+        assert not any(
+            isinstance(trial_record.outcome, Measured) for trial_record in played.state.trials
+        )
         return
     assert 0.0 < found.bound_s <= found.best_s
     assert found.gain_fraction >= 0.0
@@ -152,16 +160,18 @@ def test_a_study_rebuilt_from_its_records_goes_on_in_the_same_way(
     played = play(state, answer, num_groups=num_groups, predictor=predictor)
     upto = cut % (len(played.state.trials) + 1)
     rebuilt, original = _study(how), _study(how)
-    for told in played.state.trials[:upto]:
-        rebuilt = start(rebuilt, told.trial)
-    for told in reversed(played.state.trials[:upto]):
-        assert told.outcome is not None
-        rebuilt = record(rebuilt, told.trial.number, told.outcome)
-    for told in played.state.trials[:upto]:
-        assert told.outcome is not None
-        original = record(start(original, told.trial), told.trial.number, told.outcome)
+    for trial_record in played.state.trials[:upto]:
+        rebuilt = start(rebuilt, trial_record.trial)
+    for trial_record in reversed(played.state.trials[:upto]):
+        assert trial_record.outcome is not None
+        rebuilt = record(rebuilt, trial_record.trial.number, trial_record.outcome)
+    for trial_record in played.state.trials[:upto]:
+        assert trial_record.outcome is not None
+        original = record(
+            start(original, trial_record.trial), trial_record.trial.number, trial_record.outcome
+        )
     assert rebuilt == original
-    fresh = next_trials(rebuilt, num_groups, KeptPredictor())
+    fresh = next_trials(rebuilt, num_groups, BoundedPredictor())
     assert fresh == next_trials(original, num_groups, predictor)
 
 

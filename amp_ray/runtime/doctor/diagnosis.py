@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from amp_ray.errors import InputError
-from amp_ray.runtime.doctor.host_probe import REACH_S, Visit, at_once, make_question
+from amp_ray.errors import HostError, InputError
+from amp_ray.runtime.doctor.host_probe import REACH_S, HostProbe, at_once, make_question
 from amp_ray.runtime.hosts.login import ssh_words
-from amp_ray.runtime.hosts.make_hosts import MakeHost, experiment_folder, located
+from amp_ray.runtime.hosts.make_hosts import MakeHost, experiment_folder, host_maker, located
 from amp_ray.spec.access import SshSettings
 from amp_ray.spec.experiment import Experiment
 from amp_ray.trials.doctor.checks import check_hosts
 from amp_ray.trials.doctor.findings import LEVELS, Finding, only
-from amp_ray.trials.doctor.host_facts import Look, Site
+from amp_ray.trials.doctor.host_facts import HostReport, HostSpec
 from amp_ray.trials.doctor.software import Wanted
 
 SCHEMA: Final = 1
@@ -27,14 +27,7 @@ _END_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """What came of looking at all hosts.
-
-    Args:
-        experiment: Its name.
-        hosts: In the experiment's order.
-        findings: By host, those without a problem included.
-        elapsed_s: What it took.
-    """
+    """What came of looking at all hosts."""
 
     experiment: str
     hosts: tuple[str, ...]
@@ -70,22 +63,19 @@ class Diagnosis:
 def diagnose(experiment: Experiment, make_host: MakeHost, *, deep: bool = False) -> Diagnosis:
     """Look at every host of every group and judge what is there; nothing stays on them.
 
-    Args:
-        experiment: Its ``trials`` say where trials run.
-        make_host: Makes a host of its name.
-        deep: Whether the packages are really imported, which takes longer.
+    With ``deep`` the packages are really imported, which takes longer.
 
     Raises:
         InputError: If trials shall run over SSH and the experiment names no hosts, or a host's
             name has no known form.
     """
     start = time.monotonic()
-    sites = list_sites(experiment)
-    looks = _visit_all(experiment, sites, make_host, deep=deep)
-    findings = check_hosts(looks, _wanted(experiment))
+    specs = list_host_specs(experiment)
+    reports = _probe_all(experiment, specs, make_host, deep=deep)
+    findings = check_hosts(reports, _wanted(experiment))
     return Diagnosis(
         experiment=experiment.name,
-        hosts=tuple(site.name for site in sites),
+        hosts=tuple(spec.name for spec in specs),
         findings=findings,
         elapsed_s=time.monotonic() - start,
     )
@@ -94,20 +84,13 @@ def diagnose(experiment: Experiment, make_host: MakeHost, *, deep: bool = False)
 def preflight(experiment: Experiment, make_host: MakeHost) -> list[Finding]:
     """Return what would keep trials from running; a study looks before it launches anything.
 
-    Args:
-        experiment: Its ``trials`` say where trials run.
-        make_host: Makes a host of its name.
-
     Returns:
         The errors; none where trials can start.
-
-    Raises:
-        InputError: As ``diagnose`` does.
     """
     return diagnose(experiment, make_host).errors
 
 
-def list_sites(experiment: Experiment) -> tuple[Site, ...]:
+def list_host_specs(experiment: Experiment) -> tuple[HostSpec, ...]:
     """Return what the experiment expects of each host of each group.
 
     Raises:
@@ -118,7 +101,7 @@ def list_sites(experiment: Experiment) -> tuple[Site, ...]:
     groups = trials.host_groups or (own,)
     if trials.backend == "local":
         num_slots = sum(node.num_slots for node in nodes) * len(groups)
-        return (Site(name=LOCAL_NAME, device=nodes[0].device, num_slots=num_slots),)
+        return (HostSpec(name=LOCAL_NAME, device=nodes[0].device, num_slots=num_slots),)
     if not experiment.names_hosts:
         message = (
             "not there, so that nobody knows which hosts to look at; name a file with lines such "
@@ -127,7 +110,7 @@ def list_sites(experiment: Experiment) -> tuple[Site, ...]:
         raise InputError(message, where=experiment.where("cluster", "hostfile"))
     settings = _settings(experiment)
     return tuple(
-        Site(
+        HostSpec(
             name=name,
             device=node.device,
             num_slots=node.num_slots,
@@ -139,22 +122,22 @@ def list_sites(experiment: Experiment) -> tuple[Site, ...]:
     )
 
 
-def _visit_all(
-    experiment: Experiment, sites: Sequence[Site], make_host: MakeHost, *, deep: bool
-) -> list[Look]:
-    """Visit every host: first each alone, then the way between them."""
+def _probe_all(
+    experiment: Experiment, specs: Sequence[HostSpec], make_host: MakeHost, *, deep: bool
+) -> list[HostReport]:
+    """Probe every host on its own, then the connections between them."""
     question = make_question(
-        experiment.trials, _settings(experiment), deep=deep, num_peers=len(sites)
+        experiment.trials, _settings(experiment), deep=deep, num_peers=len(specs)
     )
-    visits = [Visit(site, make_host, question) for site in sites]
+    host_probes = [HostProbe(spec, make_host, question) for spec in specs]
     try:
-        at_once([visit.ask for visit in visits], question.limit_s)
+        at_once([host_probe.ask for host_probe in host_probes], question.limit_s)
         # A host that answers from now on is too late for its peers as well.
-        known = [visit for visit in visits if visit.listens_at is not None]
-        at_once([partial(visit.reach, known) for visit in known], 2 * REACH_S)
-        return [visit.look() for visit in visits]
+        known = [host_probe for host_probe in host_probes if host_probe.listens_at is not None]
+        at_once([partial(host_probe.reach, known) for host_probe in known], 2 * REACH_S)
+        return [host_probe.report() for host_probe in host_probes]
     finally:
-        at_once([visit.close for visit in visits], _END_S)
+        at_once([host_probe.close for host_probe in host_probes], _END_S)
 
 
 def _wanted(experiment: Experiment) -> Wanted:
@@ -173,3 +156,17 @@ def _wanted(experiment: Experiment) -> Wanted:
 def _settings(experiment: Experiment) -> SshSettings:
     """Return how hosts are reached, relative paths led to the experiment file."""
     return located(experiment.trials.ssh, experiment_folder(experiment))
+
+
+def require_ready_hosts(experiment: Experiment) -> None:
+    """Refuse to begin on hosts where trials cannot run.
+
+    Raises:
+        InputError: If trials shall run over SSH and the experiment names no hosts.
+        HostError: With everything that was found and how to mend it.
+    """
+    findings = preflight(experiment, host_maker(experiment))
+    if findings:
+        told = "\n".join(f"  {finding}" for finding in findings)
+        message = f"hosts are not fit for trials (amp-ray doctor tells more):\n{told}"
+        raise HostError(message)

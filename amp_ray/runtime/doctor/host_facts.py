@@ -87,10 +87,6 @@ class Probe:
     def __init__(self, host: Host, *, limit_s: float) -> None:
         """Start it.
 
-        Args:
-            host: Connected.
-            limit_s: After which it ends by itself.
-
         Raises:
             HostError: If it cannot be started.
         """
@@ -118,11 +114,6 @@ class Probe:
 
     def ask(self, kind: str, timeout_s: float, **details: Any) -> Message:  # noqa: ANN401 - JSON
         """Ask one thing and wait for the answer.
-
-        Args:
-            kind: What; see ``agent/probe.py``.
-            timeout_s: For the answer.
-            details: More about the question.
 
         Returns:
             The answer; of kind ``old`` where Python is too old for a probe.

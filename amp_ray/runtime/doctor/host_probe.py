@@ -1,4 +1,4 @@
-"""One visit to one host: log in, ask, try the way to its peers, leave."""
+"""Probe one host: log in, ask for its facts, try to reach its peers, log out."""
 
 import ipaddress
 import queue
@@ -17,7 +17,7 @@ from amp_ray.runtime.hosts.ssh_target import parse_target
 from amp_ray.spec.access import SshSettings
 from amp_ray.spec.experiment import TrialSettings
 from amp_ray.trials.doctor.findings import Finding
-from amp_ray.trials.doctor.host_facts import Clock, HostFacts, Look, Site, read_facts
+from amp_ray.trials.doctor.host_facts import Clock, HostFacts, HostReport, HostSpec, read_facts
 from amp_ray.trials.doctor.software import list_pythons
 
 REACH_S: Final = 5.0
@@ -49,13 +49,10 @@ class Question:
     """What every host is asked.
 
     Args:
-        settings: How hosts are reached.
         python: Interpreter that trains; None for the one that runs the agent.
         environment: Of every rank, as far as it is known before a trial.
         program: First word of the user's own program; None without one.
         cwd: Where that starts; None for the trial's folder.
-        deep: Whether packages are imported.
-        num_peers: How many hosts may connect.
     """
 
     settings: SshSettings
@@ -86,14 +83,7 @@ class Question:
 def make_question(
     trials: TrialSettings, settings: SshSettings, *, deep: bool, num_peers: int
 ) -> Question:
-    """Return what the settings of trials make us ask.
-
-    Args:
-        trials: The settings.
-        settings: How hosts are reached, paths led to where they lie.
-        deep: Whether packages are imported.
-        num_peers: How many hosts may connect.
-    """
+    """Return what the settings of trials make us ask."""
     program = trials.program
     return Question(
         settings=settings,
@@ -110,34 +100,31 @@ def make_question(
     )
 
 
-class Visit:
-    """What happens on one host; whatever goes wrong there becomes its ``look``'s failure."""
+class HostProbe:
+    """What happens on one host; whatever goes wrong there becomes its ``report``'s failure."""
 
-    def __init__(self, site: Site, make_host: Callable[[str], Host], question: Question) -> None:
+    def __init__(
+        self, spec: HostSpec, make_host: Callable[[str], Host], question: Question
+    ) -> None:
         """Make the host; nothing is opened yet.
-
-        Args:
-            site: What is expected of it.
-            make_host: Makes it.
-            question: What it is asked.
 
         Raises:
             InputError: If its name has no known form.
         """
-        self.site = site
+        self.spec = spec
         self._question = question
         self._host: Host | None = None
         self._probe: Probe | None = None
         self._failure: Finding | None = None
         self._facts: HostFacts | None = None
         self._clock: Clock | None = None
-        self._unreached: tuple[tuple[Site, str], ...] = ()
+        self._unreached: tuple[tuple[HostSpec, str], ...] = ()
         self._num_peers = 0
         self._closed = threading.Event()
         try:
-            self._host = make_host(site.name)
+            self._host = make_host(spec.name)
         except HostError as error:
-            self._failure = login_failure(site.name, error, question.settings)
+            self._failure = login_failure(spec.name, error, question.settings)
 
     def ask(self) -> None:
         """Log in and ask."""
@@ -146,7 +133,7 @@ class Visit:
         try:
             self._host.connect()
         except HostError as error:
-            self._failure = login_failure(self.site.name, error, self._question.settings)
+            self._failure = login_failure(self.spec.name, error, self._question.settings)
             return
         if self._closed.is_set():  # nobody waits any more
             self._host.close()
@@ -158,11 +145,11 @@ class Visit:
         except _WRONG as error:
             self._failure = Finding(
                 level="error",
-                host=self.site.name,
+                host=self.spec.name,
                 check="agent Python",
                 found=str(error),
                 expected=f"{self._host.python} to run a short program",
-                command=list_pythons(self.site),
+                command=list_pythons(self.spec),
                 advice="name another interpreter as trials.ssh.python; this lists what is there",
             )
 
@@ -177,43 +164,41 @@ class Visit:
         is_port = isinstance(port, int) and not isinstance(port, bool) and 0 < port <= _MAX_PORT
         return (address, port) if is_port else None
 
-    def reach(self, visits: Sequence["Visit"]) -> None:
-        """Connect to every other host of the group that listens.
-
-        Args:
-            visits: To all hosts, this one among them.
-        """
+    def reach(self, host_probes: Sequence["HostProbe"]) -> None:
+        """Connect to every other host of the group that listens."""
         peers = {
-            visit.site.name: visit
-            for visit in visits
-            if visit is not self and visit.site.group == self.site.group and visit.listens_at
+            host_probe.spec.name: host_probe
+            for host_probe in host_probes
+            if host_probe is not self
+            and host_probe.spec.group == self.spec.group
+            and host_probe.listens_at
         }
         if self._probe is None or self.listens_at is None or not peers:
             return
         named = [
             {"name": name, "address": place[0], "port": place[1]}
-            for name, visit in peers.items()
-            if (place := visit.listens_at) is not None
+            for name, host_probe in peers.items()
+            if (place := host_probe.listens_at) is not None
         ]
         try:
             answer = self._probe.ask("reach", REACH_S + _MARGIN_S, peers=named, limit_s=REACH_S)
             self._unreached = tuple(
-                (peers[peer["name"]].site, str(peer["problem"]))
+                (peers[peer["name"]].spec, str(peer["problem"]))
                 for peer in answer["peers"]
                 if peer["problem"] is not None
             )
         except _WRONG as error:
-            self._unreached = tuple((visit.site, str(error)) for visit in peers.values())
+            self._unreached = tuple((host_probe.spec, str(error)) for host_probe in peers.values())
         self._num_peers = len(peers)
 
-    def look(self) -> Look:
+    def report(self) -> HostReport:
         """Return what is known by now; a host that has not answered counts as one that does not."""
         failure, facts = self._failure, self._facts
         if facts is None and failure is None:
-            text = f"{self.site.name}: no answer within {self._question.limit_s:g} s"
-            failure = login_failure(self.site.name, HostError(text), self._question.settings)
-        return Look(
-            site=self.site,
+            text = f"{self.spec.name}: no answer within {self._question.limit_s:g} s"
+            failure = login_failure(self.spec.name, HostError(text), self._question.settings)
+        return HostReport(
+            spec=self.spec,
             failure=failure,
             facts=facts if failure is None else None,
             clock=self._clock,
@@ -252,10 +237,6 @@ class Visit:
 
 def at_once(works: Sequence[Callable[[], None]], limit_s: float) -> None:
     """Do several things at the same time, and wait for all of them, but not for ever.
-
-    Args:
-        works: Each waits most of its time; one that is late is left to itself.
-        limit_s: For all together.
 
     Raises:
         Exception: What one of them raised.

@@ -14,11 +14,42 @@ from typing import Any, Final, TypeVar
 
 from amp_ray.errors import HostError, InputError, printable
 from amp_ray.runtime.hosts.host import Host
-from amp_ray.runtime.hosts.inbox import Inbox
 from amp_ray.runtime.hosts.link import AgentLink, AgentSettings
-from amp_ray.runtime.hosts.messages import Message
-from amp_ray.runtime.hosts.sweep import Debt, sweep_host, sweep_trials
-from amp_ray.runtime.launch.watch import Watch
+from amp_ray.runtime.hosts.messages import Inbox, Message
+from amp_ray.runtime.hosts.sweep import Leftover, sweep_host, sweep_trials
+from amp_ray.runtime.study.pool import InterruptedTrialError
+
+Listener = Callable[[Mapping[str, Any]], None]
+"""Takes an event of a rank as it comes, on the thread that runs the trial.
+
+It raises ``ValueError`` for one that no rank of ours sends; the host is given up then."""
+
+
+def _ignore(_event: Mapping[str, Any]) -> None:
+    """Listen to nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watch:
+    """What a launcher looks at while a trial runs.
+
+    Args:
+        interrupted: Set by whoever wants the trial to end now.
+    """
+
+    listener: Listener = _ignore
+    interrupted: threading.Event = field(default_factory=threading.Event)
+
+    def check(self) -> None:
+        """Go on only if nobody wants an end.
+
+        Raises:
+            InterruptedTrialError: If somebody does.
+        """
+        if self.interrupted.is_set():
+            message = "the trial was interrupted"
+            raise InterruptedTrialError(message)
+
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -58,19 +89,13 @@ class Agents:
     def __init__(
         self, hosts: Iterable[Host], settings: AgentSettings, warm_up: WarmUp | None
     ) -> None:
-        """Take the hosts; nothing is opened yet.
-
-        Args:
-            hosts: With different names.
-            settings: How agents behave.
-            warm_up: What warm processes import; None to have none.
-        """
+        """Take the hosts; nothing is opened yet."""
         self.settings = settings
         self.links: dict[str, AgentLink] = {}
         self.inbox = Inbox()
         self._hosts = {host.name: host for host in hosts}
         self._warm_up = warm_up
-        self._debts: dict[str, list[Debt]] = {name: [] for name in self._hosts}
+        self._leftovers: dict[str, list[Leftover]] = {name: [] for name in self._hosts}
         self._answers: dict[str, Message] = {}
         self._answered = threading.Condition()
         self._is_closed = False
@@ -99,10 +124,8 @@ class Agents:
     ) -> dict[str, str]:
         """Make sure of an agent with some slots on each host, in parallel.
 
-        Args:
-            slots: That no other agent may use from now on, by host.
-            watch: Who may want no more of it.
-            study: What others are told that want the same slots.
+        No other agent may use ``slots`` from now on; ``study`` is what others that want
+        them are shown.
 
         Returns:
             What failed, by host.
@@ -125,9 +148,6 @@ class Agents:
         Returns:
             Per host ``problem``, empty if there is none, and ``import_s``; nothing where no warm
             processes are wanted.
-
-        Raises:
-            InterruptedTrialError: If somebody wants no more of it.
         """
         if self._warm_up is None:
             return {}
@@ -149,34 +169,25 @@ class Agents:
                 self._answered.wait(_POLL_S)
 
     def give_up(self, folders: Mapping[str, str]) -> None:
-        """Leave agents that are lost, or could not clean up; their hosts have to be swept.
-
-        Args:
-            folders: Name of the trial's folder on each of their hosts.
-        """
+        """Leave agents that are lost, or could not clean up; their hosts have to be swept."""
         for name, folder in folders.items():
             link = self.links.pop(name)
             self._leave(link)
-            self._debts[name].append(Debt(tag=link.tag, folder=folder))
+            self._leftovers[name].append(Leftover(tag=link.tag, folder=folder))
 
     def abandon(self, folders: Mapping[str, str]) -> None:
-        """End agents in the middle of a trial, and wait a moment until they have cleaned up.
-
-        Args:
-            folders: Name of the trial's folder on each of their hosts.
-        """
+        """End agents in the middle of a trial, and wait a moment until they have cleaned up."""
         links = {name: self.links.pop(name) for name in folders}
         for name in self._end(links, _HASTE_S):
-            self._debts[name].append(Debt(tag=links[name].tag, folder=folders[name]))
+            self._leftovers[name].append(Leftover(tag=links[name].tag, folder=folders[name]))
 
     def sweep(self, *, in_haste: bool = False) -> dict[str, list[str]]:
         """End and remove whatever lost agents have left on hosts that can be reached again.
 
-        Args:
-            in_haste: Whether to wait only a moment for hosts that do not answer.
+        With ``in_haste`` it waits only a moment for hosts that do not answer.
 
         Returns:
-            Per host with a debt, what is still there; a host that cannot be reached has one line.
+            What is left, per host with leftovers; a host that cannot be reached has one line.
         """
 
         def pay(name: str) -> list[str]:
@@ -185,7 +196,7 @@ class Agents:
             except HostError as error:
                 return [str(error)]
 
-        names = [name for name, debts in self._debts.items() if debts]
+        names = [name for name, leftovers in self._leftovers.items() if leftovers]
         limit_s = _HASTE_S if in_haste else None
         left = in_parallel(pay, names, limit_s=limit_s)
         late = "it does not answer; its agent ends when its lease runs out"
@@ -210,8 +221,7 @@ class Agents:
     def close(self, *, in_haste: bool) -> None:
         """End all agents, wait until they have cleaned up, sweep once more, disconnect.
 
-        Args:
-            in_haste: Whether to wait only a moment for hosts that do not answer.
+        With ``in_haste`` it waits only a moment for hosts that do not answer.
         """
         self._is_closed = True
         self._end(
@@ -238,9 +248,9 @@ class Agents:
         self.inbox.forget(link.tag)
 
     def _is_ready(self, name: str) -> bool:
-        """Tell whether a host has an agent at work and no debts."""
+        """Tell whether a host has an agent at work and no leftovers."""
         link = self.links.get(name)
-        return link is not None and link.is_alive and not self._debts[name]
+        return link is not None and link.is_alive and not self._leftovers[name]
 
     def _open_one(self, name: str, slots: Collection[int], study: str) -> str:
         """Start an agent where there is none, and claim slots; return what prevents it."""
@@ -260,11 +270,7 @@ class Agents:
         return ""
 
     def _start(self, name: str) -> None:
-        """Start an agent.
-
-        Raises:
-            HostError: If that fails, or an earlier trial has left something.
-        """
+        """Start an agent."""
         if name in self.links:  # and lost: the connection may be as dead, and not know it yet
             self._leave(self.links[name])
             self._hosts[name].close()
@@ -288,11 +294,7 @@ class Agents:
         return [slot for slot in slots if slot not in claimed and self._hosts[name].shares_slots]
 
     def _claim(self, name: str, slots: Collection[int], study: str) -> None:
-        """Have an agent claim slots; wait a moment for another study that is about to end.
-
-        Raises:
-            HostError: If another agent holds one, with whose that is.
-        """
+        """Have an agent claim slots; wait a moment for another study that is about to end."""
         link = self.links[name]
         limit_s = 2 * self.settings.lease_s
         deadline = time.monotonic() + limit_s
@@ -327,17 +329,13 @@ class Agents:
         self.inbox.put(tag, message)
 
     def _pay(self, name: str) -> list[str]:
-        """Sweep a host; return what is left there.
-
-        Raises:
-            HostError: If it cannot be reached.
-        """
-        if not self._debts[name]:
+        """Sweep a host; return what is left there."""
+        if not self._leftovers[name]:
             return []
         self._hosts[name].close()  # agents were lost with it
-        left = sweep_host(self._hosts[name], self.settings, self._debts[name])
+        left = sweep_host(self._hosts[name], self.settings, self._leftovers[name])
         if not left:
-            self._debts[name].clear()
+            self._leftovers[name].clear()
         return left
 
 
@@ -350,11 +348,8 @@ def in_parallel(
 ) -> dict[str, _T]:
     """Do something for several hosts, some at once, in threads that keep nobody from ending.
 
-    Args:
-        work: What.
-        names: Of the hosts.
-        limit_s: After which the rest is left alone.
-        meanwhile: Called while waiting; may raise.
+    ``meanwhile`` is called while waiting and may raise; after ``limit_s`` the rest is left
+    alone.
 
     Returns:
         By host what came of it, where that is known.

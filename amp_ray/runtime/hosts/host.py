@@ -8,8 +8,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Final, Protocol
 
 from amp_ray.errors import HostError
@@ -21,43 +19,21 @@ GIVE_UP_POLL_S: Final = 0.2
 PIPE_BYTES: Final = 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Completed:
-    """A command that has ended.
-
-    Args:
-        exit_code: Its exit code; negative for a signal.
-        output: Its standard output.
-        error: Its standard error.
-    """
-
-    exit_code: int
-    output: str
-    error: str
-
-
 class Channel(Protocol):
     """A running command's stdin, and its stdout and stderr in one stream."""
 
     def read(self) -> bytes:
         """Wait for output; empty at its end."""
-        ...
 
     def write(self, data: bytes, given_up: threading.Event | None = None) -> None:
         """Write all of it to its stdin, however long nobody reads there.
 
-        Args:
-            data: Bytes.
-            given_up: Set when nobody wants to wait any more.
-
         Raises:
             OSError: If it is gone, or given up.
         """
-        ...
 
     def close(self) -> None:
         """Close its stdin and forget it; a reader then sees the end."""
-        ...
 
 
 class Host(Protocol):
@@ -66,50 +42,27 @@ class Host(Protocol):
     @property
     def name(self) -> str:
         """As the hostfile calls it."""
-        ...
 
     @property
     def addresses(self) -> tuple[str, ...]:
         """Addresses and names under which its peers may reach it, best first."""
-        ...
 
     @property
     def python(self) -> str:
         """The interpreter that runs the agent."""
-        ...
 
     @property
     def shares_slots(self) -> bool:
         """Whether a slot is a device that other studies may use at the same time."""
-        ...
 
     def connect(self) -> None:
         """Make sure that it can be used; does nothing where it is."""
-        ...
-
-    def run(self, argv: Sequence[str], *, timeout_s: float, text: str = "") -> Completed:
-        """Run a short command to its end, with ``text`` as its stdin.
-
-        Raises:
-            HostError: If it takes longer than ``timeout_s``; its own exit code is a result.
-        """
-        ...
-
-    def put_text(self, path: str, text: str) -> None:
-        """Write a file."""
-        ...
-
-    def get_text(self, path: str) -> str:
-        """Read a file."""
-        ...
 
     def open_channel(self, argv: Sequence[str]) -> Channel:
         """Start a command that is talked to."""
-        ...
 
     def close(self) -> None:
         """End the connection."""
-        ...
 
 
 class LocalHost:
@@ -124,10 +77,7 @@ class LocalHost:
     ) -> None:
         """Remember the name; nothing is started.
 
-        Args:
-            name: As the hostfile calls it.
-            python: The interpreter that runs the agent.
-            environment: Variables of commands that are talked to, beside those of this process.
+        ``environment`` is added to that of this process for commands that are talked to.
         """
         self.name = name
         self._environment = dict(environment or {})
@@ -138,36 +88,6 @@ class LocalHost:
 
     def connect(self) -> None:
         """Nothing to do: we are here."""
-
-    def run(self, argv: Sequence[str], *, timeout_s: float, text: str = "") -> Completed:
-        """Run a short command; see ``Host.run``."""
-        try:
-            ended = subprocess.run(
-                argv, input=text, capture_output=True, text=True, timeout=timeout_s, check=False
-            )
-        except subprocess.TimeoutExpired:
-            message = f"{self.name}: {argv[0]} took longer than {timeout_s} s"
-            raise HostError(message) from None
-        except OSError as error:
-            message = f"{self.name}: {argv[0]} cannot be started: {error.strerror}"
-            raise HostError(message) from error
-        return Completed(exit_code=ended.returncode, output=ended.stdout, error=ended.stderr)
-
-    def put_text(self, path: str, text: str) -> None:
-        """Write a file; see ``Host.put_text``."""
-        try:
-            Path(path).write_text(text, encoding="utf-8")
-        except OSError as error:
-            message = f"{self.name}: {path} cannot be written: {error.strerror}"
-            raise HostError(message) from error
-
-    def get_text(self, path: str) -> str:
-        """Read a file; see ``Host.get_text``."""
-        try:
-            return Path(path).read_text(encoding="utf-8")
-        except OSError as error:
-            message = f"{self.name}: {path} cannot be read: {error.strerror}"
-            raise HostError(message) from error
 
     def open_channel(self, argv: Sequence[str]) -> Channel:
         """Start a command that is talked to; see ``Host.open_channel``."""

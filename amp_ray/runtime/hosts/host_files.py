@@ -29,9 +29,6 @@ class HostFiles(Mapping[str, bytes]):
             folder: Below one that nobody else can write to; not there yet.
             patterns: Of the names that the host was asked for.
             ranks: Of the host: it may send no other rank's log.
-
-        Raises:
-            OSError: If it cannot be made.
         """
         folder.mkdir(mode=0o700, parents=True)
         self._path = folder
@@ -45,11 +42,7 @@ class HostFiles(Mapping[str, bytes]):
         self._open: tuple[str, int] | None = None
 
     def __getitem__(self, name: str) -> bytes:
-        """Read a file.
-
-        Raises:
-            KeyError: If it has not come, or not wholly.
-        """
+        """Read a file."""
         if name not in self:
             raise KeyError(name)
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -70,9 +63,6 @@ class HostFiles(Mapping[str, bytes]):
 
     def add(self, message: Mapping[str, Any]) -> None:
         """Write the next piece of a file.
-
-        Args:
-            message: ``name``, ``data``, ``last``; checked as far as their types go.
 
         Raises:
             ValueError: If that is not what the host was asked for, with no word of how it is meant.

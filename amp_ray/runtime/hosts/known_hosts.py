@@ -26,10 +26,8 @@ class KnownKey:
     """One line of a known_hosts file.
 
     Args:
-        file: As it was named.
         line: Counted from 1.
         marker: ``@cert-authority``, ``@revoked`` or nothing.
-        names: Patterns, or one hashed name.
         kind: Of the key, such as ``ssh-ed25519``.
         data: The public key in the form of RFC 4253.
     """
@@ -73,9 +71,6 @@ class KnownKey:
 
 def read_known_hosts(files: Iterable[str]) -> tuple[KnownKey, ...]:
     """Read all lines of several files; as in OpenSSH, one that cannot be read counts for nothing.
-
-    Args:
-        files: Of which some may not exist.
 
     Raises:
         HostError: If a file exists and cannot be read.

@@ -55,7 +55,6 @@ class AgentSettings:
         grace_s: Between TERM and KILL.
         start_timeout_s: For an agent to start: a login shell and Python, from whatever file system.
             The lease counts from its first word.
-        import_timeout_s: For the imports of a warm process.
         settle_s: What a rank's peers get to tell their story when it has failed.
         isolate: Whether an agent takes a PID namespace of its own where it can.
         base: Folder of all trials' folders on the hosts; None for their TMPDIR, else /tmp.
@@ -71,11 +70,7 @@ class AgentSettings:
     base: str | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a lease that heartbeats cannot keep.
-
-        Raises:
-            ValueError: If ``lease_s`` is not longer than two heartbeats.
-        """
+        """Refuse a lease that heartbeats cannot keep."""
         if self.lease_s < 2 * self.heartbeat_s:
             message = (
                 f"lease_s {self.lease_s} must be at least twice heartbeat_s {self.heartbeat_s}, "
@@ -95,9 +90,6 @@ class AgentLink:
             settings: How it behaves.
             sink: Gets every message but ``alive``, and ``lost`` with ``text`` at the end. It may
                 wait, and then the agent does too.
-
-        Raises:
-            HostError: If it cannot be started.
         """
         self.host = host
         self.tag = f"amp-ray-{secrets.token_hex(_TOKEN_BYTES)}"
@@ -228,11 +220,7 @@ class AgentLink:
         self._sink(self.tag, {"kind": "lost", "text": text})
 
     def _hear(self, line: bytes) -> None:
-        """Tell a message from what a login shell or a failing interpreter prints.
-
-        Raises:
-            WireError: If it is none that an agent may send, or too much.
-        """
+        """Tell a message from what a login shell or a failing interpreter prints."""
         message = self._opener.open(line)
         if message is None:
             self._hear_noise(line)
@@ -260,11 +248,7 @@ class AgentLink:
             self._is_delivering = False
 
     def _hear_noise(self, line: bytes) -> None:
-        """Remember the last of it: it may say why there is no agent.
-
-        Raises:
-            WireError: If it is too much.
-        """
+        """Remember the last of it: it may say why there is no agent."""
         self._num_noise_bytes += len(line)
         if self._num_noise_bytes > NOISE_BYTES:
             text = f"more than {NOISE_BYTES} bytes that are no messages of our agent"

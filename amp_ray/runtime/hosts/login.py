@@ -31,10 +31,6 @@ _DEFAULTS: Final = SshSettings()
 def ssh_words(name: str, settings: SshSettings) -> tuple[str, ...]:
     """Return the words that log in to a host by OpenSSH's own client, as the settings say.
 
-    Args:
-        name: As the hostfile calls it.
-        settings: Its paths are absolute or start with ``~``.
-
     Example:
         >>> ssh_words("ada@a:2222", SshSettings(identities=("~/k",)))
         ('ssh', '-i', '~/k', '-p', '2222', 'ada@a')
@@ -50,13 +46,7 @@ def ssh_words(name: str, settings: SshSettings) -> tuple[str, ...]:
 
 
 def login_failure(name: str, error: HostError, settings: SshSettings) -> Finding:
-    """Sort what kept us from logging in by what mends it.
-
-    Args:
-        name: Of the host.
-        error: As connecting raised it.
-        settings: By which it was tried.
-    """
+    """Sort what kept us from logging in by what mends it."""
     text = str(error)
     key = _UNKNOWN_KEY.fullmatch(text) or _CHANGED_KEY.fullmatch(text)
     if key is not None:

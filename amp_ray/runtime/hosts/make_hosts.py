@@ -23,10 +23,6 @@ def experiment_folder(experiment: Experiment) -> Path:
 def host_maker(experiment: Experiment, ssh: SshSettings | None = None) -> MakeHost:
     """Return what makes the hosts of an experiment.
 
-    Args:
-        experiment: Its ``trials`` say whether they are this machine, and how else they are reached.
-        ssh: Settings instead of those of ``trials``.
-
     Raises:
         InputError: If SSH is asked for and not installed.
     """

@@ -7,14 +7,14 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
 import paramiko
 
 from amp_ray.errors import HostError
-from amp_ray.runtime.hosts.host import GIVE_UP_POLL_S, GIVEN_UP, Channel, Completed
+from amp_ray.runtime.hosts.host import GIVE_UP_POLL_S, GIVEN_UP, Channel
 from amp_ray.runtime.hosts.known_hosts import AUTHORITY, REVOKED, read_known_hosts
 from amp_ray.runtime.hosts.ssh_target import (
     Lookup,
@@ -43,15 +43,26 @@ _NO_GREETING: Final = (
 logging.getLogger("paramiko").setLevel(logging.CRITICAL)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completed:
+    """A command that has ended.
+
+    Args:
+        exit_code: Its exit code; negative for a signal.
+    """
+
+    exit_code: int
+    output: str
+    error: str
+
+
 class SshHost:
     """A host behind SSH; one connection, kept open between trials."""
 
     def __init__(self, name: str, settings: SshSettings) -> None:
         """Look up how the host is reached; nothing is opened yet.
 
-        Args:
-            name: ``[user@]host[:port]``, as the hostfile has it.
-            settings: How.
+        ``name`` is ``[user@]host[:port]``, as in the hostfile.
 
         Raises:
             InputError: If the name has another form.
@@ -76,15 +87,15 @@ class SshHost:
         return tuple(dict.fromkeys([*found, *names]))
 
     def connect(self) -> None:
-        """Connect, unless connected.
-
-        Raises:
-            HostError: With what to do about it.
-        """
+        """Connect, unless connected."""
         self._connected()
 
     def run(self, argv: Sequence[str], *, timeout_s: float, text: str = "") -> Completed:
-        """Run a short command; see ``Host.run``."""
+        """Run a short command to its end, with ``text`` as its stdin.
+
+        Raises:
+            HostError: If it takes longer than ``timeout_s``; its own exit code is a result.
+        """
         with self._errors():
             session = self._start(argv)
             session.settimeout(timeout_s)
@@ -97,20 +108,6 @@ class SshHost:
                 code = session.recv_exit_status()
         decoded = [data.decode("utf-8", "replace") for data in texts]
         return Completed(exit_code=code, output=decoded[0], error=decoded[1])
-
-    def put_text(self, path: str, text: str) -> None:
-        """Write a file; see ``Host.put_text``."""
-        with (
-            self._errors(path),
-            self._connected().open_sftp() as sftp,
-            sftp.open(path, "w") as file,
-        ):
-            file.write(text.encode())
-
-    def get_text(self, path: str) -> str:
-        """Read a file; see ``Host.get_text``."""
-        with self._errors(path), self._connected().open_sftp() as sftp, sftp.open(path) as file:
-            return file.read().decode("utf-8", "replace")
 
     def open_channel(self, argv: Sequence[str]) -> Channel:
         """Start a command that is talked to; see ``Host.open_channel``."""
@@ -197,14 +194,13 @@ class SshHost:
         )
 
     @contextlib.contextmanager
-    def _errors(self, path: str | None = None) -> Iterator[None]:
+    def _errors(self) -> Iterator[None]:
         """Turn paramiko's many errors into ours."""
         try:
             yield
         except (paramiko.SSHException, OSError, EOFError) as error:
             what = "took too long" if isinstance(error, TimeoutError) else str(error)
-            place = self.name if path is None else f"{self.name}: {path}"
-            message = f"{place}: {what or type(error).__name__}"
+            message = f"{self.name}: {what or type(error).__name__}"
             raise HostError(message) from error
 
 
@@ -274,11 +270,7 @@ class _HostKeyCheck(paramiko.MissingHostKeyPolicy):
     def missing_host_key(
         self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey
     ) -> None:
-        """Accept the host's key, or refuse it.
-
-        Raises:
-            HostError: With the reason.
-        """
+        """Accept the host's key, or refuse it."""
         del client
         data = key.asbytes()
         revoked = [each for each in self._revoked if each.data == data]

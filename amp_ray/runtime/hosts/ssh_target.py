@@ -31,7 +31,6 @@ class SshTarget:
     """Where a connection goes.
 
     Args:
-        host: Name or address.
         user: None where nobody said.
         port: None where nobody said.
     """
@@ -43,16 +42,7 @@ class SshTarget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """One connection's end, after target, settings and configuration have had their say.
-
-    Args:
-        host: What to connect to.
-        port: Where.
-        user: As whom.
-        identities: Existing private key files.
-        known_hosts: Files of the keys that are trusted.
-        key_name: What those call the host.
-    """
+    """One connection's end, after target, settings and configuration have had their say."""
 
     host: str
     port: int
@@ -87,12 +77,6 @@ def find_routes(
     target: SshTarget, settings: SshSettings, lookup: Lookup, depth: int = 0
 ) -> tuple[Route, ...]:
     """Find how to reach a target.
-
-    Args:
-        target: Where to go.
-        settings: How.
-        lookup: The configuration.
-        depth: Jumps so far.
 
     Returns:
         The target's own route, then those of the hosts to jump through, the nearest to us last.

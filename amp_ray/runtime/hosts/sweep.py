@@ -21,13 +21,8 @@ _POLL_S: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Debt:
-    """What a lost agent may have left on a host.
-
-    Args:
-        tag: Of the agent and all its descendants.
-        folder: Name of the trial's folder.
-    """
+class Leftover:
+    """What a lost agent may have left on a host."""
 
     tag: str
     folder: str
@@ -38,13 +33,8 @@ class Debt:
         return [self.folder, f"{self.tag}-warm"]
 
 
-def sweep_host(host: Host, settings: AgentSettings, debts: Iterable[Debt]) -> list[str]:
+def sweep_host(host: Host, settings: AgentSettings, leftovers: Iterable[Leftover]) -> list[str]:
     """Sweep a host with an agent of its own.
-
-    Args:
-        host: Connected or not.
-        settings: Of the lost agents.
-        debts: What to look for; nothing else is touched.
 
     Returns:
         The processes that would not go, each described; empty after a verified sweep.
@@ -55,8 +45,8 @@ def sweep_host(host: Host, settings: AgentSettings, debts: Iterable[Debt]) -> li
     with _Sweeper.on(host, settings) as sweeper:
         return [
             process
-            for debt in debts
-            for process in sweeper.ask(tag=debt.tag, base=settings.base, names=debt.folders)
+            for leftover in leftovers
+            for process in sweeper.ask(tag=leftover.tag, base=settings.base, names=leftover.folders)
         ]
 
 
@@ -66,16 +56,8 @@ def sweep_trials(host: Host, settings: AgentSettings, trial_ids: Sequence[str]) 
     Their agents are known by no tag any more; folders carry the trials' names, and processes
     the folders'. No other process and no other folder is touched.
 
-    Args:
-        host: Connected or not.
-        settings: Of the lost agents.
-        trial_ids: Of trials that nobody runs any more.
-
     Returns:
         The processes that would not go, each described; empty after a verified sweep.
-
-    Raises:
-        HostError: If the host cannot be reached or does not answer.
     """
     with _Sweeper.on(host, settings) as sweeper:
         return sweeper.ask(tag=None, base=settings.base, trials=[*trial_ids])
@@ -83,12 +65,7 @@ def sweep_trials(host: Host, settings: AgentSettings, trial_ids: Sequence[str]) 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sweeper:
-    """An agent that only sweeps.
-
-    Args:
-        link: To it.
-        inbox: Its answers.
-    """
+    """An agent that only sweeps."""
 
     link: AgentLink
     inbox: "queue.SimpleQueue[Message]"

@@ -1,18 +1,26 @@
-"""One attempt at a trial: messages of the agents in, signs of failure and files out."""
+"""One attempt at a trial: files out, messages of the agents in, signs of failure and results."""
 
+import hashlib
 import queue
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from amp_ray.errors import InputError
+from amp_ray.runtime.hosts.agent.wire import CHUNK_BYTES
+from amp_ray.runtime.hosts.agent.wire import DIGEST_BYTES
+from amp_ray.runtime.hosts.agent.wire import pack
+from amp_ray.runtime.hosts.agents import Watch
 from amp_ray.runtime.hosts.host_files import COLLECT_BYTES, COLLECT_BYTES_IN_ALL, HostFiles
-from amp_ray.runtime.hosts.inbox import Inbox
 from amp_ray.runtime.hosts.link import AgentLink, AgentSettings
-from amp_ray.runtime.hosts.messages import Message
-from amp_ray.runtime.launch.contents import Contents
-from amp_ray.runtime.launch.watch import Watch
-from amp_ray.trials.causes import Sign
+from amp_ray.runtime.hosts.messages import Inbox, Message
+from amp_ray.trials.causes import (
+    Sign,
+    sign_of_deadline,
+    sign_of_event,
+    sign_of_exit,
+    sign_of_trouble,
+)
 from amp_ray.trials.launch import (
     FOLDER,
     MASTER_ADDRESS,
@@ -21,7 +29,42 @@ from amp_ray.trials.launch import (
     RankCommand,
     fill_in,
 )
-from amp_ray.trials.signs import sign_of_deadline, sign_of_event, sign_of_exit, sign_of_trouble
+
+
+class Contents:
+    """What the hosts of a launcher may have to be sent; kept from trial to trial."""
+
+    def __init__(self) -> None:
+        """Start with no files."""
+        self.names: Mapping[str, str] = {}
+        self._data: dict[str, bytes] = {}
+        self._packed: dict[str, tuple[str, ...]] = {}
+
+    @property
+    def digests(self) -> tuple[str, ...]:
+        """Names of all contents, each once."""
+        return tuple(self._data)
+
+    def take(self, files: Mapping[str, bytes]) -> None:
+        """Take the files of the next trial, and forget what only earlier ones had."""
+        digests = {
+            name: hashlib.blake2b(data, digest_size=DIGEST_BYTES).hexdigest()
+            for name, data in files.items()
+        }
+        self.names = digests
+        self._data = {digests[name]: data for name, data in files.items()}
+        self._packed = {key: self._packed[key] for key in self._packed.keys() & self._data.keys()}
+
+    def messages(self, digest: str) -> Iterator[dict[str, Any]]:
+        """Yield the messages that bring a content to an agent."""
+        if digest not in self._packed:
+            data = self._data[digest]
+            starts = range(0, max(1, len(data)), CHUNK_BYTES)
+            self._packed[digest] = tuple(pack(data[at : at + CHUNK_BYTES]) for at in starts)
+        packed = self._packed[digest]
+        for number, text in enumerate(packed, 1):
+            yield {"kind": "put", "digest": digest, "data": text, "last": number == len(packed)}
+
 
 INTERFACE_VARIABLES: Final = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 
@@ -49,16 +92,7 @@ class Attempt:
         watch: Watch,
         files: tuple[Contents, Mapping[str, HostFiles]],
     ) -> None:
-        """Take what is needed; nothing is started.
-
-        Args:
-            launch: The trial.
-            folders: Names of its folders on the hosts, by host.
-            agents: One per host, by host name, and where their messages arrive with their tags.
-            settings: How they behave.
-            watch: Who follows.
-            files: What is sent, and where that goes which comes back, by host.
-        """
+        """Take what is needed; nothing is started."""
         self.signs: list[Sign] = []
         self.events: list[dict[str, Any]] = []
         self.lost: set[str] = set()
@@ -170,12 +204,7 @@ class Attempt:
             )
 
     def describe(self, command: RankCommand, *, folder: str | None = None) -> dict[str, Any]:
-        """Fill in what only the hosts knew; call it after the preparation.
-
-        Args:
-            command: A process of the trial.
-            folder: What stands for the trial's folder; None for its path on that host.
-        """
+        """Fill in what only the hosts knew; call it after the preparation."""
         own = self.prepared[command.host]
         first = self.prepared[self._launch.hosts[0]]
         values = {
@@ -197,8 +226,7 @@ class Attempt:
     def _follow(self, limit_s: float) -> None:
         """Follow until every agent is done or lost.
 
-        Args:
-            limit_s: For the ranks; sending files has a limit of its own.
+        ``limit_s`` is for the ranks; sending files has a limit of its own.
         """
         deadline = time.monotonic() + limit_s
         while self._pending:

@@ -10,19 +10,16 @@ from types import TracebackType
 from typing import Final, Self
 
 from amp_ray.errors import HostError, printable
-from amp_ray.runtime.hosts.agents import Agents, WarmUp
+from amp_ray.runtime.hosts.agents import Agents, Listener, WarmUp, Watch
 from amp_ray.runtime.hosts.host import Host
 from amp_ray.runtime.hosts.link import AgentSettings
 from amp_ray.runtime.hosts.messages import Message
-from amp_ray.runtime.launch.attempt import Attempt
-from amp_ray.runtime.launch.contents import Contents
+from amp_ray.runtime.launch.attempt import Attempt, Contents
 from amp_ray.runtime.launch.trial_folder import TrialFolder
-from amp_ray.runtime.launch.watch import Listener, Watch
-from amp_ray.trials.causes import Sign, failure, first_cause
+from amp_ray.trials.causes import Sign, failure, first_cause, keep_last
 from amp_ray.trials.launch import FOLDER, Launch, slots_by_host
 from amp_ray.trials.outcome import Outcome, Unreachable
 from amp_ray.trials.result import AllFiles, MissingRankError, Reader, measured, read_result
-from amp_ray.trials.signs import keep_last
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -51,14 +48,11 @@ class Launcher:
     ) -> None:
         """Take the hosts; nothing is opened yet.
 
-        Args:
-            hosts: By their names trials refer to them.
-            settings: How agents behave.
-            warm_up: What warm processes import; None to start every rank afresh.
-            listener: Gets every event of every rank as it comes.
+        Without ``warm_up`` every rank is started afresh; ``listener`` gets every event of
+        every rank.
         """
         self._settings = settings or AgentSettings()
-        self._agents = Agents(hosts, self._settings, warm_up)
+        self.agents = Agents(hosts, self._settings, warm_up)
         self._watch = Watch() if listener is None else Watch(listener=listener)
         self._lock = threading.Lock()
         self._is_running = False
@@ -83,10 +77,7 @@ class Launcher:
     def run(self, launch: Launch, folder: Path, *, reader: Reader = read_result) -> Outcome:
         """Run a trial to its end.
 
-        Args:
-            launch: What to start.
-            folder: Of this trial, made here; everything about it is written there.
-            reader: Finds the measurement in what came back.
+        ``folder`` is made here; everything about the trial is written there.
 
         Returns:
             The outcome. Whatever goes wrong on hosts is one, not an exception.
@@ -96,7 +87,7 @@ class Launcher:
             FileExistsError: If there is such a folder.
             InterruptedTrialError: If ``interrupt`` was called; nothing runs any more then.
         """
-        self._agents.check(launch.hosts, f"trial {launch.trial_id}")
+        self.agents.check(launch.hosts, f"trial {launch.trial_id}")
         start = time.monotonic()
         record = TrialFolder(folder)
         record.write_launch(launch)
@@ -122,8 +113,7 @@ class Launcher:
     def warm(self, names: Sequence[str] | None = None) -> dict[str, Message]:
         """Start agents and wait until their warm processes are ready, as ``run`` does, too.
 
-        Args:
-            names: Hosts; None for all.
+        ``names`` are hosts; None means all.
 
         Returns:
             Per host ``problem`` (empty if none) and ``import_s``.
@@ -131,30 +121,11 @@ class Launcher:
         Raises:
             HostError: If a host cannot be reached.
         """
-        chosen = self._agents.names if names is None else names
-        errors = self._agents.open(dict.fromkeys(chosen, ()), Watch())
+        chosen = self.agents.names if names is None else names
+        errors = self.agents.open(dict.fromkeys(chosen, ()), Watch())
         if errors:
             raise HostError("; ".join(errors.values()))
-        return self._agents.warm(chosen, Watch())
-
-    def sweep(self) -> dict[str, list[str]]:
-        """End and remove whatever lost agents have left on hosts that can be reached again.
-
-        Returns:
-            Per host with a debt, what is still there; a host that cannot be reached has one line.
-        """
-        return self._agents.sweep()
-
-    def sweep_trials(self, trial_ids: Sequence[str]) -> list[str]:
-        """End and remove what trials of a controller that has died have left on any host.
-
-        Args:
-            trial_ids: Of trials that nobody runs any more.
-
-        Returns:
-            What is still there, and the hosts that cannot be reached, each a line.
-        """
-        return self._agents.sweep_trials(trial_ids)
+        return self.agents.warm(chosen, Watch())
 
     def close(self) -> None:
         """End all agents, wait until they have cleaned up, sweep once more, disconnect.
@@ -162,7 +133,7 @@ class Launcher:
         After an interruption that is over within a few seconds, whatever hosts do: an agent that
         does not answer ends by its lease.
         """
-        self._agents.close(in_haste=self._watch.interrupted.is_set())
+        self.agents.close(in_haste=self._watch.interrupted.is_set())
 
     def _outcome(
         self, launch: Launch, record: TrialFolder, reader: Reader, start: float
@@ -176,7 +147,7 @@ class Launcher:
         while True:
             number += 1
             self._watch.check()
-            errors = self._agents.open(slots, self._watch, study=launch.trial_id)
+            errors = self.agents.open(slots, self._watch, study=launch.trial_id)
             if errors:
                 host, text = next(iter(errors.items()))
                 return Unreachable(
@@ -190,7 +161,7 @@ class Launcher:
 
     def _warm_up(self, names: Sequence[str]) -> None:
         """Wait for warm processes; where there can be none, ranks start afresh, and we say so."""
-        for name, answer in self._agents.warm(names, self._watch).items():
+        for name, answer in self.agents.warm(names, self._watch).items():
             problem = printable(f"{name}: ranks start afresh: {answer['problem']}")
             if answer["problem"] and problem not in self._told:
                 self._told.add(problem)
@@ -204,13 +175,13 @@ class Launcher:
             host: f"amp-ray-{launch.trial_id}-{token}{number:02x}"
             for number, host in enumerate(launch.hosts)
         }
-        agents = self._agents.links, self._agents.inbox
+        agents = self.agents.links, self.agents.inbox
         files = self._contents, record.make_files(launch)
         attempt = Attempt(launch, folders, agents, self._settings, self._watch, files)
         try:
             attempt.run()
         except BaseException:
-            self._agents.abandon(folders)
+            self.agents.abandon(folders)
             raise
         finally:
             for host_files in attempt.files.values():
@@ -220,7 +191,7 @@ class Launcher:
                 ranks = [attempt.describe(each, folder=FOLDER) for each in launch.commands]
                 record.write_rerun(launch, ranks)
         given_up = attempt.lost | set(attempt.left)
-        self._agents.give_up({host: folders[host] for host in given_up})
+        self.agents.give_up({host: folders[host] for host in given_up})
         return attempt
 
     def _judge(self, launch: Launch, attempt: Attempt, reader: Reader, start: float) -> Outcome:

@@ -25,9 +25,6 @@ METRIC_MODULE: Final = "runtime/launch/metric_helper.py"
 def source_files(parts: Iterable[str] = TRAINING_PARTS) -> dict[str, bytes]:
     """Return source files of this package.
 
-    Args:
-        parts: Files and folders of the package.
-
     Returns:
         Content by path, from ``amp_ray/`` on.
     """
@@ -48,11 +45,6 @@ def source_files(parts: Iterable[str] = TRAINING_PARTS) -> dict[str, bytes]:
 
 def user_files(names: Sequence[str], base: Path, *, where: Where | None = None) -> dict[str, bytes]:
     """Read the files that a user's own program needs.
-
-    Args:
-        names: Of files; relative ones start at ``base``.
-        base: Folder of the experiment file.
-        where: The place that names them.
 
     Returns:
         Content by path in the trial's folder: as the user wrote it, or the file's name alone
@@ -79,10 +71,6 @@ def user_files(names: Sequence[str], base: Path, *, where: Where | None = None) 
 def program_files(experiment: Experiment, base: Path) -> dict[str, bytes]:
     """Return what every trial of an experiment sends to the hosts.
 
-    Args:
-        experiment: With a program of its own, or ours.
-        base: Folder of the experiment file.
-
     Raises:
         InputError: If a file of the user's cannot be read.
     """
@@ -101,13 +89,6 @@ def program_record(experiment: Experiment, base: Path) -> dict[str, Any]:
 
     Files are known by their digests: those that are sent to the hosts, and those of this machine
     that arguments name, where trials run here. Values of secret variables are left out.
-
-    Args:
-        experiment: With a program of its own, or ours.
-        base: Folder of the experiment file.
-
-    Raises:
-        InputError: If a file of the user's cannot be read.
     """
     trials, program = experiment.trials, experiment.trials.program
     record: dict[str, Any] = {

@@ -34,11 +34,7 @@ class TrialFolder:
     """
 
     def __init__(self, path: Path) -> None:
-        """Make the folder.
-
-        Raises:
-            FileExistsError: If there is one: a trial never overwrites another.
-        """
+        """Make the folder."""
         self.path = path
         path.mkdir(parents=True)
 
@@ -70,10 +66,8 @@ class TrialFolder:
     def write_rerun(self, launch: Launch, ranks: Sequence[Mapping[str, Any]]) -> None:
         """Write the commands as they were really started.
 
-        Args:
-            launch: The trial.
-            ranks: Per rank its ``argv`` and ``environment``, filled in but for the folder, which
-                is gone by then.
+        ``ranks`` has ``argv`` and ``environment`` per rank, filled in but for the folder,
+        which is gone by then.
         """
         lines = [_RERUN_HEAD.format(trial_id=launch.trial_id)]
         where = _word(FOLDER if launch.cwd is None else launch.cwd)

@@ -28,18 +28,7 @@ class TrialRunner:
         make_host: MakeHost,
         settings: AgentSettings | None = None,
     ) -> None:
-        """Make the hosts and read what they will be sent; nothing is opened yet.
-
-        Args:
-            experiment: What is trained, and how.
-            group: Number of the group of hosts.
-            make_host: Makes a host of its name.
-            settings: How agents behave.
-
-        Raises:
-            InputError: If a host's name has no known form, or a file cannot be read.
-            HostError: If the SSH configuration asks for what is not supported.
-        """
+        """Make the hosts and read what they will be sent; nothing is opened yet."""
         self._experiment = experiment
         self._names = host_groups(experiment)[group]
         hosts = [make_host(name) for name in self._names]
@@ -56,9 +45,6 @@ class TrialRunner:
 
     def run(self, task: Task) -> Outcome:
         """Run a trial to its end.
-
-        Args:
-            task: What to run, and the folder that everything about it is written to.
 
         Returns:
             What came of it, whatever goes wrong on the hosts.
@@ -85,13 +71,10 @@ class TrialRunner:
     def sweep(self, trial_ids: Sequence[str]) -> list[str]:
         """End and remove what attempts of a driver that has died have left.
 
-        Args:
-            trial_ids: Of trials that nobody runs any more.
-
         Returns:
             What stays, and the hosts that cannot be reached, each a line.
         """
-        return self._launcher.sweep_trials(trial_ids)
+        return self._launcher.agents.sweep_trials(trial_ids)
 
     def close(self) -> None:
         """End everything that was started, and disconnect."""
@@ -100,11 +83,6 @@ class TrialRunner:
 
 def make_runner(experiment: Experiment, backend: Backend, group: int) -> TrialRunner:
     """Make the runner of one group; `functools.partial` of it can be sent to another process.
-
-    Args:
-        experiment: As `portable` returns it, where it is sent.
-        backend: Where trials run, whatever the experiment says.
-        group: Number of the group of hosts.
 
     Raises:
         InputError: If a host's name has no known form, a file cannot be read, or SSH is not

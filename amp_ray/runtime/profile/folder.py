@@ -26,11 +26,6 @@ class ProfileFolder:
     def __init__(self, path: Path, model: Model, precision: str) -> None:
         """Open a folder, or make it, and read what earlier runs have measured.
 
-        Args:
-            path: Of the folder.
-            model: That is profiled.
-            precision: Of the measurement.
-
         Raises:
             InputError: If it holds a profile of something else, or cannot be used.
         """
@@ -54,11 +49,7 @@ class ProfileFolder:
             self.add(first)
 
     def add(self, record: Record) -> None:
-        """Append a record; any thread may.
-
-        Raises:
-            InputError: If it cannot be written.
-        """
+        """Append a record; any thread may."""
         line = json.dumps(record) + "\n"
         with self._lock:
             try:

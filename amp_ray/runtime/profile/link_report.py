@@ -22,7 +22,6 @@ class LinkReport:
     """What the cost model should be told of a link.
 
     Args:
-        place: Which link.
         gbit_per_s: ``intra_gbit_per_s`` or ``inter_gbit_per_s``.
         latency_us: ``intra_latency_us`` or ``inter_latency_us``.
         collective_us: ``intra_collective_us`` or ``inter_collective_us``; None where no
@@ -44,10 +43,6 @@ def link_reports(records: ProfileRecords, experiment: Experiment) -> tuple[LinkR
 
     All-reduces as small as those within layers are taken from the layers: one that follows
     computation takes several times as long as one of many in a row, because ranks arrive apart.
-
-    Args:
-        records: What was measured.
-        experiment: Its constants and traits tell what a message costs besides the link.
     """
     places = {place for place, _ in records.links}
     reports = []

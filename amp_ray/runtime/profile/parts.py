@@ -29,16 +29,7 @@ _LINK_PAIR: Final = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One launch after the other on the same hosts: a device type, or the link between two hosts.
-
-    Args:
-        place: What is measured of links.
-        nodes: Where.
-        slots: Slots of each node that take part.
-        links: Messages to measure.
-        layers: Layers to measure.
-        step: Whether to measure what surrounds the layers.
-    """
+    """Launches on the same hosts, one after the other: for a device type, or for a link."""
 
     place: LinkPlace
     nodes: tuple[Node, ...]
@@ -59,11 +50,7 @@ class Part:
 
 
 def load_unprofiled(path: Path) -> Experiment:
-    """Read an experiment file without the profile that it names, which may not be there yet.
-
-    Raises:
-        InputError: If a file cannot be read or what it says does not fit.
-    """
+    """Read an experiment file without the profile that it names, which may not be there yet."""
     document = parse_yaml(read_text(path), file=str(path))
     values = {key: value for key, value in document.values.items() if key != "profile"}
     return build_experiment(replace(document, values=values), ExperimentFiles(base=path.parent))
@@ -72,9 +59,7 @@ def load_unprofiled(path: Path) -> Experiment:
 def profile_parts(experiment: Experiment, *, is_local: bool) -> tuple[Part, ...]:
     """Return everything that is to be measured: device types first, then links between hosts.
 
-    Args:
-        experiment: Model, cluster, search limits.
-        is_local: Whether all hosts are this machine; then there are no links between hosts.
+    With ``is_local`` all hosts are this machine, and no links between hosts are measured.
 
     Raises:
         InputError: If the runtime trains another list of layers than the training program, or

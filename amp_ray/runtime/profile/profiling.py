@@ -32,8 +32,6 @@ class Settings:
 
     Args:
         seconds: For each device type; what does not fit in is left to the next run.
-        make_host: Opens nothing yet.
-        say: Gets progress.
         python: Interpreter that measures; None for the one that runs the hosts' agents.
     """
 
@@ -48,9 +46,6 @@ class PartReport:
     """What came of a part.
 
     Args:
-        part: Which.
-        num_missing: Points that are still to be measured.
-        missing: Which, for people.
         too_large: Smallest micro-batch size that does not fit, by tp.
         problem: Why it could not go on; None if it could.
     """
@@ -94,11 +89,7 @@ def measure(
 ) -> tuple[PartReport, ...]:
     """Measure what is missing: device types at the same time, links between hosts one by one.
 
-    Args:
-        experiment: What is profiled.
-        parts: As ``profile_parts`` returns them.
-        folder: Where it is written; what it already has is not measured again.
-        settings: How.
+    What ``folder`` already has is not measured again.
 
     Returns:
         A report per part, in their order.

@@ -1,9 +1,10 @@
 """A pool with an actor per group: where one dies its trial is unreachable, and it starts again.
 
-No Ray here; `actors` has the actors. Where Ray itself is lost, threads take their place.
+No Ray here: `actors` has Ray's. Without Ray, or where it is lost, the actors are threads.
 """
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Hashable, Iterable, Sequence
@@ -48,11 +49,9 @@ class TrialActors(Protocol):
 
     def begin(self, group: int) -> None:
         """Start a group's actor anew; returns at once."""
-        ...
 
     def call(self, group: int, method: str, *arguments: object) -> Hashable:
         """Call a method; returns at once, with what stands for the result."""
-        ...
 
     def ready(self, calls: Iterable[Any], timeout_s: float) -> list[Any]:
         """Wait for the first of some calls to end, or less long; return all that have.
@@ -60,7 +59,6 @@ class TrialActors(Protocol):
         Raises:
             RayUnavailableError: If none of the calls will ever end.
         """
-        ...
 
     def result(self, call: Any) -> Any:  # noqa: ANN401 - of any method
         """Return the result of a call that has ended.
@@ -69,15 +67,12 @@ class TrialActors(Protocol):
             ActorLostError: If the actor has died.
             Exception: What the method raised.
         """
-        ...
 
     def end(self, group: int) -> None:
         """Kill a group's actor."""
-        ...
 
     def substitute(self) -> "TrialActors":
         """Leave the cluster that is lost; return what takes the place of its actors."""
-        ...
 
 
 class ThreadActors:
@@ -142,8 +137,6 @@ class _Attempt:
     """A trial that runs.
 
     Args:
-        task: Which.
-        group: Where.
         start_s: Since when, by a steady clock.
     """
 
@@ -158,17 +151,7 @@ class ActorPool:
     def __init__(
         self, actors: TrialActors, num_groups: int, *, start_timeout_s: float = START_TIMEOUT_S
     ) -> None:
-        """Start all actors side by side, and wait for them.
-
-        Args:
-            actors: Not yet begun.
-            num_groups: How many there are.
-            start_timeout_s: For all together.
-
-        Raises:
-            InputError: What making a runner raised.
-            AmpRayError: If an actor does not start in time.
-        """
+        """Start all actors side by side, and wait for them."""
         self._actors = actors
         self._num_groups = num_groups
         self._start_timeout_s = start_timeout_s
@@ -226,7 +209,8 @@ class ActorPool:
         """Have every group sweep, side by side."""
         calls = {self._actors.call(group, "sweep", trial_ids): group for group in self._begun}
         lines = []
-        for call, group in self._until(calls, SWEEP_TIMEOUT_S).items():
+        ended = self._until(calls, SWEEP_TIMEOUT_S)
+        for call, group in sorted(ended.items(), key=lambda entry: entry[1]):
             try:
                 lines += self._actors.result(call)
             except ActorLostError as error:
@@ -290,7 +274,8 @@ class ActorPool:
             if not isinstance(opened, Hello):
                 raise opened
             opened.check_version()
-            _LOGGER.info("trial actor %d: process %d on %s", group, opened.pid, opened.host)
+            if opened.pid != os.getpid():
+                _LOGGER.info("trial actor %d: process %d on %s", group, opened.pid, opened.host)
         if calls:
             message = (
                 f"the trial actors of host groups {sorted(calls.values())} have not started in "
@@ -352,3 +337,8 @@ class ActorPool:
         for group in self._begun:
             self._actors.end(group)
         self._begun.clear()
+
+
+def thread_pool(make_runner: MakeRunner, num_groups: int) -> ActorPool:
+    """Return a pool whose actors are threads of this process."""
+    return ActorPool(ThreadActors(make_runner), num_groups)

@@ -157,11 +157,7 @@ class Watch:
         self._well_s = self._seen_s = time.monotonic()
 
     def check(self, *, at_once: bool = False) -> None:
-        """Look, now and then.
-
-        Raises:
-            RayUnavailableError: If the cluster is lost.
-        """
+        """Look, now and then."""
         if not at_once and time.monotonic() - self._seen_s < WATCH_S:
             return
         problem = self.problem()
@@ -351,12 +347,9 @@ def _shortage() -> str:
 def actor_pool(make_runner: MakeRunner, num_groups: int, *, spread: bool = False) -> ActorPool:
     """Start a pool of trial actors on the cluster that we are connected to.
 
-    Args:
-        make_runner: From the number of a group to its runner; sent to the actors, so it and what
-            it holds must be picklable.
-        num_groups: How many groups, an actor each.
-        spread: Whether actors are spread over the nodes of the cluster. By default they run on
-            the driver's machine, which has the keys for the hosts and the folder of the study.
+    ``make_runner`` is sent to the actors and must be picklable. By default they run on the
+    driver's machine, which has the keys for the hosts and the folder of the study; ``spread``
+    distributes them over the cluster.
 
     Raises:
         InputError: What making a runner raised.

@@ -46,9 +46,6 @@ class RayUnavailableError(AmpRayError):
 def require_ray(what: str) -> None:
     """Refuse to go on without Ray.
 
-    Args:
-        what: Needs it.
-
     Raises:
         InputError: If it is not installed; with the command that installs it.
     """
@@ -79,11 +76,7 @@ def find_address(address: str | None) -> str:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Take ``host:port`` apart.
-
-    Raises:
-        InputError: If it is something else.
-    """
+    """Take ``host:port`` apart."""
     try:
         parts = urlsplit(f"//{address}")
         host, port = parts.hostname, parts.port

@@ -23,10 +23,8 @@ class LiveNode:
     """A machine of a Ray cluster that is alive.
 
     Args:
-        address: Under which Ray's processes reach it.
         num_devices: GPUs that Ray counts there.
         kind: What Ray calls the GPU, e.g. ``V100``; empty where it knows none.
-        is_head: Whether the cluster's head runs there.
     """
 
     address: str
@@ -40,9 +38,6 @@ def live_nodes(records: Iterable[Record]) -> tuple[LiveNode, ...]:
 
     Ray may list a machine twice, after its node was restarted or where two nodes share it; its
     devices are the same ones, so the entry with most of them counts.
-
-    Args:
-        records: What ``ray.nodes()`` returns.
 
     Returns:
         The head first, then the machines with the head's kind of device, then those with others
@@ -107,8 +102,7 @@ def to_hostfile(
 def expected_nodes(cluster_file: Mapping[str, Any]) -> int | None:
     """Return how many nodes ``ray up`` was asked to start, the head among them.
 
-    Args:
-        cluster_file: What ``ray up`` leaves on the head as ``~/ray_bootstrap_config.yaml``.
+    ``cluster_file`` is what ``ray up`` leaves on the head as ``~/ray_bootstrap_config.yaml``.
 
     Returns:
         The number, or None where the file does not say.
@@ -124,16 +118,10 @@ def wait_for_nodes(
 ) -> tuple[LiveNode, ...]:
     """Wait until enough machines are alive.
 
-    Args:
-        list_nodes: Asks the cluster, as ``ray.nodes`` does.
-        num_nodes: How many there should be.
-        timeout_s: How long to wait at most; 0 asks once.
+    It waits at most ``timeout_s``; 0 asks once.
 
     Returns:
         All that are alive, which may be more.
-
-    Raises:
-        AmpRayError: If they are too few in the end.
     """
     deadline = time.monotonic() + timeout_s
     while True:

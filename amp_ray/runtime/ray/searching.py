@@ -66,7 +66,6 @@ class Work:
     """What every worker is given once.
 
     Args:
-        planner: Plans one candidate.
         candidates: All of them; batches name them by number.
     """
 
@@ -89,11 +88,7 @@ class Stopwatch:
     """Tells from the last candidates what the rest will take."""
 
     def __init__(self, num_candidates: int) -> None:
-        """Begin.
-
-        Args:
-            num_candidates: How many there are.
-        """
+        """Begin."""
         self._num_left = num_candidates
         self._last_s: deque[float] = deque(maxlen=NUM_SAMPLES)
 
@@ -126,11 +121,7 @@ def search_candidates(
     Where Ray is lost, or cannot be used although nobody asked for a certain cluster, a warning
     says so and the search goes on in this process.
 
-    Args:
-        planner: Plans one candidate.
-        candidates: All of them.
-        workers: By whom; the ranking is the same for all, bit for bit.
-        progress: Called with (candidates done, candidates in all).
+    The ranking is the same for all workers, bit for bit; ``progress`` gets (done, all).
 
     Raises:
         ValueError: If the profile lacks what a candidate needs.

@@ -27,13 +27,7 @@ SET_BY_RAY: Final = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
-    """What a process tells of itself before it gets work.
-
-    Args:
-        version: Of this package, there.
-        pid: Process id.
-        host: Name of its machine.
-    """
+    """What a process tells of itself before it gets work."""
 
     version: str
     pid: int
@@ -45,11 +39,7 @@ class Hello:
         return cls(version=amp_ray.__version__, pid=os.getpid(), host=platform.node())
 
     def check_version(self) -> None:
-        """Refuse a process that runs another version: it might launch differently.
-
-        Raises:
-            AmpRayError: If it does.
-        """
+        """Refuse a process that runs another version: it might launch differently."""
         if self.version != amp_ray.__version__:
             message = (
                 f"{self.host} has amp-ray {self.version} and this machine {amp_ray.__version__}: "
@@ -63,7 +53,6 @@ class Home:
     """Where the driver runs.
 
     Args:
-        node: As the cluster calls its machine.
         folder: Its working folder, from which experiments name their files.
         environment: What it has of `SET_BY_RAY`.
     """
@@ -105,14 +94,7 @@ class TrialWorker:
     def __init__(
         self, make_runner: MakeRunner, group: int, home: Home, this_node: Callable[[], str]
     ) -> None:
-        """Remember what ``open`` needs: an error there arrives as it is, one here as text.
-
-        Args:
-            make_runner: Makes the runner.
-            group: Of which group.
-            home: Where the driver runs.
-            this_node: Tells what the cluster calls the machine of this process.
-        """
+        """Remember what ``open`` needs: an error there arrives as it is, one here as text."""
         self._make_runner = make_runner
         self._group = group
         self._home = home

@@ -1,4 +1,4 @@
-"""The loop of a study: ask the tuner, start trials, write down what comes of them, learn."""
+"""The loop of a study: ask the tuner, start trials, record their outcomes, tell who watches."""
 
 import contextlib
 import math
@@ -7,23 +7,49 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from amp_ray.errors import AmpRayError, InputError
 from amp_ray.runtime.study import events as study_events
-from amp_ray.runtime.study.end import Ending, Result
 from amp_ray.runtime.study.events import Open
 from amp_ray.runtime.study.pool import Fault, Finished, Pool, Task
-from amp_ray.runtime.study.view import EventLog, View
+from amp_ray.runtime.study.result import Ending, Result
 from amp_ray.trials.outcome import Unreachable
+from amp_ray.tuner.bounded_predictor import BoundedPredictor
 from amp_ray.tuner.certificate import certify
 from amp_ray.tuner.common_failure import CommonFailure, common_failure
-from amp_ray.tuner.kept_predictor import KeptPredictor
 from amp_ray.tuner.knowledge import Knowledge, learn
 from amp_ray.tuner.log import Log
 from amp_ray.tuner.policy import next_trials
-from amp_ray.tuner.state import Told, Trial, TunerState, record, start
+from amp_ray.tuner.state import Trial, TrialRecord, TunerState, record, start
 from amp_ray.tuner.surprise import Surprise, surprises
+
+
+class EventLog(Protocol):
+    """Where events are written down for good."""
+
+    def append(self, record: dict[str, Any], /) -> None:
+        """Write an event; when this returns, it survives a crash."""
+
+
+class View(Protocol):
+    """Who watches a study."""
+
+    def started(self, trial: Trial, group: int) -> None:
+        """See that an attempt begins."""
+
+    def ended(self, trial_record: TrialRecord, surprise: Surprise | None) -> None:
+        """See what came of a trial."""
+
+    def halted(self, trial: Trial) -> None:
+        """See that an attempt is over and the trial is not: it has to run again."""
+
+    def learned(self, state: TunerState, knowledge: Knowledge) -> None:
+        """See what is known now."""
+
+    def note(self, text: str) -> None:
+        """See anything else that matters."""
+
 
 _WAIT_S: Final = 0.5
 """Between looks at the clock while trials run."""
@@ -34,7 +60,6 @@ class DriverSettings:
     """How a study is driven.
 
     Args:
-        trials_folder: Where the folders of attempts are made.
         study_id: Short and different for every study: part of the names of trials.
         time_left_s: Nothing runs for longer than this. None for no limit.
         steady: Makes blocks in which no signal interrupts; see `interruption.Interruption`.
@@ -53,8 +78,6 @@ class _Again:
     """A trial that has to run once more.
 
     Args:
-        trial: Which.
-        attempt: The number of the next attempt.
         lost: Whether a host was unreachable before: there is no third time.
         avoided: The group where that was, if another one should have it now.
     """
@@ -67,13 +90,7 @@ class _Again:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Running:
-    """A trial that runs.
-
-    Args:
-        trial: Which.
-        group: Where.
-        lost: Whether a host was unreachable before.
-    """
+    """A trial that runs."""
 
     trial: Trial
     group: int
@@ -91,18 +108,10 @@ class Driver:
         view: View,
         settings: DriverSettings,
     ) -> None:
-        """Take the parts.
-
-        Args:
-            state: Of a new study, or as `study_events.rebuild` returns it.
-            pool: Groups of hosts.
-            log: The journal.
-            view: Who watches.
-            settings: How.
-        """
+        """Take the parts."""
         self.state = state
         self._pool, self._log, self._view, self._settings = pool, log, view, settings
-        self._predictor = KeptPredictor()
+        self._predictor = BoundedPredictor()
         self._begun_s = time.monotonic()
         self._waiting: list[_Again] = []
         self._running: dict[int, _Running] = {}
@@ -227,8 +236,8 @@ class Driver:
                 return
         self._log.append(study_events.ended(task, outcome, self._seconds))
         self.state = record(self.state, task.number, outcome)
-        told = self.state.trials[task.number]
-        self._view.ended(told, self._surprise(told))
+        trial_record = self.state.trials[task.number]
+        self._view.ended(trial_record, self._surprise(trial_record))
         alike = common_failure(self.state, task.number)
         if alike is not None and alike.sign not in self._settings.known_failures:
             self._alike = alike
@@ -303,9 +312,9 @@ class Driver:
         self._view.learned(self.state, knowledge)
         return knowledge
 
-    def _surprise(self, told: Told) -> Surprise | None:
+    def _surprise(self, trial_record: TrialRecord) -> Surprise | None:
         """Judge one trial; all of them each time would take longer and longer."""
-        alone = replace(self.state, trials=Log[Told]().appended(told))
+        alone = replace(self.state, trials=Log[TrialRecord]().appended(trial_record))
         return next(iter(surprises(alone)), None)
 
     @property

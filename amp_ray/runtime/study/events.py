@@ -40,9 +40,6 @@ class Open:
     """A trial that was begun and has no outcome in the journal.
 
     Args:
-        trial: What was launched.
-        attempt: Its last attempt.
-        trial_id: The name of that attempt's folders.
         interrupted: Whether the driver ended the attempt in order, so that nothing is left of it.
         lost: Whether a host was unreachable during one of its attempts.
     """
@@ -59,7 +56,6 @@ class Rebuilt:
     """What a journal tells.
 
     Args:
-        state: With every trial that was told.
         open: Trials without an outcome, by number.
         left: Names of attempts of which something may be left on hosts: their driver died, or a
             host could not be reached.
@@ -80,10 +76,6 @@ class Rebuilt:
     def check_program(self, program: Mapping[str, Any] | None, *, file: str) -> str | None:
         """Refuse to mix times of two programs; one that has told nothing yet may be mended.
 
-        Args:
-            program: What trials would run now.
-            file: The journal, for messages.
-
         Returns:
             What has changed; None if nothing has.
 
@@ -94,7 +86,9 @@ class Rebuilt:
             return None
         changed = "; ".join(differences("program", self.program, program))
         text = changed.replace("in the calibration", "in the study")
-        if text and any(isinstance(told.outcome, _JUDGED) for told in self.state.trials):
+        if text and any(
+            isinstance(trial_record.outcome, _JUDGED) for trial_record in self.state.trials
+        ):
             message = (
                 f"the program has changed since the study's trials were measured ({text}): their "
                 "times cannot be compared with new ones. Go on with the program as it was, or "
@@ -139,14 +133,7 @@ def ended(task: Task, outcome: Outcome, seconds: float) -> dict[str, Any]:
 def interrupted(
     task: Task, seconds: float, *, unreachable: str | None = None, fault: str | None = None
 ) -> dict[str, Any]:
-    """Return the event of an attempt that is over while its trial is not.
-
-    Args:
-        task: The attempt.
-        seconds: Wall time of this driver so far.
-        unreachable: Why a host could not be reached; None if that was not the reason.
-        fault: What went wrong on the driver's machine; None if nothing did.
-    """
+    """Return the event of an attempt that is over while its trial is not."""
     return {
         "event": "interrupted",
         "number": task.number,
@@ -173,13 +160,6 @@ def rebuild(
 ) -> Rebuilt:
     """Replay a journal.
 
-    Args:
-        state: At the beginning of the study.
-        cluster: Whose hosts strategies name.
-        events: Bodies of its records, the header left out.
-        file: The journal, for messages.
-        program: What trials ran at the beginning, as the header tells.
-
     Raises:
         InputError: If an event does not fit what came before it, or a trial ran what the
             experiment does not choose from any more.
@@ -203,17 +183,10 @@ class _Replay:
     """Where a replay stands.
 
     Args:
-        state: By now.
-        cluster: Whose hosts strategies name.
-        file: The journal, for messages.
-        open: Trials without an outcome.
         left: Names of attempts of which something may be left; an ordered set.
         seconds: Wall time of all drivers but the last.
-        spent: Wall time of the last driver.
         strategies: Those that were read, by their JSON text.
         over: The attempt that gave each trial its outcome.
-        known_failures: Signs that the study was stopped for.
-        program: What trials ran last.
     """
 
     state: TunerState
@@ -296,11 +269,7 @@ class _Replay:
         self.over[number] = self.open.pop(number)
 
     def _begun(self, event: Mapping[str, Any]) -> Open:
-        """Return the attempt that an event ends.
-
-        Raises:
-            ValueError: If it does not run.
-        """
+        """Return the attempt that an event ends."""
         begun = self.open.get(event["number"])
         if begun is None or begun.attempt != event["attempt"] or begun.trial_id not in self.left:
             attempt = f"attempt {event['attempt']} at trial {event['number']}"
@@ -334,11 +303,7 @@ class _Replay:
 
 
 def _finite(value: object, name: str) -> float:
-    """Return a figure of an event.
-
-    Raises:
-        ValueError: If it is none that anything can have taken.
-    """
+    """Return a figure of an event."""
     if not isinstance(value, int | float) or not 0 <= value < math.inf:
         message = f"{name} is {str(value)[:_MOST_SHOWN]}; expected a number of at least 0"
         raise ValueError(message)
@@ -347,11 +312,7 @@ def _finite(value: object, name: str) -> float:
 
 @contextmanager
 def _placed(where: Where) -> Iterator[None]:
-    """Lead a mistake in an event to its line.
-
-    Raises:
-        InputError: Instead of what a missing key or a wrong value raises.
-    """
+    """Lead a mistake in an event to its line."""
     try:
         yield
     except KeyError as error:

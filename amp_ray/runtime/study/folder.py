@@ -51,10 +51,7 @@ class Study:
     ==================  =======================================================
 
     Args:
-        folder: Where it is.
         journal: Open; its first record is the header.
-        study_id: Short, and different for every study.
-        is_new: Whether nothing has happened in it yet.
         broken: The driver whose lock was left behind, for people; None if there was none.
     """
 
@@ -70,11 +67,7 @@ class Study:
         return self.folder / TRIALS
 
     def write(self, name: str, text: str | Iterable[str]) -> None:
-        """Write one of its files, whole or not at all; a long one may come in pieces.
-
-        Raises:
-            AmpRayError: If it cannot be written.
-        """
+        """Write one of its files, whole or not at all; a long one may come in pieces."""
         try:
             write_text(self.folder / name, text, opener=private)
         except InputError as error:  # nobody has named that file
@@ -90,11 +83,7 @@ def open_study(
 ) -> Iterator[Study]:
     """Make a study's folder, or go on with one; locked until the end.
 
-    Args:
-        folder: Where.
-        header: What has to be the same when the study goes on.
-        resume: Whether there is a study to go on with.
-        salvage: Whether a damaged journal is gone on with from the records before the damage.
+    With ``salvage`` a damaged journal is continued from the records before the damage.
 
     Raises:
         InputError: If there is a study and ``resume`` is false, or the other way round, or it is
@@ -137,10 +126,6 @@ def folder_for(name: str) -> Path:
 def check_folder(folder: Path, *, resume: bool) -> bool:
     """See whether a folder is a study's, or can be one; nothing is changed.
 
-    Args:
-        folder: Where.
-        resume: Whether there is a study to go on with.
-
     Returns:
         Whether it is a study's.
 
@@ -170,11 +155,7 @@ def check_folder(folder: Path, *, resume: bool) -> bool:
 
 
 def _make(folder: Path) -> None:
-    """Make a folder, so that it survives a crash of the machine.
-
-    Raises:
-        InputError: If it cannot be made.
-    """
+    """Make a folder, so that it survives a crash of the machine."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(PermissionError):  # a file system without modes
@@ -188,11 +169,7 @@ def _make(folder: Path) -> None:
 def _check_is_expected(
     folder: Path, found: Body, header: Mapping[str, Any], *, resume: bool
 ) -> None:
-    """Refuse to begin a study anew, or to go on with one of something else.
-
-    Raises:
-        InputError: If it is not to be resumed, or something differs; with what does.
-    """
+    """Refuse to begin a study anew, or to go on with one of something else."""
     where = Where(file=str(folder / JOURNAL), line=1)
     if found.get("event") != header["event"] or "study" not in found:
         message = f"this is no header of a study: {found.get('event')!r}"

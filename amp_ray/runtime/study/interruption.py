@@ -1,4 +1,4 @@
-"""Signals that end a command in order: at once, or as soon as what must not be cut is done."""
+"""Signals end a command in order: at once, or after a block that must not be cut."""
 
 import contextlib
 import signal

@@ -59,10 +59,8 @@ class Journal:
 
         What a crash left at its end is cut off. Only who holds the study's lock may do this.
 
-        Args:
-            path: Of the file.
-            salvage: Whether a damaged one is opened with the records before the damage; the rest
-                is moved to a file beside it.
+        With ``salvage`` a damaged one is opened with the records before the damage; the
+        rest is moved to a file beside it.
 
         Raises:
             InputError: If it cannot be opened for writing, or its content is damaged.
@@ -141,11 +139,7 @@ class Journal:
         os.fsync(self._descriptor)
 
     def _fail(self, error: OSError) -> NoReturn:
-        """Take back what a failed write left, and take no more records.
-
-        Raises:
-            JournalError: Always.
-        """
+        """Take back what a failed write left, and take no more records."""
         self._problem = _describe(self.path, error)
         if self._is_torn:
             try:
@@ -155,26 +149,8 @@ class Journal:
         raise JournalError(self._problem) from error
 
 
-def read_journal(path: Path) -> Contents:
-    """Read a journal that somebody else may be writing, without touching it.
-
-    Raises:
-        InputError: If it cannot be read or its content is damaged.
-    """
-    try:
-        with path.open("rb") as stream:
-            return parse(stream, file=str(path))
-    except OSError as error:
-        message = f"cannot be read: {error.strerror}"
-        raise InputError(message, where=Where(file=str(path))) from error
-
-
 def sync_folder(folder: Path) -> None:
-    """Make sure that a new name in a folder survives a crash of the machine.
-
-    Raises:
-        OSError: If the disk fails.
-    """
+    """Make sure that a new name in a folder survives a crash of the machine."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except PermissionError:  # it may be entered and not listed: a folder above the study

@@ -67,8 +67,6 @@ class Contents:
     """What stands in a journal.
 
     Args:
-        bodies: Of all records, in order.
-        num_bytes: Of the good lines.
         dropped: What was left out at the end, for people; None if nothing.
         is_damaged: Whether that is more than a crash leaves.
     """
@@ -97,10 +95,7 @@ def encode(number: int, body: Body) -> bytes:
 def parse(lines: Iterable[bytes], *, file: str, salvage: bool = False) -> Contents:
     """Read a journal.
 
-    Args:
-        lines: All of them, each with its line feed, as an open file yields them.
-        file: Its name, for messages.
-        salvage: Whether the records before a damage are taken.
+    With ``salvage`` the records before a damage are returned.
 
     Raises:
         InputError: If there is damage that no crash leaves and it is not to be salvaged, or the

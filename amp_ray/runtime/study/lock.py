@@ -85,12 +85,7 @@ class StudyLock:
         self.release()
 
     def _lock(self) -> int:
-        """Return the open file with the kernel's lock on it.
-
-        Raises:
-            InputError: If somebody has it, or the file cannot be opened.
-            AmpRayError: If the file system has no locks.
-        """
+        """Return the open file with the kernel's lock on it."""
         holder: dict[str, Any] = {}
         for _look in range(_NUM_LOOKS):
             descriptor = self._open()
@@ -117,11 +112,7 @@ class StudyLock:
         raise InputError(message)
 
     def _take_over(self, descriptor: int) -> str | None:
-        """Write whose it is now; return whose it was, if that driver died.
-
-        Raises:
-            InputError: If that driver may be at work all the same, or the file cannot be written.
-        """
+        """Write whose it is now; return whose it was, if that driver died."""
         holder = {**_here(), "pid": os.getpid(), "start": _start(os.getpid()), "since": now()}
         before = _read(descriptor)
         is_ours = {**before, "since": holder["since"]} == holder

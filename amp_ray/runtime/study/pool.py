@@ -1,10 +1,7 @@
-"""Groups of hosts that run trials side by side: what a driver asks of them, and threads that do."""
+"""Groups of hosts that run trials side by side: what a driver asks of them."""
 
-import contextlib
 import logging
-import queue
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol, Self
@@ -29,7 +26,6 @@ class Task:
     """One attempt at one trial.
 
     Args:
-        number: Of the trial, within its study.
         attempt: From 0; above it only after a host was unreachable or the driver ended.
         trial_id: Unique, a plain file name.
         strategy: What to run; its placement is in devices of one group.
@@ -45,11 +41,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """Something went wrong on this machine, not in the trial: it says nothing of the strategy.
-
-    Args:
-        error: What, and what to do.
-    """
+    """Something went wrong on this machine, not in the trial: it says nothing of the strategy."""
 
     error: AmpRayError
 
@@ -72,9 +64,7 @@ class Finished:
     """An attempt that is over.
 
     Args:
-        task: Which.
         outcome: What came of it; None if it was interrupted.
-        group: Where it ran.
     """
 
     task: Task
@@ -91,19 +81,15 @@ class Runner(Protocol):
         Raises:
             InterruptedTrialError: If ``interrupt`` was called.
         """
-        ...
 
     def interrupt(self) -> None:
         """End the trial that runs, from any thread; does nothing where none does."""
-        ...
 
     def sweep(self, trial_ids: Sequence[str]) -> list[str]:
         """End and remove what attempts of a driver that has died have left; say what stays."""
-        ...
 
     def close(self) -> None:
         """End everything that was started, and disconnect."""
-        ...
 
 
 class Pool(Protocol):
@@ -112,101 +98,27 @@ class Pool(Protocol):
     @property
     def num_groups(self) -> int:
         """How many groups there are, in use or not."""
-        ...
 
     def free(self) -> tuple[int, ...]:
         """Return the groups that are idle and in use."""
-        ...
 
     def start(self, task: Task, group: int) -> None:
         """Start a trial on a group that is free."""
-        ...
 
     def wait(self, timeout_s: float) -> list[Finished]:
         """Wait until some attempts are over or the time is; return those that are."""
-        ...
 
     def set_aside(self, group: int) -> None:
         """Use a group no more."""
-        ...
 
     def sweep(self, trial_ids: Sequence[str]) -> list[str]:
         """Have every group sweep; see ``Runner.sweep``."""
-        ...
 
     def close(self) -> None:
         """Interrupt what runs, and return when everything is clean.
 
         Afterwards ``wait`` returns what has ended meanwhile, once.
         """
-        ...
-
-
-class ThreadPool:
-    """A pool in this process: a thread per group, which waits most of the time."""
-
-    def __init__(self, make_runner: Callable[[int], Runner], num_groups: int) -> None:
-        """Make the runners; they open nothing yet.
-
-        Args:
-            make_runner: From the number of a group to its runner.
-            num_groups: How many.
-        """
-        self._runners = tuple(make_runner(group) for group in range(num_groups))
-        self._aside: set[int] = set()
-        self._threads: dict[int, threading.Thread] = {}
-        self._done: queue.SimpleQueue[Finished] = queue.SimpleQueue()
-
-    @property
-    def num_groups(self) -> int:
-        """How many groups there are."""
-        return len(self._runners)
-
-    def free(self) -> tuple[int, ...]:
-        """Return the groups that are idle and in use."""
-        busy = self._aside | self._threads.keys()
-        return tuple(group for group in range(self.num_groups) if group not in busy)
-
-    def start(self, task: Task, group: int) -> None:
-        """Start a trial on a group that is free."""
-        assert group in self.free()
-        name = f"trial {task.trial_id}"
-        thread = threading.Thread(target=self._run, args=(task, group), name=name, daemon=True)
-        self._threads[group] = thread
-        thread.start()
-
-    def wait(self, timeout_s: float) -> list[Finished]:
-        """Wait until some attempts are over or the time is; return those that are."""
-        finished = []
-        with contextlib.suppress(queue.Empty):
-            finished.append(self._done.get(timeout=timeout_s))
-            while True:
-                finished.append(self._done.get_nowait())
-        for entry in finished:
-            self._threads.pop(entry.group).join()
-        return finished
-
-    def set_aside(self, group: int) -> None:
-        """Use a group no more."""
-        self._aside.add(group)
-
-    def sweep(self, trial_ids: Sequence[str]) -> list[str]:
-        """Have every group sweep."""
-        return [line for runner in self._runners for line in sweep_lines(runner, trial_ids)]
-
-    def close(self) -> None:
-        """Interrupt what runs, and return when everything is clean."""
-        for group in self._threads:
-            self._runners[group].interrupt()
-        for thread in self._threads.values():
-            thread.join(CLOSE_TIMEOUT_S)
-        for runner in self._runners:
-            runner.close()
-
-    def _run(self, task: Task, group: int) -> None:
-        """Run one attempt in its thread; whatever happens, it is reported."""
-        outcome = run_task(self._runners[group], task)
-        self._done.put(Finished(task=task, outcome=outcome, group=group))
 
 
 def run_task(runner: Runner, task: Task) -> Outcome | Fault | None:

@@ -19,10 +19,6 @@ Key = Candidate | Strategy
 def load_replay(path: Path, experiment: Experiment) -> tuple[Given, ...]:
     """Read a table of measured strategies.
 
-    Args:
-        path: Strategies file with a column ``measured_s``.
-        experiment: What the strategies must fit.
-
     Returns:
         A line for each strategy: of several runs the one with the middle time, or the first that
         failed where none was measured.
@@ -75,12 +71,7 @@ class ReplayPool:
     """A `Pool` that answers at once from recorded outcomes and starts nothing."""
 
     def __init__(self, answers: Mapping[Strategy, Outcome], num_groups: int = 1) -> None:
-        """Take the answers.
-
-        Args:
-            answers: Of every strategy that may be asked for.
-            num_groups: How many trials may be asked for at once.
-        """
+        """Take the answers."""
         self._answers, self._num_groups = answers, num_groups
         self._asked: dict[int, Task] = {}
         self._aside: set[int] = set()

@@ -1,13 +1,13 @@
-"""The result of a study as the JSON contract has it, and its history as CSV and JSON lines."""
+"""The result of a study: how it ended, as JSON, and its history as CSV and JSON lines."""
 
 import csv
 import io
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any, Final, Literal
 
 from amp_ray.calibration import calibration_to_json
-from amp_ray.runtime.study.end import ENDINGS, Result
 from amp_ray.search.rows import SCHEMA, row
 from amp_ray.spec.cluster import Cluster
 from amp_ray.spec.strategy import Strategy
@@ -21,8 +21,60 @@ from amp_ray.trials.outcome import (
     outcome_to_json,
 )
 from amp_ray.tuner.certificate import Certificate
+from amp_ray.tuner.common_failure import CommonFailure
+from amp_ray.tuner.knowledge import Knowledge
 from amp_ray.tuner.recommendation import Recommendation, recommend
-from amp_ray.tuner.state import Told
+from amp_ray.tuner.state import TrialRecord, TunerState
+
+Ending = Literal[
+    "certificate", "budget", "time-budget", "exhausted", "hosts", "crashes", "interrupted", "failed"
+]
+
+ENDINGS: Final[dict[Ending, str]] = {
+    "certificate": "no untested strategy is likely to be better",
+    "budget": "the budget of trials is spent",
+    "time-budget": "the time budget is spent",
+    "exhausted": "every strategy that is expected to run has run",
+    "hosts": "no group of hosts is left that can be reached",
+    "crashes": "two strategies crashed in the same way before anything was measured",
+    "interrupted": "it was interrupted",
+    "failed": "it could not go on",
+}
+"""A study goes on after any of them, with ``--resume``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """The end of a study, or of one run of its driver.
+
+    Args:
+        certificate: What is known of the strategies that have not run; None without any trial.
+        common_failure: The trials that crashed alike, where it stopped for that.
+    """
+
+    state: TunerState
+    knowledge: Knowledge
+    certificate: Certificate | None
+    ending: Ending
+    common_failure: CommonFailure | None = None
+
+    @property
+    def best_number(self) -> int | None:
+        """Number of the best trial; see `best_trial`."""
+        return best_trial(self.knowledge)
+
+
+def best_trial(knowledge: Knowledge) -> int | None:
+    """Return the number of the trial that stands for the best measured strategy; None without any.
+
+    Of several runs of it, that is the one in the middle, whose time counts.
+    """
+    best = knowledge.status.best
+    if best is None:
+        return None
+    figure = knowledge.status.figures[best]
+    return figure.numbers[figure.runs.index(figure.typical)]
+
 
 HISTORY_COLUMNS: Final = (
     *("number", "tp", "pp", "dp", "micro_batch_size", "num_micro_batches", "bounds", "recompute"),
@@ -37,9 +89,9 @@ MEASUREMENT_COLUMNS: Final = (
 """Of a strategies file: what `calibrate --measurements` and `tune --trials replay:` read."""
 
 
-def trial_json(told: Told, cluster: Cluster) -> dict[str, Any]:
+def trial_json(trial_record: TrialRecord, cluster: Cluster) -> dict[str, Any]:
     """Return a TRIAL of the contract; one that has not ended has the outcome null."""
-    trial = told.trial
+    trial = trial_record.trial
     empty = dict.fromkeys(
         ("outcome", "measured_s", "spread_s", "peak_memory_bytes", "wall_s", "reason")
     )
@@ -50,25 +102,12 @@ def trial_json(told: Told, cluster: Cluster) -> dict[str, Any]:
         "predicted_sigma": trial.sigma,
         "repeats": trial.repeats,
         "chosen": trial.reason,
-        **(empty if told.outcome is None else outcome_to_json(told.outcome)),
-    }
-
-
-def study_json(result: Result, study: str) -> dict[str, Any]:
-    """Return the object of ``tune --json``.
-
-    Args:
-        result: How the study ended.
-        study: Its folder.
-    """
-    return {
-        key: list(value) if isinstance(value, Iterator) else value
-        for key, value in _parts(result, study)
+        **(empty if trial_record.outcome is None else outcome_to_json(trial_record.outcome)),
     }
 
 
 def study_text(result: Result, study: str) -> Iterator[str]:
-    """Yield the same as text, piece by piece: a line per key, and per trial and row.
+    """Yield the object of ``tune --json``, piece by piece: a line per key, and per trial and row.
 
     Of thousands of trials only one at a time is an object; indented by the standard library, they
     would take half a minute.
@@ -91,7 +130,7 @@ def _parts(result: Result, study: str) -> Iterator[tuple[str, Any]]:
     yield "experiment", state.experiment.name
     yield "ending", result.ending
     yield "ending_text", ENDINGS[result.ending]
-    yield "trials", (trial_json(told, cluster) for told in state.trials)
+    yield "trials", (trial_json(trial_record, cluster) for trial_record in state.trials)
     yield "best", None if best is None else trial_json(state.trials[best], cluster)
     yield (
         "recommendation",
@@ -147,20 +186,20 @@ def _certificate_json(certificate: Certificate) -> dict[str, Any]:
     }
 
 
-def history_jsonl(told: Iterable[Told], cluster: Cluster) -> Iterator[str]:
+def history_jsonl(records: Iterable[TrialRecord], cluster: Cluster) -> Iterator[str]:
     """Yield one TRIAL per line."""
-    return (json.dumps(trial_json(entry, cluster)) + "\n" for entry in told)
+    return (json.dumps(trial_json(entry, cluster)) + "\n" for entry in records)
 
 
-def history_csv(told: Iterable[Told]) -> str:
+def history_csv(records: Iterable[TrialRecord]) -> str:
     """Return a table of all trials, for spreadsheet programs."""
-    return _table(HISTORY_COLUMNS, map(_history_row, told))
+    return _table(HISTORY_COLUMNS, map(_history_row, records))
 
 
-def _history_row(told: Told) -> dict[str, Any]:
+def _history_row(trial_record: TrialRecord) -> dict[str, Any]:
     """Return the cells of one trial."""
-    trial = told.trial
-    outcome = {} if told.outcome is None else outcome_to_json(told.outcome)
+    trial = trial_record.trial
+    outcome = {} if trial_record.outcome is None else outcome_to_json(trial_record.outcome)
     return {
         **_degrees(trial.strategy),
         "number": trial.number,
@@ -174,14 +213,14 @@ def _history_row(told: Told) -> dict[str, Any]:
     }
 
 
-def measurements_csv(told: Iterable[Told]) -> str:
+def measurements_csv(records: Iterable[TrialRecord]) -> str:
     """Return what came of every run as a strategies file, repeats included.
 
     A run whose hosts fell silent has no line. Neither has a strategy whose stages differ, or that
     is placed otherwise than in order: only JSON can tell those.
     """
     rows = []
-    for entry in told:
+    for entry in records:
         strategy, cells = entry.trial.strategy, _measurement(entry.outcome)
         in_order = strategy.placement == tuple(range(len(strategy.placement)))
         if cells and strategy.is_uniform and strategy.recompute is not None and in_order:

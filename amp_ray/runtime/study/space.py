@@ -34,9 +34,6 @@ class TuneOptions:
         table: Of ``replay``.
         budget: How many trials, those of earlier runs of the study included.
         time_budget_s: Wall time, those of earlier runs included; None for no limit.
-        policy: Which strategy is tried next.
-        seed: Of the random policy.
-        workers: Who searches.
         pool: What holds the hosts: threads of this process, or Ray actors.
         concurrency: How many groups of hosts are used; None for all.
         salvage: Whether a study whose journal is damaged goes on from the records before that.
@@ -100,13 +97,7 @@ def study_space(
 ) -> Space:
     """Plan all candidates of an experiment, or score those of a replayed table.
 
-    Args:
-        experiment: What is tuned.
-        options: Of the study.
-        progress: Called with (candidates done, candidates in all).
-
-    Raises:
-        InputError: If the limits leave no candidate, or a table does not fit.
+    ``progress`` is called with (candidates done, all candidates).
     """
     if options.backend != "replay":
         planned = plan_experiment(

@@ -20,24 +20,25 @@ from amp_ray.runtime.files import read_text
 from amp_ray.runtime.hosts.make_hosts import experiment_folder
 from amp_ray.runtime.launch.program_files import program_record
 from amp_ray.runtime.launch.trial_runner import make_runner, portable
+from amp_ray.runtime.ray.actor_pool import thread_pool
 from amp_ray.runtime.ray.address import RayUnavailableError, require_ray
 from amp_ray.runtime.study import events as study_events
-from amp_ray.runtime.study.driver import Driver, DriverSettings
-from amp_ray.runtime.study.end import Ending, Result
+from amp_ray.runtime.study.driver import Driver, DriverSettings, View
 from amp_ray.runtime.study.folder import JOURNAL, PROGRAM, Study, open_study
-from amp_ray.runtime.study.pool import Pool, Runner, ThreadPool
+from amp_ray.runtime.study.pool import Pool, Runner
 from amp_ray.runtime.study.replay import ReplayPool, recorded_outcome
 from amp_ray.runtime.study.result import (
+    Ending,
+    Result,
     history_csv,
     history_jsonl,
     measurements_csv,
     study_text,
 )
 from amp_ray.runtime.study.space import Space, TuneOptions, study_space
-from amp_ray.runtime.study.view import View
 from amp_ray.spec.experiment import Experiment
 from amp_ray.trials.launch import NOT_KEPT, is_secret
-from amp_ray.trials.own_program.check import check_program
+from amp_ray.trials.own_program.program import check_program
 from amp_ray.tuner.state import TunerSettings, TunerState, begin
 
 _LOGGER = logging.getLogger(__name__)
@@ -94,13 +95,7 @@ def _describe_table(path: Path) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Tuning:
-    """An experiment, what is asked of its study, and what there is to choose from.
-
-    Args:
-        experiment: What is tuned.
-        options: Of the study.
-        space: All candidates.
-    """
+    """An experiment, what is asked of its study, and what there is to choose from."""
 
     experiment: Experiment
     options: TuneOptions
@@ -116,11 +111,7 @@ class Tuning:
     ) -> Result:
         """Drive the study in a folder to its end; what came of it is written in any case.
 
-        Args:
-            folder: Of the study; made where it is new.
-            view: Who watches.
-            resume: Whether there is a study to go on with.
-            steady: Makes blocks in which no signal interrupts.
+        ``steady`` makes blocks in which no signal interrupts.
 
         Raises:
             InputError: If the folder has another study, or a driver is at work on it.
@@ -193,7 +184,7 @@ class Tuning:
             pool = None
             if _wants_actors(options):
                 pool = self._actor_pool(factory, num_groups, stack, steady)
-            yield pool or ThreadPool(factory, num_groups)
+            yield pool or thread_pool(factory, num_groups)
 
     def _actor_pool(
         self,
@@ -245,10 +236,7 @@ def prepare(
 ) -> Tuning:
     """Plan or score everything that a study chooses from.
 
-    Args:
-        experiment: What is tuned.
-        options: Of the study.
-        progress: Called with (candidates done, candidates in all).
+    ``progress`` is called with (candidates done, all candidates).
 
     Raises:
         InputError: If the limits leave no candidate, a table does not fit, or there are fewer
@@ -283,11 +271,7 @@ def _without_secrets(text: str, experiment: Experiment) -> str:
 
 
 def write_results(study: Study, result: Result) -> None:
-    """Write what people and other commands read; all of it can be made again from the journal.
-
-    Raises:
-        AmpRayError: If a file cannot be written.
-    """
+    """Write what people and other commands read; all of it can be made again from the journal."""
     state, calibration = result.state, result.knowledge.calibration
     study.write("history.csv", history_csv(state.trials))
     study.write("history.jsonl", history_jsonl(state.trials, state.experiment.cluster))
@@ -299,11 +283,7 @@ def write_results(study: Study, result: Result) -> None:
 
 
 def _num_groups(experiment: Experiment, concurrency: int | None) -> int:
-    """Return how many groups of hosts are used.
-
-    Raises:
-        InputError: If there are fewer than asked for.
-    """
+    """Return how many groups of hosts are used."""
     num_groups = max(1, len(experiment.trials.host_groups))
     if concurrency is not None and concurrency > num_groups:
         message = (

@@ -1,11 +1,11 @@
-"""From looks at hosts to findings: every check of ``amp-ray doctor``, without touching a host."""
+"""From reports of hosts to findings: every check of ``amp-ray doctor``, without touching a host."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 from amp_ray.trials.doctor.devices import check_devices, check_shared_devices
 from amp_ray.trials.doctor.findings import Finding
-from amp_ray.trials.doctor.host_facts import Look
+from amp_ray.trials.doctor.host_facts import HostReport
 from amp_ray.trials.doctor.machine import check_machine
 from amp_ray.trials.doctor.network import check_network, check_same_machine
 from amp_ray.trials.doctor.software import (
@@ -16,7 +16,7 @@ from amp_ray.trials.doctor.software import (
 )
 from amp_ray.trials.doctor.state import check_state
 
-_PER_HOST: Final[tuple[Callable[[Look, Wanted], Iterable[Finding]], ...]] = (
+_PER_HOST: Final[tuple[Callable[[HostReport, Wanted], Iterable[Finding]], ...]] = (
     check_software,
     check_devices,
     check_machine,
@@ -25,21 +25,17 @@ _PER_HOST: Final[tuple[Callable[[Look, Wanted], Iterable[Finding]], ...]] = (
 )
 
 
-def check_hosts(looks: Sequence[Look], wanted: Wanted) -> tuple[Finding, ...]:
+def check_hosts(reports: Sequence[HostReport], wanted: Wanted) -> tuple[Finding, ...]:
     """Judge every host, alone and among the others.
-
-    Args:
-        looks: At every host, in the experiment's order.
-        wanted: What trials need.
 
     Returns:
         The findings host by host, those without a problem included.
     """
-    alone = {look.site.name: _sound(look, wanted) for look in looks}
+    alone = {report.spec.name: _sound(report, wanted) for report in reports}
     known = [
-        look
-        for look in looks
-        if look.facts is not None and not look.facts.is_old and alone[look.site.name][1]
+        report
+        for report in reports
+        if report.facts is not None and not report.facts.is_old and alone[report.spec.name][1]
     ]
     across = _across(known, wanted)
     return tuple(
@@ -49,27 +45,27 @@ def check_hosts(looks: Sequence[Look], wanted: Wanted) -> tuple[Finding, ...]:
     )
 
 
-def _across(looks: Sequence[Look], wanted: Wanted) -> list[Finding]:
+def _across(reports: Sequence[HostReport], wanted: Wanted) -> list[Finding]:
     """Judge hosts among each other."""
     return [
-        *check_agreement(looks, wanted),
-        *check_same_machine(looks),
-        *check_shared_devices(looks),
+        *check_agreement(reports, wanted),
+        *check_same_machine(reports),
+        *check_shared_devices(reports),
     ]
 
 
-def _sound(look: Look, wanted: Wanted) -> tuple[list[Finding], bool]:
+def _sound(report: HostReport, wanted: Wanted) -> tuple[list[Finding], bool]:
     """Judge a host by itself; tell whether what it says of itself can be read."""
     try:
-        if look.facts is not None and not look.facts.is_old:
-            _across([look, look], wanted)
-        return [*_alone(look, wanted)], True
+        if report.facts is not None and not report.facts.is_old:
+            _across([report, report], wanted)
+        return [*_alone(report, wanted)], True
     except Exception as error:  # noqa: BLE001 - a host may say anything
         found = f"an answer that no probe gives: {type(error).__name__}: {error}"
         return [
             Finding(
                 level="error",
-                host=look.site.name,
+                host=report.spec.name,
                 check="agent Python",
                 found=found,
                 expected="facts about the host, as amp-ray's own probe tells them",
@@ -78,22 +74,22 @@ def _sound(look: Look, wanted: Wanted) -> tuple[list[Finding], bool]:
         ], False
 
 
-def _alone(look: Look, wanted: Wanted) -> Iterator[Finding]:
+def _alone(report: HostReport, wanted: Wanted) -> Iterator[Finding]:
     """Judge a host by itself."""
-    if look.failure is not None:
-        yield look.failure
+    if report.failure is not None:
+        yield report.failure
         return
-    assert look.facts is not None, "a look without a failure has facts"
-    login = "this machine" if not look.site.login else f"logged in as {_user(look)}"
-    yield Finding(level="ok", host=look.site.name, check="login", found=login)
-    if look.facts.is_old:
-        yield check_old_python(look)
+    assert report.facts is not None, "a report without a failure has facts"
+    login = "this machine" if not report.spec.login else f"logged in as {_user(report)}"
+    yield Finding(level="ok", host=report.spec.name, check="login", found=login)
+    if report.facts.is_old:
+        yield check_old_python(report)
         return
     for check in _PER_HOST:
-        yield from check(look, wanted)
+        yield from check(report, wanted)
 
 
-def _user(look: Look) -> str:
+def _user(report: HostReport) -> str:
     """Return the user that the host knows us as."""
-    assert look.facts is not None
-    return str(look.facts.part("identity").get("user", "an unknown user"))
+    assert report.facts is not None
+    return str(report.facts.part("identity").get("user", "an unknown user"))

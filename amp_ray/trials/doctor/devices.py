@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from amp_ray.spec.catalogue import CATALOGUE
 from amp_ray.trials.doctor.findings import Finding, Level, shell_command
-from amp_ray.trials.doctor.host_facts import Look
+from amp_ray.trials.doctor.host_facts import HostReport
 from amp_ray.trials.doctor.software import Wanted
 from amp_ray.units import GIB, MIB
 
@@ -22,46 +22,46 @@ USED_FRACTION: Final = 0.05
 Gpu = Mapping[str, Any]
 
 
-def check_devices(look: Look, _wanted: Wanted) -> Iterator[Finding]:
+def check_devices(report: HostReport, _wanted: Wanted) -> Iterator[Finding]:
     """Check the GPUs of a host that shall have some."""
-    if not look.site.has_gpu:
+    if not report.spec.has_gpu:
         return
-    assert look.facts is not None
-    facts, site = look.facts.part("gpus"), look.site
-    wish = f"{site.num_slots} x {site.device.name}"
+    assert report.facts is not None
+    facts, spec = report.facts.part("gpus"), report.spec
+    wish = f"{spec.num_slots} x {spec.device.name}"
     if facts["problem"] is not None:
         yield Finding(
             level="error",
-            host=site.name,
+            host=spec.name,
             check="devices",
             found=facts["problem"],
             expected=wish,
-            command=shell_command(site.login, ["nvidia-smi"]),
+            command=shell_command(spec.login, ["nvidia-smi"]),
             advice="install or restart the driver there until nvidia-smi lists the GPUs, or plan "
             "for device cpu",
         )
         return
     gpus = visible_gpus(facts)
-    yield _check_count(look, len(gpus), wish)
-    used = gpus[: site.num_slots]
+    yield _check_count(report, len(gpus), wish)
+    used = gpus[: spec.num_slots]
     if used:
-        yield _check_kind(look, used)
-        yield _check_memory(look, used)
-        yield from _check_use(look, used)
+        yield _check_kind(report, used)
+        yield _check_memory(report, used)
+        yield from _check_use(report, used)
 
 
-def check_shared_devices(looks: Sequence[Look]) -> Iterator[Finding]:
+def check_shared_devices(reports: Sequence[HostReport]) -> Iterator[Finding]:
     """Refuse a GPU that two hosts have: containers of one machine may share it."""
     owners: dict[str, str] = {}
-    for look in looks:
-        assert look.facts is not None
-        facts = look.facts.part("gpus")
-        used = visible_gpus(facts)[: look.site.num_slots] if look.site.has_gpu else []
-        shared = {owners.setdefault(gpu["uuid"], look.site.name) for gpu in used}
-        for other in sorted(shared - {look.site.name}):
+    for report in reports:
+        assert report.facts is not None
+        facts = report.facts.part("gpus")
+        used = visible_gpus(facts)[: report.spec.num_slots] if report.spec.has_gpu else []
+        shared = {owners.setdefault(gpu["uuid"], report.spec.name) for gpu in used}
+        for other in sorted(shared - {report.spec.name}):
             yield Finding(
                 level="error",
-                host=look.site.name,
+                host=report.spec.name,
                 check="machine",
                 found=f"has GPUs that {other} has too",
                 expected="GPUs of its own",
@@ -99,59 +99,59 @@ def _is_named(gpu: Gpu, name: str) -> bool:
     return name == str(gpu["index"]) or (name.startswith("GPU-") and gpu["uuid"].startswith(name))
 
 
-def _check_count(look: Look, count: int, wish: str) -> Finding:
+def _check_count(report: HostReport, count: int, wish: str) -> Finding:
     """Compare the number of GPUs with that of slots."""
-    site = look.site
+    spec = report.spec
     found = f"{count} GPUs"
-    if count == site.num_slots:
-        return Finding(level="ok", host=site.name, check="devices", found=found)
-    level: Level = "error" if count < site.num_slots else "warning"
+    if count == spec.num_slots:
+        return Finding(level="ok", host=spec.name, check="devices", found=found)
+    level: Level = "error" if count < spec.num_slots else "warning"
     advice = f"write slots={count} in the hostfile and in cluster.nodes"
     if level == "warning":
-        advice = f"trials use the first {site.num_slots}; to use all, {advice}"
+        advice = f"trials use the first {spec.num_slots}; to use all, {advice}"
     return Finding(
         level=level,
-        host=site.name,
+        host=spec.name,
         check="devices",
         found=found,
         expected=wish,
-        command=shell_command(site.login, ["nvidia-smi", "-L"]),
+        command=shell_command(spec.login, ["nvidia-smi", "-L"]),
         advice=advice,
     )
 
 
-def _check_kind(look: Look, gpus: Sequence[Gpu]) -> Finding:
+def _check_kind(report: HostReport, gpus: Sequence[Gpu]) -> Finding:
     """Compare the driver's names with the experiment's; any name suits a device of one's own."""
-    site = look.site
+    spec = report.spec
     names = sorted({str(gpu["name"]) for gpu in gpus})
-    known = site.device.name in CATALOGUE
-    wrong = [name for name in names if known and not resembles(site.device.name, name)]
+    known = spec.device.name in CATALOGUE
+    wrong = [name for name in names if known and not resembles(spec.device.name, name)]
     if not wrong and len(names) == 1:
-        return Finding(level="ok", host=site.name, check="device type", found=names[0])
+        return Finding(level="ok", host=spec.name, check="device type", found=names[0])
     return Finding(
         level="warning",
-        host=site.name,
+        host=spec.name,
         check="device type",
         found=", ".join(names),
-        expected=f"{site.device.name} in every slot",
+        expected=f"{spec.device.name} in every slot",
         advice="name the device that is there in cluster.nodes: predictions are for that one",
     )
 
 
-def _check_memory(look: Look, gpus: Sequence[Gpu]) -> Finding:
+def _check_memory(report: HostReport, gpus: Sequence[Gpu]) -> Finding:
     """Compare the smallest GPU's memory with what the plan counts on."""
-    site, planned = look.site, look.site.device.memory_bytes
+    spec, planned = report.spec, report.spec.device.memory_bytes
     sizes = [gpu["memory_bytes"] for gpu in gpus if gpu["memory_bytes"] is not None]
     if not sizes:
         found = "the driver does not tell"
-        return Finding(level="ok", host=site.name, check="device memory", found=found)
+        return Finding(level="ok", host=spec.name, check="device memory", found=found)
     found, expected = f"{min(sizes) / GIB:.1f} GiB", f"{planned / GIB:.1f} GiB"
     if planned <= min(sizes) <= planned * MUCH_MEMORY_FRACTION:
-        return Finding(level="ok", host=site.name, check="device memory", found=found)
+        return Finding(level="ok", host=spec.name, check="device memory", found=found)
     small = min(sizes) < planned
     return Finding(
         level="error" if small else "warning",
-        host=site.name,
+        host=spec.name,
         check="device memory",
         found=found,
         expected=expected,
@@ -160,14 +160,14 @@ def _check_memory(look: Look, gpus: Sequence[Gpu]) -> Finding:
     )
 
 
-def _check_use(look: Look, gpus: Sequence[Gpu]) -> Iterator[Finding]:
+def _check_use(report: HostReport, gpus: Sequence[Gpu]) -> Iterator[Finding]:
     """Look for what computes on the GPUs, or holds their memory without being listed."""
-    assert look.facts is not None
-    site, uuids = look.site, {gpu["uuid"] for gpu in gpus}
-    listed = look.facts.part("gpus")["processes"]
+    assert report.facts is not None
+    spec, uuids = report.spec, {gpu["uuid"] for gpu in gpus}
+    listed = report.facts.part("gpus")["processes"]
     processes = [entry for entry in listed if entry["uuid"] in uuids]
     if processes:
-        yield _busy(look, processes)
+        yield _busy(report, processes)
         return
     full = [
         gpu
@@ -177,21 +177,21 @@ def _check_use(look: Look, gpus: Sequence[Gpu]) -> Iterator[Finding]:
         and gpu["used_bytes"] > USED_FRACTION * gpu["memory_bytes"]
     ]
     if not full:
-        yield Finding(level="ok", host=site.name, check="device use", found="nothing runs")
+        yield Finding(level="ok", host=spec.name, check="device use", found="nothing runs")
         return
     used = ", ".join(f"GPU {gpu['index']}: {gpu['used_bytes'] / GIB:.1f} GiB" for gpu in full)
     yield Finding(
         level="warning",
-        host=site.name,
+        host=spec.name,
         check="device use",
         found=f"{used} in use, by no process that is listed",
         expected="free GPUs",
-        command=shell_command(site.login, ["nvidia-smi"]),
+        command=shell_command(spec.login, ["nvidia-smi"]),
         advice="a process of another container or user may hold it",
     )
 
 
-def _busy(look: Look, processes: Iterable[Mapping[str, Any]]) -> Finding:
+def _busy(report: HostReport, processes: Iterable[Mapping[str, Any]]) -> Finding:
     """Name the processes on the GPUs."""
     entries = list(processes)
     sizes = [entry["memory_bytes"] for entry in entries]
@@ -205,10 +205,10 @@ def _busy(look: Look, processes: Iterable[Mapping[str, Any]]) -> Finding:
     pids = sorted({str(entry["pid"]) for entry in entries if entry["pid"]}, key=int)
     return Finding(
         level="warning" if harmless else "error",
-        host=look.site.name,
+        host=report.spec.name,
         check="device use",
         found=names,
         expected="nothing else on the GPUs of trials",
-        command=shell_command(look.site.login, ["kill", *pids]) if pids else None,
+        command=shell_command(report.spec.login, ["kill", *pids]) if pids else None,
         advice="wait for it; or end it, if it is yours",
     )

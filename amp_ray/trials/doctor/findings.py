@@ -19,10 +19,7 @@ class Finding:
     """One thing that was looked at on one host.
 
     Args:
-        level: How serious it is.
-        host: As the hostfile calls it.
         check: What was looked at, in one or two words.
-        found: What is there.
         expected: What should be; empty where all is well.
         command: Mends it, ready to paste into a shell on this machine; None where no command can.
         advice: What to do, or to know before the command is run.

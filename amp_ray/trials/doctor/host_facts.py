@@ -1,4 +1,4 @@
-"""What a look at a host brought back, as values."""
+"""What a probe reports of a host."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,13 +12,10 @@ Facts = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Site:
+class HostSpec:
     """What an experiment expects of one host.
 
     Args:
-        name: As the hostfile calls it.
-        device: What sits in every slot.
-        num_slots: How many slots trials use.
         group: Of the hosts that run a trial together.
         login: Words in front of a command that shall run there; none for this machine.
     """
@@ -53,8 +50,6 @@ class HostFacts:
     """What a probe says of its host; see ``runtime/agent/probe.py``.
 
     Args:
-        version: Of the Python that runs the agent.
-        executable: Its path.
         is_old: Whether it is too old to say more.
         parts: The rest, by name of the part.
     """
@@ -82,25 +77,23 @@ class HostFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class HostReport:
     """Everything that is known of one host.
 
     Args:
-        site: Which.
         failure: Why it could not be looked at; None if it could.
         facts: None if it could not.
         clock: None where unknown.
         start_s: What the login's shell and Python took to start; None where unknown.
         unreached: Peers that it cannot connect to, with the reason.
-        num_peers: How many it tried.
     """
 
-    site: Site
+    spec: HostSpec
     failure: Finding | None = None
     facts: HostFacts | None = None
     clock: Clock | None = None
     start_s: float | None = None
-    unreached: tuple[tuple[Site, str], ...] = ()
+    unreached: tuple[tuple[HostSpec, str], ...] = ()
     num_peers: int = 0
 
 

@@ -6,39 +6,39 @@ from itertools import groupby
 from typing import Final
 
 from amp_ray.trials.doctor.findings import Finding, shell_command
-from amp_ray.trials.doctor.host_facts import Look, Site
+from amp_ray.trials.doctor.host_facts import HostReport, HostSpec
 from amp_ray.trials.doctor.software import Wanted
 
 _DEBIAN_OWN: Final = "127.0.1.1"
 """What Debian writes into ``/etc/hosts`` for a host's own name."""
 
 
-def check_network(look: Look, _wanted: Wanted) -> Iterator[Finding]:
+def check_network(report: HostReport, _wanted: Wanted) -> Iterator[Finding]:
     """Check a host's address, its own name, a port, and the way to its peers."""
-    assert look.facts is not None
-    facts = look.facts.part("address")
+    assert report.facts is not None
+    facts = report.facts.part("address")
     if "address" not in facts:
-        yield _no_address(look, facts["problem"])
+        yield _no_address(report, facts["problem"])
         return
-    yield _check_address(look)
-    yield _check_port(look)
-    if look.num_peers:
-        yield _check_own_name(look)
-        yield from _check_peers(look)
+    yield _check_address(report)
+    yield _check_port(report)
+    if report.num_peers:
+        yield _check_own_name(report)
+        yield from _check_peers(report)
 
 
-def check_same_machine(looks: Sequence[Look]) -> Iterator[Finding]:
+def check_same_machine(reports: Sequence[HostReport]) -> Iterator[Finding]:
     """Refuse two names for one machine: their slots would be the same devices."""
     first: dict[tuple[str, str], str] = {}
-    for look in looks:
-        machine = look.facts.machine if look.facts is not None else None
+    for report in reports:
+        machine = report.facts.machine if report.facts is not None else None
         if machine is None:
             continue
-        other = first.setdefault(machine, look.site.name)
-        if other != look.site.name:
+        other = first.setdefault(machine, report.spec.name)
+        if other != report.spec.name:
             yield Finding(
                 level="error",
-                host=look.site.name,
+                host=report.spec.name,
                 check="machine",
                 found=f"is the same machine as {other}",
                 expected="a machine of its own",
@@ -51,57 +51,57 @@ def is_loopback(address: str) -> bool:
     return address.startswith("127.") or address == "::1"
 
 
-def _no_address(look: Look, problem: str) -> Finding:
+def _no_address(report: HostReport, problem: str) -> Finding:
     """Report that no interface has an address by which peers know the host."""
     expected = "an interface with the address that the hostfile's name stands for"
-    return _wrong_address(look, problem, expected)
+    return _wrong_address(report, problem, expected)
 
 
-def _wrong_address(look: Look, found: str, expected: str) -> Finding:
+def _wrong_address(report: HostReport, found: str, expected: str) -> Finding:
     """Report an address that does not serve, with the command that lists the others."""
     return Finding(
         level="error",
-        host=look.site.name,
+        host=report.spec.name,
         check="address",
         found=found,
         expected=expected,
-        command=shell_command(look.site.login, ["ip", "-brief", "address"]),
+        command=shell_command(report.spec.login, ["ip", "-brief", "address"]),
         advice="name the host in the hostfile by one of the addresses that this lists",
     )
 
 
-def _check_address(look: Look) -> Finding:
+def _check_address(report: HostReport) -> Finding:
     """Check that peers could use the address."""
-    assert look.facts is not None
-    facts = look.facts.part("address")
+    assert report.facts is not None
+    facts = report.facts.part("address")
     found = f"{facts['address']} on {facts['interface']}"
-    if not (look.num_peers and is_loopback(facts["address"])):
-        return Finding(level="ok", host=look.site.name, check="address", found=found)
-    return _wrong_address(look, found, "an address that the other hosts can reach")
+    if not (report.num_peers and is_loopback(facts["address"])):
+        return Finding(level="ok", host=report.spec.name, check="address", found=found)
+    return _wrong_address(report, found, "an address that the other hosts can reach")
 
 
-def _check_port(look: Look) -> Finding:
+def _check_port(report: HostReport) -> Finding:
     """Check that there was a port to listen at."""
-    assert look.facts is not None
-    facts = look.facts.part("address")
+    assert report.facts is not None
+    facts = report.facts.part("address")
     if facts["port"] is not None:
         found = f"{facts['port']} is free"
-        return Finding(level="ok", host=look.site.name, check="port", found=found)
+        return Finding(level="ok", host=report.spec.name, check="port", found=found)
     return Finding(
         level="error",
-        host=look.site.name,
+        host=report.spec.name,
         check="port",
         found=facts["problem"],
         expected="a free port between 20000 and 32000",
-        command=shell_command(look.site.login, ["ss", "-Htlnp"]),
+        command=shell_command(report.spec.login, ["ss", "-Htlnp"]),
         advice="end what listens there; this lists it",
     )
 
 
-def _check_own_name(look: Look) -> Finding:
+def _check_own_name(report: HostReport) -> Finding:
     """Check what the host takes its own names for."""
-    assert look.facts is not None
-    site, facts = look.site, look.facts
+    assert report.facts is not None
+    spec, facts = report.spec, report.facts
     names = facts.part("own_name").get("addresses", {})
     inward = [
         name
@@ -111,16 +111,16 @@ def _check_own_name(look: Look) -> Finding:
     if not inward:
         found = ", ".join(f"{name} is {' '.join(found)}" for name, found in names.items() if found)
         found = found or "resolves to nothing there"
-        return Finding(level="ok", host=site.name, check="own name", found=found)
+        return Finding(level="ok", host=spec.name, check="own name", found=found)
     name = inward[0]
     address = facts.part("address")["address"]
     command = None
     if _DEBIAN_OWN in names[name] and not is_loopback(address):
         edit = ["sed", "-i", rf"s/^{re.escape(_DEBIAN_OWN)}\b/{address}/", "/etc/hosts"]
-        command = shell_command(site.login, edit, as_root=facts.needs_sudo)
+        command = shell_command(spec.login, edit, as_root=facts.needs_sudo)
     return Finding(
         level="warning",
-        host=site.name,
+        host=spec.name,
         check="own name",
         found=f"{name} is {' '.join(names[name])} there",
         expected=address,
@@ -130,22 +130,22 @@ def _check_own_name(look: Look) -> Finding:
     )
 
 
-def _check_peers(look: Look) -> Iterator[Finding]:
+def _check_peers(report: HostReport) -> Iterator[Finding]:
     """Check that a connection to every peer came about."""
-    assert look.facts is not None
-    site = look.site
-    if not look.unreached:
-        found = f"reaches {look.num_peers} hosts"
-        yield Finding(level="ok", host=site.name, check="peers", found=found)
-    for reason, entries in groupby(sorted(look.unreached, key=_reason), key=_reason):
+    assert report.facts is not None
+    spec = report.spec
+    if not report.unreached:
+        found = f"reaches {report.num_peers} hosts"
+        yield Finding(level="ok", host=spec.name, check="peers", found=found)
+    for reason, entries in groupby(sorted(report.unreached, key=_reason), key=_reason):
         peers = [peer for peer, _ in entries]
         names = ", ".join(peer.name for peer in peers)
-        address = look.facts.part("address")["address"]
+        address = report.facts.part("address")["address"]
         allow = ["iptables", "-I", "INPUT", "-s", address, "-j", "ACCEPT"]
         lines = [shell_command(peer.login, allow, as_root=True) for peer in peers]
         yield Finding(
             level="error",
-            host=site.name,
+            host=spec.name,
             check="peers",
             found=f"no connection to {names}: {reason}",
             expected="every host to reach every other, at ports 20000 to 32000 and above",
@@ -154,6 +154,6 @@ def _check_peers(look: Look) -> Iterator[Finding]:
         )
 
 
-def _reason(entry: tuple[Site, str]) -> str:
+def _reason(entry: tuple[HostSpec, str]) -> str:
     """Return what kept a peer from being reached."""
     return entry[1]

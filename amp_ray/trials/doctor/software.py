@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from amp_ray.trials.doctor.findings import Finding, Level, shell_command
-from amp_ray.trials.doctor.host_facts import Look, Site
+from amp_ray.trials.doctor.host_facts import HostReport, HostSpec
 
 TRAINING_PYTHON: Final = (3, 11)
 """Oldest Python that runs the package's own training program; the package needs the same."""
@@ -35,7 +35,6 @@ class Wanted:
     """What trials need on every host.
 
     Args:
-        python: Interpreter that trains.
         python_key: Key of the experiment file that names it.
         program: The user's own program as it is started; None for the package's own.
         cwd: Where that program starts; None for the trial's folder.
@@ -52,28 +51,28 @@ class Wanted:
         return "error" if self.program is None else "warning"
 
 
-def check_old_python(look: Look) -> Finding:
+def check_old_python(report: HostReport) -> Finding:
     """Refuse a Python that cannot run the agent."""
-    assert look.facts is not None
+    assert report.facts is not None
     return Finding(
         level="error",
-        host=look.site.name,
+        host=report.spec.name,
         check="agent Python",
-        found=f"{look.facts.executable} is Python {look.facts.version}",
+        found=f"{report.facts.executable} is Python {report.facts.version}",
         expected="Python 3.8 or newer",
-        command=list_pythons(look.site),
+        command=list_pythons(report.spec),
         advice="name a newer interpreter as trials.ssh.python; this lists what is there",
     )
 
 
-def check_software(look: Look, wanted: Wanted) -> Iterator[Finding]:
+def check_software(report: HostReport, wanted: Wanted) -> Iterator[Finding]:
     """Check the Python of the agent, that of the trials, and its packages."""
-    host, facts = look.site.name, look.facts
+    host, facts = report.spec.name, report.facts
     assert facts is not None
     found = f"Python {facts.version} ({facts.executable})"
     yield Finding(level="ok", host=host, check="agent Python", found=found)
-    if look.start_s is not None:
-        yield _check_start(look, look.start_s)
+    if report.start_s is not None:
+        yield _check_start(report, report.start_s)
     software = facts.part("software")
     if software["problem"] is not None:
         yield Finding(
@@ -82,7 +81,7 @@ def check_software(look: Look, wanted: Wanted) -> Iterator[Finding]:
             check="Python",
             found=f"{wanted.python}: {software['problem']}",
             expected="an interpreter that trains",
-            command=list_pythons(look.site),
+            command=list_pythons(report.spec),
             advice=f"name another interpreter as {wanted.python_key}; this lists what is there",
         )
         return
@@ -94,28 +93,28 @@ def check_software(look: Look, wanted: Wanted) -> Iterator[Finding]:
             check="Python",
             found=name,
             expected=f"Python {'.'.join(map(str, TRAINING_PYTHON))} or newer",
-            command=list_pythons(look.site),
+            command=list_pythons(report.spec),
             advice=f"name a newer one as {wanted.python_key}; this lists what is there",
         )
     else:
         yield Finding(level="ok", host=host, check="Python", found=name)
     if software["kind"] == "software":
-        yield _check_torch(look, wanted)
-        yield _check_deepspeed(look, wanted)
-        yield from _check_import(look, wanted)
-    yield from _check_program(look, wanted)
+        yield _check_torch(report, wanted)
+        yield _check_deepspeed(report, wanted)
+        yield from _check_import(report, wanted)
+    yield from _check_program(report, wanted)
 
 
-def check_agreement(looks: Sequence[Look], wanted: Wanted) -> Iterator[Finding]:
+def check_agreement(reports: Sequence[HostReport], wanted: Wanted) -> Iterator[Finding]:
     """Compare versions: every host should have what most of them have."""
-    versions = {look.site.name: _versions(look) for look in looks}
+    versions = {report.spec.name: _versions(report) for report in reports}
     for key in _AGREE:
         counts = Counter(found[key] for found in versions.values() if key in found)
         if len(counts) <= 1:
             continue
         usual, num_usual = counts.most_common(1)[0]
-        for look in looks:
-            own = versions[look.site.name].get(key, usual)
+        for report in reports:
+            own = versions[report.spec.name].get(key, usual)
             if own == usual:
                 continue
             advice = "name the same interpreter on every host"
@@ -123,23 +122,23 @@ def check_agreement(looks: Sequence[Look], wanted: Wanted) -> Iterator[Finding]:
                 advice = "ranks of different versions may not understand each other" + _index(usual)
             yield Finding(
                 level="warning" if key == "Python" else wanted.level,
-                host=look.site.name,
+                host=report.spec.name,
                 check=f"{key} alike",
                 found=f"{key} {own}",
-                expected=f"{usual}, as on {num_usual} of {len(looks)} hosts",
-                command=_install_usual(look, key, usual, _cuda(versions.values())),
+                expected=f"{usual}, as on {num_usual} of {len(reports)} hosts",
+                command=_install_usual(report, key, usual, _cuda(versions.values())),
                 advice=advice,
             )
 
 
-def list_pythons(site: Site) -> str:
+def list_pythons(spec: HostSpec) -> str:
     """Return the command that lists the interpreters of a host."""
-    return shell_command(site.login, ["sh", "-c", _PYTHONS])
+    return shell_command(spec.login, ["sh", "-c", _PYTHONS])
 
 
-def _check_start(look: Look, start_s: float) -> Finding:
+def _check_start(report: HostReport, start_s: float) -> Finding:
     """Check how long a login takes until its Python runs."""
-    host, found = look.site.name, f"{start_s:.1f} s until Python runs"
+    host, found = report.spec.name, f"{start_s:.1f} s until Python runs"
     if start_s <= USUAL_START_S:
         return Finding(level="ok", host=host, check="start", found=found)
     return Finding(
@@ -148,24 +147,24 @@ def _check_start(look: Look, start_s: float) -> Finding:
         check="start",
         found=found,
         expected=f"less than {USUAL_START_S:g} s",
-        command=shell_command(look.site.login, ["python3", "-X", "importtime", "-c", "pass"]),
+        command=shell_command(report.spec.login, ["python3", "-X", "importtime", "-c", "pass"]),
         advice="agents wait for it, and ranks that start afresh take as long; look at ~/.bashrc "
         "there, and at the file system that Python is on; this shows what Python itself takes",
     )
 
 
-def _check_torch(look: Look, wanted: Wanted) -> Finding:
+def _check_torch(report: HostReport, wanted: Wanted) -> Finding:
     """Check that torch is there, new enough, and built for the devices."""
-    assert look.facts is not None
-    software = look.facts.part("software")
-    host, torch, cuda = look.site.name, software["torch"], software["cuda"]
+    assert report.facts is not None
+    software = report.facts.part("software")
+    host, torch, cuda = report.spec.name, software["torch"], software["cuda"]
     level, expected, advice = wanted.level, "", ""
     if torch is None:
         expected = "torch, which every rank imports"
     elif _numbers(torch) < MIN_TORCH:
         expected = f"torch {'.'.join(map(str, MIN_TORCH))} or newer"
-    elif look.site.has_gpu and cuda is None:
-        expected = f"torch built with CUDA, for {look.site.device.name}"
+    elif report.spec.has_gpu and cuda is None:
+        expected = f"torch built with CUDA, for {report.spec.device.name}"
         advice = "this build has none; the command installs torch's default build"
     found = "no torch" if torch is None else f"torch {torch}" + (f", CUDA {cuda}" if cuda else "")
     if not expected:
@@ -178,16 +177,16 @@ def _check_torch(look: Look, wanted: Wanted) -> Finding:
         check="torch",
         found=found,
         expected=expected,
-        command=_pip(look, *words),
+        command=_pip(report, *words),
         advice=advice,
     )
 
 
-def _check_deepspeed(look: Look, wanted: Wanted) -> Finding:
+def _check_deepspeed(report: HostReport, wanted: Wanted) -> Finding:
     """Check that DeepSpeed is there, in the version that is known to work."""
-    assert look.facts is not None
-    version = look.facts.part("software")["deepspeed"]
-    host, own = look.site.name, wanted.program is not None
+    assert report.facts is not None
+    version = report.facts.part("software")["deepspeed"]
+    host, own = report.spec.name, wanted.program is not None
     if version == TESTED_DEEPSPEED or (own and version is not None):
         return Finding(level="ok", host=host, check="deepspeed", found=f"deepspeed {version}")
     return Finding(
@@ -196,17 +195,17 @@ def _check_deepspeed(look: Look, wanted: Wanted) -> Finding:
         check="deepspeed",
         found="no deepspeed" if version is None else f"deepspeed {version}",
         expected=f"deepspeed {TESTED_DEEPSPEED}",
-        command=_pip(look, f"deepspeed=={TESTED_DEEPSPEED}"),
+        command=_pip(report, f"deepspeed=={TESTED_DEEPSPEED}"),
     )
 
 
-def _check_import(look: Look, wanted: Wanted) -> Iterator[Finding]:
+def _check_import(report: HostReport, wanted: Wanted) -> Iterator[Finding]:
     """Check that packages could really be imported, and that torch then sees the GPUs."""
-    assert look.facts is not None
-    software = look.facts.part("software")
+    assert report.facts is not None
+    software = report.facts.part("software")
     if "import_problem" not in software:
         return
-    host, num_seen = look.site.name, software["num_cuda_devices"]
+    host, num_seen = report.spec.name, software["num_cuda_devices"]
     if software["import_problem"] is not None:
         yield Finding(
             level=wanted.level,
@@ -215,19 +214,19 @@ def _check_import(look: Look, wanted: Wanted) -> Iterator[Finding]:
             found=software["import_problem"],
             expected="torch and deepspeed to import",
             command=shell_command(
-                look.site.login, [wanted.python, "-c", "import torch, deepspeed"]
+                report.spec.login, [wanted.python, "-c", "import torch, deepspeed"]
             ),
             advice="the command shows the whole error",
         )
-    elif look.site.has_gpu and num_seen < look.site.num_slots:
+    elif report.spec.has_gpu and num_seen < report.spec.num_slots:
         yield Finding(
             level=wanted.level,
             host=host,
             check="import",
             found=f"torch sees {num_seen} GPUs",
-            expected=f"{look.site.num_slots}",
+            expected=f"{report.spec.num_slots}",
             command=shell_command(
-                look.site.login, [wanted.python, "-c", "import torch; torch.cuda.init()"]
+                report.spec.login, [wanted.python, "-c", "import torch; torch.cuda.init()"]
             ),
             advice="the command shows why; often the driver is too old for torch's CUDA",
         )
@@ -235,12 +234,12 @@ def _check_import(look: Look, wanted: Wanted) -> Iterator[Finding]:
         yield Finding(level="ok", host=host, check="import", found="torch and deepspeed import")
 
 
-def _check_program(look: Look, wanted: Wanted) -> Iterator[Finding]:
+def _check_program(report: HostReport, wanted: Wanted) -> Iterator[Finding]:
     """Check that the user's own program and its folder are there."""
-    assert look.facts is not None
+    assert report.facts is not None
     if wanted.program is None:
         return
-    facts, host = look.facts.part("program"), look.site.name
+    facts, host = report.facts.part("program"), report.spec.name
     # A name with a placeholder is known only when a trial starts.
     if "{" not in wanted.program and facts.get("program") is None:
         yield Finding(
@@ -258,17 +257,17 @@ def _check_program(look: Look, wanted: Wanted) -> Iterator[Finding]:
             check="program",
             found=f"no folder {wanted.cwd}",
             expected="trials.program.cwd",
-            command=shell_command(look.site.login, ["mkdir", "-p", "--", wanted.cwd]),
+            command=shell_command(report.spec.login, ["mkdir", "-p", "--", wanted.cwd]),
         )
 
 
-def _versions(look: Look) -> dict[str, str]:
+def _versions(report: HostReport) -> dict[str, str]:
     """Return what must agree, as far as it is there."""
-    assert look.facts is not None
-    software = look.facts.part("software")
+    assert report.facts is not None
+    software = report.facts.part("software")
     if software["problem"] is not None:
         return {}
-    keys = ["torch", "CUDA", "deepspeed", *(["NCCL"] if look.site.has_gpu else [])]
+    keys = ["torch", "CUDA", "deepspeed", *(["NCCL"] if report.spec.has_gpu else [])]
     found = {key: software.get(key.lower()) for key in keys}
     found["Python"] = ".".join(software["version"].split(".")[:2])
     return {key: str(text) for key, text in found.items() if text is not None}
@@ -280,13 +279,13 @@ def _cuda(versions: Iterable[Mapping[str, str]]) -> str:
     return counts.most_common(1)[0][0] if counts else ""
 
 
-def _install_usual(look: Look, key: str, usual: str, cuda: str) -> str | None:
+def _install_usual(report: HostReport, key: str, usual: str, cuda: str) -> str | None:
     """Return the command that installs what most hosts have."""
     match key:
         case "torch" | "deepspeed":
-            return _pip(look, f"{key}=={usual}")
+            return _pip(report, f"{key}=={usual}")
         case "NCCL":
-            return _pip(look, f"nvidia-nccl-cu{cuda}=={usual}")
+            return _pip(report, f"nvidia-nccl-cu{cuda}=={usual}")
         case _:
             return None
 
@@ -296,11 +295,11 @@ def _index(version: str) -> str:
     return "" if "+" not in version else "; a build with '+' comes from torch's own --index-url"
 
 
-def _pip(look: Look, *words: str) -> str:
+def _pip(report: HostReport, *words: str) -> str:
     """Return the command that installs into the Python that trains."""
-    assert look.facts is not None
-    python = look.facts.part("software")["executable"]
-    return shell_command(look.site.login, [python, "-m", "pip", "install", *words])
+    assert report.facts is not None
+    python = report.facts.part("software")["executable"]
+    return shell_command(report.spec.login, [python, "-m", "pip", "install", *words])
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from amp_ray.trials.doctor.findings import Finding, shell_command
-from amp_ray.trials.doctor.host_facts import Look
+from amp_ray.trials.doctor.host_facts import HostReport
 from amp_ray.trials.doctor.machine import unknown
 from amp_ray.trials.doctor.software import Wanted
 
@@ -15,42 +15,42 @@ it: each host measures with its own monotonic clock."""
 _MINUTE_S: Final = 60.0
 
 
-def check_state(look: Look, _wanted: Wanted) -> Iterator[Finding]:
+def check_state(report: HostReport, _wanted: Wanted) -> Iterator[Finding]:
     """Check the clock and what lies about."""
-    yield _check_clock(look)
-    yield from _check_leftovers(look)
+    yield _check_clock(report)
+    yield from _check_leftovers(report)
 
 
-def _check_clock(look: Look) -> Finding:
+def _check_clock(report: HostReport) -> Finding:
     """Compare clocks; what the question itself took is in the host's favour."""
-    assert look.facts is not None
-    site, clock = look.site, look.clock
+    assert report.facts is not None
+    spec, clock = report.spec, report.clock
     if clock is None:
-        return unknown(look, "clock", "the host did not tell its time")
+        return unknown(report, "clock", "the host did not tell its time")
     side = "ahead of" if clock.offset_s > 0 else "behind"
     found = f"{abs(clock.offset_s):.3f} s {side} this machine (+-{clock.uncertainty_s:.3f} s)"
     if abs(clock.offset_s) - clock.uncertainty_s <= MAX_OFFSET_S:
-        return Finding(level="ok", host=site.name, check="clock", found=found)
+        return Finding(level="ok", host=spec.name, check="clock", found=found)
     return Finding(
         level="warning",
-        host=site.name,
+        host=spec.name,
         check="clock",
         found=found,
         expected=f"within {MAX_OFFSET_S:g} s",
         command=shell_command(
-            site.login, ["timedatectl", "set-ntp", "true"], as_root=look.facts.needs_sudo
+            spec.login, ["timedatectl", "set-ntp", "true"], as_root=report.facts.needs_sudo
         ),
         advice="times in logs cannot be compared; outcomes do not depend on it. If this machine's "
         "own clock is wrong, every host is reported",
     )
 
 
-def _check_leftovers(look: Look) -> Iterator[Finding]:
+def _check_leftovers(report: HostReport) -> Iterator[Finding]:
     """Tell trials that run now from what is left of others."""
-    assert look.facts is not None
-    facts, site = look.facts.part("left"), look.site
+    assert report.facts is not None
+    facts, spec = report.facts.part("left"), report.spec
     if "folders" not in facts:
-        yield unknown(look, "leftovers", facts["problem"])
+        yield unknown(report, "leftovers", facts["problem"])
         return
     folders = [entry for entry in facts["folders"] if not entry["used"]]
     processes = [entry for entry in facts["processes"] if not entry["used"]]
@@ -58,7 +58,7 @@ def _check_leftovers(look: Look) -> Iterator[Finding]:
         # An agent's folder is empty of processes before its ranks start and while it tidies up.
         yield Finding(
             level="warning",
-            host=site.name,
+            host=spec.name,
             check="leftovers",
             found=f"{facts['num_agents']} agents of trials are at work",
             expected="no other trials",
@@ -69,26 +69,26 @@ def _check_leftovers(look: Look) -> Iterator[Finding]:
         age_s = min(entry["age_s"] for entry in folders)
         yield Finding(
             level="warning",
-            host=site.name,
+            host=spec.name,
             check="leftovers",
             found=f"{len(paths)} folders of earlier trials, the last from {_age(age_s)} ago",
             expected="none",
-            command=shell_command(site.login, ["rm", "-rf", "--", *paths]),
+            command=shell_command(spec.login, ["rm", "-rf", "--", *paths]),
             advice="their agents are gone; they only take room",
         )
     if processes:
         pids = [str(entry["pid"]) for entry in processes]
         yield Finding(
             level="warning",
-            host=site.name,
+            host=spec.name,
             check="leftovers",
             found="; ".join(entry["command"] for entry in processes),
             expected="no process of earlier trials",
-            command=shell_command(site.login, ["kill", "-KILL", *pids]),
+            command=shell_command(spec.login, ["kill", "-KILL", *pids]),
             advice="their agent is gone",
         )
     if not (folders or processes or facts["num_agents"]):
-        yield Finding(level="ok", host=site.name, check="leftovers", found="none")
+        yield Finding(level="ok", host=spec.name, check="leftovers", found="none")
 
 
 def _age(seconds: float) -> str:

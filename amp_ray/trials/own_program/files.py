@@ -10,9 +10,8 @@ from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import Strategy
 from amp_ray.spec.strategy_json import strategy_to_json
 from amp_ray.trials.ds_config import ds_config
-from amp_ray.trials.launch import RESULT_FILE
+from amp_ray.trials.launch import RESULT_FILE, Place, hostfile_text
 from amp_ray.trials.own_program.metric_files import HELPER_FILE, METRIC_FILES
-from amp_ray.trials.placement import Place, hostfile_text
 
 STRATEGY_FILE: Final = "strategy.json"
 HOSTFILE: Final = "hostfile"
@@ -31,9 +30,6 @@ def file_names(experiment: Experiment) -> dict[str, str]:
 
     A file that is named relative to the experiment file keeps its path, so that packages stay
     packages; any other one goes by its last name.
-
-    Args:
-        experiment: With an own program.
 
     Returns:
         The path that the user wrote, by the name in the trial's folder.
@@ -66,11 +62,6 @@ def generated_files(
     experiment: Experiment, strategy: Strategy, places: Sequence[Place]
 ) -> tuple[dict[str, bytes], str | None]:
     """Write what the placeholders ``{strategy}``, ``{hostfile}`` and ``{ds_config}`` name.
-
-    Args:
-        experiment: What was given.
-        strategy: What to run.
-        places: Host and slot of every rank.
 
     Returns:
         Content by name, and why there is no DeepSpeed configuration, if there is none.

@@ -22,10 +22,6 @@ def megatron_flags(experiment: Experiment, strategy: Strategy) -> tuple[str, ...
     They name what a strategy decides, and how long a trial is. Sizes of the model, data and
     learning rate are the user's.
 
-    Args:
-        experiment: What was given.
-        strategy: What to run.
-
     Raises:
         ValueError: If Megatron has no flags for such a strategy or model.
     """
@@ -52,12 +48,7 @@ def megatron_flags(experiment: Experiment, strategy: Strategy) -> tuple[str, ...
 
 
 def stage_blocks(model: Model, bounds: Sequence[int]) -> tuple[int, ...]:
-    """Count the transformer blocks of every stage.
-
-    Args:
-        model: Whose layers ``bounds`` count.
-        bounds: Cuts, both ends included.
-    """
+    """Count the transformer blocks of every stage."""
     blocks = set(model.indices("block"))
     return tuple(len(blocks & set(range(first, end))) for first, end in pairwise(bounds))
 

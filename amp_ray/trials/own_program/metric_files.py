@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from amp_ray.trials.launch import RESULT_FILE
-from amp_ray.trials.own_program.step_times import check_times, same_length, slowest_of
 from amp_ray.trials.result import (
     MAX_MEMORY_BYTES,
     Measurement,
@@ -17,6 +16,7 @@ from amp_ray.trials.result import (
     read_result,
     read_times,
 )
+from amp_ray.trials.steps import check_times, same_length, slowest_of
 
 HELPER_FILE: Final = "amp_ray_metric.py"
 """Name in the trial's folder of the module that the program imports."""
@@ -31,14 +31,13 @@ _FILE: Final = re.compile(r"metric-rank-(\d+)\.json")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class RankMetrics:
     """What one rank told.
 
     Args:
         num_ranks: Of the trial, as far as it knows.
         num_files: That there are if every process tells that can.
         stage: Its pipeline stage; None if unknown.
-        step_time_s: All steps.
         peak_memory_bytes: Most that its tensors took; None if unknown.
     """
 
@@ -55,48 +54,43 @@ def read_told(files: Mapping[str, bytes], trial_id: str, *, num_warmup_steps: in
     A step takes as long as on the slowest rank. One rank may tell alone; if several tell, all have
     to, since the one that is missing may be the slowest.
 
-    Args:
-        files: What came back from all hosts, by name.
-        trial_id: That they have to carry.
-        num_warmup_steps: Steps that do not count, from the first.
-
     Raises:
         ValueError: If nobody told anything, or what was told is no measurement.
         MissingRankError: If the file of a rank is missing or incomplete.
     """
-    told = {
+    ranks = {
         int(match[1]): _read(name, files[name], trial_id, rank=int(match[1]))
         for name in files
         if (match := _FILE.fullmatch(name))
     }
-    if not told and RESULT_FILE not in files:
+    if not ranks and RESULT_FILE not in files:
         message = (
             "the metric never appeared: no rank called report_step, step or "
             f"report_iteration_times of {HELPER_FILE.removesuffix('.py')}, and there is no "
             f"{RESULT_FILE}"
         )
         raise ValueError(message)
-    if not told:
+    if not ranks:
         result = read_result(files, trial_id)
         peaks = result.peak_memory_bytes
         return _checked(
             result.step_time_s, result.num_warmup_steps or num_warmup_steps, peaks, RESULT_FILE
         )
-    _check_ranks(told)
-    by_name = {f"rank {rank}": told[rank].step_time_s for rank in sorted(told)}
+    _check_ranks(ranks)
+    by_name = {f"rank {rank}": ranks[rank].step_time_s for rank in sorted(ranks)}
     same_length(by_name)
     times = slowest_of(tuple(by_name.values()))
-    return _checked(times, num_warmup_steps, _peaks(tuple(told.values())), ", ".join(by_name))
+    return _checked(times, num_warmup_steps, _peaks(tuple(ranks.values())), ", ".join(by_name))
 
 
-def _check_ranks(told: Mapping[int, Told]) -> None:
+def _check_ranks(ranks: Mapping[int, RankMetrics]) -> None:
     """Refuse figures of some ranks where others are missing."""
-    number = max(rank.num_files for rank in told.values())
-    missing = [rank for rank in range(number) if rank not in told]
-    if missing and 1 < len(told) < number:
-        ranks = ", ".join(f"rank {rank}" for rank in missing)
+    number = max(rank.num_files for rank in ranks.values())
+    missing = [rank for rank in range(number) if rank not in ranks]
+    if missing and 1 < len(ranks) < number:
+        names = ", ".join(f"rank {rank}" for rank in missing)
         message = (
-            f"{len(told)} of {number} ranks told their steps, but not {ranks}: let one rank tell, "
+            f"{len(ranks)} of {number} ranks told their steps, but not {names}: let one rank tell, "
             "or all"
         )
         raise MissingRankError(message, missing[0])
@@ -118,33 +112,29 @@ def _checked(
     )
 
 
-def _peaks(told: tuple[Told, ...]) -> tuple[int, ...]:
+def _peaks(ranks: tuple[RankMetrics, ...]) -> tuple[int, ...]:
     """Return the peak of every stage, or the largest of all; nothing if a rank did not tell."""
-    peaks = [rank.peak_memory_bytes for rank in told if rank.peak_memory_bytes is not None]
-    if len(peaks) < max(rank.num_ranks for rank in told):
+    peaks = [rank.peak_memory_bytes for rank in ranks if rank.peak_memory_bytes is not None]
+    if len(peaks) < max(rank.num_ranks for rank in ranks):
         return ()
-    stages = sorted({rank.stage for rank in told if rank.stage is not None})
-    if stages != list(range(len(stages))) or any(rank.stage is None for rank in told):
+    stages = sorted({rank.stage for rank in ranks if rank.stage is not None})
+    if stages != list(range(len(stages))) or any(rank.stage is None for rank in ranks):
         return (max(peaks),)
     return tuple(
-        max(rank.peak_memory_bytes or 0 for rank in told if rank.stage == stage) for stage in stages
+        max(rank.peak_memory_bytes or 0 for rank in ranks if rank.stage == stage)
+        for stage in stages
     )
 
 
-def _read(name: str, data: bytes, trial_id: str, *, rank: int) -> Told:
-    """Read one rank's file.
-
-    Raises:
-        ValueError: If it is of another trial or form.
-        MissingRankError: If the rank began to tell its steps and never said that this was all.
-    """
+def _read(name: str, data: bytes, trial_id: str, *, rank: int) -> RankMetrics:
+    """Read one rank's file."""
     try:
         record = parse_object(name, data, "what a rank told")
         num_ranks = read_count(name, "num_ranks", record.get("num_ranks"), most=MAX_RANKS) or 1
         num_files = read_count(name, "num_files", record.get("num_files"), most=MAX_RANKS)
         peak = record.get("peak_memory_bytes")
         is_whole = "step_s" not in record or record["step_s"] is not None
-        told = Told(
+        metrics = RankMetrics(
             num_ranks=num_ranks,
             num_files=num_ranks if num_files is None else num_files,
             stage=read_count(name, "stage", record.get("stage"), most=MAX_RANKS),
@@ -161,4 +151,4 @@ def _read(name: str, data: bytes, trial_id: str, *, rank: int) -> Told:
             "a call of save(), or its disk is full"
         )
         raise MissingRankError(message, rank)
-    return told
+    return metrics

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from amp_ray.spec.own_program import SECONDS_PER_UNIT, BuiltIn, Pattern
-from amp_ray.trials.own_program.step_times import check_times, same_length, slowest_of
 from amp_ray.trials.result import Measurement
+from amp_ray.trials.steps import check_times, same_length, slowest_of
 
 # Possessive wherever something repeats: what was read once is not read again in another way.
 _NUMBER: Final = r"[-+]?(?:\d++\.?+\d*+(?:[eE][-+]?\d++)?+|nan|inf)"
@@ -36,8 +36,6 @@ class LogFormat:
     """How a log tells times.
 
     Args:
-        pattern: Finds numbers in its groups.
-        shown: The pattern as people know it.
         groups: What they are: the ``step``'s number, from which on the time is the mean since the
             line before; its ``time``; its ``rate`` in samples per second.
         unit_s: Of the time, in seconds.
@@ -57,7 +55,6 @@ class Entry:
 
     Args:
         step: Number of the step, where the log has it.
-        seconds: What it took.
     """
 
     step: int | None
@@ -115,7 +112,6 @@ class LogReader(Protocol):
         samples: int,
     ) -> Measurement:
         """Read them."""
-        ...
 
 
 def formats_of(metric: BuiltIn | Pattern) -> tuple[LogFormat, ...]:
@@ -285,13 +281,6 @@ def _count_warmup(steps: Sequence[int], num_warmup_steps: int) -> int:
 
     An entry covers the steps since the one before. Numbers that start later go on from a
     checkpoint, and its warm-up starts there.
-
-    Args:
-        steps: Numbers of the entries' last steps.
-        num_warmup_steps: Steps that do not count.
-
-    Raises:
-        ValueError: If no entry is left.
     """
     interval = steps[1] - steps[0] if len(steps) > 1 else steps[0]
     done = max(0, steps[0] - interval)

@@ -58,7 +58,6 @@ class Values:
     """What stands in place of the placeholders.
 
     Args:
-        texts: By name.
         several: Arguments by the name of a placeholder that stands alone.
         missing: Why a placeholder has no value here, by name.
     """
@@ -94,9 +93,7 @@ def names_in(text: str) -> tuple[str, ...]:
 def fill_text(text: str, values: Values) -> str:
     """Put values in place of the placeholders of a text.
 
-    Args:
-        text: ``{name}`` is a placeholder, ``{{`` and ``}}`` are braces.
-        values: What stands in their place.
+    ``{name}`` is a placeholder, ``{{`` and ``}}`` are braces.
 
     Raises:
         ValueError: If a placeholder is unknown, has no value here or is for several arguments,
@@ -120,9 +117,6 @@ def fill_argument(word: str, values: Values) -> tuple[str, ...]:
 
     Returns:
         The argument, or those for which a placeholder stands alone.
-
-    Raises:
-        ValueError: As for ``fill_text``.
 
     Example:
         >>> fill_argument("{megatron_flags}", Values(several={"megatron_flags": ("--a", "1")}))

@@ -14,20 +14,26 @@ from amp_ray.trials.launch import (
     FOLDER,
     RESULT_FILE,
     Launch,
+    Place,
     RankCommand,
     node_commands,
+    placement,
     rank_commands,
 )
-from amp_ray.trials.own_program.check import check_program
-from amp_ray.trials.own_program.files import LOG_FILES, generated_files
+from amp_ray.trials.own_program.files import LOG_FILES, file_names, generated_files
 from amp_ray.trials.own_program.metric_files import METRIC_FILES, read_told
 from amp_ray.trials.own_program.metrics import LogReader, formats_of, read_logs, words_of
-from amp_ray.trials.own_program.placeholders import Values, fill_argument, fill_text
-from amp_ray.trials.own_program.step_times import check_total
-from amp_ray.trials.own_program.values import command_values, strategy_values
-from amp_ray.trials.placement import Place, placement
+from amp_ray.trials.own_program.placeholders import (
+    SEVERAL,
+    Values,
+    fill_argument,
+    fill_text,
+    names_in,
+)
+from amp_ray.trials.own_program.values import NOT_PER_NODE, command_values, strategy_values
 from amp_ray.trials.result import Measurement, MissingRankError, Reader
 from amp_ray.trials.runtime_strategy import describe
+from amp_ray.trials.steps import check_total
 
 TRIAL_VARIABLE: Final = "AMP_RAY_TRIAL_ID"
 RANKS_PER_STAGE_VARIABLE: Final = "AMP_RAY_RANKS_PER_STAGE"
@@ -44,13 +50,8 @@ def program_launch(
 ) -> Launch:
     """Return a trial of the user's program, ready to start.
 
-    Args:
-        experiment: With an own program.
-        strategy: What to run.
-        trial_id: Unique.
-        hosts: Name of the host that plays each node of the cluster.
-        files: The user's files and the metric's module, by their names in the trial's folder.
-        python: The interpreter that trains.
+    ``hosts`` are the hosts that play the nodes of the cluster; ``files`` are named as in the
+    trial's folder.
 
     Raises:
         InputError: If the program or the strategy cannot be launched, with the reason.
@@ -78,12 +79,7 @@ def program_launch(
 
 
 def program_problem(experiment: Experiment, strategy: Strategy) -> str | None:
-    """Say why the program cannot be told to run a strategy; None if it can.
-
-    Args:
-        experiment: With an own program that ``check_program`` has passed.
-        strategy: Perhaps what Megatron's flags or a single ``{tp}`` cannot say.
-    """
+    """Say why the program cannot be told to run a strategy; None if it can."""
     hosts = [node.name for node in experiment.cluster.nodes]
     try:
         program_launch(experiment, strategy, trial_id="t", hosts=hosts, files={}, python="python3")
@@ -103,13 +99,8 @@ def program_reader(
 ) -> Reader:
     """Return what finds the iteration times in the files of a trial.
 
-    Args:
-        program: Whose metric it is.
-        num_steps: To measure.
-        num_warmup_steps: Before them.
-        global_batch_size: To turn samples per second into a time.
-        timeout_s: Of the trial, which its steps cannot exceed.
-        log_reader: Finds times in logs; ``read_logs`` in as long as the user's pattern takes.
+    No step can take longer than ``timeout_s``; ``global_batch_size`` turns samples per second
+    into a time.
     """
 
     def read(files: Mapping[str, bytes], trial_id: str) -> Measurement:
@@ -207,3 +198,61 @@ def _own_environment(strategy: Strategy, trial_id: str) -> dict[str, str]:
     ranks = {stage.num_ranks for stage in strategy.stages}
     per_stage = {RANKS_PER_STAGE_VARIABLE: str(ranks.pop())} if len(ranks) == 1 else {}
     return {TRIAL_VARIABLE: trial_id, **per_stage}
+
+
+def check_program(experiment: Experiment) -> OwnProgram:
+    """Refuse a program that could not be launched whatever the strategy is.
+
+    Raises:
+        InputError: With the place in the file, for an unknown placeholder, a stray brace, a name
+            of a file that cannot be, or settings that contradict each other.
+    """
+    trials = experiment.trials
+    program = trials.program
+    assert program is not None
+    for index, word in enumerate(program.argv):
+        with experiment.places.at("trials", "program", "argv", index):
+            _check_text(word, program, alone=True)
+    for name, text in trials.environment.items():
+        with experiment.places.at("trials", "environment", name):
+            _check_variable(name)
+            _check_text(text, program, alone=False)
+    if program.cwd is not None and (not program.cwd.startswith("/") or "\0" in program.cwd):
+        message = (
+            f"found {program.cwd!r}; expected a folder that every host has, from the root: "
+            "'/home/me/code'. Without cwd the program starts in the trial's folder"
+        )
+        raise InputError(message, where=experiment.where("trials", "program", "cwd"))
+    for index, pattern in enumerate(program.collect):
+        if "/" in pattern:
+            message = f"found {pattern!r}; what comes back lies in the trial's folder, not below"
+            raise InputError(message, where=experiment.where("trials", "program", "collect", index))
+    if trials.launcher != "agent":
+        message = (
+            f"found {trials.launcher!r} for a program of your own; put the launcher into its argv, "
+            "with per: node"
+        )
+        raise InputError(message, where=experiment.where("trials", "launcher"))
+    file_names(experiment)
+    return program
+
+
+def _check_text(text: str, program: OwnProgram, *, alone: bool) -> None:
+    """Refuse placeholders that can have no value, and what no argument can hold."""
+    if "\0" in text:
+        message = f"found {text!r}; no argument or variable can hold a zero byte"
+        raise ValueError(message)
+    for name in names_in(text):
+        if program.per == "node" and name in NOT_PER_NODE:
+            message = f"found {{{name}}} with per: node, where one command starts all ranks of one"
+            raise ValueError(message)
+        if name in SEVERAL and not (alone and text == f"{{{name}}}"):
+            message = f"{{{name}}} stands for several arguments: it has to be one of its own"
+            raise ValueError(message)
+
+
+def _check_variable(name: str) -> None:
+    """Refuse what cannot be the name of a variable."""
+    if "=" in name or "\0" in name:
+        message = f"found {name!r}, which cannot be the name of a variable"
+        raise ValueError(message)

@@ -32,13 +32,7 @@ _FOR_ALL: Final[dict[str, Callable[[Strategy], object]]] = {
 def strategy_values(
     experiment: Experiment, strategy: Strategy, *, no_ds_config: str | None = None
 ) -> Values:
-    """Return everything that is the same for all commands of a trial.
-
-    Args:
-        experiment: What was given.
-        strategy: What to run.
-        no_ds_config: Why there is no DeepSpeed configuration, if there is none.
-    """
+    """Return everything that is the same for all commands of a trial."""
     found = {name: read(strategy) for name, read in _FOR_ALL.items()}
     missing = {
         name: "the stages of this strategy differ in it; read the file {strategy}"
@@ -71,11 +65,7 @@ def strategy_values(
 
 
 def command_values(command: RankCommand) -> Values:
-    """Return what differs between the commands of a trial.
-
-    Args:
-        command: With the variables by which ranks or nodes tell themselves apart.
-    """
+    """Return what differs between the commands of a trial."""
     variables = {
         "rank": "RANK",
         "local_rank": "LOCAL_RANK",

@@ -19,8 +19,6 @@ class LayerPoint:
     """One layer, or the loss, at one tp and micro-batch size; smaller sizes come first.
 
     Args:
-        micro_batch_size: Samples.
-        tp: Tensor parallel degree.
         layer: First position of the layer among its equals; the number of layers for the loss.
     """
 
@@ -38,8 +36,6 @@ class LinkPoint:
     """One message, or all-reduce, of one size.
 
     Args:
-        what: Which of them.
-        num_ranks: Ranks that talk to each other.
         num_bytes: Size of the message or of the reduced tensor.
     """
 
@@ -104,12 +100,7 @@ def thinned(sizes: Iterable[int]) -> tuple[int, ...]:
 
 
 def layer_points(model: Model, pairs: Iterable[tuple[int, int]]) -> tuple[LayerPoint, ...]:
-    """Return everything to measure of the layers, the largest sizes last.
-
-    Args:
-        model: The chain of layers.
-        pairs: Each tp and micro-batch size.
-    """
+    """Return everything to measure of the layers, the largest sizes last."""
     loss = loss_position(model)
     layers = (*first_positions(model), *(() if loss is None else (loss,)))
     return tuple(

@@ -28,14 +28,6 @@ def profile_job(
     """Return the part of the job that it has in common with a trial.
 
     The strategy says no more than how many ranks there are.
-
-    Args:
-        trial_id: Of this launch.
-        model: What is measured.
-        precision: Of weights and activations.
-        device: Name of the device type.
-        num_ranks: Ranks of the launch.
-        optimizer: Whose step is measured.
     """
     return {
         "trial_id": trial_id,
@@ -98,10 +90,6 @@ def profile_launch(
 
 def read_end(files: Mapping[str, bytes], trial_id: str) -> Measurement:
     """Read how a profile run ended; what it measured has been told before.
-
-    Args:
-        files: By name, of the host of rank 0.
-        trial_id: Of the launch.
 
     Raises:
         ValueError: If the run did not say that it came to its end.

@@ -27,10 +27,8 @@ class LinkSample:
     """What one message or collective should take on a link, and what it took.
 
     Args:
-        num_steps: Latencies in a row.
         num_bytes: What crosses the link in a row, overheads included.
         start_s: Seconds that do not depend on the link.
-        seconds: Measured.
         collective: Whether its steps are those of a collective.
     """
 
@@ -46,7 +44,6 @@ class LinkFit:
     """A link as the cost model describes it.
 
     Args:
-        bytes_per_s: Rate.
         latency_s: Of a message; that of a collective's step where no message was measured.
         collective_latency_s: Of one step of a collective; None where none was measured.
         error_fraction: Median distance of the fit from the samples.
@@ -64,9 +61,6 @@ def fit_link(samples: Sequence[LinkSample]) -> LinkFit:
     Small messages tell the latencies and large ones the rate, and half as long is as wrong as
     twice as long: relative errors would prefer what is too short. A step of a collective has a
     latency of its own: gloo's ranks wait for each other at every step.
-
-    Args:
-        samples: At least one.
 
     Raises:
         ValueError: If there is no sample, or a time that is not positive.

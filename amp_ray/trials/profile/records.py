@@ -56,11 +56,7 @@ class ProfileRecords:
     dates: dict[str, str] = field(default_factory=dict)
 
     def add(self, record: Record) -> None:
-        """Take one record; of two about the same thing the later counts.
-
-        Raises:
-            KeyError: If a key is missing.
-        """
+        """Take one record; of two about the same thing the later counts."""
         kind, devices = record["record"], record.get("devices", "")
         if kind == "layer":
             point = _point(record)
@@ -186,10 +182,7 @@ _FIGURES: Final[Mapping[str, Mapping[str, Callable[[Any], bool]]]] = {
 def parse_records(text: str, *, file: str, expected: Record) -> ProfileRecords:
     """Read what earlier runs have left.
 
-    Args:
-        text: One JSON object per line; the last may be torn, if a run was cut off.
-        file: Name for messages.
-        expected: The heading that fits the present experiment.
+    ``text`` has one JSON object per line; the last may be torn, if a run was cut off.
 
     Raises:
         InputError: If the records are of another model or precision, or cannot be read.

@@ -31,11 +31,6 @@ def profile_files(records: ProfileRecords, model: Model, precision: str) -> dict
 
     A device has a table as soon as all layers were measured at one tp and micro-batch size;
     what was measured incompletely stands in the details only.
-
-    Args:
-        records: What has been measured.
-        model: The chain of layers.
-        precision: Of the measurement.
     """
     layers = first_positions(model)
     devices = sorted({device for device, _ in records.layers})

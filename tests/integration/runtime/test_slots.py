@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from amp_ray.runtime.doctor.host_probe import Visit, make_question
+from amp_ray.runtime.doctor.host_probe import HostProbe, make_question
 from amp_ray.runtime.hosts.agent.job import DEVICE_VARIABLE
 from amp_ray.runtime.hosts.agents import in_parallel
 from amp_ray.runtime.hosts.host import Channel, LocalHost
@@ -23,7 +23,7 @@ from amp_ray.spec.access import SshSettings
 from amp_ray.spec.catalogue import find_device
 from amp_ray.testing.scripted_host import ScriptedHost, well_behaved
 from amp_ray.trials.doctor.checks import check_hosts
-from amp_ray.trials.doctor.host_facts import Site
+from amp_ray.trials.doctor.host_facts import HostSpec
 from amp_ray.trials.doctor.software import Wanted
 from amp_ray.trials.launch import Launch, rank_commands
 from amp_ray.trials.outcome import Measured, Outcome, Unreachable
@@ -140,11 +140,11 @@ def test_a_start_that_takes_longer_than_the_lease_is_no_lost_host(trials: Trials
 
 
 def test_the_doctor_measures_the_start_and_warns() -> None:
-    site = Site(name="a", device=find_device("cpu"), num_slots=1)
+    site = HostSpec(name="a", device=find_device("cpu"), num_slots=1)
     question = make_question(small_experiment().trials, SshSettings(), deep=False, num_peers=1)
-    visit = Visit(site, SlowHost, question)
+    visit = HostProbe(site, SlowHost, question)
     visit.ask()
-    look = visit.look()
+    look = visit.report()
     visit.close()
     assert look.start_s is not None
     findings = check_hosts([look], Wanted(python=sys.executable))

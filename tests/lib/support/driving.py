@@ -10,16 +10,16 @@ from typing import Any
 from amp_ray.errors import AmpRayError
 from amp_ray.runtime.ray.searching import ALONE, search_candidates
 from amp_ray.runtime.study.driver import Driver, DriverSettings
-from amp_ray.runtime.study.end import Result
 from amp_ray.runtime.study.events import Rebuilt, rebuild
 from amp_ray.runtime.study.pool import Fault, Finished, Task
+from amp_ray.runtime.study.result import Result
 from amp_ray.search.planner import AmpRayPlanner
 from amp_ray.search.ranking import Ranking
 from amp_ray.search.space import candidates_of
 from amp_ray.spec.experiment import Experiment
 from amp_ray.trials.outcome import Outcome
 from amp_ray.tuner.knowledge import Knowledge
-from amp_ray.tuner.state import Told, Trial, TunerSettings, TunerState, begin
+from amp_ray.tuner.state import Trial, TrialRecord, TunerSettings, TunerState, begin
 from amp_ray.tuner.surprise import Surprise
 from support.experiments import small_experiment
 
@@ -152,10 +152,10 @@ class NotingView:
         """Note that an attempt begins."""
         self.lines.append(f"started {trial.number} on {group}")
 
-    def ended(self, told: Told, surprise: Surprise | None) -> None:
+    def ended(self, trial_record: TrialRecord, surprise: Surprise | None) -> None:
         """Note what came of a trial."""
-        outcome = type(told.outcome).__name__
-        self.lines.append(f"ended {told.trial.number}: {outcome}")
+        outcome = type(trial_record.outcome).__name__
+        self.lines.append(f"ended {trial_record.trial.number}: {outcome}")
         if surprise is not None:
             self.lines.append(f"surprise {surprise.trial.number}")
 

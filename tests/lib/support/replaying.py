@@ -11,8 +11,8 @@ from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import Strategy
 from amp_ray.trials.outcome import Crashed, Measured, Outcome, OutOfMemory
 from amp_ray.tuner import (
+    BoundedPredictor,
     Certificate,
-    KeptPredictor,
     Knowledge,
     TunerSettings,
     TunerState,
@@ -49,7 +49,9 @@ class Replay:
     @property
     def num_failed(self) -> int:
         """How many of them were not measured."""
-        return sum(not isinstance(told.outcome, Measured) for told in self.state.trials)
+        return sum(
+            not isinstance(trial_record.outcome, Measured) for trial_record in self.state.trials
+        )
 
     def found_at(self, strategy: Strategy) -> int | None:
         """Return after how many trials a strategy had been run, if it was."""
@@ -143,7 +145,7 @@ def play(
         seed: Decides which of several running trials ends first.
         predictor: Remembers predictions.
     """
-    predictor = predictor or KeptPredictor()
+    predictor = predictor or BoundedPredictor()
     generator = np.random.default_rng(seed)
     while True:
         knowledge = learn(state, predictor)

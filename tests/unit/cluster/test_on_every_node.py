@@ -1,6 +1,7 @@
 """With hosts that are this machine; tests/hosts runs the program over SSH."""
 
 import json
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,7 +11,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from amp_ray.errors import HostError, InputError
-from amp_ray.runtime.hosts.host import Completed, LocalHost
+from amp_ray.runtime.hosts.host import LocalHost
+from amp_ray.runtime.hosts.ssh import Completed
 from amp_ray.spec.access import SshSettings
 
 RunMain = Callable[..., Result]
@@ -25,7 +27,10 @@ class Host(LocalHost):
         if self.name == "dead":
             message = "dead: no answer within 10 s"
             raise HostError(message)
-        return super().run(argv, timeout_s=timeout_s, text=text)
+        ended = subprocess.run(
+            argv, input=text, capture_output=True, text=True, timeout=timeout_s, check=False
+        )
+        return Completed(exit_code=ended.returncode, output=ended.stdout, error=ended.stderr)
 
 
 @pytest.fixture

@@ -6,16 +6,16 @@ import pytest
 from rich.console import Console
 
 from amp_ray.report.study import LiveView, PlainView, end_view, study_view
-from amp_ray.runtime.study.end import Result
+from amp_ray.runtime.study.driver import View
 from amp_ray.runtime.study.pool import Task
-from amp_ray.runtime.study.view import View
+from amp_ray.runtime.study.result import Result
 from amp_ray.trials.outcome import Crashed, Outcome, Unreachable
-from amp_ray.tuner.kept_predictor import KeptPredictor
+from amp_ray.tuner.bounded_predictor import BoundedPredictor
 from amp_ray.tuner.state import TunerState
 from support.driving import MemoryLog, ScriptedPool, drive, make_driver, small_study
 from support.replaying import crashed, measured, out_of_memory
 
-PREDICTOR = KeptPredictor()
+PREDICTOR = BoundedPredictor()
 ERASED = "\x1b[2K"
 """What a terminal is told to empty a line."""
 
@@ -33,7 +33,7 @@ LONG_REASON = Crashed(
 @pytest.fixture(autouse=True)
 def remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let all drivers remember the same predictions: it saves time and changes nothing."""
-    monkeypatch.setattr("amp_ray.runtime.study.driver.KeptPredictor", lambda: PREDICTOR)
+    monkeypatch.setattr("amp_ray.runtime.study.driver.BoundedPredictor", lambda: PREDICTOR)
 
 
 def terminal(*, height: int = 40, width: int = 100) -> Console:

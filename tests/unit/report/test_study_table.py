@@ -4,11 +4,11 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from amp_ray.report.study_table import WAITING, describe, errors_text, told_text, trials_table
+from amp_ray.report.study_table import WAITING, describe, errors_text, outcome_text, trials_table
 from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.strategy import Stage, StageOptions, Strategy
 from amp_ray.trials.outcome import Outcome, Unreachable
-from amp_ray.tuner.state import Told, Trial
+from amp_ray.tuner.state import Trial, TrialRecord
 from support.replaying import measured, out_of_memory
 
 WIDE = 200
@@ -27,8 +27,8 @@ SILENT = Unreachable(
 )
 
 
-def told(outcome: Outcome | None, trial: Trial = TRIAL) -> Told:
-    return Told(trial=trial, candidate=0, outcome=outcome)
+def trial_record(outcome: Outcome | None, trial: Trial = TRIAL) -> TrialRecord:
+    return TrialRecord(trial=trial, candidate=0, outcome=outcome)
 
 
 def drawn(
@@ -61,29 +61,29 @@ def test_degrees_that_differ_between_stages_are_stars() -> None:
 
 
 def test_a_measurement_stands_beside_its_prediction() -> None:
-    assert told_text(told(measured(1.2, spread_fraction=0.1))) == (
+    assert outcome_text(trial_record(measured(1.2, spread_fraction=0.1))) == (
         "measured 1.2 s (spread 0.12 s), predicted 1.5 s (20.0% faster than predicted)"
     )
 
 
 def test_a_trial_that_took_longer_is_slower_than_predicted() -> None:
-    assert told_text(told(measured(1.6545))).endswith("(10.3% slower than predicted)")
+    assert outcome_text(trial_record(measured(1.6545))).endswith("(10.3% slower than predicted)")
 
 
 def test_the_error_is_that_of_the_trials_so_far_not_the_learnt_sigma() -> None:
     times = (1.6, 3.0, 1.5, 4.125)
-    trials = [told(measured(time_s)) for time_s in times]
-    repeat = replace(told(measured(9.0)), trial=replace(TRIAL, repeats=3))
-    assert errors_text([*trials, told(out_of_memory()), repeat, told(None)]) == (
+    trials = [trial_record(measured(time_s)) for time_s in times]
+    repeat = replace(trial_record(measured(9.0)), trial=replace(TRIAL, repeats=3))
+    assert errors_text([*trials, trial_record(out_of_memory()), repeat, trial_record(None)]) == (
         "the predictions of 4 trials were off by 53.3% in the median, 175.0% at most"
     )
     assert errors_text(trials[:1]) == "the prediction of 1 trial was off by 6.7%"
-    assert errors_text([told(out_of_memory())]) is None
+    assert errors_text([trial_record(out_of_memory())]) is None
 
 
 def test_a_spread_that_nobody_knows_is_not_told() -> None:
     assert (
-        told_text(told(measured(1.2)))
+        outcome_text(trial_record(measured(1.2)))
         == "measured 1.2 s, predicted 1.5 s (20.0% faster than predicted)"
     )
     assert row_of(drawn((TRIAL, measured(1.2))), "3")[7] == "-"
@@ -91,22 +91,22 @@ def test_a_spread_that_nobody_knows_is_not_told() -> None:
 
 def test_steps_without_a_difference_have_a_spread_of_nothing() -> None:
     steady = replace(measured(1.2), step_time_s=(1.3, 1.2, 1.2), num_warmup_steps=1)
-    assert told_text(told(steady)).startswith("measured 1.2 s (spread 0 s)")
+    assert outcome_text(trial_record(steady)).startswith("measured 1.2 s (spread 0 s)")
     assert row_of(drawn((TRIAL, steady)), "3")[7] == "0"
 
 
 def test_a_failure_says_why() -> None:
-    assert told_text(told(out_of_memory())) == "oom: recorded as out of memory"
-    assert told_text(told(SILENT)) == f"unreachable: {SILENT.reason}"
+    assert outcome_text(trial_record(out_of_memory())) == "oom: recorded as out of memory"
+    assert outcome_text(trial_record(SILENT)) == f"unreachable: {SILENT.reason}"
 
 
 def test_a_host_that_the_reason_calls_otherwise_has_its_name() -> None:
     outcome = Unreachable(reason="ada@[10.0.0.7]:22: no route", host="gpu-7", wall_s=1.0)
-    assert told_text(told(outcome)) == "unreachable: gpu-7: ada@[10.0.0.7]:22: no route"
+    assert outcome_text(trial_record(outcome)) == "unreachable: gpu-7: ada@[10.0.0.7]:22: no route"
 
 
 def test_a_trial_that_runs_has_its_prediction() -> None:
-    assert told_text(told(None)) == "runs, predicted 1.5 s"
+    assert outcome_text(trial_record(None)) == "runs, predicted 1.5 s"
 
 
 def test_a_row_has_degrees_times_and_bounds() -> None:

@@ -20,11 +20,11 @@ from amp_ray.runtime.launch.launcher import Launcher, WarmUp
 from amp_ray.testing.scripted_host import Message, Script, ScriptedHost, well_behaved
 from amp_ray.trials.doctor.checks import check_hosts
 from amp_ray.trials.doctor.findings import Finding
-from amp_ray.trials.doctor.host_facts import Look
+from amp_ray.trials.doctor.host_facts import HostReport
 from amp_ray.trials.doctor.software import Wanted
 from amp_ray.trials.launch import Launch, rank_commands
 from amp_ray.trials.outcome import Outcome, Unreachable, outcome_to_json
-from support.looks import gpu, healthy_look
+from support.host_reports import gpu, healthy_look
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202egnp.exe\u2066\ud800"
 SETTINGS = AgentSettings(lease_s=2.0, heartbeat_s=0.1, grace_s=0.1, settle_s=0.05)
@@ -125,7 +125,7 @@ def evil(value: Any) -> Any:  # noqa: ANN401 - JSON
     return f"{value}{EVIL}" if isinstance(value, str) else value
 
 
-def looks() -> Iterable[Look]:
+def reports() -> Iterable[HostReport]:
     for device in ("cpu", "T4"):
         changes = {
             "left": {
@@ -136,17 +136,19 @@ def looks() -> Iterable[Look]:
             if device == "T4"
             else {"gpus": [], "problem": "x"},
         }
-        look = healthy_look("a", device=device, changes=changes)
-        assert look.facts is not None
-        yield replace(look, facts=replace(look.facts, parts=evil(dict(look.facts.parts))))
-        broken = {part: evil({"problem": "OSError: "}) for part in look.facts.parts}
-        yield replace(look, facts=replace(look.facts, parts=broken))
-        yield replace(look, unreached=((look.site, EVIL),))
+        report = healthy_look("a", device=device, changes=changes)
+        assert report.facts is not None
+        yield replace(report, facts=replace(report.facts, parts=evil(dict(report.facts.parts))))
+        broken = {part: evil({"problem": "OSError: "}) for part in report.facts.parts}
+        yield replace(report, facts=replace(report.facts, parts=broken))
+        yield replace(report, unreached=((report.spec, EVIL),))
 
 
 def test_facts_with_escapes_are_shown_in_findings_json_and_the_table() -> None:
-    for look in looks():
-        findings = check_hosts([look, replace(look, site=replace(look.site, name="b"))], WANTED)
+    for report in reports():
+        findings = check_hosts(
+            [report, replace(report, spec=replace(report.spec, name="b"))], WANTED
+        )
         assert all(is_clean(str(finding)) for finding in findings)
         diagnosis = Diagnosis(experiment="x", hosts=("a", "b"), findings=findings, elapsed_s=1.0)
         console = Console(file=io.StringIO(), force_terminal=True, color_system=None)
@@ -163,12 +165,12 @@ NONSENSE: list[Any] = [None, "x", -1, 10**400, float("inf"), [], {}, [[1]], {"pr
 @pytest.mark.parametrize("value", NONSENSE)
 def test_facts_of_any_form_end_in_findings(value: Any) -> None:  # noqa: ANN401 - JSON
     """One fact after the other, and one part after the other, is something else."""
-    look = healthy_look("a", device="T4")
-    assert look.facts is not None
-    for part, facts in look.facts.parts.items():
+    report = healthy_look("a", device="T4")
+    assert report.facts is not None
+    for part, facts in report.facts.parts.items():
         for changed in (value, *({**facts, key: value} for key in facts)):
-            parts = {**look.facts.parts, part: changed}
-            odd = replace(look, facts=replace(look.facts, parts=parts))
+            parts = {**report.facts.parts, part: changed}
+            odd = replace(report, facts=replace(report.facts, parts=parts))
             findings = check_hosts([odd, healthy_look("b")], WANTED)
             assert {finding.host for finding in findings} == {"a", "b"}
 

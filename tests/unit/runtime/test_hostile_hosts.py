@@ -355,5 +355,5 @@ def test_a_sweep_of_a_hostile_host_is_an_error_in_one_line() -> None:
         return [{"kind": "swept", "left": 3}] if message.get("kind") == "sweep" else ()
 
     with Launcher([ScriptedHost("a", script)], SETTINGS) as launcher:
-        [line] = launcher.sweep_trials(["t"])
+        [line] = launcher.agents.sweep_trials(["t"])
     assert line.startswith("a: dropped, since it is not to be trusted")

@@ -1,8 +1,20 @@
 from itertools import permutations
+from typing import Any
 
 import pytest
 
-from amp_ray.trials.causes import Sign, SignKind, failure, first_cause, kind_of_text, last_error
+from amp_ray.trials.causes import (
+    Sign,
+    SignKind,
+    failure,
+    first_cause,
+    kind_of_text,
+    last_error,
+    sign_of_deadline,
+    sign_of_event,
+    sign_of_exit,
+    sign_of_trouble,
+)
 from amp_ray.trials.outcome import Crashed, OutOfMemory, TimedOut, Unreachable
 
 
@@ -105,3 +117,119 @@ def test_lines_of_a_later_sign_of_the_same_rank_are_kept() -> None:
     outcome = failure([event, end], timeout_s=5.0, wall_s=2.0)
     assert isinstance(outcome, Crashed)
     assert (outcome.reason, outcome.lines) == ("rank 3 on a: crash 3", ("last",))
+
+
+def exit_message(**more: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
+    return {"rank": 2, "code": None, "signal": None, "ended": False, "tail": [], **more}
+
+
+@pytest.mark.parametrize(
+    ("message", "num_oom_kills", "kind"),
+    [
+        (exit_message(code=1), 0, "crash"),
+        (exit_message(code=42), 0, "memory"),
+        (exit_message(code=43), 0, "communication"),
+        (exit_message(code=44), 0, "port"),
+        (exit_message(signal=9), 0, "killed"),
+        (exit_message(signal=9), 1, "memory"),
+        (exit_message(signal=11), 1, "killed"),
+        (exit_message(code=247), 0, "killed"),
+        (exit_message(code=137), 1, "memory"),
+        (exit_message(signal=6, tail=["terminate called: std::bad_alloc"]), 0, "memory"),
+        (exit_message(code=1, tail=["MemoryError"]), 0, "memory"),
+    ],
+)
+def test_an_end_tells_its_kind(message: dict[str, Any], num_oom_kills: int, kind: SignKind) -> None:
+    sign = sign_of_exit("a", message, 1.5, num_oom_kills=num_oom_kills)
+    assert sign is not None
+    assert (sign.kind, sign.rank, sign.host, sign.time_s) == (kind, 2, "a", 1.5)
+
+
+@pytest.mark.parametrize(
+    "message", [exit_message(code=0), exit_message(signal=15, ended=True), exit_message(ended=True)]
+)
+def test_an_end_that_is_no_failure_is_no_sign(message: dict[str, Any]) -> None:
+    assert sign_of_exit("a", message, 1.5, num_oom_kills=1) is None
+
+
+def test_only_the_last_lines_are_kept() -> None:
+    message = exit_message(code=1, tail=[str(number) for number in range(40)])
+    sign = sign_of_exit("a", message, 1.5, num_oom_kills=0)
+    assert sign is not None
+    assert sign.lines == tuple(str(number) for number in range(20, 40))
+
+
+def test_a_reported_failure_tells_cause_and_traceback() -> None:
+    data = {"event": "failed", "cause": "out_of_memory", "type": "X", "message": "y"}
+    message = {"rank": 1, "data": {**data, "traceback": ["a", "b"]}}
+    sign = sign_of_event("a", message, 1.0)
+    assert sign is not None
+    assert (sign.kind, sign.text, sign.lines) == ("memory", "X: y", ("a", "b"))
+
+
+def test_a_reported_failure_may_be_a_full_disk() -> None:
+    data = {"event": "failed", "cause": "error", "type": "OSError"}
+    message = {"rank": 1, "data": {**data, "message": "[Errno 28] No space left on device"}}
+    sign = sign_of_event("a", message, 1.0)
+    assert sign is not None
+    assert sign.kind == "disk"
+
+
+def test_an_event_that_reports_no_failure_is_no_sign() -> None:
+    assert sign_of_event("a", {"rank": 1, "data": {"event": "step"}}, 1.0) is None
+
+
+def test_a_reported_failure_with_odd_values_is_a_crash() -> None:
+    data = {"event": "failed", "cause": ["x"], "traceback": "text"}
+    sign = sign_of_event("a", {"rank": 1, "data": data}, 1.0)
+    assert sign is not None
+    assert (sign.kind, sign.lines) == ("crash", ())
+
+
+def test_trouble_is_sorted_by_what_mends_it() -> None:
+    message = {"rank": None, "what": "disk-full", "text": "no space"}
+    assert sign_of_trouble("a", message, 1.0).kind == "disk"
+
+
+def test_a_deadline_names_who_was_still_running() -> None:
+    ended = [
+        ("a", exit_message(ended=True, tail=["x"])),
+        ("b", exit_message(rank=3, ended=True, state="S")),
+    ]
+    sign = sign_of_deadline("a", ended, 5.0, timeout_s=5.0)
+    assert sign.text == "still running after 5 s: rank 2 on a, rank 3 on b"
+    assert (sign.host, sign.lines) == ("a", ("x",))
+
+
+def test_a_deadline_tells_who_was_stopped_and_what_that_rank_said() -> None:
+    ended = [
+        ("a", exit_message(ended=True, state="S", tail=["waiting"])),
+        ("b", exit_message(rank=3, ended=True, state="T", tail=["working"])),
+    ]
+    sign = sign_of_deadline("a", ended, 5.0, timeout_s=5.0)
+    assert sign.text.endswith("rank 2 on a, rank 3 on b (stopped by a signal)")
+    assert sign.lines == ("working",)
+
+
+def test_a_failure_is_that_of_the_rank_that_reports_it() -> None:
+    data = {"event": "failed", "rank": 3, "type": "X", "message": "y"}
+    sign = sign_of_event("a", {"rank": 2, "data": data}, 1.0)
+    assert sign is not None
+    assert sign.rank == 3
+
+
+def test_an_interpreter_that_cannot_train_is_answered_with_what_to_do() -> None:
+    text = "No module named 'torch'"
+    data = {"event": "failed", "type": "ModuleNotFoundError", "message": text}
+    said = sign_of_event("a", {"rank": 0, "data": data}, 1.0)
+    ended = sign_of_exit("a", exit_message(code=1, tail=[text]), 1.0, num_oom_kills=0)
+    for sign in (said, ended):
+        assert sign is not None
+        assert "trials.python" in sign.text
+
+
+def test_a_missing_module_of_the_users_is_left_to_the_user() -> None:
+    message = exit_message(code=1, tail=["No module named 'torchvision'"])
+    sign = sign_of_exit("a", message, 1.0, num_oom_kills=0)
+    assert sign is not None
+    assert "trials.python" not in sign.text

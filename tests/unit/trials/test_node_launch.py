@@ -1,8 +1,8 @@
 import base64
 import json
 
+from amp_ray.trials.command import deepspeed_commands, launch_order
 from amp_ray.trials.launch import MASTER_ADDRESS, MASTER_PORT
-from amp_ray.trials.node_launch import deepspeed_commands, launch_order
 
 PLACES = [("b", 1), ("a b", 0), ("b", 0)]
 PROGRAM = ["/py", "amp_ray.training", "job.json"]

@@ -10,7 +10,7 @@ from amp_ray.search.planner import AmpRayPlanner
 from amp_ray.search.ranking import Ranking
 from amp_ray.search.space import candidates_of
 from amp_ray.spec.experiment import Experiment
-from amp_ray.tuner import KeptPredictor
+from amp_ray.tuner import BoundedPredictor
 from support.experiments import small_experiment
 from support.replaying import Answers, answers
 
@@ -29,9 +29,9 @@ def ranking(small: Experiment) -> Ranking:
 
 
 @pytest.fixture(scope="package")
-def predictor() -> KeptPredictor:
+def predictor() -> BoundedPredictor:
     """One for all studies of an experiment: it remembers, and changes nothing."""
-    return KeptPredictor()
+    return BoundedPredictor()
 
 
 @pytest.fixture(scope="package")

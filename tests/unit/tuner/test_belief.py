@@ -1,3 +1,5 @@
+import math
+
 import numpy as np
 import pytest
 
@@ -5,8 +7,8 @@ from amp_ray.calibration import apply_calibration, calibrate, prediction_covaria
 from amp_ray.search.ranking import Ranking
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import Strategy
-from amp_ray.tuner import KeptPredictor, TunerSettings, begin
-from amp_ray.tuner.belief import Belief, degrees_of_freedom, time_covariance
+from amp_ray.tuner import BoundedPredictor, TunerSettings, begin
+from amp_ray.tuner.belief import Belief, Chances, degrees_of_freedom, normal_below, time_covariance
 from support.planted import planted_observations
 
 
@@ -50,7 +52,7 @@ def test_supposing_twice_changes_nothing_more() -> None:
 def test_before_any_trial_errors_are_those_of_the_priors(
     small: Experiment, strategies: list[Strategy]
 ) -> None:
-    covariance = time_covariance(small, strategies, None, KeptPredictor())
+    covariance = time_covariance(small, strategies, None, BoundedPredictor())
     own = small.constants.time_error**2
     assert (np.diag(covariance) > own).all()
     assert (np.linalg.eigvalsh(covariance) > 0.5 * own).all()
@@ -62,7 +64,7 @@ def test_after_trials_errors_are_those_of_the_calibration(
 ) -> None:
     trials = planted_observations(small, strategies[:6], {"host_scale": 1.1})
     found = calibrate(small, trials)
-    ours = time_covariance(small, strategies, found, KeptPredictor())
+    ours = time_covariance(small, strategies, found, BoundedPredictor())
     theirs = prediction_covariance(found, apply_calibration(found, small), strategies)
     assert np.sqrt(np.diag(ours)) == pytest.approx(np.sqrt(np.diag(theirs)), rel=0.1)
 
@@ -74,3 +76,70 @@ def test_trials_make_the_scale_of_errors_better_known(
     many = calibrate(small, planted_observations(small, strategies, {}))
     assert degrees_of_freedom(None) == 4
     assert degrees_of_freedom(few) < degrees_of_freedom(many)
+
+
+MANY = 1e6
+"""Degrees of freedom with which Student's distribution is the normal one."""
+
+
+def chances(
+    *log_mean: float, sigma: float = 1.0, finishes: float = 1.0, degrees: float = MANY
+) -> Chances:
+    """Chances of candidates that differ in their means only."""
+    return Chances(
+        log_mean=np.array(log_mean),
+        sigma=np.full(len(log_mean), sigma),
+        finishes=np.full(len(log_mean), finishes),
+        degrees=degrees,
+    )
+
+
+def test_normal_chances_are_those_of_the_table() -> None:
+    found = normal_below(np.array([-1.959964, -1.0, 0.0, 1.644854]))
+    assert found == pytest.approx([0.025, 0.158655, 0.5, 0.95], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("degrees", "quantile"), [(4, 2.131847), (5, 2.015048), (8, 1.859548), (30, 1.697261)]
+)
+def test_one_candidate_has_students_distribution(degrees: float, quantile: float) -> None:
+    limit_s = math.exp(-quantile)
+    assert chances(0.0, degrees=degrees).any_below(limit_s) == pytest.approx(0.05, rel=2e-3)
+
+
+def test_the_far_tail_of_students_distribution_is_kept() -> None:
+    limit_s = math.exp(-7.173182)
+    assert chances(0.0, degrees=4).any_below(limit_s) == pytest.approx(0.001, rel=0.03)
+
+
+def test_chances_of_several_add_up() -> None:
+    limit_s = math.exp(-2.0)
+    assert chances(0.0, 0.0, 0.0).any_below(limit_s) == pytest.approx(3 * 0.0227501, rel=1e-4)
+
+
+def test_a_sum_of_chances_is_at_most_certainty() -> None:
+    assert chances(*[0.0] * 100).any_below(1.0) == 1.0
+
+
+def test_what_may_fail_counts_with_its_chance_to_finish() -> None:
+    one = chances(0.0, finishes=0.25)
+    assert one.any_below(1.0) == pytest.approx(0.125)
+
+
+def test_nobody_is_faster_than_no_time() -> None:
+    assert chances(0.0).any_below(0.0) == 0.0
+
+
+def test_the_bound_is_where_the_chance_is_met() -> None:
+    group = chances(0.1, 0.2, 0.4, sigma=0.1, degrees=6)
+    bound_s = group.bound_s(1.2, 0.05)
+    assert group.any_below(bound_s) == pytest.approx(0.05, rel=1e-2)
+
+
+def test_the_bound_is_not_above_the_highest() -> None:
+    assert chances(10.0, sigma=0.1).bound_s(1.2, 0.05) == 1.2
+
+
+def test_nothing_left_leaves_nothing_to_doubt() -> None:
+    assert chances().any_below(1.0) == 0.0
+    assert chances().bound_s(1.2, 0.05) == 1.2

@@ -6,7 +6,7 @@ from amp_ray.cost.estimate import Estimate, Reason
 from amp_ray.search.ranking import Ranking
 from amp_ray.spec.experiment import Experiment
 from amp_ray.tuner import (
-    KeptPredictor,
+    BoundedPredictor,
     TunerSettings,
     TunerState,
     begin,
@@ -25,7 +25,7 @@ def state(small: Experiment, ranking: Ranking) -> TunerState:
     return begin(small, ranking.results, TunerSettings(budget=100))
 
 
-def tell(state: TunerState, predictor: KeptPredictor, factor: float = 1.0) -> TunerState:
+def tell(state: TunerState, predictor: BoundedPredictor, factor: float = 1.0) -> TunerState:
     """A study after one more trial that took so many times what was predicted."""
     (trial,) = next_trials(state, 1, predictor)
     outcome = measured(factor * trial.predicted_s)
@@ -33,13 +33,13 @@ def tell(state: TunerState, predictor: KeptPredictor, factor: float = 1.0) -> Tu
 
 
 def test_nothing_is_certified_before_anything_is_measured(
-    state: TunerState, predictor: KeptPredictor
+    state: TunerState, predictor: BoundedPredictor
 ) -> None:
     assert certify(state, learn(state, predictor)) is None
 
 
 def test_one_trial_among_close_ones_certifies_nothing(
-    state: TunerState, predictor: KeptPredictor
+    state: TunerState, predictor: BoundedPredictor
 ) -> None:
     state = tell(state, predictor)
     found = certify(state, learn(state, predictor))
@@ -51,7 +51,7 @@ def test_one_trial_among_close_ones_certifies_nothing(
 
 
 def test_the_sentence_has_confidence_bound_and_best(
-    state: TunerState, predictor: KeptPredictor
+    state: TunerState, predictor: BoundedPredictor
 ) -> None:
     state = tell(state, predictor)
     found = certify(state, learn(state, predictor))
@@ -62,7 +62,7 @@ def test_the_sentence_has_confidence_bound_and_best(
     )
 
 
-def test_the_bound_agrees_with_the_chance(state: TunerState, predictor: KeptPredictor) -> None:
+def test_the_bound_agrees_with_the_chance(state: TunerState, predictor: BoundedPredictor) -> None:
     for factor in (1.0, 1.3, 0.9):
         state = tell(state, predictor, factor)
         found = certify(state, learn(state, predictor))
@@ -72,7 +72,7 @@ def test_the_bound_agrees_with_the_chance(state: TunerState, predictor: KeptPred
         assert (found.bound_s >= limit_s * 0.9999) or not found.holds
 
 
-def test_more_confidence_asks_for_more(state: TunerState, predictor: KeptPredictor) -> None:
+def test_more_confidence_asks_for_more(state: TunerState, predictor: BoundedPredictor) -> None:
     state = tell(tell(state, predictor), predictor)
     known = learn(state, predictor)
     sure = replace(state, settings=replace(state.settings, confidence_fraction=0.999))
@@ -82,7 +82,9 @@ def test_more_confidence_asks_for_more(state: TunerState, predictor: KeptPredict
     assert much.bound_s < little.bound_s
 
 
-def test_forecasts_that_failed_lower_the_bound(state: TunerState, predictor: KeptPredictor) -> None:
+def test_forecasts_that_failed_lower_the_bound(
+    state: TunerState, predictor: BoundedPredictor
+) -> None:
     known = learn(tell(tell(state, predictor), predictor), predictor)
     good, bad = (certify(state, replace(known, widening=factor)) for factor in (1.0, 2.0))
     assert good is not None
@@ -91,7 +93,7 @@ def test_forecasts_that_failed_lower_the_bound(state: TunerState, predictor: Kep
 
 
 def test_a_fast_strategy_that_may_fail_counts_with_its_chance_to_finish(
-    small: Experiment, ranking: Ranking, predictor: KeptPredictor
+    small: Experiment, ranking: Ranking, predictor: BoundedPredictor
 ) -> None:
     found = []
     last = ranking.results[-1]
@@ -119,7 +121,7 @@ def test_a_fast_strategy_that_may_fail_counts_with_its_chance_to_finish(
 
 
 def test_trials_are_pointless_where_only_what_is_expected_to_fail_might_gain(
-    small: Experiment, ranking: Ranking, predictor: KeptPredictor
+    small: Experiment, ranking: Ranking, predictor: BoundedPredictor
 ) -> None:
     state = begin(small, [ranking.results[0], ranking.results[15]], TunerSettings(budget=100))
     state = tell(state, predictor)
@@ -134,7 +136,7 @@ def test_trials_are_pointless_where_only_what_is_expected_to_fail_might_gain(
 
 
 def test_a_strategy_that_crashed_is_named_and_not_counted(
-    state: TunerState, predictor: KeptPredictor
+    state: TunerState, predictor: BoundedPredictor
 ) -> None:
     state = tell(state, predictor)
     (trial,) = next_trials(state, 1, predictor)
@@ -146,7 +148,7 @@ def test_a_strategy_that_crashed_is_named_and_not_counted(
 
 
 def test_when_everything_was_run_there_is_nothing_left_to_doubt(
-    small: Experiment, ranking: Ranking, predictor: KeptPredictor
+    small: Experiment, ranking: Ranking, predictor: BoundedPredictor
 ) -> None:
     state = begin(small, ranking.results, TunerSettings(budget=100, policy="predicted-order"))
     played = play(state, lambda _strategy, number: measured(1.0 + number), predictor=predictor)

@@ -7,7 +7,7 @@ import pytest
 from amp_ray.search.ranking import Ranking
 from amp_ray.spec.experiment import Experiment
 from amp_ray.tuner import (
-    KeptPredictor,
+    BoundedPredictor,
     TunerSettings,
     TunerState,
     begin,
@@ -65,7 +65,7 @@ def test_errors_that_proved_too_small_gain_more() -> None:
 
 
 def test_the_second_of_two_is_chosen_as_if_the_first_took_what_is_predicted(
-    state: TunerState, predictor: KeptPredictor
+    state: TunerState, predictor: BoundedPredictor
 ) -> None:
     known = learn(state, predictor)
     first, second, *_ = explore(known, state.settings)
@@ -74,7 +74,7 @@ def test_the_second_of_two_is_chosen_as_if_the_first_took_what_is_predicted(
 
 
 def test_nothing_more_is_launched_when_what_runs_may_end_the_study(
-    small: Experiment, ranking: Ranking, predictor: KeptPredictor
+    small: Experiment, ranking: Ranking, predictor: BoundedPredictor
 ) -> None:
     fast, slow = ranking.results[0], ranking.results[15]
     state = begin(small, [fast, slow], TunerSettings(budget=100))
@@ -86,7 +86,7 @@ def test_nothing_more_is_launched_when_what_runs_may_end_the_study(
 
 
 def test_a_repeat_that_runs_is_no_question_asked_already(
-    state: TunerState, predictor: KeptPredictor
+    state: TunerState, predictor: BoundedPredictor
 ) -> None:
     (trial,) = next_trials(state, 1, predictor)
     state = record(start(state, trial), 0, measured(trial.predicted_s))
@@ -99,7 +99,7 @@ def test_a_repeat_that_runs_is_no_question_asked_already(
 
 
 def test_after_those_whose_errors_were_worked_out_the_far_ones_follow(
-    state: TunerState, predictor: KeptPredictor, monkeypatch: pytest.MonkeyPatch
+    state: TunerState, predictor: BoundedPredictor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("amp_ray.tuner.knowledge.MOST_JUDGED_AT_FIRST", 2)
     promises = list(explore(learn(state, predictor), state.settings))

@@ -9,7 +9,7 @@ from amp_ray.search.ranking import Ranking
 from amp_ray.spec.experiment import Experiment
 from amp_ray.trials.outcome import Outcome
 from amp_ray.tuner import (
-    KeptPredictor,
+    BoundedPredictor,
     Trial,
     TunerSettings,
     TunerState,
@@ -57,7 +57,7 @@ def times(estimates: tuple[Estimate, ...]) -> list[float]:
 def turned(state: TunerState, before: list[float], after: list[float]) -> list[tuple[int, int]]:
     """Pairs of candidates that nobody has run, apart by more than the error, in a new order."""
     error = state.experiment.constants.time_error
-    unrun = set(range(len(before))) - {told.candidate for told in state.trials}
+    unrun = set(range(len(before))) - {trial_record.candidate for trial_record in state.trials}
     return [
         (fast, slow)
         for fast in unrun
@@ -67,7 +67,7 @@ def turned(state: TunerState, before: list[float], after: list[float]) -> list[t
 
 
 def test_without_trials_predictions_are_the_uncalibrated_ones(
-    state: TunerState, predictor: KeptPredictor
+    state: TunerState, predictor: BoundedPredictor
 ) -> None:
     known = learn(state, predictor)
     assert known.calibration is None
@@ -75,7 +75,7 @@ def test_without_trials_predictions_are_the_uncalibrated_ones(
     assert known.ranking.results == state.candidates
 
 
-def test_trials_move_the_predictions_of_all(state: TunerState, predictor: KeptPredictor) -> None:
+def test_trials_move_the_predictions_of_all(state: TunerState, predictor: BoundedPredictor) -> None:
     for place in range(5):
         state = slower(state, place, 1.3)
     ratios = np.array(times(learn(state, predictor).estimates)) / times(state.candidates)
@@ -84,7 +84,7 @@ def test_trials_move_the_predictions_of_all(state: TunerState, predictor: KeptPr
 
 @pytest.mark.parametrize("factor", [0.5, 2.0, 3.0])
 def test_one_trial_that_is_off_by_a_lot_moves_all_others_most_of_the_way(
-    homogeneous: Experiment, recorded: Answers, predictor: KeptPredictor, factor: float
+    homogeneous: Experiment, recorded: Answers, predictor: BoundedPredictor, factor: float
 ) -> None:
     state = study(homogeneous, recorded, TunerSettings(budget=9))
     known = learn(slower(state, 0, factor), predictor)
@@ -95,7 +95,7 @@ def test_one_trial_that_is_off_by_a_lot_moves_all_others_most_of_the_way(
 
 @pytest.mark.parametrize("factor", [0.95, 1.05])
 def test_one_trial_that_is_off_by_little_moves_others_little(
-    homogeneous: Experiment, recorded: Answers, predictor: KeptPredictor, factor: float
+    homogeneous: Experiment, recorded: Answers, predictor: BoundedPredictor, factor: float
 ) -> None:
     state = study(homogeneous, recorded, TunerSettings(budget=9))
     known = learn(slower(state, 0, factor), predictor)
@@ -104,7 +104,9 @@ def test_one_trial_that_is_off_by_little_moves_others_little(
     assert known.experiment.constants.program_scale == 1.0
 
 
-def test_trials_make_predictions_more_certain(state: TunerState, predictor: KeptPredictor) -> None:
+def test_trials_make_predictions_more_certain(
+    state: TunerState, predictor: BoundedPredictor
+) -> None:
     before = learn(state, predictor)
     for place in range(6):
         state = slower(state, place, 1.02)
@@ -113,7 +115,7 @@ def test_trials_make_predictions_more_certain(state: TunerState, predictor: Kept
 
 
 def test_any_predictor_gives_the_same_knowledge(
-    state: TunerState, predictor: KeptPredictor
+    state: TunerState, predictor: BoundedPredictor
 ) -> None:
     state = slower(slower(state, 0, 1.2), 3, 1.1)
     ours, theirs = learn(state, predictor), learn(state, Predictor())
@@ -124,7 +126,7 @@ def test_any_predictor_gives_the_same_knowledge(
 @pytest.mark.parametrize("factor", [0.3, 0.6, 1.5, 3.0, 10.0])
 @pytest.mark.parametrize("place", [0, 3, 9, 15])
 def test_one_trial_turns_no_certain_order_of_plans_that_nobody_has_run(
-    state: TunerState, predictor: KeptPredictor, place: int, factor: float
+    state: TunerState, predictor: BoundedPredictor, place: int, factor: float
 ) -> None:
     before = times(learn(state, predictor).estimates)
     state = slower(state, place, factor)
@@ -133,7 +135,7 @@ def test_one_trial_turns_no_certain_order_of_plans_that_nobody_has_run(
 
 @pytest.mark.parametrize("factor", [0.2, 5.0])
 def test_one_odd_trial_among_steady_ones_turns_no_certain_order(
-    state: TunerState, predictor: KeptPredictor, factor: float
+    state: TunerState, predictor: BoundedPredictor, factor: float
 ) -> None:
     for place in range(4):
         state = slower(state, place, 1.0)
@@ -143,7 +145,7 @@ def test_one_odd_trial_among_steady_ones_turns_no_certain_order(
 
 
 def test_several_trials_together_may_turn_an_order(
-    homogeneous: Experiment, recorded: Answers, predictor: KeptPredictor
+    homogeneous: Experiment, recorded: Answers, predictor: BoundedPredictor
 ) -> None:
     state = study(homogeneous, recorded, TunerSettings(budget=100))
     before = times(state.candidates)
@@ -156,7 +158,7 @@ def test_several_trials_together_may_turn_an_order(
 
 
 def test_running_out_of_memory_makes_what_needs_more_of_it_doubtful(
-    homogeneous: Experiment, recorded: Answers, predictor: KeptPredictor
+    homogeneous: Experiment, recorded: Answers, predictor: BoundedPredictor
 ) -> None:
     state = study(homogeneous, recorded, TunerSettings(budget=10))
     limit = state.candidates[0].memory_limit_bytes[0]
@@ -176,22 +178,22 @@ def test_running_out_of_memory_makes_what_needs_more_of_it_doubtful(
 
 
 def test_only_failures_leave_times_as_they_were(
-    state: TunerState, predictor: KeptPredictor
+    state: TunerState, predictor: BoundedPredictor
 ) -> None:
     known = learn(ran(ran(state, 0, out_of_memory()), 1, crashed()), predictor)
     assert times(known.estimates) == pytest.approx(times(state.candidates))
 
 
 def test_an_unsteady_trial_is_measured_and_teaches_no_time(
-    state: TunerState, predictor: KeptPredictor
+    state: TunerState, predictor: BoundedPredictor
 ) -> None:
     known = learn(ran(state, 0, measured(77.0, spread_fraction=0.5)), predictor)
-    assert known.standing.best_s == 77.0
+    assert known.status.best_s == 77.0
     assert times(known.estimates) == pytest.approx(times(state.candidates))
 
 
 def test_what_runs_is_untested_and_not_proposable(
-    state: TunerState, predictor: KeptPredictor
+    state: TunerState, predictor: BoundedPredictor
 ) -> None:
     known = learn(ran(state, 2, None), predictor)
     assert 2 in known.untested()
@@ -199,7 +201,7 @@ def test_what_runs_is_untested_and_not_proposable(
 
 
 def test_what_cannot_be_launched_is_never_proposed(
-    small: Experiment, ranking: Ranking, predictor: KeptPredictor
+    small: Experiment, ranking: Ranking, predictor: BoundedPredictor
 ) -> None:
     first, *rest = ranking.results
     assert isinstance(first, Estimate)
@@ -210,7 +212,7 @@ def test_what_cannot_be_launched_is_never_proposed(
 
 
 def test_what_is_expected_to_fail_is_doubtful_unless_it_must_fail(
-    small: Experiment, ranking: Ranking, predictor: KeptPredictor
+    small: Experiment, ranking: Ranking, predictor: BoundedPredictor
 ) -> None:
     one, two, *rest = ranking.results
     assert isinstance(one, Estimate)
@@ -225,7 +227,7 @@ def test_what_is_expected_to_fail_is_doubtful_unless_it_must_fail(
 
 
 def test_candidates_far_behind_share_a_cautious_guess(
-    state: TunerState, predictor: KeptPredictor, monkeypatch: pytest.MonkeyPatch
+    state: TunerState, predictor: BoundedPredictor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state = slower(slower(state, 0, 1.3), 1, 1.2)
     exact = learn(state, predictor)

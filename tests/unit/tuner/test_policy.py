@@ -8,7 +8,7 @@ from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import Strategy
 from amp_ray.trials.outcome import Outcome, TimedOut, Unreachable
 from amp_ray.tuner import (
-    KeptPredictor,
+    BoundedPredictor,
     Policy,
     Trial,
     TunerSettings,
@@ -20,6 +20,8 @@ from amp_ray.tuner import (
     start,
     why_stop,
 )
+from amp_ray.tuner.policy import to_repeat
+from amp_ray.tuner.trial_status import Figure, TrialStatus
 from support.replaying import Answers, crashed, measured, out_of_memory, play, study
 
 UNREACHABLE = Unreachable(reason="no answer", host="a", wall_s=1.0)
@@ -49,7 +51,9 @@ def as_predicted(state: TunerState) -> dict[Strategy, float]:
     return {each.strategy: each.iteration_time_s for each in state.candidates}
 
 
-def test_the_first_trial_is_the_best_predicted(state: TunerState, predictor: KeptPredictor) -> None:
+def test_the_first_trial_is_the_best_predicted(
+    state: TunerState, predictor: BoundedPredictor
+) -> None:
     (trial,) = next_trials(state, 1, predictor)
     assert trial.strategy == state.candidates[0].strategy
     assert trial.predicted_s == state.candidates[0].iteration_time_s
@@ -58,13 +62,15 @@ def test_the_first_trial_is_the_best_predicted(state: TunerState, predictor: Kep
     assert trial.reason == "best predicted of 16 feasible strategies"
 
 
-def test_free_groups_get_different_strategies(state: TunerState, predictor: KeptPredictor) -> None:
+def test_free_groups_get_different_strategies(
+    state: TunerState, predictor: BoundedPredictor
+) -> None:
     trials = next_trials(state, 4, predictor)
     assert [trial.number for trial in trials] == [0, 1, 2, 3]
     assert len({trial.strategy for trial in trials}) == 4
 
 
-def test_what_runs_is_not_proposed_again(state: TunerState, predictor: KeptPredictor) -> None:
+def test_what_runs_is_not_proposed_again(state: TunerState, predictor: BoundedPredictor) -> None:
     first = next_trials(state, 2, predictor)
     later = next_trials(start_all(state, first), 2, predictor)
     assert not {trial.strategy for trial in first} & {trial.strategy for trial in later}
@@ -72,12 +78,12 @@ def test_what_runs_is_not_proposed_again(state: TunerState, predictor: KeptPredi
 
 
 def test_the_same_study_gives_the_same_trials(state: TunerState) -> None:
-    state = record(start_all(state, next_trials(state, 3, KeptPredictor())), 1, measured(0.3))
-    assert next_trials(state, 3, KeptPredictor()) == next_trials(state, 3, KeptPredictor())
+    state = record(start_all(state, next_trials(state, 3, BoundedPredictor())), 1, measured(0.3))
+    assert next_trials(state, 3, BoundedPredictor()) == next_trials(state, 3, BoundedPredictor())
 
 
 def test_knowledge_that_is_there_already_is_used(
-    state: TunerState, predictor: KeptPredictor
+    state: TunerState, predictor: BoundedPredictor
 ) -> None:
     known = learn(state, predictor)
     assert next_trials(state, 3, predictor, known) == next_trials(state, 3, predictor)
@@ -85,7 +91,7 @@ def test_knowledge_that_is_there_already_is_used(
 
 @pytest.mark.parametrize("policy", ["best", "predicted-order", "random"])
 def test_the_budget_is_never_exceeded(
-    state: TunerState, predictor: KeptPredictor, policy: Policy
+    state: TunerState, predictor: BoundedPredictor, policy: Policy
 ) -> None:
     state = with_settings(state, budget=3, policy=policy)
     state = start_all(state, next_trials(state, 2, predictor))
@@ -94,17 +100,19 @@ def test_the_budget_is_never_exceeded(
     assert next_trials(start_all(state, trials), 5, predictor) == ()
 
 
-def test_a_budget_of_nothing_launches_nothing(state: TunerState, predictor: KeptPredictor) -> None:
+def test_a_budget_of_nothing_launches_nothing(
+    state: TunerState, predictor: BoundedPredictor
+) -> None:
     assert next_trials(with_settings(state, budget=0), 1, predictor) == ()
 
 
-def test_no_free_group_no_trial(state: TunerState, predictor: KeptPredictor) -> None:
+def test_no_free_group_no_trial(state: TunerState, predictor: BoundedPredictor) -> None:
     assert next_trials(state, 0, predictor) == ()
 
 
 @pytest.mark.parametrize("outcome", [out_of_memory(), crashed(), TIMED_OUT])
 def test_a_strategy_that_failed_is_not_tried_again(
-    state: TunerState, predictor: KeptPredictor, outcome: Outcome
+    state: TunerState, predictor: BoundedPredictor, outcome: Outcome
 ) -> None:
     (first,) = next_trials(state, 1, predictor)
     state = record(start(state, first), 0, outcome)
@@ -112,7 +120,7 @@ def test_a_strategy_that_failed_is_not_tried_again(
 
 
 def test_a_strategy_whose_host_was_unreachable_is_tried_again(
-    state: TunerState, predictor: KeptPredictor
+    state: TunerState, predictor: BoundedPredictor
 ) -> None:
     (first,) = next_trials(state, 1, predictor)
     state = record(start(state, first), 0, UNREACHABLE)
@@ -122,7 +130,7 @@ def test_a_strategy_whose_host_was_unreachable_is_tried_again(
 
 
 def test_what_the_model_finds_infeasible_is_not_run(
-    small: Experiment, ranking: Ranking, predictor: KeptPredictor
+    small: Experiment, ranking: Ranking, predictor: BoundedPredictor
 ) -> None:
     first, *rest = ranking.results
     assert isinstance(first, Estimate)
@@ -137,7 +145,7 @@ def test_what_the_model_finds_infeasible_is_not_run(
 
 
 def test_a_study_ends_when_the_certificate_holds(
-    state: TunerState, predictor: KeptPredictor
+    state: TunerState, predictor: BoundedPredictor
 ) -> None:
     times = as_predicted(state)
     played = play(state, lambda strategy, _: measured(times[strategy]), predictor=predictor)
@@ -147,16 +155,16 @@ def test_a_study_ends_when_the_certificate_holds(
     assert why_stop(played.state, played.knowledge) == played.certificate.text
 
 
-def test_other_policies_do_not_stop_early(state: TunerState, predictor: KeptPredictor) -> None:
+def test_other_policies_do_not_stop_early(state: TunerState, predictor: BoundedPredictor) -> None:
     state = with_settings(state, policy="predicted-order")
     times = as_predicted(state)
     played = play(state, lambda strategy, _: measured(times[strategy]), predictor=predictor)
-    assert [told.candidate for told in played.state.trials] == list(range(16))
+    assert [trial_record.candidate for trial_record in played.state.trials] == list(range(16))
     assert why_stop(played.state, played.knowledge) == "every strategy that can run was tried"
 
 
 def test_random_order_depends_on_the_seed_alone(
-    state: TunerState, predictor: KeptPredictor
+    state: TunerState, predictor: BoundedPredictor
 ) -> None:
     orders = [
         [trial.strategy for trial in next_trials(with_settings(state, **how), 16, predictor)]
@@ -172,7 +180,7 @@ def test_random_order_depends_on_the_seed_alone(
 
 
 def test_the_published_planner_runs_what_it_does_not_know_to_fail(
-    small: Experiment, ranking: Ranking, predictor: KeptPredictor
+    small: Experiment, ranking: Ranking, predictor: BoundedPredictor
 ) -> None:
     first, second, *rest = ranking.results
     assert isinstance(first, Estimate)
@@ -190,7 +198,7 @@ def test_the_published_planner_runs_what_it_does_not_know_to_fail(
 
 
 def test_groups_wait_rather_than_run_what_may_not_be_needed(
-    state: TunerState, predictor: KeptPredictor
+    state: TunerState, predictor: BoundedPredictor
 ) -> None:
     times = as_predicted(state)
     alone = play(state, lambda strategy, _: measured(times[strategy]), predictor=predictor)
@@ -208,14 +216,18 @@ def noisy(state: TunerState, spread_fraction: float) -> dict[Strategy, Outcome]:
 
 
 def test_leaders_are_repeated_when_their_spread_leaves_the_winner_open(
-    small: Experiment, ranking: Ranking, predictor: KeptPredictor
+    small: Experiment, ranking: Ranking, predictor: BoundedPredictor
 ) -> None:
     state = begin(small, ranking.results[:3], TunerSettings(budget=100))
     outcomes = noisy(state, 0.3)
     played = play(state, lambda strategy, _: outcomes[strategy], predictor=predictor)
     launches = [played.state.trials[number].candidate for number in range(played.num_trials)]
     assert all(1 < launches.count(place) <= 3 for place in range(3))
-    again = [told.trial for told in played.state.trials if told.trial.repeats is not None]
+    again = [
+        trial_record.trial
+        for trial_record in played.state.trials
+        if trial_record.trial.repeats is not None
+    ]
     assert {trial.repeats for trial in again} <= {0, 1, 2}
     assert all(
         trial.strategy == played.state.trials[trial.repeats or 0].trial.strategy for trial in again
@@ -224,7 +236,7 @@ def test_leaders_are_repeated_when_their_spread_leaves_the_winner_open(
 
 
 def test_steady_leaders_are_run_once(
-    small: Experiment, ranking: Ranking, predictor: KeptPredictor
+    small: Experiment, ranking: Ranking, predictor: BoundedPredictor
 ) -> None:
     state = begin(small, ranking.results[:3], TunerSettings(budget=100))
     outcomes = noisy(state, 0.01)
@@ -233,18 +245,18 @@ def test_steady_leaders_are_run_once(
 
 
 def test_the_last_trials_of_a_budget_go_to_leaders_that_are_uncertain(
-    state: TunerState, predictor: KeptPredictor
+    state: TunerState, predictor: BoundedPredictor
 ) -> None:
     state = with_settings(state, budget=6)
     outcomes = noisy(state, 0.3)
     played = play(state, lambda strategy, _: outcomes[strategy], predictor=predictor)
-    repeats = [told.trial.repeats for told in played.state.trials]
+    repeats = [trial_record.trial.repeats for trial_record in played.state.trials]
     assert repeats[:4] == [None] * 4
     assert None not in repeats[4:]
 
 
 def test_a_spent_budget_is_given_as_the_reason_to_stop(
-    state: TunerState, predictor: KeptPredictor
+    state: TunerState, predictor: BoundedPredictor
 ) -> None:
     state = with_settings(state, budget=1)
     played = play(state, lambda _strategy, _number: measured(1.0), predictor=predictor)
@@ -252,7 +264,7 @@ def test_a_spent_budget_is_given_as_the_reason_to_stop(
 
 
 def test_strategies_that_might_run_after_all_are_told_when_all_others_were_tried(
-    homogeneous: Experiment, recorded: Answers, predictor: KeptPredictor
+    homogeneous: Experiment, recorded: Answers, predictor: BoundedPredictor
 ) -> None:
     state = study(homogeneous, recorded, TunerSettings(budget=100, policy="predicted-order"))
     played = play(state, lambda _strategy, _number: crashed(), predictor=predictor)
@@ -261,3 +273,86 @@ def test_strategies_that_might_run_after_all_are_told_when_all_others_were_tried
     assert why_stop(played.state, played.knowledge) == (
         f"every strategy expected to run was tried; {doubtful} more might run"
     )
+
+
+SETTINGS = TunerSettings(budget=100)
+
+
+def figure(time_s: float, sigma: float, runs: int = 1) -> Figure:
+    """A figure of a few runs."""
+    outcome = measured(time_s)
+    return Figure(
+        measured_s=time_s, sigma=sigma, runs=(outcome,) * runs, numbers=tuple(range(runs))
+    )
+
+
+def status(
+    *figures: Figure, running: tuple[int, ...] = (), launched: dict[int, int] | None = None
+) -> TrialStatus:
+    """Measured candidates, by place."""
+    counts = {place: len(each.runs) for place, each in enumerate(figures)}
+    return TrialStatus(
+        figures=dict(enumerate(figures)),
+        out_of_memory={},
+        closed=frozenset(range(len(figures))),
+        silent=frozenset(),
+        running=running,
+        launched=counts | (launched or {}),
+    )
+
+
+def test_steady_leaders_are_not_repeated() -> None:
+    assert to_repeat(status(figure(1.0, 0.01), figure(1.02, 0.01)), SETTINGS) == ()
+
+
+def test_uncertain_leaders_are_repeated_the_fastest_first() -> None:
+    assert to_repeat(status(figure(1.03, 0.1), figure(1.0, 0.1)), SETTINGS) == (1, 0)
+
+
+def test_a_strategy_far_behind_is_not_repeated() -> None:
+    found = to_repeat(status(figure(1.0, 0.1), figure(1.02, 0.1), figure(3.0, 0.1)), SETTINGS)
+    assert found == (0, 1)
+
+
+def test_a_single_strategy_has_no_rival() -> None:
+    assert to_repeat(status(figure(1.0, 0.5)), SETTINGS) == ()
+
+
+def test_what_was_run_less_often_comes_first() -> None:
+    assert to_repeat(status(figure(1.0, 0.1, 2), figure(1.03, 0.1)), SETTINGS) == (1, 0)
+
+
+@pytest.mark.parametrize("launched", [3, 4])
+def test_repeats_end(launched: int) -> None:
+    found = status(figure(1.0, 0.1), figure(1.03, 0.1), launched={0: launched})
+    assert to_repeat(found, SETTINGS) == (1,)
+
+
+def test_no_repeats_where_none_are_allowed() -> None:
+    settings = TunerSettings(budget=100, max_repeats=0)
+    assert to_repeat(status(figure(1.0, 0.1), figure(1.03, 0.1)), settings) == ()
+
+
+def test_what_runs_is_not_repeated_beside_it() -> None:
+    found = status(figure(1.0, 0.1), figure(1.03, 0.1), running=(0,))
+    assert to_repeat(found, SETTINGS) == (1,)
+
+
+def test_nothing_measured_nothing_repeated() -> None:
+    assert to_repeat(status(), SETTINGS) == ()
+
+
+def test_equal_times_without_any_spread_are_not_repeated() -> None:
+    assert to_repeat(status(figure(1.0, 0.0), figure(1.0, 0.0)), SETTINGS) == ()
+
+
+def test_the_leader_of_many_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[TrialStatus] = []
+
+    def best(found: TrialStatus) -> int:
+        looks.append(found)
+        return 0
+
+    monkeypatch.setattr(TrialStatus, "best", property(best))
+    assert to_repeat(status(*[figure(1.0, 0.1)] * 20), SETTINGS)[0] == 0
+    assert len(looks) == 1

@@ -12,7 +12,7 @@ from amp_ray.spec.constants import Constants
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import Strategy
 from amp_ray.trials.outcome import Measured
-from amp_ray.tuner import KeptPredictor, TunerSettings, recommend, surprises
+from amp_ray.tuner import BoundedPredictor, TunerSettings, recommend, surprises
 from support.replaying import Answers, Replay, fastest, play, study, with_factors
 
 NO_TIME: Final = (
@@ -123,5 +123,7 @@ def test_replaying_the_same_study_gives_the_same_trials(
     homogeneous: Experiment, recorded: Answers, best: Replay
 ) -> None:
     state = study(homogeneous, recorded, TunerSettings(budget=20))
-    again = play(state, lambda strategy, _: recorded[strategy], predictor=KeptPredictor())
-    assert [told.trial for told in again.state.trials] == [told.trial for told in best.state.trials]
+    again = play(state, lambda strategy, _: recorded[strategy], predictor=BoundedPredictor())
+    assert [trial_record.trial for trial_record in again.state.trials] == [
+        trial_record.trial for trial_record in best.state.trials
+    ]

@@ -6,7 +6,7 @@ from amp_ray.cost.estimate import Estimate, Reason
 from amp_ray.search.ranking import Ranking
 from amp_ray.spec.experiment import Experiment
 from amp_ray.tuner import (
-    KeptPredictor,
+    BoundedPredictor,
     Recommendation,
     Trial,
     TunerSettings,
@@ -41,7 +41,7 @@ def ran(state: TunerState, place: int, factor: float, spread_fraction: float = 0
     return record(start(state, trial), number, outcome)
 
 
-def recommended(state: TunerState, predictor: KeptPredictor) -> Recommendation:
+def recommended(state: TunerState, predictor: BoundedPredictor) -> Recommendation:
     """What is recommended."""
     found = recommend(state, learn(state, predictor))
     assert found is not None
@@ -49,7 +49,7 @@ def recommended(state: TunerState, predictor: KeptPredictor) -> Recommendation:
 
 
 def test_before_any_trial_the_best_predicted_is_recommended(
-    state: TunerState, predictor: KeptPredictor
+    state: TunerState, predictor: BoundedPredictor
 ) -> None:
     found = recommended(state, predictor)
     assert found.strategy == state.candidates[0].strategy
@@ -58,7 +58,7 @@ def test_before_any_trial_the_best_predicted_is_recommended(
 
 
 def test_the_best_measured_is_recommended_where_predictions_are_close(
-    state: TunerState, predictor: KeptPredictor
+    state: TunerState, predictor: BoundedPredictor
 ) -> None:
     state = ran(ran(state, 2, 1.0), 1, 1.01)
     found = recommended(state, predictor)
@@ -69,7 +69,7 @@ def test_the_best_measured_is_recommended_where_predictions_are_close(
 
 
 def test_one_that_nobody_has_run_is_recommended_if_its_gain_exceeds_the_error(
-    state: TunerState, predictor: KeptPredictor
+    state: TunerState, predictor: BoundedPredictor
 ) -> None:
     state = ran(ran(state, 15, 1.0), 14, 1.0)
     found = recommended(state, predictor)
@@ -80,7 +80,7 @@ def test_one_that_nobody_has_run_is_recommended_if_its_gain_exceeds_the_error(
 
 
 def test_ties_are_what_is_closer_than_the_error(
-    state: TunerState, predictor: KeptPredictor
+    state: TunerState, predictor: BoundedPredictor
 ) -> None:
     state = ran(ran(ran(state, 0, 1.0), 1, 1.0), 10, 1.0)
     known = learn(state, predictor)
@@ -99,7 +99,7 @@ def test_ties_are_what_is_closer_than_the_error(
 
 
 def test_an_unsteady_measurement_ties_with_more(
-    state: TunerState, predictor: KeptPredictor
+    state: TunerState, predictor: BoundedPredictor
 ) -> None:
     steady = recommended(ran(ran(state, 0, 1.0), 1, 1.08), predictor)
     unsteady = recommended(ran(ran(state, 0, 1.0), 1, 1.08, 0.3), predictor)
@@ -109,7 +109,7 @@ def test_an_unsteady_measurement_ties_with_more(
 
 
 def test_the_best_measured_is_recommended_when_everything_was_run(
-    small: Experiment, ranking: Ranking, predictor: KeptPredictor
+    small: Experiment, ranking: Ranking, predictor: BoundedPredictor
 ) -> None:
     state = ran(begin(small, ranking.results[:1], TunerSettings(budget=3)), 0, 1.3)
     found = recommended(state, predictor)
@@ -119,7 +119,7 @@ def test_the_best_measured_is_recommended_when_everything_was_run(
 
 
 def test_nothing_is_recommended_where_nothing_can_run(
-    small: Experiment, ranking: Ranking, predictor: KeptPredictor
+    small: Experiment, ranking: Ranking, predictor: BoundedPredictor
 ) -> None:
     why = (Reason(kind="out of memory", detail=""),)
     failing = [

@@ -84,13 +84,7 @@ class Job:
     """One trial's part on this host."""
 
     def __init__(self, message: Mapping[str, Any], folder: str, tag: str) -> None:
-        """Take the description; nothing is started yet.
-
-        Args:
-            message: The ``job`` message.
-            folder: The trial's folder, which exists.
-            tag: Goes into every rank's environment.
-        """
+        """Take the description; nothing is started yet."""
         self.folder = folder
         self.ranks: list[Rank] = []
         self.stop: str | None = None
@@ -108,20 +102,12 @@ class Job:
         return num_oom_kills() - self._oom_kills_before
 
     def write_files(self, store: Store) -> None:
-        """Put the trial's files into its folder.
-
-        Raises:
-            OSError: If that cannot be written.
-        """
+        """Put the trial's files into its folder."""
         for name, digest in self._message["files"].items():
             store.write(digest, Path(self.folder, name))
 
     def start(self, warm: Warm | None) -> Iterator[Message]:
-        """Start every rank, forked by the warm process where it suits.
-
-        Raises:
-            OSError: If a program cannot be started, or its log not be made.
-        """
+        """Start every rank, forked by the warm process where it suits."""
         cwd = self._message["cwd"] or self.folder
         for entry in self._message["ranks"]:
             environment = {
@@ -177,11 +163,7 @@ class Job:
         return "deadline" if now > self._deadline else None
 
     def collect(self) -> Iterator[Message]:
-        """Yield the files that the controller wants, in pieces; of a long one, not all.
-
-        Raises:
-            OSError: If one cannot be read.
-        """
+        """Yield the files that the controller wants, in pieces; of a long one, not all."""
         limit = self._message["collect_bytes"]
         logs = {f"rank-{rank.number}.log": rank.log for rank in self.ranks}
         room = self._message["collect_bytes_in_all"] // max(1, len(logs))

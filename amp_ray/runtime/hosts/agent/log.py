@@ -32,9 +32,7 @@ class Log:
     def __init__(self, folder: str, words: Sequence[str] = ()) -> None:
         """Make the file.
 
-        Args:
-            folder: On whose disk it is.
-            words: A line with one of them is always kept.
+        A line with one of ``words`` is always kept.
 
         Raises:
             OSError: If it cannot be made.
@@ -46,11 +44,7 @@ class Log:
         self._line = b""
 
     def write(self, data: bytes) -> None:
-        """Append.
-
-        Raises:
-            OSError: If the disk takes no more.
-        """
+        """Append."""
         if not self._is_head_full:
             room = HEAD_BYTES - self._num_head
             if len(data) > room:

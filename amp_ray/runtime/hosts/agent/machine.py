@@ -68,12 +68,7 @@ def capacity() -> Facts:
 
 
 def quota_cores(groups: Path = GROUPS, root: Path = CGROUPS) -> float | None:
-    """Find the smallest CPU quota of this process's control groups, of either version.
-
-    Args:
-        groups: Says which they are.
-        root: Where control groups are mounted.
-    """
+    """Find the smallest CPU quota of this process's control groups, of either version."""
     quotas: list[float] = []
     with contextlib.suppress(OSError):
         for line in groups.read_text(encoding="utf-8").splitlines():
@@ -183,11 +178,7 @@ def _quotas(folder: Path) -> Iterator[float]:
 
 
 def _query(what: str, keys: tuple[str, ...]) -> Iterator[list[str]]:
-    """Yield the rows of a query, each as long as ``keys``.
-
-    Raises:
-        ValueError: With its own words, if nvidia-smi fails or says something else.
-    """
+    """Yield the rows of a query, each as long as ``keys``."""
     argv = ["nvidia-smi", f"--query-{what}={','.join(keys)}", "--format=csv,noheader,nounits"]
     ended = subprocess.run(argv, capture_output=True, text=True, timeout=SMI_TIMEOUT_S, check=False)
     if ended.returncode != 0:

@@ -52,13 +52,7 @@ class Agent:
     """Everything that an agent knows."""
 
     def __init__(self, start: Message, isolation: str, key: bytes) -> None:
-        """Say hello.
-
-        Args:
-            start: The first message: ``tag``, ``grace_s``, ``lease_s``, ``heartbeat_s``.
-            isolation: What came of it.
-            key: Of all messages.
-        """
+        """Say hello."""
         self._start = start
         self._stdio = Stdio(key, lease_s=start["lease_s"], heartbeat_s=start["heartbeat_s"])
         self._store: Store | None = None

@@ -64,11 +64,7 @@ def find_address(candidates: Sequence[str]) -> tuple[str, str]:
 
 
 def free_port(address: str) -> int:
-    """Find a port that this kernel lets us listen on.
-
-    Raises:
-        OSError: If all tries failed.
-    """
+    """Find a port that this kernel lets us listen on."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     choose = random.SystemRandom()
     for _ in range(PORT_TRIES):

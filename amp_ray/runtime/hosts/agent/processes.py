@@ -97,11 +97,6 @@ def end_all(
 ) -> list[int]:
     """End processes: TERM, grace, KILL until none is listed.
 
-    Args:
-        list_pids: Lists those that are still there.
-        grace_s: Between TERM and KILL.
-        meanwhile: Called while waiting.
-
     Returns:
         Those that would not go.
     """

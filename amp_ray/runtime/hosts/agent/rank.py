@@ -52,13 +52,8 @@ class Rank:
     ) -> None:
         """Open the log.
 
-        Args:
-            number: The rank.
-            pipe: Where its output comes from; does not block.
-            folder: On whose disk its log is.
-            tag: What its messages to the controller carry; None if it sends none.
-            room: Bytes of all its messages.
-            words: A line of a long log with one of them is kept wherever it stands.
+        ``pipe`` does not block; a line of a long log with one of ``words`` is kept wherever
+        it stands.
         """
         self.number, self.pid = number, 0
         self._tag = tag
@@ -73,11 +68,7 @@ class Rank:
         self.log = Log(folder, words)
 
     def read(self, *, everything: bool) -> Iterator[Message]:
-        """Take what it has printed; yield its messages and troubles with its log.
-
-        Args:
-            everything: Until nothing is left, or only one piece: ranks take turns.
-        """
+        """Take what it has printed; yield its messages and troubles with its log."""
         while self.pipe is not None:
             try:
                 data = os.read(self.pipe, READ_BYTES)
@@ -162,13 +153,7 @@ def _text(line: bytes) -> str:
 
 
 def trouble(error: OSError, *, rank: int | None = None, what: str = "folder") -> Message:
-    """Report a system error, sorted by what mends it.
-
-    Args:
-        error: Caught.
-        rank: That it happened to, if to one.
-        what: Its name, unless the disk is full.
-    """
+    """Report a system error, sorted by what mends it."""
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     place = f"{error.filename}: " if error.filename else ""
     text = f"{place}{error.strerror or error}"

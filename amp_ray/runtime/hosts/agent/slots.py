@@ -33,11 +33,7 @@ class Slots:
     """The slots of one agent."""
 
     def __init__(self, pid: int) -> None:
-        """Hold none.
-
-        Args:
-            pid: Of the agent, as others on the host see it.
-        """
+        """Hold none."""
         self._pid = pid
         self._held: list[socket.socket] = []
 

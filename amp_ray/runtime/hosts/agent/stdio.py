@@ -34,10 +34,7 @@ class Stdio:
     def __init__(self, key: bytes, *, lease_s: float, heartbeat_s: float) -> None:
         """Take over file descriptors 0 and 1.
 
-        Args:
-            key: Of all messages.
-            lease_s: Without a byte for so long, the controller counts as gone.
-            heartbeat_s: Between our own signs of life.
+        Without a byte for ``lease_s`` seconds the controller counts as gone.
         """
         self.over: str | None = None
         self._lease_s, self._heartbeat_s = lease_s, heartbeat_s

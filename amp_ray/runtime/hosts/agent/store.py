@@ -25,11 +25,7 @@ class Store:
     """
 
     def __init__(self, folder: Path) -> None:
-        """Make the file.
-
-        Raises:
-            OSError: If it cannot be made.
-        """
+        """Make the file."""
         self._file = tempfile.TemporaryFile(dir=str(folder), buffering=0)  # noqa: SIM115
         self._end = 0
         self._places: dict[str, tuple[int, int]] = {}
@@ -46,11 +42,7 @@ class Store:
         return [digest for digest in digests if digest not in self._places]
 
     def add(self, digest: str, text: str, *, last: bool) -> None:
-        """Take the next piece of a content; pieces of two never mix.
-
-        Raises:
-            OSError: If it cannot be written.
-        """
+        """Take the next piece of a content; pieces of two never mix."""
         if self._open != digest:
             self._open, self._start, self._hash = digest, self._end, new_hash()
         data = unpack(text)
@@ -66,11 +58,7 @@ class Store:
             self._places[digest] = self._start, self._end
 
     def write(self, digest: str, path: Path) -> None:
-        """Copy a content to a new file.
-
-        Raises:
-            OSError: If that cannot be written.
-        """
+        """Copy a content to a new file."""
         path.parent.mkdir(parents=True, exist_ok=True)
         place, end = self._places[digest]
         with path.open("xb") as file:

@@ -74,9 +74,6 @@ class Warm:
             environment: Which that adds to.
             folder: For what the imports write.
             say: Tells the controller.
-
-        Raises:
-            OSError: If that Python cannot be started.
         """
         self.python = request["python"]
         self.ready = False

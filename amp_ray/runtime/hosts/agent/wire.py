@@ -54,12 +54,7 @@ class Sealer:
     """Writes the messages of one sender."""
 
     def __init__(self, key: bytes, sender: bytes) -> None:
-        """Start with message number 0.
-
-        Args:
-            key: Known to both ends and nobody else.
-            sender: ``FROM_CONTROLLER`` or ``FROM_AGENT``.
-        """
+        """Start with message number 0."""
         self._key, self._sender, self._number = key, sender, 0
 
     def seal(self, message: dict[str, Any]) -> bytes:
@@ -106,11 +101,7 @@ class Lines:
     """Cuts a stream into lines, in time that is linear in its length."""
 
     def __init__(self, limit: int = LINE_BYTES) -> None:
-        """Start with nothing.
-
-        Args:
-            limit: Bytes of one line.
-        """
+        """Start with nothing."""
         self._limit = limit
         self._pieces: list[bytes] = []
         self._num_bytes = 0

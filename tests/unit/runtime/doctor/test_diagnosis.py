@@ -1,20 +1,21 @@
 import json
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
 
 from amp_ray.errors import HostError, InputError
-from amp_ray.runtime.doctor.diagnosis import (
-    LOCAL_NAME,
-    Diagnosis,
-    diagnose,
-    list_sites,
-    preflight,
-)
+from amp_ray.runtime.doctor.diagnosis import Diagnosis
+from amp_ray.runtime.doctor.diagnosis import LOCAL_NAME
+from amp_ray.runtime.doctor.diagnosis import diagnose
+from amp_ray.runtime.doctor.diagnosis import list_host_specs
+from amp_ray.runtime.doctor.diagnosis import preflight
+from amp_ray.runtime.doctor.diagnosis import require_ready_hosts
 from amp_ray.runtime.hosts.host import Host, LocalHost
+from amp_ray.runtime.hosts.make_hosts import MakeHost
 from amp_ray.spec.experiment import Experiment
 from amp_ray.trials.doctor.findings import Finding
-from support.experiments import experiment_from
+from support.experiments import experiment_from, small_experiment
 
 TEXT = """\
 name: small
@@ -45,25 +46,25 @@ def refuse(name: str) -> Host:
 
 
 def test_every_host_of_every_group_is_a_site() -> None:
-    sites = list_sites(experiment())
-    assert [(site.name, site.group, site.num_slots) for site in sites] == [
+    specs = list_host_specs(experiment())
+    assert [(spec.name, spec.group, spec.num_slots) for spec in specs] == [
         ("a", 0, 2),
         ("b", 0, 2),
         ("c", 1, 2),
         ("d", 1, 2),
     ]
-    assert sites[3].login == ("ssh", "ada@d")
+    assert specs[3].login == ("ssh", "ada@d")
 
 
 def test_local_trials_are_one_site_with_all_slots() -> None:
-    (site,) = list_sites(experiment("local"))
-    assert (site.name, site.num_slots, site.login) == (LOCAL_NAME, 8, ())
+    (spec,) = list_host_specs(experiment("local"))
+    assert (spec.name, spec.num_slots, spec.login) == (LOCAL_NAME, 8, ())
 
 
 def test_without_a_hostfile_nobody_knows_which_hosts() -> None:
     text = TEXT.replace("  hostfile: hostfile\n", "")
     with pytest.raises(InputError, match=r"test.yaml:4: cluster.hostfile: .*--trials local"):
-        list_sites(experiment_from(text))
+        list_host_specs(experiment_from(text))
 
 
 def test_this_machine_is_looked_at_once() -> None:
@@ -110,3 +111,56 @@ def test_json_counts_levels_by_host_and_keeps_every_finding() -> None:
     ]
     assert [Finding(**entry) for entry in record["findings"]] == [*findings]
     assert replace(found, findings=findings[:2]).to_json()["ok"]
+
+
+DEAD = Finding(
+    level="error",
+    host="b",
+    check="ssh",
+    found="Connection refused",
+    expected="a login",
+    command="ssh ada@b",
+    advice="is it up?",
+)
+FULL = Finding(level="error", host="c", check="disk", found="1 GB free", expected="5 GB free")
+
+Doctor = Callable[..., None]
+
+
+def local() -> Experiment:
+    found = small_experiment()
+    return replace(found, trials=replace(found.trials, backend="local"))
+
+
+@pytest.fixture
+def finds(monkeypatch: pytest.MonkeyPatch) -> Doctor:
+    """Have the doctor find something."""
+
+    def set_findings(*findings: Finding) -> None:
+        def report(_experiment: Experiment, _make_host: MakeHost) -> Sequence[Finding]:
+            return list(findings)
+
+        monkeypatch.setattr("amp_ray.runtime.doctor.diagnosis.preflight", report)
+
+    return set_findings
+
+
+def test_hosts_that_are_fit_are_not_worth_a_word(finds: Doctor) -> None:
+    finds()
+    require_ready_hosts(local())
+
+
+def test_everything_that_is_wrong_is_told_at_once_with_what_mends_it(finds: Doctor) -> None:
+    finds(DEAD, FULL)
+    with pytest.raises(HostError) as error:
+        require_ready_hosts(local())
+    assert str(error.value).splitlines() == [
+        "hosts are not fit for trials (amp-ray doctor tells more):",
+        "  b: ssh: Connection refused; expected a login; is it up?; run: ssh ada@b",
+        "  c: disk: 1 GB free; expected 5 GB free",
+    ]
+
+
+def test_trials_over_ssh_need_to_know_the_hosts() -> None:
+    with pytest.raises(InputError, match=r"cluster\.hostfile: .*--trials local"):
+        require_ready_hosts(small_experiment())

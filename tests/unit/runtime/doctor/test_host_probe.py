@@ -7,17 +7,17 @@ from typing import Never
 import pytest
 
 from amp_ray.errors import HostError, InputError
-from amp_ray.runtime.doctor.host_probe import Visit, at_once, make_question
+from amp_ray.runtime.doctor.host_probe import HostProbe, at_once, make_question
 from amp_ray.runtime.hosts.host import Host, LocalHost
 from amp_ray.spec.access import SshSettings
 from amp_ray.spec.own_program import OwnProgram
 from support.experiments import small_experiment
-from support.looks import healthy_look
+from support.host_reports import healthy_look
 
 HANG_GUARD_S = 300.0
 TRIALS = small_experiment().trials
 QUESTION = make_question(TRIALS, SshSettings(), deep=False, num_peers=2)
-SITE = healthy_look("localhost").site
+SITE = healthy_look("localhost").spec
 
 
 class Refusing(LocalHost):
@@ -42,37 +42,37 @@ def test_importing_gets_more_time() -> None:
 
 
 def test_a_visit_brings_facts_and_the_clock_back() -> None:
-    visit = Visit(SITE, LocalHost, QUESTION)
-    visit.ask()
-    look = visit.look()
-    visit.close()
-    assert look.failure is None
-    assert look.facts is not None
-    assert look.facts.part("address")["address"] == "127.0.0.1"
-    assert look.clock is not None
-    assert look.num_peers == 0
+    host_probe = HostProbe(SITE, LocalHost, QUESTION)
+    host_probe.ask()
+    report = host_probe.report()
+    host_probe.close()
+    assert report.failure is None
+    assert report.facts is not None
+    assert report.facts.part("address")["address"] == "127.0.0.1"
+    assert report.clock is not None
+    assert report.num_peers == 0
 
 
 def test_hosts_of_a_group_try_the_way_to_each_other() -> None:
     others = [replace(SITE, name="b"), replace(SITE, name="c", group=1)]
-    visits = [Visit(site, LocalHost, QUESTION) for site in (SITE, *others)]
-    for visit in visits:
-        visit.ask()
-    for visit in visits:
-        visit.reach(visits)
-    looks = [visit.look() for visit in visits]
-    assert [look.num_peers for look in looks] == [1, 1, 0]
-    assert [look.unreached for look in looks] == [(), (), ()]
+    host_probes = [HostProbe(spec, LocalHost, QUESTION) for spec in (SITE, *others)]
+    for host_probe in host_probes:
+        host_probe.ask()
+    for host_probe in host_probes:
+        host_probe.reach(host_probes)
+    reports = [host_probe.report() for host_probe in host_probes]
+    assert [report.num_peers for report in reports] == [1, 1, 0]
+    assert [report.unreached for report in reports] == [(), (), ()]
     # A peer that has gone is told with the system's own words.
-    visits[1].close()
-    visits[0].reach(visits)
-    assert visits[0].look().unreached == ((others[0], "Connection refused"),)
+    host_probes[1].close()
+    host_probes[0].reach(host_probes)
+    assert host_probes[0].report().unreached == ((others[0], "Connection refused"),)
     # And a host that has gone itself reaches nobody.
-    visits[0].close()
-    visits[0].reach(visits)
-    ((peer, reason),) = visits[0].look().unreached
+    host_probes[0].close()
+    host_probes[0].reach(host_probes)
+    ((peer, reason),) = host_probes[0].report().unreached
     assert (peer, "connection ended" in reason) == (others[0], True)
-    visits[2].close()
+    host_probes[2].close()
 
 
 def test_a_host_that_cannot_be_made_is_a_failed_login() -> None:
@@ -80,12 +80,12 @@ def test_a_host_that_cannot_be_made_is_a_failed_login() -> None:
         message = "a: key file /k does not exist; name an existing one"
         raise HostError(message)
 
-    visit = Visit(SITE, make, QUESTION)
-    visit.ask()
-    failure = visit.look().failure
+    host_probe = HostProbe(SITE, make, QUESTION)
+    host_probe.ask()
+    failure = host_probe.report().failure
     assert failure is not None
     assert failure.check == "login"
-    visit.close()
+    host_probe.close()
 
 
 def test_a_name_of_no_known_form_is_bad_input() -> None:
@@ -94,42 +94,42 @@ def test_a_name_of_no_known_form_is_bad_input() -> None:
         raise InputError(message)
 
     with pytest.raises(InputError):
-        Visit(SITE, make, QUESTION)
+        HostProbe(SITE, make, QUESTION)
 
 
 def test_a_host_that_refuses_is_told_and_asked_no_more() -> None:
-    visit = Visit(SITE, Refusing, QUESTION)
-    visit.ask()
-    visit.reach([visit])
-    look = visit.look()
-    assert look.failure is not None
-    assert (look.failure.check, look.facts) == ("reach", None)
-    visit.close()
+    host_probe = HostProbe(SITE, Refusing, QUESTION)
+    host_probe.ask()
+    host_probe.reach([host_probe])
+    report = host_probe.report()
+    assert report.failure is not None
+    assert (report.failure.check, report.facts) == ("reach", None)
+    host_probe.close()
 
 
 def test_an_interpreter_that_does_not_start_is_told() -> None:
-    visit = Visit(SITE, lambda name: LocalHost(name, python="/no/python"), QUESTION)
-    visit.ask()
-    failure = visit.look().failure
+    host_probe = HostProbe(SITE, lambda name: LocalHost(name, python="/no/python"), QUESTION)
+    host_probe.ask()
+    failure = host_probe.report().failure
     assert failure is not None
     assert (failure.check, failure.expected) == (
         "agent Python",
         "/no/python to run a short program",
     )
-    visit.close()
+    host_probe.close()
 
 
 def test_a_host_that_has_not_answered_in_time_counts_as_one_that_does_not() -> None:
-    failure = Visit(SITE, LocalHost, QUESTION).look().failure
+    failure = HostProbe(SITE, LocalHost, QUESTION).report().failure
     assert failure is not None
     assert (failure.check, "no answer within" in failure.found) == ("reach", True)
 
 
 def test_a_host_that_answers_when_nobody_waits_is_left_at_once() -> None:
-    visit = Visit(SITE, LocalHost, QUESTION)
-    visit.close()
-    visit.ask()
-    assert visit.look().facts is None
+    host_probe = HostProbe(SITE, LocalHost, QUESTION)
+    host_probe.close()
+    host_probe.ask()
+    assert host_probe.report().facts is None
 
 
 def meet(barrier: threading.Barrier) -> None:

@@ -392,7 +392,7 @@ def test_attempts_of_a_controller_that_has_died_are_swept_everywhere() -> None:
     stubborn, away = ScriptedHost("a", script), ScriptedHost("b", well_behaved, refuses="b is away")
     clean = ScriptedHost("c", well_behaved)
     with Launcher([stubborn, away, clean], SETTINGS) as launcher:
-        assert launcher.sweep_trials(["t-1", "t-2"]) == ["a: 7 x", "b is away"]
+        assert launcher.agents.sweep_trials(["t-1", "t-2"]) == ["a: 7 x", "b is away"]
     (asked,) = [message for message in clean.heard if message.get("kind") == "sweep"]
     assert (asked["tag"], asked["trials"]) == (None, ["t-1", "t-2"])
 

@@ -1,4 +1,5 @@
 import contextlib
+import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from amp_ray.errors import AmpRayError, InputError
-from amp_ray.runtime.study.driver import Driver, DriverSettings
+from amp_ray.report.study import LiveView, PlainView
+from amp_ray.runtime.study.driver import Driver, DriverSettings, View
 from amp_ray.runtime.study.pool import Fault, Task
 from amp_ray.trials.outcome import CauseKind, Crashed, Measured, Outcome, Unreachable
-from amp_ray.tuner.kept_predictor import KeptPredictor
+from amp_ray.tuner.bounded_predictor import BoundedPredictor
 from support.driving import (
     MemoryLog,
     NotingView,
@@ -25,13 +27,13 @@ LOST = Unreachable(reason="host b fell silent", host="b", wall_s=1.0)
 DEAD_ACTOR = Unreachable(reason="the actor of host group 0 died", host="", wall_s=1.0)
 
 
-PREDICTOR = KeptPredictor()
+PREDICTOR = BoundedPredictor()
 
 
 @pytest.fixture(autouse=True)
 def remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let all drivers remember the same predictions: it saves time and changes nothing."""
-    monkeypatch.setattr("amp_ray.runtime.study.driver.KeptPredictor", lambda: PREDICTOR)
+    monkeypatch.setattr("amp_ray.runtime.study.driver.BoundedPredictor", lambda: PREDICTOR)
 
 
 def second(_task: Task, _group: int) -> Outcome:
@@ -187,7 +189,7 @@ def test_after_a_mend_both_run_again_and_cost_nothing_more() -> None:
     driver = make_driver(before.state, ScriptedPool(answer=second), log)
     result = driver.run(before.open, before.left)
     assert result.ending == "budget"
-    assert [type(told.outcome) for told in result.state.trials] == [Measured] * 3
+    assert [type(trial_record.outcome) for trial_record in result.state.trials] == [Measured] * 3
     assert rebuilt(small_study(budget=3), log).state == result.state
 
 
@@ -225,7 +227,7 @@ def test_a_fault_of_this_machine_stops_the_study_with_the_trial_open(
     again = ScriptedPool(answer=second)
     result = make_driver(before.state, again, log).run(before.open, before.left)
     assert "start: trial 1-1 on group 0" in again.happened
-    assert [type(told.outcome) for told in result.state.trials] == [Measured] * 3
+    assert [type(trial_record.outcome) for trial_record in result.state.trials] == [Measured] * 3
 
 
 def test_a_folder_that_the_journal_does_not_know_is_left_alone(tmp_path: Path) -> None:
@@ -253,7 +255,7 @@ def test_what_ended_beside_a_fault_is_kept() -> None:
 def test_a_trial_that_crashes_ends() -> None:
     crash = Crashed(reason="boom", kind="crash", rank=0, host="a", lines=(), wall_s=1.0)
     result = drive(small_study(budget=2), lambda _task, _group: crash)
-    assert [told.outcome for told in result.state.trials] == [crash, crash]
+    assert [trial_record.outcome for trial_record in result.state.trials] == [crash, crash]
 
 
 # --------------------------------------------------------------------------- lost hosts
@@ -270,7 +272,7 @@ def test_a_trial_whose_host_is_lost_runs_once_more_elsewhere() -> None:
     assert "start: trial 0-0 on group 0" in pool.happened
     assert "start: trial 0-1 on group 1" in pool.happened
     assert pool.aside == {0}
-    assert all(isinstance(told.outcome, Measured) for told in result.state.trials)
+    assert all(isinstance(trial_record.outcome, Measured) for trial_record in result.state.trials)
     assert result.ending == "budget"
 
 
@@ -290,7 +292,7 @@ def test_the_second_loss_is_the_outcome_and_the_group_is_not_used_any_more() -> 
     log = MemoryLog()
     pool = ScriptedPool(answer=lose((0, 0), (0, 1)))
     result = make_driver(small_study(budget=3), pool, log).run()
-    assert [told.outcome for told in result.state.trials] == [LOST]
+    assert [trial_record.outcome for trial_record in result.state.trials] == [LOST]
     assert result.ending == "hosts"
     assert kinds(log)[:4] == [
         ("started", 0, 0),
@@ -309,7 +311,7 @@ def test_a_study_goes_on_with_the_groups_that_are_left() -> None:
     result = make_driver(small_study(budget=6), pool).run()
     assert pool.aside == {1}
     assert result.ending == "budget"
-    assert all(isinstance(told.outcome, Measured) for told in result.state.trials)
+    assert all(isinstance(trial_record.outcome, Measured) for trial_record in result.state.trials)
 
 
 def test_a_study_whose_groups_are_all_lost_ends_and_can_be_resumed() -> None:
@@ -373,7 +375,7 @@ def test_a_loss_before_the_driver_died_counts() -> None:
     before = rebuilt(small_study(budget=1), log)
     assert before.left == ("study-0000-0",)  # the host may come back with it
     result = make_driver(before.state, ScriptedPool(answer=lose((0, 2)))).run(before.open)
-    assert [told.outcome for told in result.state.trials] == [LOST]
+    assert [trial_record.outcome for trial_record in result.state.trials] == [LOST]
 
 
 # ---------------------------------------------------------------------- interruptions
@@ -536,7 +538,7 @@ def test_a_journal_that_cannot_be_written_stops_the_study(room: int) -> None:
     before = rebuilt(small_study(), log)
     again = make_driver(before.state, ScriptedPool(answer=second))
     result = again.run(before.open, before.left)
-    assert [told.outcome for told in result.state.trials] == [measured(1.0)] * 3
+    assert [trial_record.outcome for trial_record in result.state.trials] == [measured(1.0)] * 3
 
 
 def test_nothing_is_started_that_is_not_in_the_journal() -> None:
@@ -565,3 +567,19 @@ def test_a_second_ctrl_c_is_not_swallowed() -> None:
     with pytest.raises(KeyboardInterrupt):
         make_driver(small_study(), Impatient(answer=interrupt_at(0)), log).run()
     assert rebuilt(small_study(), log).left == ("study-0000-0",)
+
+
+WATCHED = ("started", "ended", "halted", "learned", "note")
+"""What a driver tells, and nothing else."""
+
+
+def test_a_driver_tells_five_things() -> None:
+    told = [name for name in vars(View) if not name.startswith("_")]
+    assert told == [*WATCHED]
+
+
+@pytest.mark.parametrize("kind", [PlainView, LiveView, NotingView])
+@pytest.mark.parametrize("name", WATCHED)
+def test_every_view_takes_what_a_driver_tells(kind: type[View], name: str) -> None:
+    expected = inspect.signature(getattr(View, name))
+    assert inspect.signature(getattr(kind, name)) == expected

@@ -3,21 +3,21 @@ from typing import get_args
 
 import pytest
 
-from amp_ray.runtime.study.end import ENDINGS, Ending, Result, best_trial
+from amp_ray.runtime.study.result import ENDINGS, Ending, Result, best_trial
 from amp_ray.trials.outcome import Outcome
-from amp_ray.tuner.kept_predictor import KeptPredictor
+from amp_ray.tuner.bounded_predictor import BoundedPredictor
 from amp_ray.tuner.knowledge import learn
 from amp_ray.tuner.state import Trial, record, start
 from support.driving import drive, small_study
 from support.replaying import crashed, measured, out_of_memory
 
-PREDICTOR = KeptPredictor()
+PREDICTOR = BoundedPredictor()
 
 
 @pytest.fixture(autouse=True)
 def remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let all drivers remember the same predictions: it saves time and changes nothing."""
-    monkeypatch.setattr("amp_ray.runtime.study.driver.KeptPredictor", lambda: PREDICTOR)
+    monkeypatch.setattr("amp_ray.runtime.study.driver.BoundedPredictor", lambda: PREDICTOR)
 
 
 def ended(*outcomes: Outcome) -> Result:

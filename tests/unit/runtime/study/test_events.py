@@ -105,8 +105,10 @@ def with_program(*events: Event) -> Rebuilt:
 def test_times_of_two_programs_are_not_mixed(outcome: Outcome) -> None:
     found = with_program(started(0), ended(0, outcome))
     assert found.check_program(BEFORE, file="j") is None
-    told = r"^j: the program has changed .*program.files.train.py is 'aa' in the study, 'bb' here"
-    with pytest.raises(InputError, match=told):
+    trial_record = (
+        r"^j: the program has changed .*program.files.train.py is 'aa' in the study, 'bb' here"
+    )
+    with pytest.raises(InputError, match=trial_record):
         found.check_program(AFTER, file="j")
 
 
@@ -135,8 +137,8 @@ def test_trials_come_back_as_they_were() -> None:
     found = replay(
         started(0), ended(0, measured(1.5)), started(1), ended(1, out_of_memory())
     ).state.trials
-    assert [told.trial for told in found] == [trial(0), trial(1)]
-    assert [told.outcome for told in found] == [measured(1.5), out_of_memory()]
+    assert [trial_record.trial for trial_record in found] == [trial(0), trial(1)]
+    assert [trial_record.outcome for trial_record in found] == [measured(1.5), out_of_memory()]
 
 
 def test_a_trial_without_an_end_is_open_and_may_have_left_something() -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from amp_ray.errors import InputError
-from amp_ray.runtime.study.journal import Journal, JournalError, read_journal, sync_folder
-from amp_ray.runtime.study.journal_lines import encode
+from amp_ray.runtime.study.journal import Journal, JournalError, sync_folder
+from amp_ray.runtime.study.journal_lines import Contents, encode, parse
 
 EVENTS: list[dict[str, Any]] = [
     {"event": "study", "experiment": "größe"},
@@ -19,6 +19,12 @@ EVENTS: list[dict[str, Any]] = [
     {"event": "ended", "number": 0, "reason": None, "lines": ["a\nb", "{}"]},
 ]
 FULL = OSError(errno.ENOSPC, "No space left on device")
+
+
+def read_journal(path: Path) -> Contents:
+    """Read a journal that another process may be writing."""
+    with path.open("rb") as stream:
+        return parse(stream, file=str(path))
 
 
 def filled(path: Path) -> bytes:
@@ -348,8 +354,6 @@ def test_a_place_that_cannot_have_a_journal_is_told(tmp_path: Path) -> None:
         Journal.open(tmp_path / "file" / "j")
     with pytest.raises(InputError, match=r"cannot be opened.*Is a directory"):
         Journal.open(tmp_path)
-    with pytest.raises(InputError, match=r"none/j: cannot be read"):
-        read_journal(tmp_path / "none" / "j")
 
 
 def test_an_open_journal_takes_little_more_memory_than_its_file(tmp_path: Path) -> None:

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from amp_ray.errors import HostError, InputError, Where
+from amp_ray.runtime.ray.actor_pool import ActorPool, thread_pool
 from amp_ray.runtime.study.pool import (
     Fault,
     InterruptedTrialError,
     Task,
-    ThreadPool,
     run_task,
     sweep_lines,
 )
@@ -77,11 +77,11 @@ class Scripted:
 class Runners:
     def __init__(self) -> None:
         """Nothing is made yet."""
-        self.made: list[Scripted] = []
+        self.made: dict[int, Scripted] = {}
 
     def __call__(self, group: int) -> Scripted:
-        self.made.append(Scripted(group))
-        return self.made[-1]
+        self.made[group] = Scripted(group)
+        return self.made[group]
 
 
 @pytest.fixture
@@ -90,8 +90,8 @@ def runners() -> Runners:
 
 
 @pytest.fixture
-def pool(runners: Runners) -> Iterator[ThreadPool]:
-    pool = ThreadPool(runners, 2)
+def pool(runners: Runners) -> Iterator[ActorPool]:
+    pool = thread_pool(runners, 2)
     yield pool
     pool.close()
 
@@ -102,7 +102,7 @@ def task(trial_id: str) -> Task:
     )
 
 
-def test_a_trial_occupies_its_group_until_it_is_told(pool: ThreadPool) -> None:
+def test_a_trial_occupies_its_group_until_it_is_told(pool: ActorPool) -> None:
     pool.start(task("any"), 1)
     assert pool.free() == (0,)
     (finished,) = pool.wait(GUARD_S)
@@ -110,7 +110,7 @@ def test_a_trial_occupies_its_group_until_it_is_told(pool: ThreadPool) -> None:
     assert pool.free() == (0, 1)
 
 
-def test_groups_run_side_by_side(pool: ThreadPool, runners: Runners) -> None:
+def test_groups_run_side_by_side(pool: ActorPool, runners: Runners) -> None:
     pool.start(task("wait"), 0)
     pool.start(task("any"), 1)
     assert [finished.group for finished in pool.wait(GUARD_S)] == [1]
@@ -118,7 +118,7 @@ def test_groups_run_side_by_side(pool: ThreadPool, runners: Runners) -> None:
     assert [finished.group for finished in pool.wait(GUARD_S)] == [0]
 
 
-def test_a_host_that_cannot_be_used_is_unreachable(pool: ThreadPool) -> None:
+def test_a_host_that_cannot_be_used_is_unreachable(pool: ActorPool) -> None:
     pool.start(task("host"), 0)
     (finished,) = pool.wait(GUARD_S)
     assert isinstance(finished.outcome, Unreachable)
@@ -140,7 +140,7 @@ def test_a_host_that_cannot_be_used_is_unreachable(pool: ThreadPool) -> None:
     ],
 )
 def test_what_goes_wrong_on_this_machine_says_nothing_of_the_strategy(
-    pool: ThreadPool, error: Exception, text: str
+    pool: ActorPool, error: Exception, text: str
 ) -> None:
     ERRORS["here"] = error
     pool.start(task("here"), 0)
@@ -168,24 +168,24 @@ def test_a_group_that_cannot_be_swept_has_a_line(runners: Runners) -> None:
     assert line.startswith("ZeroDivisionError")
 
 
-def test_nothing_to_tell_is_told_after_the_time(pool: ThreadPool) -> None:
+def test_nothing_to_tell_is_told_after_the_time(pool: ActorPool) -> None:
     assert pool.wait(0.01) == []
 
 
 def test_closing_interrupts_what_runs_and_tells_it_without_an_outcome(
-    pool: ThreadPool, runners: Runners
+    pool: ActorPool, runners: Runners
 ) -> None:
     pool.start(task("slow"), 0)
     pool.close()
     (finished,) = pool.wait(0.0)
     assert finished.outcome is None
-    assert all(runner.closed for runner in runners.made)
+    assert all(runner.closed for runner in runners.made.values())
 
 
-def test_a_group_that_is_set_aside_is_not_free(pool: ThreadPool) -> None:
+def test_a_group_that_is_set_aside_is_not_free(pool: ActorPool) -> None:
     pool.set_aside(0)
     assert pool.free() == (1,)
 
 
-def test_every_group_sweeps_and_one_that_is_down_has_a_line(pool: ThreadPool) -> None:
+def test_every_group_sweeps_and_one_that_is_down_has_a_line(pool: ActorPool) -> None:
     assert pool.sweep(["x", "y"]) == ["x stays", "y stays", "group 1 is down"]

@@ -17,21 +17,21 @@ import amp_ray.runtime
 from amp_ray.errors import AmpRayError, InputError
 from amp_ray.runtime.calibrating import with_calibration
 from amp_ray.runtime.files import load_experiment
+from amp_ray.runtime.ray.actor_pool import ActorPool
 from amp_ray.runtime.ray.address import RayUnavailableError
-from amp_ray.runtime.study.end import Result
-from amp_ray.runtime.study.pool import ThreadPool
 from amp_ray.runtime.study.replay import ReplayPool
+from amp_ray.runtime.study.result import Result
 from amp_ray.runtime.study.space import TuneOptions
 from amp_ray.runtime.study.tuning import Tuning, begin_state, prepare, study_header
 from amp_ray.spec.experiment import Experiment
 from amp_ray.trials.outcome import Crashed, Measured, Outcome
-from amp_ray.tuner.kept_predictor import KeptPredictor
+from amp_ray.tuner.bounded_predictor import BoundedPredictor
 from support.driving import NotingView, ScriptedPool
 from support.experiments import small_experiment
 from support.recorded import table_text, write_experiment
 from support.replaying import measured
 
-PREDICTOR = KeptPredictor()
+PREDICTOR = BoundedPredictor()
 FILES = {
     *("calibration.json", "experiment.yaml", "history.csv", "history.jsonl", "journal.jsonl"),
     *("lock", "measured.csv", "result.json", "trials"),
@@ -41,7 +41,7 @@ FILES = {
 @pytest.fixture(autouse=True)
 def remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let all drivers remember the same predictions: it saves time and changes nothing."""
-    monkeypatch.setattr("amp_ray.runtime.study.driver.KeptPredictor", lambda: PREDICTOR)
+    monkeypatch.setattr("amp_ray.runtime.study.driver.BoundedPredictor", lambda: PREDICTOR)
 
 
 Make = Callable[..., Tuning]
@@ -140,7 +140,7 @@ def test_as_many_groups_are_used_as_asked_for(concurrency: int | None, used: int
     options = TuneOptions(backend="local", budget=1, concurrency=concurrency)
     tuning = prepare(groups(3), options, no_progress)
     with tuning._pool() as pool:  # noqa: SLF001 - what it is made of decides where trials run
-        assert isinstance(pool, ThreadPool)
+        assert isinstance(pool, ActorPool)
         assert pool.num_groups == used
 
 
@@ -167,7 +167,7 @@ def test_threads_hold_the_hosts_where_ray_cannot_be_used(
     monkeypatch.setenv("RAY_ADDRESS", "head:1")
     tuning = prepare(groups(1), TuneOptions(backend="local", budget=1), no_progress)
     with tuning._pool() as pool:  # noqa: SLF001
-        assert isinstance(pool, ThreadPool)
+        assert isinstance(pool, ActorPool)
     assert caplog.messages == ["no Ray. Threads of this process hold the hosts instead"]
 
 
@@ -213,7 +213,7 @@ def test_what_a_study_measured_can_be_replayed(replayed: Make, tmp_path: Path) -
     options = TuneOptions(backend="replay", table=tmp_path / "first" / "measured.csv", budget=9)
     second, _ = run(prepare(experiment, options, no_progress), tmp_path / "second")
     assert len(second.state.trials) == 3
-    assert second.knowledge.standing.best_s == first.knowledge.standing.best_s
+    assert second.knowledge.status.best_s == first.knowledge.status.best_s
 
 
 def test_the_calibration_of_a_study_is_one_for_planning(replayed: Make, tmp_path: Path) -> None:
@@ -250,8 +250,8 @@ def test_a_larger_budget_goes_on_where_the_study_stopped(replayed: Make, tmp_pat
     result, lines = run(replayed(budget=5), folder, resume=True)
     assert lines[0] == "resumed: 2 trials are done"
     assert kinds(folder).count("started") == 5
-    assert [told.trial.strategy for told in result.state.trials] == [
-        told.trial.strategy for told in whole.state.trials
+    assert [trial_record.trial.strategy for trial_record in result.state.trials] == [
+        trial_record.trial.strategy for trial_record in whole.state.trials
     ]
     resumed = next(event for event in events(folder) if event["event"] == "resumed")
     assert resumed["budget"] == 5
@@ -270,10 +270,13 @@ def test_a_torn_end_of_the_journal_is_dropped_with_a_word(replayed: Make, tmp_pa
     path = folder / "journal.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[:-2]) + lines[-2][:20])
-    result, told = run(replayed(budget=2), folder, resume=True)
-    assert told[0].startswith(f"{path}: dropped ")
-    assert told[1] == "resumed: 1 trial is done, 1 runs again"
-    assert [told.outcome is not None for told in result.state.trials] == [True, True]
+    result, trial_record = run(replayed(budget=2), folder, resume=True)
+    assert trial_record[0].startswith(f"{path}: dropped ")
+    assert trial_record[1] == "resumed: 1 trial is done, 1 runs again"
+    assert [trial_record.outcome is not None for trial_record in result.state.trials] == [
+        True,
+        True,
+    ]
 
 
 def test_another_experiment_is_refused_with_what_differs(replayed: Make, tmp_path: Path) -> None:
@@ -345,7 +348,7 @@ class Failing(NotingView):
         super().__init__()
         self._error = error
 
-    def ended(self, told: object, surprise: object) -> None:  # noqa: ARG002
+    def ended(self, trial_record: object, surprise: object) -> None:  # noqa: ARG002
         """Fail."""
         raise self._error
 
@@ -433,7 +436,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[[Outcome], None]:
 
     def come_out(outcome: Outcome) -> None:
         monkeypatch.setattr(
-            "amp_ray.runtime.study.tuning.ThreadPool",
+            "amp_ray.runtime.study.tuning.thread_pool",
             lambda _factory, _num: ScriptedPool(answer=lambda _task, _group: outcome),
         )
 
@@ -468,7 +471,10 @@ def test_a_program_that_crashed_is_mended_and_both_trials_run_again(
     result, lines = run(programmed(tmp_path, source="print(2)"), folder, resume=True)
     assert lines[0].startswith("the program has changed, and nothing was measured with it")
     assert lines[1] == "resumed: 0 trials are done, 2 run again"
-    assert [type(told.outcome) for told in result.state.trials] == [Measured, Measured]
+    assert [type(trial_record.outcome) for trial_record in result.state.trials] == [
+        Measured,
+        Measured,
+    ]
     with pytest.raises(InputError, match="the program has changed since"):
         run(programmed(tmp_path), folder, resume=True)
 
@@ -479,7 +485,7 @@ def test_a_salvaged_study_sweeps_what_its_journal_does_not_know_and_goes_on(
     folder, tuning = tmp_path / "study", programmed(tmp_path)
     pools = [ScriptedPool(answer=lambda _task, _group: measured(1.0)) for _ in range(2)]
     turns = iter(pools)
-    monkeypatch.setattr("amp_ray.runtime.study.tuning.ThreadPool", lambda _make, _num: next(turns))
+    monkeypatch.setattr("amp_ray.runtime.study.tuning.thread_pool", lambda _make, _num: next(turns))
     run(tuning, folder)
     path = folder / "journal.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
@@ -503,9 +509,9 @@ def test_the_end_of_a_study_whose_trials_crash_alike_says_what_to_mend(
     result, _ = run(programmed(tmp_path), tmp_path / "study")
     show = importlib.import_module("amp_ray.cli.tune")._show  # noqa: SLF001 - no hosts needed
     assert show(result, tmp_path / "study", None) == 4
-    told = capsys.readouterr().err
-    assert "trials 0 and 1 crashed in the same way, and nothing was measured: boom." in told
-    assert f"--study {tmp_path / 'study'} --resume runs both again" in told
+    trial_record = capsys.readouterr().err
+    assert "trials 0 and 1 crashed in the same way, and nothing was measured: boom." in trial_record
+    assert f"--study {tmp_path / 'study'} --resume runs both again" in trial_record
 
 
 def test_no_file_of_a_study_has_a_secret(

@@ -6,22 +6,22 @@ from amp_ray.trials.doctor.checks import check_hosts
 from amp_ray.trials.doctor.findings import Finding
 from amp_ray.trials.doctor.host_facts import HostFacts
 from amp_ray.trials.doctor.software import Wanted
-from support.looks import healthy_look
+from support.host_reports import healthy_look
 
 WANTED = Wanted(python="python3")
 
 
 @pytest.mark.parametrize("device", ["cpu", "T4"])
 def test_hosts_that_are_well_have_nothing_but_good_findings(device: str) -> None:
-    looks = [healthy_look(name, device=device) for name in ("a", "b", "c")]
-    findings = check_hosts(looks, WANTED)
+    reports = [healthy_look(name, device=device) for name in ("a", "b", "c")]
+    findings = check_hosts(reports, WANTED)
     assert [str(finding) for finding in findings if finding.level != "ok"] == []
     assert {finding.host for finding in findings} == {"a", "b", "c"}
 
 
 def test_findings_come_host_by_host_in_the_given_order() -> None:
-    looks = [healthy_look(name) for name in ("b", "a")]
-    hosts = [finding.host for finding in check_hosts(looks, WANTED)]
+    reports = [healthy_look(name) for name in ("b", "a")]
+    hosts = [finding.host for finding in check_hosts(reports, WANTED)]
     assert hosts == sorted(hosts, reverse=True)
 
 
@@ -51,10 +51,10 @@ def test_a_python_too_old_for_the_agent_is_all_that_is_said() -> None:
     ("part", "check"), [("capacity", "cores"), ("disk", "disk"), ("left", "leftovers")]
 )
 def test_what_could_not_be_found_out_is_a_warning_with_the_reason(part: str, check: str) -> None:
-    look = healthy_look()
-    assert look.facts is not None
-    parts = {**look.facts.parts, part: {"problem": "OSError: it hurts"}}
-    findings = check_hosts([replace(look, facts=replace(look.facts, parts=parts))], WANTED)
+    report = healthy_look()
+    assert report.facts is not None
+    parts = {**report.facts.parts, part: {"problem": "OSError: it hurts"}}
+    findings = check_hosts([replace(report, facts=replace(report.facts, parts=parts))], WANTED)
     (warning,) = [finding for finding in findings if finding.level != "ok"]
     assert (warning.level, warning.check) == ("warning", check)
     assert "it hurts" in warning.found

@@ -9,19 +9,19 @@ from amp_ray.trials.doctor.devices import (
     visible_gpus,
 )
 from amp_ray.trials.doctor.findings import Finding
-from amp_ray.trials.doctor.host_facts import Look
+from amp_ray.trials.doctor.host_facts import HostReport
 from amp_ray.trials.doctor.software import Wanted
 from amp_ray.units import GIB, MIB
-from support.looks import gpu, healthy_look
+from support.host_reports import gpu, healthy_look
 
 WANTED = Wanted(python="python3")
 
 
-def look(device: str = "T4", num_slots: int = 2, **gpus: Any) -> Look:  # noqa: ANN401
+def report(device: str = "T4", num_slots: int = 2, **gpus: Any) -> HostReport:  # noqa: ANN401
     return healthy_look(device=device, num_slots=num_slots, changes={"gpus": gpus})
 
 
-def problems(of: Look) -> list[Finding]:
+def problems(of: HostReport) -> list[Finding]:
     return [finding for finding in check_devices(of, WANTED) if finding.level != "ok"]
 
 
@@ -30,23 +30,23 @@ def test_cpu_devices_are_not_looked_for() -> None:
 
 
 def test_no_driver_is_an_error() -> None:
-    (error,) = problems(look(problem="nvidia-smi is not there"))
+    (error,) = problems(report(problem="nvidia-smi is not there"))
     assert (error.level, error.check, error.expected) == ("error", "devices", "2 x T4")
 
 
 def test_fewer_gpus_than_slots_are_an_error() -> None:
-    (error,) = problems(look(gpus=[gpu(0)]))
+    (error,) = problems(report(gpus=[gpu(0)]))
     assert (error.level, error.found, error.expected) == ("error", "1 GPUs", "2 x T4")
     assert "slots=1" in error.advice
 
 
 def test_more_gpus_than_slots_are_a_warning() -> None:
-    (warning,) = problems(look(gpus=[gpu(index) for index in range(3)]))
+    (warning,) = problems(report(gpus=[gpu(index) for index in range(3)]))
     assert (warning.level, warning.found) == ("warning", "3 GPUs")
 
 
 def test_no_gpu_at_all_is_one_error() -> None:
-    (error,) = problems(look(gpus=[]))
+    (error,) = problems(report(gpus=[]))
     assert error.found == "0 GPUs"
 
 
@@ -56,7 +56,7 @@ def test_a_login_that_sees_a_few_gpus_only_counts_those() -> None:
     assert [entry["index"] for entry in visible_gpus({"gpus": gpus, "visible": "GPU-2"})] == [2]
     assert len(visible_gpus({"gpus": gpus, "visible": ""})) == 4
     assert len(visible_gpus({"gpus": gpus, "visible": None})) == 4
-    (error,) = problems(look(gpus=gpus, visible="7"))
+    (error,) = problems(report(gpus=gpus, visible="7"))
     assert error.found == "0 GPUs"
 
 
@@ -93,32 +93,34 @@ def test_other_boards_do_not_resemble_it(planned: str, found: str) -> None:
 
 
 def test_another_board_is_a_warning() -> None:
-    (warning,) = problems(look(gpus=[gpu(index, name="Tesla V100-SXM2-16GB") for index in (0, 1)]))
+    (warning,) = problems(
+        report(gpus=[gpu(index, name="Tesla V100-SXM2-16GB") for index in (0, 1)])
+    )
     assert (warning.level, warning.check) == ("warning", "device type")
     assert warning.expected == "T4 in every slot"
 
 
 def test_two_kinds_of_boards_are_a_warning() -> None:
     gpus = [gpu(0), gpu(1, name="Tesla T4 rev. 2")]
-    (warning,) = problems(look(gpus=gpus))
+    (warning,) = problems(report(gpus=gpus))
     assert warning.found == "Tesla T4, Tesla T4 rev. 2"
 
 
 def test_less_memory_than_planned_is_an_error() -> None:
     gpus = [gpu(0), gpu(1, memory_bytes=8 * GIB)]
-    (error,) = problems(look(gpus=gpus))
+    (error,) = problems(report(gpus=gpus))
     assert (error.level, error.found, error.expected) == ("error", "8.0 GiB", "14.8 GiB")
     assert "memory_gib: 8.00" in error.advice
 
 
 def test_much_more_memory_than_planned_is_a_warning() -> None:
     gpus = [gpu(index, memory_bytes=32 * GIB) for index in (0, 1)]
-    (warning,) = problems(look(gpus=gpus))
+    (warning,) = problems(report(gpus=gpus))
     assert (warning.level, warning.check) == ("warning", "device memory")
 
 
 def test_memory_that_the_driver_does_not_tell_is_no_problem() -> None:
-    assert problems(look(gpus=[gpu(i, memory_bytes=None, used_bytes=None) for i in (0, 1)])) == []
+    assert problems(report(gpus=[gpu(i, memory_bytes=None, used_bytes=None) for i in (0, 1)])) == []
 
 
 def process(**changes: Any) -> dict[str, Any]:  # noqa: ANN401
@@ -127,44 +129,44 @@ def process(**changes: Any) -> dict[str, Any]:  # noqa: ANN401
 
 
 def test_a_process_on_a_gpu_of_ours_is_an_error_with_its_pid() -> None:
-    (error,) = problems(look(gpus=[gpu(0), gpu(1)], processes=[process()]))
+    (error,) = problems(report(gpus=[gpu(0), gpu(1)], processes=[process()]))
     assert (error.level, error.found) == ("error", "python (pid 77, 3.0 GiB)")
     assert error.command == "ssh ada@a 'kill 77'"
 
 
 def test_a_trial_of_ours_on_a_gpu_is_told_from_strangers() -> None:
-    (error,) = problems(look(gpus=[gpu(0), gpu(1)], processes=[process(ours=True)]))
+    (error,) = problems(report(gpus=[gpu(0), gpu(1)], processes=[process(ours=True)]))
     assert "a trial of ours" in error.found
 
 
 def test_a_process_that_computes_nothing_is_a_warning() -> None:
     processes = [process(memory_bytes=4 * MIB, name="Xorg")]
-    (warning,) = problems(look(gpus=[gpu(0), gpu(1)], processes=processes))
+    (warning,) = problems(report(gpus=[gpu(0), gpu(1)], processes=processes))
     assert warning.level == "warning"
 
 
 def test_a_process_without_a_number_has_no_command() -> None:
     processes = [process(pid=0, memory_bytes=None)]
-    (error,) = problems(look(gpus=[gpu(0), gpu(1)], processes=processes))
+    (error,) = problems(report(gpus=[gpu(0), gpu(1)], processes=processes))
     assert (error.level, error.command) == ("error", None)
 
 
 def test_a_process_on_a_gpu_without_a_slot_does_not_matter() -> None:
     gpus = [gpu(index) for index in range(3)]
-    (warning,) = problems(look(gpus=gpus, processes=[process(uuid="GPU-2")]))
+    (warning,) = problems(report(gpus=gpus, processes=[process(uuid="GPU-2")]))
     assert warning.check == "devices"
 
 
 def test_memory_in_use_by_nobody_is_a_warning() -> None:
     gpus = [gpu(0), gpu(1, used_bytes=4 * GIB)]
-    (warning,) = problems(look(gpus=gpus))
+    (warning,) = problems(report(gpus=gpus))
     assert warning.found == "GPU 1: 4.0 GiB in use, by no process that is listed"
 
 
 def test_a_gpu_that_two_hosts_have_is_an_error_of_the_second() -> None:
-    looks = [healthy_look(name, device="T4") for name in ("a", "b")]
-    assert [*check_shared_devices(looks)] == []
+    reports = [healthy_look(name, device="T4") for name in ("a", "b")]
+    assert [*check_shared_devices(reports)] == []
     shared = {"gpus": {"gpus": [gpu(0), gpu(1)]}}
-    looks = [healthy_look(name, device="T4", changes=shared) for name in ("a", "b")]
-    (error,) = check_shared_devices(looks)
+    reports = [healthy_look(name, device="T4", changes=shared) for name in ("a", "b")]
+    (error,) = check_shared_devices(reports)
     assert (error.host, error.found) == ("b", "has GPUs that a has too")

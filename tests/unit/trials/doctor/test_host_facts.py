@@ -1,5 +1,5 @@
 from amp_ray.trials.doctor.host_facts import read_facts
-from support.looks import healthy_look
+from support.host_reports import healthy_look
 
 
 def test_facts_are_read_part_by_part() -> None:
@@ -26,5 +26,5 @@ def test_root_needs_no_sudo() -> None:
 
 
 def test_only_the_device_cpu_is_no_gpu() -> None:
-    assert not healthy_look(device="cpu").site.has_gpu
-    assert healthy_look(device="T4").site.has_gpu
+    assert not healthy_look(device="cpu").spec.has_gpu
+    assert healthy_look(device="T4").spec.has_gpu

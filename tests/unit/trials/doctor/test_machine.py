@@ -7,14 +7,14 @@ from amp_ray.trials.doctor.findings import Finding
 from amp_ray.trials.doctor.machine import LOG_BYTES, check_machine
 from amp_ray.trials.doctor.software import Wanted
 from amp_ray.units import GIB, MIB
-from support.looks import healthy_look
+from support.host_reports import healthy_look
 
 WANTED = Wanted(python="python3")
 
 
 def problems(part: str, device: str = "cpu", **values: Any) -> list[Finding]:  # noqa: ANN401
-    look = healthy_look(device=device, changes={part: values})
-    return [finding for finding in check_machine(look, WANTED) if finding.level != "ok"]
+    report = healthy_look(device=device, changes={part: values})
+    return [finding for finding in check_machine(report, WANTED) if finding.level != "ok"]
 
 
 def test_the_room_for_a_log_is_what_the_agent_keeps_of_one() -> None:
@@ -74,8 +74,8 @@ def test_our_own_leftovers_go_first_from_a_full_disk() -> None:
         {"path": "/scratch/amp-ray-t-0123abcd", "age_s": 9, "used": False},
         {"path": "/scratch/amp-ray-u-0123abcd", "age_s": 9, "used": True},
     ]
-    look = healthy_look(changes={"disk": {"free_bytes": 0}, "left": {"folders": folders}})
-    (error,) = [finding for finding in check_machine(look, WANTED) if finding.level != "ok"]
+    report = healthy_look(changes={"disk": {"free_bytes": 0}, "left": {"folders": folders}})
+    (error,) = [finding for finding in check_machine(report, WANTED) if finding.level != "ok"]
     assert error.command == "ssh ada@a 'rm -rf -- /scratch/amp-ray-t-0123abcd'"
 
 

@@ -3,16 +3,16 @@ from typing import Any
 import pytest
 
 from amp_ray.trials.doctor.findings import Finding
-from amp_ray.trials.doctor.host_facts import Look
+from amp_ray.trials.doctor.host_facts import HostReport
 from amp_ray.trials.doctor.network import check_network, check_same_machine
 from amp_ray.trials.doctor.software import Wanted
-from support.looks import ADDRESS, healthy_look
+from support.host_reports import ADDRESS, healthy_look
 
 WANTED = Wanted(python="python3")
 
 
-def problems(look: Look) -> list[Finding]:
-    return [finding for finding in check_network(look, WANTED) if finding.level != "ok"]
+def problems(report: HostReport) -> list[Finding]:
+    return [finding for finding in check_network(report, WANTED) if finding.level != "ok"]
 
 
 def test_no_interface_with_the_address_is_an_error() -> None:
@@ -63,10 +63,10 @@ def test_an_own_name_that_means_nothing_is_no_problem() -> None:
 
 
 def test_peers_that_cannot_be_reached_are_told_by_reason() -> None:
-    peers = [healthy_look(name).site for name in ("b", "c", "d")]
+    peers = [healthy_look(name).spec for name in ("b", "c", "d")]
     reasons = ["timed out", "Connection refused", "timed out"]
-    look = healthy_look(unreached=tuple(zip(peers, reasons, strict=True)), num_peers=4)
-    refused, late = problems(look)
+    report = healthy_look(unreached=tuple(zip(peers, reasons, strict=True)), num_peers=4)
+    refused, late = problems(report)
     assert refused.found == "no connection to c: Connection refused"
     assert late.found == "no connection to b, d: timed out"
     allow = f"'sudo iptables -I INPUT -s {ADDRESS} -j ACCEPT'"
@@ -75,19 +75,19 @@ def test_peers_that_cannot_be_reached_are_told_by_reason() -> None:
 
 def test_two_names_for_one_machine_are_an_error_of_the_second() -> None:
     same = {"identity": {"boot_id": "x", "network": "net:[1]"}}
-    looks = [healthy_look("a", changes=same), healthy_look("b"), healthy_look("c", changes=same)]
-    (error,) = check_same_machine(looks)
+    reports = [healthy_look("a", changes=same), healthy_look("b"), healthy_look("c", changes=same)]
+    (error,) = check_same_machine(reports)
     assert (error.host, error.found) == ("c", "is the same machine as a")
 
 
 def test_hosts_of_one_kernel_with_networks_of_their_own_are_several() -> None:
-    looks = [
+    reports = [
         healthy_look(name, changes={"identity": {"boot_id": "x", "network": f"net:[{name}]"}})
         for name in ("a", "b")
     ]
-    assert [*check_same_machine(looks)] == []
+    assert [*check_same_machine(reports)] == []
 
 
 def test_machines_that_do_not_say_who_they_are_are_not_compared() -> None:
-    looks = [healthy_look(name, changes={"identity": {"problem": "no /proc"}}) for name in "ab"]
-    assert [*check_same_machine(looks)] == []
+    reports = [healthy_look(name, changes={"identity": {"problem": "no /proc"}}) for name in "ab"]
+    assert [*check_same_machine(reports)] == []

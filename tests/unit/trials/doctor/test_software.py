@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from amp_ray.trials.doctor.findings import Finding
-from amp_ray.trials.doctor.host_facts import Look
+from amp_ray.trials.doctor.host_facts import HostReport
 from amp_ray.trials.doctor.software import (
     MIN_TORCH,
     TESTED_DEEPSPEED,
@@ -14,17 +14,17 @@ from amp_ray.trials.doctor.software import (
     check_agreement,
     check_software,
 )
-from support.looks import healthy_look
+from support.host_reports import healthy_look
 
 WANTED = Wanted(python="python3")
 OWN = Wanted(python="python3", program="train.sh", cwd="/code")
 
 
-def look(name: str = "a", device: str = "cpu", **software: Any) -> Look:  # noqa: ANN401
+def report(name: str = "a", device: str = "cpu", **software: Any) -> HostReport:  # noqa: ANN401
     return healthy_look(name, device=device, changes={"software": software})
 
 
-def problems(of: Look, wanted: Wanted = WANTED) -> list[Finding]:
+def problems(of: HostReport, wanted: Wanted = WANTED) -> list[Finding]:
     return [finding for finding in check_software(of, wanted) if finding.level != "ok"]
 
 
@@ -39,26 +39,26 @@ def test_versions_are_those_that_the_package_names(repository: Path) -> None:
 
 
 def test_an_interpreter_that_does_not_start_is_an_error() -> None:
-    (error,) = problems(look(problem="No such file or directory"))
+    (error,) = problems(report(problem="No such file or directory"))
     assert (error.check, error.found) == ("Python", "python3: No such file or directory")
     assert "trials.ssh.python" in error.advice
     named = Wanted(python="/p", python_key="trials.python")
-    assert "trials.python" in problems(look(problem="no"), named)[0].advice
+    assert "trials.python" in problems(report(problem="no"), named)[0].advice
 
 
 @pytest.mark.parametrize(("version", "level"), [("3.10.4", "error"), ("3.11.0", "ok")])
 def test_our_training_program_needs_a_new_python(version: str, level: str) -> None:
-    findings = {f.check: f for f in check_software(look(version=version), WANTED)}
+    findings = {f.check: f for f in check_software(report(version=version), WANTED)}
     assert findings["Python"].level == level
 
 
 def test_an_own_program_may_have_an_older_python() -> None:
-    findings = {f.check: f for f in check_software(look(version="3.10.4"), OWN)}
+    findings = {f.check: f for f in check_software(report(version="3.10.4"), OWN)}
     assert findings["Python"].level == "ok"
 
 
 def test_a_python_too_old_to_say_what_it_has_says_its_version() -> None:
-    (error,) = problems(look(kind="old", version="3.6.9", torch=None))
+    (error,) = problems(report(kind="old", version="3.6.9", torch=None))
     assert (error.check, error.expected) == ("Python", "Python 3.11 or newer")
 
 
@@ -84,32 +84,32 @@ def test_an_own_program_may_need_no_torch() -> None:
 
 
 def test_an_old_torch_is_an_error() -> None:
-    (error,) = problems(look(torch="2.5.1"))
+    (error,) = problems(report(torch="2.5.1"))
     assert (error.found, error.expected) == ("torch 2.5.1", "torch 2.6 or newer")
 
 
 def test_a_torch_without_cuda_is_an_error_where_gpus_are_planned() -> None:
-    (error,) = problems(look(device="T4", torch="2.13.0+cpu", cuda=None))
+    (error,) = problems(report(device="T4", torch="2.13.0+cpu", cuda=None))
     assert error.expected == "torch built with CUDA, for T4"
     assert "--force-reinstall" in str(error.command)
-    assert problems(look(device="cpu", torch="2.13.0+cpu", cuda=None)) == []
+    assert problems(report(device="cpu", torch="2.13.0+cpu", cuda=None)) == []
 
 
 def test_another_deepspeed_is_a_warning() -> None:
-    (warning,) = problems(look(deepspeed="0.18.0"))
+    (warning,) = problems(report(deepspeed="0.18.0"))
     assert (warning.level, warning.expected) == ("warning", f"deepspeed {TESTED_DEEPSPEED}")
-    assert [f.check for f in problems(look(deepspeed="0.18.0"), OWN)] == ["program"]
+    assert [f.check for f in problems(report(deepspeed="0.18.0"), OWN)] == ["program"]
 
 
 def test_an_import_that_fails_is_an_error() -> None:
-    (error,) = problems(look(import_problem="import torch: OSError: libx", num_cuda_devices=None))
+    (error,) = problems(report(import_problem="import torch: OSError: libx", num_cuda_devices=None))
     assert (error.check, error.found) == ("import", "import torch: OSError: libx")
 
 
 def test_torch_has_to_see_the_gpus() -> None:
-    (error,) = problems(look(device="T4", import_problem=None, num_cuda_devices=1))
+    (error,) = problems(report(device="T4", import_problem=None, num_cuda_devices=1))
     assert (error.found, error.expected) == ("torch sees 1 GPUs", "2")
-    assert problems(look(device="T4", import_problem=None, num_cuda_devices=2)) == []
+    assert problems(report(device="T4", import_problem=None, num_cuda_devices=2)) == []
 
 
 def test_an_own_program_has_to_be_there_with_its_folder() -> None:
@@ -120,48 +120,48 @@ def test_an_own_program_has_to_be_there_with_its_folder() -> None:
 
 
 def test_a_program_named_by_a_placeholder_is_not_looked_for() -> None:
-    assert problems(look(), Wanted(python="python3", program="{python}")) == []
+    assert problems(report(), Wanted(python="python3", program="{python}")) == []
 
 
-def agreement(*looks: Look, wanted: Wanted = WANTED) -> list[Finding]:
-    return [*check_agreement(looks, wanted)]
+def agreement(*reports: HostReport, wanted: Wanted = WANTED) -> list[Finding]:
+    return [*check_agreement(reports, wanted)]
 
 
 def test_the_host_that_differs_is_told_to_have_what_most_have() -> None:
-    looks = [look("a"), look("b", torch="2.12.0+cpu"), look("c")]
-    (error,) = agreement(*looks)
+    reports = [report("a"), report("b", torch="2.12.0+cpu"), report("c")]
+    (error,) = agreement(*reports)
     assert (error.host, error.level, error.check) == ("b", "error", "torch alike")
     assert error.expected == "2.13.0, as on 2 of 3 hosts"
     assert error.command == "ssh ada@b '/usr/bin/python3 -m pip install torch==2.13.0'"
 
 
 def test_of_two_hosts_the_second_is_told_to_follow_the_first() -> None:
-    (error,) = agreement(look("a", deepspeed="0.19.8"), look("b", deepspeed="0.19.7"))
+    (error,) = agreement(report("a", deepspeed="0.19.8"), report("b", deepspeed="0.19.7"))
     assert (error.host, error.check) == ("b", "deepspeed alike")
 
 
 def test_a_build_of_torch_with_a_suffix_comes_from_its_own_index() -> None:
-    (error,) = agreement(look("a", torch="2.13.0+cpu"), look("b", torch="2.13.0"))
+    (error,) = agreement(report("a", torch="2.13.0+cpu"), report("b", torch="2.13.0"))
     assert "--index-url" in error.advice
 
 
 def test_nccl_has_to_agree_between_gpus_only() -> None:
-    (error,) = agreement(look("a", device="T4"), look("b", device="T4", nccl="2.21.5"))
+    (error,) = agreement(report("a", device="T4"), report("b", device="T4", nccl="2.21.5"))
     assert (error.check, error.host) == ("NCCL alike", "b")
     assert "nvidia-nccl-cu12==2.27.3" in str(error.command)
-    assert agreement(look("a", nccl="2.27.3"), look("b", nccl="2.21.5")) == []
+    assert agreement(report("a", nccl="2.27.3"), report("b", nccl="2.21.5")) == []
 
 
 def test_another_minor_version_of_python_is_a_warning_another_patch_is_not() -> None:
-    (warning,) = agreement(look("a"), look("b", version="3.12.1"))
+    (warning,) = agreement(report("a"), report("b", version="3.12.1"))
     assert (warning.level, warning.found, warning.command) == ("warning", "Python 3.12", None)
-    assert agreement(look("a"), look("b", version="3.11.9")) == []
+    assert agreement(report("a"), report("b", version="3.11.9")) == []
 
 
 def test_what_a_host_lacks_is_not_a_difference() -> None:
-    assert agreement(look("a"), look("b", torch=None), look("c", problem="no python")) == []
+    assert agreement(report("a"), report("b", torch=None), report("c", problem="no python")) == []
 
 
 def test_an_own_program_is_only_warned_of_differences() -> None:
-    (warning,) = agreement(look("a"), look("b", torch="2.6.0"), wanted=OWN)
+    (warning,) = agreement(report("a"), report("b", torch="2.6.0"), wanted=OWN)
     assert warning.level == "warning"

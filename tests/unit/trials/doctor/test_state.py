@@ -3,16 +3,16 @@ from typing import Any
 import pytest
 
 from amp_ray.trials.doctor.findings import Finding
-from amp_ray.trials.doctor.host_facts import Clock, Look
+from amp_ray.trials.doctor.host_facts import Clock, HostReport
 from amp_ray.trials.doctor.software import Wanted
 from amp_ray.trials.doctor.state import check_state
-from support.looks import healthy_look
+from support.host_reports import healthy_look
 
 WANTED = Wanted(python="python3")
 
 
-def problems(look: Look) -> list[Finding]:
-    return [finding for finding in check_state(look, WANTED) if finding.level != "ok"]
+def problems(report: HostReport) -> list[Finding]:
+    return [finding for finding in check_state(report, WANTED) if finding.level != "ok"]
 
 
 @pytest.mark.parametrize(("offset_s", "side"), [(3600.0, "ahead of"), (-90.0, "behind")])
@@ -33,7 +33,7 @@ def test_a_host_that_does_not_tell_its_time_is_a_warning() -> None:
     assert "not known" in warning.found
 
 
-def left(**values: Any) -> Look:  # noqa: ANN401
+def left(**values: Any) -> HostReport:  # noqa: ANN401
     return healthy_look(changes={"left": values})
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from amp_ray.errors import InputError
 from amp_ray.spec.experiment import Experiment
-from amp_ray.trials.own_program.check import check_program
+from amp_ray.trials.own_program.program import check_program
 from support.experiments import experiment_from, small_experiment
 
 

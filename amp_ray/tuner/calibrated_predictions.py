@@ -1,44 +1,98 @@
-"""From a calibration to predictions of every candidate, no single trial having too loud a voice."""
+"""Calibrated predictions of all candidates; the influence of a single trial is limited."""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from amp_ray.calibration import Calibration, Predictor, apply_calibration
 from amp_ray.calibration.choice import prior_sigma
-from amp_ray.calibration.linear import LinearProblem
+from amp_ray.calibration.linear import LinearProblem, fit_linear
 from amp_ray.calibration.predictions import PRIOR
 from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.model import CostModel
 from amp_ray.spec.experiment import Experiment
 from amp_ray.tuner.belief import Belief, degrees_of_freedom, log_residuals, time_covariance
-from amp_ray.tuner.influence import influences, limit_influences
 
 FloatArray = NDArray[np.float64]
 
+_ALMOST: Final = 1e-9
+"""Relative room below a limit, so that rounding does not cross it."""
+
+
+def influences(problem: LinearProblem, slopes: FloatArray) -> FloatArray:
+    """Return what each trial has changed: predictions with it minus predictions without it.
+
+    Args:
+        problem: The calibration as a linear model around its mode.
+        slopes: Shape ``(num_plans, num_constants)``. How plans' times change with its constants.
+
+    Returns:
+        Shape ``(num_trials, num_plans)``, of logarithms.
+    """
+    values = fit_linear(problem).values
+    moved = [
+        values - fit_linear(problem.without(trial)).values for trial in range(len(problem.offset))
+    ]
+    changes: FloatArray = np.array(moved).reshape(len(moved), len(values)) @ slopes.T
+    return changes
+
+
+def limit_influences(log_mean: FloatArray, changes: FloatArray, error: float) -> FloatArray:
+    """Take back so much of every trial's influence that alone it turns no certain order.
+
+    Two plans that lie further apart than the model's error without the trial stay in their order
+    with it. Plans that lie closer are ties, and may change places. What a trial has changed in all
+    plans alike turns no order and is kept. What several trials say together is in none of their
+    own influences, and is not limited.
+
+    ``log_mean`` (num_plans,) has the expected logarithms of times with all trials, ``changes``
+    (num_trials, num_plans) what each trial has changed of them; ``error`` is the lognormal
+    sigma of a prediction.
+
+    Returns:
+        Expected logarithms of times, shape ``(num_plans,)``.
+    """
+    limited = log_mean.copy()
+    for change in changes:
+        share = _share(log_mean - change, change, error)
+        if share < 1.0:
+            limited -= (1.0 - share) * (change - np.median(change))
+    return limited
+
+
+def _share(before: FloatArray, change: FloatArray, error: float) -> float:
+    """Return the largest share of a change that turns no certain order."""
+    if not len(change) or change.max() - change.min() <= error:
+        return 1.0
+    ahead = before[None, :] - before[:, None]
+    closing = change[:, None] - change[None, :]
+    turned = (ahead > error) & (closing >= ahead)
+    if not turned.any():
+        return 1.0
+    return float((ahead[turned] / closing[turned]).min()) * (1.0 - _ALMOST)
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Lesson:
+class CalibratedPredictions:
     """What trials say about candidates.
 
     Args:
         given: The experiment, with the constants that are the priors.
         candidates: Uncalibrated.
-        calibration: None where no trial has told anything.
-        told: Places of the strategies that the calibration was made from, in its order.
-        judged: Places of the candidates to predict; those of ``told`` are among them.
-        unrun: Those of them that nobody has run.
-        predictor: Remembers predictions.
+        calibration: None where there is no trial.
+        observed: Places of the strategies that the calibration was made from, in its order.
+        judged: Places of the candidates to predict; those of ``observed`` are among them.
     """
 
     given: Experiment
     candidates: Sequence[Estimate]
     calibration: Calibration | None
-    told: Sequence[int]
+    observed: Sequence[int]
     judged: tuple[int, ...]
     unrun: tuple[int, ...]
     predictor: Predictor
@@ -111,22 +165,19 @@ class Lesson:
 
         A single trial has changed all that is different from the uncalibrated prediction.
 
-        Args:
-            log_s: With all trials.
-
         Returns:
             Shape ``(num_trials, num_unrun)``.
         """
         assert self.calibration is not None
-        trials = zip(self.told, self.calibration.trials, strict=True)
-        told = [place for place, trial in trials if trial.tells_time]
-        if len(told) == 1:
+        trials = zip(self.observed, self.calibration.trials, strict=True)
+        timed = [place for place, trial in trials if trial.tells_time]
+        if len(timed) == 1:
             before = [_log_s(self.candidates[place]) for place in self.unrun]
             return (np.array(log_s) - before).reshape(1, -1)
         names_of_time = self.calibration.time_constants
         fitted = [each for each in self.calibration.constants if each.name in names_of_time]
         names = [constant.name for constant in fitted]
-        slopes = self._slopes(told, names)
+        slopes = self._slopes(timed, names)
         mode = np.array([math.log(constant.ratio) for constant in fitted])
         problem = LinearProblem(
             offset=log_residuals(self.calibration) - slopes @ mode,

@@ -2,7 +2,7 @@ from amp_ray.search.ranking import Ranking
 from amp_ray.spec.experiment import Experiment
 from amp_ray.trials.outcome import Outcome, TimedOut, Unreachable
 from amp_ray.tuner import Trial, TunerSettings, TunerState, begin, record, start
-from amp_ray.tuner.standing import Standing, observations, stand
+from amp_ray.tuner.trial_status import TrialStatus, observations, status_of
 from support.replaying import crashed, measured, out_of_memory
 
 UNREACHABLE = Unreachable(reason="no answer", host="a", wall_s=1.0)
@@ -23,27 +23,29 @@ def study(small: Experiment, ranking: Ranking, *told: tuple[int, Outcome | None]
     return state
 
 
-def learnt(state: TunerState, standing: Standing, most: int) -> dict[int, tuple[str, float | None]]:
+def learnt(
+    state: TunerState, status: TrialStatus, most: int
+) -> dict[int, tuple[str, float | None]]:
     """What a calibration gets, by place."""
     strategies = [estimate.strategy for estimate in state.candidates]
-    found = observations(state.experiment, strategies, standing, most)
+    found = observations(state.experiment, strategies, status, most)
     return {place: (each.outcome, each.measured_s) for place, each in found.items()}
 
 
 def test_a_figure_is_the_median_of_the_runs(small: Experiment, ranking: Ranking) -> None:
     runs = [(0, measured(1.0)), (1, measured(5.0)), (0, measured(1.3)), (0, measured(1.1))]
-    standing = stand(study(small, ranking, *runs))
-    assert standing.figures[0].measured_s == 1.1
-    assert standing.figures[0].numbers == (0, 2, 3)
-    assert (standing.best, standing.best_s) == (0, 1.1)
+    status = status_of(study(small, ranking, *runs))
+    assert status.figures[0].measured_s == 1.1
+    assert status.figures[0].numbers == (0, 2, 3)
+    assert (status.best, status.best_s) == (0, 1.1)
 
 
 def test_a_spread_makes_a_figure_uncertain_and_repeats_make_it_less_so(
     small: Experiment, ranking: Ranking
 ) -> None:
     unsteady = measured(1.0, spread_fraction=0.2)
-    once = stand(study(small, ranking, (0, unsteady))).figures[0].sigma
-    often = stand(study(small, ranking, *[(0, unsteady)] * 4)).figures[0].sigma
+    once = status_of(study(small, ranking, (0, unsteady))).figures[0].sigma
+    often = status_of(study(small, ranking, *[(0, unsteady)] * 4)).figures[0].sigma
     assert 0.1 < once < 0.2
     assert often < 0.6 * once
 
@@ -51,54 +53,54 @@ def test_a_spread_makes_a_figure_uncertain_and_repeats_make_it_less_so(
 def test_runs_that_differ_make_a_figure_uncertain_however_steady_each_was(
     small: Experiment, ranking: Ranking
 ) -> None:
-    standing = stand(study(small, ranking, (0, measured(1.0)), (0, measured(1.3))))
-    assert standing.figures[0].sigma > 0.1
+    status = status_of(study(small, ranking, (0, measured(1.0)), (0, measured(1.3))))
+    assert status.figures[0].sigma > 0.1
 
 
 def test_out_of_memory_closes_a_strategy_and_teaches(small: Experiment, ranking: Ranking) -> None:
     state = study(small, ranking, (3, out_of_memory()))
-    standing = stand(state)
-    assert not standing.is_new(3)
-    assert learnt(state, standing, 10) == {3: ("oom", None)}
+    status = status_of(state)
+    assert not status.is_new(3)
+    assert learnt(state, status, 10) == {3: ("oom", None)}
 
 
 def test_a_crash_and_a_time_out_close_a_strategy_and_teach_nothing(
     small: Experiment, ranking: Ranking
 ) -> None:
     state = study(small, ranking, (3, crashed()), (4, TIMED_OUT))
-    standing = stand(state)
-    assert standing.silent == {3, 4}
-    assert not standing.is_new(3)
-    assert not standing.is_new(4)
-    assert learnt(state, standing, 10) == {}
+    status = status_of(state)
+    assert status.silent == {3, 4}
+    assert not status.is_new(3)
+    assert not status.is_new(4)
+    assert learnt(state, status, 10) == {}
 
 
 def test_an_unreachable_host_leaves_the_strategy_open_once(
     small: Experiment, ranking: Ranking
 ) -> None:
-    assert stand(study(small, ranking, (3, UNREACHABLE))).is_new(3)
-    assert not stand(study(small, ranking, (3, UNREACHABLE), (3, UNREACHABLE))).is_new(3)
+    assert status_of(study(small, ranking, (3, UNREACHABLE))).is_new(3)
+    assert not status_of(study(small, ranking, (3, UNREACHABLE), (3, UNREACHABLE))).is_new(3)
 
 
 def test_a_running_strategy_is_not_new(small: Experiment, ranking: Ranking) -> None:
-    standing = stand(study(small, ranking, (3, None)))
-    assert standing.running == (3,)
-    assert not standing.is_new(3)
+    status = status_of(study(small, ranking, (3, None)))
+    assert status.running == (3,)
+    assert not status.is_new(3)
 
 
 def test_a_strategy_that_ran_once_runs_whatever_came_later(
     small: Experiment, ranking: Ranking
 ) -> None:
     state = study(small, ranking, (3, measured(2.0)), (3, out_of_memory()), (3, crashed()))
-    standing = stand(state)
-    assert standing.out_of_memory == {}
-    assert standing.silent == frozenset()
-    assert learnt(state, standing, 10) == {3: ("measured", 2.0)}
+    status = status_of(state)
+    assert status.out_of_memory == {}
+    assert status.silent == frozenset()
+    assert learnt(state, status, 10) == {3: ("measured", 2.0)}
 
 
 def test_a_calibration_learns_the_median_of_repeats(small: Experiment, ranking: Ranking) -> None:
     state = study(small, ranking, (0, measured(1.0)), (0, measured(2.0)))
-    assert learnt(state, stand(state), 10) == {0: ("measured", 1.5)}
+    assert learnt(state, status_of(state), 10) == {0: ("measured", 1.5)}
 
 
 def test_of_too_many_the_fastest_and_the_latest_are_learnt_from(
@@ -107,4 +109,4 @@ def test_of_too_many_the_fastest_and_the_latest_are_learnt_from(
     times = [5.0, 1.0, 6.0, 2.0, 7.0, 8.0, 9.0]
     told = [(place, measured(time_s)) for place, time_s in enumerate(times)]
     state = study(small, ranking, *told, (10, out_of_memory()))
-    assert sorted(learnt(state, stand(state), 4)) == [1, 3, 6, 10]
+    assert sorted(learnt(state, status_of(state), 4)) == [1, 3, 6, 10]

@@ -1,4 +1,4 @@
-"""Where every candidate stands: measured, failed, running, or not yet run."""
+"""The status of every candidate: measured, failed, running, or not yet run."""
 
 import math
 from collections import Counter
@@ -27,8 +27,6 @@ class Figure:
     Args:
         measured_s: Median over its runs.
         sigma: Lognormal sigma of that median: half of how far it may be off by chance.
-        runs: The measured runs.
-        numbers: Their trials' numbers.
     """
 
     measured_s: float
@@ -44,8 +42,8 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
-    """Where candidates stand, by their place.
+class TrialStatus:
+    """The status of candidates, by index.
 
     Args:
         figures: Measured ones.
@@ -53,7 +51,6 @@ class Standing:
         closed: What is not to be run as something new again.
         silent: Closed without telling anything: timed out, crashed, or hosts fell silent.
         running: What runs now, in the order of the trials.
-        launched: How often each was launched.
     """
 
     figures: Mapping[int, Figure]
@@ -79,15 +76,15 @@ class Standing:
         return place not in self.closed and place not in self.running
 
 
-def stand(state: TunerState) -> Standing:
+def status_of(state: TunerState) -> TrialStatus:
     """Sort all trials of a study by candidate."""
     runs: dict[int, list[tuple[int, Measured]]] = {}
     failed: dict[int, int] = {}
     silent: set[int] = set()
     unreachable: dict[int, int] = {}
     running: list[int] = []
-    for number, told in enumerate(state.trials):
-        place, outcome = told.candidate, told.outcome
+    for number, trial_record in enumerate(state.trials):
+        place, outcome = trial_record.candidate, trial_record.outcome
         if isinstance(outcome, Measured):
             runs.setdefault(place, []).append((number, outcome))
         elif isinstance(outcome, OutOfMemory):
@@ -99,51 +96,45 @@ def stand(state: TunerState) -> Standing:
         else:
             running.append(place)
     silent |= {place for place, times in unreachable.items() if times >= MOST_UNREACHABLE}
-    return Standing(
+    return TrialStatus(
         figures={place: _figure(found) for place, found in runs.items()},
         out_of_memory={place: number for place, number in failed.items() if place not in runs},
         closed=frozenset(silent | runs.keys() | failed.keys()),
         silent=frozenset(silent - runs.keys() - failed.keys()),
         running=tuple(running),
-        launched=Counter(told.candidate for told in state.trials),
+        launched=Counter(trial_record.candidate for trial_record in state.trials),
     )
 
 
 def observations(
-    experiment: Experiment, strategies: Sequence[Strategy], standing: Standing, most: int
+    experiment: Experiment, strategies: Sequence[Strategy], status: TrialStatus, most: int
 ) -> dict[int, Observation]:
     """Return what a calibration learns from: one observation per strategy.
 
     Repeats count as their median. Of more than ``most`` strategies the fastest half and, for the
-    rest, those that were told last are taken: the leaders decide what is recommended, and the
+    rest, those that ended last are taken: the leaders decide what is recommended, and the
     latest trials are where the search is.
-
-    Args:
-        experiment: What was given.
-        strategies: Of all candidates.
-        standing: Where they stand.
-        most: How many observations at most.
 
     Returns:
         By place, in the order of places.
     """
-    told = {*standing.figures, *standing.out_of_memory}
-    kept = told
-    if len(told) > most:
-        fastest = sorted(standing.figures, key=lambda place: standing.figures[place].measured_s)
+    observed = {*status.figures, *status.out_of_memory}
+    kept = observed
+    if len(observed) > most:
+        fastest = sorted(status.figures, key=lambda place: status.figures[place].measured_s)
         kept = set(fastest[: most // 2])
-        latest = sorted(told - kept, key=lambda place: -_last(standing, place))
+        latest = sorted(observed - kept, key=lambda place: -_last(status, place))
         kept |= set(latest[: most - len(kept)])
     return {
-        place: _observation(experiment, strategies[place], standing.figures.get(place))
+        place: _observation(experiment, strategies[place], status.figures.get(place))
         for place in sorted(kept)
     }
 
 
-def _last(standing: Standing, place: int) -> int:
-    """Return the number of a told candidate's last trial."""
-    figure = standing.figures.get(place)
-    return standing.out_of_memory[place] if figure is None else figure.numbers[-1]
+def _last(status: TrialStatus, place: int) -> int:
+    """Return the number of an observed candidate's last trial."""
+    figure = status.figures.get(place)
+    return status.out_of_memory[place] if figure is None else figure.numbers[-1]
 
 
 def _figure(found: Sequence[tuple[int, Measured]]) -> Figure:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from amp_ray.spec.catalogue import find_device
-from amp_ray.trials.doctor.host_facts import Clock, HostFacts, Look, Site
+from amp_ray.trials.doctor.host_facts import Clock, HostFacts, HostReport, HostSpec
 from amp_ray.units import GIB
 
 ADDRESS: Final = "192.0.2.7"
@@ -69,7 +69,7 @@ def healthy_look(
     num_slots: int = 2,
     changes: Mapping[str, Mapping[str, Any]] | None = None,
     **more: Any,  # noqa: ANN401 - fields of Look
-) -> Look:
+) -> HostReport:
     """Return a look at a host that is well, but for some changes.
 
     Args:
@@ -86,10 +86,10 @@ def healthy_look(
     for part, values in (changes or {}).items():
         only_problem = values.keys() == {"problem"} and part != "disk"
         parts[part] = dict(values) if only_problem else {**parts[part], **values}
-    site = Site(
+    spec = HostSpec(
         name=name, device=find_device(device), num_slots=num_slots, login=("ssh", f"ada@{name}")
     )
     facts = HostFacts(version="3.11.7", executable="/usr/bin/python3", parts=parts)
     clock = Clock(offset_s=0.001, uncertainty_s=0.002)
-    look = Look(site=site, facts=facts, clock=clock, num_peers=1)
-    return replace(look, **more)
+    report = HostReport(spec=spec, facts=facts, clock=clock, num_peers=1)
+    return replace(report, **more)

@@ -3,7 +3,7 @@ import threading
 
 import pytest
 
-from amp_ray.runtime.hosts.inbox import Inbox
+from amp_ray.runtime.hosts.messages import Inbox
 
 
 def fill(inbox: Inbox, number: int) -> None:

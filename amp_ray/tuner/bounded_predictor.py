@@ -1,4 +1,4 @@
-"""A predictor for long studies: it forgets what no later calibration asks for."""
+"""A predictor for long studies: it drops predictions that no later calibration needs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ MOST_CALIBRATIONS: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class KeptPredictor(Predictor):
+class BoundedPredictor(Predictor):
     """Remembers predictions around the prior, where every calibration starts, and no others.
 
     The points that a fit passes through never come again, and after thousands of trials they
@@ -24,11 +24,7 @@ class KeptPredictor(Predictor):
     _calibrations: dict[Key, Calibration] = field(default_factory=dict)
 
     def calibrated(self, experiment: Experiment, trials: Sequence[Observation]) -> Calibration:
-        """Calibrate, or return the calibration to the same trials.
-
-        Raises:
-            ValueError: If there is no trial.
-        """
+        """Calibrate, or return the calibration to the same trials."""
         key = tuple(trials)
         if key not in self._calibrations:
             found = calibrate(experiment, trials, predictor=self, thorough=False)
@@ -37,16 +33,6 @@ class KeptPredictor(Predictor):
             self._calibrations[key] = found
             self._forget()
         return self._calibrations[key]
-
-    @property
-    def num_remembered(self) -> int:
-        """How many predictions it knows."""
-        return len(self._memo)
-
-    @property
-    def num_calibrations(self) -> int:
-        """How many calibrations it knows."""
-        return len(self._calibrations)
 
     def _forget(self) -> None:
         """Drop what was predicted with more than one constant away from its prior."""
