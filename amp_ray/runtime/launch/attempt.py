@@ -7,9 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from amp_ray.errors import InputError
-from amp_ray.runtime.hosts.agent.wire import CHUNK_BYTES
-from amp_ray.runtime.hosts.agent.wire import DIGEST_BYTES
-from amp_ray.runtime.hosts.agent.wire import pack
+from amp_ray.runtime.hosts.agent.wire import CHUNK_BYTES, DIGEST_BYTES, pack
 from amp_ray.runtime.hosts.agents import Watch
 from amp_ray.runtime.hosts.host_files import COLLECT_BYTES, COLLECT_BYTES_IN_ALL, HostFiles
 from amp_ray.runtime.hosts.link import AgentLink, AgentSettings

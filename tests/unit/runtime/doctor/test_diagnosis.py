@@ -5,12 +5,14 @@ from dataclasses import replace
 import pytest
 
 from amp_ray.errors import HostError, InputError
-from amp_ray.runtime.doctor.diagnosis import Diagnosis
-from amp_ray.runtime.doctor.diagnosis import LOCAL_NAME
-from amp_ray.runtime.doctor.diagnosis import diagnose
-from amp_ray.runtime.doctor.diagnosis import list_host_specs
-from amp_ray.runtime.doctor.diagnosis import preflight
-from amp_ray.runtime.doctor.diagnosis import require_ready_hosts
+from amp_ray.runtime.doctor.diagnosis import (
+    LOCAL_NAME,
+    Diagnosis,
+    diagnose,
+    list_host_specs,
+    preflight,
+    require_ready_hosts,
+)
 from amp_ray.runtime.hosts.host import Host, LocalHost
 from amp_ray.runtime.hosts.make_hosts import MakeHost
 from amp_ray.spec.experiment import Experiment
