@@ -31,7 +31,7 @@ BUDGET: Final = 3
 PREDICTOR: Final = KeptPredictor()
 
 PIECES: Final = (b"", b"\0", b"\n", b"{", b'"', b"1", b"9" * 5000, b"[" * 5000, b"\xff", b"NaN")
-VALUES: Final = (
+VALUES: Final[tuple[object, ...]] = (
     *(None, True, False, 0, 1, -1, 1.5, 2**63, 10**400, 1e308, "", "x", "\ud800", "../../owned"),
     *("/abs", "\x1b[2J", "x" * 9999, [], {}, [None], [[]], {"": {}}, "measured", "oom", "started"),
 )
