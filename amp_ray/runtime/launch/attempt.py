@@ -353,6 +353,9 @@ class Attempt:
 
     def _on_done(self, host: str, message: Message, time_s: float) -> None:
         """An agent has ended its ranks, verified that and removed its folder."""
+        if host not in self.prepared:
+            self._lose(host, "its agent is done before it has begun")
+            return
         self._pending.discard(host)
         self._oom_kills[host] = message["num_oom_kills"]
         if message["reason"] == "deadline":

@@ -152,6 +152,15 @@ def test_an_end_of_which_nothing_is_told_is_an_outcome(
     assert outcome.host == "a"
 
 
+def test_a_host_that_is_done_before_it_has_begun_is_lost(tmp_path: Path) -> None:
+    def script(message: Message) -> Iterable[Message | bytes]:
+        yield from [DONE] if message.get("kind") == "prepare" else well_behaved(message)
+
+    outcome = run(tmp_path, ScriptedHost("b", well_behaved), ScriptedHost("a", script))
+    assert isinstance(outcome, Unreachable), outcome
+    assert outcome.reason == "a: its agent is done before it has begun"
+
+
 def test_what_is_told_before_it_was_asked_for_is_no_harm(tmp_path: Path) -> None:
     def script(message: Message) -> Iterable[Message | bytes]:
         if message.get("kind") == "prepare":
