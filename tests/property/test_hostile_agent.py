@@ -59,6 +59,8 @@ MOST_BYTES: Final = 500 * 2**20
 SETTINGS: Final = AgentSettings(lease_s=30.0, heartbeat_s=1.0, grace_s=0.01, settle_s=0.01)
 RESULT: Final = b'{"trial_id": "t", "step_s": [0.5]}'
 KEY: Final = bytes(KEY_BYTES)
+PIPE_BYTES: Final = 4096
+"""What a pipe takes at once wherever it stands."""
 
 
 def share(part: float) -> int:
@@ -287,14 +289,15 @@ def test_an_agent_takes_messages_of_its_controller_only(pieces: list[bytes]) -> 
         os.dup2(null, 1)
         stdio = Stdio(KEY, lease_s=60.0, heartbeat_s=60.0)
         right = Opener(KEY, FROM_CONTROLLER)
-        for piece in pieces:
-            os.write(write_end, piece)
+        sent = b"".join(pieces)
+        for start in range(0, len(sent), PIPE_BYTES):
+            os.write(write_end, sent[start : start + PIPE_BYTES])
             stdio.listen(readable=True)
             if stdio.over:
                 break
         expected = []
         with contextlib.suppress(WireError):
-            for line in filter(None, b"".join(pieces).split(b"\n")[:-1]):
+            for line in filter(None, sent.split(b"\n")[:-1]):
                 message = right.open(line)
                 if message is None:
                     break
