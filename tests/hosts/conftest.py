@@ -27,7 +27,12 @@ SETTINGS = AgentSettings(lease_s=10.0, heartbeat_s=0.5, grace_s=0.3)
 
 class MakeCluster(Protocol):
     def __call__(
-        self, *, num_hosts: int = 2, link_bits_per_s: int | None = None, disk_bytes: int = 2**26
+        self,
+        *,
+        num_hosts: int = 2,
+        link_bits_per_s: int | None = None,
+        disk_bytes: int = 2**26,
+        weight: int = 1,
     ) -> HostCluster: ...
 
 
@@ -150,10 +155,17 @@ def make_cluster() -> Iterator[MakeCluster]:
     with contextlib.ExitStack() as stack:
 
         def make(
-            *, num_hosts: int = 2, link_bits_per_s: int | None = None, disk_bytes: int = 2**26
+            *,
+            num_hosts: int = 2,
+            link_bits_per_s: int | None = None,
+            disk_bytes: int = 2**26,
+            weight: int = 1,
         ) -> HostCluster:
             cluster = HostCluster(
-                num_hosts=num_hosts, link_bits_per_s=link_bits_per_s, disk_bytes=disk_bytes
+                num_hosts=num_hosts,
+                link_bits_per_s=link_bits_per_s,
+                disk_bytes=disk_bytes,
+                weight=weight,
             )
             stack.enter_context(cluster)
             stack.enter_context(cluster.inside())

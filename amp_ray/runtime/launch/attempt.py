@@ -77,6 +77,12 @@ _MARGIN_S: Final = 2.0
 """What an agent may be late after its deadline before the controller ends the trial itself."""
 _POLL_S: Final = 0.1
 
+_LATE_S: Final = 2 * _POLL_S
+"""What this thread may be late; where it is later, the threads that listen to hosts are, too."""
+
+_LATE_FACTOR: Final = 10.0
+"""For so many times as long no host is taken for silent."""
+
 
 class Attempt:
     """The state of one attempt; ``run`` goes through it once."""
@@ -110,7 +116,7 @@ class Attempt:
         self._oom_kills: dict[str, int] = {}
         self._stop_at: float | None = None
         self._late: list[tuple[str, float]] = []
-        self._start = self._check_at = time.monotonic()
+        self._start = self._check_at = self._excused_until = time.monotonic()
 
     @property
     def exit_codes(self) -> dict[int, int | None]:
@@ -274,8 +280,11 @@ class Attempt:
         now = time.monotonic()
         if now < self._check_at:
             return
+        late_s = now - self._check_at
+        if late_s > _LATE_S:  # this machine is too busy to read what hosts have said meanwhile
+            self._excused_until = now + _LATE_FACTOR * late_s
         self._check_at = now + _POLL_S
-        for host in sorted(self._pending):
+        for host in sorted(self._pending) if now > self._excused_until else ():
             link = self._links[host]
             if link.silent_s > self._settings.lease_s:
                 self._lose(host, f"no sign of life for {self._settings.lease_s} s")
@@ -370,6 +379,9 @@ class Attempt:
 
     def _on_done(self, host: str, message: Message, time_s: float) -> None:
         """An agent has ended its ranks, verified that and removed its folder."""
+        if host not in self.prepared:
+            self._lose(host, "its agent is done before it has begun")
+            return
         self._pending.discard(host)
         self._oom_kills[host] = message["num_oom_kills"]
         if message["reason"] == "deadline":

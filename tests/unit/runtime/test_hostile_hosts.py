@@ -113,6 +113,95 @@ def test_a_host_cannot_speak_for_the_ranks_of_another(tmp_path: Path, message: M
     assert outcome.host == "a"
 
 
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"kind": "said", "rank": 1, "data": {"event": "failed"}},
+        {"kind": "trouble", "what": "disk-full", "rank": 1, "text": "full"},
+        {**STARTED, "rank": 1},
+    ],
+)
+def test_a_host_that_speaks_of_anothers_rank_is_lost(tmp_path: Path, message: Message) -> None:
+    outcome = run(
+        tmp_path, ScriptedHost("a", at_the_job([message])), ScriptedHost("b", at_the_job([]))
+    )
+    assert isinstance(outcome, Unreachable), outcome
+    assert (outcome.host, "which it does not run" in outcome.reason) == ("a", True)
+
+
+DONE: Message = {
+    "kind": "done",
+    "reason": "exited",
+    "clean": True,
+    "left": [],
+    "num_oom_kills": 0,
+}
+
+
+@pytest.mark.parametrize(
+    "messages", [[DONE], [{**EXIT, "ended": True}, DONE], [{**EXIT, "rank": 0, "state": [1]}, DONE]]
+)
+def test_an_end_of_which_nothing_is_told_is_an_outcome(
+    tmp_path: Path, messages: list[Message]
+) -> None:
+    def script(message: Message) -> Iterable[Message | bytes]:
+        yield from messages if message.get("kind") == "job" else well_behaved(message)
+
+    outcome = run(tmp_path, ScriptedHost("a", script))
+    assert isinstance(outcome, Unreachable | Crashed), outcome
+    assert outcome.host == "a"
+
+
+def test_a_host_that_is_done_before_it_has_begun_is_lost(tmp_path: Path) -> None:
+    def script(message: Message) -> Iterable[Message | bytes]:
+        yield from [DONE] if message.get("kind") == "prepare" else well_behaved(message)
+
+    outcome = run(tmp_path, ScriptedHost("b", well_behaved), ScriptedHost("a", script))
+    assert isinstance(outcome, Unreachable), outcome
+    assert outcome.reason == "a: its agent is done before it has begun"
+
+
+def test_what_is_told_before_it_was_asked_for_is_no_harm(tmp_path: Path) -> None:
+    def script(message: Message) -> Iterable[Message | bytes]:
+        if message.get("kind") == "prepare":
+            yield {"kind": "stored", "digest": "0"}
+        yield from at_the_job([])(message)
+
+    assert isinstance(run(tmp_path, ScriptedHost("a", script)), Measured)
+
+
+def test_a_name_that_is_long_in_bytes_loses_the_host(tmp_path: Path) -> None:
+    name = f"rank-{chr(0x1F600) * 190}.log"
+    outcome = run(tmp_path, ScriptedHost("a", at_the_job([one_file(name)])))
+    assert isinstance(outcome, Unreachable), outcome
+    assert "it sent what was not asked for" in outcome.reason
+
+
+def test_what_a_listener_cannot_use_loses_the_host(tmp_path: Path) -> None:
+    def listen(_event: object) -> None:
+        message = "no figure"
+        raise ValueError(message)
+
+    said = {"kind": "said", "rank": 0, "data": {"event": "layer"}}
+    host = ScriptedHost("a", at_the_job([said]))
+    with Launcher([host], SETTINGS, listener=listen) as launcher:
+        outcome = launcher.run(launch("a"), tmp_path / "t")
+    assert isinstance(outcome, Unreachable), outcome
+    assert "rank 0 says what cannot be used: no figure" in outcome.reason
+
+
+def test_hosts_are_not_lost_because_this_machine_is_late(tmp_path: Path) -> None:
+    said = {"kind": "said", "rank": 0, "data": {"event": "step"}}
+    host = ScriptedHost("a", at_the_job([said]))
+
+    def listen(_event: object) -> None:
+        time.sleep(1.5 * SETTINGS.lease_s)
+
+    with Launcher([host], SETTINGS, listener=listen) as launcher:
+        outcome = launcher.run(launch("a"), tmp_path / "t")
+    assert isinstance(outcome, Measured), outcome
+
+
 def test_a_rank_ends_once(tmp_path: Path) -> None:
     outcome = run(tmp_path, ScriptedHost("a", at_the_job([{**EXIT, "code": 1}])))
     assert isinstance(outcome, Unreachable | Crashed), outcome

@@ -189,6 +189,8 @@ class Agent:
         try:
             assert self._store is not None, "prepare comes first"
             self._job.write_files(self._store)
+            self._stdio.beat()  # on a busy host a program takes seconds to start
+            self._stdio.flush()
             for event in self._job.start(self._warm):
                 self._stdio.say(**event)
                 self._stdio.flush()  # each takes a moment, and there may be hundreds
