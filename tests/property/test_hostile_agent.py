@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from amp_ray.errors import HostError
 from amp_ray.runtime.doctor.host_facts import Probe
-from amp_ray.runtime.doctor.host_probe import Visit, make_question
+from amp_ray.runtime.doctor.host_probe import HostProbe, make_question
 from amp_ray.runtime.hosts import agents
 from amp_ray.runtime.hosts.agent.stdio import Stdio
 from amp_ray.runtime.hosts.agent.wire import (
@@ -48,7 +48,7 @@ from amp_ray.trials.launch import Launch, rank_commands
 from amp_ray.trials.outcome import Measured, Outcome
 from amp_ray.trials.profile.records import LinkPlace, ProfileRecords, record_of_event
 from support.experiments import small_experiment
-from support.looks import healthy_look, healthy_parts
+from support.host_reports import healthy_parts, healthy_report
 
 NUM_CASES: Final = max(500, settings().max_examples)
 """Over all tests of this module: 500 with the usual settings, 10,000 by ``make fuzz``."""
@@ -382,20 +382,20 @@ def test_the_doctor_has_findings_whatever_a_probe_says(
 ) -> None:
     first = [answer({"kind": "time", "time_s": 1.0})] * 5
     said = {"kind": "facts", "version": "3.11.7", "executable": "python", **facts}
-    visit = Visit(
-        healthy_look(device=device).site,
+    probe = HostProbe(
+        healthy_report(device=device).spec,
         lambda _name: Answering([*first, *map(answer, more), answer(said)]),
         QUESTION,
     )
     with bounded():
-        visit.ask()
-        look = visit.look()
-        visit.close()
-        other = healthy_look("b", device=device)
-        findings = check_hosts([look, other], Wanted(python="python3"))
+        probe.ask()
+        report = probe.report()
+        probe.close()
+        other = healthy_report("b", device=device)
+        findings = check_hosts([report, other], Wanted(python="python3"))
     assert {finding.host for finding in findings} == {"a", "b"}
     assert "Traceback" not in "".join(map(str, findings))
-    place = visit.listens_at
+    place = probe.listens_at
     assert place is None or 0 < place[1] < 65536
 
 

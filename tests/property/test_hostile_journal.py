@@ -20,7 +20,7 @@ from amp_ray.runtime.files import load_experiment
 from amp_ray.runtime.study.journal_lines import encode
 from amp_ray.runtime.study.space import TuneOptions
 from amp_ray.runtime.study.tuning import Tuning, prepare
-from amp_ray.tuner.kept_predictor import KeptPredictor
+from amp_ray.tuner.bounded_predictor import BoundedPredictor
 from support.driving import NotingView
 from support.recorded import table_text, write_experiment
 
@@ -28,7 +28,7 @@ NUM_CASES: Final = max(500, settings().max_examples)
 LONGEST_S: Final = 60.0
 MOST_BYTES: Final = 500 * 2**20
 BUDGET: Final = 3
-PREDICTOR: Final = KeptPredictor()
+PREDICTOR: Final = BoundedPredictor()
 
 PIECES: Final = (b"", b"\0", b"\n", b"{", b'"', b"1", b"9" * 5000, b"[" * 5000, b"\xff", b"NaN")
 VALUES: Final[tuple[object, ...]] = (
@@ -59,7 +59,7 @@ class Made:
 def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
     """Run a study once."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("amp_ray.runtime.study.driver.KeptPredictor", lambda: PREDICTOR)
+        patch.setattr("amp_ray.runtime.study.driver.BoundedPredictor", lambda: PREDICTOR)
         yield Made(tmp_path_factory.mktemp("made"))
 
 

@@ -62,7 +62,7 @@ def healthy_parts(num_gpus: int = 0) -> dict[str, dict[str, Any]]:
     }
 
 
-def healthy_look(
+def healthy_report(
     name: str = "a",
     *,
     device: str = "cpu",

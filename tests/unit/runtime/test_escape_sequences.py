@@ -24,7 +24,7 @@ from amp_ray.trials.doctor.host_facts import HostReport
 from amp_ray.trials.doctor.software import Wanted
 from amp_ray.trials.launch import Launch, rank_commands
 from amp_ray.trials.outcome import Outcome, Unreachable, outcome_to_json
-from support.host_reports import gpu, healthy_look
+from support.host_reports import gpu, healthy_report
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202egnp.exe\u2066\ud800"
 SETTINGS = AgentSettings(lease_s=2.0, heartbeat_s=0.1, grace_s=0.1, settle_s=0.05)
@@ -136,7 +136,7 @@ def reports() -> Iterable[HostReport]:
             if device == "T4"
             else {"gpus": [], "problem": "x"},
         }
-        report = healthy_look("a", device=device, changes=changes)
+        report = healthy_report("a", device=device, changes=changes)
         assert report.facts is not None
         yield replace(report, facts=replace(report.facts, parts=evil(dict(report.facts.parts))))
         broken = {part: evil({"problem": "OSError: "}) for part in report.facts.parts}
@@ -165,13 +165,13 @@ NONSENSE: list[Any] = [None, "x", -1, 10**400, float("inf"), [], {}, [[1]], {"pr
 @pytest.mark.parametrize("value", NONSENSE)
 def test_facts_of_any_form_end_in_findings(value: Any) -> None:  # noqa: ANN401 - JSON
     """One fact after the other, and one part after the other, is something else."""
-    report = healthy_look("a", device="T4")
+    report = healthy_report("a", device="T4")
     assert report.facts is not None
     for part, facts in report.facts.parts.items():
         for changed in (value, *({**facts, key: value} for key in facts)):
             parts = {**report.facts.parts, part: changed}
             odd = replace(report, facts=replace(report.facts, parts=parts))
-            findings = check_hosts([odd, healthy_look("b")], WANTED)
+            findings = check_hosts([odd, healthy_report("b")], WANTED)
             assert {finding.host for finding in findings} == {"a", "b"}
 
 

@@ -12,12 +12,12 @@ from amp_ray.runtime.hosts.host import Host, LocalHost
 from amp_ray.spec.access import SshSettings
 from amp_ray.spec.own_program import OwnProgram
 from support.experiments import small_experiment
-from support.host_reports import healthy_look
+from support.host_reports import healthy_report
 
 HANG_GUARD_S = 300.0
 TRIALS = small_experiment().trials
 QUESTION = make_question(TRIALS, SshSettings(), deep=False, num_peers=2)
-SITE = healthy_look("localhost").spec
+SITE = healthy_report("localhost").spec
 
 
 class Refusing(LocalHost):

@@ -12,13 +12,13 @@ from amp_ray.trials.doctor.findings import Finding
 from amp_ray.trials.doctor.host_facts import HostReport
 from amp_ray.trials.doctor.software import Wanted
 from amp_ray.units import GIB, MIB
-from support.host_reports import gpu, healthy_look
+from support.host_reports import gpu, healthy_report
 
 WANTED = Wanted(python="python3")
 
 
 def report(device: str = "T4", num_slots: int = 2, **gpus: Any) -> HostReport:  # noqa: ANN401
-    return healthy_look(device=device, num_slots=num_slots, changes={"gpus": gpus})
+    return healthy_report(device=device, num_slots=num_slots, changes={"gpus": gpus})
 
 
 def problems(of: HostReport) -> list[Finding]:
@@ -26,7 +26,7 @@ def problems(of: HostReport) -> list[Finding]:
 
 
 def test_cpu_devices_are_not_looked_for() -> None:
-    assert [*check_devices(healthy_look(device="cpu"), WANTED)] == []
+    assert [*check_devices(healthy_report(device="cpu"), WANTED)] == []
 
 
 def test_no_driver_is_an_error() -> None:
@@ -164,9 +164,9 @@ def test_memory_in_use_by_nobody_is_a_warning() -> None:
 
 
 def test_a_gpu_that_two_hosts_have_is_an_error_of_the_second() -> None:
-    reports = [healthy_look(name, device="T4") for name in ("a", "b")]
+    reports = [healthy_report(name, device="T4") for name in ("a", "b")]
     assert [*check_shared_devices(reports)] == []
     shared = {"gpus": {"gpus": [gpu(0), gpu(1)]}}
-    reports = [healthy_look(name, device="T4", changes=shared) for name in ("a", "b")]
+    reports = [healthy_report(name, device="T4", changes=shared) for name in ("a", "b")]
     (error,) = check_shared_devices(reports)
     assert (error.host, error.found) == ("b", "has GPUs that a has too")

@@ -1,5 +1,5 @@
 from amp_ray.trials.doctor.host_facts import read_facts
-from support.host_reports import healthy_look
+from support.host_reports import healthy_report
 
 
 def test_facts_are_read_part_by_part() -> None:
@@ -20,11 +20,11 @@ def test_a_part_that_was_not_sent_has_a_problem() -> None:
 def test_root_needs_no_sudo() -> None:
     users = {0: False, 1000: True}
     for uid, needs_sudo in users.items():
-        facts = healthy_look(changes={"identity": {"uid": uid}}).facts
+        facts = healthy_report(changes={"identity": {"uid": uid}}).facts
         assert facts is not None
         assert facts.needs_sudo is needs_sudo
 
 
 def test_only_the_device_cpu_is_no_gpu() -> None:
-    assert not healthy_look(device="cpu").spec.has_gpu
-    assert healthy_look(device="T4").spec.has_gpu
+    assert not healthy_report(device="cpu").spec.has_gpu
+    assert healthy_report(device="T4").spec.has_gpu

@@ -7,13 +7,13 @@ from amp_ray.trials.doctor.findings import Finding
 from amp_ray.trials.doctor.machine import LOG_BYTES, check_machine
 from amp_ray.trials.doctor.software import Wanted
 from amp_ray.units import GIB, MIB
-from support.host_reports import healthy_look
+from support.host_reports import healthy_report
 
 WANTED = Wanted(python="python3")
 
 
 def problems(part: str, device: str = "cpu", **values: Any) -> list[Finding]:  # noqa: ANN401
-    report = healthy_look(device=device, changes={part: values})
+    report = healthy_report(device=device, changes={part: values})
     return [finding for finding in check_machine(report, WANTED) if finding.level != "ok"]
 
 
@@ -74,7 +74,7 @@ def test_our_own_leftovers_go_first_from_a_full_disk() -> None:
         {"path": "/scratch/amp-ray-t-0123abcd", "age_s": 9, "used": False},
         {"path": "/scratch/amp-ray-u-0123abcd", "age_s": 9, "used": True},
     ]
-    report = healthy_look(changes={"disk": {"free_bytes": 0}, "left": {"folders": folders}})
+    report = healthy_report(changes={"disk": {"free_bytes": 0}, "left": {"folders": folders}})
     (error,) = [finding for finding in check_machine(report, WANTED) if finding.level != "ok"]
     assert error.command == "ssh ada@a 'rm -rf -- /scratch/amp-ray-t-0123abcd'"
 

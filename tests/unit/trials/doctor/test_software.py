@@ -14,14 +14,14 @@ from amp_ray.trials.doctor.software import (
     check_agreement,
     check_software,
 )
-from support.host_reports import healthy_look
+from support.host_reports import healthy_report
 
 WANTED = Wanted(python="python3")
 OWN = Wanted(python="python3", program="train.sh", cwd="/code")
 
 
 def report(name: str = "a", device: str = "cpu", **software: Any) -> HostReport:  # noqa: ANN401
-    return healthy_look(name, device=device, changes={"software": software})
+    return healthy_report(name, device=device, changes={"software": software})
 
 
 def problems(of: HostReport, wanted: Wanted = WANTED) -> list[Finding]:
@@ -64,14 +64,14 @@ def test_a_python_too_old_to_say_what_it_has_says_its_version() -> None:
 
 @pytest.mark.parametrize("name", ["torch", "deepspeed"])
 def test_a_missing_package_is_an_error_with_pip(name: str) -> None:
-    (error,) = problems(healthy_look(changes={"software": {name: None}}))
+    (error,) = problems(healthy_report(changes={"software": {name: None}}))
     assert (error.level, error.check, error.found) == ("error", name, f"no {name}")
     assert str(error.command).startswith("ssh ada@a '/usr/bin/python3 -m pip install ")
     assert name in str(error.command)
 
 
 def test_an_own_program_may_need_no_torch() -> None:
-    found = healthy_look(
+    found = healthy_report(
         changes={
             "software": {"torch": None, "deepspeed": None},
             "program": {"program": "/bin/train.sh"},
@@ -113,7 +113,7 @@ def test_torch_has_to_see_the_gpus() -> None:
 
 
 def test_an_own_program_has_to_be_there_with_its_folder() -> None:
-    found = healthy_look(changes={"program": {"program": None, "has_cwd": False}})
+    found = healthy_report(changes={"program": {"program": None, "has_cwd": False}})
     errors = problems(found, OWN)
     assert [error.found for error in errors] == ["no program 'train.sh'", "no folder /code"]
     assert errors[1].command == "ssh ada@a 'mkdir -p -- /code'"

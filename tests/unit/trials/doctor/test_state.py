@@ -6,7 +6,7 @@ from amp_ray.trials.doctor.findings import Finding
 from amp_ray.trials.doctor.host_facts import Clock, HostReport
 from amp_ray.trials.doctor.software import Wanted
 from amp_ray.trials.doctor.state import check_state
-from support.host_reports import healthy_look
+from support.host_reports import healthy_report
 
 WANTED = Wanted(python="python3")
 
@@ -17,24 +17,24 @@ def problems(report: HostReport) -> list[Finding]:
 
 @pytest.mark.parametrize(("offset_s", "side"), [(3600.0, "ahead of"), (-90.0, "behind")])
 def test_a_clock_that_is_off_is_a_warning(offset_s: float, side: str) -> None:
-    (warning,) = problems(healthy_look(clock=Clock(offset_s=offset_s, uncertainty_s=0.01)))
+    (warning,) = problems(healthy_report(clock=Clock(offset_s=offset_s, uncertainty_s=0.01)))
     assert (warning.level, warning.check) == ("warning", "clock")
     assert f"{abs(offset_s):.3f} s {side} this machine" in warning.found
     assert warning.command == "ssh ada@a 'sudo timedatectl set-ntp true'"
 
 
 def test_what_the_question_took_is_in_the_hosts_favour() -> None:
-    assert problems(healthy_look(clock=Clock(offset_s=1.4, uncertainty_s=0.5))) == []
-    assert len(problems(healthy_look(clock=Clock(offset_s=1.6, uncertainty_s=0.5)))) == 1
+    assert problems(healthy_report(clock=Clock(offset_s=1.4, uncertainty_s=0.5))) == []
+    assert len(problems(healthy_report(clock=Clock(offset_s=1.6, uncertainty_s=0.5)))) == 1
 
 
 def test_a_host_that_does_not_tell_its_time_is_a_warning() -> None:
-    (warning,) = problems(healthy_look(clock=None))
+    (warning,) = problems(healthy_report(clock=None))
     assert "not known" in warning.found
 
 
 def left(**values: Any) -> HostReport:  # noqa: ANN401
-    return healthy_look(changes={"left": values})
+    return healthy_report(changes={"left": values})
 
 
 def test_folders_of_trials_that_are_over_are_removed_by_name() -> None:
