@@ -75,12 +75,8 @@ def test_peers_that_cannot_be_reached_are_told_by_reason() -> None:
 
 def test_two_names_for_one_machine_are_an_error_of_the_second() -> None:
     same = {"identity": {"boot_id": "x", "network": "net:[1]"}}
-    names = ("a", "b", "c")
-    reports = [healthy_report(name, changes=same if name != "b" else None) for name in names]
-        healthy_report("a", changes=same),
-        healthy_report("b"),
-        healthy_report("c", changes=same),
-    ]
+    changes = {"a": same, "b": None, "c": same}
+    reports = [healthy_report(name, changes=changes[name]) for name in changes]
     (error,) = check_same_machine(reports)
     assert (error.host, error.found) == ("c", "is the same machine as a")
 
