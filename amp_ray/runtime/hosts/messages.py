@@ -80,6 +80,7 @@ _SHAPES: Final[Mapping[str, Mapping[str, _Test]]] = {
         "left": _is_texts,
         "num_oom_kills": _is_integer,
     },
+    "lost": {"text": _is_text},
     "swept": {"found": _is_texts, "left": _is_texts},
 }
 """By kind: what has to be there, and what it has to be."""

@@ -292,6 +292,9 @@ class _Replay:
                 "them, or name a new folder by --study"
             )
             raise ValueError(message)
+        if event["predicted_s"] == 0:
+            message = "predicted_s is 0; no strategy takes no time"
+            raise ValueError(message)
         return Trial(
             number=event["number"],
             strategy=self.strategies[key],
