@@ -96,7 +96,8 @@ class MessageModel:
                 coefficients[kind, 0] += step_s
                 coefficients[kind, 1] /= tps[:, 1 - kind, None]
                 coefficients[kind, 1] += equal * slope if uneven else slope
-                coefficients[kind, 2] = ~equal * slope if uneven else 0.0
+                if uneven:
+                    coefficients[kind, 2] = ~equal * slope
 
     def gathers(self, stages: PlacedStages, rings: Rings) -> FloatArray:
         """Return what putting slices together takes in the slowest group of each part.
@@ -186,21 +187,21 @@ class Messages:
     def _seconds(self, held: FloatArray) -> FloatArray:
         """Return seconds for what receiving ranks hold of a sample."""
         seconds: FloatArray = self.coefficients[:, 0] + self.coefficients[:, 1] * held
-        if (self.tps[:, 0] != self.tps[:, 1]).any():
+        if len(self._distinct_tps) > 1:
             seconds += self.coefficients[:, 2] * held.max(axis=0)
         return seconds
 
     @cached_property
     def _held(self) -> FloatArray:
         """Bytes of a sample in a receiving rank, shape ``(2, num_cuts, num_layers + 1)``."""
-        receiving = self.tps[:, ::-1].T
-        if receiving.size and (receiving == receiving[0, 0]).all():
-            held = self.model.sample_bytes(int(receiving[0, 0]))
-            return held[None][np.zeros_like(receiving)]
-        tps, index = np.unique(receiving, return_inverse=True)
-        tables = [self.model.sample_bytes(tp) for tp in tps.tolist()]
-        width = self.model.model.num_layers + 1
-        return np.array(tables).reshape(-1, width)[index.reshape(receiving.shape)]
+        tables = [self.model.sample_bytes(tp) for tp in self._distinct_tps]
+        index = np.searchsorted(self._distinct_tps, self.tps[:, ::-1].T)
+        return np.array(tables).reshape(-1, self.model.model.num_layers + 1)[index]
+
+    @cached_property
+    def _distinct_tps(self) -> list[int]:
+        """Different tensor parallel degrees, ascending."""
+        return sorted(set(self.tps.ravel().tolist()))
 
 
 def sample_bytes(model: Model, tp: int, precision: Precision) -> FloatArray:
