@@ -47,7 +47,8 @@ class Breakdown:
     @property
     def total_s(self) -> float:
         """Seconds of the iteration."""
-        return float(sum(getattr(self, part.name) for part in fields(self)))
+        pipeline_s = self.compute_s + self.tensor_parallel_s + self.bubble_s + self.pipeline_p2p_s
+        return pipeline_s + self.gradient_sync_s + self.optimizer_s + self.other_s
 
     def to_json(self) -> dict[str, float]:
         """Return the ``breakdown_s`` object of the JSON contract."""

@@ -1,6 +1,6 @@
 """Compiled loops: arrays in, numbers out; what they mean stands in `amp_ray.cost.schedule`."""
 
-from math import ceil, gcd
+from math import ceil
 from typing import Any, NamedTuple
 
 import numba
@@ -52,10 +52,10 @@ def simulate_blocking(
                     clock[j] += stage_s[0, j]
             elif backward >= 0 and backward % 2 == 0 and backward // 2 < m:
                 clock[j] += stage_s[1, j]
-    return float(clock.max())
+    return float(clock[0])  # where the last backward pass ends
 
 
-@numba.njit("f8(f8[:,::1],f8[:,::1],i8)", cache=True)
+@numba.njit(cache=True)  # compiled when first called: many runtimes never do
 def simulate_overlapped(stage_s: FloatArray, send_s: FloatArray, m: int) -> float:
     """Walk the same order, with transfers that delay only the micro-batch they carry."""
     pp = stage_s.shape[1]
@@ -81,7 +81,7 @@ def simulate_overlapped(stage_s: FloatArray, send_s: FloatArray, m: int) -> floa
                     ready = backward_done[j + 1, i] + send_s[1, j]
                 clock[j] = max(clock[j], ready) + stage_s[1, j]
                 backward_done[j, i] = clock[j]
-    return float(clock.max())
+    return float(clock[0])  # where the last backward pass ends
 
 
 @numba.njit("f8(f8[:,::1],f8[::1],f8[::1],i8,i8,f8)", cache=True)
@@ -220,12 +220,6 @@ class RankTable(NamedTuple):
     first_end: IntArray
 
 
-@numba.njit("i8(i8,i8)", cache=True)
-def num_lanes(tp: int, other_tp: int) -> int:
-    """Return the slices into which a tensor is cut between groups: no rank's part is split."""
-    return tp * other_tp // gcd(tp, other_tp)
-
-
 @numba.njit(cache=True)
 def slowest_messages(
     pairs: IntArray, ranks: RankTable, rates: FloatArray, steps: FloatArray, num_parts: int
@@ -262,7 +256,9 @@ def _messages(left: int, right: int, ranks: RankTable) -> IntArray:
     next_ends = ranks.ends[ranks.first_end[right] : ranks.first_end[right + 1]]
     tp = (ranks.first_node[left + 1] - first) // (ends.size - 1)
     next_tp = (ranks.first_node[right + 1] - second) // (next_ends.size - 1)
-    lanes = num_lanes(tp, next_tp)
+    lanes = tp  # the least common multiple: no rank's part is split
+    while lanes % next_tp:
+        lanes += tp
     rows = np.empty(((ends.size + next_ends.size) * lanes, 6), np.int64)
     size, j = 0, 0
     for i in range(ends.size - 1):
@@ -286,7 +282,8 @@ def _messages(left: int, right: int, ranks: RankTable) -> IntArray:
 def _meet(messages: IntArray, rates: FloatArray, steps: FloatArray, found: FloatArray) -> None:
     """Write what the slowest message of each part meets; arrays as in `slowest_messages`."""
     # Units and messages: of each sender, of each receiver, out of each node, into each node.
-    num_ranks = max(messages[:, 0].max(), messages[:, 1].max()) + 1
+    # The last message goes from the last rank of its stage to the last rank of the other.
+    num_ranks = max(messages[-1, 0], messages[-1, 1]) + 1
     loads = np.zeros((4, max(num_ranks, len(rates)), 2))
     for a, b, source, target, samples, _ in messages:
         for kind in range(2):

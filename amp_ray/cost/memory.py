@@ -1,7 +1,7 @@
 """Peak memory of a rank, by stage and position in the schedule."""
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 from itertools import pairwise
 
 import numpy as np
@@ -167,20 +167,21 @@ class MemoryModel:
         states = per.kept + (per.master + self.optimizer.moment_bytes) / shards
         full = candidate.recompute == "full"
         rows = []
-        for stage in range(candidate.pp):
-            flying = in_flight(
-                stage, candidate.pp, candidate.num_micro_batches, traits.virtual_stages
-            )
+        pp, num_micro_batches = candidate.pp, candidate.num_micro_batches
+        bucket = per.bucket if candidate.dp > 1 or traits.buckets_alone else 0.0
+        context = self._context_bytes * self.constants.context_scale
+        for stage in range(pp):
+            flying = in_flight(stage, pp, num_micro_batches, traits.virtual_stages)
             rows.append(
                 (
                     states,
                     flying,
                     CHECKPOINT_BUFFERS if full else flying + 1,
                     CHECKPOINT_BUFFERS if full else flying,
-                    per.bucket if candidate.dp > 1 or traits.buckets_alone else 0.0,
+                    bucket,
                     traits.bucket_elements,
                     per.step / shards,
-                    self._context_bytes * self.constants.context_scale,
+                    context,
                     traits.allocator_factor * self.constants.allocator_scale,
                 )
             )
@@ -223,15 +224,13 @@ class StageMemory:
         Args:
             bounds: Shape ``(pp + 1,)``.
         """
-        return [
-            max(
-                ((memory.peak(stage, start, end), device) for memory, device in needs),
-                key=lambda need: (need[0] / need[1].memory_bytes, need[0]),
-            )
-            for stage, (needs, (start, end)) in enumerate(
-                zip(self.needs, pairwise(bounds), strict=True)
-            )
-        ]
+        found = []
+        for stage, (start, end) in enumerate(pairwise(bounds)):
+            peaks = [(own.peak(stage, start, end), device) for own, device in self.needs[stage]]
+            if len(peaks) > 1:
+                peaks[0] = max(peaks, key=lambda need: (need[0] / need[1].memory_bytes, need[0]))
+            found.append(peaks[0])
+        return found
 
     def earliest_starts(self, scale: float = 1.0) -> IntArray:
         """Return per stage and end the smallest start from which all ranks of a stage fit.
@@ -248,7 +247,6 @@ class StageMemory:
                 if memory not in limits:
                     limits[memory] = np.full(len(self.needs), np.inf)
                 limits[memory][stage] = scale * device.memory_bytes
-        starts: IntArray = np.max(
-            [memory.earliest_starts(limit_bytes) for memory, limit_bytes in limits.items()], axis=0
+        return reduce(
+            np.maximum, (memory.earliest_starts(limit) for memory, limit in limits.items())
         )
-        return starts

@@ -51,7 +51,7 @@ class MessageModel:
                 that follow each other.
         """
         if pairs is None:
-            pairs = np.stack([np.arange(stages.pp - 1), np.arange(1, stages.pp)], axis=1)
+            pairs = np.arange(stages.pp - 1)[:, None] + np.arange(2)
         ranks = rank_table(self.topology, stages)
         met = slowest_messages(pairs, ranks, *self.links, stages.num_parts)
         gathers = None
@@ -96,7 +96,8 @@ class MessageModel:
                 coefficients[kind, 0] += step_s
                 coefficients[kind, 1] /= tps[:, 1 - kind, None]
                 coefficients[kind, 1] += equal * slope if uneven else slope
-                coefficients[kind, 2] = ~equal * slope if uneven else 0.0
+                if uneven:
+                    coefficients[kind, 2] = ~equal * slope
 
     def gathers(self, stages: PlacedStages, rings: Rings) -> FloatArray:
         """Return what putting slices together takes in the slowest group of each part.
@@ -167,10 +168,10 @@ class Messages:
         worst = self.coefficients.max(axis=3, keepdims=True)
         keys = np.concatenate([self.tps, worst.reshape(6, -1).T], axis=1)
         index: dict[bytes, int] = {}
-        row = np.array([index.setdefault(key.tobytes(), len(index)) for key in keys], np.int64)
-        first = np.unique(row, return_index=True)[1]
+        row = [index.setdefault(key.tobytes(), len(index)) for key in keys]
+        first = [row.index(number) for number in range(len(index))]
         distinct = Messages(model=self.model, tps=self.tps[first], coefficients=worst[:, :, first])
-        return distinct.everywhere(), row
+        return distinct.everywhere(), np.array(row, np.int64)
 
     def everywhere(self) -> FloatArray:
         """Return the time of both messages at every boundary, shape ``(num_cuts, num_layers + 1)``.
@@ -186,21 +187,21 @@ class Messages:
     def _seconds(self, held: FloatArray) -> FloatArray:
         """Return seconds for what receiving ranks hold of a sample."""
         seconds: FloatArray = self.coefficients[:, 0] + self.coefficients[:, 1] * held
-        if (self.tps[:, 0] != self.tps[:, 1]).any():
+        if len(self._distinct_tps) > 1:
             seconds += self.coefficients[:, 2] * held.max(axis=0)
         return seconds
 
     @cached_property
     def _held(self) -> FloatArray:
         """Bytes of a sample in a receiving rank, shape ``(2, num_cuts, num_layers + 1)``."""
-        receiving = self.tps[:, ::-1].T
-        if receiving.size and (receiving == receiving[0, 0]).all():
-            held = self.model.sample_bytes(int(receiving[0, 0]))
-            return np.broadcast_to(held, (*receiving.shape, len(held)))
-        tps, index = np.unique(receiving, return_inverse=True)
-        tables = [self.model.sample_bytes(tp) for tp in tps.tolist()]
-        width = self.model.model.num_layers + 1
-        return np.array(tables).reshape(-1, width)[index.reshape(receiving.shape)]
+        tables = [self.model.sample_bytes(tp) for tp in self._distinct_tps]
+        index = np.searchsorted(self._distinct_tps, self.tps[:, ::-1].T)
+        return np.array(tables).reshape(-1, self.model.model.num_layers + 1)[index]
+
+    @cached_property
+    def _distinct_tps(self) -> list[int]:
+        """Different tensor parallel degrees, ascending."""
+        return sorted(set(self.tps.ravel().tolist()))
 
 
 def sample_bytes(model: Model, tp: int, precision: Precision) -> FloatArray:
@@ -221,12 +222,11 @@ def rank_table(topology: Topology, stages: PlacedStages) -> RankTable:
     ends, parts = np.zeros((2, len(stage) + stages.pp), np.int64)
     ends[place + 1] = samples.cumsum() - stage * sum(stages.shares[0])
     parts[place] = stages.parts
-    dps = [options.dp for options in stages.options]
     sizes = [options.num_ranks for options in stages.options]
     return RankTable(
         nodes=topology.node_of_device[stages.devices],
         first_node=np.array([0, *accumulate(sizes)]),
         ends=ends,
         parts=parts,
-        first_end=np.array([0, *accumulate(dp + 1 for dp in dps)]),
+        first_end=np.array(stages.first_group) + np.arange(stages.pp + 1),
     )

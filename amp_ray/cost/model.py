@@ -92,7 +92,7 @@ class CostModel:
         """
         self._check_devices(stages.devices)
         rings, types = self.topology.rings(stages.groups), stages.types(self.experiment.cluster)
-        ends = pairwise(stages.first_group.tolist())
+        ends = pairwise(stages.first_group)
         return StageCosts(
             stages=stages,
             times=self.time_tables.times(stages, types, rings),
@@ -136,7 +136,7 @@ class CostModel:
         total_s = breakdown.total_s
         peaks, devices = zip(*costs.memory.peaks(strategy.bounds), strict=True)
         verdict = self._judge.judge(strategy.bounds, total_s, peaks, devices)
-        launchable = strategy.is_uniform and strategy.options is not None
+        launchable = len(costs.stages.distinct_options[0]) == 1 and not strategy.stages[0].shares
         warnings = (EXTRAPOLATED,) if costs.times.extrapolated else ()
         return Estimate(
             strategy=strategy,
@@ -269,9 +269,7 @@ class CostModel:
         distinct, of_stage = stages.distinct_options
         known: dict[tuple[int, Groups], RankMemory] = {}
         needs = []
-        for number, (first, end) in zip(
-            of_stage, pairwise(stages.first_group.tolist()), strict=True
-        ):
+        for number, (first, end) in zip(of_stage, pairwise(stages.first_group), strict=True):
             key = number, frozenset(groups[first:end])
             if key not in known:
                 known[key] = tuple(self._rank_memory(stages, distinct[number], key[1]))

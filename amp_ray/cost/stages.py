@@ -8,7 +8,7 @@ together. In a grid every replica is such a part.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, chain, pairwise
 from typing import Self
@@ -102,6 +102,8 @@ class PlacedStages:
 
     def types(self, cluster: Cluster) -> list[frozenset[int]]:
         """Return the device types of every tensor-parallel group."""
+        if len(cluster.device_types) == 1:
+            return [frozenset((0,))] * len(self.groups)
         type_of_device = cluster.type_of_device
         return [frozenset(map(type_of_device.__getitem__, group)) for group in self.groups]
 
@@ -111,9 +113,9 @@ class PlacedStages:
         return np.array([options.tp for options in self.options])
 
     @cached_property
-    def first_group(self) -> IntArray:
-        """Shape ``(pp + 1,)``. Where the groups of each stage begin."""
-        return np.array([0, *accumulate(map(len, self.shares))])
+    def first_group(self) -> list[int]:
+        """Length ``pp + 1``. Where the groups of each stage begin."""
+        return [0, *accumulate(map(len, self.shares))]
 
     @cached_property
     def stage_of_group(self) -> IntArray:
@@ -208,7 +210,7 @@ class StageTimes:
         kinds = self.kind.tolist()
         of_stage = [
             rows.setdefault(tuple(sorted(set(kinds[first:end]))), len(rows))
-            for first, end in pairwise(self.stages.first_group.tolist())
+            for first, end in pairwise(self.stages.first_group)
         ]
         slowest = np.array([step_s[list(kinds)].max(axis=0) for kinds in rows])
         return prefix_sums(slowest), np.array(of_stage, dtype=np.int64)
@@ -260,9 +262,8 @@ class TimeTables:
         keys = zip(types, rings.index, of_group, stages.samples.tolist(), strict=True)
         index: dict[tuple[frozenset[int], int, int, int], int] = {}
         kind = [index.setdefault(key, len(index)) for key in keys]
-        alone = [replace(options, dp=1) for options in distinct]
         found = [
-            self.table(tuple(sorted(own)), rings.paths[ring], alone[of], samples)
+            self.table(tuple(sorted(own)), rings.paths[ring], distinct[of], samples)
             for own, ring, of, samples in index
         ]
         return StageTimes(
@@ -282,7 +283,7 @@ class TimeTables:
         Args:
             types: Device types in the group, ascending.
             ring: What its all-reduces meet.
-            options: Of its stage; dp is 1.
+            options: Of its stage; dp does not matter.
             samples: Of one micro-batch.
 
         Returns:
@@ -291,7 +292,7 @@ class TimeTables:
         Raises:
             ValueError: If the profile is measured, but not for this tp on these devices.
         """
-        key = (types, ring, options, samples)
+        key = (types, ring, options.tp, options.recompute, samples)
         if key not in self._known:
             known = self.topology.cluster.device_types
             tables = [

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from math import lcm
 from typing import Final
 
@@ -12,7 +12,7 @@ import numpy as np
 from amp_ray.cost.collective import Path, all_gather_s, all_reduce_s, start_s
 from amp_ray.cost.roofline import stream_s
 from amp_ray.cost.stages import PlacedStages
-from amp_ray.cost.topology import FloatArray, IntArray, Topology
+from amp_ray.cost.topology import IntArray, Topology
 from amp_ray.cost.weights import Weights
 from amp_ray.spec.constants import Constants
 from amp_ray.spec.device import Device
@@ -143,22 +143,25 @@ class StepEnds:
         """
         tps = [options.tp for options in self.stages.options]
         held = {tp: self.weights(tp).of_stages(bounds).tolist() for tp in set(tps)}
-        sync, step = np.zeros(len(tps)), np.zeros(len(tps))
+        sync, step = [], []
         for stage, (tp, paths, device) in enumerate(
             zip(tps, self._paths, self._devices, strict=True)
         ):
             parameters, dp = held[tp][stage], self.stages.options[stage].dp
-            sync[stage] = max(self.model.sync_s(parameters, dp, path, device) for path in paths)
-            step[stage] = self.model.optimizer_s(parameters, dp, device)
+            sync.append(max([self.model.sync_s(parameters, dp, path, device) for path in paths]))
+            step.append(self.model.optimizer_s(parameters, dp, device))
         self._add_tied(sync, bounds)
-        worst = int(np.argmax(sync + step))
-        return StepEnd(gradient_sync_s=float(sync[worst]), optimizer_s=float(step[worst]))
+        sync_s, step_s = max(zip(sync, step, strict=True), key=sum)
+        return StepEnd(gradient_sync_s=sync_s, optimizer_s=step_s)
 
     @cached_property
-    def _paths(self) -> list[set[Path]]:
+    def _paths(self) -> list[list[Path]]:
         """What the gradient rings of each stage meet."""
-        rows = [row for grid in self.stages.grids for row in grid.T.tolist()]
-        rings = self.model.topology.rings(rows)
+        groups = self.stages.groups
+        rows = chain.from_iterable(
+            zip(*groups[first:end], strict=True) for first, end in pairwise(self.stages.first_group)
+        )
+        rings = self.model.topology.rings(list(rows))
         ends = accumulate((options.tp for options in self.stages.options), initial=0)
         return [rings.among(first, end) for first, end in pairwise(ends)]
 
@@ -168,7 +171,7 @@ class StepEnds:
         slowest = {types: self.model.slowest(types) for types in set(self.types)}
         return [slowest[types] for types in self.types]
 
-    def _add_tied(self, sync: FloatArray, bounds: tuple[int, ...]) -> None:
+    def _add_tied(self, sync: list[float], bounds: tuple[int, ...]) -> None:
         """Add the all-reduce of a weight to the two stages that hold it, where they differ.
 
         Where one stage has more ranks than the other, several of them meet the same one.
@@ -183,9 +186,9 @@ class StepEnds:
             pairs = tied_pairs(self.stages.grids[first], self.stages.grids[last])
             self._tied_paths[ends] = self.model.topology.rings(pairs).paths
         parameters = tied.parameters / lcm(*(self.stages.options[end].tp for end in ends))
-        sync[[first, last]] += max(
-            self.model.tied_s(parameters, path) for path in self._tied_paths[ends]
-        )
+        seconds = max(self.model.tied_s(parameters, path) for path in self._tied_paths[ends])
+        for stage in ends:
+            sync[stage] += seconds
 
 
 def tied_pairs(first: IntArray, last: IntArray) -> list[tuple[int, int]]:

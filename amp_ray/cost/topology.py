@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -32,9 +32,9 @@ class Rings:
         """Path of every ring."""
         return tuple(self.paths[index] for index in self.index)
 
-    def among(self, first: int, end: int) -> set[Path]:
+    def among(self, first: int, end: int) -> list[Path]:
         """Return the different paths of groups ``[first, end)``."""
-        return {self.paths[index] for index in set(self.index[first:end])}
+        return [self.paths[index] for index in set(self.index[first:end])]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -48,6 +48,7 @@ class Topology:
 
     cluster: Cluster
     constants: Constants
+    _known: dict[tuple[object, ...], Path] = field(init=False, default_factory=dict)
 
     @cached_property
     def node_of_device(self) -> IntArray:
@@ -104,10 +105,12 @@ class Topology:
             if len(nodes) > 1:
                 sharers.update(dict.fromkeys(nodes, count))
         paths: dict[Path, int] = {}
-        index_of_row = {
-            row: paths.setdefault(self.ring(*row, sharers), len(paths))
-            for row in dict.fromkeys(rows)
-        }
+        index_of_row = {}
+        for row in dict.fromkeys(rows):
+            key = (*row, tuple([sharers[node] for node in row[0]]))
+            if key not in self._known:
+                self._known[key] = self.ring(*row, sharers)
+            index_of_row[row] = paths.setdefault(self._known[key], len(paths))
         return Rings(paths=tuple(paths), index=tuple(index_of_row[row] for row in rows))
 
     def ring(self, nodes: tuple[int, ...], num_ranks: int, sharers: Mapping[int, int]) -> Path:

@@ -1,5 +1,6 @@
 """How many parameters each rank holds; a weight that two layers share counts once per stage."""
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -29,8 +30,7 @@ class TiedWeight:
         Args:
             bounds: Shape ``(pp + 1,)``.
         """
-        first, last = np.searchsorted(bounds, (self.first, self.last), side="right") - 1
-        return int(first), int(last)
+        return bisect_right(bounds, self.first) - 1, bisect_right(bounds, self.last) - 1
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

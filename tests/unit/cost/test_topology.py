@@ -75,7 +75,7 @@ def test_ring_with_one_rank_per_node_is_fed_at_the_rate_inside(topology: Topolog
 def test_among_names_the_different_paths_of_some_groups(topology: Topology) -> None:
     rings = topology.rings([[0, 4], [1, 2], [2, 3]])
     assert len(rings.among(0, 3)) == 2
-    assert rings.among(1, 3) == {rings.paths[1]}
+    assert rings.among(1, 3) == [rings.paths[1]]
 
 
 def test_rings_take_the_latency_of_collectives_and_messages_their_own(
