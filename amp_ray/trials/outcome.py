@@ -53,7 +53,7 @@ class Measured:
         if not is_time or self.iteration_time_s <= 0:
             message = f"a time is not between 0 and {MOST_SECONDS:g} s: {str(times)[:_MOST_SHOWN]}"
             raise ValueError(message)
-        if not isinstance(self.num_warmup_steps, int) or self.num_warmup_steps < 0:
+        if type(self.num_warmup_steps) is not int or self.num_warmup_steps < 0:
             message = f"num_warmup_steps is {str(self.num_warmup_steps)[:_MOST_SHOWN]}"
             raise ValueError(message)
         if not all(_is_between(peak, MOST_BYTES) for peak in self.peak_memory_bytes):
