@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-import amp_ray.runtime
+import amp_ray.runtime.ray
 from amp_ray.cost.estimate import Result
 from amp_ray.errors import InputError
 from amp_ray.runtime.planning import plan_experiment
@@ -79,7 +79,7 @@ def actors(monkeypatch: pytest.MonkeyPatch) -> FakeActors:
     """No Ray, but what it would be asked for."""
     fake = FakeActors()
     monkeypatch.setitem(sys.modules, fake.__name__, fake)
-    monkeypatch.setattr(amp_ray.runtime, "actors", fake, raising=False)
+    monkeypatch.setattr(amp_ray.runtime.ray, "actors", fake, raising=False)
     monkeypatch.setattr(searching, "find_spec", lambda _name: object())
     monkeypatch.setattr(searching, "require_ray", lambda _what: None)
     monkeypatch.setattr(searching, "num_cpus", lambda: 4)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-import amp_ray.runtime
+import amp_ray.runtime.ray
 from amp_ray.errors import AmpRayError, InputError
 from amp_ray.runtime.calibrating import with_calibration
 from amp_ray.runtime.files import load_experiment
@@ -155,7 +155,7 @@ def without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
 
     fake.connect = connect  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, fake.__name__, fake)
-    monkeypatch.setattr(amp_ray.runtime, "actors", fake, raising=False)
+    monkeypatch.setattr(amp_ray.runtime.ray, "actors", fake, raising=False)
     monkeypatch.setattr("amp_ray.runtime.study.tuning.find_spec", lambda _name: object())
     monkeypatch.setattr("amp_ray.runtime.study.tuning.require_ray", lambda _what: None)
 
