@@ -3,6 +3,7 @@
 import json
 import os
 import socket
+import sys
 import time
 import traceback
 from collections.abc import Mapping
@@ -77,7 +78,8 @@ class EventChannel:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Give stdout back."""
+        """Give stdout back, after what was printed meanwhile and still waits in a buffer."""
+        sys.stdout.flush()
         os.dup2(self._fd, 1)
         os.close(self._fd)
 

@@ -246,7 +246,7 @@ def _run_with_faults(study: SoakStudy, draw: random.Random, injected: Counter[st
                 injected[fault.__name__] += 1
                 fault(study, driver, draw.choice(study.bench.cluster.hosts), draw)
             errors = driver.communicate(timeout=HANG_GUARD_S)[1]
-        assert driver.returncode in {0, 4, 130, -signal.SIGKILL}, errors
+        assert driver.returncode in {0, 4, 130, -signal.SIGINT, -signal.SIGKILL}, errors
         assert "Traceback" not in errors, errors
         wait_for(lambda: not study.busy_hosts() and not study.local_processes(), HANG_GUARD_S)
         told = study.told()

@@ -221,27 +221,23 @@ def plan_batches(
     waiting = deque([numbers[:0], *_batches(numbers, num_workers)])
     asked: dict[Any, range] = {}
     watch, heard_s, limit_s = Watch(), time.monotonic(), START_TIMEOUT_S
-    try:
-        while waiting or asked:
-            while waiting and len(asked) < num_workers:
-                batch = waiting.popleft()
-                asked[tasks.ask(batch)] = batch
-            for call in _ready(asked, POLL_S):
-                batch, found = asked.pop(call), tasks.answer(call)
-                if found is None:
-                    waiting.appendleft(batch)
-                    continue
-                if found and isinstance(found[-1], ValueError):
-                    waiting = deque(other for other in waiting if other.start < batch.start)
-                heard_s, limit_s = time.monotonic(), SILENCE_TIMEOUT_S
-                yield batch, found
-            watch.check()
-            if time.monotonic() - heard_s > limit_s:
-                message = f"no Ray worker has answered in {limit_s:g} s: {_shortage()}"
-                raise RayUnavailableError(message)
-    finally:
-        for call in asked:
-            ray.cancel(call, force=True)
+    while waiting or asked:
+        while waiting and len(asked) < num_workers:
+            batch = waiting.popleft()
+            asked[tasks.ask(batch)] = batch
+        for call in _ready(asked, POLL_S):
+            batch, found = asked.pop(call), tasks.answer(call)
+            if found is None:
+                waiting.appendleft(batch)
+                continue
+            if found and isinstance(found[-1], ValueError):
+                waiting = deque(other for other in waiting if other.start < batch.start)
+            heard_s, limit_s = time.monotonic(), SILENCE_TIMEOUT_S
+            yield batch, found
+        watch.check()
+        if time.monotonic() - heard_s > limit_s:
+            message = f"no Ray worker has answered in {limit_s:g} s: {_shortage()}"
+            raise RayUnavailableError(message)
 
 
 def _batches(numbers: range, num_workers: int) -> Iterator[range]:

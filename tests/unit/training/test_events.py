@@ -1,5 +1,7 @@
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -107,3 +109,23 @@ def test_result_that_cannot_be_written_leaves_none(tmp_path: Path) -> None:
     with pytest.raises(TypeError):
         write_result(str(tmp_path), {"trial_id": object()})
     assert not (tmp_path / "result.json").exists()
+
+
+def test_what_waits_in_a_buffer_goes_where_other_output_went(tmp_path: Path) -> None:
+    program = (
+        "from amp_ray.training.events import EventChannel\n"
+        "with EventChannel() as channel:\n"
+        "    print('a library')\n"
+        "    channel.send('started')\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program],
+        env={name: text for name, text in os.environ.items() if name != "PYTHONUNBUFFERED"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    assert [json.loads(line)["event"] for line in ended.stdout.splitlines()] == ["started"]
+    assert ended.stderr == "a library\n"
