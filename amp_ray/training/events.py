@@ -1,5 +1,6 @@
 """What a rank tells its launcher: one-line JSON events, the result file and exit codes."""
 
+import contextlib
 import json
 import os
 import socket
@@ -79,7 +80,8 @@ class EventChannel:
         trace: TracebackType | None,
     ) -> None:
         """Give stdout back, after what was printed meanwhile and still waits in a buffer."""
-        sys.stdout.flush()
+        with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
+            sys.stdout.flush()
         os.dup2(self._fd, 1)
         os.close(self._fd)
 
