@@ -18,7 +18,6 @@ ANSWERS = """
 import json
 import numpy as np
 from amp_ray.partition import PartitionSolution, solve
-from support.hash_seeds import LIBRARY
 from support.partition_cases import KINDS, random_problem
 
 solutions = [
