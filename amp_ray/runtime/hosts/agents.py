@@ -224,9 +224,8 @@ class Agents:
         With ``in_haste`` it waits only a moment for hosts that do not answer.
         """
         self._is_closed = True
-        self._end(
-            self.links, _HASTE_S if in_haste else self.settings.grace_s + self.settings.lease_s
-        )
+        limit_s = _HASTE_S if in_haste else self.settings.grace_s + self.settings.lease_s
+        self._end({**self.links}, limit_s)  # a copy: one that is still being opened may fail now
         self.links.clear()
         self.sweep(in_haste=in_haste)
         in_parallel(lambda name: self._hosts[name].close(), self.names, limit_s=_HASTE_S)

@@ -39,6 +39,10 @@ ACCUMULATION_PASSES: Final = 3
 BUCKET_PASSES: Final = 4
 """Copied to a flat buffer and back, each read and written."""
 
+LEAST_TRAFFIC_FRACTION: Final = 0.5
+"""At least that much of the full pass is traffic, whatever the empty pass says: on a busy machine
+their difference may be anything."""
+
 UPDATE_PASSES: Final = {"adam": 7, "adamw": 7, "sgd": 3}
 """Gradient read; weight and moments read and written."""
 
@@ -89,7 +93,7 @@ def _host(job: Job, ranks: Ranks, *, cuda: bool) -> dict[str, float]:
     tiny = replace(job, model=tiny_shape(job.model), zero_stage=0)
     few, many = MICRO_BATCHES
     (step, layers), (longer, _) = (_program(tiny, each, ranks, cuda=cuda) for each in MICRO_BATCHES)
-    few_s, many_s, layers_s = _alternating_s([step, longer, layers], ranks, cuda=cuda)
+    few_s, many_s, layers_s = _alternating_s([step, longer, layers], cuda=cuda, meet=ranks.barrier)
     each_s = (many_s - few_s) / (many - few)
     return {
         "host_s_per_micro_batch": max(0.0, each_s - layers_s),
@@ -131,13 +135,14 @@ def _memory_bytes_per_s(job: Job, ranks: Ranks, *, cuda: bool) -> float:
     copies = max(1, MEMORY_BYTES // (BYTES_PER_ELEMENT * sum(sizes)))
     full, empty = sizes * copies, [1] * len(sizes) * copies
     passes = ACCUMULATION_PASSES + BUCKET_PASSES + UPDATE_PASSES[job.optimizer]
-    full_s, empty_s = (_traffic_s(job, part, ranks, cuda=cuda) for part in (full, empty))
+    works = [_traffic(job, part, ranks, cuda=cuda) for part in (full, empty)]
+    full_s, empty_s = _alternating_s(works, cuda=cuda)
     num_bytes = float(passes * BYTES_PER_ELEMENT * sum(full))
-    return num_bytes / max(full_s - empty_s, 1e-9)
+    return num_bytes / max(full_s - empty_s, LEAST_TRAFFIC_FRACTION * full_s)
 
 
-def _traffic_s(job: Job, sizes: Sequence[int], ranks: Ranks, *, cuda: bool) -> float:
-    """Return seconds of one accumulation, one trip through a flat bucket and one update."""
+def _traffic(job: Job, sizes: Sequence[int], ranks: Ranks, *, cuda: bool) -> Callable[[], None]:
+    """Return one accumulation, one trip through a flat bucket and one update, to be timed."""
     weights = nn.ParameterList(torch.zeros(size, device=ranks.device) for size in sizes)
     for weight in weights:
         weight.grad = torch.ones_like(weight)
@@ -152,22 +157,21 @@ def _traffic_s(job: Job, sizes: Sequence[int], ranks: Ranks, *, cuda: bool) -> f
             gradient.copy_(part)
         optimizer.step()
 
-    times = [_seconds(tail, cuda=cuda) for _ in range(WARMUP_STEPS + REPEATS)]
-    return statistics.median(times[WARMUP_STEPS:])
+    return tail
 
 
 def _alternating_s(
-    works: Sequence[Callable[[], Any]], ranks: Ranks, *, cuda: bool
+    works: Sequence[Callable[[], Any]], *, cuda: bool, meet: Callable[[], Any] = lambda: None
 ) -> tuple[float, ...]:
-    """Return the lower quartile of the seconds of each of several works that all ranks do.
+    """Return the lower quartile of the seconds of each of several works.
 
     They take turns, and of each the less disturbed quarter counts: the differences between them
-    are small, and other work on the machine would spoil them.
+    are small, and other work on the machine would spoil them. All ranks ``meet`` before each.
     """
     times: list[list[float]] = [[] for _ in works]
     for _ in range(WARMUP_STEPS + REPEATS):
         for work, found in zip(works, times, strict=True):
-            ranks.barrier()
+            meet()
             found.append(_seconds(work, cuda=cuda))
     return tuple(statistics.quantiles(found[WARMUP_STEPS:], n=4)[0] for found in times)
 
