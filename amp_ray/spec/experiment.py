@@ -13,7 +13,7 @@ from amp_ray.spec.model import Model
 from amp_ray.spec.own_program import OwnProgram
 from amp_ray.spec.profile import Profile
 from amp_ray.spec.traits import RuntimeTraits
-from amp_ray.spec.yaml_text import Places
+from amp_ray.spec.yaml_text import SourceLines
 from amp_ray.units import Precision
 
 Space = Literal["uniform", "placement", "heterogeneous"]
@@ -78,7 +78,7 @@ class TrialSettings:
     program: OwnProgram | None = None
 
 
-NO_PLACES: Final = Places(file="experiment")
+NO_SOURCE: Final = SourceLines(file="experiment")
 """Of an experiment that was built from values."""
 
 
@@ -89,7 +89,7 @@ class Experiment:
     Args:
         global_batch_size: Samples per optimizer step.
         names_hosts: Whether a hostfile names the nodes.
-        places: Where all this stands in its file, for mistakes found later.
+        source: Where all this stands in its file, for mistakes found later.
     """
 
     name: str
@@ -108,11 +108,11 @@ class Experiment:
     space: Space = "uniform"
     objective: Objective = "time"
     names_hosts: bool = True
-    places: Places = NO_PLACES
+    source: SourceLines = NO_SOURCE
 
     def where(self, *path: str | int) -> Where:
         """Return the place of a key in the file that the experiment was built from."""
-        return self.places.where(*path)
+        return self.source.where(*path)
 
 
 def launchable_only(experiment: Experiment) -> Experiment:
