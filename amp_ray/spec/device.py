@@ -39,8 +39,8 @@ class Device:
             1 because of power and clock limits, and of operand traffic.
         context_bytes: What a process of a training framework takes before its first tensor; None
             where the runtime's record tells it, which speaks of GPUs.
-        nominal_bytes: Memory that the board is sold with; None where nothing tells it. Only published
-            planners that count with it look at it.
+        nominal_bytes: Memory that the board is sold with; None where nothing tells it. Only
+            published planners that count with it look at it.
     """
 
     name: str
