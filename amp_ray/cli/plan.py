@@ -107,12 +107,8 @@ def plan(
     if before_path is not None and cost_model != OURS:
         message = f"--from compares plans by cost model {OURS}; {cost_model} cannot"
         raise InputError(message)
-    experiment = with_calibration(
-        load_experiment(experiment_path), calibration_path, transfer=transfer
-    )
-    whole_cluster = experiment.cluster
-    if lost_hosts:
-        experiment = without_hosts(experiment, lost_hosts)
+    whole = with_calibration(load_experiment(experiment_path), calibration_path, transfer=transfer)
+    experiment = without_hosts(whole, lost_hosts) if lost_hosts else whole
     if launchable:
         experiment = launchable_only(experiment)
     if objective is not None:
@@ -124,18 +120,13 @@ def plan(
             workers=Workers(num=num_workers, address=ray_address),
             progress=progress,
         )
-    shown = None if show_all else num_rows
-    moves = None
-    answer: Planned | Replanned = planned
     if before_path is not None:
-        answer = replan(planned, before_path, whole_cluster)
-        planned, moves = answer.planned, answer.moves()
+        planned = replan(planned, before_path, whole.cluster)
+    shown = None if show_all else num_rows
     if json_target is not None:
-        write_json(answer.to_json(num_rows=shown), json_target)
+        write_json(planned.to_json(num_rows=shown), json_target)
     else:
         _print(planned, num_rows=shown, wide=wide)
-        if moves is not None:
-            table_console(wide=wide).print(moves_table(moves))
     if planned.ranking.num_feasible:
         return SUCCESS
     why = why_infeasible(experiment, cost_model, planned.ranking.results)
@@ -152,3 +143,6 @@ def _print(planned: Planned, *, num_rows: int | None, wide: bool) -> None:
     )
     drawn = ranking_table(ranking, experiment, title=title, num_rows=num_rows)
     table_console(wide=wide).print(drawn)
+    moves = planned.moves() if isinstance(planned, Replanned) else None
+    if moves is not None:
+        table_console(wide=wide).print(moves_table(moves))

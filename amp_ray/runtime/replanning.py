@@ -21,26 +21,24 @@ _MOST_SLOTS = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Replanned:
+class Replanned(Planned):
     """A plan whose ties are ordered by what they move.
 
     Args:
         replanner: Tells the moves of any strategy of the plan.
     """
 
-    planned: Planned
     replanner: Replanner
 
     def moves(self) -> Moves | None:
         """Return what the best strategy moves; None where there is none."""
-        best = self.planned.ranking.best
+        best = self.ranking.best
         return None if best is None else self.replanner.moves(best.strategy)
 
     def to_json(self, *, num_rows: int | None) -> dict[str, Any]:
         """Return the object of ``plan --json``, with ``moves`` in every row that can run."""
-        record = self.planned.to_json(num_rows=num_rows)
-        results = self.planned.ranking.results
-        for row, result in zip(record["ranking"], results, strict=False):
+        record = Planned.to_json(self, num_rows=num_rows)
+        for row, result in zip(record["ranking"], self.ranking.results, strict=False):
             if isinstance(result, Estimate) and result.feasible:
                 row["moves"] = self.replanner.moves(result.strategy).to_json()
         return record
@@ -89,8 +87,13 @@ def replan(planned: Planned, path: Path, cluster: Cluster) -> Replanned:
         assert isinstance(estimate, Estimate)
         return estimate
 
-    ranking = replanner.ranking(planned.ranking, score)
-    return Replanned(planned=replace(planned, ranking=ranking), replanner=replanner)
+    return Replanned(
+        experiment=experiment,
+        cost_model=planned.cost_model,
+        ranking=replanner.ranking(planned.ranking, score),
+        search_s=planned.search_s,
+        replanner=replanner,
+    )
 
 
 def _load_strategy(path: Path, cluster: Cluster) -> tuple[Strategy, Cluster]:
