@@ -62,7 +62,7 @@ def describe(strategy: Strategy) -> str:
     """Name a strategy in a message."""
 
     def each(name: str) -> str:
-        values = list(dict.fromkeys(getattr(stage, name) for stage in strategy.stages))
+        values = list(dict.fromkeys(getattr(stage.options, name) for stage in strategy.stages))
         return f"{name} {'/'.join(map(str, values))}"
 
     bounds = " ".join(map(str, strategy.bounds))

@@ -1,3 +1,5 @@
+from operator import attrgetter
+
 import pytest
 
 from amp_ray.search.space import candidates_of, group_candidates, uniform_candidates
@@ -64,16 +66,16 @@ def test_groups_may_span_nodes_when_asked() -> None:
 @pytest.mark.parametrize(
     ("text", "attribute", "allowed"),
     [
-        ("max_tp: 1", "tp", {1}),
-        ("min_tp: 2", "tp", {2}),
-        ("max_dp: 2", "dp", {1, 2}),
+        ("max_tp: 1", "options.tp", {1}),
+        ("min_tp: 2", "options.tp", {2}),
+        ("max_dp: 2", "options.dp", {1, 2}),
         ("max_pp: 2", "pp", {1, 2}),
         ("micro_batch_sizes: [2, 4]", "micro_batch_size", {2, 4}),
     ],
 )
 def test_limits_are_kept(text: str, attribute: str, allowed: set[int]) -> None:
     found = uniform_candidates(small_experiment(limits(text)))
-    assert {getattr(candidate, attribute) for candidate in found} == allowed
+    assert {attrgetter(attribute)(candidate) for candidate in found} == allowed
 
 
 def test_recompute_is_the_experiments() -> None:
