@@ -85,7 +85,9 @@ class TimeBound:
         behind = [*range(MOST_BEHIND), self._most_stages - 1]
         hidden = [min(num_ahead, count) / max(1, num_steps - 1) for count in behind]
         sizes = self._sizes
-        least = self._layer_s((np.array([*sizes[1:], sizes[-1] + 1]) - 1) / candidate.micro_batch_size)
+        least = self._layer_s(
+            (np.array([*sizes[1:], sizes[-1] + 1]) - 1) / candidate.micro_batch_size
+        )
         rows = np.concatenate([least[1] + (1 - share) * least[0] for share in hidden])
         options, size = self._options(len(behind), len(sizes))
         return StepEndProblem(
