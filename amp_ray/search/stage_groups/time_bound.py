@@ -24,7 +24,7 @@ from amp_ray.cost.collective import NO_RING, Path, start_s
 from amp_ray.cost.model import CostModel
 from amp_ray.cost.stages import prefix_sums
 from amp_ray.cost.topology import FloatArray, IntArray
-from amp_ray.partition import OptionTable, PartitionProblem, StageTables
+from amp_ray.partition import NO_ROW, OptionTable, PartitionProblem, StageTables
 from amp_ray.partition.problem import InfeasiblePartition
 from amp_ray.partition.step_end import StepEndProblem, StepEndTerm, solve_with_step_end
 from amp_ray.spec.candidate import GroupsCandidate, Recompute, StageOptions
@@ -34,10 +34,10 @@ EXACT_SAMPLES: Final = 32
 
 SAMPLES_STEP: Final = 1.05
 
-EXACT_CAPACITY: Final = 12
-"""Capacities of stages up to which each counts; beyond them `CAPACITY_STEP` apart."""
+EXACT_SIZES: Final = 16
+"""So many capacities of stages count one by one; larger ones are put together."""
 
-CAPACITY_STEP: Final = 1.1
+SIZES_STEP: Final = 1.1
 
 TOTAL_CAPACITY: Final = 64
 """What all devices have together, where there are fewer devices; more tells kinds better apart."""
@@ -82,54 +82,51 @@ class TimeBound:
         num_layers, chunks = given.model.num_layers, given.traits.virtual_stages
         num_ahead = candidate.num_micro_batches - 1
         num_steps = chunks * candidate.num_micro_batches
-        behind = [*range(MOST_BEHIND), self._most_stages - 1]
-        hidden = [min(num_ahead, count) / max(1, num_steps - 1) for count in behind]
-        sizes = self._sizes
-        least = self._layer_s(
-            (np.array([*sizes[1:], sizes[-1] + 1]) - 1) / candidate.micro_batch_size
-        )
+        behind = [*range(min(MOST_BEHIND, self._most_stages - 1)), self._most_stages - 1]
+        hidden = np.array([min(num_ahead, count) / max(1, num_steps - 1) for count in behind])
+        least = self._layer_s(self._sizes[1] / candidate.micro_batch_size)
         rows = np.concatenate([least[1] + (1 - share) * least[0] for share in hidden])
-        options, size = self._options(len(behind), len(sizes))
+        count, size, ends = self._stages(len(behind))
+        cut_s = 0.0 if chunks > 1 else self._cut_s
         return StepEndProblem(
             problem=PartitionProblem(
                 tables=StageTables(
                     time_prefix_s=prefix_sums(rows[:, ::-1]),
-                    cut_time_s=np.full((1, num_layers + 1), 0.0 if chunks > 1 else self._cut_s),
+                    cut_time_s=np.full((1, num_layers + 1), cut_s),
                 ),
-                options=options,
+                options=OptionTable(
+                    time_row=count * len(self._sizes[0]) + size,
+                    from_state=ends[0],
+                    to_state=ends[1],
+                    cut_row=np.where(count > 0, 0, NO_ROW),
+                    overhead_s=given.constants.host_s_per_micro_batch * (1 - hidden[count]),
+                ),
                 num_micro_batches=num_steps,
-                final_states=tuple(range(1, options.num_states)),
+                final_states=tuple(np.unique(ends[1]).tolist()),
             ),
             terms=(self._sync(size, chunks),),
         )
 
-    def _options(self, num_counts: int, num_sizes: int) -> tuple[OptionTable, IntArray]:
-        """Return stages of every size from every state, and the size of each.
+    def _stages(self, num_counts: int) -> tuple[IntArray, IntArray, IntArray]:
+        """Return stages of every size from every state: count behind, size, and both states.
 
         State 0 is nothing; the others tell how many stages there are and what they use.
         """
-        sizes, total = self._sizes, self._total
+        low, total = self._sizes[0], self._total
         rows = []
         for count in range(num_counts):
-            used = np.arange(total) if count else np.zeros(1, np.int64)
-            start, size = (grid.ravel() for grid in np.meshgrid(used, np.arange(num_sizes)))
-            end = start + sizes[size]
-            kept = (end <= total) & (start >= count)
-            start, size, end = start[kept], size[kept], end[kept]
-            later = min(count + 1, num_counts - 1)
-            rows.append(
-                (
-                    start + (total + 1) * count,
-                    end + (total + 1) * later,
-                    count * num_sizes + size,
-                    np.zeros(len(size), np.int64) if count else np.full(len(size), -1),
-                    size,
-                )
-            )
-        from_state, to_state, time_row, cut_row, size = np.concatenate(rows, axis=1)
-        return OptionTable(
-            time_row=time_row, from_state=from_state, to_state=to_state, cut_row=cut_row
-        ), size
+            used = np.arange(count * low[0], total) if count else np.zeros(1, np.int64)
+            start, size = (grid.ravel() for grid in np.meshgrid(used, np.arange(len(low))))
+            end = start + low[size]
+            last = count == num_counts - 1
+            repeats = last and num_counts < self._most_stages
+            later = count if repeats else count + 1
+            kept = end <= total
+            ends = start + (total + 1) * count, end + (total + 1) * later
+            own = np.stack([np.full(len(size), count), size, *ends])[:, kept]
+            rows.append(own)
+        count_row, size_row, *ends_rows = np.concatenate(rows, axis=1)
+        return count_row, size_row, np.array(ends_rows)
 
     def _sync(self, size: IntArray, chunks: int) -> StepEndTerm:
         """Return what gradients take between nodes, in a stage that no node can hold."""
@@ -146,7 +143,7 @@ class TimeBound:
             model, types = self.cost_model.step_end, range(len(cluster.device_types))
             device = model.slowest(types)
             slope = model.line(2, [ring], device)[1] - model.line(2, [free], device)[1]
-            spans[self._sizes[size] > max(held)] = chunks * max(0.0, slope)
+            spans[self._sizes[0][size] > max(held)] = chunks * max(0.0, slope)
         weights = self.cost_model.weights(1)
         parameters = np.diff(weights.prefix)
         if weights.tied is not None:
@@ -221,8 +218,9 @@ class TimeBound:
             node.num_slots * speeds[kind]
             for node, kind in zip(nodes, self._kind_of_node, strict=True)
         )
-        capacity: IntArray = np.rint(speeds * max(1.0, TOTAL_CAPACITY / all_s)).astype(np.int64)
-        return capacity
+        capacity = np.rint(speeds * max(1.0, TOTAL_CAPACITY / all_s)).astype(np.int64)
+        divided: IntArray = capacity // np.gcd.reduce(capacity)
+        return divided
 
     @cached_property
     def _total(self) -> int:
@@ -232,12 +230,23 @@ class TimeBound:
         return int(sum(node.num_slots * own for node, own in zip(nodes, held, strict=True)))
 
     @cached_property
-    def _sizes(self) -> IntArray:
-        """Capacities of stages that are told apart: from each up to, without, the next one."""
-        found = [*range(1, min(EXACT_CAPACITY, self._total) + 1)]
-        while found[-1] < self._total:
-            found.append(min(self._total, max(found[-1] + 1, int(found[-1] * CAPACITY_STEP))))
-        return np.array(found)
+    def _sizes(self) -> tuple[IntArray, IntArray]:
+        """Capacities that stages can have, in ranges: the least and the most of each."""
+        nodes = self.cost_model.experiment.cluster.nodes
+        reached = np.zeros(self._total + 1, np.bool_)
+        reached[0] = True
+        for node, kind in zip(nodes, self._kind_of_node, strict=True):
+            own = int(self._capacity[kind])
+            for _ in range(node.num_slots):
+                reached[own:] |= reached[:-own]
+        low: list[int] = []
+        high: list[int] = []
+        for size in np.flatnonzero(reached)[1:].tolist():
+            if len(low) < EXACT_SIZES or size > low[-1] * SIZES_STEP:
+                low.append(size)
+                high.append(size)
+            high[-1] = size
+        return np.array(low), np.array(high)
 
     @cached_property
     def _hulls(self) -> list[list[FloatArray]]:
