@@ -108,11 +108,10 @@ def plan(
         message = f"--from compares plans by cost model {OURS}; {cost_model} cannot"
         raise InputError(message)
     whole = with_calibration(load_experiment(experiment_path), calibration_path, transfer=transfer)
-    experiment = without_hosts(whole, lost_hosts) if lost_hosts else whole
+    experiment = without_hosts(whole, lost_hosts)
     if launchable:
         experiment = launchable_only(experiment)
-    if objective is not None:
-        experiment = replace(experiment, objective=objective)
+    experiment = replace(experiment, objective=objective or experiment.objective)
     with search_progress() as progress:
         planned = plan_experiment(
             experiment,
@@ -127,9 +126,14 @@ def plan(
         write_json(planned.to_json(num_rows=shown), json_target)
     else:
         _print(planned, num_rows=shown, wide=wide)
+    return _exit_code(planned)
+
+
+def _exit_code(planned: Planned) -> int:
+    """Return how the command ends; say why where nothing is feasible."""
     if planned.ranking.num_feasible:
         return SUCCESS
-    why = why_infeasible(experiment, cost_model, planned.ranking.results)
+    why = why_infeasible(planned.experiment, planned.cost_model, planned.ranking.results)
     click.echo(f"amp-ray: no feasible strategy: {why}", err=True)
     return NOT_FEASIBLE
 

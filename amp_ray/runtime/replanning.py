@@ -45,11 +45,13 @@ class Replanned(Planned):
 
 
 def without_hosts(experiment: Experiment, hosts: Sequence[str]) -> Experiment:
-    """Return an experiment on what is left of its cluster.
+    """Return an experiment on what is left of its cluster without some hosts.
 
     Raises:
         InputError: If a host is not there, or none is left.
     """
+    if not hosts:
+        return experiment
     names = [node.name for node in experiment.cluster.nodes]
     unknown = [host for host in hosts if host not in names]
     if unknown:
