@@ -161,7 +161,7 @@ class MemoryModel:
             start: Its first layer.
             end: Layer after its last.
         """
-        split = int(split_after(self.block_counts, start, end, self.candidate.recompute))
+        split = int(split_after(self.block_counts, start, end, self.candidate.options.recompute))
         if split == end:
             return float(stage_peak(self.layers, self._stages[stage], self._tied, start, end))
         again, after = self.layers[:, start : split + 1], self.plain[:, split : end + 1]
@@ -193,12 +193,12 @@ class MemoryModel:
         """Columns of `stage_peak`, one row per stage."""
         traits, candidate = self.traits, self.candidate
         per = traits.bytes_per_parameter(self.rank.precision)
-        shards = candidate.dp if self.zero_stage >= 1 else 1
+        shards = candidate.options.dp if self.zero_stage >= 1 else 1
         states = per.kept + (per.master + self.optimizer.moment_bytes) / shards
-        full = candidate.recompute.kind == "full"
+        full = candidate.options.recompute.kind == "full"
         rows = []
         pp, num_micro_batches = candidate.pp, candidate.num_micro_batches
-        bucket = per.bucket if candidate.dp > 1 or traits.buckets_alone else 0.0
+        bucket = per.bucket if candidate.options.dp > 1 or traits.buckets_alone else 0.0
         context = self._context_bytes * self.constants.context_scale
         for stage in range(pp):
             flying = in_flight(stage, pp, num_micro_batches, traits.virtual_stages)

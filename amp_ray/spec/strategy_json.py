@@ -75,6 +75,7 @@ class StrategyRecord(Section):
     ) = None
     placement: list[tuple[Text, Index]] | None = None
     stages: Annotated[list[StageRecord], Field(min_length=1)] | None = None
+    token_slices: list[tuple[Count, Annotated[list[Count], Field(min_length=1)]]] | None = None
 
 
 def strategy_to_json(strategy: Strategy, cluster: Cluster) -> dict[str, Any]:
@@ -98,6 +99,10 @@ def strategy_to_json(strategy: Strategy, cluster: Cluster) -> dict[str, Any]:
         record["stages"] = [
             _stage_to_json(stage, first, strategy.micro_batch_size)
             for stage, first in zip(strategy.stages, strategy.first_rank, strict=True)
+        ]
+    if strategy.token_slices:
+        record["token_slices"] = [
+            [sequences, list(tokens)] for sequences, tokens in strategy.token_slices
         ]
     return record
 
@@ -128,6 +133,9 @@ def strategy_from_json(
             micro_batch_size=checked.micro_batch_size,
             num_micro_batches=checked.num_micro_batches,
             placement=placement,
+            token_slices=tuple(
+                (count, tuple(tokens)) for count, tokens in checked.token_slices or ()
+            ),
         )
         _check_agreement(checked, strategy)
     return strategy
@@ -137,11 +145,11 @@ def _stage_to_json(stage: Stage, first_rank: int, micro_batch_size: int) -> dict
     """Return one entry of ``stages``."""
     return {
         "layers": [stage.first_layer, stage.end_layer],
-        "tp": stage.tp,
-        "dp": stage.dp,
+        "tp": stage.options.tp,
+        "dp": stage.options.dp,
         "devices": list(range(first_rank, first_rank + stage.num_ranks)),
         "recompute": stage.options.recompute.to_json(),
-        "shares": list(stage.shares or (micro_batch_size,) * stage.dp),
+        "shares": list(stage.shares or (micro_batch_size,) * stage.options.dp),
     }
 
 

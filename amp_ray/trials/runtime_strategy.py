@@ -63,7 +63,7 @@ def describe(strategy: Strategy) -> str:
     """Name a strategy in a message."""
 
     def each(name: str) -> str:
-        values = list(dict.fromkeys(getattr(stage, name) for stage in strategy.stages))
+        values = list(dict.fromkeys(getattr(stage.options, name) for stage in strategy.stages))
         return f"{name} {'/'.join(map(str, values))}"
 
     bounds = " ".join(map(str, strategy.bounds))
@@ -111,6 +111,8 @@ def _reasons(experiment: Experiment, strategy: Strategy) -> Iterator[str]:
         )
     if not strategy.is_uniform:
         yield "its stages have different tp or dp, or shares of samples; DeepSpeed runs one of each"
+    if strategy.token_slices:
+        yield "it cuts sequences into token slices, which DeepSpeed's pipeline cannot run"
     if experiment.zero_stage > MAX_ZERO_STAGE:
         yield f"zero_stage {experiment.zero_stage} does not work with a pipeline; use 0 or 1"
     recompute = [stage.options.recompute for stage in strategy.stages]
@@ -143,7 +145,7 @@ def _undivided(experiment: Experiment, strategy: Strategy) -> Iterator[str]:
         "feed_forward_size": shape.feed_forward_size,
     }
     for name, size in sizes.items():
-        tps = [stage.tp for stage in strategy.stages if size % stage.tp]
+        tps = [stage.options.tp for stage in strategy.stages if size % stage.options.tp]
         if tps:
             yield f"tp {tps[0]} does not divide {name} {size}; choose another tp"
 

@@ -271,7 +271,7 @@ def candidate(case: Case) -> Candidate:
 @given(cases(), st.data())
 def test_earliest_starts_agree_with_the_peaks(case: Case, data: st.DataObject) -> None:
     plan = candidate(case)
-    whole = replace(plan.options, recompute=plan.recompute.whole)
+    whole = replace(plan.options, recompute=plan.options.recompute.whole)
     memory = CostModel(experiment=case.experiment).memory(replace(plan, options=whole))
     num_layers = case.experiment.model.num_layers
     table = {

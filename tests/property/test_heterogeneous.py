@@ -87,7 +87,7 @@ def test_plans_fit_and_use_every_device_once_at_most(
     assert strategy.global_batch_size == cost_model.experiment.global_batch_size
     assert len(set(strategy.placement)) == len(strategy.placement)
     for index, stage in enumerate(strategy.stages):
-        devices = np.array(strategy.devices(index)).reshape(stage.dp, stage.tp)
+        devices = np.array(strategy.devices(index)).reshape(stage.options.dp, stage.options.tp)
         nodes = np.array(cluster.node_of_device)[devices]
         assert (nodes == nodes[:, :1]).all()
     if result.feasible:
@@ -101,10 +101,10 @@ def overflow(cost_model: CostModel, result: Estimate) -> list[tuple[int, int]]:
     for index, (stage, (first, end)) in enumerate(
         zip(strategy.stages, pairwise(strategy.bounds), strict=True)
     ):
-        shares = stage.shares or (strategy.micro_batch_size,) * stage.dp
+        shares = stage.shares or (strategy.micro_batch_size,) * stage.options.dp
         for place, device in enumerate(strategy.devices(index)):
             alike = Candidate(
-                micro_batch_size=shares[place // stage.tp],
+                micro_batch_size=shares[place // stage.options.tp],
                 options=stage.options,
                 pp=strategy.pp,
                 num_micro_batches=strategy.num_micro_batches,
@@ -244,5 +244,5 @@ def test_limits_of_the_search_hold(case: tuple[CostModel, GroupsCandidate], most
     assert isinstance(result, Estimate)
     if result.feasible:
         assert result.strategy.pp <= most
-    assert max(stage.tp for stage in result.strategy.stages) <= 2
-    assert max(stage.dp for stage in result.strategy.stages) <= most
+    assert max(stage.options.tp for stage in result.strategy.stages) <= 2
+    assert max(stage.options.dp for stage in result.strategy.stages) <= most

@@ -25,11 +25,14 @@ def megatron_flags(experiment: Experiment, strategy: Strategy) -> tuple[str, ...
     Raises:
         ValueError: If Megatron has no flags for such a strategy or model.
     """
+    if strategy.token_slices:
+        message = "Megatron runs whole micro-batches, not token slices"
+        raise ValueError(message)
     candidate = candidate_of(strategy)
     trials, traits = experiment.trials, experiment.traits
     blocks = stage_blocks(_checked(experiment.model), strategy.bounds)
     sizes = {
-        "tensor-model-parallel-size": candidate.tp,
+        "tensor-model-parallel-size": candidate.options.tp,
         "pipeline-model-parallel-size": candidate.pp,
         "micro-batch-size": candidate.micro_batch_size,
         "global-batch-size": candidate.global_batch_size,
@@ -109,7 +112,7 @@ def _interleaving_flags(blocks: tuple[int, ...], virtual_stages: int) -> list[st
 
 def _recompute_flags(candidate: Candidate) -> list[str]:
     """Say what is computed again."""
-    recompute = candidate.recompute
+    recompute = candidate.options.recompute
     if recompute.kind == "none":
         return []
     if recompute.kind == "selective":
