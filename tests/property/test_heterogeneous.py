@@ -1,6 +1,6 @@
 import math
 from dataclasses import replace
-from itertools import pairwise
+from itertools import islice, pairwise
 
 import numpy as np
 import pytest
@@ -19,6 +19,7 @@ from amp_ray.spec.traits import RUNTIMES
 from support.hash_seeds import outputs_by_hash_seed
 from support.heterogeneous_oracle import PlanOracle
 from support.placement_oracle import random_experiment
+from support.wide_plans import random_wide_plan, wide_plans
 
 ROUNDING = 1e-9
 
@@ -127,6 +128,32 @@ def test_the_lower_bound_is_below_the_objective(case: tuple[CostModel, GroupsCan
     assert objective_s(DeviceGroups(cost_model=cost_model), leader) == pytest.approx(
         solution.value_s, rel=ROUNDING
     )
+
+
+@settings(max_examples=5)
+@given(case=cases((2, 3)))
+def test_no_plan_at_all_undercuts_the_bound_of_a_row(
+    case: tuple[CostModel, GroupsCandidate],
+) -> None:
+    cost_model, candidate = case
+    groups = DeviceGroups(cost_model=cost_model)
+    bound_s = groups.time_bound(candidate.recompute).least_s(candidate)
+    for plan in islice(wide_plans(cost_model, candidate), 2_000):
+        assert bound_s <= cost_model.estimate(plan).iteration_time_s * (1 + ROUNDING)
+
+
+@given(case=cases((4, 6, 8, 12)), seed=st.integers(0, 2**32 - 1))
+def test_no_plan_drawn_undercuts_the_bound_of_a_row(
+    case: tuple[CostModel, GroupsCandidate], seed: int
+) -> None:
+    cost_model, candidate = case
+    groups, rng = DeviceGroups(cost_model=cost_model), np.random.default_rng(seed)
+    bound_s = groups.time_bound(candidate.recompute).least_s(candidate)
+    for _ in range(20):
+        plan = random_wide_plan(rng, cost_model, candidate)
+        if plan is not None:
+            took_s = min(cost_model.estimate(plan).iteration_time_s, objective_s(groups, plan))
+            assert bound_s <= took_s * (1 + ROUNDING)
 
 
 @given(case=cases(), data=st.data())
