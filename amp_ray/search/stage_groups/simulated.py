@@ -68,26 +68,32 @@ class Simulations:
         chosen, _ = cheapest_choices(
             self.problem, values, limit_s=self._limit_s, most=FEW_NEIGHBOURS
         )
+        if not len(chosen):
+            return
         joined = replace(self.problem, choices=self.problem.choices.among(chosen), joined=True)
         prices = Prices.of(joined)
-        place = {choice: index for index, choice in enumerate(chosen.tolist())}
-        own = [place[choice] for choice in found.chosen if choice in place]
+        index = {choice: place for place, choice in enumerate(chosen.tolist())}
+        own = [index[choice] for choice in found.chosen if choice in index]
         if len(own) == len(found.chosen):
             self._charge(prices, found.strategy, own, excess_s)
+        self._go_on(prices)
+
+    def _go_on(self, prices: "Prices") -> None:
+        """Simulate the next plans by prices that rise with every simulation."""
         for _ in range(MOST_ROUNDS):
             solution = solve_with_step_end(
                 prices.problem, upper_bound_s=self._limit_s, most_boxes=MOST_BOXES
             )
             if not isinstance(solution, StepEndSolution):
                 return
-            plan = joined.strategy(solution.bounds, solution.options)
+            plan = prices.joined.strategy(solution.bounds, solution.options)
             self._add(plan)
             if plan not in self.estimates:
                 return
             excess_s = self._excess_s(plan, solution.value_s)
             if excess_s <= 0.0:
                 return
-            self._charge(prices, plan, list(joined.chosen(solution.options)), excess_s)
+            self._charge(prices, plan, prices.joined.chosen(solution.options), excess_s)
 
     @property
     def _limit_s(self) -> float:
@@ -121,11 +127,12 @@ class Simulations:
     ) -> None:
         """Charge what a simulation had more to the choices of the plan."""
         blocked, ends = lacking(self.problem.costs, prices.groups(chosen), plan)
-        blocked -= prices.blocked_s[chosen]
-        ends -= prices.step_end_s[chosen]
+        index = list(chosen)
+        blocked -= prices.blocked_s[index]
+        ends -= prices.step_end_s[index]
         later_s = (plan.num_micro_batches - 1) * float(blocked.max(initial=0.0))
         ends = np.maximum(ends, 0.0) + max(0.0, excess_s - later_s - float(ends.max(initial=0.0)))
-        prices.raise_by(chosen, np.maximum(blocked, 0.0), ends)
+        prices.raise_by(index, np.maximum(blocked, 0.0), ends)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -164,7 +171,7 @@ class Prices:
         choices = self.joined.choices
         return [choices.options[option] for option in choices.option[list(chosen)].tolist()]
 
-    def raise_by(self, chosen: Sequence[int], blocked_s: FloatArray, ends_s: FloatArray) -> None:
+    def raise_by(self, chosen: list[int], blocked_s: FloatArray, ends_s: FloatArray) -> None:
         """Add seconds to some choices."""
         self.blocked_s[chosen] += blocked_s
         self.step_end_s[chosen] += ends_s
