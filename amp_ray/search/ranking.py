@@ -137,7 +137,8 @@ def speed(estimate: Estimate) -> tuple[bool, float]:
 
 def leader_order(estimate: Estimate) -> tuple[object, ...]:
     """Order what a search within one candidate has found: by speed, then by value."""
-    return (*speed(estimate), estimate.strategy.bounds, estimate.strategy.placement)
+    strategy = estimate.strategy
+    return (*speed(estimate), strategy.bounds, strategy.placement, strategy.token_slices)
 
 
 def _key(result: Result) -> tuple[object, ...]:
@@ -157,4 +158,5 @@ def _degrees(candidate: AnyCandidate) -> tuple[object, ...]:
 def _values(strategy: Strategy) -> tuple[object, ...]:
     """Return what tells strategies of equal time apart."""
     degrees = tuple((stage.tp, stage.dp) for stage in strategy.stages)
-    return (strategy.micro_batch_size, degrees, strategy.bounds, strategy.placement)
+    order = (strategy.bounds, strategy.placement, strategy.token_slices)
+    return (strategy.micro_batch_size, degrees, *order)

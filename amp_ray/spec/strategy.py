@@ -8,9 +8,12 @@ from typing import Self, TypeVar
 
 from amp_ray.spec.candidate import Candidate, Recompute, StageOptions
 
-__all__ = ["Stage", "StageOptions", "Strategy", "candidate_of"]
+__all__ = ["Stage", "StageOptions", "Strategy", "TokenSlices", "candidate_of"]
 
 _T = TypeVar("_T")
+
+TokenSlices = tuple[tuple[int, tuple[int, ...]], ...]
+"""How a micro-batch is cut: batch slices ``(sequences, tokens of each of their token slices)``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,19 +73,23 @@ class Strategy:
             shares, the samples of one micro-batch over all replicas, which shares add up to.
         num_micro_batches: Micro-batches per optimizer step and replica.
         placement: Device index of every rank; no device twice.
+        token_slices: What stages pass on at a time, in that order, where it is less than a
+            micro-batch: batch slices with ``micro_batch_size`` sequences together, each cut into
+            runs of tokens with the length of a sequence together. Empty means whole micro-batches.
 
     Raises:
-        ValueError: If stages leave gaps, take different numbers of samples, or the placement
-            does not give each rank its own device.
+        ValueError: If stages leave gaps, take different numbers of samples, the placement
+            does not give each rank its own device, or slices do not make a micro-batch.
     """
 
     stages: tuple[Stage, ...]
     micro_batch_size: int
     num_micro_batches: int
     placement: tuple[int, ...]
+    token_slices: TokenSlices = ()
 
     def __post_init__(self) -> None:
-        """Check the chain of stages and the placement once."""
+        """Check the chain of stages, the placement and the slices once."""
         if not self.stages or self.micro_batch_size < 1 or self.num_micro_batches < 1:
             message = (
                 "a strategy needs stages, micro_batch_size and num_micro_batches, found "
@@ -91,6 +98,8 @@ class Strategy:
             raise ValueError(message)
         _check_chain(self.stages)
         _check_samples(self.stages, self.micro_batch_size)
+        if self.token_slices:
+            _check_slices(self.token_slices, self)
         num_ranks = sum(stage.num_ranks for stage in self.stages)
         distinct = set(self.placement)
         if len(self.placement) != num_ranks or len(distinct) != num_ranks or min(distinct) < 0:
@@ -242,6 +251,27 @@ def _check_samples(stages: Sequence[Stage], micro_batch_size: int) -> None:
         message = (
             f"shares {shares}: every stage needs some, each adding up to micro_batch_size "
             f"{micro_batch_size}, and none where every dp is 1"
+        )
+        raise ValueError(message)
+
+
+def _check_slices(token_slices: TokenSlices, strategy: Strategy) -> None:
+    """Refuse slices that do not make a micro-batch."""
+    if any(stage.shares is not None for stage in strategy.stages):
+        message = "token_slices need stages that share samples evenly: leave the shares out"
+        raise ValueError(message)
+    sequences = [sequences for sequences, _ in token_slices]
+    if min(sequences) < 1 or sum(sequences) != strategy.micro_batch_size:
+        message = (
+            f"the sequences of token_slices must add up to micro_batch_size "
+            f"{strategy.micro_batch_size}, found {sequences}"
+        )
+        raise ValueError(message)
+    lengths = {sum(tokens) for _, tokens in token_slices}
+    if len(lengths) > 1 or any(min(tokens, default=0) < 1 for _, tokens in token_slices):
+        message = (
+            "each entry of token_slices cuts one sequence length into positive numbers of tokens, "
+            f"found {[list(tokens) for _, tokens in token_slices]}"
         )
         raise ValueError(message)
 

@@ -222,6 +222,9 @@ def _from_json(text: str, file: str, context: Context) -> tuple[Given, ...]:
 def _from_record(record: Mapping[str, Any], where: Where, context: Context) -> Given:
     """Read one STRATEGY object."""
     checked = validate(StrategyRecord, Document(file=where.file, values=record))
+    if checked.token_slices:
+        message = "the time of a strategy with token slices cannot be estimated yet; leave them out"
+        raise InputError(message, where=where.at("token_slices"))
     if checked.bounds is None and checked.stages is None:
         return _uncut(checked, where, context)
     if checked.recompute is None and checked.stages is None:

@@ -47,6 +47,7 @@ class StrategyRecord(Section):
     ) = None
     placement: list[tuple[Text, Index]] | None = None
     stages: Annotated[list[StageRecord], Field(min_length=1)] | None = None
+    token_slices: list[tuple[Count, Annotated[list[Count], Field(min_length=1)]]] | None = None
 
 
 def strategy_to_json(strategy: Strategy, cluster: Cluster) -> dict[str, Any]:
@@ -68,6 +69,10 @@ def strategy_to_json(strategy: Strategy, cluster: Cluster) -> dict[str, Any]:
         record["stages"] = [
             _stage_to_json(stage, first, strategy.micro_batch_size)
             for stage, first in zip(strategy.stages, strategy.first_rank, strict=True)
+        ]
+    if strategy.token_slices:
+        record["token_slices"] = [
+            [sequences, list(tokens)] for sequences, tokens in strategy.token_slices
         ]
     return record
 
@@ -98,6 +103,9 @@ def strategy_from_json(
             micro_batch_size=checked.micro_batch_size,
             num_micro_batches=checked.num_micro_batches,
             placement=placement,
+            token_slices=tuple(
+                (count, tuple(tokens)) for count, tokens in checked.token_slices or ()
+            ),
         )
         _check_agreement(checked, strategy)
     return strategy

@@ -110,6 +110,8 @@ def _reasons(experiment: Experiment, strategy: Strategy) -> Iterator[str]:
         )
     if not strategy.is_uniform:
         yield "its stages have different tp or dp, or shares of samples; DeepSpeed runs one of each"
+    if strategy.token_slices:
+        yield "it cuts sequences into token slices, which DeepSpeed's pipeline cannot run"
     if experiment.zero_stage > MAX_ZERO_STAGE:
         yield f"zero_stage {experiment.zero_stage} does not work with a pipeline; use 0 or 1"
     if strategy.bounds[-1] != model.num_layers:

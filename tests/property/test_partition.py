@@ -15,7 +15,7 @@ from amp_ray.partition.problem import (
     PartitionProblem,
     PartitionSolution,
     PrunedPartition,
-    beat_s,
+    bottleneck_s,
     is_allowed,
     objective,
 )
@@ -87,13 +87,13 @@ def test_solver_equals_all_caps_tried_one_by_one(kind: str) -> None:
     @settings(max_examples=15)
     @given(problem=problems(kind, CaseSize(num_layers=10, num_states=6, num_options=8)))
     def check(problem: PartitionProblem) -> None:
-        beats_s = {
-            beat_s(problem, start, end, option)
+        bottlenecks_s = {
+            bottleneck_s(problem, start, end, option)
             for option in range(problem.options.num_options)
             for end in range(1, problem.num_layers + 1)
             for start in range(end)
         }
-        chains = [brute_force.cheapest_chain(problem, cap_s) for cap_s in beats_s]
+        chains = [brute_force.cheapest_chain(problem, cap_s) for cap_s in bottlenecks_s]
         num_later = problem.num_micro_batches - 1
         values_s = [chain.sum_s + num_later * chain.slowest_s for chain in chains if chain]
         assert cost_of(problem) == min(values_s, default=math.inf)
@@ -142,8 +142,8 @@ def test_scaling_every_time_scales_the_answer(problem: PartitionProblem, doublin
             tables,
             time_prefix_s=tables.time_prefix_s * factor,
             cut_time_s=tables.cut_time_s * factor,
-            beat_start_s=tables.beat_start_s * factor,
-            beat_end_s=tables.beat_end_s * factor,
+            bottleneck_start_s=tables.bottleneck_start_s * factor,
+            bottleneck_end_s=tables.bottleneck_end_s * factor,
         ),
         options=replace(
             options, overhead_s=options.overhead_s * factor, fixed_s=options.fixed_s * factor

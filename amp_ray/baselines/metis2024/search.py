@@ -23,7 +23,7 @@ from amp_ray.baselines.metis2024.validity import OUT_OF_MEMORY, metis_defects
 from amp_ray.cost.estimate import Reason
 from amp_ray.partition.arrays import FloatArray
 from amp_ray.partition.problem import InfeasiblePartition, InfeasibleReason, PrunedPartition
-from amp_ray.partition.tails import solve_tailed
+from amp_ray.partition.step_end import solve_with_step_end
 
 
 def work_bound_s(table: GroupTable) -> float:
@@ -165,7 +165,7 @@ class _Found:
 def _round(posed: PosedPlans, upper_bound_s: float) -> _Found | MetisPruned | Reason:
     """Solve one problem, and check its plan by the published formulas."""
     beside_s = posed.shift_s + outside_s(posed.table)
-    solution = solve_tailed(posed.problem, upper_bound_s=upper_bound_s - beside_s)
+    solution = solve_with_step_end(posed.problem, upper_bound_s=upper_bound_s - beside_s)
     if isinstance(solution, InfeasiblePartition):
         memory = solution.reason == InfeasibleReason.MEMORY
         return Reason(kind=OUT_OF_MEMORY if memory else NO_PLAN, detail=solution.detail)

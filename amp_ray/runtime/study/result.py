@@ -216,13 +216,14 @@ def _history_row(trial_record: TrialRecord) -> dict[str, Any]:
 def measurements_csv(records: Iterable[TrialRecord]) -> str:
     """Return what came of every run as a strategies file, repeats included.
 
-    A run whose hosts fell silent has no line. Neither has a strategy whose stages differ, or that
-    is placed otherwise than in order: only JSON can tell those.
+    A run whose hosts fell silent has no line. Neither has a strategy whose stages differ, that is
+    placed otherwise than in order, or that cuts sequences: only JSON can tell those.
     """
     rows = []
     for entry in records:
         strategy, cells = entry.trial.strategy, _measurement(entry.outcome)
         in_order = strategy.placement == tuple(range(len(strategy.placement)))
+        in_order &= not strategy.token_slices
         if cells and strategy.is_uniform and strategy.recompute is not None and in_order:
             rows.append({**_degrees(strategy), **cells})
     return _table(MEASUREMENT_COLUMNS, rows)

@@ -12,7 +12,7 @@ from amp_ray.search.placement.problem import PlacementProblem, stage_needs
 from amp_ray.spec.candidate import Candidate
 
 MOST_WORK_PER_CAP: Final = 12_000_000
-"""Options of one problem times layers that a stage can end at: about 0.15 s per cap on the beat."""
+"""Options of one problem times layers that a stage can end at: about 0.15 s per cap."""
 
 MOST_OPTIONS: Final = 300_000
 """Options of one problem: to pose as many takes about as long."""

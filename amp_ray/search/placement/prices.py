@@ -28,13 +28,13 @@ class DevicePrices:
         time_prefix_s: Shape ``(num_rows, num_layers + 1)``.
         time_row: Shape ``(num_sets,)``.
         memory_bytes: Shape ``(num_sets,)``. Of the smallest device.
-        tails: Shape ``(num_sets, 2)``. Seconds of the tail: fixed, and per parameter.
+        step_ends: Shape ``(num_sets, 2)``. Seconds of the step end: fixed, and per parameter.
     """
 
     time_prefix_s: FloatArray
     time_row: IntArray
     memory_bytes: FloatArray
-    tails: FloatArray
+    step_ends: FloatArray
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -106,7 +106,7 @@ class Prices:
                     for placed in nodes
                 ]
             ),
-            tails=np.array([self._tail(placed) for placed in nodes]),
+            step_ends=np.array([self._step_end(placed) for placed in nodes]),
         )
 
     def tied_s(self, ends: tuple[Pairs, ...]) -> float:
@@ -171,7 +171,7 @@ class Prices:
         grid = np.repeat(first[np.array(lanes)], self.candidate.tp)
         return PlacedStages.of_candidate(replace(self.candidate, pp=len(lanes)), grid)
 
-    def _tail(self, placed: list[tuple[int, tuple[int, int]]]) -> tuple[float, float]:
+    def _step_end(self, placed: list[tuple[int, tuple[int, int]]]) -> tuple[float, float]:
         """Return what the end of a step takes on some nodes: fixed, and per parameter."""
         topology, dp = self.cost_model.topology, self.candidate.dp
         sharers = {node: self.candidate.tp * promise for node, (_, promise) in placed}

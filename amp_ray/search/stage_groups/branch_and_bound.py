@@ -14,7 +14,7 @@ import numpy as np
 from amp_ray.cost.topology import FloatArray, IntArray
 from amp_ray.partition import InfeasiblePartition, PrunedPartition
 from amp_ray.partition.pruning import among_options, option_values
-from amp_ray.partition.tails import TailedSolution, solve_tailed
+from amp_ray.partition.step_end import StepEndSolution, solve_with_step_end
 from amp_ray.search.stage_groups.problem import GroupsProblem
 from amp_ray.spec.strategy import Strategy
 
@@ -25,10 +25,10 @@ MOST_NEIGHBOURS: Final = 30_000
 """Pairs that are posed at all; options of a joined problem are about as many."""
 
 MOST_BOXES_RELAXED: Final = 8
-"""Ranges of tails that are solved for the first bound."""
+"""Ranges of step ends that are solved for the first bound."""
 
 MOST_BOXES: Final = 40
-"""Ranges of tails that are solved at once; then the bound is what is proven so far."""
+"""Ranges of step ends that are solved at once; then the bound is what is proven so far."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,7 @@ def best_groups(problem: GroupsProblem, *, upper_bound_s: float) -> BestGroups:
     Returns:
         The plan; where none is of interest, a bound that may be as low as the upper one.
     """
-    relaxed = solve_tailed(
+    relaxed = solve_with_step_end(
         problem.problem, upper_bound_s=upper_bound_s, most_boxes=MOST_BOXES_RELAXED
     )
     if isinstance(relaxed, InfeasiblePartition):
@@ -91,7 +91,7 @@ class _Search:
     """
 
     problem: GroupsProblem
-    relaxed: TailedSolution
+    relaxed: StepEndSolution
     upper_bound_s: float
     bound_s: float
     best: BestGroups
@@ -110,7 +110,7 @@ class _Search:
             proven_s = self._join(chosen)
             self.bound_s = max(self.bound_s, min(left_s, proven_s))
         if self.bound_s < self._known_s():
-            relaxed = solve_tailed(
+            relaxed = solve_with_step_end(
                 self.problem.problem, upper_bound_s=self._known_s(), most_boxes=MOST_BOXES
             )
             if not isinstance(relaxed, InfeasiblePartition):
@@ -159,8 +159,8 @@ class _Search:
             if fewer is None:
                 return self._known_s()
             posed = fewer
-        solution = solve_tailed(posed, upper_bound_s=self._known_s(), most_boxes=MOST_BOXES)
-        if not isinstance(solution, TailedSolution):
+        solution = solve_with_step_end(posed, upper_bound_s=self._known_s(), most_boxes=MOST_BOXES)
+        if not isinstance(solution, StepEndSolution):
             return self._known_s()
         if solution.value_s < self.best.value_s:
             options = tuple(kept[list(solution.options)].tolist())

@@ -37,7 +37,7 @@ class DeviceGroup:
         devices: Shape ``(dp, tp)``.
         rings: What the tensor-parallel group of each dp index meets.
         ranks: Its ranks, kind after kind.
-        tail: Seconds of gradient sync and optimizer: fixed, and per parameter of a rank.
+        step_end: Seconds of gradient sync and optimizer: fixed, and per parameter of a rank.
         tied_s: What is added at the ends of a pipeline, where both hold one weight: if all stages
             are in one node, and if not.
         begins_nodes: Whether no device that stands before it in its row is on one of its nodes.
@@ -46,7 +46,7 @@ class DeviceGroup:
     devices: IntArray
     rings: tuple[Path, ...]
     ranks: tuple[Ranks, ...]
-    tail: tuple[float, float]
+    step_end: tuple[float, float]
     tied_s: tuple[float, float]
     begins_nodes: bool
 
@@ -102,7 +102,7 @@ class DeviceGroups:
             devices=devices,
             rings=paths,
             ranks=tuple(Ranks(types=own, ring=path, count=count) for (_, own, path), count in runs),
-            tail=self._tail(devices),
+            step_end=self._step_end(devices),
             tied_s=(self._tied_s(devices, one_node=True), self._tied_s(devices, one_node=False)),
             begins_nodes=all(slots[device] == 0 or device - 1 in own for device in own),
         )
@@ -201,8 +201,8 @@ class DeviceGroups:
         nearest: list[int] = np.lexsort((steps, -others), axis=1)[:, 0].tolist()
         return nearest
 
-    def _tail(self, devices: IntArray) -> tuple[float, float]:
-        """Return what the tail of a stage takes by its own rings: fixed, and per parameter."""
+    def _step_end(self, devices: IntArray) -> tuple[float, float]:
+        """Return what the step end of a stage takes by its own rings: fixed, and per parameter."""
         model = self.cost_model.step_end
         types = set(model.topology.type_of_device[devices.ravel()].tolist())
         rings = model.topology.rings(devices.T.tolist())

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from amp_ray.partition.problem import (
     PartitionProblem,
-    beat_s,
+    bottleneck_s,
     extended_sum_s,
     is_allowed,
     objective,
@@ -22,7 +22,7 @@ class Chain:
     Attributes:
         stages: First layer and option of each.
         sum_s: Sum of the objective.
-        slowest_s: Largest beat.
+        slowest_s: Bottleneck.
         final_state: Where the options lead.
     """
 
@@ -70,7 +70,7 @@ def cheapest_chain(problem: PartitionProblem, cap_s: float) -> Chain | None:
 
     Args:
         problem: Of any size that four nested loops can bear.
-        cap_s: Bound on the beat of every stage.
+        cap_s: Bound on the bottleneck of every stage.
 
     Returns:
         The chain with the smallest sum, by the solver's rules for ties; None if there is none.
@@ -83,7 +83,7 @@ def cheapest_chain(problem: PartitionProblem, cap_s: float) -> Chain | None:
             for start in range(end):
                 if (state, start) not in cheapest or not is_allowed(problem, start, end, option):
                     continue
-                if beat_s(problem, start, end, option) > cap_s:
+                if bottleneck_s(problem, start, end, option) > cap_s:
                     continue
                 before_s = cheapest[state, start][0]
                 offer = (extended_sum_s(problem, before_s, start, end, option), start, option)
@@ -116,7 +116,7 @@ def _extended(problem: PartitionProblem, chain: Chain, placed: int) -> Iterator[
                 longer = Chain(
                     stages=(*chain.stages, (placed, option)),
                     sum_s=extended_sum_s(problem, chain.sum_s, placed, end, option),
-                    slowest_s=max(chain.slowest_s, beat_s(problem, placed, end, option)),
+                    slowest_s=max(chain.slowest_s, bottleneck_s(problem, placed, end, option)),
                     final_state=to_state,
                 )
                 yield from _extended(problem, longer, end)
@@ -141,7 +141,7 @@ def _canonical_ranks(problem: PartitionProblem) -> list[int]:
         options.to_state,
         options.from_state,
         options.time_row,
-        options.beat_row,
+        options.bottleneck_row,
         options.cut_row,
         options.memory_row,
         options.overhead_s,

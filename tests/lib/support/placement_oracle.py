@@ -27,7 +27,7 @@ def best_placement(cost_model: CostModel, candidate: Candidate) -> tuple[float, 
         candidate: Its tensor-parallel groups fit into nodes.
 
     Returns:
-        The smallest objective, closed form plus tail, and a strategy that has it; infinite and
+        The smallest objective, closed form plus step end, and a strategy that has it; infinite and
         None where nothing fits.
     """
     best: tuple[float, Strategy | None] = (math.inf, None)
@@ -127,8 +127,8 @@ def _values(
             strategy = Strategy.uniform(candidate, bounds, placement)
             breakdown = cost_model.estimate_from(costs, strategy).breakdown
             assert breakdown is not None
-            tail_s = breakdown.gradient_sync_s + breakdown.optimizer_s
-            yield objective(problem, bounds, options).value_s + tail_s, bounds
+            step_end_s = breakdown.gradient_sync_s + breakdown.optimizer_s
+            yield objective(problem, bounds, options).value_s + step_end_s, bounds
 
 
 def _alike(cluster: Cluster) -> list[int]:

@@ -1,7 +1,9 @@
+from dataclasses import replace
+
 import pytest
 
 from amp_ray.spec.candidate import Candidate
-from amp_ray.spec.strategy import Stage, StageOptions, Strategy, candidate_of
+from amp_ray.spec.strategy import Stage, StageOptions, Strategy, TokenSlices, candidate_of
 
 
 def candidate(**degrees: int) -> Candidate:
@@ -145,3 +147,33 @@ def test_a_stage_that_could_not_run_is_refused(others: dict[str, object], messag
 def test_a_strategy_without_stages_is_refused() -> None:
     with pytest.raises(ValueError, match="a strategy needs stages"):
         strategy(placement=())
+
+
+SLICES = ((1, (6, 2)), (3, (3, 3, 2)))
+
+
+def test_a_micro_batch_may_be_cut_into_slices_of_any_tokens() -> None:
+    plan = Strategy.uniform(candidate(micro_batch_size=4), (0, 1, 2))
+    assert plan.token_slices == ()
+    assert replace(plan, token_slices=SLICES).token_slices == SLICES
+
+
+@pytest.mark.parametrize(
+    ("slices", "message"),
+    [
+        (((1, (8,)), (2, (8,))), r"add up to micro_batch_size 4, found \[1, 2\]"),
+        (((0, (8,)), (4, (8,))), r"add up to micro_batch_size 4, found \[0, 4\]"),
+        (((1, (8,)), (3, (4, 3))), r"one sequence length into positive .* \[\[8\], \[4, 3\]\]"),
+        (((4, (8, 0)),), r"positive numbers of tokens, found \[\[8, 0\]\]"),
+        (((4, ()),), r"positive numbers of tokens, found \[\[\]\]"),
+    ],
+)
+def test_slices_that_make_no_micro_batch_are_refused(slices: TokenSlices, message: str) -> None:
+    plan = Strategy.uniform(candidate(micro_batch_size=4), (0, 1, 2))
+    with pytest.raises(ValueError, match=message):
+        replace(plan, token_slices=slices)
+
+
+def test_slices_and_uneven_shares_are_refused_together() -> None:
+    with pytest.raises(ValueError, match="token_slices need stages that share samples evenly"):
+        replace(DIFFERENT, token_slices=SLICES)

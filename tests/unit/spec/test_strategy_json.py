@@ -1,4 +1,5 @@
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -68,6 +69,13 @@ def test_stages_that_differ_are_spelled_out() -> None:
     }
 
 
+def test_slices_stand_beside_the_degrees_only_where_there_are_some() -> None:
+    sliced = replace(UNIFORM, token_slices=((2, (5, 3)),))
+    found = record(sliced)
+    assert found["token_slices"] == [[2, [5, 3]]]
+    assert strategy_from_json(found, CLUSTER) == sliced
+
+
 def test_a_placement_that_is_left_out_is_the_order_of_the_devices() -> None:
     assert strategy_from_json(record(placement=None), CLUSTER).placement == (0, 1, 2, 3)
 
@@ -103,6 +111,9 @@ def test_stages_alone_are_enough() -> None:
         ({"placement": [["a"]]}, "strategy: placement.0.1: entry 1 is missing"),
         ({"placement": ["a"]}, "strategy: placement.0: found 'a'; expected a list"),
         ({"speed": 1}, "strategy: speed: unknown key 'speed'; known here: tp, pp"),
+        ({"token_slices": [[2]]}, "strategy: token_slices.0.1: entry 1 is missing"),
+        ({"token_slices": [[2, []]]}, r"strategy: token_slices.0.1: found \[\]; expected"),
+        ({"token_slices": [[1, [8]]]}, "strategy: the sequences of token_slices must add up to"),
         ({"stages": []}, r"strategy: stages: found \[\]; expected"),
         ({"stages": [{"layers": [0, 5]}]}, "strategy: stages.0.tp: key 'tp' is missing"),
     ],

@@ -129,6 +129,11 @@ def uneven() -> Strategy:
         (small_experiment(), strategy(0, 9, tp=16), "on device 15, the cluster has devices 0 to 3"),
         (small_experiment(), strategy(0, 9, tp=3), "tp 3 does not divide num_heads 8"),
         (
+            small_experiment(),
+            replace(strategy(0, 9), token_slices=((2, (4, 4)),)),
+            "token slices, which DeepSpeed's pipeline cannot run",
+        ),
+        (
             experiment_from(TEXT.replace("amp-2022", "megatron")),
             strategy(0, 27),
             "runtime 'megatron' is another program than ours; give its command as 'trials: ",

@@ -38,7 +38,7 @@ def test_no_plan_of_any_cluster_undercuts_the_bound(seed: int) -> None:
             assert work_bound_s(table) <= found.cost.total_s * (1 + 1e-12)
 
 
-def test_one_device_meets_the_bound_but_for_its_tail() -> None:
+def test_one_device_meets_the_bound_but_for_its_step_end() -> None:
     table = menu_of(8, hostfile="0.0.0.1 1\n")
     found = solve_table(table, math.inf)
     assert isinstance(found, MetisSolution)

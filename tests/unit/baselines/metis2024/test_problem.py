@@ -8,7 +8,7 @@ from amp_ray.baselines.metis2024.plan import MetisSetting
 from amp_ray.baselines.metis2024.problem import PosedPlans, pose_plans
 from amp_ray.baselines.metis2024.rank_times import RankTimes
 from amp_ray.baselines.metis2024.search import outside_s
-from amp_ray.partition.tails import TailedSolution, solve_tailed
+from amp_ray.partition.step_end import StepEndSolution, solve_with_step_end
 from support.metis import metis_setting
 from support.metis_oracle import cheapest_plan, random_setting
 
@@ -27,14 +27,14 @@ def posed(table: GroupTable, *, exact: bool = False) -> PosedPlans:
     return plans
 
 
-def solved(plans: PosedPlans) -> TailedSolution:
+def solved(plans: PosedPlans) -> StepEndSolution:
     """Solve a problem, short of what starts where it may not."""
-    solution = solve_tailed(plans.problem, upper_bound_s=1e9)
-    assert isinstance(solution, TailedSolution)
+    solution = solve_with_step_end(plans.problem, upper_bound_s=1e9)
+    assert isinstance(solution, StepEndSolution)
     return solution
 
 
-def total_s(plans: PosedPlans, solution: TailedSolution) -> float:
+def total_s(plans: PosedPlans, solution: StepEndSolution) -> float:
     """Return what the problem says of its solution."""
     return solution.value_s + plans.shift_s + outside_s(plans.table)
 

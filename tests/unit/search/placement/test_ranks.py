@@ -6,7 +6,7 @@ import pytest
 from amp_ray.search.placement.build_problem import build_problem
 from amp_ray.search.placement.problem import PlacementProblem
 from amp_ray.search.placement.ranks import Walk
-from amp_ray.search.placement.tail import TailSearch
+from amp_ray.search.placement.step_end import StepEndSearch
 from support.mixed_cluster import mixed_candidate, mixed_cost_model
 
 
@@ -17,7 +17,7 @@ def posed(*, tp: int = 1, dp: int = 1) -> PlacementProblem:
 
 
 def walked(problem: PlacementProblem) -> tuple[int, ...]:
-    search = TailSearch(problem=problem)
+    search = StepEndSearch(problem=problem)
     search.run()
     steps, rows = problem.graph.path(search.found[0].options)
     return Walk(moves=problem.moves, prices=problem.prices).placement(steps, rows)
