@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import accumulate, groupby
 from typing import Final
 
 import numpy as np
@@ -19,7 +19,10 @@ _NUM_OTHERS: Final[dict[OperatorFamily, int]] = {"gpt": 3, "t5": 5}
 
 _OTHERS: Final = ("embedding", "final", "post-process")
 
-_BLOCK_NAME: Final = re.compile(r"(?P<group>.*?)-?\d*-?downsample")
+_BOTTLENECK_LENGTH: Final = 8
+"""Operators of a bottleneck of a ResNet."""
+
+_BLOCK_NAME: Final = re.compile(r"(?P<group>.*?)[-._]?\d*[-._]?downsample")
 
 _MASK_SHARE: Final = 1.5
 """Dropout of attention keeps a mask beside its output: half as much again."""
@@ -31,13 +34,14 @@ class AcesoChain:
 
     Args:
         rows: Shape ``(num_operators,)``. Row of the profile's files that each operator stands in.
-        starts_layer: See `amp_ray.spec.operator_profile.OperatorProfile`, as for ``kept_share``.
+        layer_bounds: See `amp_ray.spec.operator_profile.OperatorProfile`, as for all that follow.
     """
 
     family: OperatorFamily
     names: tuple[str, ...]
     rows: NDArray[np.int64]
-    starts_layer: BoolArray
+    layer_bounds: tuple[int, ...]
+    starts_block: BoolArray
     kept_share: FloatArray
 
 
@@ -62,26 +66,24 @@ def aceso_chain(rows: Sequence[str], *, family: OperatorFamily, num_layers: int)
     Raises:
         ValueError: If the rows are not those of the family.
     """
-    order = list(range(len(rows)))
-    if family != "resnet":
-        order = _repeated(rows, family, num_layers)
+    layers = _bottlenecks(rows) if family == "resnet" else _repeated(rows, family, num_layers)
+    order = [row for layer in layers for row in layer]
     names = tuple(rows[row] for row in order)
     return AcesoChain(
         family=family,
         names=names,
         rows=np.array(order, dtype=np.int64),
-        starts_layer=np.array([_starts_layer(name, family) for name in names]),
+        layer_bounds=(0, *accumulate(map(len, layers))),
+        starts_block=np.array([_starts_block(name, family) for name in names]),
         kept_share=np.array(_kept_shares(names)),
     )
 
 
-def _repeated(rows: Sequence[str], family: OperatorFamily, num_layers: int) -> list[int]:
-    """Return the row of every operator, each run of a layer's operators so many times."""
+def _repeated(rows: Sequence[str], family: OperatorFamily, num_layers: int) -> list[list[int]]:
+    """Return the rows of every layer, each run of a layer's operators so many times."""
     runs = [
-        (is_layer, list(run))
-        for is_layer, run in groupby(
-            range(len(rows)), key=lambda row: (not _is_other(rows[row])) and _part(rows[row])
-        )
+        (bool(part), list(run))
+        for part, run in groupby(range(len(rows)), key=lambda row: _part(rows[row]))
     ]
     lengths = tuple(len(run) for is_layer, run in runs if is_layer)
     num_others = len(rows) - sum(lengths)
@@ -93,20 +95,40 @@ def _repeated(rows: Sequence[str], family: OperatorFamily, num_layers: int) -> l
             f"{_NUM_OTHERS[family]} others (embeddings, final norms, post-process)"
         )
         raise ValueError(message)
-    return [row for is_layer, run in runs for row in (run * num_layers if is_layer else run)]
-
-
-def _is_other(name: str) -> bool:
-    """Tell whether an operator belongs to no layer."""
-    return any(word in name for word in _OTHERS)
+    layers: list[list[int]] = []
+    for is_layer, run in runs:
+        layers += [run] * num_layers if is_layer else [[row] for row in run]
+    return layers
 
 
 def _part(name: str) -> str:
-    """Return the part of the model that a layer's operator is of: ``enc`` or ``dec``."""
+    """Return the part of the model whose layers an operator is of, empty for one outside of them.
+
+    Example:
+        >>> _part("enc-MLP-gelu"), _part("encoder-embedding")
+        ('enc', '')
+    """
+    if any(word in name for word in _OTHERS):
+        return ""
     return name.partition("-")[0] or name
 
 
-def _starts_layer(name: str, family: OperatorFamily) -> bool:
+def _bottlenecks(rows: Sequence[str]) -> list[list[int]]:
+    """Return the rows of every bottleneck of a ResNet, and of each operator outside of them."""
+    layers: list[list[int]] = []
+    end = 0
+    for row, name in enumerate(rows):
+        if _starts_block(name, "resnet"):
+            end = row + _BOTTLENECK_LENGTH
+            layers.append([row])
+        elif row < end:
+            layers[-1].append(row)
+        else:
+            layers.append([row])
+    return layers
+
+
+def _starts_block(name: str, family: OperatorFamily) -> bool:
     """Tell whether a block begins with an operator."""
     return name.endswith("-conv1") if family == "resnet" else "1st-layernorm" in name
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from amp_ray.errors import InputError, Mistakes, Where
 from amp_ray.formats.aceso_operators import AcesoChain, aceso_chain, family_of
+from amp_ray.formats.aceso_layouts import divided_operators
 from amp_ray.spec.cells import is_count, read_rows
 from amp_ray.spec.json_text import shown
 from amp_ray.spec.operator_profile import (
@@ -98,13 +99,17 @@ def parse_aceso_profile(
     intra = _transfers(files, INTRA_FILE, folder)
     inter = _transfers(files, INTER_FILE, folder) if INTER_FILE in files else intra
     collectives = _collectives(files, measured_as, folder)
+    reads_divided, writes_divided = divided_operators(chain, tables)
     profile = OperatorProfile(
         source=f"Aceso's profile {folder} of {model}",
         model=model,
         family=chain.family,
         names=chain.names,
-        starts_layer=chain.starts_layer,
+        layer_bounds=chain.layer_bounds,
+        starts_block=chain.starts_block,
         kept_share=chain.kept_share,
+        reads_divided=reads_divided,
+        writes_divided=writes_divided,
         tables=tables,
         collectives=collectives,
         intra=intra,

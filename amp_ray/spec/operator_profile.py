@@ -151,11 +151,16 @@ class OperatorProfile:
         source: Names it in messages.
         model: The model's name in the profile, such as ``gpt_1_3B``.
         names: Shape ``(num_operators,)``. In the order of the forward pass.
-        starts_layer: Shape ``(num_operators,)``. Whether a block begins with this operator; the
+        layer_bounds: ``(0, ..., num_operators)``. Edges of the blocks; an operator outside of them
+            counts as a layer of its own.
+        starts_block: Shape ``(num_operators,)``. Whether a block begins with this operator; the
             input of a block is kept where the block recomputes.
         kept_share: Shape ``(num_operators,)``. What of ``activation_bytes`` a rank holds until the
             backward pass: 0 where an operator shares its neighbour's buffer, 1.5 where it holds a
             mask beside it.
+        reads_divided: Shape ``(2, num_operators)``, by algorithm. Whether the tp ranks of an
+            operator read a part each of the activation; else each reads all of it.
+        writes_divided: The same of what they write.
         tables: What was measured, by key; at least one.
         collectives: By kind and number of devices; may lack some.
         intra: Transfers between devices of one node.
@@ -167,8 +172,11 @@ class OperatorProfile:
     model: str
     family: OperatorFamily
     names: tuple[str, ...]
-    starts_layer: BoolArray
+    layer_bounds: tuple[int, ...]
+    starts_block: BoolArray
     kept_share: FloatArray
+    reads_divided: BoolArray
+    writes_divided: BoolArray
     tables: Mapping[OperatorKey, OperatorTable]
     collectives: Mapping[tuple[CollectiveKind, int], CollectiveTable]
     intra: TransferTable
@@ -181,8 +189,13 @@ class OperatorProfile:
         if lengths != {self.num_operators}:
             message = f"{self.source}: expected {self.num_operators} operators, found {lengths}"
             raise ValueError(message)
-        self.starts_layer.setflags(write=False)
-        self.kept_share.setflags(write=False)
+        for values in (
+            self.starts_block,
+            self.kept_share,
+            self.reads_divided,
+            self.writes_divided,
+        ):
+            values.setflags(write=False)
 
     @property
     def num_operators(self) -> int:

@@ -8,9 +8,20 @@ from pydantic import Discriminator, Field, Tag
 
 from amp_ray.spec.candidate import Recompute
 from amp_ray.spec.cluster import Cluster
-from amp_ray.spec.section import Count, Index, Section, Text, validate
+from amp_ray.spec.operator_run import OperatorRun
+from amp_ray.spec.section import Count, Flag, Index, Section, Text, validate
 from amp_ray.spec.strategy import Stage, StageOptions, Strategy
 from amp_ray.spec.yaml_text import Document
+
+
+class OperatorsRecord(Section):
+    """One entry of ``operators``."""
+
+    range: tuple[Index, Count]
+    tp: Count
+    dp: Count
+    algorithm: Index = 0
+    recompute: Flag = False
 
 
 class StageRecord(Section):
@@ -22,6 +33,7 @@ class StageRecord(Section):
     devices: list[Index] | None = None
     recompute: Recompute = "none"
     shares: list[Count] | None = None
+    operators: list[OperatorsRecord] | None = None
 
 
 def _kind(recompute: object) -> str:
@@ -112,7 +124,17 @@ def strategy_from_json(
 
 
 def _stage_to_json(stage: Stage, first_rank: int, micro_batch_size: int) -> dict[str, Any]:
-    """Return one entry of ``stages``."""
+    """Return one entry of ``stages``; operators are spelled out only where the plan tells them."""
+    operators = [
+        {
+            "range": [run.first_operator, run.end_operator],
+            "tp": run.tp,
+            "dp": run.dp,
+            "algorithm": run.algorithm,
+            "recompute": run.recompute,
+        }
+        for run in stage.operators
+    ]
     return {
         "layers": [stage.first_layer, stage.end_layer],
         "tp": stage.tp,
@@ -120,7 +142,23 @@ def _stage_to_json(stage: Stage, first_rank: int, micro_batch_size: int) -> dict
         "devices": list(range(first_rank, first_rank + stage.num_ranks)),
         "recompute": stage.options.recompute,
         "shares": list(stage.shares or (micro_batch_size,) * stage.dp),
+        **({"operators": operators} if operators else {}),
     }
+
+
+def _operators(records: list[OperatorsRecord] | None) -> tuple[OperatorRun, ...]:
+    """Return how the operators of a stage are used."""
+    return tuple(
+        OperatorRun(
+            first_operator=record.range[0],
+            end_operator=record.range[1],
+            tp=record.tp,
+            dp=record.dp,
+            algorithm=record.algorithm,
+            recompute=record.recompute,
+        )
+        for record in records or ()
+    )
 
 
 def _check_size(record: StrategyRecord, cluster: Cluster) -> None:
@@ -145,6 +183,7 @@ def _stages(record: StrategyRecord) -> tuple[Stage, ...]:
                 end_layer=stage.layers[1],
                 options=StageOptions(tp=stage.tp, dp=stage.dp, recompute=stage.recompute),
                 shares=None if even else tuple(stage.shares or each * stage.dp),
+                operators=_operators(stage.operators),
             )
             for stage in record.stages
         )
