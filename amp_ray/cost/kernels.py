@@ -227,7 +227,7 @@ def slowest_messages(
     """Find what the messages of cuts meet when all messages of a cut are sent at once.
 
     A rank sends the samples that it has to the ranks that need them. Samples of a tensor are cut
-    into lanes, as many as both tp divide; each lane of a sample is one unit. All units that leave
+    into pieces, as many as both tp divide; each piece of a sample is one unit. All units that leave
     or enter a node over its network interface share it, and so do all units of a rank its link.
 
     Args:
@@ -256,10 +256,10 @@ def _messages(left: int, right: int, ranks: RankTable) -> IntArray:
     next_ends = ranks.ends[ranks.first_end[right] : ranks.first_end[right + 1]]
     tp = (ranks.first_node[left + 1] - first) // (ends.size - 1)
     next_tp = (ranks.first_node[right + 1] - second) // (next_ends.size - 1)
-    lanes = tp  # the least common multiple: no rank's part is split
-    while lanes % next_tp:
-        lanes += tp
-    rows = np.empty(((ends.size + next_ends.size) * lanes, 6), np.int64)
+    pieces = tp  # the least common multiple: no rank's part is split
+    while pieces % next_tp:
+        pieces += tp
+    rows = np.empty(((ends.size + next_ends.size) * pieces, 6), np.int64)
     size, j = 0, 0
     for i in range(ends.size - 1):
         part = ranks.parts[ranks.first_end[left] + i]
@@ -268,8 +268,8 @@ def _messages(left: int, right: int, ranks: RankTable) -> IntArray:
         k = j
         while k < next_ends.size - 1 and next_ends[k] < ends[i + 1]:
             samples = min(ends[i + 1], next_ends[k + 1]) - max(ends[i], next_ends[k])
-            for lane in range(lanes):
-                a, b = i * tp + lane * tp // lanes, k * next_tp + lane * next_tp // lanes
+            for piece in range(pieces):
+                a, b = i * tp + piece * tp // pieces, k * next_tp + piece * next_tp // pieces
                 rows[size, 0], rows[size, 1] = a, b
                 rows[size, 2], rows[size, 3] = ranks.nodes[first + a], ranks.nodes[second + b]
                 rows[size, 4], rows[size, 5] = samples, part

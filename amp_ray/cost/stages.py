@@ -73,6 +73,11 @@ class PlacedStages:
         """Number of stages."""
         return len(self.options)
 
+    @property
+    def num_samples(self) -> int:
+        """Samples of an iteration."""
+        return sum(self.shares[0]) * self.num_micro_batches
+
     @cached_property
     def distinct_options(self) -> tuple[list[StageOptions], list[int]]:
         """The different options, and which of them each stage has."""

@@ -128,12 +128,12 @@ class _Search(BestFirst[Interval]):
                 return
             heappop(self.open)
             if bound_s < self.value_s or low_s < self.slowest_s:
-                high_s = min(high_s, self._highest_useful_s(sum_s, high_s))
+                high_s = min(high_s, self._highest_cap_s(sum_s, high_s))
                 at_top = self.num_evaluations % 2 == 1
                 cap_s = high_s if at_top else low_s + (high_s - low_s) / 2
                 self._evaluate(low_s, cap_s, high_s, sum_s)
 
-    def _highest_useful_s(self, sum_s: float, high_s: float) -> float:
+    def _highest_cap_s(self, sum_s: float, high_s: float) -> float:
         """Give a bottleneck above which partitions cost too much, their sum being ``sum_s``.
 
         Rounding of the objective can hide half a unit in the last place; four are on the safe
@@ -142,10 +142,10 @@ class _Search(BestFirst[Interval]):
         limit_s = self.limit_s
         if self.num_later == 0:
             return high_s
-        useful_s = (limit_s - sum_s + 4 * math.ulp(limit_s)) / self.num_later
-        if useful_s < high_s and limit_s < self.value_s:
+        cap_s = (limit_s - sum_s + 4 * math.ulp(limit_s)) / self.num_later
+        if cap_s < high_s and limit_s < self.value_s:
             self.unwanted_s = math.nextafter(limit_s, math.inf)
-        return useful_s
+        return cap_s
 
     def _evaluate(self, low_s: float, cap_s: float, high_s: float, sum_s: float) -> None:
         """Settle what one cap tells about the interval, and open the rest of it."""

@@ -85,7 +85,7 @@ def chain_problem(
     bottleneck_row: IntArray | None = None,
     memory_row: IntArray | None = None,
 ) -> PartitionProblem:
-    """Pose the problem of ``S`` stages in a row, whose devices are given.
+    """Build the problem of ``S`` stages in a row, whose devices are given.
 
     Args:
         tables: What stages cost.

@@ -136,6 +136,8 @@ class ResultsTable:
         columns = [[header, *cells] for header, *cells in zip(headers, *rows, strict=True)]
         if any(estimate.peak_memory_bytes for estimate in estimates):
             columns.append(["peak/limit\nGiB", *map(_memory, self.results)])
+        if any(estimate.cost for estimate in estimates):
+            columns.append(["cost\n/iter", *map(_cost, self.results)])
         if any(estimate.failure_probability for estimate in estimates):
             columns.append([f"{self._risk}\nrisk", *map(_risk, self.results)])
         return columns
@@ -266,6 +268,13 @@ def _memory(result: Result) -> str:
     return f"{peak / GIB:.1f}/{limit / GIB:.1f}"
 
 
+def _cost(result: Result) -> str:
+    """Return the money for an iteration."""
+    if isinstance(result, Infeasible) or result.cost is None:
+        return "-"
+    return f"{result.cost.per_iteration:.4g}"
+
+
 def _risk(result: Result) -> str:
     """Return the chance that a strategy does not finish."""
     if isinstance(result, Infeasible):
@@ -293,7 +302,8 @@ def _ties_text(ranking: Ranking) -> str:
     """Say what the first rows have in common, and how they are ordered."""
     num_tied, percent = ranking.num_tied, 100 * ranking.relative_error
     if not percent:
-        return f"= the first {num_tied} take the same time"
+        what = "cost the same" if ranking.objective == "cost" else "take the same time"
+        return f"= the first {num_tied} {what}"
     tied = [result for result in ranking.results[:num_tied] if isinstance(result, Estimate)]
     risky = 100 * RISKY_PROBABILITY
     order = f", those with a risk of {risky:.0f} % or more last" if _is_mixed(tied) else ""
@@ -308,6 +318,9 @@ def _is_mixed(estimates: Sequence[Estimate]) -> bool:
 def _notes(ranking: Ranking, *, num_shown: int) -> list[Text]:
     """Return what the table does not show: ties, the rest, and why some cannot run."""
     notes = [Text(_ties_text(ranking))] if ranking.num_tied > 1 else []
+    if ranking.num_front:
+        first = counted(ranking.num_front, "strategy", "strategies")
+        notes.append(Text(f"the first {first}: no other is both faster and cheaper"))
     num_hidden = ranking.num_feasible - num_shown
     if num_hidden > 0:
         more = counted(num_hidden, "more feasible strategy", "more feasible strategies")

@@ -119,7 +119,7 @@ def _fitting_bounds(earliest_start: IntArray, latest_start: IntArray) -> tuple[i
 def partition_problem(
     costs: StageCosts, traits: RuntimeTraits, latest_start: IntArray
 ) -> PartitionProblem:
-    """Pose the partition problem of a candidate.
+    """Build the partition problem of a candidate.
 
     A stage takes the time of its slowest replica. Where transfers block, both ends of a stage
     add theirs to its bottleneck.

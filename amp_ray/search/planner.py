@@ -12,6 +12,7 @@ from typing import Final, Protocol
 from amp_ray.cost.estimate import Estimate, Infeasible, Reason, Result
 from amp_ray.cost.model import NO_RUNTIME, CostModel
 from amp_ray.search.cuts import best_bounds, roomiest_bounds
+from amp_ray.search.objective import within_limits
 from amp_ray.search.placement import plan_placement
 from amp_ray.search.space import uniform_candidates
 from amp_ray.search.stage_groups import DeviceGroups, plan_stage_groups
@@ -80,6 +81,10 @@ class AmpRayPlanner:
         Where no cut fits the memory, the best one without the limit is estimated, so that the
         result tells by how much it fails.
         """
+        return within_limits(self._plan(candidate), self.experiment.limits)
+
+    def _plan(self, candidate: AnyCandidate) -> Result:
+        """Plan a candidate, whatever it costs."""
         if isinstance(candidate, GroupsCandidate):
             return self._launchable(candidate, plan_stage_groups(self._device_groups, candidate))
         refused = self._refuse(candidate)

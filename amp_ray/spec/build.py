@@ -32,7 +32,7 @@ from amp_ray.spec.profile_file import parse_profile
 from amp_ray.spec.section import validate_parts
 from amp_ray.spec.shape import model_shape
 from amp_ray.spec.traits import RUNTIMES, RuntimeTraits
-from amp_ray.spec.yaml_text import Document, Places
+from amp_ray.spec.yaml_text import Document, SourceLines
 
 _PROFILE_FOLDERS: Final = {
     "table": "a folder with profile.yaml and one CSV per device",
@@ -192,8 +192,9 @@ class _Builder:
             limits=_limits(checked.search),
             trials=self.trials,
             space=checked.search.space,
+            objective=checked.objective,
             names_hosts=checked.cluster.hostfile is not None,
-            places=Places(file=document.file, lines=document.lines),
+            source=SourceLines(file=document.file, lines=document.lines),
         )
 
 

@@ -80,7 +80,7 @@ def _search_row(name: str, target: str) -> Row:
 
 
 def _clusters() -> dict[str, Experiment]:
-    """Pose the large clusters."""
+    """Build the large clusters."""
     return {
         "64 nodes": experiment_from(LARGE.format(hidden_size=8192, batch=128, nodes=MANY_NODES)),
         "8 nodes": experiment_from(LARGE.format(hidden_size=4096, batch=64, nodes=FEW_NODES)),

@@ -62,7 +62,7 @@ def test_no_partition_of_interest_undercuts_its_options(
 
 
 @given(problem=step_end_problems())
-def test_useful_options_have_the_best_partition(problem: StepEndProblem) -> None:
+def test_kept_options_have_the_best_partition(problem: StepEndProblem) -> None:
     best_s = min((value_s for value_s, _ in values(problem)), default=math.inf)
     chosen = np.flatnonzero(option_values(problem, best_s) < math.inf)
     fewer = among_options(problem, chosen) if len(chosen) else None

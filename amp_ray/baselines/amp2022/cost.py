@@ -59,7 +59,7 @@ class Network:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prediction:
+class AmpEstimate:
     """What the published planner says of one candidate.
 
     Args:
@@ -90,7 +90,7 @@ def predict_bounds(
     forward_s: FloatArray,
     chain: Chain,
     network: Network,
-) -> Prediction:
+) -> AmpEstimate:
     """Predict the time of a candidate with given bounds.
 
     Args:
@@ -118,7 +118,7 @@ def predict_bounds(
     boundary_s = boundary_time_s(candidate, chain, network)
     stage_s = np.add.reduceat(layer_s, cuts[:-1])
     crossed = [boundary_s[cut - 1, stage] for stage, cut in enumerate(cuts[1:-1])]
-    return Prediction(
+    return AmpEstimate(
         candidate=candidate,
         bounds=bounds,
         fill_s=float(layer_s.sum()),

@@ -29,7 +29,7 @@ ANY_START: Final = -1
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class PosedPlans:
+class PlansProblem:
     """A problem, and the way back from its solutions.
 
     Args:
@@ -67,8 +67,10 @@ class PosedPlans:
         return groups
 
 
-def pose_plans(table: GroupTable, chosen: IntArray, exact: frozenset[int]) -> PosedPlans | None:
-    """Pose the problem of some groups.
+def build_problem(
+    table: GroupTable, chosen: IntArray, exact: frozenset[int]
+) -> PlansProblem | None:
+    """Build the problem of some groups.
 
     Args:
         table: Every group.
@@ -88,19 +90,19 @@ def pose_plans(table: GroupTable, chosen: IntArray, exact: frozenset[int]) -> Po
     )
     if not graph.final_states:
         return None
-    place, start = _told_apart(table, chosen[graph.edge], exact)
-    group = chosen[graph.edge[place]]
-    is_last = graph.from_state[place] == 0
+    index, start = _by_first_layer(table, chosen[graph.edge], exact)
+    group = chosen[graph.edge[index]]
+    is_last = graph.from_state[index] == 0
     shift_s = float(table.rest_s[group].min(initial=0.0))
     times_s, time_row = _times(table, group, start)
-    cuts_s, cut_row = _cuts(table, group, graph.label[place], start)
+    cuts_s, cut_row = _cuts(table, group, graph.label[index], start)
     starts, memory_row = _starts(table, group, start)
     problem = PartitionProblem(
         tables=StageTables(time_prefix_s=times_s, cut_time_s=cuts_s, earliest_start=starts),
         options=OptionTable(
             time_row=time_row,
-            from_state=graph.from_state[place],
-            to_state=graph.to_state[place],
+            from_state=graph.from_state[index],
+            to_state=graph.to_state[index],
             cut_row=cut_row,
             memory_row=memory_row,
             fixed_s=np.where(is_last, table.rest_s[group] - shift_s, 0.0),
@@ -109,7 +111,7 @@ def pose_plans(table: GroupTable, chosen: IntArray, exact: frozenset[int]) -> Po
         final_states=graph.final_states,
     )
     terms = _step_end_terms(table, table.variant[group])
-    return PosedPlans(
+    return PlansProblem(
         table=table,
         group=group,
         problem=StepEndProblem(problem=problem, terms=terms),
@@ -117,16 +119,16 @@ def pose_plans(table: GroupTable, chosen: IntArray, exact: frozenset[int]) -> Po
     )
 
 
-def _told_apart(
+def _by_first_layer(
     table: GroupTable, group: IntArray, exact: frozenset[int]
 ) -> tuple[IntArray, IntArray]:
-    """Return options by their place among the groups, and the only layer that each starts at."""
+    """Return options by their index among the groups, and the only layer that each starts at."""
     apart = np.isin(table.rank_set[1][group], sorted(exact))
     num_layers = table.layer_s.shape[1]
     single, split = np.flatnonzero(~apart), np.flatnonzero(apart)
     starts = np.tile(np.arange(num_layers), len(split))
-    place = np.concatenate([single, split.repeat(num_layers)])
-    return place, np.concatenate([np.full(len(single), ANY_START), starts])
+    index = np.concatenate([single, split.repeat(num_layers)])
+    return index, np.concatenate([np.full(len(single), ANY_START), starts])
 
 
 def _times(table: GroupTable, group: IntArray, start: IntArray) -> tuple[FloatArray, IntArray]:

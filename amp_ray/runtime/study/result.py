@@ -44,7 +44,7 @@ ENDINGS: Final[dict[Ending, str]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
+class StudyResult:
     """The end of a study, or of one run of its driver.
 
     Args:
@@ -106,7 +106,7 @@ def trial_json(trial_record: TrialRecord, cluster: Cluster) -> dict[str, Any]:
     }
 
 
-def study_text(result: Result, study: str) -> Iterator[str]:
+def study_text(result: StudyResult, study: str) -> Iterator[str]:
     """Yield the object of ``tune --json``, piece by piece: a line per key, and per trial and row.
 
     Of thousands of trials only one at a time is an object; indented by the standard library, they
@@ -119,7 +119,7 @@ def study_text(result: Result, study: str) -> Iterator[str]:
     yield "\n}\n"
 
 
-def _parts(result: Result, study: str) -> Iterator[tuple[str, Any]]:
+def _parts(result: StudyResult, study: str) -> Iterator[tuple[str, Any]]:
     """Yield keys and values of the object; long lists come as iterators."""
     state, knowledge, certificate = result.state, result.knowledge, result.certificate
     cluster = state.experiment.cluster

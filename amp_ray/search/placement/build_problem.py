@@ -1,4 +1,4 @@
-"""Pose as many placements of a candidate as the solver can take."""
+"""Build a problem of as many placements of a candidate as the solver can take."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ MOST_WORK_PER_CAP: Final = 12_000_000
 """Options of one problem times layers that a stage can end at: about 0.15 s per cap."""
 
 MOST_OPTIONS: Final = 300_000
-"""Options of one problem: to pose as many takes about as long."""
+"""Options of one problem: to build as many takes about as long as to solve them."""
 
 MOST_OPTIONS_WITH_ENDS: Final = 60_000
 """Options where it counts which nodes both ends share; many more are needed to tell."""
@@ -39,7 +39,7 @@ class BuiltProblem:
 
 
 def build_problem(cost_model: CostModel, candidate: Candidate) -> BuiltProblem | None:
-    """Pose the placements of a candidate.
+    """Build the problem of the placements of a candidate.
 
     Returns:
         The widest scope that is not too large. None where tensor-parallel groups do not fit
@@ -61,7 +61,7 @@ def build_problem(cost_model: CostModel, candidate: Candidate) -> BuiltProblem |
 def build_within(
     cost_model: CostModel, candidate: Candidate, scope: Scope
 ) -> PlacementProblem | None:
-    """Pose the placements of a candidate within a scope.
+    """Build the problem of the placements of a candidate within a scope.
 
     Args:
         cost_model: Of the experiment.

@@ -43,7 +43,7 @@ class CutRow:
 
     Args:
         row: Index into `Prices.cut_time_s`.
-        matching: Who sends to whom, by the nodes' places in the relation.
+        matching: Who sends to whom, by the nodes' order in the relation.
     """
 
     row: int
@@ -93,8 +93,10 @@ class Prices:
             sets: Per stage and class, units and promise of each node.
         """
         nodes = [self.stand_ins(devices) for devices in sets]
-        lanes = [[node for node, (units, _) in placed for _ in range(units)] for placed in nodes]
-        stages, cluster = self._stages(lanes), self.cost_model.experiment.cluster
+        stage_nodes = [
+            [node for node, (units, _) in placed for _ in range(units)] for placed in nodes
+        ]
+        stages, cluster = self._stages(stage_nodes), self.cost_model.experiment.cluster
         rings, types = self.cost_model.topology.rings(stages.groups), stages.types(cluster)
         time_prefix_s, time_row = self.cost_model.time_tables.times(stages, types, rings).rows()
         return DevicePrices(
@@ -123,30 +125,32 @@ class Prices:
         first = _first_devices(self.cost_model.topology)
         times_s = []
         for matching in matchings(tuple(units for _, units in placed)):
-            lanes = np.array(_lanes(matching, [node for node, _ in placed]))
-            rings = self.cost_model.topology.rings(np.repeat(first[lanes], tp, axis=0).tolist())
+            stage_nodes = np.array(_matched_nodes(matching, [node for node, _ in placed]))
+            rings = self.cost_model.topology.rings(
+                np.repeat(first[stage_nodes], tp, axis=0).tolist()
+            )
             times_s.append(max(step_end.tied_s(tied.parameters, path) for path in rings.paths))
         return min(times_s)
 
     def stand_ins(self, pairs: tuple[Pairs, ...]) -> list[tuple[int, tuple[int, int]]]:
         """Give each entry of the classes a node of its class; all different."""
         return [
-            (node_class.nodes[place], entry)
+            (node_class.nodes[index], entry)
             for node_class, entries in zip(self.classes, pairs, strict=True)
-            for place, entry in enumerate(entries)
+            for index, entry in enumerate(entries)
         ]
 
     def _price(self, relations: list[tuple[Pairs, ...]]) -> None:
         """Price all matchings of several relations at once."""
         tried: list[tuple[int, Matching]] = []
-        lanes: list[list[int]] = []
+        stage_nodes: list[list[int]] = []
         for index, relation in enumerate(relations):
             placed = self.stand_ins(relation)
             for matching in matchings(tuple(units for _, units in placed)):
                 tried.append((index, matching))
-                ends = _lanes(matching, [node for node, _ in placed])
-                lanes += [[left for left, _ in ends], [right for _, right in ends]]
-        stages, pairs = self._stages(lanes), np.arange(len(lanes)).reshape(-1, 2)
+                ends = _matched_nodes(matching, [node for node, _ in placed])
+                stage_nodes += [[left for left, _ in ends], [right for _, right in ends]]
+        stages, pairs = self._stages(stage_nodes), np.arange(len(stage_nodes)).reshape(-1, 2)
         rings = self.cost_model.topology.rings(stages.groups)
         seconds, rows = self.cost_model.messages.between(stages, rings, pairs).rows()
         found: list[list[tuple[FloatArray, Matching]]] = [[] for _ in relations]
@@ -165,11 +169,11 @@ class Prices:
             self._seconds.append(seconds)
         return row
 
-    def _stages(self, lanes: list[list[int]]) -> PlacedStages:
+    def _stages(self, stage_nodes: list[list[int]]) -> PlacedStages:
         """Return a row of stages that stand on the first devices of nodes."""
         first = _first_devices(self.cost_model.topology)
-        grid = np.repeat(first[np.array(lanes)], self.candidate.tp)
-        return PlacedStages.of_candidate(replace(self.candidate, pp=len(lanes)), grid)
+        grid = np.repeat(first[np.array(stage_nodes)], self.candidate.tp)
+        return PlacedStages.of_candidate(replace(self.candidate, pp=len(stage_nodes)), grid)
 
     def _step_end(self, placed: list[tuple[int, tuple[int, int]]]) -> tuple[float, float]:
         """Return what the end of a step takes on some nodes: fixed, and per parameter."""
@@ -181,7 +185,7 @@ class Prices:
         return self.cost_model.step_end.line(dp, (ring,), device)
 
 
-def _lanes(matching: Matching, nodes: Sequence[int]) -> list[Lane]:
+def _matched_nodes(matching: Matching, nodes: Sequence[int]) -> list[Lane]:
     """Return both nodes of every message."""
     return [(nodes[i], nodes[j]) for i, j, units in matching for _ in range(units)]
 

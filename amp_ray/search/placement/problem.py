@@ -157,7 +157,7 @@ class PlacementProblem:
     @cached_property
     def tied_times_s(self) -> FloatArray:
         """The different times that tied weights can take, ascending; 0 where it does not count."""
-        return np.unique(self._tied_of_place)
+        return np.unique(self._tied_of_vertex)
 
     @cached_property
     def least_step_end_s(self) -> float:
@@ -168,12 +168,12 @@ class PlacementProblem:
         return float((kinds[:, 0] + kinds[:, 1] * most).min())
 
     @cached_property
-    def _tied_of_place(self) -> FloatArray:
-        """Time of the tied weights by the last stage's place."""
-        places = self.graph.levels[-1].states
+    def _tied_of_vertex(self) -> FloatArray:
+        """Time of the tied weights by the last stage's vertex."""
+        vertices = self.graph.levels[-1].states
         if not self.needs.tied_counts:
-            return np.zeros(len(places))
-        columns = [moves.ends_of_state[places[:, c]] for c, moves in enumerate(self.moves)]
+            return np.zeros(len(vertices))
+        columns = [moves.ends_of_state[vertices[:, c]] for c, moves in enumerate(self.moves)]
         first, kind = distinct_rows(columns)
         kinds = np.stack(columns, axis=1)[first]
         times_s = [
@@ -193,9 +193,9 @@ class PlacementProblem:
 
     @cached_property
     def _priced_devices(self) -> tuple[DevicePrices, IntArray]:
-        """Prices of the different sets of devices, and the set of each place."""
-        places = np.concatenate([level.states for level in self.graph.levels])
-        columns = [moves.devices_of_state[places[:, c]] for c, moves in enumerate(self.moves)]
+        """Prices of the different sets of devices, and the set of each vertex."""
+        vertices = np.concatenate([level.states for level in self.graph.levels])
+        columns = [moves.devices_of_state[vertices[:, c]] for c, moves in enumerate(self.moves)]
         first, kind = distinct_rows(columns)
         kinds = np.stack(columns, axis=1)[first]
         sets = [
@@ -207,7 +207,7 @@ class PlacementProblem:
     @cached_property
     def _devices_of_option(self) -> IntArray:
         """Devices of each option's stage."""
-        return self._priced_devices[1][self.graph.place]
+        return self._priced_devices[1][self.graph.vertex]
 
     @cached_property
     def _step_end_kinds(self) -> FloatArray:
@@ -247,7 +247,7 @@ class PlacementProblem:
         if len(self.graph.levels) > 1:
             ends[self.graph.depth == 0] = len(self.tied_times_s)
         last = len(self.graph.levels[-1].states)
-        ends[-last:] = np.searchsorted(self.tied_times_s, self._tied_of_place)
+        ends[-last:] = np.searchsorted(self.tied_times_s, self._tied_of_vertex)
         columns = [self.graph.depth, size, step_end, ends]
         first, row = distinct_rows(columns)
         return np.stack([column[first] for column in columns], axis=1), row

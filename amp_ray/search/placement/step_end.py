@@ -25,7 +25,7 @@ FEWEST_EVALUATIONS: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Placed:
+class FoundPlacement:
     """One placement with its cuts.
 
     Args:
@@ -66,7 +66,7 @@ class StepEndSearch(BestFirst[Interval]):
 
     problem: PlacementProblem
     most_work: float = MOST_WORK
-    found: list[Placed] = field(default_factory=list)
+    found: list[FoundPlacement] = field(default_factory=list)
 
     def run(self) -> None:
         """Search until the best is proven or the work is done; without result if none fits."""
@@ -110,7 +110,7 @@ class StepEndSearch(BestFirst[Interval]):
         if isinstance(solution, PrunedPartition):
             self.unwanted_s = min(self.unwanted_s, pipeline_s + low_s)
             return pipeline_s
-        placed = _placed(self.problem, solution, tied_s)
+        placed = _found(self.problem, solution, tied_s)
         self.found.append(placed)
         self.value_s = min(self.value_s, placed.value_s)
         self._open_interval(low_s, math.nextafter(placed.step_end_s, -math.inf), pipeline_s, tied_s)
@@ -124,10 +124,10 @@ class StepEndSearch(BestFirst[Interval]):
             self.offer(Interval(pipeline_s + low_s, low_s, high_s, pipeline_s, tied_s))
 
 
-def _placed(problem: PlacementProblem, solution: PartitionSolution, tied_s: float) -> Placed:
+def _found(problem: PlacementProblem, solution: PartitionSolution, tied_s: float) -> FoundPlacement:
     """Cost a solution with its step end."""
     step_end_s = problem.step_end_s(solution.bounds, solution.options, tied_s)
-    return Placed(
+    return FoundPlacement(
         value_s=solution.value_s + step_end_s,
         step_end_s=step_end_s,
         bounds=solution.bounds,

@@ -15,7 +15,7 @@ from amp_ray.search.stage_groups.kinds import DeviceGraph, device_graph, one_nod
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ranks:
+class EqualRanks:
     """Data-parallel ranks of one kind, in a row.
 
     Args:
@@ -45,7 +45,7 @@ class DeviceGroup:
 
     devices: IntArray
     rings: tuple[Path, ...]
-    ranks: tuple[Ranks, ...]
+    ranks: tuple[EqualRanks, ...]
     step_end: tuple[float, float]
     tied_s: tuple[float, float]
     begins_nodes: bool
@@ -101,7 +101,9 @@ class DeviceGroups:
         return DeviceGroup(
             devices=devices,
             rings=paths,
-            ranks=tuple(Ranks(types=own, ring=path, count=count) for (_, own, path), count in runs),
+            ranks=tuple(
+                EqualRanks(types=own, ring=path, count=count) for (_, own, path), count in runs
+            ),
             step_end=self._step_end(devices),
             tied_s=(self._tied_s(devices, one_node=True), self._tied_s(devices, one_node=False)),
             begins_nodes=all(slots[device] == 0 or device - 1 in own for device in own),
@@ -185,10 +187,10 @@ class DeviceGroups:
         parameters = self.tied_parameters / devices.shape[1]
         times_s = []
         for node, count in ranks.items():
-            places: list[tuple[int, ...]] = [(node,)]
+            end_nodes: list[tuple[int, ...]] = [(node,)]
             if not one_node:
-                places.append(tuple(sorted((node, self._nearest[node]))))
-            for ends in places:
+                end_nodes.append(tuple(sorted((node, self._nearest[node]))))
+            for ends in end_nodes:
                 path = topology.ring(ends, 2, dict.fromkeys(ends, count))
                 times_s.append(step_end.tied_s(parameters, path))
         return max(times_s)

@@ -92,7 +92,7 @@ def blocked_s(
     before = [0.0]
     for group, cut in zip(groups[1:], inner, strict=True):
         bound = bounds.bound(
-            group.device_group, group.shares, crossing=group.device_group.begins_nodes
+            group.device_group, group.shares, other_nodes=group.device_group.begins_nodes
         )
         before.append(float(bounds.seconds(bound, behind=False)[cut]))
     return [own + cut for own, cut in zip(before, [*cuts_s, 0.0], strict=True)]

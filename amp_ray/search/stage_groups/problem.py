@@ -212,8 +212,8 @@ class GroupsProblem:
         choices, span = self.choices, len(self.choices.options)
         keys = choices.to_state * span + choices.option
         order = np.argsort(keys, kind="stable")
-        place = np.searchsorted(keys[order], states * span + labels)
-        found = order[np.minimum(place, len(order) - 1)]
+        index = np.searchsorted(keys[order], states * span + labels)
+        found = order[np.minimum(index, len(order) - 1)]
         return np.where(labels < 0, NO_CHOICE, found)
 
     def _cuts(self) -> tuple[FloatArray, IntArray]:

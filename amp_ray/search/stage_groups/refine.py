@@ -39,7 +39,7 @@ def recut(costs: GroupCosts, limits: MemoryLimits, strategy: Strategy) -> Strate
 
 
 def _problem(costs: GroupCosts, limits: MemoryLimits, strategy: Strategy) -> StepEndProblem:
-    """Pose the cuts of a plan, from the last stage to the first."""
+    """Build the cuts of a plan, from the last stage to the first."""
     stages = _options(costs, strategy)
     cost_model, pp = costs.device_groups.cost_model, len(stages)
     nothing = np.zeros(cost_model.experiment.model.num_layers + 1)

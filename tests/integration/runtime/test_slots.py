@@ -140,18 +140,18 @@ def test_a_start_that_takes_longer_than_the_lease_is_no_lost_host(trials: Trials
 
 
 def test_the_doctor_measures_the_start_and_warns() -> None:
-    site = HostSpec(name="a", device=find_device("cpu"), num_slots=1)
+    spec = HostSpec(name="a", device=find_device("cpu"), num_slots=1)
     question = make_question(small_experiment().trials, SshSettings(), deep=False, num_peers=1)
-    visit = HostProbe(site, SlowHost, question)
-    visit.ask()
-    look = visit.report()
-    visit.close()
-    assert look.start_s is not None
-    findings = check_hosts([look], Wanted(python=sys.executable))
+    host_probe = HostProbe(spec, SlowHost, question)
+    host_probe.ask()
+    report = host_probe.report()
+    host_probe.close()
+    assert report.start_s is not None
+    findings = check_hosts([report], Wanted(python=sys.executable))
     (start,) = [finding for finding in findings if finding.check == "start"]
     assert start.level == "warning"
     assert "s until Python runs" in start.found
-    good = check_hosts([replace(look, start_s=0.2)], Wanted(python=sys.executable))
+    good = check_hosts([replace(report, start_s=0.2)], Wanted(python=sys.executable))
     assert [finding.level for finding in good if finding.check == "start"] == ["ok"]
 
 

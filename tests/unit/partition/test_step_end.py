@@ -20,7 +20,7 @@ from amp_ray.partition.tables import OptionTable, StageTables
 
 
 def chain(num_stages: int = 2, **tables: np.ndarray) -> PartitionProblem:
-    """Pose four layers of one second on stages in a row, for one micro-batch."""
+    """Build four layers of one second on stages in a row, for one micro-batch."""
     prefix = np.array([[0.0, 1.0, 2.0, 3.0, 4.0]])
     row = np.zeros(num_stages, np.int64)
     memory_row = row if "earliest_start" in tables else None

@@ -12,7 +12,7 @@ from amp_ray.spec.strategy import Strategy
 from support.mixed_cluster import mixed_candidate, mixed_cost_model
 
 
-def posed(*, dp: int = 1, tied: bool = False) -> PlacementProblem:
+def placement_problem(*, dp: int = 1, tied: bool = False) -> PlacementProblem:
     found = build_problem(mixed_cost_model(tied=tied), mixed_candidate(dp=dp))
     assert found is not None
     return found.problem
@@ -27,7 +27,7 @@ def solved(problem: PlacementProblem, cap_s: float, tied_s: float) -> PartitionS
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("dp", [1, 2, 3])
 def test_value_and_step_end_of_a_solution_are_those_of_its_strategy(dp: int, *, tied: bool) -> None:
-    problem = posed(dp=dp, tied=tied)
+    problem = placement_problem(dp=dp, tied=tied)
     longest_s = float(problem.tied_times_s[-1])
     solution = solved(problem, math.inf, longest_s)
     steps, rows = problem.graph.path(solution.options)
@@ -43,7 +43,7 @@ def test_value_and_step_end_of_a_solution_are_those_of_its_strategy(dp: int, *, 
 
 
 def test_a_cap_keeps_terms_below_it() -> None:
-    problem = posed(dp=2)
+    problem = placement_problem(dp=2)
     free = solved(problem, math.inf, 0.0)
     step_end_s = problem.step_end_s(free.bounds, free.options, 0.0)
     capped = solved(problem, math.nextafter(step_end_s, 0.0), 0.0)
@@ -52,20 +52,20 @@ def test_a_cap_keeps_terms_below_it() -> None:
 
 
 def test_no_term_is_shorter_than_the_least() -> None:
-    problem = posed(dp=2)
+    problem = placement_problem(dp=2)
     below_s = math.nextafter(problem.least_step_end_s, 0.0)
     assert isinstance(solve(problem.capped(below_s, 0.0)), InfeasiblePartition)
 
 
 def test_tied_weights_take_one_of_several_times() -> None:
-    assert posed().tied_times_s.tolist() == [0.0]
-    times_s = posed(tied=True).tied_times_s
+    assert placement_problem().tied_times_s.tolist() == [0.0]
+    times_s = placement_problem(tied=True).tied_times_s
     assert len(times_s) == 2  # within a node, between nodes
     assert (np.diff(times_s) > 0).all()
 
 
 def test_placements_whose_tied_weights_take_longer_are_left_out() -> None:
-    problem = posed(tied=True)
+    problem = placement_problem(tied=True)
     shortest_s, longest_s = problem.tied_times_s.tolist()
     near, far = (solved(problem, math.inf, tied_s) for tied_s in (shortest_s, longest_s))
     assert far.value_s <= near.value_s
@@ -75,12 +75,12 @@ def test_placements_whose_tied_weights_take_longer_are_left_out() -> None:
 
 
 def test_work_counts_options_and_the_ends_of_their_stages() -> None:
-    problem = posed(dp=2)
+    problem = placement_problem(dp=2)
     assert problem.work == len(problem.graph.source) * (11 + 1 - 3)
 
 
 def test_bottlenecks_grow_with_layers() -> None:
-    tables = posed().problem.tables
+    tables = placement_problem().problem.tables
     assert (np.diff(tables.bottleneck_start_s[:, :-2]) <= 0).all()
     assert np.array_equal(tables.bottleneck_end_s[:, -1], tables.bottleneck_end_s[:, -2])
     assert np.array_equal(tables.bottleneck_start_s[:, 0], tables.bottleneck_start_s[:, 1])
