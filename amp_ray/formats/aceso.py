@@ -33,7 +33,9 @@ def read_aceso_profile(
     return aceso_profile(operators, model=model, devices=devices)
 
 
-def aceso_profile(operators: OperatorProfile, *, model: Model, devices: Iterable[Device]) -> Profile:
+def aceso_profile(
+    operators: OperatorProfile, *, model: Model, devices: Iterable[Device]
+) -> Profile:
     """Return measured operators with a table of layers per device.
 
     Times include tensor-parallel all-reduces. Where the model's layers are not those of the chain

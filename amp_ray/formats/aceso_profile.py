@@ -6,27 +6,27 @@ device. A failed measurement stands among the others, as a value that nothing ta
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import groupby
 from typing import Final
 
 import numpy as np
 
 from amp_ray.errors import InputError, Mistakes, Where
-from amp_ray.formats.aceso_operators import AcesoChain, aceso_chain, family_of
 from amp_ray.formats.aceso_layouts import divided_operators
+from amp_ray.formats.aceso_operators import AcesoChain, aceso_chain, family_of
 from amp_ray.spec.cells import is_count, read_rows
 from amp_ray.spec.json_text import shown
 from amp_ray.spec.operator_profile import (
     COLLECTIVES,
     CollectiveKind,
     CollectiveTable,
-    FloatArray,
+    OperatorFamily,
     OperatorKey,
     OperatorProfile,
     OperatorTable,
     TransferTable,
+    operator_table,
 )
 from amp_ray.units import (
     GIGA,
@@ -147,7 +147,7 @@ def _tables(
     found: Mapping[OperatorKey, str],
     files: Mapping[str, str],
     folder: str,
-    family: str,
+    family: OperatorFamily,
     num_layers: int,
 ) -> tuple[dict[OperatorKey, OperatorTable], AcesoChain]:
     """Read every operator file and spread its rows over the model's chain."""
@@ -196,10 +196,12 @@ def _operator_file(text: str, file: str) -> tuple[tuple[str, ...], OperatorTable
         for name, (column, unit) in _COLUMNS.items()
     }
     measured = [all(row[column] not in NOT_MEASURED for column in _TIMES) for row in values]
-    return tuple(names), OperatorTable(**arrays, measured=np.array(measured))
+    return tuple(names), operator_table(arrays, np.array(measured))
 
 
-def _records(text: str, file: str, columns: Sequence[str]) -> Iterator[tuple[Where, dict[str, str]]]:
+def _records(
+    text: str, file: str, columns: Sequence[str]
+) -> Iterator[tuple[Where, dict[str, str]]]:
     """Yield the rows of a CSV with a header as cells by column; other columns are left alone."""
     rows = read_rows(text, file)
     where, header = next(rows, (Where(file=file, line=1), []))
@@ -267,7 +269,8 @@ def _transfers(files: Mapping[str, str], name: str, folder: str) -> TransferTabl
         message = "no such file; expected a line of sizes in MiB and a line of rates in GB/s"
         raise InputError(message, where=Where(file=file))
     lines = [
-        np.array([_number(cell, where) for cell in cells]) for where, cells in read_rows(files[name], file)
+        np.array([_number(cell, where) for cell in cells])
+        for where, cells in read_rows(files[name], file)
     ]
     expected = 2
     if len(lines) != expected or len(lines[0]) != len(lines[1]):

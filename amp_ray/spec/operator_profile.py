@@ -7,7 +7,7 @@ the micro-batch that one data-parallel rank computes.
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from itertools import pairwise
-from typing import Final, Literal, NamedTuple, Self, get_args
+from typing import Any, Final, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,16 +75,24 @@ class OperatorTable:
                 raise ValueError(message)
             values.setflags(write=False)
 
-    def take(self, rows: NDArray[np.int64]) -> Self:
+    def take(self, rows: NDArray[np.int64]) -> "OperatorTable":
         """Return the table of a chain whose operators are these rows of it."""
-        arrays = {name: getattr(self, name)[rows] for name in (*VALUES, "measured")}
-        return type(self)(**arrays, interpolated=self.interpolated)
+        values = {name: getattr(self, name)[rows] for name in VALUES}
+        return operator_table(values, self.measured[rows], interpolated=self.interpolated)
 
 
 VALUES: Final = tuple(
     part.name for part in fields(OperatorTable) if part.name not in {"measured", "interpolated"}
 )
 """The fields of a table that hold seconds or bytes."""
+
+
+def operator_table(
+    values: Mapping[str, FloatArray], measured: BoolArray, *, interpolated: bool = False
+) -> OperatorTable:
+    """Return a table from arrays by the names in `VALUES`."""
+    arrays: dict[str, Any] = dict(values)
+    return OperatorTable(**arrays, measured=measured, interpolated=interpolated)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -230,9 +238,7 @@ class OperatorProfile:
         found = self.tables.get(OperatorKey(micro_batch_size, tp, algorithm))
         if found is not None:
             return found
-        sizes = sorted(
-            key.micro_batch_size for key in self.tables if key[1:] == (tp, algorithm)
-        )
+        sizes = sorted(key.micro_batch_size for key in self.tables if key[1:] == (tp, algorithm))
         for low, high in pairwise(sizes):
             if low < micro_batch_size < high:
                 below = self.tables[OperatorKey(low, tp, algorithm)]
@@ -257,4 +263,4 @@ def _between(low: OperatorTable, high: OperatorTable, weight: float) -> Operator
         name: getattr(low, name) + weight * (getattr(high, name) - getattr(low, name))
         for name in VALUES
     }
-    return OperatorTable(**values, measured=low.measured & high.measured, interpolated=True)
+    return operator_table(values, low.measured & high.measured, interpolated=True)

@@ -55,7 +55,10 @@ def operator_runs(first_operator: int, uses: Sequence[OperatorUse]) -> tuple[Ope
     """Return the longest runs of operators, from ``first_operator`` on, that are used alike.
 
     Example:
-        >>> [run.num_operators for run in operator_runs(3, [(1, 2, 0, False)] * 2 + [(2, 1, 0, True)])]
+        >>> [
+        ...     run.num_operators
+        ...     for run in operator_runs(3, [(1, 2, 0, False)] * 2 + [(2, 1, 0, True)])
+        ... ]
         [2, 1]
     """
     runs = []

@@ -35,7 +35,9 @@ def operator_strategy(
     ]
     if undivided:
         index, (_, dp, _, _) = undivided[0]
-        message = f"stage {index}: dp {dp} does not divide a micro-batch of {samples_per_micro_batch}"
+        message = (
+            f"stage {index}: dp {dp} does not divide a micro-batch of {samples_per_micro_batch}"
+        )
         raise ValueError(message)
     dps = [uses[0][1] for uses in stages]
     even = len(set(dps)) == 1

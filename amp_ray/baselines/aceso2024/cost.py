@@ -20,9 +20,11 @@ from amp_ray.spec.operator_profile import (
     VALUES,
     CollectiveKind,
     FloatArray,
+    OperatorKey,
     OperatorProfile,
     OperatorTable,
     TransferTable,
+    operator_table,
 )
 from amp_ray.units import MEGA, MIB
 
@@ -110,9 +112,7 @@ def aceso_cost(
         ]
         times.append(_stage_time(profile, stage, table, (links[0], links[1])))
         memory.append(
-            stage_memory(
-                profile, stage, table, num_stages_behind=len(plan.stages) - 1 - index
-            )
+            stage_memory(profile, stage, table, num_stages_behind=len(plan.stages) - 1 - index)
         )
         first_device = end_device
     return AcesoCost(
@@ -134,23 +134,24 @@ def stage_table(
     values = {name: np.empty(number) for name in VALUES}
     measured = np.empty(number, dtype=np.bool_)
     settings = np.stack([stage.tp, stage.dp, stage.algorithm])
-    for tp, dp, algorithm in np.unique(settings, axis=1).T.tolist():
-        chosen = np.flatnonzero((settings.T == (tp, dp, algorithm)).all(axis=1))
+    kinds, kind_of = np.unique(settings, axis=1, return_inverse=True)
+    for kind, (tp, dp, algorithm) in enumerate(kinds.T.tolist()):
+        chosen = np.flatnonzero(kind_of.ravel() == kind)
         samples, rest = divmod(micro_batch_size, dp)
-        table = None if rest else profile.tables.get((samples, tp, algorithm))
-        if table is None:
+        found = None if rest else profile.tables.get(OperatorKey(samples, tp, algorithm))
+        if found is None:
             detail = f"micro-batch {micro_batch_size} / dp {dp}, tp {tp}, algorithm {algorithm}"
             return Reason(kind=NOT_PROFILED, detail=detail)
         for name, array in values.items():
-            array[chosen] = getattr(table, name)[stage.first_operator + chosen]
-        measured[chosen] = table.measured[stage.first_operator + chosen]
+            array[chosen] = getattr(found, name)[stage.first_operator + chosen]
+        measured[chosen] = found.measured[stage.first_operator + chosen]
     if not measured.all():
         worst = int(np.argmin(measured))
         tp, dp, algorithm = settings[:, worst].tolist()
         name = profile.names[stage.first_operator + worst]
         detail = f"{name} at micro-batch {micro_batch_size} / dp {dp}, tp {tp}"
         return Reason(kind=NOT_PROFILED, detail=f"{detail}, algorithm {algorithm}")
-    return OperatorTable(**values, measured=measured)
+    return operator_table(values, measured)
 
 
 def transfer_s(link: TransferTable, size_bytes: float) -> float:
@@ -200,7 +201,9 @@ def _resharding_s(
     seconds, num_missing = 0.0, 0
     for operator, step in stage_exchanges(profile, stage.first_operator, stage.uses):
         size_bytes = float(input_bytes[operator - stage.first_operator])
-        for kind in filter(None, (step.forward, step.backward)):
+        for kind in (step.forward, step.backward):
+            if kind is None:
+                continue
             price_s = collective_s(profile, kind, step.num_devices, size_bytes)
             num_missing += price_s is None
             seconds += MISSING_COLLECTIVE_S if price_s is None else price_s

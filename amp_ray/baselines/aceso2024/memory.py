@@ -39,11 +39,7 @@ class StageMemory:
     @property
     def normal_bytes(self) -> float:
         """All but what the allocator reserves."""
-        return (
-            self.states_bytes
-            + self.num_in_flight * self.in_flight_bytes
-            + self.recomputed_bytes
-        )
+        return self.states_bytes + self.num_in_flight * self.in_flight_bytes + self.recomputed_bytes
 
     @property
     def total_bytes(self) -> float:

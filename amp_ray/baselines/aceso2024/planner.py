@@ -156,9 +156,7 @@ def _out_of_memory(cost: AcesoCost, limit_bytes: float) -> Iterator[Reason]:
     needs = [each.total_bytes for each in cost.memory]
     worst = max(range(len(needs)), key=needs.__getitem__)
     if needs[worst] > limit_bytes:
-        detail = (
-            f"stage {worst} needs {needs[worst] / MIB:,.0f} MiB of {limit_bytes / MIB:,.0f}"
-        )
+        detail = f"stage {worst} needs {needs[worst] / MIB:,.0f} MiB of {limit_bytes / MIB:,.0f}"
         yield Reason(kind=OUT_OF_MEMORY, detail=detail)
 
 
