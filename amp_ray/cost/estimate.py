@@ -69,8 +69,8 @@ class Estimate:
         warnings: What makes the prediction less certain, e.g. extrapolation.
         launchable: Whether the runtime can launch it as it is.
         failure_probability: Chance that it does not finish, given the model's own error.
-        lower_bound_s: No plan of the same candidate that its search looked at has a smaller
-            objective, a closed form of its time; None where none was proven.
+        lower_bound_s: No plan of the same candidate takes less; in the space of placements no
+            smaller closed form of its time. None where none was proven.
         cost: What an iteration costs; None where prices are not known.
         tokens_per_s: Tokens that are trained in a second; None for a model that has none.
     """

@@ -193,17 +193,20 @@ class CostModel:
 
     def _new_memory(self, candidate: Candidate) -> MemoryModel:
         """Return the memory of a candidate's stages, from tables that others may share."""
-        given, weights = self.experiment, self.weights(candidate.tp)
+        given, weights = self.experiment, self.weights(candidate.options.tp)
         rank = Rank(
             device=given.cluster.device_types[0],
-            tp=candidate.tp,
+            tp=candidate.options.tp,
             micro_batch_size=candidate.micro_batch_size,
             precision=given.precision,
         )
-        key = (rank.tp, rank.micro_batch_size, candidate.recompute)
+        key = (rank.tp, rank.micro_batch_size, candidate.options.recompute)
         if key not in self._layer_memory:
             layers = LayerMemory(
-                model=given.model, rank=rank, recompute=candidate.recompute, traits=given.traits
+                model=given.model,
+                rank=rank,
+                recompute=candidate.options.recompute,
+                traits=given.traits,
             )
             self._layer_memory[key] = layers.rows(weights)
         return MemoryModel(

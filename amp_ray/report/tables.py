@@ -20,7 +20,7 @@ from amp_ray.search.ranking import (
     is_risky,
     reasons_text,
 )
-from amp_ray.spec.candidate import GroupsCandidate
+from amp_ray.spec.candidate import Candidate, GroupsCandidate
 from amp_ray.spec.cluster import Cluster
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.model import Model
@@ -240,7 +240,8 @@ def _degrees(result: Result) -> list[str]:
     size = f"{plan.micro_batch_size}{' split' if _is_split(result) else ''}"
     if isinstance(plan, GroupsCandidate):
         return ["*", "*", "*", size]
-    return [*(str(degree or "*") for degree in (plan.tp, plan.dp, plan.pp)), size]
+    degrees = plan.options if isinstance(plan, Candidate) else plan
+    return [*(str(degree or "*") for degree in (degrees.tp, degrees.dp, plan.pp)), size]
 
 
 def _time(result: Result) -> str:
@@ -359,7 +360,7 @@ def _place(strategy: Strategy, index: int, cluster: Cluster) -> str:
     if strategy.is_uniform:
         return names
     stage = strategy.stages[index]
-    return f"tp{stage.tp} dp{stage.dp} on {names}"
+    return f"tp{stage.options.tp} dp{stage.options.dp} on {names}"
 
 
 def _runs(nodes: Sequence[int]) -> list[list[int]]:

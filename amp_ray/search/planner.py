@@ -99,7 +99,7 @@ class AmpRayPlanner:
     def score(self, strategy: Strategy) -> Result:
         """Estimate a complete strategy; one that tensor parallelism cannot divide is told so."""
         estimate = self.cost_model.estimate(strategy)
-        found = map(self._undivided, dict.fromkeys(stage.tp for stage in strategy.stages))
+        found = map(self._undivided, dict.fromkeys(stage.options.tp for stage in strategy.stages))
         undivided = next(filter(None, found), None)
         if undivided is None:
             return estimate
@@ -139,7 +139,7 @@ class AmpRayPlanner:
     def _refuse(self, candidate: Candidate) -> Reason | None:
         """Tell why no strategy can be made of a candidate."""
         model, traits = self.experiment.model, self.experiment.traits
-        undivided = self._undivided(candidate.tp)
+        undivided = self._undivided(candidate.options.tp)
         if undivided is not None:
             return undivided
         if candidate.pp > model.num_layers:
@@ -150,7 +150,7 @@ class AmpRayPlanner:
             if blocks % candidate.pp:
                 detail = f"pp {candidate.pp}, {blocks} blocks"
                 return Reason(kind="pp does not divide the blocks", detail=detail)
-        return self._unmeasured(candidate.tp)
+        return self._unmeasured(candidate.options.tp)
 
     def _unmeasured(self, tp: int) -> Reason | None:
         """Tell what a published profile lacks for a degree; our own can be measured anew."""

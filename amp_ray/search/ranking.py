@@ -203,11 +203,14 @@ def _degrees(candidate: AnyCandidate) -> tuple[object, ...]:
     """Return what tells candidates apart, in the form of a strategy's values."""
     if isinstance(candidate, GroupsCandidate):
         return (candidate.micro_batch_size, ())
-    return (candidate.micro_batch_size, ((candidate.tp, candidate.dp),) * candidate.pp)
+    return (
+        candidate.micro_batch_size,
+        ((candidate.options.tp, candidate.options.dp),) * candidate.pp,
+    )
 
 
 def _values(strategy: Strategy) -> tuple[object, ...]:
     """Return what tells strategies of equal time apart."""
-    degrees = tuple((stage.tp, stage.dp) for stage in strategy.stages)
+    degrees = tuple((stage.options.tp, stage.options.dp) for stage in strategy.stages)
     order = (strategy.bounds, strategy.placement, strategy.token_slices)
     return (strategy.micro_batch_size, degrees, *order)

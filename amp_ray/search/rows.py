@@ -72,11 +72,11 @@ def ranking_rows(
 
 def _candidate(candidate: AnyCandidate) -> dict[str, Any]:
     """Return a STRATEGY object without cuts and placement; null is what stages would choose."""
-    tp, pp, dp = (
-        (None, None, None)
-        if isinstance(candidate, GroupsCandidate)
-        else (candidate.tp, candidate.pp, candidate.dp)
-    )
+    if isinstance(candidate, GroupsCandidate):
+        tp, pp, dp, recompute = None, None, None, candidate.recompute
+    else:
+        options = candidate.options
+        tp, pp, dp, recompute = options.tp, candidate.pp, options.dp, options.recompute
     return {
         "tp": tp,
         "pp": pp,
@@ -84,6 +84,6 @@ def _candidate(candidate: AnyCandidate) -> dict[str, Any]:
         "micro_batch_size": candidate.micro_batch_size,
         "num_micro_batches": candidate.num_micro_batches,
         "bounds": None,
-        "recompute": candidate.recompute,
+        "recompute": recompute,
         "placement": None,
     }

@@ -96,5 +96,5 @@ def _stage_uses(stage: Stage, edges: Sequence[int]) -> list[OperatorUse]:
     uses: list[OperatorUse] = []
     for first, end in pairwise(edges[stage.first_layer : stage.end_layer + 1]):
         recompute = stage.options.recompute == "full" and end - first > 1
-        uses += [(stage.tp, stage.dp, 0, recompute)] * (end - first)
+        uses += [(stage.options.tp, stage.options.dp, 0, recompute)] * (end - first)
     return uses

@@ -68,8 +68,8 @@ def test_ranks_count_tp_fastest_then_dp_then_stages(strategy: Strategy) -> None:
     ranks = [
         strategy.rank(stage=stage, dp_index=dp_index, tp_index=tp_index)
         for stage in range(candidate.pp)
-        for dp_index in range(candidate.dp)
-        for tp_index in range(candidate.tp)
+        for dp_index in range(candidate.options.dp)
+        for tp_index in range(candidate.options.tp)
     ]
     assert ranks == list(range(candidate.num_devices))
 
@@ -82,8 +82,8 @@ def test_ranks_of_stages_that_differ_are_numbered_through(
     ranks = [
         strategy.rank(stage=index, dp_index=dp_index, tp_index=tp_index)
         for index, stage in enumerate(strategy.stages)
-        for dp_index in range(stage.dp)
-        for tp_index in range(stage.tp)
+        for dp_index in range(stage.options.dp)
+        for tp_index in range(stage.options.tp)
     ]
     assert ranks == list(range(len(strategy.placement)))
 
@@ -144,11 +144,11 @@ def test_a_csv_file_gives_the_strategies_that_were_written(
         cluster=Cluster(nodes=(replace(node, num_slots=candidate.num_devices),)),
         num_layers=cuts[-1],
         global_batch_size=candidate.global_batch_size,
-        recompute=candidate.recompute,
+        recompute=candidate.options.recompute,
     )
     text = (
         "tp,pp,dp,micro_batch_size,bounds\n"
-        f"{candidate.tp},{candidate.pp},{candidate.dp},{candidate.micro_batch_size},"
+        f"{candidate.options.tp},{candidate.pp},{candidate.options.dp},{candidate.micro_batch_size},"
         f"{' '.join(map(str, cuts))}\n"
     )
     (found,) = parse_strategies(text, file="strategies.csv", context=context)

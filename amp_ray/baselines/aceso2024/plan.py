@@ -64,7 +64,7 @@ def aceso_plan(strategy: Strategy, profile: OperatorProfile) -> AcesoPlan:
     """
     samples = strategy.samples_per_micro_batch
     for index, stage in enumerate(strategy.stages):
-        if stage.shares is not None and set(stage.shares) != {samples / stage.dp}:
+        if stage.shares is not None and set(stage.shares) != {samples / stage.options.dp}:
             message = (
                 f"cost model aceso-2024 divides a micro-batch evenly; stage {index} has shares "
                 f"{list(stage.shares)}"
