@@ -2,10 +2,20 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Final
 
 from amp_ray.spec.operator_profile import OperatorProfile
 from amp_ray.spec.operator_run import OperatorUse, operator_runs
+from amp_ray.spec.recompute import RecomputeKind
 from amp_ray.spec.strategy import Stage, StageOptions, Strategy
+
+_ATTENTION_CORE: Final = (
+    "attention-score",
+    "attention-softmax",
+    "attention-dropout",
+    "attention-context",
+)
+"""Parts of names of what ``selective`` computes again."""
 
 
 def operator_strategy(
@@ -82,19 +92,36 @@ def operator_uses(strategy: Strategy, profile: OperatorProfile) -> list[list[Ope
             "(blocks, and each operator outside of them)"
         )
         raise ValueError(message)
-    return [_stage_uses(stage, edges) for stage in strategy.stages]
+    return [_stage_uses(stage, edges, profile) for stage in strategy.stages]
 
 
-def _stage_uses(stage: Stage, edges: Sequence[int]) -> list[OperatorUse]:
-    """Return how each operator of a stage is used; all blocks of one that recomputes do so."""
+def _stage_uses(stage: Stage, edges: Sequence[int], profile: OperatorProfile) -> list[OperatorUse]:
+    """Return how each operator of a stage is used; only blocks recompute, the first ones first."""
     if stage.operators:
         return [
             (run.tp, run.dp, run.algorithm, run.recompute)
             for run in stage.operators
             for _ in range(run.num_operators)
         ]
+    options, left = stage.options, stage.options.recompute.layers
     uses: list[OperatorUse] = []
     for first, end in pairwise(edges[stage.first_layer : stage.end_layer + 1]):
-        recompute = stage.options.recompute == "full" and end - first > 1
-        uses += [(stage.options.tp, stage.options.dp, 0, recompute)] * (end - first)
+        recomputes = end - first > 1 and left != 0
+        left = left - 1 if left and recomputes else left
+        uses += [
+            (
+                options.tp,
+                options.dp,
+                0,
+                recomputes and _computed_again(options.recompute.kind, profile.names[operator]),
+            )
+            for operator in range(first, end)
+        ]
     return uses
+
+
+def _computed_again(kind: RecomputeKind, name: str) -> bool:
+    """Tell whether an operator of a block that recomputes runs again."""
+    if kind == "selective":
+        return "post" not in name and any(part in name for part in _ATTENTION_CORE)
+    return kind == "full"

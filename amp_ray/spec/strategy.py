@@ -1,13 +1,14 @@
 """What is chosen: stages, micro-batches and where every rank runs."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Self, TypeVar
 
-from amp_ray.spec.candidate import Candidate, Recompute, StageOptions
+from amp_ray.spec.candidate import Candidate, StageOptions
 from amp_ray.spec.operator_run import OperatorRun, check_runs
+from amp_ray.spec.recompute import AUTO, Recompute
 
 __all__ = ["Stage", "StageOptions", "Strategy", "TokenSlices", "candidate_of"]
 
@@ -31,7 +32,8 @@ class Stage:
             and ``options`` are those of the first one. Empty means all alike.
 
     Raises:
-        ValueError: If the stage is empty, or shares or operators do not fit it.
+        ValueError: If the stage is empty, shares or operators do not fit it, or recompute is still
+            to be chosen.
     """
 
     first_layer: int
@@ -56,6 +58,9 @@ class Stage:
                 end=self.end_layer,
                 num_ranks=self.num_ranks,
             )
+        if self.options.recompute == AUTO:
+            message = "recompute 'auto' is for a search to choose; a stage has none of it yet"
+            raise ValueError(message)
 
     @property
     def num_ranks(self) -> int:
@@ -115,8 +120,15 @@ class Strategy:
         candidate: Candidate,
         bounds: Sequence[int],
         placement: tuple[int, ...] | None = None,
+        recompute: Sequence[Recompute] = (),
     ) -> Self:
         """Give a candidate its cuts; without ``placement``, rank ``r`` runs on device ``r``.
+
+        Args:
+            candidate: Degrees and micro-batches.
+            bounds: From 0 to the number of layers.
+            placement: Device of every rank.
+            recompute: Of each stage; without, the candidate's own.
 
         Raises:
             ValueError: If ``bounds`` do not make ``candidate.pp`` stages.
@@ -124,9 +136,12 @@ class Strategy:
         if len(bounds) != candidate.pp + 1 or bounds[0] != 0:
             message = f"bounds must run from 0 in {candidate.pp} stages, found {tuple(bounds)}"
             raise ValueError(message)
+        options = [replace(candidate.options, recompute=own) for own in recompute]
         stages = tuple(
-            Stage(first_layer=first, end_layer=end, options=candidate.options)
-            for first, end in pairwise(bounds)
+            Stage(first_layer=first, end_layer=end, options=own)
+            for (first, end), own in zip(
+                pairwise(bounds), options or [candidate.options] * candidate.pp, strict=True
+            )
         )
         return cls(
             stages=stages,
@@ -226,7 +241,7 @@ def candidate_of(strategy: Strategy) -> Candidate:
             "expected one tp, dp and recompute for all stages, found "
             f"tp {[stage.options.tp for stage in strategy.stages]}, "
             f"dp {[stage.options.dp for stage in strategy.stages]}, "
-            f"recompute {[stage.options.recompute for stage in strategy.stages]}"
+            f"recompute {[str(stage.options.recompute) for stage in strategy.stages]}"
         )
         raise ValueError(message)
     return Candidate(

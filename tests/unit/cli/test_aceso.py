@@ -48,8 +48,8 @@ def test_a_plan_of_layers_is_exported_and_scored_by_the_published_formulas(
     assert again.read_text() == plan.read_text()
     rows = tmp_path / "rows.json"
     rows.write_text(json.dumps([row["strategy"]]), encoding="utf-8")
-    options = ("--strategies", rows, "--cost-model", "aceso-2024", "--json")
-    assert amp_ray("score", experiment, *options).json["rows"] == [row]
+    options = ("--strategies", rows, "--cost-model", "aceso-2024")
+    assert amp_ray("score", experiment, *options, "--json").json["rows"] == [row]
 
 
 def test_what_does_not_fit_the_memory_or_the_nodes_says_so(

@@ -7,12 +7,14 @@ from amp_ray.errors import InputError
 from amp_ray.formats.aceso_plan import aceso_plan_text, read_aceso_plan
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.operator_strategy import operator_strategy
+from amp_ray.spec.recompute import FULL, NO_RECOMPUTE, SELECTIVE, Recompute
 from amp_ray.spec.strategy import Stage, StageOptions, Strategy
 from amp_ray.spec.strategy_json import strategy_from_json, strategy_to_json
 from support.aceso import aceso_experiment
 from support.experiments import small_experiment
 
-FULL = StageOptions(tp=1, dp=2, recompute="full")
+CORE = [0, 0, 1, 1, 1, 1] + [0] * 7
+"""Operators of a block that ``selective`` computes again."""
 
 
 def mixed_plan() -> Strategy:
@@ -55,15 +57,34 @@ def test_a_plan_comes_back_from_our_own_json() -> None:
     }
 
 
-def test_layers_become_operators() -> None:
+@pytest.mark.parametrize(
+    ("recompute", "bits"),
+    [
+        (FULL, [[0] + [1] * 13, [1] * 13 + [0] * 2]),
+        (SELECTIVE, [[0] + CORE, [*CORE, 0, 0]]),
+        (NO_RECOMPUTE, [[0] * 14, [0] * 15]),
+    ],
+)
+def test_layers_become_operators(recompute: Recompute, bits: list[list[int]]) -> None:
+    options = StageOptions(tp=1, dp=2, recompute=recompute)
     stages = tuple(
-        Stage(first_layer=first, end_layer=end, options=FULL) for first, end in ((0, 2), (2, 5))
+        Stage(first_layer=first, end_layer=end, options=options) for first, end in ((0, 2), (2, 5))
     )
     plan = Strategy(stages=stages, micro_batch_size=1, num_micro_batches=8, placement=(0, 1, 2, 3))
     record = json.loads(aceso_plan_text(plan, aceso_experiment()))
     assert record["num_ops_in_each_stage"] == [14, 15]
-    assert record["recompute_ops"] == [[0] + [1] * 13, [1] * 13 + [0] * 2]
+    assert record["recompute_ops"] == bits
     assert record["micro_batch_size"] == 2
+
+
+def test_the_first_blocks_of_a_stage_recompute_first() -> None:
+    options = StageOptions(tp=2, dp=2, recompute=Recompute(kind="full", layers=1))
+    stage = Stage(first_layer=0, end_layer=5, options=options)
+    plan = Strategy(
+        stages=(stage,), micro_batch_size=1, num_micro_batches=8, placement=(0, 1, 2, 3)
+    )
+    record = json.loads(aceso_plan_text(plan, aceso_experiment()))
+    assert record["recompute_ops"] == [[0] + [1] * 13 + [0] * 15]
 
 
 @pytest.mark.parametrize(
