@@ -61,7 +61,7 @@ def test_a_plan_comes_back_from_our_own_json() -> None:
     ("recompute", "bits"),
     [
         (FULL, [[0] + [1] * 13, [1] * 13 + [0] * 2]),
-        (SELECTIVE, [[0] + CORE, [*CORE, 0, 0]]),
+        (SELECTIVE, [[0, *CORE], [*CORE, 0, 0]]),
         (NO_RECOMPUTE, [[0] * 14, [0] * 15]),
     ],
 )
