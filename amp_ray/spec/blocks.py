@@ -6,6 +6,7 @@ the memory-bound kernels is counted from what each one reads and writes.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from amp_ray.spec.model import Layer
@@ -264,6 +265,9 @@ def _attention_core(width: Width, *, dropout: bool) -> tuple[Operator, ...]:
     sharded, scores = width.shards_heads, width.scores
     shard: Shard = "batch" if sharded else "none"
     batch = width.heads * width.tokens // width.attended
+    product = partial(
+        Gemm, batch=batch, shard=shard, has_weight=False, saved_sharded=sharded, core="input"
+    )
     drop = Elementwise(
         name="attention-dropout",
         forward_elements=2.5 * scores,
@@ -274,17 +278,12 @@ def _attention_core(width: Width, *, dropout: bool) -> tuple[Operator, ...]:
         core="inner",
     )
     return (
-        Gemm(
+        product(
             name="scores",
             rows=width.attended,
             columns=width.attended,
             inner=width.head_size,
-            batch=batch,
-            shard=shard,
-            has_weight=False,
             saved_elements=width.stream + width.tokens * width.key_value_size,
-            saved_sharded=sharded,
-            core="input",
         ),
         Elementwise(
             name="softmax",
@@ -296,16 +295,11 @@ def _attention_core(width: Width, *, dropout: bool) -> tuple[Operator, ...]:
             core="inner",
         ),
         *((drop,) if dropout else ()),
-        Gemm(
+        product(
             name="context",
             rows=width.attended,
             columns=width.head_size,
             inner=width.attended,
-            batch=batch,
-            shard=shard,
-            has_weight=False,
             saved_elements=width.tokens * width.key_value_size,
-            saved_sharded=sharded,
-            core="input",
         ),
     )
