@@ -1,9 +1,9 @@
 """The exact solver: a search over caps on the slowest stage, around a dynamic programme.
 
-Let ``S(c)`` be the smallest sum of a partition with no beat above ``c``. It never grows with
-``c``, so every partition whose slowest beat lies in ``[low, high]`` costs at least
-``S(high) + (m - 1) * low``. The search keeps intervals of slowest beats that are not settled yet,
-with their bounds. To evaluate a cap gives ``S(cap)`` and a partition, whose slowest beat ``M``
+Let ``S(c)`` be the smallest sum of a partition whose bottleneck is at most ``c``. It never grows
+with ``c``, so every partition whose bottleneck lies in ``[low, high]`` costs at least
+``S(high) + (m - 1) * low``. The search keeps intervals of bottlenecks that are not settled yet,
+with their bounds. To evaluate a cap gives ``S(cap)`` and a partition, whose bottleneck ``M``
 snaps the cap down: all of ``[M, cap]`` is settled at once, and what lies below has a better sum
 to start from. A cap without a partition settles everything up to the next cap that admits more.
 The search ends when no interval can hold a better partition. There is no tolerance: bounds move
@@ -38,7 +38,7 @@ from amp_ray.partition.problem import (
 )
 from amp_ray.partition.programme import Programme, Scratch
 
-# An interval of slowest beats: (lower bound of the objective, low, high, smallest sum).
+# An interval of bottlenecks: (lower bound of the objective, low, high, smallest sum).
 Interval = tuple[float, float, float, float]
 
 
@@ -50,11 +50,11 @@ def solve(
 ) -> PartitionSolution | InfeasiblePartition | PrunedPartition:
     """Find the partition with the smallest objective.
 
-    Among equals it is the one with the smallest slowest beat; then, compared from the last stage
+    Among equals it is the one with the smallest bottleneck; then, compared from the last stage
     back, the lowest final state, the earliest start, and the option that comes first in canonical
-    order (source state, time row, beat row, cut row, memory row, overhead, fixed cost); that last
-    comparison takes sums as they are rounded. So the order of the options in the problem does not
-    matter, and neither does ``upper_bound_s``.
+    order (source state, time row, bottleneck row, cut row, memory row, overhead, fixed cost); that
+    last comparison takes sums as they are rounded. So the order of the options in the problem does
+    not matter, and neither does ``upper_bound_s``.
 
     Args:
         problem: The problem.
@@ -128,13 +128,13 @@ class _Search(BestFirst[Interval]):
                 return
             heappop(self.open)
             if bound_s < self.value_s or low_s < self.slowest_s:
-                high_s = min(high_s, self._highest_useful_s(sum_s, high_s))
+                high_s = min(high_s, self._highest_cap_s(sum_s, high_s))
                 at_top = self.num_evaluations % 2 == 1
                 cap_s = high_s if at_top else low_s + (high_s - low_s) / 2
                 self._evaluate(low_s, cap_s, high_s, sum_s)
 
-    def _highest_useful_s(self, sum_s: float, high_s: float) -> float:
-        """Give a slowest beat above which partitions cost too much, their sum being ``sum_s``.
+    def _highest_cap_s(self, sum_s: float, high_s: float) -> float:
+        """Give a bottleneck above which partitions cost too much, their sum being ``sum_s``.
 
         Rounding of the objective can hide half a unit in the last place; four are on the safe
         side, and cost nothing.
@@ -142,10 +142,10 @@ class _Search(BestFirst[Interval]):
         limit_s = self.limit_s
         if self.num_later == 0:
             return high_s
-        useful_s = (limit_s - sum_s + 4 * math.ulp(limit_s)) / self.num_later
-        if useful_s < high_s and limit_s < self.value_s:
+        cap_s = (limit_s - sum_s + 4 * math.ulp(limit_s)) / self.num_later
+        if cap_s < high_s and limit_s < self.value_s:
             self.unwanted_s = math.nextafter(limit_s, math.inf)
-        return useful_s
+        return cap_s
 
     def _evaluate(self, low_s: float, cap_s: float, high_s: float, sum_s: float) -> None:
         """Settle what one cap tells about the interval, and open the rest of it."""

@@ -1,12 +1,13 @@
 """What is chosen: stages, micro-batches and where every rank runs."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Self, TypeVar
 
-from amp_ray.spec.candidate import Candidate, Recompute, StageOptions
+from amp_ray.spec.candidate import Candidate, StageOptions
+from amp_ray.spec.recompute import AUTO, Recompute
 
 __all__ = ["Stage", "StageOptions", "Strategy", "TokenSlices", "candidate_of"]
 
@@ -28,7 +29,8 @@ class Stage:
             ``micro_batch_size`` each.
 
     Raises:
-        ValueError: If the stage is empty, or shares do not fit ``dp``.
+        ValueError: If the stage is empty, shares do not fit ``dp``, or recompute is still to be
+            chosen.
     """
 
     first_layer: int
@@ -41,21 +43,13 @@ class Stage:
         if not 0 <= self.first_layer < self.end_layer:
             message = f"a stage needs layers, found [{self.first_layer}, {self.end_layer})"
             raise ValueError(message)
-        if self.shares is not None and (len(self.shares) != self.dp or min(self.shares) < 1):
-            message = (
-                f"shares need one positive count per dp index ({self.dp}), found {self.shares}"
-            )
+        dp = self.options.dp
+        if self.shares is not None and (len(self.shares) != dp or min(self.shares) < 1):
+            message = f"shares need one positive count per dp index ({dp}), found {self.shares}"
             raise ValueError(message)
-
-    @property
-    def tp(self) -> int:
-        """Tensor parallel degree."""
-        return self.options.tp
-
-    @property
-    def dp(self) -> int:
-        """Data parallel degree."""
-        return self.options.dp
+        if self.options.recompute == AUTO:
+            message = "recompute 'auto' is for a search to choose; a stage has none of it yet"
+            raise ValueError(message)
 
     @property
     def num_ranks(self) -> int:
@@ -115,8 +109,15 @@ class Strategy:
         candidate: Candidate,
         bounds: Sequence[int],
         placement: tuple[int, ...] | None = None,
+        recompute: Sequence[Recompute] = (),
     ) -> Self:
         """Give a candidate its cuts; without ``placement``, rank ``r`` runs on device ``r``.
+
+        Args:
+            candidate: Degrees and micro-batches.
+            bounds: From 0 to the number of layers.
+            placement: Device of every rank.
+            recompute: Of each stage; without, the candidate's own.
 
         Raises:
             ValueError: If ``bounds`` do not make ``candidate.pp`` stages.
@@ -124,9 +125,12 @@ class Strategy:
         if len(bounds) != candidate.pp + 1 or bounds[0] != 0:
             message = f"bounds must run from 0 in {candidate.pp} stages, found {tuple(bounds)}"
             raise ValueError(message)
+        options = [replace(candidate.options, recompute=own) for own in recompute]
         stages = tuple(
-            Stage(first_layer=first, end_layer=end, options=candidate.options)
-            for first, end in pairwise(bounds)
+            Stage(first_layer=first, end_layer=end, options=own)
+            for (first, end), own in zip(
+                pairwise(bounds), options or [candidate.options] * candidate.pp, strict=True
+            )
         )
         return cls(
             stages=stages,
@@ -143,12 +147,12 @@ class Strategy:
     @property
     def tp(self) -> int | None:
         """Tensor parallel degree of all stages; None where they differ."""
-        return _common(stage.tp for stage in self.stages)
+        return _common(stage.options.tp for stage in self.stages)
 
     @property
     def dp(self) -> int | None:
         """Data parallel degree of all stages; None where they differ."""
-        return _common(stage.dp for stage in self.stages)
+        return _common(stage.options.dp for stage in self.stages)
 
     @property
     def recompute(self) -> Recompute | None:
@@ -175,7 +179,9 @@ class Strategy:
     def global_batch_size(self) -> int:
         """Samples per optimizer step."""
         stage = self.stages[0]
-        samples = self.micro_batch_size * stage.dp if stage.shares is None else sum(stage.shares)
+        samples = (
+            self.micro_batch_size * stage.options.dp if stage.shares is None else sum(stage.shares)
+        )
         return samples * self.num_micro_batches
 
     @cached_property
@@ -195,7 +201,7 @@ class Strategy:
             >>> Strategy.uniform(grid, (0, 1, 2)).rank(stage=1, dp_index=0, tp_index=1)
             5
         """
-        return self.first_rank[stage] + dp_index * self.stages[stage].tp + tp_index
+        return self.first_rank[stage] + dp_index * self.stages[stage].options.tp + tp_index
 
     def devices(self, stage: int) -> tuple[int, ...]:
         """Device index of every rank of one stage, in rank order."""
@@ -213,9 +219,9 @@ def candidate_of(strategy: Strategy) -> Candidate:
     if not strategy.is_uniform or options is None:
         message = (
             "expected one tp, dp and recompute for all stages, found "
-            f"tp {[stage.tp for stage in strategy.stages]}, "
-            f"dp {[stage.dp for stage in strategy.stages]}, "
-            f"recompute {[stage.options.recompute for stage in strategy.stages]}"
+            f"tp {[stage.options.tp for stage in strategy.stages]}, "
+            f"dp {[stage.options.dp for stage in strategy.stages]}, "
+            f"recompute {[str(stage.options.recompute) for stage in strategy.stages]}"
         )
         raise ValueError(message)
     return Candidate(
@@ -241,7 +247,7 @@ def _check_samples(stages: Sequence[Stage], micro_batch_size: int) -> None:
 
     Without shares all stages have one dp; with shares some dp is above 1, and each stage has some.
     """
-    dps, shares = [stage.dp for stage in stages], [stage.shares for stage in stages]
+    dps, shares = [stage.options.dp for stage in stages], [stage.shares for stage in stages]
     if all(share is None for share in shares):
         if len(set(dps)) > 1:
             message = f"stages with dp {dps} need shares: which rank takes which samples"
