@@ -18,10 +18,15 @@ softmax's sum."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernels:
-    """How a program computes what the families have in common; see `RuntimeTraits`."""
+    """How a program computes what the families have in common; see `RuntimeTraits`.
+
+    Args:
+        context: Tokens before those of the layers, computed earlier, to which these attend.
+    """
 
     fused_attention: bool = False
     dropout: bool = True
+    context: int = 0
 
 
 UNFUSED: Final = Kernels()
@@ -41,6 +46,7 @@ class Width:
             of theirs reads, writes and keeps its own tensor.
         fused_attention: Whether all of attention between the projections is one kernel.
         causal: Whether a token sees only those before it, which one kernel need not compute.
+        context: Tokens before these, which they attend to as well; not with a window.
     """
 
     tokens: int
@@ -53,10 +59,16 @@ class Width:
     fused: bool = True
     fused_attention: bool = False
     causal: bool = True
+    context: int = 0
 
     @property
     def attended(self) -> int:
         """Tokens that one token attends to."""
+        return self.tokens + self.context if self.window is None else self.window
+
+    @property
+    def attending(self) -> int:
+        """Tokens that attend to the same ones."""
         return self.tokens if self.window is None else self.window
 
     @property
@@ -246,12 +258,13 @@ def attention(width: Width, *, bias: bool, dropout: bool) -> tuple[Operator, ...
 def _fused_attention(width: Width) -> Elementwise:
     """Scores, softmax and context as one kernel: it reads and keeps its three inputs."""
     key_values = width.tokens * width.key_value_size
-    products = 2 * 2.0 * width.tokens * width.attended * width.hidden
+    read = key_values + width.context * width.key_value_size
+    pairs = width.tokens * (width.attended - (width.attending / 2 if width.causal else 0))
     return Elementwise(
         name="attention",
-        forward_elements=2 * width.stream + 2 * key_values,
-        backward_elements=4 * width.stream + 4 * key_values,
-        flops=products / (2 if width.causal else 1),
+        forward_elements=2 * width.stream + 2 * read,
+        backward_elements=4 * width.stream + 4 * read,
+        flops=2 * 2.0 * pairs * width.hidden,
         sharded=width.shards_heads,
         saved_elements=width.stream + 2 * key_values,
         saved_mask_bytes=BYTES_PER_LOG_SUM * width.heads * width.tokens,
@@ -263,20 +276,11 @@ def _attention_core(width: Width, *, dropout: bool) -> tuple[Operator, ...]:
     """Scores, softmax, dropout and context, window by window."""
     sharded, scores = width.shards_heads, width.scores
     shard: Shard = "batch" if sharded else "none"
-    batch = width.heads * width.tokens // width.attended
-    drop = Elementwise(
-        name="attention-dropout",
-        forward_elements=2.5 * scores,
-        backward_elements=2.5 * scores,
-        sharded=sharded,
-        saved_elements=scores,
-        saved_mask_bytes=scores,
-        core="inner",
-    )
+    batch = width.heads * width.tokens // width.attending
     return (
         Gemm(
             name="scores",
-            rows=width.attended,
+            rows=width.attending,
             columns=width.attended,
             inner=width.head_size,
             batch=batch,
@@ -295,10 +299,10 @@ def _attention_core(width: Width, *, dropout: bool) -> tuple[Operator, ...]:
             saved_elements=scores,
             core="inner",
         ),
-        *((drop,) if dropout else ()),
+        *((_attention_dropout(width),) if dropout else ()),
         Gemm(
             name="context",
-            rows=width.attended,
+            rows=width.attending,
             columns=width.head_size,
             inner=width.attended,
             batch=batch,
@@ -308,4 +312,17 @@ def _attention_core(width: Width, *, dropout: bool) -> tuple[Operator, ...]:
             saved_sharded=sharded,
             core="input",
         ),
+    )
+
+
+def _attention_dropout(width: Width) -> Elementwise:
+    """Dropout of the attention matrix."""
+    return Elementwise(
+        name="attention-dropout",
+        forward_elements=2.5 * width.scores,
+        backward_elements=2.5 * width.scores,
+        sharded=width.shards_heads,
+        saved_elements=width.scores,
+        saved_mask_bytes=width.scores,
+        core="inner",
     )
