@@ -84,7 +84,7 @@ def best_groups(problem: GroupsProblem, *, upper_bound_s: float) -> BestGroups:
 
 @dataclass(slots=True, kw_only=True)
 class _Search:
-    """The best plan so far, and what none undercuts.
+    """The best plan so far, and a lower bound of all plans.
 
     Attributes:
         upper_bound_s: Only plans that cost no more are of interest.
@@ -99,7 +99,7 @@ class _Search:
     best: BestGroups
 
     def run(self) -> None:
-        """Join groups that are likely to give a plan that is good, then all that may be better."""
+        """Join groups that are likely to make a good plan, then all that may make a better one."""
         self._join(np.unique(self.problem.steps.choice[list(self.relaxed.options)]))
         values = plan_values(self.problem, self._known_s())
         if self.bound_s < self._known_s() and not self.problem.choices.graph.is_small:
@@ -124,11 +124,11 @@ class _Search:
         return min(self.upper_bound_s, self.best.value_s)
 
     def _cheapest(self, values: FloatArray, most: int) -> tuple[IntArray, float]:
-        """Return choices with the smallest values, and what plans with others cost at least."""
+        """Return the choices with the smallest values, and a lower bound of plans with others."""
         return cheapest_choices(self.problem, values, limit_s=self._known_s(), most=most)
 
     def _join(self, chosen: IntArray) -> float:
-        """Keep the best plan of some choices, if it is better; return what none undercuts."""
+        """Keep the best plan of some choices, if it is better; return their lower bound."""
         if not len(chosen):
             return self._known_s()
         joined = replace(self.problem, choices=self.problem.choices.among(chosen), joined=True)
@@ -156,7 +156,7 @@ class _Search:
 
 
 def plan_values(problem: GroupsProblem, limit_s: float) -> FloatArray:
-    """Return what plans with each choice cost at least; infinite above the limit.
+    """Return a lower bound of the cost of plans with each choice; infinite above the limit.
 
     Args:
         problem: Not joined.
@@ -170,7 +170,7 @@ def plan_values(problem: GroupsProblem, limit_s: float) -> FloatArray:
 def cheapest_choices(
     problem: GroupsProblem, values: FloatArray, *, limit_s: float, most: int
 ) -> tuple[IntArray, float]:
-    """Return choices with the smallest values, and what plans with others cost at least.
+    """Return the choices with the smallest values, and a lower bound of plans with others.
 
     Args:
         problem: Not joined.
