@@ -10,7 +10,7 @@ from heapq import heappop
 
 from amp_ray.partition.best_first import BestFirst
 
-# An interval of slowest beats: (lower bound of the objective, low, high, smallest sum).
+# An interval of bottlenecks: (lower bound of the objective, low, high, smallest sum).
 Interval = tuple[float, float, float, float]
 
 
@@ -20,7 +20,7 @@ class CapSearch(BestFirst[Interval], ABC):
 
     Attributes:
         num_later: Micro-batches after the first.
-        slowest_s: Beat of the slowest stage of the best chain.
+        slowest_s: Bottleneck of the best chain.
         num_evaluations: Caps tried.
     """
 
@@ -45,13 +45,13 @@ class CapSearch(BestFirst[Interval], ABC):
                 return
             heappop(self.open)
             if bound_s < self.value_s or low_s < self.slowest_s:
-                high_s = min(high_s, self._highest_useful_s(sum_s, high_s))
+                high_s = min(high_s, self._highest_cap_s(sum_s, high_s))
                 at_top = self.num_evaluations % 2 == 1
                 cap_s = high_s if at_top else low_s + (high_s - low_s) / 2
                 self._evaluate(low_s, cap_s, high_s, sum_s)
 
-    def _highest_useful_s(self, sum_s: float, high_s: float) -> float:
-        """Give a slowest beat above which partitions cost too much, their sum being ``sum_s``.
+    def _highest_cap_s(self, sum_s: float, high_s: float) -> float:
+        """Give a bottleneck above which partitions cost too much, their sum being ``sum_s``.
 
         Rounding of the objective can hide half a unit in the last place; four are on the safe
         side, and cost nothing.
@@ -59,10 +59,10 @@ class CapSearch(BestFirst[Interval], ABC):
         limit_s = self.limit_s
         if self.num_later == 0:
             return high_s
-        useful_s = (limit_s - sum_s + 4 * math.ulp(limit_s)) / self.num_later
-        if useful_s < high_s and limit_s < self.value_s:
+        cap_s = (limit_s - sum_s + 4 * math.ulp(limit_s)) / self.num_later
+        if cap_s < high_s and limit_s < self.value_s:
             self.unwanted_s = math.nextafter(limit_s, math.inf)
-        return useful_s
+        return cap_s
 
     def _evaluate(self, low_s: float, cap_s: float, high_s: float, sum_s: float) -> None:
         """Settle what one cap tells about the interval, and open the rest of it."""

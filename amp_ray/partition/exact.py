@@ -1,9 +1,9 @@
 """The exact solver: a search over caps on the slowest stage, around a dynamic programme.
 
-Let ``S(c)`` be the smallest sum of a partition with no beat above ``c``. It never grows with
-``c``, so every partition whose slowest beat lies in ``[low, high]`` costs at least
-``S(high) + (m - 1) * low``. The search keeps intervals of slowest beats that are not settled yet,
-with their bounds. To evaluate a cap gives ``S(cap)`` and a partition, whose slowest beat ``M``
+Let ``S(c)`` be the smallest sum of a partition whose bottleneck is at most ``c``. It never grows
+with ``c``, so every partition whose bottleneck lies in ``[low, high]`` costs at least
+``S(high) + (m - 1) * low``. The search keeps intervals of bottlenecks that are not settled yet,
+with their bounds. To evaluate a cap gives ``S(cap)`` and a partition, whose bottleneck ``M``
 snaps the cap down: all of ``[M, cap]`` is settled at once, and what lies below has a better sum
 to start from. A cap without a partition settles everything up to the next cap that admits more.
 The search ends when no interval can hold a better partition. There is no tolerance: bounds move
@@ -46,11 +46,11 @@ def solve(
 ) -> PartitionSolution | InfeasiblePartition | PrunedPartition:
     """Find the partition with the smallest objective.
 
-    Among equals it is the one with the smallest slowest beat; then, compared from the last stage
+    Among equals it is the one with the smallest bottleneck; then, compared from the last stage
     back, the lowest final state, the earliest start, and the option that comes first in canonical
-    order (source state, time row, beat row, cut row, memory row, overhead, fixed cost); that last
-    comparison takes sums as they are rounded. So the order of the options in the problem does not
-    matter, and neither does ``upper_bound_s``.
+    order (source state, time row, bottleneck row, cut row, memory row, overhead, fixed cost); that
+    last comparison takes sums as they are rounded. So the order of the options in the problem does
+    not matter, and neither does ``upper_bound_s``.
 
     Args:
         problem: The problem.

@@ -14,6 +14,7 @@ from amp_ray.errors import InputError
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.families import build_model
 from amp_ray.spec.model import LayerKind, Model
+from amp_ray.spec.recompute import FULL
 from amp_ray.spec.strategy import Strategy
 
 RUNTIMES: Final = ("deepspeed", "amp-2022", "amp-2022-transgan")
@@ -46,7 +47,7 @@ def runtime_strategy(experiment: Experiment, strategy: Strategy) -> Strategy:
             stage,
             first_layer=first,
             end_layer=end,
-            options=replace(stage.options, recompute="full") if again else stage.options,
+            options=replace(stage.options, recompute=FULL) if again else stage.options,
         )
         for stage, (first, end) in zip(strategy.stages, pairwise(bounds), strict=True)
     )
@@ -62,7 +63,7 @@ def describe(strategy: Strategy) -> str:
     """Name a strategy in a message."""
 
     def each(name: str) -> str:
-        values = list(dict.fromkeys(getattr(stage, name) for stage in strategy.stages))
+        values = list(dict.fromkeys(getattr(stage.options, name) for stage in strategy.stages))
         return f"{name} {'/'.join(map(str, values))}"
 
     bounds = " ".join(map(str, strategy.bounds))
@@ -110,8 +111,14 @@ def _reasons(experiment: Experiment, strategy: Strategy) -> Iterator[str]:
         )
     if not strategy.is_uniform:
         yield "its stages have different tp or dp, or shares of samples; DeepSpeed runs one of each"
+    if strategy.token_slices:
+        yield "it cuts sequences into token slices, which DeepSpeed's pipeline cannot run"
     if experiment.zero_stage > MAX_ZERO_STAGE:
         yield f"zero_stage {experiment.zero_stage} does not work with a pipeline; use 0 or 1"
+    recompute = [stage.options.recompute for stage in strategy.stages]
+    no_recompute = experiment.traits.why_no_recompute(recompute)
+    if no_recompute is not None:
+        yield no_recompute
     if strategy.bounds[-1] != model.num_layers:
         yield f"its bounds end at {strategy.bounds[-1]}, the model has {model.num_layers} layers"
         return
@@ -138,7 +145,7 @@ def _undivided(experiment: Experiment, strategy: Strategy) -> Iterator[str]:
         "feed_forward_size": shape.feed_forward_size,
     }
     for name, size in sizes.items():
-        tps = [stage.tp for stage in strategy.stages if size % stage.tp]
+        tps = [stage.options.tp for stage in strategy.stages if size % stage.options.tp]
         if tps:
             yield f"tp {tps[0]} does not divide {name} {size}; choose another tp"
 

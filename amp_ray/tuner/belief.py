@@ -27,15 +27,15 @@ class Belief:
     """Expected times of some candidates.
 
     Args:
-        places: Length ``num_places``. Which candidates, by place.
-        log_mean: Shape ``(num_places,)``. Expected logarithm of seconds.
-        covariance: Shape ``(num_places, num_places)``. What constants leave open moves several
-            candidates together; the diagonal has each prediction's own error too.
-        finishes: Shape ``(num_places,)``. Chance that it does not fail.
+        indices: Length ``num_predicted``. The candidates that are predicted.
+        log_mean: Shape ``(num_predicted,)``. Expected logarithm of seconds.
+        covariance: Shape ``(num_predicted, num_predicted)``. Uncertain constants move several
+            candidates together; the diagonal also has each prediction's own error.
+        finishes: Shape ``(num_predicted,)``. Chance that it does not fail.
         degrees: Degrees of freedom of the errors' scale, which a few trials do not tell well.
     """
 
-    places: tuple[int, ...]
+    indices: tuple[int, ...]
     log_mean: FloatArray
     covariance: FloatArray
     finishes: FloatArray
@@ -43,7 +43,7 @@ class Belief:
 
     @property
     def sigma(self) -> FloatArray:
-        """Lognormal sigma of every time, shape ``(num_places,)``."""
+        """Lognormal sigma of every time, shape ``(num_predicted,)``."""
         sigma: FloatArray = np.sqrt(np.maximum(np.diag(self.covariance), _LEAST_VARIANCE))
         return sigma
 

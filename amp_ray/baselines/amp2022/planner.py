@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from amp_ray.baselines.amp2022.chain import Chain, gpt2_chain, list_bounds, transgan_chain
 from amp_ray.baselines.amp2022.cost import (
+    AmpEstimate,
     Network,
-    Prediction,
     boundary_time_s,
     layer_time_s,
     predict_bounds,
@@ -65,7 +65,7 @@ def mean_forward_s(forward_s: Sequence[FloatArray], num_devices: Sequence[int]) 
 
 def predict(
     candidate: Candidate, forward_s: FloatArray, chain: Chain, network: Network
-) -> Prediction:
+) -> AmpEstimate:
     """Partition one candidate by the published rule and predict its time.
 
     Args:
@@ -144,13 +144,13 @@ class Amp2022Planner:
             return Infeasible(
                 candidate=candidate, reason=Reason(kind="more stages than layers", detail=detail)
             )
-        prediction = predict(candidate, self._forward_s(candidate.tp), chain, self._network)
+        prediction = predict(candidate, self._forward_s(candidate.options.tp), chain, self._network)
         return _estimate(prediction, Strategy.uniform(candidate, prediction.bounds))
 
     def score(self, strategy: Strategy) -> Result:
         """Predict a strategy with given cuts."""
         candidate = candidate_of(strategy)
-        forward_s = self._forward_s(candidate.tp)
+        forward_s = self._forward_s(candidate.options.tp)
         prediction = predict_bounds(
             candidate, strategy.bounds, forward_s, self._chain, self._network
         )
@@ -198,7 +198,7 @@ class Amp2022Planner:
         return mean_forward_s(times, counts)
 
 
-def _estimate(prediction: Prediction, strategy: Strategy) -> Estimate:
+def _estimate(prediction: AmpEstimate, strategy: Strategy) -> Estimate:
     """Turn a published prediction into a result of ours."""
     busy_s = prediction.fill_s * strategy.num_micro_batches / strategy.pp
     return Estimate(

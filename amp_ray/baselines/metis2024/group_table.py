@@ -180,12 +180,12 @@ class GroupTable:
         """Earliest start by distinct set of memory needs and end, and the set of each group."""
         first, number = distinct_rows(list(self.holding.T))
         sets = self.holding[first]
-        kept, place = np.unique(sets, return_inverse=True)
+        kept, index = np.unique(sets, return_inverse=True)
         starts = _earliest_starts(
             self.rank_times.memory_bytes[kept // len(self.space.kinds)],
             self.space.memory_bytes[kept % len(self.space.kinds)],
         )
-        return starts[place.reshape(sets.shape)].max(axis=1), number
+        return starts[index.reshape(sets.shape)].max(axis=1), number
 
 
 def group_table(space: GroupSpace, rank_times: RankTimes, num_micro_batches: int) -> GroupTable:

@@ -175,8 +175,8 @@ class GroupSpace:
             rows = np.flatnonzero(variants.tp == tp)
             dp, index = variants.dp[rows, None], np.arange(variants.dp[rows].max(initial=0))
             real = index < dp
-            places = [np.where(real, index + step * dp, 0) for step in range(tp)]
-            found = self._shared_rate(rows, places)
+            ranks = [np.where(real, index + step * dp, 0) for step in range(tp)]
+            found = self._shared_rate(rows, ranks)
             rate[rows] = np.where(real, found, np.inf).min(axis=1, initial=np.inf)
         return rate
 
@@ -239,19 +239,19 @@ class GroupSpace:
         whole = sum(int(count) for kind, count in enumerate(self.counts) if closed >> kind & 1)
         return whole + used
 
-    def _shared_rate(self, rows: IntArray, places: list[IntArray]) -> FloatArray:
+    def _shared_rate(self, rows: IntArray, ranks: list[IntArray]) -> FloatArray:
         """Return the rate of groups of ranks: of the first's type in one node, else the slowest."""
-        kinds = [self._kind_at(rows, place) for place in places]
+        kinds = [self._kind_at(rows, rank) for rank in ranks]
         first_rank = self.variants.first_rank[rows, None]
-        nodes = [(first_rank + place) // self._per_node for place in places]
+        nodes = [(first_rank + rank) // self._per_node for rank in ranks]
         one_node = np.all([node == nodes[0] for node in nodes], axis=0)
         slowest = np.min([self._rates[kind, 1] for kind in kinds], axis=0)
         rate: FloatArray = np.where(one_node, self._rates[kinds[0], 0], slowest)
         return rate
 
-    def _kind_at(self, rows: IntArray, place: IntArray) -> IntArray:
+    def _kind_at(self, rows: IntArray, rank: IntArray) -> IntArray:
         """Return the type of a device of each group."""
         ends, kinds = self.variants.ends[rows], self.variants.kinds[rows]
-        piece = (place[:, :, None] >= ends[:, None, :]).sum(axis=2)
+        piece = (rank[:, :, None] >= ends[:, None, :]).sum(axis=2)
         found: IntArray = np.take_along_axis(kinds, np.minimum(piece, len(self.kinds) - 1), axis=1)
         return found

@@ -72,7 +72,7 @@ class Chains:
         return self._estimates[key]
 
     def objective_s(self, strategy: Strategy) -> float:
-        """Return closed form and tail of a strategy of the candidate."""
+        """Return closed form and step end of a strategy of the candidate."""
         key = key_of(strategy)
         if key not in self._objectives_s:
             costs, traits = self._costs_on(strategy.placement), self.cost_model.experiment.traits
@@ -80,8 +80,8 @@ class Chains:
             pipeline = objective(problem, strategy.bounds, tuple(range(strategy.pp)))
             breakdown = self.estimate(strategy).breakdown
             assert breakdown is not None
-            tail_s = breakdown.gradient_sync_s + breakdown.optimizer_s
-            self._objectives_s[key] = pipeline.value_s + tail_s
+            step_end_s = breakdown.gradient_sync_s + breakdown.optimizer_s
+            self._objectives_s[key] = pipeline.value_s + step_end_s
         return self._objectives_s[key]
 
     def _costs_on(self, placement: tuple[int, ...]) -> StageCosts:
@@ -92,7 +92,7 @@ class Chains:
 
 
 def objective_s(cost_model: CostModel, strategy: Strategy) -> float:
-    """Return what placements are compared by: closed form of the pipeline, and the tail.
+    """Return what placements are compared by: closed form of the pipeline, and the step end.
 
     Args:
         cost_model: Of the experiment.

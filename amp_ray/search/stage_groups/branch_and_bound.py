@@ -2,7 +2,7 @@
 
 What a cut costs depends on the groups on both sides. A first problem charges every cut what it
 costs at least, which bounds the plans with each group; only groups that may be part of a better
-plan than the best known one are posed again with the true costs of their pairs.
+plan than the best known one are solved again with the true costs of their pairs.
 """
 
 import math
@@ -14,21 +14,21 @@ import numpy as np
 from amp_ray.cost.topology import FloatArray, IntArray
 from amp_ray.partition import InfeasiblePartition, PrunedPartition
 from amp_ray.partition.pruning import among_options, option_values
-from amp_ray.partition.tails import TailedSolution, solve_tailed
+from amp_ray.partition.step_end import StepEndSolution, solve_with_step_end
 from amp_ray.search.stage_groups.problem import GroupsProblem
 from amp_ray.spec.strategy import Strategy
 
 FEW_NEIGHBOURS: Final = 10_000
-"""Pairs of neighbouring groups that are posed first, to know a plan that is good."""
+"""Pairs of neighbouring groups that are solved first, to know a plan that is good."""
 
 MOST_NEIGHBOURS: Final = 30_000
-"""Pairs that are posed at all; options of a joined problem are about as many."""
+"""Pairs that are solved at all; options of a joined problem are about as many."""
 
 MOST_BOXES_RELAXED: Final = 8
-"""Ranges of tails that are solved for the first bound."""
+"""Ranges of step ends that are solved for the first bound."""
 
 MOST_BOXES: Final = 40
-"""Ranges of tails that are solved at once; then the bound is what is proven so far."""
+"""Ranges of step ends that are solved at once; then the bound is what is proven so far."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ def best_groups(problem: GroupsProblem, *, upper_bound_s: float) -> BestGroups:
     """Find the best plan.
 
     The first problem does not know neighbours, so it gives a lower bound for plans with each group.
-    The groups with the smallest bounds are posed with their neighbours, which gives a good plan;
+    The groups with the smallest bounds are solved with their neighbours, which gives a good plan;
     then all groups whose bound is below the cost of that plan.
 
     Args:
@@ -62,7 +62,7 @@ def best_groups(problem: GroupsProblem, *, upper_bound_s: float) -> BestGroups:
     Returns:
         The plan; where none is of interest, a bound that may be as low as the upper one.
     """
-    relaxed = solve_tailed(
+    relaxed = solve_with_step_end(
         problem.problem, upper_bound_s=upper_bound_s, most_boxes=MOST_BOXES_RELAXED
     )
     if isinstance(relaxed, InfeasiblePartition):
@@ -91,7 +91,7 @@ class _Search:
     """
 
     problem: GroupsProblem
-    relaxed: TailedSolution
+    relaxed: StepEndSolution
     upper_bound_s: float
     bound_s: float
     best: BestGroups
@@ -110,7 +110,7 @@ class _Search:
             proven_s = self._join(chosen)
             self.bound_s = max(self.bound_s, min(left_s, proven_s))
         if self.bound_s < self._known_s():
-            relaxed = solve_tailed(
+            relaxed = solve_with_step_end(
                 self.problem.problem, upper_bound_s=self._known_s(), most_boxes=MOST_BOXES
             )
             if not isinstance(relaxed, InfeasiblePartition):
@@ -143,7 +143,7 @@ class _Search:
         return np.sort(order[:low]), left_s
 
     def _size(self, chosen: IntArray) -> int:
-        """Return how many neighbours would be posed."""
+        """Return how many neighbours would be solved."""
         positions = self.problem.limits.num_positions if self.problem.counted else 1
         return self.problem.choices.among(chosen).num_neighbours * positions
 
@@ -152,15 +152,15 @@ class _Search:
         if not len(chosen):
             return self._known_s()
         joined = replace(self.problem, choices=self.problem.choices.among(chosen), joined=True)
-        posed, kept = joined.problem, np.arange(len(joined.steps.choice))
+        pairs, kept = joined.problem, np.arange(len(joined.steps.choice))
         if len(kept) > FEW_NEIGHBOURS:
-            kept = np.flatnonzero(option_values(posed, self._known_s()) < math.inf)
-            fewer = among_options(posed, kept)
+            kept = np.flatnonzero(option_values(pairs, self._known_s()) < math.inf)
+            fewer = among_options(pairs, kept)
             if fewer is None:
                 return self._known_s()
-            posed = fewer
-        solution = solve_tailed(posed, upper_bound_s=self._known_s(), most_boxes=MOST_BOXES)
-        if not isinstance(solution, TailedSolution):
+            pairs = fewer
+        solution = solve_with_step_end(pairs, upper_bound_s=self._known_s(), most_boxes=MOST_BOXES)
+        if not isinstance(solution, StepEndSolution):
             return self._known_s()
         if solution.value_s < self.best.value_s:
             options = tuple(kept[list(solution.options)].tolist())

@@ -50,7 +50,7 @@ def version_lines(folder: Path) -> dict[str, str]:
     return found
 
 
-def look() -> dict[str, Any]:
+def read_software() -> dict[str, Any]:
     """Find versions without importing anything."""
     facts: dict[str, Any] = dict.fromkeys((*PACKAGES, "cuda", "nccl"))
     for name in PACKAGES:
@@ -85,7 +85,7 @@ def import_all() -> dict[str, Any]:
 
 def main() -> None:
     """Print one line of JSON: ``deep`` as an argument asks for imports too."""
-    facts = look()
+    facts = read_software()
     if "deep" in sys.argv[1:]:
         facts.update(import_all())
     version = ".".join(str(part) for part in sys.version_info[:3])
