@@ -1,6 +1,8 @@
 """``amp-ray plan``: search and rank."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import click
 
@@ -24,7 +26,7 @@ from amp_ray.runtime.calibrating import with_calibration
 from amp_ray.runtime.files import load_experiment
 from amp_ray.runtime.planning import Planned, plan_experiment, why_infeasible
 from amp_ray.runtime.ray.searching import Workers
-from amp_ray.spec.experiment import launchable_only
+from amp_ray.spec.experiment import Objective, launchable_only
 from amp_ray.units import counted
 
 _DEFAULT_ROWS = 10
@@ -51,6 +53,12 @@ _DEFAULT_ROWS = 10
     is_flag=True,
     help="Only strategies that the runtime launches as they are: one tp and dp for all stages.",
 )
+@click.option(
+    "--objective",
+    type=click.Choice(get_args(Objective)),
+    help="Rank by time, by money, or show what no other strategy beats in both. Default: the "
+    "experiment's.",
+)
 @wide_option
 @cost_model_option
 @calibration_options
@@ -63,6 +71,7 @@ def plan(
     num_rows: int,
     show_all: bool,
     launchable: bool,
+    objective: Objective | None,
     wide: bool,
     cost_model: str,
     calibration_path: Path | None,
@@ -80,6 +89,8 @@ def plan(
     )
     if launchable:
         experiment = launchable_only(experiment)
+    if objective is not None:
+        experiment = replace(experiment, objective=objective)
     with search_progress() as progress:
         planned = plan_experiment(
             experiment,

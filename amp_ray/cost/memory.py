@@ -163,12 +163,12 @@ class MemoryModel:
         """Columns of `stage_peak`, one row per stage."""
         traits, candidate = self.traits, self.candidate
         per = traits.bytes_per_parameter(self.rank.precision)
-        shards = candidate.dp if self.zero_stage >= 1 else 1
+        shards = candidate.options.dp if self.zero_stage >= 1 else 1
         states = per.kept + (per.master + self.optimizer.moment_bytes) / shards
-        full = candidate.recompute == "full"
+        full = candidate.options.recompute == "full"
         rows = []
         pp, num_micro_batches = candidate.pp, candidate.num_micro_batches
-        bucket = per.bucket if candidate.dp > 1 or traits.buckets_alone else 0.0
+        bucket = per.bucket if candidate.options.dp > 1 or traits.buckets_alone else 0.0
         context = self._context_bytes * self.constants.context_scale
         for stage in range(pp):
             flying = in_flight(stage, pp, num_micro_batches, traits.virtual_stages)

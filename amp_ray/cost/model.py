@@ -10,6 +10,7 @@ from amp_ray.cost.estimate import Breakdown, Estimate
 from amp_ray.cost.layers import LayerCosts
 from amp_ray.cost.memory import LayerMemory, MemoryModel, RankMemory, StageMemory
 from amp_ray.cost.messages import MessageModel, Messages
+from amp_ray.cost.money import Cost, PriceModel
 from amp_ray.cost.roofline import Rank
 from amp_ray.cost.schedule import slowest_replica
 from amp_ray.cost.stages import PlacedStages, StageTimes, TimeTables
@@ -148,6 +149,34 @@ class CostModel:
             warnings=warnings if launchable else (*warnings, NO_RUNTIME),
             launchable=launchable,
             failure_probability=verdict.failure_probability,
+            cost=self._cost(costs.stages, strategy.bounds, total_s),
+            tokens_per_s=costs.stages.num_samples * self._sequence_length / total_s or None,
+        )
+
+    def _cost(self, stages: PlacedStages, bounds: tuple[int, ...], total_s: float) -> Cost | None:
+        """Return what an iteration costs, where prices are known."""
+        return self._prices.cost(stages, bounds, total_s) if self._prices else None
+
+    @cached_property
+    def _sequence_length(self) -> int:
+        """Tokens of a sample; 0 for a model that has none."""
+        model = self.experiment.model
+        return model.shape.sequence_length if model.shape.vocab_size else 0
+
+    @cached_property
+    def _prices(self) -> PriceModel | None:
+        """What prices an iteration; None where some node has no price."""
+        given = self.experiment
+        if not given.cluster.has_prices:
+            return None
+        return PriceModel(
+            cluster=given.cluster,
+            traits=given.traits,
+            precision=given.precision,
+            zero_stage=given.zero_stage,
+            weights=self.weights,
+            sample_bytes=self.messages.sample_bytes,
+            tokens_per_sample=self._sequence_length,
         )
 
     def weights(self, tp: int) -> Weights:
@@ -164,17 +193,20 @@ class CostModel:
 
     def _new_memory(self, candidate: Candidate) -> MemoryModel:
         """Return the memory of a candidate's stages, from tables that others may share."""
-        given, weights = self.experiment, self.weights(candidate.tp)
+        given, weights = self.experiment, self.weights(candidate.options.tp)
         rank = Rank(
             device=given.cluster.device_types[0],
-            tp=candidate.tp,
+            tp=candidate.options.tp,
             micro_batch_size=candidate.micro_batch_size,
             precision=given.precision,
         )
-        key = (rank.tp, rank.micro_batch_size, candidate.recompute)
+        key = (rank.tp, rank.micro_batch_size, candidate.options.recompute)
         if key not in self._layer_memory:
             layers = LayerMemory(
-                model=given.model, rank=rank, recompute=candidate.recompute, traits=given.traits
+                model=given.model,
+                rank=rank,
+                recompute=candidate.options.recompute,
+                traits=given.traits,
             )
             self._layer_memory[key] = layers.rows(weights)
         return MemoryModel(

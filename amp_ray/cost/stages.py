@@ -53,7 +53,7 @@ class PlacedStages:
         return cls(
             options=(candidate.options,) * candidate.pp,
             devices=np.array(devices),
-            shares=((candidate.micro_batch_size,) * candidate.dp,) * candidate.pp,
+            shares=((candidate.micro_batch_size,) * candidate.options.dp,) * candidate.pp,
             num_micro_batches=candidate.num_micro_batches,
         )
 
@@ -64,7 +64,7 @@ class PlacedStages:
         return cls(
             options=[stage.options for stage in strategy.stages],
             devices=np.array(strategy.placement),
-            shares=[stage.shares or (size,) * stage.dp for stage in strategy.stages],
+            shares=[stage.shares or (size,) * stage.options.dp for stage in strategy.stages],
             num_micro_batches=strategy.num_micro_batches,
         )
 
@@ -72,6 +72,11 @@ class PlacedStages:
     def pp(self) -> int:
         """Number of stages."""
         return len(self.options)
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of an iteration."""
+        return sum(self.shares[0]) * self.num_micro_batches
 
     @cached_property
     def distinct_options(self) -> tuple[list[StageOptions], list[int]]:

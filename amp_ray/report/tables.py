@@ -20,7 +20,7 @@ from amp_ray.search.ranking import (
     is_risky,
     reasons_text,
 )
-from amp_ray.spec.candidate import GroupsCandidate
+from amp_ray.spec.candidate import Candidate, GroupsCandidate
 from amp_ray.spec.cluster import Cluster
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.model import Model
@@ -136,6 +136,8 @@ class ResultsTable:
         columns = [[header, *cells] for header, *cells in zip(headers, *rows, strict=True)]
         if any(estimate.peak_memory_bytes for estimate in estimates):
             columns.append(["peak/limit\nGiB", *map(_memory, self.results)])
+        if any(estimate.cost for estimate in estimates):
+            columns.append(["cost\n/iter", *map(_cost, self.results)])
         if any(estimate.failure_probability for estimate in estimates):
             columns.append([f"{self._risk}\nrisk", *map(_risk, self.results)])
         return columns
@@ -238,7 +240,8 @@ def _degrees(result: Result) -> list[str]:
     size = f"{plan.micro_batch_size}{' split' if _is_split(result) else ''}"
     if isinstance(plan, GroupsCandidate):
         return ["*", "*", "*", size]
-    return [*(str(degree or "*") for degree in (plan.tp, plan.dp, plan.pp)), size]
+    degrees = plan.options if isinstance(plan, Candidate) else plan
+    return [*(str(degree or "*") for degree in (degrees.tp, degrees.dp, plan.pp)), size]
 
 
 def _time(result: Result) -> str:
@@ -264,6 +267,13 @@ def _memory(result: Result) -> str:
     pairs = zip(result.peak_memory_bytes, result.memory_limit_bytes, strict=True)
     peak, limit = max(pairs, key=lambda pair: pair[0] / pair[1])
     return f"{peak / GIB:.1f}/{limit / GIB:.1f}"
+
+
+def _cost(result: Result) -> str:
+    """Return the money for an iteration."""
+    if isinstance(result, Infeasible) or result.cost is None:
+        return "-"
+    return f"{result.cost.per_iteration:.4g}"
 
 
 def _risk(result: Result) -> str:
@@ -293,7 +303,8 @@ def _ties_text(ranking: Ranking) -> str:
     """Say what the first rows have in common, and how they are ordered."""
     num_tied, percent = ranking.num_tied, 100 * ranking.relative_error
     if not percent:
-        return f"= the first {num_tied} take the same time"
+        what = "cost the same" if ranking.objective == "cost" else "take the same time"
+        return f"= the first {num_tied} {what}"
     tied = [result for result in ranking.results[:num_tied] if isinstance(result, Estimate)]
     risky = 100 * RISKY_PROBABILITY
     order = f", those with a risk of {risky:.0f} % or more last" if _is_mixed(tied) else ""
@@ -308,6 +319,9 @@ def _is_mixed(estimates: Sequence[Estimate]) -> bool:
 def _notes(ranking: Ranking, *, num_shown: int) -> list[Text]:
     """Return what the table does not show: ties, the rest, and why some cannot run."""
     notes = [Text(_ties_text(ranking))] if ranking.num_tied > 1 else []
+    if ranking.num_front:
+        first = counted(ranking.num_front, "strategy", "strategies")
+        notes.append(Text(f"the first {first}: no other is both faster and cheaper"))
     num_hidden = ranking.num_feasible - num_shown
     if num_hidden > 0:
         more = counted(num_hidden, "more feasible strategy", "more feasible strategies")
@@ -346,7 +360,7 @@ def _place(strategy: Strategy, index: int, cluster: Cluster) -> str:
     if strategy.is_uniform:
         return names
     stage = strategy.stages[index]
-    return f"tp{stage.tp} dp{stage.dp} on {names}"
+    return f"tp{stage.options.tp} dp{stage.options.dp} on {names}"
 
 
 def _runs(nodes: Sequence[int]) -> list[list[int]]:

@@ -2,16 +2,18 @@
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from amp_ray.baselines.amp2022.planner import Amp2022Planner
 from amp_ray.cost.estimate import Estimate, Result
-from amp_ray.errors import placed
+from amp_ray.errors import InputError, placed
 from amp_ray.runtime.metis_planning import METIS_2024, make_metis_planner
-from amp_ray.runtime.ray.searching import AUTO, Workers, search_candidates
+from amp_ray.runtime.ray.searching import ALONE, AUTO, Workers, search_candidates
+from amp_ray.search.objective import on_cluster, sub_clusters
 from amp_ray.search.planner import AmpRayPlanner, Planner, evaluate
-from amp_ray.search.ranking import Ranking, why_none
+from amp_ray.search.ranking import Ranking, rank, why_none
 from amp_ray.search.rows import SCHEMA, ranking_rows
 from amp_ray.search.space import candidates_of, group_candidates, uniform_candidates
 from amp_ray.spec.candidate import AnyCandidate
@@ -38,6 +40,7 @@ class Planned:
             "schema": SCHEMA,
             "experiment": self.experiment.name,
             "cost_model": self.cost_model,
+            "objective": self.ranking.objective,
             "num_candidates": len(self.ranking.results),
             "num_feasible": self.ranking.num_feasible,
             "search_s": self.search_s,
@@ -93,18 +96,23 @@ def plan_experiment(
     The ranking does not depend on ``workers``; ``progress`` gets (candidates done, all
     candidates).
 
+    Where money counts, parts of the cluster are planned for as well: fewer nodes may be cheaper.
+
     Raises:
-        InputError: If the limits leave no candidate, the profile lacks what one needs, or workers
-            are asked for that cannot be had.
+        InputError: If the limits leave no candidate, the profile lacks what one needs, workers
+            are asked for that cannot be had, or money counts and a price is missing.
         AmpRayError: If a Ray cluster is asked for and cannot be used.
     """
     start_s = time.perf_counter()
     workers.check()
+    _check_money(experiment, cost_model)
     planner = make_planner(experiment, cost_model)
     with placed(experiment.where("search"), ValueError):
         candidates = planned_candidates(experiment, cost_model)
     with placed(experiment.where("profile")):
         ranking = search_candidates(planner, candidates, workers=workers, progress=progress)
+    if counts_money(experiment):
+        ranking = _with_parts(experiment, cost_model, ranking)
     if cost_model == METIS_2024:  # what it bounds is the predicted time itself
         ranking = replace(ranking, lower_bound_s=_least_bound_s(ranking))
     return Planned(
@@ -112,6 +120,47 @@ def plan_experiment(
         cost_model=cost_model,
         ranking=ranking,
         search_s=time.perf_counter() - start_s,
+    )
+
+
+def counts_money(experiment: Experiment) -> bool:
+    """Tell whether what a strategy costs matters."""
+    most = experiment.limits.max_cost_per_iteration
+    return experiment.objective != "time" or most is not None
+
+
+def _check_money(experiment: Experiment, cost_model: str) -> None:
+    """Refuse to look for cheap strategies where nothing tells what they cost."""
+    if not counts_money(experiment):
+        return
+    key = "search.max_cost_per_iteration"
+    what = key if experiment.objective == "time" else f"objective {experiment.objective!r}"
+    if cost_model in {AMP_2022, METIS_2024}:
+        message = f"{what} needs a cost model that knows prices; {cost_model} knows none"
+        raise InputError(message, where=experiment.where())
+    missing = [node for node in experiment.cluster.nodes if node.price_per_device_hour is None]
+    if missing:
+        message = f"{what} needs price_per_device_hour of every node; {missing[0].name!r} has none"
+        raise InputError(message, where=experiment.where("cluster", "nodes"))
+
+
+def _with_parts(experiment: Experiment, cost_model: str, whole: Ranking) -> Ranking:
+    """Rank the strategies of the whole cluster together with those of its parts."""
+    results = {result.strategy: result for result in whole.results if isinstance(result, Estimate)}
+    for part in sub_clusters(experiment.cluster):
+        smaller = replace(experiment, cluster=part, objective="time")
+        with suppress(ValueError):  # no tp, dp or micro-batch size may fit so few devices
+            candidates = planned_candidates(smaller, cost_model)
+            planner = make_planner(smaller, cost_model)
+            for result in search_candidates(planner, candidates, workers=ALONE).results:
+                placed_result = on_cluster(result, part, experiment.cluster)
+                if isinstance(placed_result, Estimate):
+                    results.setdefault(placed_result.strategy, placed_result)
+    rest = [result for result in whole.results if not isinstance(result, Estimate)]
+    return rank(
+        (*results.values(), *rest),
+        relative_error=whole.relative_error,
+        objective=experiment.objective,
     )
 
 

@@ -12,6 +12,7 @@ from typing import Final, Protocol
 from amp_ray.cost.estimate import Estimate, Infeasible, Reason, Result
 from amp_ray.cost.model import NO_RUNTIME, CostModel
 from amp_ray.search.cuts import best_bounds, roomiest_bounds
+from amp_ray.search.objective import within_limits
 from amp_ray.search.placement import plan_placement
 from amp_ray.search.space import uniform_candidates
 from amp_ray.search.stage_groups import DeviceGroups, plan_stage_groups
@@ -80,6 +81,10 @@ class AmpRayPlanner:
         Where no cut fits the memory, the best one without the limit is estimated, so that the
         result tells by how much it fails.
         """
+        return within_limits(self._plan(candidate), self.experiment.limits)
+
+    def _plan(self, candidate: AnyCandidate) -> Result:
+        """Plan a candidate, whatever it costs."""
         if isinstance(candidate, GroupsCandidate):
             return self._launchable(candidate, plan_stage_groups(self._device_groups, candidate))
         refused = self._refuse(candidate)
@@ -94,7 +99,7 @@ class AmpRayPlanner:
     def score(self, strategy: Strategy) -> Result:
         """Estimate a complete strategy; one that tensor parallelism cannot divide is told so."""
         estimate = self.cost_model.estimate(strategy)
-        found = map(self._undivided, dict.fromkeys(stage.tp for stage in strategy.stages))
+        found = map(self._undivided, dict.fromkeys(stage.options.tp for stage in strategy.stages))
         undivided = next(filter(None, found), None)
         if undivided is None:
             return estimate
@@ -134,7 +139,7 @@ class AmpRayPlanner:
     def _refuse(self, candidate: Candidate) -> Reason | None:
         """Tell why no strategy can be made of a candidate."""
         model, traits = self.experiment.model, self.experiment.traits
-        undivided = self._undivided(candidate.tp)
+        undivided = self._undivided(candidate.options.tp)
         if undivided is not None:
             return undivided
         if candidate.pp > model.num_layers:
@@ -145,7 +150,7 @@ class AmpRayPlanner:
             if blocks % candidate.pp:
                 detail = f"pp {candidate.pp}, {blocks} blocks"
                 return Reason(kind="pp does not divide the blocks", detail=detail)
-        return self._unmeasured(candidate.tp)
+        return self._unmeasured(candidate.options.tp)
 
     def _unmeasured(self, tp: int) -> Reason | None:
         """Tell what a published profile lacks for a degree; our own can be measured anew."""

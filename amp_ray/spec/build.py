@@ -182,6 +182,7 @@ class _Builder:
             limits=_limits(checked.search),
             trials=self.trials,
             space=checked.search.space,
+            objective=checked.objective,
             names_hosts=checked.cluster.hostfile is not None,
             source=SourceLines(file=document.file, lines=document.lines),
         )

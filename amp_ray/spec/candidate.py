@@ -71,21 +71,6 @@ class Candidate:
             raise ValueError(message)
 
     @property
-    def tp(self) -> int:
-        """Tensor parallel degree."""
-        return self.options.tp
-
-    @property
-    def dp(self) -> int:
-        """Data parallel degree."""
-        return self.options.dp
-
-    @property
-    def recompute(self) -> Recompute:
-        """What every stage computes again in the backward pass."""
-        return self.options.recompute
-
-    @property
     def num_devices(self) -> int:
         """Devices that the candidate occupies."""
         return self.options.num_ranks * self.pp
@@ -93,7 +78,7 @@ class Candidate:
     @property
     def global_batch_size(self) -> int:
         """Samples per optimizer step."""
-        return self.micro_batch_size * self.dp * self.num_micro_batches
+        return self.micro_batch_size * self.options.dp * self.num_micro_batches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)

@@ -55,6 +55,9 @@ class Node:
         name: Host name, as in the hostfile.
         intra: Link between two devices of this node.
         inter: The node's network interface, shared by all its devices.
+        zone: Region or data centre that the node is in; empty where it does not matter.
+        price_per_device_hour: What one of its devices costs in an hour, in any currency; None where
+            it is not known.
     """
 
     name: str
@@ -62,12 +65,30 @@ class Node:
     num_slots: int
     intra: Link
     inter: Link
+    zone: str = ""
+    price_per_device_hour: float | None = None
 
     def __post_init__(self) -> None:
-        """Refuse an empty node."""
+        """Refuse an empty node, and one that pays."""
         if self.num_slots < 1:
             message = f"node {self.name!r} needs at least one slot, found {self.num_slots}"
             raise ValueError(message)
+        if self.price_per_device_hour is not None and not self.price_per_device_hour >= 0:
+            message = f"node {self.name!r} has a price below 0: {self.price_per_device_hour}"
+            raise ValueError(message)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ZoneLink:
+    """What joins the nodes of two zones.
+
+    Args:
+        link: What two nodes get on it, if their own interfaces are faster.
+        price_per_byte: Of what leaves one of the zones for the other.
+    """
+
+    link: Link
+    price_per_byte: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,10 +99,13 @@ class Cluster:
         nodes: At least one node; names differ.
         pair_links: Links of single node pairs ``(i, j)`` with ``i < j``, where they are known
             better than by the two network interfaces.
+        zone_links: What joins two zones, by their names in ascending order; nodes of zones that are
+            not there are joined by their network interfaces.
     """
 
     nodes: tuple[Node, ...]
     pair_links: Mapping[tuple[int, int], Link] = field(default_factory=dict)
+    zone_links: Mapping[tuple[str, str], ZoneLink] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Check names and pairs once."""
@@ -122,21 +146,7 @@ class Cluster:
         index = {device: i for i, device in enumerate(self.device_types)}
         return tuple(index[self.nodes[node].device] for node in self.node_of_device)
 
-    def link(self, node: int, other: int) -> Link:
-        """Return the path from one node to another (or within one).
-
-        Between nodes it is the pair's own link where given; else the slower of
-        the two network interfaces.
-        """
-        if node == other:
-            return self.nodes[node].intra
-        given = self.pair_links.get((min(node, other), max(node, other)))
-        if given is not None:
-            return given
-        ends = (self.nodes[node].inter, self.nodes[other].inter)
-        differs = any(end.collective_latency_s is not None for end in ends)
-        return Link(
-            bandwidth_bytes_per_s=min(end.bandwidth_bytes_per_s for end in ends),
-            latency_s=max(end.latency_s for end in ends),
-            collective_latency_s=max(end.step_s for end in ends) if differs else None,
-        )
+    @property
+    def has_prices(self) -> bool:
+        """Whether the price of every node is known."""
+        return all(node.price_per_device_hour is not None for node in self.nodes)

@@ -21,6 +21,10 @@ Space = Literal["uniform", "placement", "heterogeneous"]
 that each have their own device group, tp and dp."""
 
 
+Objective = Literal["time", "cost", "time-cost"]
+"""What is best: the least time, the least money, or whatever no other strategy beats in both."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchLimits:
     """What the user excludes from the search.
@@ -32,6 +36,8 @@ class SearchLimits:
         micro_batch_sizes: The sizes to look at; None = every one that divides the batch.
         tp_across_nodes: Whether the ranks of a tensor-parallel group may sit on several nodes.
         launchable: Whether only strategies that the runtime launches as they are matter.
+        max_cost_per_iteration: Strategies that cost more are not feasible.
+        min_tokens_per_s: Strategies that train fewer tokens in a second are not feasible.
     """
 
     min_tp: int = 1
@@ -41,6 +47,8 @@ class SearchLimits:
     micro_batch_sizes: tuple[int, ...] | None = None
     tp_across_nodes: bool = False
     launchable: bool = False
+    max_cost_per_iteration: float | None = None
+    min_tokens_per_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +106,7 @@ class Experiment:
     limits: SearchLimits
     trials: TrialSettings
     space: Space = "uniform"
+    objective: Objective = "time"
     names_hosts: bool = True
     source: SourceLines = NO_SOURCE
 

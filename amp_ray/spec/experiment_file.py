@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, Discriminator, Field, Tag
 
 from amp_ray.spec.access import SshSettings
-from amp_ray.spec.experiment import Space
+from amp_ray.spec.experiment import Objective, Space
 from amp_ray.spec.model import MOST_LAYERS
 from amp_ray.spec.own_program import BuiltIn, Per
 from amp_ray.spec.section import Count, Flag, Index, Positive, Section, Text, Within
@@ -27,6 +27,7 @@ LinkRate = Annotated[_Number, AfterValidator(Within(1e-3, 1e5, "Gbit/s"))]
 Rate = Annotated[_Number, AfterValidator(Within(1e-3, 1e5, "TFLOP/s"))]
 Latency = Annotated[_Number, AfterValidator(Within(1e-3, 1e6, "microseconds", or_zero=True))]
 Seconds = Annotated[_Number, AfterValidator(Within(1e-3, 1e8, "seconds"))]
+Price = Annotated[_Number, AfterValidator(Within(1e-6, 1e6, "of the currency", or_zero=True))]
 Few = Annotated[int, Field(ge=1, le=10**5, strict=True)]
 Samples = Annotated[int, Field(ge=1, le=10**6, strict=True)]
 Layers = Annotated[int, Field(ge=1, le=MOST_LAYERS, strict=True)]
@@ -100,15 +101,19 @@ class NodeSection(Section):
     intra_collective_us: Latency | None = None
     inter_collective_us: Latency | None = None
     memory_gib: Memory | None = None
+    nominal_memory_gib: Memory | None = None
+    zone: Name | None = None
+    price_per_device_hour: Price | None = None
 
 
 class LinkSection(Section):
-    """One entry of ``cluster.links``: what is known about a single pair of nodes."""
+    """One entry of ``cluster.links``: what joins a single pair of nodes, or two zones."""
 
     between: Annotated[list[Text], Field(min_length=2, max_length=2)]
     gbit_per_s: LinkRate
     latency_us: Latency | None = None
     collective_us: Latency | None = None
+    price_per_gbyte: Price | None = None
 
 
 class ClusterSection(Section):
@@ -137,6 +142,8 @@ class SearchSection(Section):
     micro_batch_sizes: Annotated[list[Count], Field(min_length=1)] | None = None
     tp_across_nodes: Flag = False
     launchable: Flag = False
+    max_cost_per_iteration: Positive | None = None
+    min_tokens_per_s: Positive | None = None
 
 
 class SshSection(Section):
@@ -210,4 +217,5 @@ class ExperimentFile(Section):
     constants: dict[Text, Positive] = Field(default_factory=dict)
     global_batch_size: Samples
     search: SearchSection = SearchSection()
+    objective: Objective = "time"
     trials: TrialsSection = TrialsSection()

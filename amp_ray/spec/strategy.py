@@ -41,21 +41,10 @@ class Stage:
         if not 0 <= self.first_layer < self.end_layer:
             message = f"a stage needs layers, found [{self.first_layer}, {self.end_layer})"
             raise ValueError(message)
-        if self.shares is not None and (len(self.shares) != self.dp or min(self.shares) < 1):
-            message = (
-                f"shares need one positive count per dp index ({self.dp}), found {self.shares}"
-            )
+        dp = self.options.dp
+        if self.shares is not None and (len(self.shares) != dp or min(self.shares) < 1):
+            message = f"shares need one positive count per dp index ({dp}), found {self.shares}"
             raise ValueError(message)
-
-    @property
-    def tp(self) -> int:
-        """Tensor parallel degree."""
-        return self.options.tp
-
-    @property
-    def dp(self) -> int:
-        """Data parallel degree."""
-        return self.options.dp
 
     @property
     def num_ranks(self) -> int:
@@ -143,12 +132,12 @@ class Strategy:
     @property
     def tp(self) -> int | None:
         """Tensor parallel degree of all stages; None where they differ."""
-        return _common(stage.tp for stage in self.stages)
+        return _common(stage.options.tp for stage in self.stages)
 
     @property
     def dp(self) -> int | None:
         """Data parallel degree of all stages; None where they differ."""
-        return _common(stage.dp for stage in self.stages)
+        return _common(stage.options.dp for stage in self.stages)
 
     @property
     def recompute(self) -> Recompute | None:
@@ -175,7 +164,9 @@ class Strategy:
     def global_batch_size(self) -> int:
         """Samples per optimizer step."""
         stage = self.stages[0]
-        samples = self.micro_batch_size * stage.dp if stage.shares is None else sum(stage.shares)
+        samples = (
+            self.micro_batch_size * stage.options.dp if stage.shares is None else sum(stage.shares)
+        )
         return samples * self.num_micro_batches
 
     @cached_property
@@ -195,7 +186,7 @@ class Strategy:
             >>> Strategy.uniform(grid, (0, 1, 2)).rank(stage=1, dp_index=0, tp_index=1)
             5
         """
-        return self.first_rank[stage] + dp_index * self.stages[stage].tp + tp_index
+        return self.first_rank[stage] + dp_index * self.stages[stage].options.tp + tp_index
 
     def devices(self, stage: int) -> tuple[int, ...]:
         """Device index of every rank of one stage, in rank order."""
@@ -213,8 +204,8 @@ def candidate_of(strategy: Strategy) -> Candidate:
     if not strategy.is_uniform or options is None:
         message = (
             "expected one tp, dp and recompute for all stages, found "
-            f"tp {[stage.tp for stage in strategy.stages]}, "
-            f"dp {[stage.dp for stage in strategy.stages]}, "
+            f"tp {[stage.options.tp for stage in strategy.stages]}, "
+            f"dp {[stage.options.dp for stage in strategy.stages]}, "
             f"recompute {[stage.options.recompute for stage in strategy.stages]}"
         )
         raise ValueError(message)
@@ -241,7 +232,7 @@ def _check_samples(stages: Sequence[Stage], micro_batch_size: int) -> None:
 
     Without shares all stages have one dp; with shares some dp is above 1, and each stage has some.
     """
-    dps, shares = [stage.dp for stage in stages], [stage.shares for stage in stages]
+    dps, shares = [stage.options.dp for stage in stages], [stage.shares for stage in stages]
     if all(share is None for share in shares):
         if len(set(dps)) > 1:
             message = f"stages with dp {dps} need shares: which rank takes which samples"

@@ -115,11 +115,11 @@ def _stage_to_json(stage: Stage, first_rank: int, micro_batch_size: int) -> dict
     """Return one entry of ``stages``."""
     return {
         "layers": [stage.first_layer, stage.end_layer],
-        "tp": stage.tp,
-        "dp": stage.dp,
+        "tp": stage.options.tp,
+        "dp": stage.options.dp,
         "devices": list(range(first_rank, first_rank + stage.num_ranks)),
         "recompute": stage.options.recompute,
-        "shares": list(stage.shares or (micro_batch_size,) * stage.dp),
+        "shares": list(stage.shares or (micro_batch_size,) * stage.options.dp),
     }
 
 

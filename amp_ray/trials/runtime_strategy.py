@@ -62,7 +62,7 @@ def describe(strategy: Strategy) -> str:
     """Name a strategy in a message."""
 
     def each(name: str) -> str:
-        values = list(dict.fromkeys(getattr(stage, name) for stage in strategy.stages))
+        values = list(dict.fromkeys(getattr(stage.options, name) for stage in strategy.stages))
         return f"{name} {'/'.join(map(str, values))}"
 
     bounds = " ".join(map(str, strategy.bounds))
@@ -140,7 +140,7 @@ def _undivided(experiment: Experiment, strategy: Strategy) -> Iterator[str]:
         "feed_forward_size": shape.feed_forward_size,
     }
     for name, size in sizes.items():
-        tps = [stage.tp for stage in strategy.stages if size % stage.tp]
+        tps = [stage.options.tp for stage in strategy.stages if size % stage.options.tp]
         if tps:
             yield f"tp {tps[0]} does not divide {name} {size}; choose another tp"
 

@@ -144,13 +144,13 @@ class Amp2022Planner:
             return Infeasible(
                 candidate=candidate, reason=Reason(kind="more stages than layers", detail=detail)
             )
-        prediction = predict(candidate, self._forward_s(candidate.tp), chain, self._network)
+        prediction = predict(candidate, self._forward_s(candidate.options.tp), chain, self._network)
         return _estimate(prediction, Strategy.uniform(candidate, prediction.bounds))
 
     def score(self, strategy: Strategy) -> Result:
         """Predict a strategy with given cuts."""
         candidate = candidate_of(strategy)
-        forward_s = self._forward_s(candidate.tp)
+        forward_s = self._forward_s(candidate.options.tp)
         prediction = predict_bounds(
             candidate, strategy.bounds, forward_s, self._chain, self._network
         )

@@ -109,7 +109,7 @@ class Metis2024Planner:
         memory_bytes: dict[str, int] = {}
         for device in cluster.device_types:
             kind = self.published.type_of(device) or device.name
-            size = device.memory_bytes
+            size = device.nominal_bytes or device.memory_bytes
             memory_bytes[kind] = min(size, memory_bytes.get(kind, size))
         return MetisSetting(
             cluster=cluster,

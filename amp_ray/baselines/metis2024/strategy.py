@@ -71,12 +71,12 @@ class MetisTranslation:
         plan = MetisPlan(
             type_order=self._type_order(strategy),
             group_sizes=tuple(stage.num_ranks for stage in strategy.stages),
-            degrees=tuple((stage.dp, stage.tp) for stage in strategy.stages),
+            degrees=tuple((stage.options.dp, stage.options.tp) for stage in strategy.stages),
             num_micro_batches=strategy.num_micro_batches,
             bounds=tuple(edges[bound] for bound in strategy.bounds),
         )
         for index, stage in enumerate(strategy.stages):
-            shares = stage.shares or (strategy.micro_batch_size,) * stage.dp
+            shares = stage.shares or (strategy.micro_batch_size,) * stage.options.dp
             if shares != self._shares(plan, index):
                 message = (
                     f"stage {index} shares samples as {shares}, the published planner as "

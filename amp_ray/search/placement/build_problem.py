@@ -45,7 +45,7 @@ def build_problem(cost_model: CostModel, candidate: Candidate) -> BuiltProblem |
         The widest scope that is not too large. None where tensor-parallel groups do not fit
         into nodes, or where every scope is too large.
     """
-    if any(node.num_slots % candidate.tp for node in cost_model.experiment.cluster.nodes):
+    if any(node.num_slots % candidate.options.tp for node in cost_model.experiment.cluster.nodes):
         return None
     for scope in _scopes(cost_model, candidate):
         problem = build_within(cost_model, candidate, scope)
@@ -72,15 +72,17 @@ def build_within(
         The problem; None where there are too many placements.
     """
     cluster = cost_model.experiment.cluster
-    classes = node_classes(cluster, candidate.tp, pairs_matter=scope.pairs)
+    classes = node_classes(cluster, candidate.options.tp, pairs_matter=scope.pairs)
     moves: list[ClassMoves] = []
     for node_class in classes:
-        own = class_moves(node_class, candidate.dp, scope)
+        own = class_moves(node_class, candidate.options.dp, scope)
         if own is None:
             return None
         moves.append(own)
     prices = Prices(cost_model=cost_model, candidate=candidate, classes=classes)
-    grower = Grower(moves=tuple(moves), dp=candidate.dp, cut_rows=prices.cut_rows, scope=scope)
+    grower = Grower(
+        moves=tuple(moves), dp=candidate.options.dp, cut_rows=prices.cut_rows, scope=scope
+    )
     levels = grower.levels(candidate.pp)
     if levels is None:
         return None
@@ -107,7 +109,7 @@ def _with_ends(
     cost_model: CostModel, candidate: Candidate, scope: Scope, problem: PlacementProblem
 ) -> BuiltProblem | None:
     """Build the problem again with the nodes of both ends in its states, if a weight is tied."""
-    tied = cost_model.weights(candidate.tp).tied is not None and candidate.pp > 1
+    tied = cost_model.weights(candidate.options.tp).tied is not None and candidate.pp > 1
     if not tied or len(problem.graph.source) > MOST_OPTIONS_WITH_ENDS:
         return None
     most = min(scope.max_options, MOST_OPTIONS_WITH_ENDS)

@@ -117,7 +117,7 @@ class Prices:
         Args:
             ends: Per class, the units of each node in the first and in the last stage.
         """
-        tp = self.candidate.tp
+        tp = self.candidate.options.tp
         tied = self.cost_model.weights(tp).tied
         if tied is None:
             return 0.0
@@ -172,13 +172,13 @@ class Prices:
     def _stages(self, stage_nodes: list[list[int]]) -> PlacedStages:
         """Return a row of stages that stand on the first devices of nodes."""
         first = _first_devices(self.cost_model.topology)
-        grid = np.repeat(first[np.array(stage_nodes)], self.candidate.tp)
+        grid = np.repeat(first[np.array(stage_nodes)], self.candidate.options.tp)
         return PlacedStages.of_candidate(replace(self.candidate, pp=len(stage_nodes)), grid)
 
     def _step_end(self, placed: list[tuple[int, tuple[int, int]]]) -> tuple[float, float]:
         """Return what the end of a step takes on some nodes: fixed, and per parameter."""
-        topology, dp = self.cost_model.topology, self.candidate.dp
-        sharers = {node: self.candidate.tp * promise for node, (_, promise) in placed}
+        topology, dp = self.cost_model.topology, self.candidate.options.dp
+        sharers = {node: self.candidate.options.tp * promise for node, (_, promise) in placed}
         ring = topology.ring(tuple(sorted(sharers)), dp, sharers)
         devices = (topology.cluster.nodes[node].device for node in sharers)
         device = min(devices, key=lambda found: found.memory_bytes_per_s)

@@ -95,7 +95,7 @@ class Walk:
 
     def _devices(self, stage_nodes: Sequence[Sequence[int]]) -> tuple[int, ...]:
         """Give each replica of each stage the next free devices of its node."""
-        tp = self.prices.candidate.tp
+        tp = self.prices.candidate.options.tp
         slots = [node.num_slots for node in self.prices.cost_model.experiment.cluster.nodes]
         free = np.concatenate(([0], np.cumsum(slots)[:-1])).tolist()
         placement: list[int] = []

@@ -12,6 +12,8 @@ from amp_ray.cost.collective import Path
 from amp_ray.cost.model import CostModel
 from amp_ray.cost.topology import FloatArray, IntArray
 from amp_ray.search.stage_groups.kinds import DeviceGraph, device_graph, one_node_graphs
+from amp_ray.search.stage_groups.time_bound import TimeBound
+from amp_ray.spec.candidate import Recompute
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +68,7 @@ class DeviceGroups:
 
     cost_model: CostModel
     _known: dict[object, DeviceGroup | None] = field(init=False, default_factory=dict)
+    _bounds: dict[Recompute, TimeBound] = field(init=False, default_factory=dict)
 
     def of_edge(self, graph: DeviceGraph, edge: int) -> list[DeviceGroup]:
         """Return a group with every tp that it allows; equal groups are one.
@@ -108,6 +111,14 @@ class DeviceGroups:
             tied_s=(self._tied_s(devices, one_node=True), self._tied_s(devices, one_node=False)),
             begins_nodes=all(slots[device] == 0 or device - 1 in own for device in own),
         )
+
+    def time_bound(self, recompute: Recompute) -> TimeBound:
+        """Return what bounds the time of all plans with one recompute."""
+        if recompute not in self._bounds:
+            self._bounds[recompute] = TimeBound(
+                cost_model=self.cost_model, tps=self.tps, recompute=recompute
+            )
+        return self._bounds[recompute]
 
     @cached_property
     def graphs(self) -> tuple[tuple[DeviceGraph, bool], ...]:

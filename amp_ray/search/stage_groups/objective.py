@@ -107,5 +107,5 @@ def _step_end_s(costs: GroupCosts, groups: Sequence[GroupOption], strategy: Stra
         held = float(costs.device_groups.parameters[stage.first_layer : stage.end_layer].sum())
         is_end = last > 0 and index in (0, last)
         tied_s = costs.tied_s(group.device_group) if is_end else 0.0
-        times_s.append(fixed_s + s_per_parameter * held / stage.tp + tied_s)
+        times_s.append(fixed_s + s_per_parameter * held / stage.options.tp + tied_s)
     return max(times_s)

@@ -74,9 +74,9 @@ def _options(costs: GroupCosts, strategy: Strategy) -> list[GroupOption]:
     return [
         costs.option(
             costs.device_groups.of_devices(
-                np.array(strategy.devices(index)).reshape(stage.dp, stage.tp)
+                np.array(strategy.devices(index)).reshape(stage.options.dp, stage.options.tp)
             ),
-            stage.shares or (strategy.micro_batch_size,) * stage.dp,
+            stage.shares or (strategy.micro_batch_size,) * stage.options.dp,
         )
         for index, stage in enumerate(strategy.stages)
     ][::-1]

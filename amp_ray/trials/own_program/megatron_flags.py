@@ -32,7 +32,7 @@ def megatron_flags(experiment: Experiment, strategy: Strategy) -> tuple[str, ...
     trials, traits = experiment.trials, experiment.traits
     blocks = stage_blocks(_checked(experiment.model), strategy.bounds)
     sizes = {
-        "tensor-model-parallel-size": candidate.tp,
+        "tensor-model-parallel-size": candidate.options.tp,
         "pipeline-model-parallel-size": candidate.pp,
         "micro-batch-size": candidate.micro_batch_size,
         "global-batch-size": candidate.global_batch_size,
@@ -112,7 +112,7 @@ def _interleaving_flags(blocks: tuple[int, ...], virtual_stages: int) -> list[st
 
 def _recompute_flags(candidate: Candidate) -> list[str]:
     """Say what is computed again."""
-    if candidate.recompute == "none":
+    if candidate.options.recompute == "none":
         return []
     whole = ("granularity", "full"), ("method", "uniform"), ("num-layers", "1")
     return [word for name, value in whole for word in (f"--recompute-{name}", value)]

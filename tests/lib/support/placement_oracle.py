@@ -48,9 +48,9 @@ def all_placements(cluster: Cluster, candidate: Candidate) -> Iterator[tuple[int
         candidate: Degrees.
     """
     alike = _alike(cluster)
-    left = [node.num_slots // candidate.tp for node in cluster.nodes]
-    for stage_nodes in _stage_nodes(left, alike, candidate.dp, ()):
-        yield _devices(cluster, stage_nodes, candidate.tp)
+    left = [node.num_slots // candidate.options.tp for node in cluster.nodes]
+    for stage_nodes in _stage_nodes(left, alike, candidate.options.dp, ()):
+        yield _devices(cluster, stage_nodes, candidate.options.tp)
 
 
 def random_experiment(rng: np.random.Generator, num_devices: int) -> Experiment:

@@ -217,3 +217,63 @@ def test_slow_devices_may_stay_idle_in_what_is_launched(amp_ray: Run, small: Pat
     best = amp_ray("plan", small, "--launchable", "--json").json["ranking"][0]
     assert {node for node, _ in best["strategy"]["placement"]} == {"node1"}
     assert best["launchable"]
+
+
+PRICED = """    - {device: T4, slots: 2, intra_gbit_per_s: 50, inter_gbit_per_s: 10,
+       price_per_device_hour: 1}
+    - {device: V100-16, slots: 2, intra_gbit_per_s: 50, inter_gbit_per_s: 10,
+       price_per_device_hour: 2}
+"""
+
+
+@pytest.fixture
+def priced(small: Path) -> Path:
+    """Two nodes, the faster one at twice the price."""
+    head, _, tail = small.read_text().partition("    - {count: 2")
+    small.write_text(head + PRICED + tail.partition("\n")[2], encoding="utf-8")
+    return small
+
+
+def test_by_cost_some_of_the_nodes_may_be_best(amp_ray: Run, priced: Path) -> None:
+    by_time = amp_ray("plan", priced, "--all", "--json").json
+    by_cost = amp_ray("plan", priced, "--objective", "cost", "--all", "--json").json
+    assert by_cost["objective"] == "cost"
+    costs = [row["cost"]["per_iteration"] for row in by_cost["ranking"] if row["feasible"]]
+    assert costs[0] < min(row["cost"]["per_iteration"] for row in by_time["ranking"])
+    hosts = {host for host, _ in by_cost["ranking"][0]["strategy"]["placement"]}
+    assert len(hosts) == 1
+
+
+def test_time_and_cost_together_are_a_front(amp_ray: Run, priced: Path) -> None:
+    rows = amp_ray("plan", priced, "--objective", "time-cost", "--all", "--json").json["ranking"]
+    figures = [
+        (row["iteration_time_s"], row["cost"]["per_iteration"], row["pareto"])
+        for row in rows
+        if row["feasible"]
+    ]
+    for time_s, cost, is_front in figures:
+        beaten = any(
+            (other_s, other) != (time_s, cost) and other_s <= time_s and other <= cost
+            for other_s, other, _ in figures
+        )
+        assert is_front is not beaten
+    out = amp_ray("plan", priced, "--objective", "time-cost").out
+    assert "no other is both faster and cheaper" in out
+
+
+def test_a_limit_on_money_leaves_nodes_idle(amp_ray: Run, priced: Path) -> None:
+    cheapest = amp_ray("plan", priced, "--objective", "cost", "--json").json["ranking"][0]
+    most = cheapest["cost"]["per_iteration"] * 1.001
+    priced.write_text(
+        priced.read_text() + f"search: {{max_cost_per_iteration: {most}}}\n", encoding="utf-8"
+    )
+    rows = amp_ray("plan", priced, "--json").json["ranking"]
+    assert rows
+    assert all(row["cost"]["per_iteration"] <= most for row in rows)
+
+
+@pytest.mark.parametrize("arguments", [(), ("--cost-model", "amp-2022")])
+def test_money_needs_prices(amp_ray: Run, small: Path, arguments: tuple[str, ...]) -> None:
+    ended = amp_ray("plan", small, "--objective", "cost", *arguments)
+    assert ended.code == 2
+    assert "objective 'cost' needs" in ended.err

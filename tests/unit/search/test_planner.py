@@ -216,7 +216,7 @@ def test_a_degree_that_a_published_profile_lacks_makes_a_candidate_infeasible() 
         AmpRayPlanner(experiment=experiment), candidates_of(experiment), workers=ALONE
     )
     lacking = {
-        result.candidate.tp: str(result.reason)
+        result.candidate.options.tp: str(result.reason)
         for result in ranking.results
         if isinstance(result, Infeasible) and isinstance(result.candidate, Candidate)
     }

@@ -40,7 +40,7 @@ def test_a_candidate_knows_its_devices_and_batch() -> None:
 
 def test_candidates_order_by_size_then_tp_then_dp() -> None:
     found = [candidate(dp=3), candidate(tp=4), candidate(micro_batch_size=1, tp=8), candidate()]
-    assert [(one.micro_batch_size, one.tp, one.dp) for one in sorted(found)] == [
+    assert [(one.micro_batch_size, one.options.tp, one.options.dp) for one in sorted(found)] == [
         (1, 8, 1),
         (2, 2, 1),
         (2, 2, 3),

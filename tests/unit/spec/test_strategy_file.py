@@ -68,7 +68,10 @@ def test_columns_at_the_end_may_be_left_out_of_a_line() -> None:
 
 def test_recompute_is_the_experiments_unless_told() -> None:
     found = parse("tp,pp,dp,micro_batch_size,recompute\n1,2,2,1,\n1,2,2,1,none\n", "full")
-    assert [entry.candidate and entry.candidate.recompute for entry in found] == ["full", "none"]
+    assert [entry.candidate and entry.candidate.options.recompute for entry in found] == [
+        "full",
+        "none",
+    ]
 
 
 def test_json_without_bounds_leaves_the_cuts_to_the_solver() -> None:

@@ -13,7 +13,7 @@ BOUNDS = (0, 4, 7, 11)
 
 def prices_of(cost_model: CostModel, candidate: Candidate) -> Prices:
     cluster = cost_model.experiment.cluster
-    classes = node_classes(cluster, candidate.tp, pairs_matter=True)
+    classes = node_classes(cluster, candidate.options.tp, pairs_matter=True)
     return Prices(cost_model=cost_model, candidate=candidate, classes=classes)
 
 
@@ -46,7 +46,7 @@ def test_step_ends_are_those_of_the_cost_model() -> None:
     )
     breakdown = cost_model.estimate(Strategy.uniform(candidate, BOUNDS, placement)).breakdown
     assert breakdown is not None
-    held = cost_model.weights(candidate.tp).of_stages(BOUNDS)
+    held = cost_model.weights(candidate.options.tp).of_stages(BOUNDS)
     step_ends = devices.step_ends[[0, 0, 1], 0] + devices.step_ends[[0, 0, 1], 1] * held
     expected = breakdown.gradient_sync_s + breakdown.optimizer_s
     assert step_ends.max() == pytest.approx(expected, rel=1e-12)
