@@ -27,7 +27,7 @@ from amp_ray.spec.strategy import Strategy
 EXTRAPOLATED: Final = "micro-batch size outside the measured ones: layer times are extrapolated"
 """Warning: the profile has no measurement on one side of this micro-batch size."""
 
-NO_RUNTIME: Final = "no runtime runs stages of different tp or dp yet"
+NO_RUNTIME: Final = "stages of different tp or dp, which only runtime torch runs"
 """Warning of what cannot be launched."""
 
 
@@ -111,7 +111,7 @@ class CostModel:
         """Estimate any strategy: simulated pipeline of the slowest replica, then the step end.
 
         Args:
-            strategy: Its stages may differ in everything; no runtime launches those yet.
+            strategy: Its stages may differ in everything.
 
         Raises:
             ValueError: If the bounds do not cover the model, a device does not exist, or the
@@ -137,7 +137,8 @@ class CostModel:
         total_s = breakdown.total_s
         peaks, devices = zip(*costs.memory.peaks(strategy.bounds), strict=True)
         verdict = self._judge.judge(strategy.bounds, total_s, peaks, devices)
-        launchable = len(costs.stages.distinct_options[0]) == 1 and not strategy.stages[0].shares
+        alike = len(costs.stages.distinct_options[0]) == 1 and not strategy.stages[0].shares
+        launchable = alike or self.experiment.traits.unequal_stages
         warnings = (EXTRAPOLATED,) if costs.times.extrapolated else ()
         return Estimate(
             strategy=strategy,

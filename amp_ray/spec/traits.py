@@ -68,6 +68,7 @@ class RuntimeTraits:
         launch_limit_s: Wall time after which the launcher gives a trial up; None = no limit.
         launch_setup_s: Part of it that passes before the first iteration.
         max_zero_stage: Highest ZeRO stage that works with pipeline parallelism.
+        unequal_stages: Whether stages may differ in their options and share samples unevenly.
     """
 
     name: str
@@ -111,6 +112,7 @@ class RuntimeTraits:
     launch_setup_s: float = 0.0
     launch_iterations: int = 0
     max_zero_stage: int = 1
+    unequal_stages: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what the cost model cannot price, and a launcher that ends before it starts."""
@@ -224,6 +226,19 @@ DEEPSPEED: Final = RuntimeTraits(
     buckets_alone=True,
 )
 
+TORCH: Final = RuntimeTraits(
+    name="torch",
+    description="This project's training program on plain torch: any stages, asynchronous sends.",
+    fused_attention=True,
+    dropout=False,
+    blocking_transfers=False,
+    accumulates_fp16_in_fp32=True,
+    step_traffic_bytes_per_parameter=8.0,
+    master_bytes_per_parameter=4.0,
+    bucket_bytes_per_element=0.0,
+    unequal_stages=True,
+)
+
 MEGATRON: Final = RuntimeTraits(
     name="megatron",
     description="Megatron-DeepSpeed, 2021-2023: fused kernels, equal shares of the blocks.",
@@ -289,6 +304,6 @@ AMP_2022_TRANSGAN: Final = replace(
 RUNTIMES: Final = MappingProxyType(
     {
         traits.name: traits
-        for traits in (DEEPSPEED, MEGATRON, MEGATRON_LM, AMP_2022, AMP_2022_TRANSGAN)
+        for traits in (DEEPSPEED, TORCH, MEGATRON, MEGATRON_LM, AMP_2022, AMP_2022_TRANSGAN)
     }
 )

@@ -1,6 +1,7 @@
 """Places of ranks, samples of shares, and who sends what to whom."""
 
 from collections import Counter
+from itertools import pairwise
 from math import lcm
 
 from hypothesis import given
@@ -50,7 +51,7 @@ def stages(draw: st.DrawFn, total: int) -> GridStage:
     dp = draw(st.integers(1, min(3, total)))
     cuts = sorted(draw(st.sets(st.integers(1, total - 1), min_size=dp - 1, max_size=dp - 1)))
     ends = [0, *cuts, total]
-    shares = tuple(end - first for first, end in zip(ends, ends[1:], strict=False))
+    shares = tuple(end - first for first, end in pairwise(ends))
     return GridStage(tp=draw(st.integers(1, 4)), dp=dp, shares=shares)
 
 
