@@ -17,7 +17,6 @@ BYTES_PER_FP32: Final = 4
 """Loss, master weights and optimizer moments are kept in IEEE single precision."""
 
 BITS_PER_BYTE: Final = 8
-KILO: Final = 10**3
 MEGA: Final = 10**6
 GIGA: Final = 10**9
 TERA: Final = 10**12

@@ -84,23 +84,30 @@ def simulate_overlapped(stage_s: FloatArray, send_s: FloatArray, m: int) -> floa
     return float(clock[0])  # where the last backward pass ends
 
 
-@numba.njit("f8(f8[:,::1],f8[::1],f8[::1],i8,i8,f8)", cache=True)
+@numba.njit("f8(f8[:,::1],f8[::1],f8[::1],UniTuple(i8,2),f8,f8)", cache=True)
 def peak_with(
     layers: FloatArray,
     stage: FloatArray,
     tied: FloatArray,
-    start: int,
-    end: int,
+    ends: tuple[int, int],
+    kept_each: float,
     temporary: float,
 ) -> float:
-    """Return the peak bytes of a stage ``[start, end)`` whose largest temporary is known.
+    """Return the peak bytes of a stage whose kept and largest temporary bytes are known.
 
-    Arrays as in `stage_peak`.
+    Args:
+        layers: As in `stage_peak`; what is kept and temporary in them does not count.
+        stage: As in `stage_peak`.
+        tied: As in `stage_peak`.
+        ends: First layer of the stage, and the layer after its last.
+        kept_each: Bytes kept per micro-batch in flight.
+        temporary: Bytes of the largest temporary.
     """
+    start, end = ends
     parameters = layers[0, end] - layers[0, start]
     if start <= tied[0] and tied[1] < end and tied[0] >= 0:
         parameters -= tied[2]
-    kept = stage[1] * (layers[1, end] - layers[1, start])
+    kept = stage[1] * kept_each
     buffers = stage[2] * layers[3, start] + stage[3] * layers[3, end]
     tail = max(stage[4] * min(parameters, stage[5]), stage[6] * parameters)
     return float(stage[7] + stage[0] * parameters + stage[8] * (kept + buffers + temporary + tail))
@@ -126,7 +133,8 @@ def stage_peak(
     temporary = 0.0
     for layer in range(start, end):
         temporary = max(temporary, layers[2, layer])
-    return float(peak_with(layers, stage, tied, start, end, temporary))
+    kept_each = layers[1, end] - layers[1, start]
+    return float(peak_with(layers, stage, tied, (start, end), kept_each, temporary))
 
 
 @numba.njit("i8[:,::1](f8[:,::1],f8[:,::1],f8[::1],f8[::1])", cache=True)
@@ -157,7 +165,8 @@ def earliest_starts(
             temporary = 0.0
             for start in range(end - 1, -1, -1):
                 temporary = max(temporary, layers[2, start])
-                peak = peak_with(layers, stages[stage], tied, start, end, temporary)
+                kept_each = layers[1, end] - layers[1, start]
+                peak = peak_with(layers, stages[stage], tied, (start, end), kept_each, temporary)
                 buffers = stages[stage, 8] * stages[stage, 2] * layers[3, start]
                 temporary_each = stages[stage, 8] * max(stages[stage, 4], stages[stage, 6])
                 spared = buffers + (stages[stage, 0] + temporary_each) * max(tied[2], 0.0)

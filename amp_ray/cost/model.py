@@ -6,6 +6,8 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Final
 
+import numpy as np
+
 from amp_ray.cost.estimate import Breakdown, Estimate
 from amp_ray.cost.layers import LayerCosts
 from amp_ray.cost.memory import LayerMemory, MemoryModel, RankMemory, StageMemory
@@ -18,10 +20,11 @@ from amp_ray.cost.step_end import StepEndModel, StepEnds
 from amp_ray.cost.topology import FloatArray, IntArray, Topology
 from amp_ray.cost.verdict import Judge
 from amp_ray.cost.weights import Weights
-from amp_ray.spec.candidate import Candidate, Recompute, StageOptions
+from amp_ray.spec.candidate import Candidate, StageOptions
 from amp_ray.spec.device import Device
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.optimizer import find_optimizer
+from amp_ray.spec.recompute import RecomputeKind
 from amp_ray.spec.strategy import Strategy
 
 EXTRAPOLATED: Final = "micro-batch size outside the measured ones: layer times are extrapolated"
@@ -66,7 +69,7 @@ class CostModel:
     experiment: Experiment
     _memory: dict[Candidate, MemoryModel] = field(init=False, default_factory=dict)
     _weights: dict[int, Weights] = field(init=False, default_factory=dict)
-    _layer_memory: dict[tuple[int, int, Recompute], FloatArray] = field(
+    _layer_memory: dict[tuple[int, int, RecomputeKind], FloatArray] = field(
         init=False, default_factory=dict
     )
 
@@ -137,9 +140,14 @@ class CostModel:
         total_s = breakdown.total_s
         peaks, devices = zip(*costs.memory.peaks(strategy.bounds), strict=True)
         verdict = self._judge.judge(strategy.bounds, total_s, peaks, devices)
-        alike = len(costs.stages.distinct_options[0]) == 1 and not strategy.stages[0].shares
-        launchable = alike or self.experiment.traits.unequal_stages
-        warnings = (EXTRAPOLATED,) if costs.times.extrapolated else ()
+        launchable = strategy.is_uniform or self.experiment.traits.unequal_stages
+        recompute = [stage.options.recompute for stage in strategy.stages]
+        no_recompute = self.experiment.traits.why_no_recompute(recompute)
+        warnings = (
+            *([EXTRAPOLATED] if costs.times.extrapolated else []),
+            *([] if launchable else [NO_RUNTIME]),
+            *([] if no_recompute is None else [no_recompute]),
+        )
         return Estimate(
             strategy=strategy,
             iteration_time_s=total_s,
@@ -147,8 +155,8 @@ class CostModel:
             peak_memory_bytes=peaks,
             memory_limit_bytes=tuple(float(device.memory_bytes) for device in devices),
             reasons=verdict.reasons,
-            warnings=warnings if launchable else (*warnings, NO_RUNTIME),
-            launchable=launchable,
+            warnings=warnings,
+            launchable=launchable and no_recompute is None,
             failure_probability=verdict.failure_probability,
             cost=self._cost(costs.stages, strategy.bounds, total_s),
             tokens_per_s=costs.stages.num_samples * self._sequence_length / total_s or None,
@@ -201,17 +209,10 @@ class CostModel:
             micro_batch_size=candidate.micro_batch_size,
             precision=given.precision,
         )
-        key = (rank.tp, rank.micro_batch_size, candidate.options.recompute)
-        if key not in self._layer_memory:
-            layers = LayerMemory(
-                model=given.model,
-                rank=rank,
-                recompute=candidate.options.recompute,
-                traits=given.traits,
-            )
-            self._layer_memory[key] = layers.rows(weights)
         return MemoryModel(
-            layers=self._layer_memory[key],
+            layers=self._memory_rows(rank, candidate.options.recompute.kind),
+            plain=self._memory_rows(rank, "none"),
+            block_counts=np.array(given.model.block_counts),
             weights=weights,
             candidate=candidate,
             rank=rank,
@@ -220,6 +221,17 @@ class CostModel:
             traits=given.traits,
             constants=given.constants,
         )
+
+    def _memory_rows(self, rank: Rank, recompute: RecomputeKind) -> FloatArray:
+        """Return what layers need on one kind of rank."""
+        key = (rank.tp, rank.micro_batch_size, recompute)
+        if key not in self._layer_memory:
+            given = self.experiment
+            layers = LayerMemory(
+                model=given.model, rank=rank, recompute=recompute, traits=given.traits
+            )
+            self._layer_memory[key] = layers.rows(self.weights(rank.tp))
+        return self._layer_memory[key]
 
     @cached_property
     def topology(self) -> Topology:

@@ -183,17 +183,6 @@ def bottleneck_s(problem: PartitionProblem, start: int, end: int, option: int) -
     return float((end_s - start_s) + options.overhead_s[option])
 
 
-def is_allowed(problem: PartitionProblem, start: int, end: int, option: int) -> bool:
-    """Say whether an option can hold the layers ``[start, end)``, and they may be a stage.
-
-    Returns:
-        True where it fits or knows no limit, and the stage holds what every stage must.
-    """
-    tables, memory_row = problem.tables, problem.options.memory_row[option]
-    fits = memory_row < 0 or start >= tables.earliest_start[memory_row, end]
-    return bool(fits and start <= tables.latest_start[end])
-
-
 def _check_partition(
     problem: PartitionProblem, bounds: tuple[int, ...], options: tuple[int, ...]
 ) -> None:
@@ -247,11 +236,6 @@ class PartitionSolution:
     slowest_s: float
     lower_bound_s: float
     num_evaluations: int
-
-    @property
-    def proven(self) -> bool:
-        """Whether no partition is better."""
-        return self.lower_bound_s == self.value_s
 
 
 class InfeasibleReason(StrEnum):

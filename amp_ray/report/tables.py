@@ -20,6 +20,7 @@ from amp_ray.search.ranking import (
     is_risky,
     reasons_text,
 )
+from amp_ray.search.replan import Moves
 from amp_ray.spec.candidate import Candidate, GroupsCandidate
 from amp_ray.spec.cluster import Cluster
 from amp_ray.spec.experiment import Experiment
@@ -186,6 +187,22 @@ class ResultsTable:
             yield "split: samples of all dp ranks of a stage together, else of one replica"
         for warning, mark in self._marks.items():
             yield f"({mark}) {warning}"
+
+
+def moves_table(moves: Moves) -> RenderableType:
+    """Draw what each host has to receive before the best strategy can run."""
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    for header in ("host", "state GiB", "to move GiB", "of it from a checkpoint GiB"):
+        table.add_column(header, justify="left" if header == "host" else "right")
+    for host, state in moves.needed_bytes.items():
+        figures = (state, moves.moved_bytes[host], moves.lost_bytes[host])
+        table.add_row(Text(host), *(f"{value / GIB:.2f}" for value in figures))
+    total, lost = moves.total_bytes / GIB, sum(moves.lost_bytes.values()) / GIB
+    summary = (
+        f"the best strategy moves {total:.2f} GiB, {lost:.2f} of it from a checkpoint; "
+        f"about {moves.transfer_s:.3g} s over the network"
+    )
+    return Group(table, Text(summary))
 
 
 def layers_text(model: Model) -> str:

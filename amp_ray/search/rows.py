@@ -84,6 +84,6 @@ def _candidate(candidate: AnyCandidate) -> dict[str, Any]:
         "micro_batch_size": candidate.micro_batch_size,
         "num_micro_batches": candidate.num_micro_batches,
         "bounds": None,
-        "recompute": recompute,
+        "recompute": recompute.to_json(),
         "placement": None,
     }

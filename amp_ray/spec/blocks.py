@@ -255,6 +255,7 @@ def _fused_attention(width: Width) -> Elementwise:
         sharded=width.shards_heads,
         saved_elements=width.stream + 2 * key_values,
         saved_mask_bytes=BYTES_PER_LOG_SUM * width.heads * width.tokens,
+        core="input",
     )
 
 
@@ -270,6 +271,7 @@ def _attention_core(width: Width, *, dropout: bool) -> tuple[Operator, ...]:
         sharded=sharded,
         saved_elements=scores,
         saved_mask_bytes=scores,
+        core="inner",
     )
     return (
         Gemm(
@@ -282,6 +284,7 @@ def _attention_core(width: Width, *, dropout: bool) -> tuple[Operator, ...]:
             has_weight=False,
             saved_elements=width.stream + width.tokens * width.key_value_size,
             saved_sharded=sharded,
+            core="input",
         ),
         Elementwise(
             name="softmax",
@@ -290,6 +293,7 @@ def _attention_core(width: Width, *, dropout: bool) -> tuple[Operator, ...]:
             num_kernels=1 if width.fused else 4,
             sharded=sharded,
             saved_elements=scores,
+            core="inner",
         ),
         *((drop,) if dropout else ()),
         Gemm(
@@ -302,5 +306,6 @@ def _attention_core(width: Width, *, dropout: bool) -> tuple[Operator, ...]:
             has_weight=False,
             saved_elements=width.tokens * width.key_value_size,
             saved_sharded=sharded,
+            core="input",
         ),
     )

@@ -28,6 +28,7 @@ from amp_ray.spec.model import Model
 from amp_ray.spec.own_program import OwnProgram, Pattern
 from amp_ray.spec.profile import ANALYTIC, Profile
 from amp_ray.spec.profile_file import parse_profile
+from amp_ray.spec.recompute import Recompute
 from amp_ray.spec.section import validate_parts
 from amp_ray.spec.shape import model_shape
 from amp_ray.spec.traits import RUNTIMES, RuntimeTraits
@@ -177,7 +178,7 @@ class _Builder:
             precision=checked.precision,
             optimizer=checked.optimizer,
             zero_stage=self.zero_stage,
-            recompute=checked.recompute,
+            recompute=Recompute(kind=checked.recompute),
             global_batch_size=checked.global_batch_size,
             limits=_limits(checked.search),
             trials=self.trials,
@@ -272,7 +273,9 @@ def build_constants(document: Document, checked: ExperimentFile) -> Constants:
 def _trait(traits: RuntimeTraits, name: str, value: object) -> bool | int | float:
     """Return a trait's new value if it is of the type that the record's own has."""
     numbers = [
-        key for key in traits.__dataclass_fields__ if not isinstance(getattr(traits, key), str)
+        key
+        for key in traits.__dataclass_fields__
+        if not isinstance(getattr(traits, key), str | tuple)
     ]
     if name not in numbers:
         message = f"unknown trait {name!r}; those that can be set: {', '.join(numbers)}"

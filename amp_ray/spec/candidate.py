@@ -1,11 +1,8 @@
 """How stages are used, and what a search looks at: strategies before they are cut or placed."""
 
 from dataclasses import dataclass
-from typing import Final, Literal, get_args
 
-Recompute = Literal["none", "full"]
-
-RECOMPUTE: Final[tuple[Recompute, ...]] = get_args(Recompute)
+from amp_ray.spec.recompute import NO_RECOMPUTE, Recompute
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -20,20 +17,17 @@ class StageOptions:
         recompute: What is computed again in the backward pass.
 
     Raises:
-        ValueError: If a degree is below 1, or the kind of recompute is unknown.
+        ValueError: If a degree is below 1.
     """
 
     tp: int
     dp: int
-    recompute: Recompute = "none"
+    recompute: Recompute = NO_RECOMPUTE
 
     def __post_init__(self) -> None:
         """Refuse what could not run."""
         if self.tp < 1 or self.dp < 1:
             message = f"tp and dp start at 1, found tp {self.tp} and dp {self.dp}"
-            raise ValueError(message)
-        if self.recompute not in RECOMPUTE:
-            message = f"recompute is one of {', '.join(RECOMPUTE)}, found {self.recompute!r}"
             raise ValueError(message)
 
     @property
@@ -93,7 +87,7 @@ class GroupsCandidate:
 
     micro_batch_size: int
     num_micro_batches: int
-    recompute: Recompute = "none"
+    recompute: Recompute = NO_RECOMPUTE
 
     def __post_init__(self) -> None:
         """Refuse counts below one."""

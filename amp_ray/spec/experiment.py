@@ -6,12 +6,12 @@ from typing import Final, Literal
 
 from amp_ray.errors import Where
 from amp_ray.spec.access import SshSettings
-from amp_ray.spec.candidate import Recompute
 from amp_ray.spec.cluster import Cluster
 from amp_ray.spec.constants import Constants
 from amp_ray.spec.model import Model
 from amp_ray.spec.own_program import OwnProgram
 from amp_ray.spec.profile import Profile
+from amp_ray.spec.recompute import Recompute
 from amp_ray.spec.traits import RuntimeTraits
 from amp_ray.spec.yaml_text import SourceLines
 from amp_ray.units import Precision

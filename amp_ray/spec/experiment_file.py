@@ -211,7 +211,7 @@ class ExperimentFile(Section):
     precision: Precision = "fp16"
     optimizer: Literal["adam", "adamw", "sgd"] = "adam"
     zero_stage: Annotated[int, Field(ge=0, le=3, strict=True)] = 0
-    recompute: Literal["none", "full"] = "none"
+    recompute: Literal["none", "selective", "full"] = "none"
     runtime: Text = "deepspeed"
     traits: dict[Text, Any] = Field(default_factory=dict)
     constants: dict[Text, Positive] = Field(default_factory=dict)

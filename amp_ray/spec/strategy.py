@@ -1,12 +1,13 @@
 """What is chosen: stages, micro-batches and where every rank runs."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Self, TypeVar
 
-from amp_ray.spec.candidate import Candidate, Recompute, StageOptions
+from amp_ray.spec.candidate import Candidate, StageOptions
+from amp_ray.spec.recompute import AUTO, Recompute
 
 __all__ = ["Stage", "StageOptions", "Strategy", "TokenSlices", "candidate_of"]
 
@@ -28,7 +29,8 @@ class Stage:
             ``micro_batch_size`` each.
 
     Raises:
-        ValueError: If the stage is empty, or shares do not fit ``dp``.
+        ValueError: If the stage is empty, shares do not fit ``dp``, or recompute is still to be
+            chosen.
     """
 
     first_layer: int
@@ -44,6 +46,9 @@ class Stage:
         dp = self.options.dp
         if self.shares is not None and (len(self.shares) != dp or min(self.shares) < 1):
             message = f"shares need one positive count per dp index ({dp}), found {self.shares}"
+            raise ValueError(message)
+        if self.options.recompute == AUTO:
+            message = "recompute 'auto' is for a search to choose; a stage has none of it yet"
             raise ValueError(message)
 
     @property
@@ -104,8 +109,15 @@ class Strategy:
         candidate: Candidate,
         bounds: Sequence[int],
         placement: tuple[int, ...] | None = None,
+        recompute: Sequence[Recompute] = (),
     ) -> Self:
         """Give a candidate its cuts; without ``placement``, rank ``r`` runs on device ``r``.
+
+        Args:
+            candidate: Degrees and micro-batches.
+            bounds: From 0 to the number of layers.
+            placement: Device of every rank.
+            recompute: Of each stage; without, the candidate's own.
 
         Raises:
             ValueError: If ``bounds`` do not make ``candidate.pp`` stages.
@@ -113,9 +125,12 @@ class Strategy:
         if len(bounds) != candidate.pp + 1 or bounds[0] != 0:
             message = f"bounds must run from 0 in {candidate.pp} stages, found {tuple(bounds)}"
             raise ValueError(message)
+        options = [replace(candidate.options, recompute=own) for own in recompute]
         stages = tuple(
-            Stage(first_layer=first, end_layer=end, options=candidate.options)
-            for first, end in pairwise(bounds)
+            Stage(first_layer=first, end_layer=end, options=own)
+            for (first, end), own in zip(
+                pairwise(bounds), options or [candidate.options] * candidate.pp, strict=True
+            )
         )
         return cls(
             stages=stages,
@@ -206,7 +221,7 @@ def candidate_of(strategy: Strategy) -> Candidate:
             "expected one tp, dp and recompute for all stages, found "
             f"tp {[stage.options.tp for stage in strategy.stages]}, "
             f"dp {[stage.options.dp for stage in strategy.stages]}, "
-            f"recompute {[stage.options.recompute for stage in strategy.stages]}"
+            f"recompute {[str(stage.options.recompute) for stage in strategy.stages]}"
         )
         raise ValueError(message)
     return Candidate(

@@ -2,15 +2,41 @@
 
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from amp_ray.spec.candidate import Recompute
 from amp_ray.spec.cluster import Cluster
+from amp_ray.spec.recompute import NO_RECOMPUTE, Recompute
 from amp_ray.spec.section import Count, Index, Section, Text, validate
 from amp_ray.spec.strategy import Stage, StageOptions, Strategy
 from amp_ray.spec.yaml_text import Document
+
+Words = Literal["none", "selective", "full"]
+
+
+class PartRecord(Section):
+    """``recompute`` of a stage that computes part of its blocks again."""
+
+    kind: Literal["selective", "full"]
+    layers: Count
+
+
+def _part(recompute: object) -> str:
+    """Tell a mapping from a word."""
+    return "part" if isinstance(recompute, dict | PartRecord) else "word"
+
+
+StageRecompute = Annotated[
+    Annotated[Words, Tag("word")] | Annotated[PartRecord, Tag("part")], Discriminator(_part)
+]
+
+
+def recompute_of(record: Words | PartRecord) -> Recompute:
+    """Return the value of a word or a mapping."""
+    if isinstance(record, PartRecord):
+        return Recompute(kind=record.kind, layers=record.layers)
+    return Recompute(kind=record)
 
 
 class StageRecord(Section):
@@ -20,13 +46,13 @@ class StageRecord(Section):
     tp: Count
     dp: Count
     devices: list[Index] | None = None
-    recompute: Recompute = "none"
+    recompute: StageRecompute = "none"
     shares: list[Count] | None = None
 
 
 def _kind(recompute: object) -> str:
-    """Tell one word for all stages from a word for each."""
-    return "each" if isinstance(recompute, list) else "all"
+    """Tell one value for all stages from one for each."""
+    return "each" if isinstance(recompute, list) else _part(recompute)
 
 
 class StrategyRecord(Section):
@@ -40,7 +66,9 @@ class StrategyRecord(Section):
     bounds: Annotated[list[Index], Field(min_length=2)] | None = None
     recompute: (
         Annotated[
-            Annotated[Recompute, Tag("all")] | Annotated[list[Recompute], Tag("each")],
+            Annotated[Words, Tag("word")]
+            | Annotated[PartRecord, Tag("part")]
+            | Annotated[list[StageRecompute], Tag("each")],
             Discriminator(_kind),
         ]
         | None
@@ -59,7 +87,9 @@ def strategy_to_json(strategy: Strategy, cluster: Cluster) -> dict[str, Any]:
         "micro_batch_size": strategy.micro_batch_size,
         "num_micro_batches": strategy.num_micro_batches,
         "bounds": list(strategy.bounds),
-        "recompute": strategy.recompute or [stage.options.recompute for stage in strategy.stages],
+        "recompute": [stage.options.recompute.to_json() for stage in strategy.stages]
+        if strategy.recompute is None
+        else strategy.recompute.to_json(),
         "placement": [
             [cluster.nodes[cluster.node_of_device[device]].name, cluster.slot_of_device[device]]
             for device in strategy.placement
@@ -118,7 +148,7 @@ def _stage_to_json(stage: Stage, first_rank: int, micro_batch_size: int) -> dict
         "tp": stage.options.tp,
         "dp": stage.options.dp,
         "devices": list(range(first_rank, first_rank + stage.num_ranks)),
-        "recompute": stage.options.recompute,
+        "recompute": stage.options.recompute.to_json(),
         "shares": list(stage.shares or (micro_batch_size,) * stage.options.dp),
     }
 
@@ -143,7 +173,9 @@ def _stages(record: StrategyRecord) -> tuple[Stage, ...]:
             Stage(
                 first_layer=stage.layers[0],
                 end_layer=stage.layers[1],
-                options=StageOptions(tp=stage.tp, dp=stage.dp, recompute=stage.recompute),
+                options=StageOptions(
+                    tp=stage.tp, dp=stage.dp, recompute=recompute_of(stage.recompute)
+                ),
                 shares=None if even else tuple(stage.shares or each * stage.dp),
             )
             for stage in record.stages
@@ -155,8 +187,9 @@ def _stages(record: StrategyRecord) -> tuple[Stage, ...]:
         message = f"bounds run from 0 to the number of layers, found {record.bounds}"
         raise ValueError(message)
     cuts = list(pairwise(record.bounds))
-    words = record.recompute or "none"
-    per_stage = [words] * len(cuts) if isinstance(words, str) else words
+    per_stage = said_recompute(record) or (NO_RECOMPUTE,)
+    if not isinstance(record.recompute, list):
+        per_stage *= len(cuts)
     if len(per_stage) != len(cuts):
         message = f"found {len(per_stage)} values of recompute for {len(cuts)} stages"
         raise ValueError(message)
@@ -170,18 +203,22 @@ def _stages(record: StrategyRecord) -> tuple[Stage, ...]:
     )
 
 
+def said_recompute(record: StrategyRecord) -> tuple[Recompute, ...]:
+    """Return what ``recompute`` says: nothing, one value for all stages, or one for each."""
+    said = record.recompute
+    if said is None:
+        return ()
+    return tuple(map(recompute_of, said if isinstance(said, list) else (said,)))
+
+
 def _check_agreement(record: StrategyRecord, strategy: Strategy) -> None:
     """Refuse an object whose keys say two things."""
-    words = [stage.options.recompute for stage in strategy.stages]
     said: dict[str, tuple[object, object]] = {
         "tp": (record.tp, strategy.tp),
         "pp": (record.pp, strategy.pp),
         "dp": (record.dp, strategy.dp),
         "bounds": (record.bounds, list(strategy.bounds)),
-        "recompute": (
-            record.recompute,
-            words if isinstance(record.recompute, list) else strategy.recompute,
-        ),
+        "recompute": _recompute_said_and_made(record, strategy),
     }
     for key, (found, made) in said.items():
         if found is not None and found != made:
@@ -193,6 +230,15 @@ def _check_agreement(record: StrategyRecord, strategy: Strategy) -> None:
         if stage.devices is not None and stage.devices != ranks:
             message = f"devices of stage {index} are its ranks {ranks}, found {stage.devices}"
             raise ValueError(message)
+
+
+def _recompute_said_and_made(record: StrategyRecord, strategy: Strategy) -> tuple[object, object]:
+    """Return what the key says and what the stages have, in one form."""
+    said = [str(value) for value in said_recompute(record)]
+    if isinstance(record.recompute, list):
+        return said, [str(stage.options.recompute) for stage in strategy.stages]
+    made = strategy.recompute
+    return (said[0] if said else None), (None if made is None else str(made))
 
 
 def _device_index(cluster: Cluster, host: str, slot: int) -> int:

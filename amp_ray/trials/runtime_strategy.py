@@ -14,6 +14,7 @@ from amp_ray.errors import InputError
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.families import build_model
 from amp_ray.spec.model import LayerKind, Model
+from amp_ray.spec.recompute import FULL
 from amp_ray.spec.strategy import Strategy
 
 PLAIN_TORCH: Final = "torch"
@@ -49,7 +50,7 @@ def runtime_strategy(experiment: Experiment, strategy: Strategy) -> Strategy:
             stage,
             first_layer=first,
             end_layer=end,
-            options=replace(stage.options, recompute="full") if again else stage.options,
+            options=replace(stage.options, recompute=FULL) if again else stage.options,
         )
         for stage, (first, end) in zip(strategy.stages, pairwise(bounds), strict=True)
     )
@@ -150,6 +151,10 @@ def _reasons(experiment: Experiment, strategy: Strategy) -> Iterator[str]:
         yield "it cuts sequences into token slices, which DeepSpeed's pipeline cannot run"
     if experiment.zero_stage > MAX_ZERO_STAGE:
         yield f"zero_stage {experiment.zero_stage} does not work with a pipeline; use 0 or 1"
+    recompute = [stage.options.recompute for stage in strategy.stages]
+    no_recompute = experiment.traits.why_no_recompute(recompute)
+    if no_recompute is not None:
+        yield no_recompute
     if strategy.bounds[-1] != model.num_layers:
         yield f"its bounds end at {strategy.bounds[-1]}, the model has {model.num_layers} layers"
         return

@@ -14,6 +14,7 @@ from amp_ray.runtime.launch.trial_runner import TrialRunner, make_runner
 from amp_ray.runtime.study.pool import Task
 from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.experiment import Experiment
+from amp_ray.spec.recompute import FULL
 from amp_ray.spec.strategy import StageOptions, Strategy
 from amp_ray.testing.hosts import HostCluster
 from amp_ray.trials.outcome import Measured
@@ -65,7 +66,7 @@ def recomputed(plain: Strategy, *stages: int) -> Strategy:
     return replace(
         plain,
         stages=tuple(
-            replace(stage, options=replace(stage.options, recompute="full"))
+            replace(stage, options=replace(stage.options, recompute=FULL))
             if number in stages
             else stage
             for number, stage in enumerate(plain.stages)

@@ -18,6 +18,7 @@ import pytest
 
 from amp_ray.testing.hosts import HostCluster, why_unavailable
 from amp_ray.trials.outcome import Crashed, Measured, OutOfMemory, TimedOut, Unreachable
+from support.launching import warm
 
 from .conftest import Bench, MakeCluster, require, wait_for
 from .trial_bench import MANY_STEPS, SETTINGS, Ended, TrialBench
@@ -179,7 +180,7 @@ def test_a_disk_that_fills_up(shared: TrialBench, measure: Measure) -> None:
 
 
 def test_a_disk_that_is_full(shared: TrialBench) -> None:
-    shared.launcher.warm()
+    warm(shared.launcher)
     filler = Path(f"/proc/{shared.hosts[1].init_pid}/root/run/filler")
     with filler.open("wb", buffering=0) as file, suppress(OSError):
         while True:

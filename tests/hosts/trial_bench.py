@@ -23,6 +23,7 @@ from amp_ray.testing.hosts import NamespaceHost
 from amp_ray.trials.command import trial_launch, trial_reader, trial_warm_up
 from amp_ray.trials.launch import Launch
 from amp_ray.trials.outcome import Outcome
+from support.launching import warm
 
 from .conftest import Bench, wait_for
 from .trial_experiment import make_experiment
@@ -146,7 +147,7 @@ class TrialBench:
 
     def run(self, launch: Launch) -> Ended:
         """Run a trial in which a rank makes itself fail; see that the hosts are as before."""
-        self.launcher.warm()
+        warm(self.launcher)
         before = [self.state(host) for host in self.hosts]
         ended = self._run(launch)
         assert [self.state(host) for host in self.hosts] == before
@@ -179,7 +180,7 @@ class TrialBench:
             lost: The host whose agent does not survive it and has to go with all that it started;
                 the others have to be as before.
         """
-        self.launcher.warm()
+        warm(self.launcher)
         before = {host.name: self.state(host) for host in self.hosts}
         self._said.clear()
         found: list[Ended] = []

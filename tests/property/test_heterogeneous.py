@@ -14,6 +14,7 @@ from amp_ray.search.stage_groups.shares import all_shares, split_by_speed
 from amp_ray.spec.candidate import Candidate, GroupsCandidate
 from amp_ray.spec.cluster import Cluster, Link, Node
 from amp_ray.spec.experiment import SearchLimits
+from amp_ray.spec.recompute import FULL, NO_RECOMPUTE
 from amp_ray.spec.traits import RUNTIMES
 from support.hash_seeds import outputs_by_hash_seed
 from support.heterogeneous_oracle import PlanOracle
@@ -40,7 +41,7 @@ def cases(
     candidate = GroupsCandidate(
         micro_batch_size=size,
         num_micro_batches=experiment.global_batch_size // size,
-        recompute=draw(st.sampled_from(["none", "full"])),
+        recompute=draw(st.sampled_from([NO_RECOMPUTE, FULL])),
     )
     return CostModel(experiment=experiment), candidate
 

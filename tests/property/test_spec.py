@@ -16,6 +16,7 @@ from amp_ray.spec.experiment_file import ModelSection
 from amp_ray.spec.families import build_model
 from amp_ray.spec.hostfile import HostSlots, format_hostfile, parse_hostfile
 from amp_ray.spec.profile_file import parse_device_table
+from amp_ray.spec.recompute import NO_RECOMPUTE
 from amp_ray.spec.shape import model_shape
 from amp_ray.spec.strategy import Strategy, candidate_of
 from amp_ray.spec.strategy_file import Context, parse_strategies
@@ -127,7 +128,7 @@ def test_a_json_file_gives_the_strategies_that_were_written(
         cluster=cluster,
         num_layers=strategy.bounds[-1],
         global_batch_size=strategy.global_batch_size,
-        recompute="none",
+        recompute=NO_RECOMPUTE,
     )
     text = json.dumps([strategy_to_json(strategy, cluster)])
     (found,) = parse_strategies(text, file="strategies.json", context=context)

@@ -17,6 +17,7 @@ from amp_ray.errors import InputError
 from amp_ray.spec.candidate import AnyCandidate, GroupsCandidate
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.published_profile import PublishedProfile, layer_groups
+from amp_ray.spec.recompute import NO_RECOMPUTE
 from amp_ray.spec.strategy import Strategy
 
 
@@ -41,7 +42,7 @@ class Metis2024Planner:
         given, limits = self.experiment, self.experiment.limits
         wrong = (
             "recompute: none"
-            if given.recompute != "none"
+            if given.recompute != NO_RECOMPUTE
             else "zero_stage: 0"
             if given.zero_stage
             else "no limits but search.max_tp and search.micro_batch_sizes"

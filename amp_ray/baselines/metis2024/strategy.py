@@ -6,6 +6,7 @@ from itertools import pairwise
 
 from amp_ray.baselines.metis2024.plan import MetisPlan, MetisSetting
 from amp_ray.errors import InputError
+from amp_ray.spec.recompute import NO_RECOMPUTE
 from amp_ray.spec.strategy import Stage, StageOptions, Strategy
 
 
@@ -59,7 +60,7 @@ class MetisTranslation:
                 idle, goes back to a device type, cuts within one of its layers or shares samples
                 otherwise.
         """
-        if strategy.recompute != "none":
+        if strategy.recompute != NO_RECOMPUTE:
             message = "cost model metis-2024 knows no recompute"
             raise InputError(message)
         edges = {group.start: layer for layer, group in enumerate(self.groups)}

@@ -224,7 +224,7 @@ def measurements_csv(records: Iterable[TrialRecord]) -> str:
         strategy, cells = entry.trial.strategy, _measurement(entry.outcome)
         in_order = strategy.placement == tuple(range(len(strategy.placement)))
         in_order &= not strategy.token_slices
-        if cells and strategy.is_uniform and strategy.recompute is not None and in_order:
+        if cells and strategy.is_uniform and in_order:
             rows.append({**_degrees(strategy), **cells})
     return _table(MEASUREMENT_COLUMNS, rows)
 
@@ -250,13 +250,17 @@ def _degrees(strategy: Strategy) -> dict[str, Any]:
         "dp": strategy.dp,
         "micro_batch_size": strategy.micro_batch_size,
         "bounds": _spaced(strategy.bounds),
-        "recompute": strategy.recompute,
+        "recompute": _spaced(
+            [stage.options.recompute for stage in strategy.stages]
+            if strategy.recompute is None
+            else [strategy.recompute]
+        ),
     }
 
 
-def _spaced(numbers: Sequence[int] | None) -> str:
-    """Return numbers with spaces between."""
-    return " ".join(map(str, numbers or ()))
+def _spaced(values: Sequence[object] | None) -> str:
+    """Return values with spaces between."""
+    return " ".join(map(str, values or ()))
 
 
 def _table(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:

@@ -13,7 +13,7 @@ from amp_ray.cost.model import CostModel
 from amp_ray.cost.topology import FloatArray, IntArray
 from amp_ray.search.stage_groups.kinds import DeviceGraph, device_graph, one_node_graphs
 from amp_ray.search.stage_groups.time_bound import TimeBound
-from amp_ray.spec.candidate import Recompute
+from amp_ray.spec.recompute import Recompute
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

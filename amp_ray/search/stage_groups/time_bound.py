@@ -27,7 +27,8 @@ from amp_ray.cost.topology import FloatArray, IntArray
 from amp_ray.partition import NO_ROW, OptionTable, PartitionProblem, StageTables
 from amp_ray.partition.problem import InfeasiblePartition
 from amp_ray.partition.step_end import StepEndProblem, StepEndTerm, solve_with_step_end
-from amp_ray.spec.candidate import GroupsCandidate, Recompute, StageOptions
+from amp_ray.spec.candidate import GroupsCandidate, StageOptions
+from amp_ray.spec.recompute import Recompute
 
 EXACT_SAMPLES: Final = 32
 """Up to so many samples of a rank every number is timed; beyond them `SAMPLES_STEP` apart."""

@@ -112,10 +112,17 @@ def _interleaving_flags(blocks: tuple[int, ...], virtual_stages: int) -> list[st
 
 def _recompute_flags(candidate: Candidate) -> list[str]:
     """Say what is computed again."""
-    if candidate.options.recompute == "none":
+    recompute = candidate.options.recompute
+    if recompute.kind == "none":
         return []
-    whole = ("granularity", "full"), ("method", "uniform"), ("num-layers", "1")
-    return [word for name, value in whole for word in (f"--recompute-{name}", value)]
+    if recompute.kind == "selective":
+        if recompute.layers is not None:
+            message = f"Megatron recomputes selectively in all layers, found {recompute}"
+            raise ValueError(message)
+        return ["--recompute-granularity", "selective"]
+    method, number = ("uniform", 1) if recompute.layers is None else ("block", recompute.layers)
+    flags = ("granularity", "full"), ("method", method), ("num-layers", str(number))
+    return [word for name, value in flags for word in (f"--recompute-{name}", value)]
 
 
 def _zero_flags(experiment: Experiment) -> list[str]:

@@ -28,6 +28,7 @@ from amp_ray.trials.doctor.software import Wanted
 from amp_ray.trials.launch import Launch, rank_commands
 from amp_ray.trials.outcome import Measured, Outcome, Unreachable
 from support.experiments import small_experiment
+from support.launching import warm
 
 pytestmark = pytest.mark.integration
 
@@ -188,7 +189,7 @@ def test_many_hosts_are_opened_in_waves_each_with_the_whole_limit(tmp_path: Path
     assert 1 < max(most) <= 32
     hosts = [ScriptedHost(name, well_behaved) for name in names]
     with Launcher(hosts, AgentSettings(base=str(tmp_path))) as launcher:
-        assert launcher.warm() == {}
+        assert warm(launcher) == {}
     assert all(host.num_agents == 1 for host in hosts)
 
 

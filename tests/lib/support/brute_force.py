@@ -8,11 +8,21 @@ from amp_ray.partition.problem import (
     PartitionProblem,
     bottleneck_s,
     extended_sum_s,
-    is_allowed,
     objective,
 )
 
 Stage = tuple[int, int]  # (first layer, option)
+
+
+def is_allowed(problem: PartitionProblem, start: int, end: int, option: int) -> bool:
+    """Say whether an option can hold the layers ``[start, end)``, and they may be a stage.
+
+    Returns:
+        True where it fits or knows no limit, and the stage holds what every stage must.
+    """
+    tables, memory_row = problem.tables, problem.options.memory_row[option]
+    fits = memory_row < 0 or start >= tables.earliest_start[memory_row, end]
+    return bool(fits and start <= tables.latest_start[end])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

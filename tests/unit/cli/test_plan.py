@@ -277,3 +277,55 @@ def test_money_needs_prices(amp_ray: Run, small: Path, arguments: tuple[str, ...
     ended = amp_ray("plan", small, "--objective", "cost", *arguments)
     assert ended.code == 2
     assert "objective 'cost' needs" in ended.err
+
+
+def test_after_a_loss_the_plan_tells_what_moves(amp_ray: Run, small: Path, tmp_path: Path) -> None:
+    before = tmp_path / "before.json"
+    amp_ray("plan", small, "--json", before)
+    ended = amp_ray("plan", small, "--without", "node0", "--from", before, "--json")
+    assert ended.code == 0, ended.err
+    best = ended.json["ranking"][0]
+    assert {host for host, _ in best["strategy"]["placement"]} == {"node1"}
+    assert best["moves"].keys() == {
+        "moved_bytes",
+        "from_checkpoint_bytes",
+        "transfer_s",
+        "hosts",
+    }
+    assert [entry["host"] for entry in best["moves"]["hosts"]] == ["node1"]
+    out = amp_ray("plan", small, "--without", "node0", "--from", before).out
+    assert "the best strategy moves" in out
+
+
+def test_a_plan_of_hosts_that_the_file_no_longer_names_is_read(
+    amp_ray: Run, small: Path, tmp_path: Path
+) -> None:
+    before = tmp_path / "before.json"
+    amp_ray("plan", small, "--json", before)
+    small.write_text(small.read_text().replace("count: 2", "count: 1"), encoding="utf-8")
+    ended = amp_ray("plan", small, "--from", before, "--json")
+    assert ended.code == 0, ended.err
+    assert ended.json["ranking"][0]["moves"]["moved_bytes"] > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--without", "nodeX"], "--without nodeX: the hosts are node0, node1"),
+        (["--without", "node0", "--without", "node1"], "--without leaves no host"),
+        (["--from", "missing.json"], "missing.json: no such file"),
+        (["--from", "wrong.json"], "wrong.json"),
+        (["--from", "other.json"], "a strategy for 3 layers; the model has 9"),
+        (["--from", "other.json", "--cost-model", "amp-2022"], "--from compares plans"),
+    ],
+)
+def test_a_wrong_host_or_plan_is_refused(
+    amp_ray: Run, small: Path, tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    (tmp_path / "wrong.json").write_text('{"ranking": [{"strategy": 7}]}', encoding="utf-8")
+    strategy = {"tp": 1, "dp": 1, "bounds": [0, 3], "micro_batch_size": 1, "num_micro_batches": 8}
+    (tmp_path / "other.json").write_text(json.dumps(strategy), encoding="utf-8")
+    named = [str(tmp_path / word) if word.endswith(".json") else word for word in arguments]
+    ended = amp_ray("plan", small, *named)
+    assert ended.code == 2
+    assert message in ended.err

@@ -8,6 +8,7 @@ from amp_ray.cost.model import EXTRAPOLATED, NO_RUNTIME, CostModel
 from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.profile import Anchor, Profile
+from amp_ray.spec.recompute import FULL
 from amp_ray.spec.strategy import Stage, StageOptions, Strategy
 
 
@@ -133,9 +134,22 @@ def test_devices_must_exist(experiment: Experiment) -> None:
 def test_stages_may_differ_but_are_not_launchable_then(experiment: Experiment) -> None:
     stages = (
         Stage(first_layer=0, end_layer=2, options=StageOptions(tp=1, dp=1)),
-        Stage(first_layer=2, end_layer=4, options=StageOptions(tp=1, dp=1, recompute="full")),
+        Stage(first_layer=2, end_layer=4, options=StageOptions(tp=2, dp=1)),
     )
-    mixed = Strategy(stages=stages, micro_batch_size=1, num_micro_batches=4, placement=(0, 1))
+    mixed = Strategy(stages=stages, micro_batch_size=1, num_micro_batches=4, placement=(0, 1, 2))
     estimate = CostModel(experiment=experiment).estimate(mixed)
     assert not estimate.launchable
     assert estimate.warnings == (NO_RUNTIME,)
+
+
+def test_what_a_runtime_cannot_recompute_is_not_launchable(experiment: Experiment) -> None:
+    plain = strategy((0, 2, 4), (0, 1))
+    stages = (
+        plain.stages[0],
+        replace(plain.stages[1], options=replace(plain.stages[1].options, recompute=FULL)),
+    )
+    estimate = CostModel(experiment=experiment).estimate(replace(plain, stages=stages))
+    assert not estimate.launchable
+    assert estimate.warnings == (
+        "runtime 'plain' recomputes alike in all stages, found none, full",
+    )

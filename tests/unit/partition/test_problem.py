@@ -5,7 +5,6 @@ from amp_ray.partition.problem import (
     PartitionProblem,
     bottleneck_s,
     chain_problem,
-    is_allowed,
     objective,
 )
 from amp_ray.partition.tables import OptionTable, StageTables
@@ -48,13 +47,6 @@ def test_bottlenecks_add_both_ends_to_the_slowest_stage_only() -> None:
     assert bottleneck_s(problem, 1, 2, 1) == 2.0 + 4.0 + 8.0
     cost = objective(problem, (0, 1, 2, 3), (0, 1, 2))
     assert (cost.sum_s, cost.slowest_s) == (6.0, 14.0)
-
-
-def test_memory_limits_how_early_a_stage_starts() -> None:
-    problem = chain_problem(TABLES, 2, time_row=np.array([0, 0]), memory_row=np.array([0, -1]))
-    assert is_allowed(problem, 1, 2, 0)
-    assert not is_allowed(problem, 0, 2, 0)
-    assert is_allowed(problem, 0, 2, 1)
 
 
 def test_final_states_are_sorted_and_named_once() -> None:

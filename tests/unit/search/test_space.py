@@ -80,7 +80,7 @@ def test_limits_are_kept(text: str, attribute: str, allowed: set[int]) -> None:
 
 def test_recompute_is_the_experiments() -> None:
     found = uniform_candidates(small_experiment(("name: small", "name: small\nrecompute: full")))
-    assert {candidate.options.recompute for candidate in found} == {"full"}
+    assert {str(candidate.options.recompute) for candidate in found} == {"full"}
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@ from dataclasses import replace
 import pytest
 
 from amp_ray.spec.candidate import Candidate
+from amp_ray.spec.recompute import AUTO
 from amp_ray.spec.strategy import Stage, StageOptions, Strategy, TokenSlices, candidate_of
 
 
@@ -60,7 +61,9 @@ def test_ranks_run_on_the_devices_in_order_unless_placed() -> None:
 
 def test_degrees_that_stages_share_are_told() -> None:
     uniform = Strategy.uniform(candidate(), (0, 1, 2))
-    assert (uniform.tp, uniform.dp, uniform.recompute, uniform.is_uniform) == (2, 1, "none", True)
+    assert (uniform.tp, uniform.dp, str(uniform.recompute), uniform.is_uniform) == (
+        *(2, 1, "none", True),
+    )
 
 
 def test_degrees_that_stages_do_not_share_are_none() -> None:
@@ -136,7 +139,7 @@ def test_shares_that_do_not_fit_dp_are_refused(shares: tuple[int, ...]) -> None:
     [
         ({"tp": 0}, "tp and dp start at 1, found tp 0 and dp 1"),
         ({"dp": 0}, "tp and dp start at 1, found tp 1 and dp 0"),
-        ({"recompute": "some"}, "recompute is one of none, full, found 'some'"),
+        ({"recompute": AUTO}, "recompute 'auto' is for a search to choose"),
     ],
 )
 def test_a_stage_that_could_not_run_is_refused(others: dict[str, object], message: str) -> None:

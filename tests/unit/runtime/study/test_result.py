@@ -18,6 +18,7 @@ from amp_ray.runtime.study.result import (
     study_text,
     trial_json,
 )
+from amp_ray.spec.recompute import NO_RECOMPUTE
 from amp_ray.spec.strategy_file import Context, parse_strategies
 from amp_ray.trials.outcome import Measured, Outcome, TimedOut, Unreachable
 from amp_ray.tuner.bounded_predictor import BoundedPredictor
@@ -223,7 +224,7 @@ def given_of(
         cluster=experiment.cluster,
         num_layers=experiment.model.num_layers,
         global_batch_size=experiment.global_batch_size,
-        recompute="none",
+        recompute=NO_RECOMPUTE,
     )
     text = measurements_csv(result.state.trials)
     assert text.startswith(",".join(MEASUREMENT_COLUMNS) + "\n")

@@ -7,6 +7,7 @@ from amp_ray.cost.model import CostModel
 from amp_ray.search.stage_groups import DeviceGroups, plan_stage_groups
 from amp_ray.spec.candidate import GroupsCandidate, StageOptions
 from amp_ray.spec.experiment import Experiment, SearchLimits
+from amp_ray.spec.recompute import NO_RECOMPUTE
 from amp_ray.spec.strategy import Stage, Strategy
 from support.experiments import experiment_from
 
@@ -25,7 +26,7 @@ def least_s(experiment: Experiment, size: int) -> float:
     groups = DeviceGroups(cost_model=CostModel(experiment=experiment))
     count = experiment.global_batch_size // size
     given = GroupsCandidate(micro_batch_size=size, num_micro_batches=count)
-    return groups.time_bound("none").least_s(given)
+    return groups.time_bound(NO_RECOMPUTE).least_s(given)
 
 
 @pytest.fixture(scope="module")
