@@ -259,20 +259,24 @@ def _fused_attention(width: Width) -> Elementwise:
     )
 
 
+def _attention_dropout(width: Width) -> Operator:
+    """Dropout of the scores."""
+    return Elementwise(
+        name="attention-dropout",
+        forward_elements=2.5 * width.scores,
+        backward_elements=2.5 * width.scores,
+        sharded=width.shards_heads,
+        saved_elements=width.scores,
+        saved_mask_bytes=width.scores,
+        core="inner",
+    )
+
+
 def _attention_core(width: Width, *, dropout: bool) -> tuple[Operator, ...]:
     """Scores, softmax, dropout and context, window by window."""
     sharded, scores = width.shards_heads, width.scores
     shard: Shard = "batch" if sharded else "none"
     batch = width.heads * width.tokens // width.attended
-    drop = Elementwise(
-        name="attention-dropout",
-        forward_elements=2.5 * scores,
-        backward_elements=2.5 * scores,
-        sharded=sharded,
-        saved_elements=scores,
-        saved_mask_bytes=scores,
-        core="inner",
-    )
     return (
         Gemm(
             name="scores",
@@ -295,7 +299,7 @@ def _attention_core(width: Width, *, dropout: bool) -> tuple[Operator, ...]:
             saved_elements=scores,
             core="inner",
         ),
-        *((drop,) if dropout else ()),
+        *((_attention_dropout(width),) if dropout else ()),
         Gemm(
             name="context",
             rows=width.attended,
