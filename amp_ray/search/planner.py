@@ -11,6 +11,7 @@ from typing import Final, Protocol
 
 from amp_ray.cost.estimate import Estimate, Infeasible, Reason, Result
 from amp_ray.cost.model import NO_RUNTIME, CostModel
+from amp_ray.errors import InputError
 from amp_ray.search.cuts import best_bounds, roomiest_bounds
 from amp_ray.search.objective import within_limits
 from amp_ray.search.placement import plan_placement
@@ -97,7 +98,17 @@ class AmpRayPlanner:
         return self.cost_model.estimate_from(costs, Strategy.uniform(candidate, bounds))
 
     def score(self, strategy: Strategy) -> Result:
-        """Estimate a complete strategy; one that tensor parallelism cannot divide is told so."""
+        """Estimate a complete strategy; one that tensor parallelism cannot divide is told so.
+
+        Raises:
+            InputError: If it tells how single operators are used.
+        """
+        if strategy.has_operators:
+            message = (
+                "cost model amp-ray estimates layers; a strategy that tells how single operators "
+                "are used is estimated by --cost-model aceso-2024"
+            )
+            raise InputError(message)
         estimate = self.cost_model.estimate(strategy)
         found = map(self._undivided, dict.fromkeys(stage.options.tp for stage in strategy.stages))
         undivided = next(filter(None, found), None)

@@ -6,6 +6,7 @@ the memory-bound kernels is counted from what each one reads and writes.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from amp_ray.spec.model import Layer
@@ -259,36 +260,30 @@ def _fused_attention(width: Width) -> Elementwise:
     )
 
 
-def _attention_dropout(width: Width) -> Operator:
-    """Dropout of the scores."""
-    return Elementwise(
-        name="attention-dropout",
-        forward_elements=2.5 * width.scores,
-        backward_elements=2.5 * width.scores,
-        sharded=width.shards_heads,
-        saved_elements=width.scores,
-        saved_mask_bytes=width.scores,
-        core="inner",
-    )
-
-
 def _attention_core(width: Width, *, dropout: bool) -> tuple[Operator, ...]:
     """Scores, softmax, dropout and context, window by window."""
     sharded, scores = width.shards_heads, width.scores
     shard: Shard = "batch" if sharded else "none"
     batch = width.heads * width.tokens // width.attended
+    product = partial(
+        Gemm, batch=batch, shard=shard, has_weight=False, saved_sharded=sharded, core="input"
+    )
+    drop = Elementwise(
+        name="attention-dropout",
+        forward_elements=2.5 * scores,
+        backward_elements=2.5 * scores,
+        sharded=sharded,
+        saved_elements=scores,
+        saved_mask_bytes=scores,
+        core="inner",
+    )
     return (
-        Gemm(
+        product(
             name="scores",
             rows=width.attended,
             columns=width.attended,
             inner=width.head_size,
-            batch=batch,
-            shard=shard,
-            has_weight=False,
             saved_elements=width.stream + width.tokens * width.key_value_size,
-            saved_sharded=sharded,
-            core="input",
         ),
         Elementwise(
             name="softmax",
@@ -299,17 +294,12 @@ def _attention_core(width: Width, *, dropout: bool) -> tuple[Operator, ...]:
             saved_elements=scores,
             core="inner",
         ),
-        *((_attention_dropout(width),) if dropout else ()),
-        Gemm(
+        *((drop,) if dropout else ()),
+        product(
             name="context",
             rows=width.attended,
             columns=width.head_size,
             inner=width.attended,
-            batch=batch,
-            shard=shard,
-            has_weight=False,
             saved_elements=width.tokens * width.key_value_size,
-            saved_sharded=sharded,
-            core="input",
         ),
     )

@@ -127,8 +127,9 @@ class ClusterSection(Section):
 class ProfileSection(Section):
     """``profile``: where layer times come from."""
 
-    source: Literal["analytic", "table", "metis"] = "analytic"
+    source: Literal["analytic", "table", "metis", "aceso"] = "analytic"
     path: Text | None = None
+    model: Text | None = None
 
 
 class SearchSection(Section):
