@@ -69,6 +69,7 @@ class CostModel:
     experiment: Experiment
     _memory: dict[Candidate, MemoryModel] = field(init=False, default_factory=dict)
     _weights: dict[int, Weights] = field(init=False, default_factory=dict)
+    _networks: dict[int, tuple[Topology, MessageModel]] = field(init=False, default_factory=dict)
     _layer_memory: dict[tuple[int, int, RecomputeKind], FloatArray] = field(
         init=False, default_factory=dict
     )
@@ -95,12 +96,13 @@ class CostModel:
                 stage's tp on its devices.
         """
         self._check_devices(stages.devices)
-        rings, types = self.topology.rings(stages.groups), stages.types(self.experiment.cluster)
+        topology, messages = self.network(max(map(max, stages.shares)))
+        rings, types = topology.rings(stages.groups), stages.types(self.experiment.cluster)
         ends = pairwise(stages.first_group)
         return StageCosts(
             stages=stages,
             times=self.time_tables.times(stages, types, rings),
-            messages=self.messages.between(stages, rings),
+            messages=messages.between(stages, rings),
             memory=self._stage_memory(stages, types),
             step_ends=StepEnds(
                 model=self.step_end,
@@ -221,6 +223,20 @@ class CostModel:
             traits=given.traits,
             constants=given.constants,
         )
+
+    def network(self, num_samples: int) -> tuple[Topology, MessageModel]:
+        """Return the links as activations of so many samples meet them, and messages over these.
+
+        They are the cluster's own links unless the rate of some depends on the size of a message.
+        """
+        if not self.experiment.cluster.has_rates_by_size:
+            return self.topology, self.messages
+        if num_samples not in self._networks:
+            num_bytes = num_samples * float(self.messages.sample_bytes(1).max())
+            cluster = self.experiment.cluster.at(num_bytes)
+            topology = replace(self.topology, cluster=cluster)
+            self._networks[num_samples] = topology, replace(self.messages, topology=topology)
+        return self._networks[num_samples]
 
     def _memory_rows(self, rank: Rank, recompute: RecomputeKind) -> FloatArray:
         """Return what layers need on one kind of rank."""

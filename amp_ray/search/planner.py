@@ -31,7 +31,7 @@ class Planner(Protocol):
 
     @property
     def relative_error(self) -> float:
-        """Share by which two predictions must differ to be told apart."""
+        """Share by which two predictions must differ to be no tie."""
         ...
 
     def plan(self, candidate: AnyCandidate) -> Result:
