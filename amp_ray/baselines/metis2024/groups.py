@@ -111,7 +111,7 @@ class GroupSpace:
 
     @cached_property
     def graph(self) -> ResourceGraph:
-        """Its states say what later stages have taken."""
+        """Graph whose states count the devices that later stages have taken."""
         return resource_graph(tuple(self.counts.tolist()))
 
     @cached_property
@@ -194,7 +194,7 @@ class GroupSpace:
 
     @cached_property
     def labels(self) -> IntArray:
-        """Shape ``(V,)``. A number for what the rate of a transfer into the group depends on."""
+        """Shape ``(V,)``. Groups of one label receive transfers at the same rate."""
         rates = np.unique(self.slowest_rate)
         variants = self.variants
         last_rank = variants.first_rank + self.graph.size[variants.edge] - 1
