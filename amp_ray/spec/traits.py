@@ -241,6 +241,7 @@ DEEPSPEED: Final = RuntimeTraits(
     gradient_bytes_per_parameter=2.0,
     bucket_traffic_bytes_per_parameter=8.0,
     buckets_alone=True,
+    recompute=("none", "selective", "selective:n", "full", "full:n"),
     recompute_per_stage=True,
 )
 

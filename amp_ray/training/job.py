@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from amp_ray.training.fields import Fields
 from amp_ray.training.ranks import Place, rank_map, read_places
@@ -12,7 +12,7 @@ from amp_ray.training.shapes import ImageShape, TextShape, layer_kinds, read_sha
 PRECISIONS: Final = ("fp32", "bf16", "fp16")
 OPTIMIZERS: Final = ("adam", "adamw", "sgd")
 DEVICES: Final = ("auto", "cpu", "cuda")
-RECOMPUTE: Final = ("none", "full")
+RECOMPUTE: Final = ("none", "selective", "full")
 
 MAX_ZERO_STAGE: Final = 1
 """DeepSpeed refuses ZeRO-2 and ZeRO-3 with a PipelineModule."""
@@ -28,13 +28,25 @@ class UnfitError(ValueError):
     """The job is in order, but not for this machine or this number of processes; do not retry."""
 
 
+class Recompute(NamedTuple):
+    """What a stage computes again in the backward pass.
+
+    Attributes:
+        kind: ``none``, ``selective`` (the attention core) or ``full``.
+        layers: In how many of its blocks, from the first on; None means all.
+    """
+
+    kind: str
+    layers: int | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
     """A strategy that this program can run: the same tp and dp in every stage.
 
     Args:
         bounds: ``(0, ..., num_layers)``, in the list of ``layer_kinds``.
-        recompute: ``none`` or ``full``, per stage.
+        recompute: Per stage.
         rank_map: For every rank in the contract's order, the process that plays it.
     """
 
@@ -44,7 +56,7 @@ class Grid:
     micro_batch_size: int
     num_micro_batches: int
     bounds: tuple[int, ...]
-    recompute: tuple[str, ...]
+    recompute: tuple[Recompute, ...]
     rank_map: tuple[int, ...]
 
     @property
@@ -166,16 +178,26 @@ def _read_rank_map(places: tuple[Place, ...], launch_order: Any) -> tuple[int, .
     return rank_map(places, read_places(launch_order, "job.launch_order", len(places)))
 
 
-def _read_recompute(value: Any, pp: int) -> tuple[str, ...]:  # noqa: ANN401 - JSON is untyped
-    """Read one word for all stages or a list with one per stage."""
+def _read_recompute(value: Any, pp: int) -> tuple[Recompute, ...]:  # noqa: ANN401 - JSON is untyped
+    """Read one value for all stages or a list with one per stage."""
     per_stage = tuple(value) if isinstance(value, list | tuple) else (value,) * pp
-    if len(per_stage) != pp or any(word not in RECOMPUTE for word in per_stage):
+    if len(per_stage) != pp:
         message = (
-            f"job.strategy.recompute must be one of {', '.join(RECOMPUTE)} or a list of them for "
-            f"each of the {pp} stages, found {value!r}"
+            f"job.strategy.recompute must be one value or a list with one for each of the {pp} "
+            f"stages, found {value!r}"
         )
         raise ValueError(message)
-    return per_stage
+    return tuple(map(_read_stage_recompute, per_stage))
+
+
+def _read_stage_recompute(value: Any) -> Recompute:  # noqa: ANN401 - JSON is untyped
+    """Read a word, or a mapping where part of the blocks is computed again."""
+    name = "job.strategy.recompute"
+    fields = Fields(value if isinstance(value, Mapping) else {"kind": value}, name)
+    kind = fields.choice("kind", RECOMPUTE)
+    layers = fields.integer("layers") if isinstance(value, Mapping) else None
+    fields.finish()
+    return Recompute(kind, layers)
 
 
 def _check_stages(

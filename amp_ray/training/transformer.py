@@ -1,11 +1,14 @@
 """The transformer block that all families share: attention and feed-forward, pre-norm."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Literal
+from functools import partial
+from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from amp_ray.training.parallel import ColumnLinear, RowLinear, TensorParallel
 from amp_ray.training.weights import LayerWeights
@@ -69,6 +72,7 @@ class Attention(nn.Module):
         """Make both projections."""
         super().__init__()
         self.shape, self.parallel = shape, parallel
+        self.recompute_core = False
         rows = (shape.num_heads + 2 * shape.num_key_value_heads) * shape.head_size
         hidden = shape.hidden_size
         self.qkv = ColumnLinear(parallel, weights, "qkv", (rows, hidden), shape.std)
@@ -89,10 +93,19 @@ class Attention(nn.Module):
         query, key, content = (part.flatten(2, 3).transpose(1, 2) for part in (query, key, content))
         if shape.style == "llama":
             query, key = rotate(query), rotate(key)
-        mixed = functional.scaled_dot_product_attention(
-            query, key, content, is_causal=shape.causal, enable_gqa=queries > 1
+        core = partial(
+            functional.scaled_dot_product_attention,
+            is_causal=shape.causal,
+            enable_gqa=queries > 1,
         )
+        parts = query, key, content
+        mixed = recomputed(core, *parts) if self.recompute_core else core(*parts)
         return self.out(mixed.transpose(1, 2).reshape(batch, tokens, -1))
+
+
+def recomputed(function: Callable[..., Any], *args: Any) -> Any:  # noqa: ANN401 - torch's form
+    """Run a function now and again in the backward pass; nothing in it is random."""
+    return checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False)
 
 
 def rotate(value: Tensor) -> Tensor:
@@ -144,6 +157,11 @@ class Block(nn.Module):
         self.attention_norm, self.feed_forward_norm = norm(shape), norm(shape)
         self.attention = Attention(shape, parallel, weights)
         self.feed_forward = FeedForward(shape, parallel, weights)
+
+    @property
+    def attention_layer(self) -> Attention:
+        """The attention, whose core may be computed again."""
+        return self.attention
 
     def forward(self, value: Tensor) -> Tensor:
         """Return ``(batch, tokens, hidden)`` for the same shape."""

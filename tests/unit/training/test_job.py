@@ -65,11 +65,16 @@ def test_placement_may_be_left_out() -> None:
 
 
 def test_one_word_of_recompute_is_for_all_stages() -> None:
-    assert job({"recompute": "full"}).grid.recompute == ("full", "full")
+    assert job({"recompute": "full"}).grid.recompute == (("full", None), ("full", None))
+
+
+def test_part_of_a_stage_may_be_recomputed() -> None:
+    found = job({"recompute": [{"kind": "selective", "layers": 2}, "none"]}).grid.recompute
+    assert found == (("selective", 2), ("none", None))
 
 
 def test_recompute_may_differ_by_stage() -> None:
-    assert job({"recompute": ["full", "none"]}).grid.recompute == ("full", "none")
+    assert job({"recompute": ["full", "none"]}).grid.recompute == (("full", None), ("none", None))
 
 
 def test_stages_that_repeat_the_strategy_are_accepted() -> None:
@@ -88,7 +93,8 @@ def test_stages_that_repeat_the_strategy_are_accepted() -> None:
         ({"tp": 3, "placement": None}, "tp 3 does not divide the model's num_heads 4"),
         ({"tp": None, "dp": None}, "different tp or dp, which this program cannot launch"),
         ({"recompute": ["full"]}, "each of the 2 stages"),
-        ({"recompute": "some"}, "none, full"),
+        ({"recompute": "some"}, "none, selective, full"),
+        ({"recompute": {"kind": "full", "layers": 0}}, "recompute.layers"),
         ({"placement": [["a", 0]]}, "4 pairs of host name and slot"),
         ({"placement": [["a", "0"]] * 4}, "4 pairs of host name and slot"),
         ({"placement": [["a", 0]] * 4}, "each once"),

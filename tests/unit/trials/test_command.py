@@ -84,7 +84,7 @@ global_batch_size: 8
     strategy = Strategy.uniform(CANDIDATE, (0, 9, 30))
     found = read_job(job(launch(experiment_from(text), strategy)))
     assert found.grid.bounds == (0, 8, 27)
-    assert found.grid.recompute == ("full", "full")
+    assert found.grid.recompute == (("full", None), ("full", None))
 
 
 def test_what_cannot_be_launched_is_refused_before_anything_starts() -> None:
