@@ -296,7 +296,6 @@ AMP_2022: Final = RuntimeTraits(
     launch_limit_s=209.0,
     launch_setup_s=17.5,
     launch_iterations=41,
-    recompute_per_stage=True,
 )
 
 AMP_2022_TRANSGAN: Final = replace(
