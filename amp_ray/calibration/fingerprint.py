@@ -119,4 +119,6 @@ def _link(link: Link) -> dict[str, float]:
     figures = asdict(link)
     if link.collective_latency_s is None:
         del figures["collective_latency_s"]
+    if not link.rates:
+        del figures["rates"]
     return figures

@@ -30,7 +30,7 @@ from amp_ray.spec.strategy import Strategy
 EXTRAPOLATED: Final = "micro-batch size outside the measured ones: layer times are extrapolated"
 """Warning: the profile has no measurement on one side of this micro-batch size."""
 
-NO_RUNTIME: Final = "no runtime runs stages of different tp or dp yet"
+NO_RUNTIME: Final = "stages of different tp or dp, which only runtime torch runs"
 """Warning of what cannot be launched."""
 
 
@@ -69,6 +69,7 @@ class CostModel:
     experiment: Experiment
     _memory: dict[Candidate, MemoryModel] = field(init=False, default_factory=dict)
     _weights: dict[int, Weights] = field(init=False, default_factory=dict)
+    _networks: dict[int, tuple[Topology, MessageModel]] = field(init=False, default_factory=dict)
     _layer_memory: dict[tuple[int, int, RecomputeKind], FloatArray] = field(
         init=False, default_factory=dict
     )
@@ -95,12 +96,13 @@ class CostModel:
                 stage's tp on its devices.
         """
         self._check_devices(stages.devices)
-        rings, types = self.topology.rings(stages.groups), stages.types(self.experiment.cluster)
+        topology, messages = self.network(max(map(max, stages.shares)))
+        rings, types = topology.rings(stages.groups), stages.types(self.experiment.cluster)
         ends = pairwise(stages.first_group)
         return StageCosts(
             stages=stages,
             times=self.time_tables.times(stages, types, rings),
-            messages=self.messages.between(stages, rings),
+            messages=messages.between(stages, rings),
             memory=self._stage_memory(stages, types),
             step_ends=StepEnds(
                 model=self.step_end,
@@ -114,7 +116,7 @@ class CostModel:
         """Estimate any strategy: simulated pipeline of the slowest replica, then the step end.
 
         Args:
-            strategy: Its stages may differ in everything; no runtime launches those yet.
+            strategy: Its stages may differ in everything.
 
         Raises:
             ValueError: If the bounds do not cover the model, a device does not exist, or the
@@ -140,7 +142,7 @@ class CostModel:
         total_s = breakdown.total_s
         peaks, devices = zip(*costs.memory.peaks(strategy.bounds), strict=True)
         verdict = self._judge.judge(strategy.bounds, total_s, peaks, devices)
-        launchable = strategy.is_uniform
+        launchable = strategy.is_uniform or self.experiment.traits.unequal_stages
         recompute = [stage.options.recompute for stage in strategy.stages]
         no_recompute = self.experiment.traits.why_no_recompute(recompute)
         warnings = (
@@ -221,6 +223,20 @@ class CostModel:
             traits=given.traits,
             constants=given.constants,
         )
+
+    def network(self, num_samples: int) -> tuple[Topology, MessageModel]:
+        """Return the links as activations of so many samples meet them, and messages over these.
+
+        They are the cluster's own links unless the rate of some depends on the size of a message.
+        """
+        if not self.experiment.cluster.has_rates_by_size:
+            return self.topology, self.messages
+        if num_samples not in self._networks:
+            num_bytes = num_samples * float(self.messages.sample_bytes(1).max())
+            cluster = self.experiment.cluster.at(num_bytes)
+            topology = replace(self.topology, cluster=cluster)
+            self._networks[num_samples] = topology, replace(self.messages, topology=topology)
+        return self._networks[num_samples]
 
     def _memory_rows(self, rank: Rank, recompute: RecomputeKind) -> FloatArray:
         """Return what layers need on one kind of rank."""

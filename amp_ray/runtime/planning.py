@@ -6,6 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from amp_ray.baselines.aceso2024.planner import Aceso2024Planner
 from amp_ray.baselines.amp2022.planner import Amp2022Planner
 from amp_ray.cost.estimate import Estimate, Result
 from amp_ray.errors import InputError, placed
@@ -24,6 +25,9 @@ from amp_ray.spec.strategy_file import Given
 
 AMP_2022: Final = "amp-2022"
 """The planner whose placements come from the order of the nodes: its space is the uniform one."""
+
+ACESO_2024: Final = "aceso-2024"
+"""The planner whose stages are cut between operators."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +87,9 @@ def make_planner(experiment: Experiment, cost_model: str) -> Planner:
     if cost_model == METIS_2024:
         with placed(experiment.where()):
             return make_metis_planner(experiment)
+    if cost_model == ACESO_2024:
+        with placed(experiment.where()):
+            return Aceso2024Planner(experiment=experiment)
     return AmpRayPlanner(experiment=experiment)
 
 

@@ -11,6 +11,7 @@ from typing import Final, Protocol
 
 from amp_ray.cost.estimate import Estimate, Infeasible, Reason, Result
 from amp_ray.cost.model import NO_RUNTIME, CostModel
+from amp_ray.errors import InputError
 from amp_ray.partition import even_bounds
 from amp_ray.search.cuts import best_bounds, roomiest_bounds
 from amp_ray.search.objective import within_limits
@@ -40,7 +41,7 @@ class Planner(Protocol):
 
     @property
     def relative_error(self) -> float:
-        """Share by which two predictions must differ to be told apart."""
+        """Share by which two predictions must differ to be no tie."""
         ...
 
     def plan(self, candidate: AnyCandidate) -> Result:
@@ -131,7 +132,17 @@ class AmpRayPlanner:
         return replace(min(found, key=leader_order), lower_bound_s=None)
 
     def score(self, strategy: Strategy) -> Result:
-        """Estimate a complete strategy; one that tensor parallelism cannot divide is told so."""
+        """Estimate a complete strategy; one that tensor parallelism cannot divide is told so.
+
+        Raises:
+            InputError: If it tells how single operators are used.
+        """
+        if strategy.has_operators:
+            message = (
+                "cost model amp-ray estimates layers; a strategy that tells how single operators "
+                "are used is estimated by --cost-model aceso-2024"
+            )
+            raise InputError(message)
         estimate = self.cost_model.estimate(strategy)
         found = map(self._undivided, dict.fromkeys(stage.options.tp for stage in strategy.stages))
         undivided = next(filter(None, found), None)
@@ -166,7 +177,8 @@ class AmpRayPlanner:
 
     def _launchable(self, candidate: GroupsCandidate, result: Result) -> Result:
         """Refuse what cannot be launched, if that matters, and what the placements cover anyway."""
-        if not self.experiment.limits.launchable or isinstance(result, Infeasible):
+        anything = self.experiment.traits.unequal_stages or not self.experiment.limits.launchable
+        if anything or isinstance(result, Infeasible):
             return result
         if not result.launchable:
             detail = f"micro-batches of {candidate.micro_batch_size} over all dp ranks of a stage"

@@ -18,6 +18,7 @@ from amp_ray.spec.experiment import Experiment, SearchLimits, TrialSettings
 from amp_ray.spec.experiment_file import (
     ExperimentFile,
     PatternSection,
+    ProfileSection,
     ProgramSection,
     SearchSection,
     TrialsSection,
@@ -37,6 +38,7 @@ from amp_ray.spec.yaml_text import Document, SourceLines
 _PROFILE_FOLDERS: Final = {
     "table": "a folder with profile.yaml and one CSV per device",
     "metis": "a folder with files such as DeviceType.A100_tp1_bs1.json",
+    "aceso": "a folder with files such as gpt_1_3B_mbs1_tp1_algo0.csv",
 }
 """What a path leads to, by source."""
 
@@ -58,9 +60,17 @@ class Files(Protocol):
         ...
 
     def foreign_profile(
-        self, source: str, name: str, model: Model, devices: Iterable[Device]
+        self,
+        source: str,
+        name: str,
+        model: Model,
+        devices: Iterable[Device],
+        profiled: str | None = None,
     ) -> Profile:
-        """Return a profile in another planner's format, of this model and all of these devices."""
+        """Return a profile in another planner's format, of this model and all of these devices.
+
+        ``profiled`` is the model's name in a folder that has several.
+        """
         ...
 
 
@@ -202,6 +212,7 @@ def _profile(
 ) -> Profile:
     """Return the source of layer times."""
     section = checked.profile
+    _check_profiled(document, section)
     with document.at("profile", "path"):
         if section.source == "analytic":
             if section.path is None:
@@ -212,13 +223,28 @@ def _profile(
             message = f"source {section.source!r} needs 'path', {_PROFILE_FOLDERS[section.source]}"
             raise ValueError(message)
         if section.source != "table":
-            return files.foreign_profile(section.source, section.path, model, cluster.device_types)
+            return files.foreign_profile(
+                section.source, section.path, model, cluster.device_types, section.model
+            )
         return parse_profile(
             files.folder(section.path),
             folder=section.path,
             num_layers=model.num_layers,
             precision=checked.precision,
         )
+
+
+def _check_profiled(document: Document, section: ProfileSection) -> None:
+    """Refuse a name of the profiled model where there is none, and its lack where one is needed."""
+    if (section.source == "aceso") == (section.model is not None):
+        return
+    message = (
+        "source 'aceso' needs 'model', its name in the files: gpt_1_3B for "
+        "gpt_1_3B_mbs1_tp1_algo0.csv"
+        if section.model is None
+        else f"found {shown(section.model)}; only source 'aceso' has models by name"
+    )
+    raise InputError(message, where=document.where("profile", "model"))
 
 
 def _limits(section: SearchSection) -> SearchLimits:

@@ -160,14 +160,20 @@ def _node(name: str, entry: NodeSection, device: Device) -> Node:
 
 
 def _link(
-    gbit_per_s: float,
+    gbit_per_s: float | Sequence[tuple[int, float]],
     latency_us: float | None,
     collective_us: float | None,
     default_latency_s: float,
 ) -> Link:
     """Return a link in SI units."""
+    table = gbit_per_s if isinstance(gbit_per_s, Sequence) else [(1, gbit_per_s)]
+    rates = [(float(size), gbit_per_s_to_bytes_per_s(rate)) for size, rate in sorted(table)]
+    if len({size for size, _ in rates}) < len(rates):
+        message = f"a table of rates names a size twice: {[list(entry) for entry in table]}"
+        raise ValueError(message)
     return Link(
-        bandwidth_bytes_per_s=gbit_per_s_to_bytes_per_s(gbit_per_s),
+        bandwidth_bytes_per_s=max(rate for _, rate in rates),
+        rates=tuple(rates) if len(rates) > 1 else (),
         latency_s=default_latency_s if latency_us is None else microseconds_to_s(latency_us),
         collective_latency_s=None if collective_us is None else microseconds_to_s(collective_us),
     )

@@ -1,8 +1,10 @@
 """Nodes, their devices, and the links between them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+
+import numpy as np
 
 from amp_ray.spec.device import Device
 from amp_ray.units import microseconds_to_s
@@ -19,15 +21,19 @@ class Link:
     """A path between two devices.
 
     Args:
-        bandwidth_bytes_per_s: Rate in one direction, shared by all transfers of the node.
+        bandwidth_bytes_per_s: Rate in one direction, shared by all transfers of the node; the
+            largest one where the rate depends on the size of a message.
         latency_s: Time until the first byte of a message arrives.
         collective_latency_s: Time of one step of a collective beside its bytes; None where it is
             that of a message.
+        rates: Sizes in bytes, ascending, and the rate of a message or collective of each size;
+            empty where all have the same rate.
     """
 
     bandwidth_bytes_per_s: float
     latency_s: float
     collective_latency_s: float | None = None
+    rates: tuple[tuple[float, float], ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse rates that would make a transfer free or impossible."""
@@ -40,6 +46,23 @@ class Link:
         if not self.step_s >= 0:
             message = f"a link needs collective_latency_s >= 0, found {self.step_s}"
             raise ValueError(message)
+        if self.rates and max(rate for _, rate in self.rates) != self.bandwidth_bytes_per_s:
+            message = (
+                f"bandwidth_bytes_per_s is the largest of rates, found {self.bandwidth_bytes_per_s}"
+            )
+            raise ValueError(message)
+
+    def at(self, num_bytes: float) -> "Link":
+        """Return the link as messages of a size meet it.
+
+        Between two sizes of the table the rate is linear in the logarithm of the size; beyond its
+        ends it stays what it is there.
+        """
+        if not self.rates:
+            return self
+        sizes, rates = zip(*self.rates, strict=True)
+        rate = float(np.interp(np.log(max(num_bytes, 1.0)), np.log(sizes), rates))
+        return replace(self, bandwidth_bytes_per_s=rate, rates=())
 
     @property
     def step_s(self) -> float:
@@ -145,6 +168,26 @@ class Cluster:
         """Index into ``device_types`` of each device."""
         index = {device: i for i, device in enumerate(self.device_types)}
         return tuple(index[self.nodes[node].device] for node in self.node_of_device)
+
+    def at(self, num_bytes: float) -> "Cluster":
+        """Return the cluster as messages of a size meet its links."""
+        nodes = tuple(
+            replace(node, intra=node.intra.at(num_bytes), inter=node.inter.at(num_bytes))
+            for node in self.nodes
+        )
+        pairs = {pair: link.at(num_bytes) for pair, link in self.pair_links.items()}
+        zones = {
+            names: replace(joined, link=joined.link.at(num_bytes))
+            for names, joined in self.zone_links.items()
+        }
+        return replace(self, nodes=nodes, pair_links=pairs, zone_links=zones)
+
+    @cached_property
+    def has_rates_by_size(self) -> bool:
+        """Whether the rate of some link depends on the size of a message."""
+        joined = (each.link for each in self.zone_links.values())
+        own = (link for node in self.nodes for link in (node.intra, node.inter))
+        return any(link.rates for link in (*own, *joined, *self.pair_links.values()))
 
     @property
     def has_prices(self) -> bool:

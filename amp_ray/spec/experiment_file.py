@@ -25,6 +25,19 @@ _Number = Annotated[float, Field(strict=True)]
 Memory = Annotated[_Number, AfterValidator(Within(1e-3, 1e4, "GiB"))]
 MemoryRate = Annotated[_Number, AfterValidator(Within(0.1, 1e5, "GB/s"))]
 LinkRate = Annotated[_Number, AfterValidator(Within(1e-3, 1e5, "Gbit/s"))]
+_Size = Annotated[int, Field(ge=1, le=10**15, strict=True)]
+RatesBySize = Annotated[list[tuple[_Size, LinkRate]], Field(min_length=1)]
+
+
+def _rate_kind(rate: object) -> str:
+    """Tell rates by size from one rate, so that a mistake is told once."""
+    return "by size" if isinstance(rate, list) else "one"
+
+
+AnyLinkRate = Annotated[
+    Annotated[LinkRate, Tag("one")] | Annotated[RatesBySize, Tag("by size")],
+    Discriminator(_rate_kind),
+]
 Rate = Annotated[_Number, AfterValidator(Within(1e-3, 1e5, "TFLOP/s"))]
 Latency = Annotated[_Number, AfterValidator(Within(1e-3, 1e6, "microseconds", or_zero=True))]
 Seconds = Annotated[_Number, AfterValidator(Within(1e-3, 1e8, "seconds"))]
@@ -95,8 +108,8 @@ class NodeSection(Section):
         Discriminator(_kind),
     ]
     slots: Few
-    intra_gbit_per_s: LinkRate
-    inter_gbit_per_s: LinkRate
+    intra_gbit_per_s: AnyLinkRate
+    inter_gbit_per_s: AnyLinkRate
     intra_latency_us: Latency | None = None
     inter_latency_us: Latency | None = None
     intra_collective_us: Latency | None = None
@@ -111,7 +124,7 @@ class LinkSection(Section):
     """One entry of ``cluster.links``: what joins a single pair of nodes, or two zones."""
 
     between: Annotated[list[Text], Field(min_length=2, max_length=2)]
-    gbit_per_s: LinkRate
+    gbit_per_s: AnyLinkRate
     latency_us: Latency | None = None
     collective_us: Latency | None = None
     price_per_gbyte: Price | None = None
@@ -128,8 +141,9 @@ class ClusterSection(Section):
 class ProfileSection(Section):
     """``profile``: where layer times come from."""
 
-    source: Literal["analytic", "table", "metis"] = "analytic"
+    source: Literal["analytic", "table", "metis", "aceso"] = "analytic"
     path: Text | None = None
+    model: Text | None = None
 
 
 class SearchSection(Section):

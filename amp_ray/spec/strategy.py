@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Self, TypeVar
 
 from amp_ray.spec.candidate import Candidate, StageOptions
+from amp_ray.spec.operator_run import OperatorRun, check_runs
 from amp_ray.spec.recompute import AUTO, Recompute
 
 __all__ = ["Stage", "StageOptions", "Strategy", "TokenSlices", "candidate_of"]
@@ -27,16 +28,19 @@ class Stage:
         options: How the layers are divided and computed.
         shares: Samples of one micro-batch per dp index, where a strategy tells them; None means
             ``micro_batch_size`` each.
+        operators: How its operators are used, where the plan tells; layers count operators then,
+            and ``options`` are those of the first one. Empty means all alike.
 
     Raises:
-        ValueError: If the stage is empty, shares do not fit ``dp``, or recompute is still to be
-            chosen.
+        ValueError: If the stage is empty, shares or operators do not fit it, or recompute is still
+            to be chosen.
     """
 
     first_layer: int
     end_layer: int
     options: StageOptions
     shares: tuple[int, ...] | None = None
+    operators: tuple[OperatorRun, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse what could not run."""
@@ -47,6 +51,13 @@ class Stage:
         if self.shares is not None and (len(self.shares) != dp or min(self.shares) < 1):
             message = f"shares need one positive count per dp index ({dp}), found {self.shares}"
             raise ValueError(message)
+        if self.operators:
+            check_runs(
+                self.operators,
+                first=self.first_layer,
+                end=self.end_layer,
+                num_ranks=self.num_ranks,
+            )
         if self.options.recompute == AUTO:
             message = "recompute 'auto' is for a search to choose; a stage has none of it yet"
             raise ValueError(message)
@@ -171,18 +182,27 @@ class Strategy:
 
     @property
     def is_uniform(self) -> bool:
-        """Whether all stages have one tp and dp and share samples evenly."""
-        even = all(stage.shares is None for stage in self.stages)
+        """Whether all stages and operators have one tp and dp and share samples evenly."""
+        even = all(stage.shares is None and not stage.operators for stage in self.stages)
         return even and self.tp is not None and self.dp is not None
+
+    @property
+    def has_operators(self) -> bool:
+        """Whether its stages tell how operators are used, and its bounds count those."""
+        return any(stage.operators for stage in self.stages)
+
+    @property
+    def samples_per_micro_batch(self) -> int:
+        """Samples of one micro-batch over all data-parallel replicas."""
+        stage = self.stages[0]
+        return (
+            self.micro_batch_size * stage.options.dp if stage.shares is None else sum(stage.shares)
+        )
 
     @property
     def global_batch_size(self) -> int:
         """Samples per optimizer step."""
-        stage = self.stages[0]
-        samples = (
-            self.micro_batch_size * stage.options.dp if stage.shares is None else sum(stage.shares)
-        )
-        return samples * self.num_micro_batches
+        return self.samples_per_micro_batch * self.num_micro_batches
 
     @cached_property
     def first_rank(self) -> tuple[int, ...]:

@@ -56,12 +56,15 @@ class Context:
     Args:
         cluster: Its devices; a strategy uses each once.
         recompute: What a strategy that says nothing of it does.
+        num_operators: What bounds count where a strategy tells how operators are used; 0 where the
+            profile knows no operators.
     """
 
     cluster: Cluster
     num_layers: int
     global_batch_size: int
     recompute: Recompute
+    num_operators: int = 0
 
 
 def parse_strategies(text: str, *, file: str, context: Context) -> tuple[Given, ...]:
@@ -298,7 +301,9 @@ def _check_fit(
 
     Devices may stay idle where a placement leaves them out.
     """
-    if strategy.bounds[-1] != context.num_layers:
+    if strategy.has_operators:
+        _check_operators(strategy, where, context)
+    elif strategy.bounds[-1] != context.num_layers:
         message = (
             f"found {' '.join(map(str, strategy.bounds))}; expected 0 to {context.num_layers}, the "
             "number of the model's layers (embedding, head and others count too)"
@@ -317,3 +322,17 @@ def _check_fit(
             "placement says which"
         )
         raise InputError(message, where=where)
+
+
+def _check_operators(strategy: Strategy, where: Where, context: Context) -> None:
+    """Refuse a strategy whose stages do not cover the profile's operators."""
+    expected = context.num_operators
+    if not all(stage.operators for stage in strategy.stages):
+        message = "expected operators in every stage, found some without"
+    elif not expected:
+        message = "operators need a profile that knows some: profile.source aceso"
+    elif strategy.bounds[-1] != expected:
+        message = f"found operators 0 to {strategy.bounds[-1]}; the profile has 0 to {expected}"
+    else:
+        return
+    raise InputError(message, where=where.at("stages"))

@@ -7,8 +7,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from amp_ray.spec.cluster import Cluster
+from amp_ray.spec.operator_run import OperatorRun
 from amp_ray.spec.recompute import NO_RECOMPUTE, Recompute, RecomputeKind
-from amp_ray.spec.section import Count, Index, Section, Text, validate
+from amp_ray.spec.section import Count, Flag, Index, Section, Text, validate
 from amp_ray.spec.strategy import Stage, StageOptions, Strategy
 from amp_ray.spec.yaml_text import Document
 
@@ -39,6 +40,16 @@ def recompute_of(record: RecomputeKind | PartRecord) -> Recompute:
     return Recompute(kind=record)
 
 
+class OperatorsRecord(Section):
+    """One entry of ``operators``."""
+
+    range: tuple[Index, Count]
+    tp: Count
+    dp: Count
+    algorithm: Index = 0
+    recompute: Flag = False
+
+
 class StageRecord(Section):
     """One entry of ``stages``."""
 
@@ -48,6 +59,7 @@ class StageRecord(Section):
     devices: list[Index] | None = None
     recompute: StageRecompute = "none"
     shares: list[Count] | None = None
+    operators: list[OperatorsRecord] | None = None
 
 
 def _kind(recompute: object) -> str:
@@ -142,7 +154,17 @@ def strategy_from_json(
 
 
 def _stage_to_json(stage: Stage, first_rank: int, micro_batch_size: int) -> dict[str, Any]:
-    """Return one entry of ``stages``."""
+    """Return one entry of ``stages``; operators are spelled out only where the plan tells them."""
+    operators = [
+        {
+            "range": [run.first_operator, run.end_operator],
+            "tp": run.tp,
+            "dp": run.dp,
+            "algorithm": run.algorithm,
+            "recompute": run.recompute,
+        }
+        for run in stage.operators
+    ]
     return {
         "layers": [stage.first_layer, stage.end_layer],
         "tp": stage.options.tp,
@@ -150,7 +172,23 @@ def _stage_to_json(stage: Stage, first_rank: int, micro_batch_size: int) -> dict
         "devices": list(range(first_rank, first_rank + stage.num_ranks)),
         "recompute": stage.options.recompute.to_json(),
         "shares": list(stage.shares or (micro_batch_size,) * stage.options.dp),
+        **({"operators": operators} if operators else {}),
     }
+
+
+def _operators(records: list[OperatorsRecord] | None) -> tuple[OperatorRun, ...]:
+    """Return how the operators of a stage are used."""
+    return tuple(
+        OperatorRun(
+            first_operator=record.range[0],
+            end_operator=record.range[1],
+            tp=record.tp,
+            dp=record.dp,
+            algorithm=record.algorithm,
+            recompute=record.recompute,
+        )
+        for record in records or ()
+    )
 
 
 def _check_size(record: StrategyRecord, cluster: Cluster) -> None:
@@ -177,6 +215,7 @@ def _stages(record: StrategyRecord) -> tuple[Stage, ...]:
                     tp=stage.tp, dp=stage.dp, recompute=recompute_of(stage.recompute)
                 ),
                 shares=None if even else tuple(stage.shares or each * stage.dp),
+                operators=_operators(stage.operators),
             )
             for stage in record.stages
         )

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from amp_ray.cost.messages import MessageModel
 from amp_ray.cost.model import CostModel
 from amp_ray.cost.stages import PlacedStages
 from amp_ray.cost.topology import FloatArray, IntArray, Topology
@@ -97,7 +98,8 @@ class Prices:
             [node for node, (units, _) in placed for _ in range(units)] for placed in nodes
         ]
         stages, cluster = self._stages(stage_nodes), self.cost_model.experiment.cluster
-        rings, types = self.cost_model.topology.rings(stages.groups), stages.types(cluster)
+        topology, _ = self._network
+        rings, types = topology.rings(stages.groups), stages.types(cluster)
         time_prefix_s, time_row = self.cost_model.time_tables.times(stages, types, rings).rows()
         return DevicePrices(
             time_prefix_s=time_prefix_s,
@@ -112,7 +114,7 @@ class Prices:
         )
 
     def tied_s(self, ends: tuple[Pairs, ...]) -> float:
-        """Return what the all-reduce of a tied weight takes, replicas being matched at best.
+        """Return the least time of the all-reduce of a tied weight, over all matchings of replicas.
 
         Args:
             ends: Per class, the units of each node in the first and in the last stage.
@@ -151,8 +153,9 @@ class Prices:
                 ends = _matched_nodes(matching, [node for node, _ in placed])
                 stage_nodes += [[left for left, _ in ends], [right for _, right in ends]]
         stages, pairs = self._stages(stage_nodes), np.arange(len(stage_nodes)).reshape(-1, 2)
-        rings = self.cost_model.topology.rings(stages.groups)
-        seconds, rows = self.cost_model.messages.between(stages, rings, pairs).rows()
+        topology, messages = self._network
+        rings = topology.rings(stages.groups)
+        seconds, rows = messages.between(stages, rings, pairs).rows()
         found: list[list[tuple[FloatArray, Matching]]] = [[] for _ in relations]
         for (index, matching), row in zip(tried, rows.tolist(), strict=True):
             found[index].append((seconds[row], matching))
@@ -161,6 +164,11 @@ class Prices:
                 CutRow(row=self._row(price), matching=matching)
                 for price, matching in _lowest(priced)
             )
+
+    @property
+    def _network(self) -> tuple[Topology, MessageModel]:
+        """Links and messages as the candidate's activations meet them."""
+        return self.cost_model.network(self.candidate.micro_batch_size)
 
     def _row(self, seconds: FloatArray) -> int:
         """Number a row of seconds."""
@@ -191,7 +199,7 @@ def _matched_nodes(matching: Matching, nodes: Sequence[int]) -> list[Lane]:
 
 
 def _lowest(priced: list[tuple[FloatArray, Matching]]) -> list[tuple[FloatArray, Matching]]:
-    """Keep the prices that no other one undercuts everywhere; of equal ones the first."""
+    """Keep the prices that no other price undercuts at every boundary; of equal ones the first."""
     kept: list[tuple[FloatArray, Matching]] = []
     for price, matching in priced:
         if any((other <= price).all() for other, _ in kept):

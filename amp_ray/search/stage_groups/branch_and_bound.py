@@ -82,7 +82,7 @@ def best_groups(problem: GroupsProblem, *, upper_bound_s: float) -> BestGroups:
 
 @dataclass(slots=True, kw_only=True)
 class _Search:
-    """The best plan so far, and what none undercuts.
+    """The best plan so far, and a lower bound of all plans.
 
     Attributes:
         upper_bound_s: Only plans that cost no more are of interest.
@@ -97,7 +97,7 @@ class _Search:
     best: BestGroups
 
     def run(self) -> None:
-        """Join groups that are likely to give a plan that is good, then all that may be better."""
+        """Join groups that are likely to make a good plan, then all that may make a better one."""
         self._join(np.unique(self.problem.steps.choice[list(self.relaxed.options)]))
         values = self._values()
         if self.bound_s < self._known_s() and not self.problem.choices.graph.is_small:
@@ -122,14 +122,14 @@ class _Search:
         return min(self.upper_bound_s, self.best.value_s)
 
     def _values(self) -> FloatArray:
-        """Return what plans with each choice cost at least."""
+        """Return a lower bound of the cost of plans with each choice."""
         values = np.full(len(self.problem.choices.edge), np.inf)
         found = option_values(self.problem.problem, self._known_s())
         np.minimum.at(values, self.problem.steps.choice, found)
         return values
 
     def _cheapest(self, values: FloatArray, most: int) -> tuple[IntArray, float]:
-        """Return choices with the smallest values, and what plans with others cost at least."""
+        """Return the choices with the smallest values, and a lower bound of plans with others."""
         order = np.argsort(values, kind="stable")
         order = order[values[order] <= self._known_s()]
         low, high = 0, len(order)
@@ -148,7 +148,7 @@ class _Search:
         return self.problem.choices.among(chosen).num_neighbours * positions
 
     def _join(self, chosen: IntArray) -> float:
-        """Keep the best plan of some choices, if it is better; return what none undercuts."""
+        """Keep the best plan of some choices, if it is better; return their lower bound."""
         if not len(chosen):
             return self._known_s()
         joined = replace(self.problem, choices=self.problem.choices.among(chosen), joined=True)

@@ -120,3 +120,21 @@ def test_a_link_joins_two_hosts_or_two_zones(link: str, message: str) -> None:
         nodes, hostfile = ZONES.replace("east", "a"), "a slots=2\nb slots=2\n"
     with pytest.raises(InputError, match=message):
         cluster(nodes, hostfile, links=f"  links: [{{{link}, gbit_per_s: 8}}]\n")
+
+
+def test_a_link_may_be_a_table_of_rates_by_size() -> None:
+    table = "[[1048576, 16], [1024, 8]]"
+    found = cluster(NODES.replace("inter_gbit_per_s: 10", f"inter_gbit_per_s: {table}"))
+    inter = found.nodes[0].inter
+    assert list(inter.rates) == [(1024, 1e9), (1048576, 2e9)]
+    assert inter.bandwidth_bytes_per_s == 2e9
+    at = [inter.at(size).bandwidth_bytes_per_s for size in (1, 1024, 32768, 2**20, 2**40)]
+    assert at == pytest.approx([1e9, 1e9, 1.5e9, 2e9, 2e9])
+    assert found.has_rates_by_size
+    assert not cluster().has_rates_by_size
+
+
+@pytest.mark.parametrize("table", ["[]", "[[0, 8]]", "[[1024, -1]]", "[[a, 8]]", "[8]"])
+def test_a_wrong_table_of_rates_is_led_to_its_key(table: str) -> None:
+    with pytest.raises(InputError, match=r"test\.yaml:\d+: cluster\.nodes\.0\.inter_gbit_per_s"):
+        cluster(NODES.replace("inter_gbit_per_s: 10", f"inter_gbit_per_s: {table}"))
