@@ -15,8 +15,10 @@ from amp_ray.errors import InputError
 from amp_ray.search.cuts import best_bounds, roomiest_bounds
 from amp_ray.search.objective import within_limits
 from amp_ray.search.placement import plan_placement
+from amp_ray.search.ranking import leader_order
 from amp_ray.search.space import uniform_candidates
 from amp_ray.search.stage_groups import DeviceGroups, plan_stage_groups
+from amp_ray.search.token_slices.plan import plan_slices
 from amp_ray.spec.candidate import AnyCandidate, Candidate, GroupsCandidate
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import Strategy
@@ -95,7 +97,13 @@ class AmpRayPlanner:
             return plan_placement(self.cost_model, candidate)
         costs = self.cost_model.costs(candidate)
         bounds = best_bounds(self.experiment, costs)
-        return self.cost_model.estimate_from(costs, Strategy.uniform(candidate, bounds))
+        whole = self.cost_model.estimate_from(costs, Strategy.uniform(candidate, bounds))
+        if not self.experiment.limits.token_slices or (
+            self.experiment.limits.launchable and not self.experiment.traits.token_slices
+        ):
+            return whole
+        sliced = plan_slices(self.cost_model, candidate, costs, bounds)
+        return whole if sliced is None else min(whole, sliced, key=leader_order)
 
     def score(self, strategy: Strategy) -> Result:
         """Estimate a complete strategy; one that tensor parallelism cannot divide is told so.

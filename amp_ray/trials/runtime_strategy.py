@@ -147,7 +147,7 @@ def _reasons(experiment: Experiment, strategy: Strategy) -> Iterator[str]:
             "as 'trials: {program: {argv: [...]}}', or plan with 'runtime: deepspeed'"
         )
     yield from _runtime_reasons(experiment, strategy)
-    if strategy.token_slices:
+    if strategy.token_slices and not experiment.traits.token_slices:
         yield "it cuts sequences into token slices, which DeepSpeed's pipeline cannot run"
     if experiment.zero_stage > MAX_ZERO_STAGE:
         yield f"zero_stage {experiment.zero_stage} does not work with a pipeline; use 0 or 1"
