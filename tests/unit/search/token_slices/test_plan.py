@@ -6,8 +6,9 @@ from amp_ray.cost.estimate import Estimate
 from amp_ray.search.planner import AmpRayPlanner
 from amp_ray.search.space import uniform_candidates
 from amp_ray.search.token_slices.plan import granules_of, plan_slices
-from amp_ray.spec.candidate import Candidate, StageOptions
+from amp_ray.spec.candidate import Candidate, StageOptions, with_kind
 from amp_ray.spec.experiment import Experiment
+from amp_ray.spec.recompute import AUTO, FULL, NO_RECOMPUTE
 from support.experiments import experiment_from
 
 TEXT = """\
@@ -104,3 +105,13 @@ def test_memory_keeps_slices_short() -> None:
         assert found is not None
         longest.append(max(found.strategy.token_slices[0][1]))
     assert longest[1] <= longest[0]
+
+
+def test_recompute_and_slices_are_chosen_together() -> None:
+    given = experiment(("recompute: full", "recompute: auto"))
+    own = with_kind(candidate(size=2), AUTO)
+    found = planned(given, own)
+    fixed = [planned(given, with_kind(own, kind)) for kind in (FULL, NO_RECOMPUTE)]
+    assert found.strategy.token_slices
+    best_s = min(each.iteration_time_s for each in fixed if each.feasible)
+    assert found.iteration_time_s <= best_s * (1 + 1e-9)
