@@ -1,0 +1,103 @@
+"""The best plans by the published formulas in the published space, exactly."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+from amp_ray.baselines.aceso2024.cost import NOT_PROFILED
+from amp_ray.baselines.aceso2024.problem import (
+    AcesoSetting,
+    StageOption,
+    operator_problem,
+    stage_options,
+)
+from amp_ray.cost.estimate import Reason
+from amp_ray.cost.verdict import OUT_OF_MEMORY
+from amp_ray.partition.operators import OperatorProblem, OperatorSolution, solve_operators
+from amp_ray.partition.problem import PrunedPartition
+from amp_ray.spec.operator_run import OperatorUse
+
+SLOWER: Final = "slower than another micro-batch size"
+
+KEPT_WITHIN: Final = 1.05
+"""Micro-batch sizes are searched to the end as far as they come so close to the best one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AcesoFound:
+    """The best plan with one size of the micro-batch.
+
+    Args:
+        stages: How each operator of each stage is used.
+        lower_bound_s: No plan with this size is faster.
+    """
+
+    stages: tuple[tuple[OperatorUse, ...], ...]
+    lower_bound_s: float
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class AcesoSearch:
+    """Searches every size of the micro-batch, the most promising first.
+
+    A time that one of them reaches bounds the others: so they are searched together.
+    """
+
+    setting: AcesoSetting
+
+    @cached_property
+    def found(self) -> Mapping[int, AcesoFound | Reason]:
+        """What was found for each micro-batch size, summed over all replicas."""
+        problems = {size: self._problem(size) for size in self.setting.micro_batch_sizes}
+        known = {size: found for size, found in problems.items() if found is not None}
+        results: dict[int, AcesoFound | Reason] = {
+            size: Reason(
+                kind=NOT_PROFILED, detail=f"no tp and dp at a micro-batch of {size} samples"
+            )
+            for size in problems
+            if size not in known
+        }
+        best_s, best_size = math.inf, 0
+        for size in sorted(known, key=lambda size: (_least_s(known[size][1]), size)):
+            options, problem = known[size]
+            found = solve_operators(problem, upper_bound_s=KEPT_WITHIN * best_s)
+            if isinstance(found, OperatorSolution):
+                results[size] = _described(found, options)
+                if found.value_s < best_s:
+                    best_s, best_size = found.value_s, size
+            elif isinstance(found, PrunedPartition):
+                detail = f"micro-batch {best_size} takes {best_s:.4g} s; no plan within 5 % of it"
+                results[size] = Reason(kind=SLOWER, detail=detail)
+            else:
+                results[size] = Reason(kind=OUT_OF_MEMORY, detail=found.detail)
+        return results
+
+    def _problem(self, size: int) -> tuple[tuple[StageOption, ...], OperatorProblem] | None:
+        """Pose the problem of a micro-batch size; None where no stage has a price."""
+        options = stage_options(self.setting, size)
+        if not options:
+            return None
+        number = self.setting.global_batch_size // size
+        return options, operator_problem(self.setting, options, number)
+
+
+def _least_s(problem: OperatorProblem) -> float:
+    """Return what all micro-batches take if the work is spread evenly."""
+    work_s = (problem.time_s * problem.devices[:, None]).min(axis=0).sum()
+    return float(work_s) / problem.num_devices * problem.num_micro_batches
+
+
+def _described(solution: OperatorSolution, options: tuple[StageOption, ...]) -> AcesoFound:
+    """Say how a solution uses each operator."""
+    stages = []
+    for stage in solution.stages:
+        option, again = options[stage.option], frozenset(stage.recomputed)
+        stages.append(
+            tuple(
+                (option.tp, option.dp, 0, operator in again)
+                for operator in range(stage.start, stage.end)
+            )
+        )
+    return AcesoFound(stages=tuple(stages), lower_bound_s=solution.lower_bound_s)
