@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
+import numpy as np
+
 from amp_ray.baselines.aceso2024.cost import NOT_PROFILED
 from amp_ray.baselines.aceso2024.problem import (
     AcesoSetting,
@@ -60,7 +62,7 @@ class AcesoSearch:
             if size not in known
         }
         best_s, best_size = math.inf, 0
-        for size in sorted(known, key=lambda size: (_least_s(known[size][1]), size)):
+        for size in sorted(known, key=lambda size: (_expected_s(known[size][1]), size)):
             options, problem = known[size]
             found = solve_operators(problem, upper_bound_s=KEPT_WITHIN * best_s)
             if isinstance(found, OperatorSolution):
@@ -83,10 +85,24 @@ class AcesoSearch:
         return options, operator_problem(self.setting, options, number)
 
 
-def _least_s(problem: OperatorProblem) -> float:
-    """Return what all micro-batches take if the work is spread evenly."""
-    work_s = (problem.time_s * problem.devices[:, None]).min(axis=0).sum()
-    return float(work_s) / problem.num_devices * problem.num_micro_batches
+def _expected_s(problem: OperatorProblem) -> float:
+    """Guess what an iteration takes; only decides which problem is solved first.
+
+    Every operator by the one option that is best: the work is spread evenly, and what all devices
+    together cannot hold is recomputed in proportion. Of a pipeline of ``G / n`` stages, a device
+    holds ``(G / n + 1) / 2`` micro-batches on average.
+    """
+    devices, everyone = problem.devices, problem.num_devices
+    work_s = problem.time_s.sum(axis=1) * devices
+    again_s = problem.recompute_s.sum(axis=1) * devices
+    held = problem.held_bytes.sum(axis=1) * (everyone + devices) / 2
+    reserved = problem.forward_reserved_bytes.max(axis=1)
+    reserved += problem.backward_reserved_bytes.max(axis=1)
+    state = problem.state_bytes.sum(axis=1) * devices + everyone * reserved
+    excess = np.maximum(held + state - everyone * problem.limit_bytes, 0.0)
+    share = np.where(excess < held, excess / np.maximum(held, 1.0), math.inf)
+    guess_s = (work_s + np.where(again_s > 0, share * again_s, 0.0)) / everyone
+    return float(guess_s.min()) * problem.num_micro_batches
 
 
 def _described(solution: OperatorSolution, options: tuple[StageOption, ...]) -> AcesoFound:
