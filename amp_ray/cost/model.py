@@ -30,7 +30,7 @@ from amp_ray.spec.strategy import Strategy
 EXTRAPOLATED: Final = "micro-batch size outside the measured ones: layer times are extrapolated"
 """Warning: the profile has no measurement on one side of this micro-batch size."""
 
-NO_RUNTIME: Final = "no runtime runs stages of different tp or dp yet"
+NO_RUNTIME: Final = "stages of different tp or dp, which only runtime torch runs"
 """Warning of what cannot be launched."""
 
 
@@ -116,7 +116,7 @@ class CostModel:
         """Estimate any strategy: simulated pipeline of the slowest replica, then the step end.
 
         Args:
-            strategy: Its stages may differ in everything; no runtime launches those yet.
+            strategy: Its stages may differ in everything.
 
         Raises:
             ValueError: If the bounds do not cover the model, a device does not exist, or the
@@ -142,7 +142,7 @@ class CostModel:
         total_s = breakdown.total_s
         peaks, devices = zip(*costs.memory.peaks(strategy.bounds), strict=True)
         verdict = self._judge.judge(strategy.bounds, total_s, peaks, devices)
-        launchable = strategy.is_uniform
+        launchable = strategy.is_uniform or self.experiment.traits.unequal_stages
         recompute = [stage.options.recompute for stage in strategy.stages]
         no_recompute = self.experiment.traits.why_no_recompute(recompute)
         warnings = (

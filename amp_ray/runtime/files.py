@@ -22,6 +22,7 @@ from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.json_text import parse_json
 from amp_ray.spec.model import Model
 from amp_ray.spec.profile import Profile
+from amp_ray.spec.slice_table import MOST_CHARACTERS, SliceTable, parse_slice_table
 from amp_ray.spec.strategy_file import Context, Given, parse_strategies
 from amp_ray.spec.yaml_text import parse_yaml
 from amp_ray.trials.profile.tables import RECORDS_FILE
@@ -146,7 +147,16 @@ def load_strategies(path: Path, experiment: Experiment) -> tuple[Given, ...]:
     return parse_strategies(text, file=str(path), context=context)
 
 
-def read_text(path: Path) -> str:
+def load_slice_table(path: Path) -> SliceTable:
+    """Read a table of slice latencies.
+
+    Raises:
+        InputError: If the file cannot be read, or is none.
+    """
+    return parse_slice_table(read_text(path, MOST_CHARACTERS), file=str(path))
+
+
+def read_text(path: Path, most_characters: int = _MOST_CHARACTERS) -> str:
     """Return a file's text.
 
     Raises:
@@ -154,10 +164,10 @@ def read_text(path: Path) -> str:
     """
     try:
         with path.open(encoding=_ENCODING) as file:
-            text = file.read(_MOST_CHARACTERS + 1)
-        if len(text) <= _MOST_CHARACTERS:
+            text = file.read(most_characters + 1)
+        if len(text) <= most_characters:
             return text
-        message = f"longer than {_MOST_CHARACTERS:,} characters: is this the right file?"
+        message = f"longer than {most_characters:,} characters: is this the right file?"
     except FileNotFoundError:
         message = "no such file"
     except IsADirectoryError:

@@ -31,7 +31,7 @@ class Planner(Protocol):
 
     @property
     def relative_error(self) -> float:
-        """Share by which two predictions must differ to be told apart."""
+        """Share by which two predictions must differ to be no tie."""
         ...
 
     def plan(self, candidate: AnyCandidate) -> Result:
@@ -136,7 +136,8 @@ class AmpRayPlanner:
 
     def _launchable(self, candidate: GroupsCandidate, result: Result) -> Result:
         """Refuse what cannot be launched, if that matters, and what the placements cover anyway."""
-        if not self.experiment.limits.launchable or isinstance(result, Infeasible):
+        anything = self.experiment.traits.unequal_stages or not self.experiment.limits.launchable
+        if anything or isinstance(result, Infeasible):
             return result
         if not result.launchable:
             detail = f"micro-batches of {candidate.micro_batch_size} over all dp ranks of a stage"

@@ -1,4 +1,4 @@
-"""A total order over results, with ties told and infeasible ones last."""
+"""A total order over results, with ties marked and infeasible ones last."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence

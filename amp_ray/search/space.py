@@ -9,9 +9,9 @@ from amp_ray.units import counted
 def candidates_of(experiment: Experiment) -> tuple[AnyCandidate, ...]:
     """Enumerate the candidates of an experiment's space.
 
-    Stages that differ in tp or dp are launched by no runtime yet: where only what can be launched
-    matters, the heterogeneous space is that of placements, and of the groups that turn out to be
-    one grid on some of the devices.
+    Most runtimes launch no stages that differ in tp or dp: where only what can be launched matters,
+    the heterogeneous space is then that of placements, and of the groups that turn out to be one
+    grid on some of the devices.
 
     Raises:
         ValueError: If the limits leave nothing, with the limit that did it.
@@ -19,7 +19,8 @@ def candidates_of(experiment: Experiment) -> tuple[AnyCandidate, ...]:
     if experiment.space != "heterogeneous":
         return uniform_candidates(experiment)
     groups = group_candidates(experiment)
-    return (*uniform_candidates(experiment), *groups) if experiment.limits.launchable else groups
+    only_grids = experiment.limits.launchable and not experiment.traits.unequal_stages
+    return (*uniform_candidates(experiment), *groups) if only_grids else groups
 
 
 def group_candidates(experiment: Experiment) -> tuple[GroupsCandidate, ...]:

@@ -73,6 +73,7 @@ class RuntimeTraits:
         max_zero_stage: Highest ZeRO stage that works with pipeline parallelism.
         recompute: What it can compute again; ``full:n`` is for part of the blocks of a stage.
         recompute_per_stage: Whether stages may differ in it.
+        unequal_stages: Whether stages may differ in tp and dp and share samples unevenly.
     """
 
     name: str
@@ -118,6 +119,7 @@ class RuntimeTraits:
     max_zero_stage: int = 1
     recompute: tuple[RecomputePattern, ...] = ("none", "full")
     recompute_per_stage: bool = False
+    unequal_stages: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what the cost model cannot price, and a launcher that ends before it starts."""
@@ -244,6 +246,21 @@ DEEPSPEED: Final = RuntimeTraits(
     recompute_per_stage=True,
 )
 
+TORCH: Final = RuntimeTraits(
+    name="torch",
+    description="This project's training program on plain torch: any stages, asynchronous sends.",
+    fused_attention=True,
+    dropout=False,
+    blocking_transfers=False,
+    accumulates_fp16_in_fp32=True,
+    step_traffic_bytes_per_parameter=8.0,
+    master_bytes_per_parameter=4.0,
+    bucket_bytes_per_element=0.0,
+    unequal_stages=True,
+    recompute=("none", "full", "full:n"),
+    recompute_per_stage=True,
+)
+
 MEGATRON: Final = RuntimeTraits(
     name="megatron",
     description="Megatron-DeepSpeed, 2021-2023: fused kernels, equal shares of the blocks.",
@@ -312,6 +329,6 @@ AMP_2022_TRANSGAN: Final = replace(
 RUNTIMES: Final = MappingProxyType(
     {
         traits.name: traits
-        for traits in (DEEPSPEED, MEGATRON, MEGATRON_LM, AMP_2022, AMP_2022_TRANSGAN)
+        for traits in (DEEPSPEED, TORCH, MEGATRON, MEGATRON_LM, AMP_2022, AMP_2022_TRANSGAN)
     }
 )

@@ -53,18 +53,18 @@ class Spans:
     """Marks of named pieces of work, summed up after the step.
 
     Args:
-        marks: Name, start and end of every span since the last ``drain``.
+        marks: Name, instruction, start and end of every span since the last ``drain``.
     """
 
     clock: Clock
-    marks: list[tuple[str, Any, Any]] = field(default_factory=list)
+    marks: list[tuple[str, str | None, Any, Any]] = field(default_factory=list)
 
     @contextmanager
-    def span(self, name: str) -> Iterator[None]:
-        """Note how long the body takes."""
+    def span(self, name: str, instruction: str | None = None) -> Iterator[None]:
+        """Note how long the body takes, which may be an instruction of the schedule."""
         start = self.clock.mark()
         yield
-        self.marks.append((name, start, self.clock.mark()))
+        self.marks.append((name, instruction, start, self.clock.mark()))
 
     def timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return the function with a span around every call."""
@@ -78,7 +78,7 @@ class Spans:
     def drain(self) -> dict[str, float]:
         """Return seconds per name and forget all marks."""
         total: dict[str, float] = defaultdict(float)
-        for name, start, end in self.marks:
+        for name, _, start, end in self.marks:
             total[name] += self.clock.seconds(start, end)
         self.marks.clear()
         return dict(total)

@@ -1,19 +1,27 @@
 """The strategy as DeepSpeed runs it: topology, pipeline module, configuration, engine."""
 
+import datetime as dt
+import logging
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import deepspeed
-import torch
-from deepspeed.pipe import PipelineModule
+from deepspeed.pipe import LayerSpec as DeepSpeedLayer
+from deepspeed.pipe import PipelineModule, TiedLayerSpec
 from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from amp_ray.training.clock import Spans
+from amp_ray.training.data import MicroBatch, step_batches
+from amp_ray.training.grid import Grid
 from amp_ray.training.image import image_layers, picture_loss
-from amp_ray.training.job import Grid, Job
+from amp_ray.training.job import Job
+from amp_ray.training.layer_spec import LayerSpec
+from amp_ray.training.optimizer import build_optimizer
 from amp_ray.training.parallel import TensorParallel
+from amp_ray.training.ranks import Coordinates
 from amp_ray.training.shapes import ImageShape
 from amp_ray.training.text import text_layers
 from amp_ray.training.vocabulary import CrossEntropy
@@ -38,8 +46,22 @@ INSTRUCTION_NAMES = {
 MAX_BUCKET_ELEMENTS = 500_000_000
 """Gradients that one all-reduce takes together; DeepSpeed's default."""
 
-ADAMW_WEIGHT_DECAY = 0.01
-"""Loshchilov and Hutter's and torch's own default."""
+
+SHARED_MEMORY_OP = "deepspeed_shm_comm"
+
+
+def join(job: Job, *, cuda: bool) -> None:
+    """Let DeepSpeed use the process group of the trial."""
+    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    # Asked for its compatible operators, DeepSpeed probes them with a compiler, and on a CPU then
+    # compiles one for half a minute and more. Told that there are none, it does neither.
+    deepspeed.ops.__compatible_ops__ = dict.fromkeys((SHARED_MEMORY_OP,), False)
+    deepspeed.init_distributed(
+        dist_backend="nccl" if cuda else "gloo",
+        auto_mpi_discovery=False,
+        verbose=False,
+        timeout=dt.timedelta(seconds=job.communication_timeout_s),
+    )
 
 
 class PlacedTopology(PipeModelDataParallelTopology):
@@ -64,7 +86,7 @@ class TrialModule(PipelineModule):
     ) -> None:
         """Build this rank's stage."""
         self._wanted = grid.bounds
-        recompute = grid.recompute[stage] == "full"
+        recompute = grid.stages[stage].recompute == "full"
         super().__init__(
             layers,
             topology=PlacedTopology(grid),
@@ -85,6 +107,20 @@ def _recomputed(function: Callable[..., Any], *args: Any) -> Any:  # noqa: ANN40
     return checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False)
 
 
+def _recipe(spec: LayerSpec) -> DeepSpeedLayer:
+    """Return a layer as DeepSpeed takes it; it sums the gradients of tied weights over stages."""
+    if spec.tied_key is None:
+        return DeepSpeedLayer(spec.module, *spec.arguments, **spec.keywords)
+    return TiedLayerSpec(
+        spec.tied_key,
+        spec.module,
+        *spec.arguments,
+        forward_fn=spec.forward_fn,
+        tied_weight_attr="weight",
+        **spec.keywords,
+    )
+
+
 def build_module(job: Job, parallel: TensorParallel, stage: int) -> TrialModule:
     """Build this rank's stage with its starting weights, and complete ``parallel``."""
     loss: Callable[[Tensor, Tensor], Tensor]
@@ -93,7 +129,7 @@ def build_module(job: Job, parallel: TensorParallel, stage: int) -> TrialModule:
     else:
         layers = text_layers(job.model, parallel, job.seed)
         loss = CrossEntropy(job.model, parallel)
-    module = TrialModule(layers, loss, job.grid, stage)
+    module = TrialModule([_recipe(layer) for layer in layers], loss, job.grid, stage)
     parallel.group = module.mpu().get_slice_parallel_group()
     if job.precision == "fp32" and job.zero_stage == 0:
         _flag_owners(module)
@@ -147,21 +183,11 @@ def deepspeed_config(job: Job, num_parameters: int) -> dict[str, Any]:
     return config
 
 
-def build_optimizer(job: Job, module: TrialModule, *, cuda: bool) -> Any:  # noqa: ANN401 - torch's
-    """Return torch's own optimizer; DeepSpeed's would be compiled on first use."""
-    if job.optimizer == "sgd":
-        return torch.optim.SGD(module.parameters(), lr=job.learning_rate)
-    decay = ADAMW_WEIGHT_DECAY if job.optimizer == "adamw" else 0.0
-    return torch.optim.AdamW(
-        module.parameters(), lr=job.learning_rate, weight_decay=decay, fused=cuda or None
-    )
-
-
 def build_engine(job: Job, module: TrialModule, parallel: TensorParallel, *, cuda: bool) -> Any:  # noqa: ANN401
     """Return DeepSpeed's engine with a clock around every instruction of its schedule."""
     engine, *_ = deepspeed.initialize(
         model=module,
-        optimizer=build_optimizer(job, module, cuda=cuda),
+        optimizer=build_optimizer(job, module.parameters(), cuda=cuda),
         config=deepspeed_config(job, sum(weight.numel() for weight in module.parameters())),
         dist_init_required=False,
     )
@@ -170,3 +196,40 @@ def build_engine(job: Job, module: TrialModule, parallel: TensorParallel, *, cud
         for instruction, method in engine._INSTRUCTION_MAP.items()  # noqa: SLF001
     }
     return engine
+
+
+class DeepSpeedEngine:
+    """One rank of runtime ``deepspeed``.
+
+    Args:
+        place: Of this rank.
+        module: Its stage.
+        engine: DeepSpeed's own.
+    """
+
+    def __init__(self, job: Job, place: Coordinates, module: TrialModule, engine: Any) -> None:  # noqa: ANN401
+        """Take what has been built."""
+        self.job, self.place, self.module, self.engine = job, place, module, engine
+
+    @property
+    def num_parameters(self) -> int:
+        """Weights of this rank."""
+        return sum(parameter.numel() for parameter in self.module.parameters())
+
+    def load(self, step: int) -> list[MicroBatch]:
+        """Make the data of a step."""
+        return list(step_batches(self.job, step, self.place))
+
+    def train(self, batches: list[MicroBatch]) -> float:
+        """Train one step and return its loss, the same on all ranks."""
+        return float(self.engine.train_batch(iter(batches)))
+
+
+def start_engine(
+    job: Job, place: Coordinates, spans: Spans, built: Callable[[], None], *, cuda: bool
+) -> DeepSpeedEngine:
+    """Build this rank's stage and DeepSpeed's engine; ``built`` is called once weights exist."""
+    parallel = TensorParallel(rank=place.tp, size=job.grid.tp, spans=spans)
+    module = build_module(job, parallel, place.pp)
+    built()
+    return DeepSpeedEngine(job, place, module, build_engine(job, module, parallel, cuda=cuda))

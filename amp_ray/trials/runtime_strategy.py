@@ -7,7 +7,7 @@ of our list that it stands for; a cut moves with the layers on its two sides.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Final
 
 from amp_ray.errors import InputError
@@ -17,7 +17,10 @@ from amp_ray.spec.model import LayerKind, Model
 from amp_ray.spec.recompute import FULL
 from amp_ray.spec.strategy import Strategy
 
-RUNTIMES: Final = ("deepspeed", "amp-2022", "amp-2022-transgan")
+PLAIN_TORCH: Final = "torch"
+"""The runtime of our training program that needs no DeepSpeed, and runs any stages."""
+
+RUNTIMES: Final = ("deepspeed", PLAIN_TORCH, "amp-2022", "amp-2022-transgan")
 """What our training program runs: its own experiments, and those published by AMP's authors."""
 
 MAX_ZERO_STAGE: Final = 1
@@ -84,6 +87,40 @@ def runtime_bounds(model: Model, bounds: Sequence[int]) -> tuple[int, ...]:
     return tuple(sum(entry < bound for entry in firsts) for bound in bounds)
 
 
+def chunk_bounds(model: Model, bounds: Sequence[int], virtual_stages: int) -> tuple[int, ...]:
+    """Divide the blocks of every stage among its chunks, in the order of an interleaved schedule.
+
+    A stage keeps its number of blocks, which then are no longer neighbours: chunk 0 of all stages
+    comes first, then chunk 1. What is no block stays with the end of the model that it belongs to.
+
+    Args:
+        model: In the training program's list of layers.
+        bounds: Of the stages.
+        virtual_stages: Chunks per stage.
+
+    Returns:
+        Bounds of all chunks.
+
+    Raises:
+        ValueError: If a stage has fewer blocks than chunks, or there is one stage only.
+    """
+    blocks = model.indices("block")
+    counts = [sum(first <= block < end for block in blocks) for first, end in pairwise(bounds)]
+    if len(counts) == 1 or min(counts) < virtual_stages:
+        message = (
+            f"virtual_stages {virtual_stages} need several stages of at least as many blocks, "
+            f"found {', '.join(map(str, counts))}"
+        )
+        raise ValueError(message)
+    sizes = [
+        (chunk + 1) * count // virtual_stages - chunk * count // virtual_stages
+        for chunk in range(virtual_stages)
+        for count in counts
+    ]
+    starts = [blocks[done] for done in accumulate(sizes[:-1])]
+    return (0, *starts, model.num_layers)
+
+
 def _first_entries(model: Model) -> tuple[int, ...]:
     """Return for every layer of the program's list the entry of the model's that it starts at.
 
@@ -109,8 +146,7 @@ def _reasons(experiment: Experiment, strategy: Strategy) -> Iterator[str]:
             f"runtime {experiment.traits.name!r} is another program than ours; give its command "
             "as 'trials: {program: {argv: [...]}}', or plan with 'runtime: deepspeed'"
         )
-    if not strategy.is_uniform:
-        yield "its stages have different tp or dp, or shares of samples; DeepSpeed runs one of each"
+    yield from _runtime_reasons(experiment, strategy)
     if strategy.token_slices:
         yield "it cuts sequences into token slices, which DeepSpeed's pipeline cannot run"
     if experiment.zero_stage > MAX_ZERO_STAGE:
@@ -134,6 +170,30 @@ def _reasons(experiment: Experiment, strategy: Strategy) -> Iterator[str]:
         )
     yield from _undivided(experiment, strategy)
     yield from _empty_stages(model, strategy.bounds)
+
+
+def _runtime_reasons(experiment: Experiment, strategy: Strategy) -> Iterator[str]:
+    """Find what one of our two runtimes cannot do."""
+    traits = experiment.traits
+    if traits.name != PLAIN_TORCH:
+        if not strategy.is_uniform:
+            yield (
+                "its stages have different tp or dp, or shares of samples; DeepSpeed runs one of "
+                "each, 'runtime: torch' any"
+            )
+        if traits.virtual_stages > 1:
+            yield (
+                f"virtual_stages is {traits.virtual_stages}, and DeepSpeed does not interleave "
+                "chunks; 'runtime: torch' does"
+            )
+        return
+    if traits.sliced_activations or traits.sliced_gradients:
+        yield "runtime torch sends whole activations to every rank; leave sliced_* of traits out"
+    if traits.virtual_stages > 1:
+        try:
+            chunk_bounds(experiment.model, strategy.bounds, traits.virtual_stages)
+        except ValueError as error:
+            yield str(error)
 
 
 def _undivided(experiment: Experiment, strategy: Strategy) -> Iterator[str]:

@@ -89,8 +89,8 @@ def degrees_of_freedom(calibration: Calibration | None) -> float:
     if calibration is None:
         return float(PRIOR_TRIALS)
     fitted = sum(constant.name in calibration.time_constants for constant in calibration.constants)
-    told = sum(trial.tells_time for trial in calibration.trials)
-    return float(PRIOR_TRIALS + max(0, told - fitted))
+    num_timed = sum(trial.tells_time for trial in calibration.trials)
+    return float(PRIOR_TRIALS + max(0, num_timed - fitted))
 
 
 def log_residuals(calibration: Calibration) -> FloatArray:
@@ -141,15 +141,15 @@ class Chances:
     degrees: float
 
     def any_below(self, limit_s: float) -> float:
-        """Return the chance, from above, that any finishes and takes less than a time."""
+        """Return an upper bound of the chance that any candidate finishes in less than a time."""
         scales, weights = self._scales
         sums = (self.finishes[:, None] * self._below(limit_s, scales)).sum(axis=0)
         return float(np.minimum(sums, 1.0) @ weights)
 
     def bound_s(self, highest_s: float, chance: float) -> float:
-        """Return the time below which any comes with at most this chance.
+        """Return the longest time that any candidate undercuts with at most this chance.
 
-        No bound above ``highest_s`` is returned; ``chance`` is the doubt that is left.
+        At most ``highest_s``.
         """
         if not len(self.log_mean) or self.any_below(highest_s) <= chance:
             return highest_s

@@ -43,7 +43,7 @@ def influences(problem: LinearProblem, slopes: FloatArray) -> FloatArray:
 
 
 def limit_influences(log_mean: FloatArray, changes: FloatArray, error: float) -> FloatArray:
-    """Take back so much of every trial's influence that alone it turns no certain order.
+    """Reduce every trial's influence until no trial alone reverses a certain order.
 
     Two plans that lie further apart than the model's error without the trial stay in their order
     with it. Plans that lie closer are ties, and may change places. What a trial has changed in all
@@ -66,7 +66,7 @@ def limit_influences(log_mean: FloatArray, changes: FloatArray, error: float) ->
 
 
 def _share(before: FloatArray, change: FloatArray, error: float) -> float:
-    """Return the largest share of a change that turns no certain order."""
+    """Return the largest share of a change that reverses no certain order."""
     if not len(change) or change.max() - change.min() <= error:
         return 1.0
     ahead = before[None, :] - before[:, None]

@@ -23,7 +23,7 @@ class Promise:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _View:
-    """What is known if whatever runs takes just what is predicted.
+    """What would be known if every running trial took its predicted time.
 
     Args:
         belief: What would be known of the candidates' times.
@@ -60,7 +60,7 @@ class _View:
         )
 
     def is_settled(self, settings: TunerSettings) -> bool:
-        """Whether the study could then stop: better wait than launch what may not be needed."""
+        """Whether the study could then stop: it waits for what runs instead of launching more."""
         left = [index for index in self.knowledge.expected() if index not in self.supposed]
         limit_s = self.best_s / (1.0 + settings.tolerance_fraction)
         chance = self.knowledge.chances(left, self.belief).any_below(limit_s)

@@ -1,4 +1,4 @@
-"""What trials have taught: calibrated predictions with their errors, and a new ranking."""
+"""What is known after some trials: calibrated predictions, their errors, and a new ranking."""
 
 import math
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ MOST_JUDGED: Final = 512
 about thirty predictions once. The others share one cautious guess."""
 
 MOST_JUDGED_AT_FIRST: Final = 32
-"""The same before a trial has told anything, when only the first launches are to be chosen."""
+"""The same before the first measurement, when only the first launches are to be chosen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -36,7 +36,7 @@ class Knowledge:
 
     Args:
         experiment: With calibrated constants.
-        calibration: None until a trial has told something.
+        calibration: None before the first measurement.
         estimates: Calibrated predictions, in the order of the study's candidates.
         belief: The joint distribution of those candidates whose errors were worked out.
         widening: By what factor errors have turned out larger than the model says.
@@ -66,7 +66,7 @@ class Knowledge:
         return float(self.belief.sigma.max(initial=self.time_error))
 
     def proposable(self) -> tuple[int, ...]:
-        """Return what may be run as something new, the fastest prediction first."""
+        """Return candidates that may be run for the first time, the fastest prediction first."""
         new = [
             index
             for index, estimate in enumerate(self.estimates)
@@ -75,7 +75,7 @@ class Knowledge:
         return tuple(sorted(new, key=lambda index: (self.estimates[index].iteration_time_s, index)))
 
     def untested(self) -> tuple[int, ...]:
-        """Return what has told nothing yet and has a chance to finish; what runs is among it."""
+        """Return the candidates without an outcome that may finish, those that run now included."""
         return tuple(
             index
             for index, estimate in enumerate(self.estimates)
@@ -85,11 +85,11 @@ class Knowledge:
         )
 
     def expected(self) -> tuple[int, ...]:
-        """Return what is untested and expected to run."""
+        """Return the untested candidates that are expected to finish."""
         return tuple(index for index in self.untested() if self.estimates[index].feasible)
 
     def doubtful(self) -> tuple[int, ...]:
-        """Return what is untested and expected to fail, though not for certain."""
+        """Return the untested candidates that are expected to fail, though not for certain."""
         return tuple(index for index in self.untested() if not self.estimates[index].feasible)
 
     def chances(self, indices: Sequence[int], belief: Belief | None = None) -> Chances:

@@ -52,7 +52,7 @@ class Log(Sequence[Item]):
         return Log(chunks=(*self.chunks, (item,)))
 
     def replaced(self, index: int, item: Item) -> "Log[Item]":
-        """Return the sequence with another item at one place."""
+        """Return the sequence with another item at one index."""
         at, inner = divmod(self._checked(index), CHUNK)
         chunk = self.chunks[at]
         changed = (*chunk[:inner], item, *chunk[inner + 1 :])

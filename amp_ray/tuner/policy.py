@@ -70,7 +70,7 @@ def next_trials(
 
 
 def why_stop(state: TunerState, knowledge: Knowledge) -> str:
-    """Say why a study ends for which `next_trials` has nothing and nothing runs."""
+    """Say why a study ends when nothing runs and `next_trials` proposes nothing."""
     certificate = certify(state, knowledge)
     if state.settings.policy == "best" and certificate is not None and certificate.settled:
         return certificate.text
@@ -83,7 +83,7 @@ def why_stop(state: TunerState, knowledge: Knowledge) -> str:
 
 
 def _in_order(state: TunerState, predictor: Predictor) -> Iterator[_Choice]:
-    """Follow an order that no trial changes; only the published planner's ignores memory."""
+    """Propose candidates in a fixed order; only the published planner's ignores memory."""
     status, order, policy = status_of(state), state.order, state.settings.policy
     if policy == "random":
         drawn = np.random.default_rng(state.settings.seed).permutation(len(order))
@@ -103,7 +103,7 @@ def _in_order(state: TunerState, predictor: Predictor) -> Iterator[_Choice]:
 
 
 def _best(state: TunerState, knowledge: Knowledge) -> Iterator[_Choice]:
-    """Go where most is to be gained, until little is left to gain; then make the winner certain."""
+    """Propose the largest expected gains; once little is left to gain, repeat the leaders."""
     status = knowledge.status
     certificate = certify(state, knowledge)
     again = to_repeat(status, state.settings)

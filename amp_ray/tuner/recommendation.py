@@ -14,7 +14,7 @@ REPEAT_FRACTION: Final = 0.03
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tie:
-    """A strategy that cannot be told from the recommended one.
+    """A strategy as fast as the recommended one, within the error.
 
     Args:
         measured: Whether that was measured; else it is predicted.
@@ -99,7 +99,7 @@ def _predicted(state: TunerState, knowledge: Knowledge, index: int, why: str) ->
 
 
 def _ties(state: TunerState, knowledge: Knowledge, chosen: int, chosen_s: float) -> tuple[Tie, ...]:
-    """Return what is closer to the chosen strategy than the error of the comparison.
+    """Return the strategies whose times differ from the chosen one by less than the error.
 
     A prediction has the model's own error; two measured times that of a repeat, or of their
     spread where that is larger.

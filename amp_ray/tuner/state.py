@@ -20,7 +20,7 @@ POLICIES: Final[tuple[Policy, ...]] = get_args(Policy)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TunerSettings:
-    """How a study is led.
+    """Settings of a study.
 
     Args:
         seed: Of the policy ``random``; no other one draws anything.
@@ -164,7 +164,7 @@ def start(state: TunerState, trial: Trial) -> TunerState:
 
 
 def record(state: TunerState, number: int, outcome: Outcome) -> TunerState:
-    """Note what came of a trial. A trial ends once: what is told later changes nothing.
+    """Note what came of a trial. A trial ends once: a later outcome changes nothing.
 
     Raises:
         ValueError: If no such trial was launched.

@@ -1,6 +1,6 @@
 """The planner published as Metis (2024) on an experiment of ours: its formulas, exact plans.
 
-Its own search is not reproduced: it looks at a part of the plans, and lists some that cannot run.
+Its own search is not reproduced: it covers some of the plans only, and lists some that cannot run.
 """
 
 from dataclasses import dataclass, replace
@@ -169,7 +169,7 @@ class Metis2024Planner:
 
 
 def _tightest(setting: MetisSetting, plan: MetisPlan, stage: int) -> tuple[float, float]:
-    """Return what the devices of a stage need and have that have the least to spare."""
+    """Return need and memory of the devices of a stage with the least memory to spare."""
     ranks = setting.data_ranks(plan, stage) or ()
     found = [
         (needed, float(limit))

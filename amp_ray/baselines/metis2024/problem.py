@@ -1,9 +1,9 @@
 """Plans of Metis (2024) with one number of micro-batches as a partition problem with a step end.
 
 Options are device groups; layers count backwards, because stages take devices from the last one
-on. The problem charges every stage its leading rank. Where that is not the slowest one of the
-layers that a solution gives it, the group can be told apart by the layer at which it starts: then
-its times are exact.
+on. The problem charges every stage its leading rank. Where another rank is slower in the
+layers that a solution gives the stage, the next problem has an option of the group for every first
+layer, with exact times.
 """
 
 from dataclasses import dataclass
@@ -22,10 +22,10 @@ from amp_ray.partition.step_end import StepEndProblem, StepEndSolution, StepEndT
 from amp_ray.partition.tables import OptionTable, StageTables
 
 FORBIDDEN_S: Final = 1e12
-"""Charged where a group told apart by its first layer would start elsewhere: 30,000 years."""
+"""Charged where an option for one first layer would start at another: 30,000 years."""
 
 ANY_START: Final = -1
-"""Of a group that is not told apart by its first layer."""
+"""First layer of an option that may start anywhere."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -75,7 +75,7 @@ def build_problem(
     Args:
         table: Every group.
         chosen: Shape ``(G,)``. Groups of the table that may be used.
-        exact: Sets of ranks whose groups are told apart by their first layer.
+        exact: Sets of ranks whose groups get an option per first layer.
 
     Returns:
         The problem; None where the groups lead to no end.
@@ -122,7 +122,7 @@ def build_problem(
 def _by_first_layer(
     table: GroupTable, group: IntArray, exact: frozenset[int]
 ) -> tuple[IntArray, IntArray]:
-    """Return options by their index among the groups, and the only layer that each starts at."""
+    """Return the group index of every option, and the only layer that it starts at."""
     apart = np.isin(table.rank_set[1][group], sorted(exact))
     num_layers = table.layer_s.shape[1]
     single, split = np.flatnonzero(~apart), np.flatnonzero(apart)

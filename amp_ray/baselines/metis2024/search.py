@@ -1,4 +1,4 @@
-"""The best plan by the formulas of Metis (2024), proven: over all that its planner leaves out.
+"""The best plan by the formulas of Metis (2024), with a proof.
 
 Its own search looks at a part of the plans, and lists some that cannot run. Here stages have any
 number of devices, any order of the device types and any layers; every layer is placed, every
@@ -27,7 +27,7 @@ from amp_ray.partition.step_end import solve_with_step_end
 
 
 def work_bound_s(table: GroupTable) -> float:
-    """Bound every plan of a table from below.
+    """Return a lower bound of the time of every plan of a table.
 
     Devices have weights that add up to one. A stage of weight ``U`` that takes ``t`` brings
     ``sum(t) + (B - 1) max(t)`` at least ``t + (B - 1) U t``, because the weights of all stages add
@@ -127,7 +127,7 @@ def solve_table(table: GroupTable, upper_bound_s: float) -> MetisResult:
             return Reason(kind=NO_PLAN, detail=detail)
         found = _round(plans, upper_bound_s if best is None else best.cost.total_s)
         if best is not None and isinstance(found, Reason):
-            message = f"telling groups apart takes no plan away: {found}"
+            message = f"a problem with more options lost a plan: {found}"
             raise AssertionError(message)
         if isinstance(found, Reason) or (best is None and isinstance(found, MetisPruned)):
             return found
@@ -148,12 +148,12 @@ def solve_table(table: GroupTable, upper_bound_s: float) -> MetisResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Found:
-    """What one problem says.
+    """The best plan of one problem.
 
     Attributes:
         cost: Of the plan, by the published formulas.
         lower_bound_s: No plan takes less.
-        hidden: Sets of ranks of its stages, where they take longer than the problem knows.
+        hidden: Sets of ranks of its stages that take longer than the problem charges them.
     """
 
     plan: MetisPlan

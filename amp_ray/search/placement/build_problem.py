@@ -51,9 +51,9 @@ def build_problem(cost_model: CostModel, candidate: Candidate) -> BuiltProblem |
         problem = build_within(cost_model, candidate, scope)
         if problem is None:
             continue
-        told = _with_ends(cost_model, candidate, scope, problem)
-        if told is not None:
-            return told
+        with_ends = _with_ends(cost_model, candidate, scope, problem)
+        if with_ends is not None:
+            return with_ends
         return BuiltProblem(problem=problem, scope=scope)
     return None
 
@@ -96,7 +96,7 @@ def build_within(
 
 
 def _scopes(cost_model: CostModel, candidate: Candidate) -> Iterator[Scope]:
-    """Give the ways to look at placements, from all of them to fewer and fewer."""
+    """Yield scopes, from all placements to fewer and fewer of them."""
     pairs = bool(cost_model.experiment.cluster.pair_links)
     num_ends = cost_model.experiment.model.num_layers + 1 - candidate.pp
     most = min(MOST_OPTIONS, MOST_WORK_PER_CAP // num_ends)
@@ -113,6 +113,6 @@ def _with_ends(
     if not tied or len(problem.graph.source) > MOST_OPTIONS_WITH_ENDS:
         return None
     most = min(scope.max_options, MOST_OPTIONS_WITH_ENDS)
-    told = replace(scope, ends=True, max_options=most)
-    found = build_within(cost_model, candidate, told)
-    return None if found is None else BuiltProblem(problem=found, scope=told)
+    with_ends = replace(scope, ends=True, max_options=most)
+    found = build_within(cost_model, candidate, with_ends)
+    return None if found is None else BuiltProblem(problem=found, scope=with_ends)

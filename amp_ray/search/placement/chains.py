@@ -103,5 +103,5 @@ def objective_s(cost_model: CostModel, strategy: Strategy) -> float:
 
 
 def key_of(strategy: Strategy) -> Key:
-    """Return what tells strategies of one candidate apart."""
+    """Return a key in which strategies of one candidate differ."""
     return strategy.placement, strategy.bounds

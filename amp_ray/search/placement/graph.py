@@ -277,7 +277,7 @@ class FlatGraph:
         return of_vertex[self.vertex], np.concatenate([*after, none])
 
     def path(self, options: Sequence[int]) -> tuple[IntArray, list[int]]:
-        """Lead options back to steps.
+        """Return the steps and cut rows of a chain of options.
 
         Returns:
             Steps of shape ``(pp, num_classes)``, and the row of the cut before each stage but

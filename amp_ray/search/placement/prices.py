@@ -114,7 +114,7 @@ class Prices:
         )
 
     def tied_s(self, ends: tuple[Pairs, ...]) -> float:
-        """Return what the all-reduce of a tied weight takes, replicas being matched at best.
+        """Return the least time of the all-reduce of a tied weight, over all matchings of replicas.
 
         Args:
             ends: Per class, the units of each node in the first and in the last stage.
@@ -199,7 +199,7 @@ def _matched_nodes(matching: Matching, nodes: Sequence[int]) -> list[Lane]:
 
 
 def _lowest(priced: list[tuple[FloatArray, Matching]]) -> list[tuple[FloatArray, Matching]]:
-    """Keep the prices that no other one undercuts everywhere; of equal ones the first."""
+    """Keep the prices that no other price undercuts at every boundary; of equal ones the first."""
     kept: list[tuple[FloatArray, Matching]] = []
     for price, matching in priced:
         if any((other <= price).all() for other, _ in kept):

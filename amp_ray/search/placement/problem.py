@@ -27,7 +27,7 @@ class StageNeeds:
         latest_start: Shape ``(num_layers + 1,)``. Last start of a stage with all it must have;
             empty where it needs nothing.
         parameters: Shape ``(num_layers + 1,)``. Prefix sums over the layers, of one rank.
-        tied_counts: Whether the time of tied weights is to be told by the stages at both ends.
+        tied_counts: Whether the time of tied weights depends on the stages at both ends.
     """
 
     earliest_start: dict[float, IntArray]
@@ -42,7 +42,7 @@ def stage_needs(cost_model: CostModel, candidate: Candidate, *, tied_counts: boo
     Args:
         cost_model: Of the experiment.
         candidate: Degrees.
-        tied_counts: Whether the time of tied weights is to be told by the stages at both ends.
+        tied_counts: Whether the time of tied weights depends on the stages at both ends.
     """
     model, traits = cost_model.experiment.model, cost_model.experiment.traits
     memory = cost_model.memory(candidate)
@@ -156,12 +156,12 @@ class PlacementProblem:
 
     @cached_property
     def tied_times_s(self) -> FloatArray:
-        """The different times that tied weights can take, ascending; 0 where it does not count."""
+        """Different times of the tied weights, ascending; only 0 where there are none."""
         return np.unique(self._tied_of_vertex)
 
     @cached_property
     def least_step_end_s(self) -> float:
-        """No stage that holds an even share, or the largest layer, has a shorter step end."""
+        """Lower bound of the step end: some stage holds an even share, or the largest layer."""
         held = self.needs.parameters
         most = max(float(np.diff(held).max()), float(held[-1]) / len(self.graph.levels))
         kinds = self._step_end_kinds
@@ -216,7 +216,7 @@ class PlacementProblem:
 
     @cached_property
     def _step_end_of_devices(self) -> IntArray:
-        """StepEndTerm of each set of devices."""
+        """Step end of each set of devices, by its kind."""
         _, kind = np.unique(self._priced_devices[0].step_ends, axis=0, return_inverse=True)
         return kind.reshape(-1).astype(np.int64)
 

@@ -113,7 +113,7 @@ class DeviceGroups:
         )
 
     def time_bound(self, recompute: Recompute) -> TimeBound:
-        """Return what bounds the time of all plans with one recompute."""
+        """Return the bound on the time of all plans with one recompute."""
         if recompute not in self._bounds:
             self._bounds[recompute] = TimeBound(
                 cost_model=self.cost_model, tps=self.tps, recompute=recompute
@@ -186,7 +186,7 @@ class DeviceGroups:
         return {device: kind for kind, row in enumerate(rows) for device in row}
 
     def _tied_s(self, devices: IntArray, *, one_node: bool) -> float:
-        """Return what a stage at an end of the pipeline takes to meet the one at the other end.
+        """Return the time to add up tied gradients of the first and the last stage.
 
         Every rank meets one on the node that is nearest, which is never faster than inside its
         node, where plans that stay in one meet.
@@ -215,7 +215,7 @@ class DeviceGroups:
         return nearest
 
     def _step_end(self, devices: IntArray) -> tuple[float, float]:
-        """Return what the step end of a stage takes by its own rings: fixed, and per parameter."""
+        """Return the seconds of a stage's step end on its own rings: fixed, and per parameter."""
         model = self.cost_model.step_end
         types = set(model.topology.type_of_device[devices.ravel()].tolist())
         rings = model.topology.rings(devices.T.tolist())

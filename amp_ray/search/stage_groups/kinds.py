@@ -58,7 +58,7 @@ class DeviceGraph:
         return tuple(self.rows[kind][first:end] for kind, first, end in self.pieces[edge])
 
     def signature(self, edge: int) -> tuple[Piece, ...]:
-        """Return what groups have in common that can be used in the same ways."""
+        """Return a key that groups share if they can be used in the same ways."""
         return tuple(
             (kind, first % slots if slots else first, end - first)
             for kind, first, end in self.pieces[edge]

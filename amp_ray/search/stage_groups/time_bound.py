@@ -78,7 +78,7 @@ class TimeBound:
         return solution.lower_bound_s / chunks + given.constants.host_s_per_iteration
 
     def _problem(self, candidate: GroupsCandidate) -> StepEndProblem:
-        """Pose stages by capacity and count of stages behind, from the last one."""
+        """Build the problem of stages by capacity and count of stages behind, from the last one."""
         given = self.cost_model.experiment
         num_layers, chunks = given.model.num_layers, given.traits.virtual_stages
         num_ahead = candidate.num_micro_batches - 1

@@ -12,8 +12,9 @@ from torch import nn
 from amp_ray.training.clock import HostClock, Spans
 from amp_ray.training.data import step_batches
 from amp_ray.training.job import Job
+from amp_ray.training.optimizer import build_optimizer
 from amp_ray.training.parallel import TensorParallel
-from amp_ray.training.pipeline import build_engine, build_module, build_optimizer
+from amp_ray.training.pipeline import build_engine, build_module
 from amp_ray.training.profiling.group import Ranks
 from amp_ray.training.profiling.job import Point
 from amp_ray.training.profiling.subject import SwitchedParallel, make_subject
