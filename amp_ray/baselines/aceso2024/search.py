@@ -88,21 +88,25 @@ class AcesoSearch:
 def _expected_s(problem: OperatorProblem) -> float:
     """Guess what an iteration takes; only decides which problem is solved first.
 
-    Every operator by the one option that is best: the work is spread evenly, and what all devices
-    together cannot hold is recomputed in proportion. Of a pipeline of ``G / n`` stages, a device
-    holds ``(G / n + 1) / 2`` micro-batches on average.
+    All stages by the one option that is best, as many as the devices allow, cut where transfers are
+    shortest: the work is spread evenly, and what all devices together cannot hold is recomputed in
+    proportion. Of a pipeline of ``S`` stages, a device holds ``(S + 1) / 2`` micro-batches on
+    average.
     """
     devices, everyone = problem.devices, problem.num_devices
-    work_s = problem.time_s.sum(axis=1) * devices
-    again_s = problem.recompute_s.sum(axis=1) * devices
-    held = problem.held_bytes.sum(axis=1) * (everyone + devices) / 2
+    num_stages, number = everyone / devices, problem.num_micro_batches
+    held = problem.held_bytes.sum(axis=1) * (num_stages + 1) / 2
     reserved = problem.forward_reserved_bytes.max(axis=1)
     reserved += problem.backward_reserved_bytes.max(axis=1)
-    state = problem.state_bytes.sum(axis=1) * devices + everyone * reserved
-    excess = np.maximum(held + state - everyone * problem.limit_bytes, 0.0)
+    excess = held + problem.state_bytes.sum(axis=1)
+    excess = np.maximum(excess - num_stages * (problem.limit_bytes - reserved), 0.0)
     share = np.where(excess < held, excess / np.maximum(held, 1.0), math.inf)
-    guess_s = (work_s + np.where(again_s > 0, share * again_s, 0.0)) / everyone
-    return float(guess_s.min()) * problem.num_micro_batches
+    work_s = problem.time_s.sum(axis=1) + np.where(
+        share > 0, share * problem.recompute_s.sum(axis=1), 0.0
+    )
+    edge_s = problem.start_s[:, 0, 1:-1].min(axis=1) + problem.end_s[:, 0, 1:-1].min(axis=1)
+    stage_s = work_s / num_stages + np.where(num_stages > 1, edge_s, 0.0)
+    return float((stage_s * (number + num_stages - 1)).min())
 
 
 def _described(solution: OperatorSolution, options: tuple[StageOption, ...]) -> AcesoFound:

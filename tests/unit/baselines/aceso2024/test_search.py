@@ -11,7 +11,7 @@ import pytest
 from amp_ray.baselines.aceso2024.cost import AcesoCost, aceso_cost
 from amp_ray.baselines.aceso2024.plan import AcesoPlan, aceso_stage
 from amp_ray.baselines.aceso2024.problem import AcesoSetting
-from amp_ray.baselines.aceso2024.search import SLOWER, AcesoFound, AcesoSearch
+from amp_ray.baselines.aceso2024.search import KEPT_WITHIN, SLOWER, AcesoFound, AcesoSearch
 from amp_ray.cost.estimate import Reason
 from amp_ray.cost.verdict import OUT_OF_MEMORY
 from amp_ray.formats.aceso_profile import parse_aceso_profile
@@ -96,8 +96,8 @@ def test_equals_the_best_of_all_plans_of_a_tiny_model(seed: int) -> None:
     for size, expected_s in sizes.items():
         result = found[size]
         if isinstance(result, Reason):
-            assert result.kind == (OUT_OF_MEMORY if expected_s == math.inf else SLOWER)
-            assert expected_s == math.inf or expected_s > best_s
+            assert expected_s > KEPT_WITHIN * best_s or expected_s == math.inf
+            assert result.kind == SLOWER or expected_s == math.inf
             continue
         cost = costed(setting, plan_of(result.stages, size))
         assert cost is not None
@@ -134,7 +134,11 @@ def test_limits_of_the_search_hold() -> None:
 
 def test_stages_stay_within_nodes_of_any_size() -> None:
     profile = tiny(2)
-    setting = replace(setting_of(profile, 4000, devices=6), devices_per_node=3)
+    setting = replace(
+        setting_of(profile, 4000, devices=6),
+        devices_per_node=3,
+        limits=SearchLimits(micro_batch_sizes=(4,)),
+    )
     result = AcesoSearch(setting=setting).found[4]
     assert isinstance(result, AcesoFound)
     first = 0
