@@ -4,6 +4,7 @@ import datetime as dt
 import logging
 import sys
 from collections.abc import Callable, Sequence
+from itertools import cycle
 from typing import Any
 
 import deepspeed
@@ -13,6 +14,7 @@ from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from amp_ray.cost.instructions import Instruction, Kind
 from amp_ray.training.clock import Spans
 from amp_ray.training.data import MicroBatch, step_batches
 from amp_ray.training.grid import Grid
@@ -42,6 +44,18 @@ INSTRUCTION_NAMES = {
     "OptimizerStep": "optimizer",
 }
 """What each instruction of DeepSpeed's schedule counts as; receiving includes waiting."""
+
+KINDS: dict[str, Kind] = {
+    "ForwardPass": "F",
+    "BackwardPass": "B",
+    "SendActivation": "SEND_F",
+    "RecvActivation": "RECV_F",
+    "SendGrad": "SEND_B",
+    "RecvGrad": "RECV_B",
+    "ReduceGrads": "REDUCE_GRAD",
+    "OptimizerStep": "STEP",
+}
+"""Those of the instruction lists."""
 
 MAX_BUCKET_ELEMENTS = 500_000_000
 """Gradients that one all-reduce takes together; DeepSpeed's default."""
@@ -187,15 +201,31 @@ def build_engine(job: Job, module: TrialModule, parallel: TensorParallel, *, cud
     """Return DeepSpeed's engine with a clock around every instruction of its schedule."""
     engine, *_ = deepspeed.initialize(
         model=module,
-        optimizer=build_optimizer(job, module.parameters(), cuda=cuda),
+        optimizer=build_optimizer(job, module.parameters(), fused=cuda),
         config=deepspeed_config(job, sum(weight.numel() for weight in module.parameters())),
         dist_init_required=False,
     )
+    stage, number = module.stage_id, job.grid.num_micro_batches
     engine._INSTRUCTION_MAP = {  # noqa: SLF001 - the one seam that DeepSpeed offers
-        instruction: parallel.spans.timed(INSTRUCTION_NAMES[instruction.__name__], method)
+        instruction: parallel.spans.timed(
+            INSTRUCTION_NAMES[instruction.__name__],
+            method,
+            _labels(KINDS.get(instruction.__name__), stage, number),
+        )
         for instruction, method in engine._INSTRUCTION_MAP.items()  # noqa: SLF001
     }
     return engine
+
+
+def _labels(kind: Kind | None, stage: int, number: int) -> Callable[[], str | None]:
+    """Return what names the calls of an instruction: micro-batches come in order, step by step."""
+    if kind is None:
+        return lambda: None
+    if kind in {"REDUCE_GRAD", "STEP"}:
+        whole = str(Instruction(kind=kind, stage=stage))
+        return lambda: whole
+    calls = cycle(range(number))
+    return lambda: str(Instruction(kind=kind, stage=stage, micro_batch=next(calls)))
 
 
 class DeepSpeedEngine:
