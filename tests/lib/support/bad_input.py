@@ -25,6 +25,7 @@ search: {space: uniform}
 """
 NUM_LAYERS: Final = 5
 """Embedding, two blocks, norm and head."""
+
 DESCRIPTION: Final = """\
 num_layers: 5
 model: two blocks
@@ -46,7 +47,11 @@ def edited(*replacements: tuple[str, str]) -> str:
 
 
 MODEL: Final = "vocab_size: 128}"
+"""Where figures of the model can be put."""
+
 NODE: Final = "slots: 2, "
+"""Where keys of the nodes can be put."""
+
 WITH_HOSTFILE: Final = edited(("  nodes:", "  hostfile: hosts\n  nodes:"))
 WITH_TABLE: Final = edited(("{source: analytic}", "{source: table, path: measured}"))
 COLUMNS: Final = "tp,pp,dp,micro_batch_size"

@@ -9,7 +9,7 @@ from support.bad_input import DESCRIPTION, HEADER, TABLE, WITH_TABLE, Files, Ref
 PROFILES: Final = {
     "profile that is none": (
         ("{source: analytic}", "{source: guess}"),
-        "experiment.yaml:6: profile.source: found 'guess'; expected 'analytic', 'table' or 'm",
+        "experiment.yaml:6: profile.source: found 'guess'; expected 'analytic', 'table', 'm",
     ),
     "analytic profile with a path": (
         ("{source: analytic}", "{path: measured}"),

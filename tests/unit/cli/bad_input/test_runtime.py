@@ -21,7 +21,7 @@ RUNTIMES: Final = {
     ),
     "unknown runtime": (
         ("runtime: deepspeed", "runtime: horovod"),
-        "experiment.yaml:9: runtime: found 'horovod'; expected one of deepspeed, megatron",
+        "experiment.yaml:9: runtime: found 'horovod'; expected one of deepspeed, torch",
     ),
     "zero stage that does not exist": (
         ("zero_stage: 0", "zero_stage: 4"),
