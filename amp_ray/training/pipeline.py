@@ -12,13 +12,12 @@ from deepspeed.pipe import LayerSpec as DeepSpeedLayer
 from deepspeed.pipe import PipelineModule, TiedLayerSpec
 from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from amp_ray.cost.instructions import Instruction, Kind
 from amp_ray.training.clock import Spans
 from amp_ray.training.data import MicroBatch, step_batches
 from amp_ray.training.grid import Grid
-from amp_ray.training.image import image_layers, picture_loss
+from amp_ray.training.image import ImageBlock, image_layers, picture_loss
 from amp_ray.training.job import Job
 from amp_ray.training.layer_spec import LayerSpec
 from amp_ray.training.optimizer import build_optimizer
@@ -26,10 +25,8 @@ from amp_ray.training.parallel import TensorParallel
 from amp_ray.training.ranks import Coordinates
 from amp_ray.training.shapes import ImageShape
 from amp_ray.training.text import text_layers
+from amp_ray.training.transformer import Block, recomputed
 from amp_ray.training.vocabulary import CrossEntropy
-
-CHECKPOINTED_LAYERS = ["Block", "ImageBlock"]
-"""Classes that are computed again. Their input always carries a gradient; token ids do not."""
 
 INSTRUCTION_NAMES = {
     "LoadMicroBatch": "load",
@@ -100,25 +97,31 @@ class TrialModule(PipelineModule):
     ) -> None:
         """Build this rank's stage."""
         self._wanted = grid.bounds
-        recompute = grid.stages[stage].recompute == "full"
+        self._again = grid.stages[stage]
         super().__init__(
             layers,
             topology=PlacedTopology(grid),
             loss_fn=loss,
-            activation_checkpoint_interval=1 if recompute else 0,
-            activation_checkpoint_func=_recomputed,
-            checkpointable_layers=CHECKPOINTED_LAYERS,
+            activation_checkpoint_interval=1 if self._again.recompute == "full" else 0,
+            activation_checkpoint_func=recomputed,
         )
+        if self._again.recompute == "selective":
+            for block in self._blocks_again():
+                block.attention_layer.recompute_core = True
 
     def _partition_layers(self, method: str = "") -> None:  # noqa: ARG002 - DeepSpeed's signature
         """Take the strategy's bounds, whatever method DeepSpeed would choose."""
         self.parts = list(self._wanted)
         self._set_bounds(self.parts[self.stage_id], self.parts[self.stage_id + 1])
 
+    def _is_checkpointable(self, funcs: Sequence[Any]) -> bool:
+        """Compute only the first blocks again, where the strategy says how many."""
+        return all(any(each is block for block in self._blocks_again()) for each in funcs)
 
-def _recomputed(function: Callable[..., Any], *args: Any) -> Any:  # noqa: ANN401 - torch's form
-    """Run a layer now and again in the backward pass; nothing in it is random."""
-    return checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False)
+    def _blocks_again(self) -> list[Any]:
+        """Return the blocks of this stage that are computed again."""
+        blocks = [each for each in self.forward_funcs if isinstance(each, Block | ImageBlock)]
+        return blocks[: self._again.recompute_layers]
 
 
 def _recipe(spec: LayerSpec) -> DeepSpeedLayer:
