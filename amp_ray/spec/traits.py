@@ -262,6 +262,7 @@ TORCH: Final = RuntimeTraits(
     master_bytes_per_parameter=4.0,
     bucket_bytes_per_element=0.0,
     unequal_stages=True,
+    token_slices=True,
     recompute=("none", "selective", "selective:n", "full", "full:n"),
     recompute_per_stage=True,
 )
