@@ -71,15 +71,19 @@ def stage_memory(
     counted = runs[:-1] if _omits_last_run(both, share) else runs
     largest = float(counted.max(initial=0.0))
     weights = float(table.weight_bytes.sum())
-    copies = SINGLE_PRECISION_COPIES if profile.family == "resnet" else MIXED_PRECISION_COPIES
     return StageMemory(
-        states_bytes=copies * weights,
+        states_bytes=state_copies(profile) * weights,
         in_flight_bytes=float(table.input_bytes[0] + kept.sum()) - saved,
         num_in_flight=num_stages_behind + 1,
         recomputed_bytes=largest,
         reserved_bytes=_reserved_bytes(table, weights),
         omitted_bytes=float(runs.max()) - largest,
     )
+
+
+def state_copies(profile: OperatorProfile) -> int:
+    """Return how often weights, gradients and optimizer hold the size of the weights."""
+    return SINGLE_PRECISION_COPIES if profile.family == "resnet" else MIXED_PRECISION_COPIES
 
 
 def _omits_last_run(both: BoolArray, share: FloatArray) -> bool:

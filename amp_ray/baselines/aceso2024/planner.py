@@ -1,24 +1,32 @@
-"""The planner published as Aceso (2024) on an experiment of ours: its formulas."""
+"""The planner published as Aceso (2024) on an experiment of ours: its formulas, solved exactly."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
 
-from amp_ray.baselines.aceso2024.cost import NOT_EXPRESSIBLE, AcesoCost, aceso_cost
+from amp_ray.baselines.aceso2024.cost import (
+    NOT_EXPRESSIBLE,
+    NOT_PROFILED,
+    AcesoCost,
+    aceso_cost,
+)
 from amp_ray.baselines.aceso2024.plan import AcesoPlan, aceso_plan
+from amp_ray.baselines.aceso2024.problem import (
+    MOST_STAGES,
+    STAGE_DEVICES,
+    operator_candidates,
+    operator_options,
+    operator_problem,
+    solution_strategy,
+)
 from amp_ray.cost.estimate import Breakdown, Estimate, Infeasible, Reason, Result
 from amp_ray.cost.verdict import OUT_OF_MEMORY
 from amp_ray.errors import InputError
+from amp_ray.partition.operators import OperatorSolution, solve_operators
 from amp_ray.spec.candidate import AnyCandidate, GroupsCandidate
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.operator_profile import OperatorProfile
 from amp_ray.spec.strategy import Strategy
 from amp_ray.units import MIB, counted
-
-STAGE_DEVICES: Final = (1, 2, 4, 8)
-"""Devices of a stage that it knows."""
-
-MOST_STAGES: Final = 16
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -62,17 +70,41 @@ class Aceso2024Planner:
         """None is published."""
         return 0.0
 
-    def plan(self, candidate: AnyCandidate) -> Result:
-        """Refuse: only whole strategies have a price.
+    def candidates(self) -> tuple[GroupsCandidate, ...]:
+        """Return the micro-batches that the published planner can express.
 
         Raises:
-            InputError: Always.
+            ValueError: If there is none.
         """
-        message = (
-            f"cost model aceso-2024 estimates strategies with bounds; found micro-batch size "
-            f"{candidate.micro_batch_size} without"
-        )
-        raise InputError(message)
+        return operator_candidates(self.experiment, self.profile)
+
+    def plan(self, candidate: AnyCandidate) -> Result:
+        """Find the best stages of a micro-batch by the published formulas, in its space.
+
+        Stages have 1, 2, 4 or 8 devices of a node, all of whose operators share a tp, a dp and an
+        algorithm; every operator may recompute or not.
+
+        Raises:
+            InputError: If the candidate has one tp and dp for all stages: it is of another space.
+        """
+        if not isinstance(candidate, GroupsCandidate):
+            message = "cost model aceso-2024 chooses tp, dp and cuts itself; give bounds or neither"
+            raise InputError(message)
+        slots = self.experiment.cluster.nodes[0].num_slots
+        size = candidate.micro_batch_size
+        options = operator_options(self.profile, self.experiment.limits, size, slots)
+        if not options:
+            detail = f"micro-batch {size} at any tp and dp within the limits"
+            return Infeasible(candidate=candidate, reason=Reason(kind=NOT_PROFILED, detail=detail))
+        problem = operator_problem(self.experiment, self.profile, candidate, options)
+        solution = solve_operators(problem)
+        if not isinstance(solution, OperatorSolution):
+            detail = f"micro-batch {size}: no stages fit, whatever is recomputed"
+            return Infeasible(candidate=candidate, reason=Reason(kind=OUT_OF_MEMORY, detail=detail))
+        result = self.score(solution_strategy(solution, options, candidate))
+        assert isinstance(result, Estimate), "options are of measured settings"
+        bound_s = min(solution.lower_bound_s, result.iteration_time_s)
+        return replace(result, lower_bound_s=bound_s)
 
     def score(self, strategy: Strategy) -> Result:
         """Estimate a strategy.

@@ -107,3 +107,28 @@ def test_what_is_no_plan_of_aceso_is_refused(
     assert "--cost-model aceso-2024" in ended.err
     ended = amp_ray("score", small, "--strategies", plan)
     assert "profile knows operators" in ended.err
+
+
+def test_cuts_between_operators_are_searched_and_handed_over(
+    amp_ray: Run, experiment: Path, tmp_path: Path
+) -> None:
+    text = f"{EXPERIMENT}search: {{space: operator}}\n".replace(
+        "slots: 2", "slots: 2, memory_gib: 0.4"
+    )
+    experiment.write_text(text, encoding="utf-8")
+    found = amp_ray("plan", experiment, "--cost-model", "aceso-2024", "--json").json
+    assert found["lower_bound_s"] == pytest.approx(found["ranking"][0]["iteration_time_s"])
+    stages = found["ranking"][0]["strategy"]["stages"]
+    assert any(run["recompute"] for stage in stages for run in stage["operators"])
+
+    plan = tmp_path / "plan.json"
+    options = ("--to", "aceso", "--cost-model", "aceso-2024", "-o", plan)
+    assert amp_ray("export", experiment, *options).code == 0
+    options = ("--strategies", plan, "--cost-model", "aceso-2024", "--json")
+    [row] = amp_ray("score", experiment, *options).json["rows"]
+    assert row["feasible"]
+    assert row["iteration_time_s"] == found["ranking"][0]["iteration_time_s"]
+
+    ended = amp_ray("plan", experiment)
+    assert ended.code == 2
+    assert "--cost-model aceso-2024" in ended.err
