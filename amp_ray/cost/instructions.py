@@ -34,6 +34,9 @@ class Unit(NamedTuple):
     token_slice: int
 
 
+Pass = tuple[Literal["F", "B"], Unit]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instruction:
     """One thing that a stage does.
@@ -93,13 +96,16 @@ class Schedule:
                 f"{list(self.num_slices)}"
             )
             raise ValueError(message)
+        if self.blocking and (self.virtual_stages > 1 or max(self.num_slices) > 1):
+            message = "a blocking schedule has one chunk per stage and whole micro-batches"
+            raise ValueError(message)
 
     @property
     def num_stages(self) -> int:
         """Chunks of all stages together."""
         return self.pp * self.virtual_stages
 
-    def passes(self, stage: int) -> tuple[tuple[Literal["F", "B"], Unit], ...]:
+    def passes(self, stage: int) -> tuple[Pass, ...]:
         """List what a stage computes.
 
         A backward pass needs the whole micro-batch, and begins with its last slice, whose keys
@@ -108,7 +114,7 @@ class Schedule:
         forward = tuple(self._units(backward=False))
         backward = tuple(self._units(backward=True))
         ahead = min(self._ahead(stage), len(forward))
-        order: list[tuple[Literal["F", "B"], Unit]] = [("F", unit) for unit in forward[:ahead]]
+        order: list[Pass] = [("F", unit) for unit in forward[:ahead]]
         for i, unit in enumerate(backward):
             order += [("F", unit) for unit in forward[ahead + i : ahead + i + 1]]
             order.append(("B", unit))
@@ -118,12 +124,12 @@ class Schedule:
         """List all that a stage does: passes, messages, gradient sync, step."""
         done: list[Instruction] = []
         for before, after in pairwise((None, *self.passes(stage), None)):
-            wanted = [
-                *([] if before is None else self._send(stage, *before)),
-                *([] if after is None else self._receive(stage, *after)),
-            ]
-            if self.blocking:  # both ends do activations first, or they would wait in a circle
-                wanted.sort(key=lambda message: message.kind not in {"SEND_F", "RECV_F"})
+            sends = [] if before is None else self._send(stage, *before)
+            receives = [] if after is None else self._receive(stage, *after)
+            wanted = [*sends, *receives]
+            if self.blocking and before and after and self._are_adjacent(stage, before, after):
+                # Both ends do gradients first, or they would wait in a circle.
+                wanted.sort(key=lambda message: message.kind not in {"SEND_B", "RECV_B"})
             done += wanted
             if after is not None:
                 done.append(self._instruction(after[0], stage, after[1]))
@@ -177,6 +183,17 @@ class Schedule:
         # Twice as far as it must be, so that messages of both directions have a step to travel.
         group = max(end - first for first, end in pairwise(self._groups))
         return 2 * behind + (self.virtual_stages - 1) * group * most + most - 1
+
+    def _are_adjacent(self, stage: int, before: Pass, after: Pass) -> bool:
+        """Tell whether no step without a pass lies between two passes of a blocking stage.
+
+        It has a step for every pass that some stage does, as `schedule_text` prints them.
+        """
+        steps = [
+            2 * unit.micro_batch + (stage if kind == "F" else 2 * self.pp - 1 - stage)
+            for kind, unit in (before, after)
+        ]
+        return steps[1] == steps[0] + 1
 
     def _instruction(
         self, kind: Kind, stage: int, unit: Unit, peer: int | None = None

@@ -177,6 +177,69 @@ def earliest_starts(
     return starts
 
 
+class PartRows(NamedTuple):
+    """Layers whose blocks are computed again in the first part of a stage, for `part_starts`.
+
+    Attributes:
+        layers: As in `stage_peak`, computed again.
+        plain: The same, not computed again.
+        layers_most: Shape ``(num_layers + 1, num_layers + 1)``. Largest temporary of the layers
+            from one boundary to another, computed again.
+        plain_most: The same, not computed again.
+        block_counts: Shape ``(num_layers + 1,)``. Blocks before each boundary.
+        first_with: Shape ``(num_blocks + 1,)``. First boundary with so many blocks before it.
+    """
+
+    layers: FloatArray
+    plain: FloatArray
+    layers_most: FloatArray
+    plain_most: FloatArray
+    block_counts: IntArray
+    first_with: IntArray
+
+
+@numba.njit(cache=True)  # compiled when first called: only where recompute is chosen
+def part_starts(
+    num_again: int,
+    rows: PartRows,
+    stages: FloatArray,
+    part_stages: FloatArray,
+    tied: FloatArray,
+    limits: FloatArray,
+) -> IntArray:
+    """Do what `earliest_starts` does for stages whose first blocks are computed again.
+
+    Args:
+        num_again: Blocks of each stage that are computed again; all where it has no more.
+        rows: What layers need.
+        stages: As in `earliest_starts`, for stages of which all blocks are computed again.
+        part_stages: The same for the others.
+        tied: As in `stage_peak`.
+        limits: As in `earliest_starts`.
+    """
+    num_layers = rows.plain.shape[1] - 1
+    starts = np.zeros((len(limits), num_layers + 1), np.int64)
+    kept, kept_plain = rows.layers[1], rows.plain[1]
+    for stage in range(len(limits)):
+        for end in range(1, num_layers + 1):
+            starts[stage, end] = end
+            for start in range(end - 1, -1, -1):
+                columns, split = stages[stage], end
+                last = rows.block_counts[start] + num_again
+                if rows.block_counts[end] > last:
+                    columns, split = part_stages[stage], rows.first_with[last]
+                kept_each = kept[split] - kept[start] + kept_plain[end] - kept_plain[split]
+                temporary = max(rows.layers_most[start, split], rows.plain_most[split, end])
+                peak = peak_with(rows.plain, columns, tied, (start, end), kept_each, temporary)
+                each = columns[0] + columns[8] * max(columns[4], columns[6])
+                spared = each * max(tied[2], 0.0) + columns[8] * columns[2] * rows.plain[3, start]
+                if peak <= limits[stage]:
+                    starts[stage, end] = start
+                elif starts[stage, end] < end or peak - spared > limits[stage]:
+                    break
+    return starts
+
+
 @numba.njit("f8(UniTuple(f8,4),f8[:,::1],UniTuple(f8,2),f8,f8)", cache=True)
 def busiest_s(
     shape: tuple[float, float, float, float],

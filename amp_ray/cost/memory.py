@@ -6,7 +6,15 @@ from itertools import pairwise
 
 import numpy as np
 
-from amp_ray.cost.kernels import FloatArray, IntArray, earliest_starts, peak_with, stage_peak
+from amp_ray.cost.kernels import (
+    FloatArray,
+    IntArray,
+    PartRows,
+    earliest_starts,
+    part_starts,
+    peak_with,
+    stage_peak,
+)
 from amp_ray.cost.messages import sample_bytes
 from amp_ray.cost.recompute import split_after
 from amp_ray.cost.roofline import Rank
@@ -170,16 +178,34 @@ class MemoryModel:
         columns = self._part_stages[stage]
         return float(peak_with(self.plain, columns, self._tied, (start, end), kept_each, temporary))
 
-    def earliest_starts(self, limits_bytes: FloatArray) -> IntArray:
+    def earliest_starts(self, limits_bytes: FloatArray, num_again: int | None = None) -> IntArray:
         """Return per stage and end the smallest start from which a stage fits.
 
         Args:
             limits_bytes: Shape ``(pp,)``. What the smallest device of each stage has.
+            num_again: Blocks of each stage that are computed again; None for the candidate's own.
 
         Returns:
             Shape ``(pp, num_layers + 1)``; the end itself where nothing fits.
         """
-        return earliest_starts(self.layers, self._stages, self._tied, limits_bytes)
+        num_again = num_again or self.candidate.options.recompute.layers
+        if num_again is None:
+            return earliest_starts(self.layers, self._stages, self._tied, limits_bytes)
+        stages = self._stages, self._part_stages
+        return part_starts(num_again, self._part_rows, *stages, self._tied, limits_bytes)
+
+    @cached_property
+    def _part_rows(self) -> PartRows:
+        """What layers need where the first blocks of a stage are computed again."""
+        counts = self.block_counts
+        return PartRows(
+            layers=self.layers,
+            plain=self.plain,
+            layers_most=_largest_within(self.layers[2, :-1]),
+            plain_most=_largest_within(self.plain[2, :-1]),
+            block_counts=counts,
+            first_with=np.searchsorted(counts, np.arange(counts[-1] + 1)),
+        )
 
     @cached_property
     def _part_stages(self) -> FloatArray:
@@ -234,6 +260,15 @@ class MemoryModel:
         return np.array(found, dtype=np.float64)
 
 
+def _largest_within(values: FloatArray) -> FloatArray:
+    """Return the largest of the values from one boundary to another, 0 where none lies between."""
+    size = len(values)
+    largest = np.zeros((size + 1, size + 1))
+    for first in range(size):
+        np.maximum.accumulate(values[first:], out=largest[first, first + 1 :])
+    return largest
+
+
 RankMemory = tuple[tuple[MemoryModel, Device], ...]
 """Memory of the different ranks of a stage, each with the smallest device of such ranks."""
 
@@ -262,11 +297,12 @@ class StageMemory:
             found.append(peaks[0])
         return found
 
-    def earliest_starts(self, scale: float = 1.0) -> IntArray:
+    def earliest_starts(self, scale: float = 1.0, num_again: int | None = None) -> IntArray:
         """Return per stage and end the smallest start from which all ranks of a stage fit.
 
         Args:
             scale: Every device's memory is multiplied by it.
+            num_again: Blocks of each stage that are computed again; None for the stages' own.
 
         Returns:
             Shape ``(pp, num_layers + 1)``; the end itself where nothing fits.
@@ -278,5 +314,6 @@ class StageMemory:
                     limits[memory] = np.full(len(self.needs), np.inf)
                 limits[memory][stage] = scale * device.memory_bytes
         return reduce(
-            np.maximum, (memory.earliest_starts(limit) for memory, limit in limits.items())
+            np.maximum,
+            (memory.earliest_starts(limit, num_again) for memory, limit in limits.items()),
         )

@@ -161,6 +161,7 @@ class ResultsTable:
             return wrap(str(first_reason(result)), room)
         marks = "".join(f" ({self._marks[warning]})" for warning in result.warnings)
         lines = wrap(" ".join(map(str, result.strategy.bounds)) + marks, room)
+        lines += _recompute_lines(result.strategy, self.experiment, room)
         if not self._has_places:
             return lines
         return lines + _places(result.strategy, self.experiment, room)
@@ -299,6 +300,15 @@ def _risk(result: Result) -> str:
         return "-"
     percent = round(100 * result.failure_probability)
     return "<1 %" if percent < 1 else ">99 %" if percent > 99 else f"{percent} %"  # noqa: PLR2004
+
+
+def _recompute_lines(strategy: Strategy, experiment: Experiment, room: int) -> list[str]:
+    """Say what stages compute again, where that is not simply the experiment's for all."""
+    per_stage = [str(stage.options.recompute) for stage in strategy.stages]
+    if set(per_stage) == {str(experiment.recompute)}:
+        return []
+    words = per_stage if len(set(per_stage)) > 1 else per_stage[:1]
+    return wrap(f"recompute {' '.join(words)}", room)
 
 
 def _places(strategy: Strategy, experiment: Experiment, room: int) -> list[str]:

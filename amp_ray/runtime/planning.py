@@ -14,9 +14,10 @@ from amp_ray.runtime.metis_planning import METIS_2024, make_metis_planner
 from amp_ray.runtime.ray.searching import ALONE, AUTO, Workers, search_candidates
 from amp_ray.search.objective import on_cluster, sub_clusters
 from amp_ray.search.planner import AmpRayPlanner, Planner, evaluate
-from amp_ray.search.ranking import Ranking, rank, why_none
+from amp_ray.search.ranking import Ranking, leader_order, named, rank, why_none
 from amp_ray.search.rows import SCHEMA, ranking_rows
 from amp_ray.search.space import candidates_of, group_candidates, uniform_candidates
+from amp_ray.spec import recompute
 from amp_ray.spec.candidate import AnyCandidate
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import candidate_of
@@ -56,8 +57,22 @@ class Planned:
 def why_infeasible(experiment: Experiment, cost_model: str, results: Sequence[Result]) -> str:
     """Say why none of the results of a search is feasible, and what comes closest to it."""
     ours = make_planner(experiment, cost_model)
-    others = ours.roomiest() if isinstance(ours, AmpRayPlanner) else ()
-    return why_none(results, others)
+    if not isinstance(ours, AmpRayPlanner):
+        return why_none(results)
+    return why_none(results, ours.roomiest()) + _fits_with_recompute(experiment)
+
+
+def _fits_with_recompute(experiment: Experiment) -> str:
+    """Name a strategy that would fit if stages chose what they compute again; empty without one."""
+    if experiment.recompute == recompute.AUTO:
+        return ""
+    chosen = AmpRayPlanner(experiment=replace(experiment, recompute=recompute.AUTO))
+    fits = [estimate for estimate in chosen.roomiest() if estimate.feasible]
+    if not fits:
+        return ""
+    best = min(fits, key=leader_order)
+    kind = best.strategy.stages[0].options.recompute
+    return f"; with 'recompute: auto' some fit, such as {named(best.strategy)}, recompute {kind}"
 
 
 def make_planner(experiment: Experiment, cost_model: str) -> Planner:

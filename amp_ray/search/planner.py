@@ -12,13 +12,23 @@ from typing import Final, Protocol
 from amp_ray.cost.estimate import Estimate, Infeasible, Reason, Result
 from amp_ray.cost.model import NO_RUNTIME, CostModel
 from amp_ray.errors import InputError
+from amp_ray.partition import even_bounds
 from amp_ray.search.cuts import best_bounds, roomiest_bounds
 from amp_ray.search.objective import within_limits
 from amp_ray.search.placement import plan_placement
+from amp_ray.search.ranking import leader_order
+from amp_ray.search.recompute import patterns, with_recompute
 from amp_ray.search.space import uniform_candidates
 from amp_ray.search.stage_groups import DeviceGroups, plan_stage_groups
-from amp_ray.spec.candidate import AnyCandidate, Candidate, GroupsCandidate
+from amp_ray.spec.candidate import (
+    AnyCandidate,
+    Candidate,
+    GroupsCandidate,
+    recompute_of,
+    with_kind,
+)
 from amp_ray.spec.experiment import Experiment
+from amp_ray.spec.recompute import AUTO, NO_RECOMPUTE
 from amp_ray.spec.strategy import Strategy
 from amp_ray.spec.strategy_file import Given
 
@@ -86,6 +96,8 @@ class AmpRayPlanner:
 
     def _plan(self, candidate: AnyCandidate) -> Result:
         """Plan a candidate, whatever it costs."""
+        if recompute_of(candidate) == AUTO:
+            return self._plan_recompute(candidate)
         if isinstance(candidate, GroupsCandidate):
             return self._launchable(candidate, plan_stage_groups(self._device_groups, candidate))
         refused = self._refuse(candidate)
@@ -96,6 +108,28 @@ class AmpRayPlanner:
         costs = self.cost_model.costs(candidate)
         bounds = best_bounds(self.experiment, costs)
         return self.cost_model.estimate_from(costs, Strategy.uniform(candidate, bounds))
+
+    def _plan_recompute(self, candidate: AnyCandidate) -> Result:
+        """Choose what every stage computes again.
+
+        Stages whose devices are given are solved exactly. Where devices are to be chosen, too, that
+        is done for stages that all compute the same again, of each kind; what is found is cut anew.
+        """
+        if isinstance(candidate, Candidate) and self.experiment.space == "uniform":
+            refused = self._refuse(candidate)
+            if refused is not None:
+                return Infeasible(candidate=candidate, reason=refused)
+            plain = with_kind(candidate, NO_RECOMPUTE)
+            bounds = even_bounds(self.experiment.model.num_layers, candidate.pp)
+            return with_recompute(self.cost_model, Strategy.uniform(plain, bounds))
+        kinds = dict.fromkeys(own.whole for own in patterns(self.cost_model))
+        results = [self._plan(with_kind(candidate, own)) for own in kinds]
+        found = [result for result in results if isinstance(result, Estimate)]
+        without = [result for result in results if isinstance(result, Infeasible)]
+        if not found:
+            return replace(without[0], candidate=candidate)
+        found += [with_recompute(self.cost_model, each.strategy) for each in found]
+        return replace(min(found, key=leader_order), lower_bound_s=None)
 
     def score(self, strategy: Strategy) -> Result:
         """Estimate a complete strategy; one that tensor parallelism cannot divide is told so.
@@ -125,7 +159,8 @@ class AmpRayPlanner:
         """
         found = []
         with suppress(ValueError):  # limits may leave none, and a profile may lack some
-            for candidate in uniform_candidates(self.experiment):
+            for given in uniform_candidates(self.experiment):
+                candidate = self._roomy(given)
                 if self._refuse(candidate) is None:
                     costs = self.cost_model.costs(candidate)
                     bounds = roomiest_bounds(self.experiment, costs)
@@ -133,6 +168,12 @@ class AmpRayPlanner:
                         strategy = Strategy.uniform(candidate, bounds)
                         found.append(self.cost_model.estimate_from(costs, strategy))
         return tuple(found)
+
+    def _roomy(self, candidate: Candidate) -> Candidate:
+        """Let a candidate whose recompute is to be chosen compute as much again as it can."""
+        if candidate.options.recompute != AUTO:
+            return candidate
+        return with_kind(candidate, max(patterns(self.cost_model)).whole)
 
     def _launchable(self, candidate: GroupsCandidate, result: Result) -> Result:
         """Refuse what cannot be launched, if that matters, and what the placements cover anyway."""

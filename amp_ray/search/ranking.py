@@ -158,7 +158,12 @@ def why_none(results: Sequence[Result], others: Sequence[Estimate] = ()) -> str:
     if not missing:
         return f"{text}, for example {first_reason(results[0]).detail}"
     nearest = min(missing, key=lambda estimate: (_excess(estimate), *_key(estimate)))
-    plan = nearest.strategy
+    details = "; ".join(reason.detail for reason in nearest.reasons)
+    return f"{text}; closest: {named(nearest.strategy)}: {details}"
+
+
+def named(plan: Strategy) -> str:
+    """Name a strategy in a message by its degrees and bounds."""
     figures = {
         "tp": plan.tp,
         "pp": plan.pp,
@@ -166,8 +171,7 @@ def why_none(results: Sequence[Result], others: Sequence[Estimate] = ()) -> str:
         "micro-batch size": plan.micro_batch_size,
         "bounds": " ".join(map(str, plan.bounds)),
     }
-    named = ", ".join(f"{name} {value}" for name, value in figures.items() if value is not None)
-    return f"{text}; closest: {named}: {'; '.join(reason.detail for reason in nearest.reasons)}"
+    return ", ".join(f"{name} {value}" for name, value in figures.items() if value is not None)
 
 
 def _excess(estimate: Estimate) -> float:

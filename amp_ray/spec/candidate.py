@@ -1,6 +1,7 @@
 """How stages are used, and what a search looks at: strategies before they are cut or placed."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from amp_ray.spec.recompute import NO_RECOMPUTE, Recompute
 
@@ -105,3 +106,17 @@ class GroupsCandidate:
 
 
 AnyCandidate = Candidate | GroupsCandidate
+C = TypeVar("C", bound=AnyCandidate)
+
+
+def recompute_of(candidate: AnyCandidate) -> Recompute:
+    """Return what all stages compute again."""
+    own = candidate.options if isinstance(candidate, Candidate) else candidate
+    return own.recompute
+
+
+def with_kind(candidate: C, recompute: Recompute) -> C:
+    """Return a candidate all of whose stages compute the same again."""
+    if isinstance(candidate, Candidate):
+        return replace(candidate, options=replace(candidate.options, recompute=recompute))
+    return replace(candidate, recompute=recompute)

@@ -12,6 +12,7 @@ from amp_ray.spec.access import SshSettings
 from amp_ray.spec.experiment import Objective, Space
 from amp_ray.spec.model import MOST_LAYERS
 from amp_ray.spec.own_program import BuiltIn, Per
+from amp_ray.spec.recompute import RecomputeKind
 from amp_ray.spec.section import Count, Flag, Index, Positive, Section, Text, Within
 from amp_ray.spec.traits import LayerList
 from amp_ray.units import Precision
@@ -225,7 +226,7 @@ class ExperimentFile(Section):
     precision: Precision = "fp16"
     optimizer: Literal["adam", "adamw", "sgd"] = "adam"
     zero_stage: Annotated[int, Field(ge=0, le=3, strict=True)] = 0
-    recompute: Literal["none", "selective", "full"] = "none"
+    recompute: RecomputeKind = "none"
     runtime: Text = "deepspeed"
     traits: dict[Text, Any] = Field(default_factory=dict)
     constants: dict[Text, Positive] = Field(default_factory=dict)

@@ -8,7 +8,7 @@ from pydantic import Discriminator, Field, Tag
 
 from amp_ray.spec.cluster import Cluster
 from amp_ray.spec.operator_run import OperatorRun
-from amp_ray.spec.recompute import NO_RECOMPUTE, Recompute
+from amp_ray.spec.recompute import NO_RECOMPUTE, Recompute, RecomputeKind
 from amp_ray.spec.section import Count, Flag, Index, Section, Text, validate
 from amp_ray.spec.strategy import Stage, StageOptions, Strategy
 from amp_ray.spec.yaml_text import Document
@@ -33,7 +33,7 @@ StageRecompute = Annotated[
 ]
 
 
-def recompute_of(record: Words | PartRecord) -> Recompute:
+def recompute_of(record: RecomputeKind | PartRecord) -> Recompute:
     """Return the value of a word or a mapping."""
     if isinstance(record, PartRecord):
         return Recompute(kind=record.kind, layers=record.layers)
@@ -78,7 +78,7 @@ class StrategyRecord(Section):
     bounds: Annotated[list[Index], Field(min_length=2)] | None = None
     recompute: (
         Annotated[
-            Annotated[Words, Tag("word")]
+            Annotated[RecomputeKind, Tag("word")]
             | Annotated[PartRecord, Tag("part")]
             | Annotated[list[StageRecompute], Tag("each")],
             Discriminator(_kind),

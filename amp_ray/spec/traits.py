@@ -243,6 +243,7 @@ DEEPSPEED: Final = RuntimeTraits(
     gradient_bytes_per_parameter=2.0,
     bucket_traffic_bytes_per_parameter=8.0,
     buckets_alone=True,
+    recompute=("none", "selective", "selective:n", "full", "full:n"),
     recompute_per_stage=True,
 )
 
@@ -257,7 +258,7 @@ TORCH: Final = RuntimeTraits(
     master_bytes_per_parameter=4.0,
     bucket_bytes_per_element=0.0,
     unequal_stages=True,
-    recompute=("none", "full", "full:n"),
+    recompute=("none", "selective", "selective:n", "full", "full:n"),
     recompute_per_stage=True,
 )
 
@@ -312,7 +313,6 @@ AMP_2022: Final = RuntimeTraits(
     launch_limit_s=209.0,
     launch_setup_s=17.5,
     launch_iterations=41,
-    recompute_per_stage=True,
 )
 
 AMP_2022_TRANSGAN: Final = replace(

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 from amp_ray.training.fields import Fields
 from amp_ray.training.ranks import Coordinates, Place, rank_map, read_places
 
-RECOMPUTE: Final = ("none", "full")
+RECOMPUTE: Final = ("none", "selective", "full")
 
 TokenSlices = tuple[tuple[int, tuple[int, ...]], ...]
 """Per batch slice its sequences and the tokens of each of its slices."""

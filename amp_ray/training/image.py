@@ -10,7 +10,7 @@ from amp_ray.training.layer_spec import LayerSpec
 from amp_ray.training.parallel import RowLinear, TensorParallel
 from amp_ray.training.ranks import shard_range
 from amp_ray.training.shapes import FEED_FORWARD_FACTOR, RGB_CHANNELS, ImageShape
-from amp_ray.training.transformer import WEIGHT_STD, Block, BlockShape
+from amp_ray.training.transformer import WEIGHT_STD, Attention, Block, BlockShape
 from amp_ray.training.weights import LayerWeights
 
 
@@ -97,6 +97,11 @@ class ImageBlock(nn.Module):
             self.positions = nn.Parameter(
                 weights.whole("positions", (self.side**2, width), WEIGHT_STD)
             )
+
+    @property
+    def attention_layer(self) -> Attention:
+        """The attention, whose core may be computed again."""
+        return self.block.attention
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the tokens of this block's level, ``(batch, side**2, width)``."""

@@ -23,6 +23,7 @@ from amp_ray.training.events import EventChannel, write_result
 from amp_ray.training.job import Job
 from amp_ray.training.ranks import Coordinates
 from amp_ray.training.summary import summarise
+from amp_ray.training.timeline import clock_offset_s, instructions_of, write_timeline
 
 _BYTES_PER_KIB: Final = 1024
 
@@ -138,7 +139,10 @@ def run(job: Job, channel: EventChannel, imports_s: float) -> None:
         if process == 0:
             channel.send("step", step=step, step_s=record.step_s[-1], loss=record.losses[-1])
     report = _report(job, record, place, memory)
-    _finish(job, channel, {**report, "num_parameters": engine.num_parameters})
+    report["num_parameters"] = engine.num_parameters
+    device = torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
+    instructions = instructions_of(spans, clock_offset_s(device))
+    _finish(job, channel, report, instructions)
 
 
 def _step(job: Job, engine: "Engine", record: Record, spans: Spans) -> None:
@@ -146,6 +150,7 @@ def _step(job: Job, engine: "Engine", record: Record, spans: Spans) -> None:
     step = len(record.step_s)
     batches = engine.load(step)
     spans.drain()
+    spans.clock.begin()
     torch.distributed.barrier()
     start = time.perf_counter()
     value = engine.train(batches)
@@ -182,11 +187,20 @@ def _report(
     }
 
 
-def _finish(job: Job, channel: EventChannel, report: dict[str, Any]) -> None:
+def _finish(
+    job: Job,
+    channel: EventChannel,
+    report: dict[str, Any],
+    instructions: list[tuple[str, float, float]],
+) -> None:
     """Collect all reports on rank 0 and leave together."""
     reports: list[dict[str, Any]] = [{} for _ in range(job.grid.num_ranks)]
-    torch.distributed.all_gather_object(reports, report)
+    torch.distributed.all_gather_object(reports, {**report, "instructions": instructions})
     if report["rank"] == 0:
+        last = job.warmup_steps + job.steps - 1
+        write_timeline(job.out_dir, job.trial_id, last, reports)
+        for rank in reports:
+            del rank["instructions"]
         stages = [job.grid.chunks_of(stage) for stage in range(job.grid.pp)]
         result = summarise(job.trial_id, job.warmup_steps, stages, reports)
         result["versions"] = {

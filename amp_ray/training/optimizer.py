@@ -11,11 +11,11 @@ ADAMW_WEIGHT_DECAY: Final = 0.01
 """Loshchilov and Hutter's and torch's own default."""
 
 
-def build_optimizer(job: Job, parameters: Iterable[Any], *, cuda: bool) -> Any:  # noqa: ANN401
-    """Return SGD, Adam or AdamW for parameters."""
+def build_optimizer(job: Job, parameters: Iterable[Any], *, fused: bool) -> Any:  # noqa: ANN401
+    """Return SGD, Adam or AdamW for parameters; ``fused`` passes once over their memory."""
     if job.optimizer == "sgd":
-        return torch.optim.SGD(parameters, lr=job.learning_rate)
+        return torch.optim.SGD(parameters, lr=job.learning_rate, fused=fused or None)
     decay = ADAMW_WEIGHT_DECAY if job.optimizer == "adamw" else 0.0
     return torch.optim.AdamW(
-        parameters, lr=job.learning_rate, weight_decay=decay, fused=cuda or None
+        parameters, lr=job.learning_rate, weight_decay=decay, fused=fused or None
     )

@@ -4,6 +4,7 @@ import datetime as dt
 import logging
 import sys
 from collections.abc import Callable, Sequence
+from itertools import cycle
 from typing import Any
 
 import deepspeed
@@ -11,12 +12,12 @@ from deepspeed.pipe import LayerSpec as DeepSpeedLayer
 from deepspeed.pipe import PipelineModule, TiedLayerSpec
 from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
+from amp_ray.cost.instructions import Instruction, Kind
 from amp_ray.training.clock import Spans
 from amp_ray.training.data import MicroBatch, step_batches
 from amp_ray.training.grid import Grid
-from amp_ray.training.image import image_layers, picture_loss
+from amp_ray.training.image import ImageBlock, image_layers, picture_loss
 from amp_ray.training.job import Job
 from amp_ray.training.layer_spec import LayerSpec
 from amp_ray.training.optimizer import build_optimizer
@@ -24,10 +25,8 @@ from amp_ray.training.parallel import TensorParallel
 from amp_ray.training.ranks import Coordinates
 from amp_ray.training.shapes import ImageShape
 from amp_ray.training.text import text_layers
+from amp_ray.training.transformer import Block, recomputed
 from amp_ray.training.vocabulary import CrossEntropy
-
-CHECKPOINTED_LAYERS = ["Block", "ImageBlock"]
-"""Classes that are computed again. Their input always carries a gradient; token ids do not."""
 
 INSTRUCTION_NAMES = {
     "LoadMicroBatch": "load",
@@ -42,6 +41,18 @@ INSTRUCTION_NAMES = {
     "OptimizerStep": "optimizer",
 }
 """What each instruction of DeepSpeed's schedule counts as; receiving includes waiting."""
+
+KINDS: dict[str, Kind] = {
+    "ForwardPass": "F",
+    "BackwardPass": "B",
+    "SendActivation": "SEND_F",
+    "RecvActivation": "RECV_F",
+    "SendGrad": "SEND_B",
+    "RecvGrad": "RECV_B",
+    "ReduceGrads": "REDUCE_GRAD",
+    "OptimizerStep": "STEP",
+}
+"""Those of the instruction lists."""
 
 MAX_BUCKET_ELEMENTS = 500_000_000
 """Gradients that one all-reduce takes together; DeepSpeed's default."""
@@ -86,25 +97,31 @@ class TrialModule(PipelineModule):
     ) -> None:
         """Build this rank's stage."""
         self._wanted = grid.bounds
-        recompute = grid.stages[stage].recompute == "full"
+        self._again = grid.stages[stage]
         super().__init__(
             layers,
             topology=PlacedTopology(grid),
             loss_fn=loss,
-            activation_checkpoint_interval=1 if recompute else 0,
-            activation_checkpoint_func=_recomputed,
-            checkpointable_layers=CHECKPOINTED_LAYERS,
+            activation_checkpoint_interval=1 if self._again.recompute == "full" else 0,
+            activation_checkpoint_func=recomputed,
         )
+        if self._again.recompute == "selective":
+            for block in self._blocks_again():
+                block.attention_layer.recompute_core = True
 
     def _partition_layers(self, method: str = "") -> None:  # noqa: ARG002 - DeepSpeed's signature
         """Take the strategy's bounds, whatever method DeepSpeed would choose."""
         self.parts = list(self._wanted)
         self._set_bounds(self.parts[self.stage_id], self.parts[self.stage_id + 1])
 
+    def _is_checkpointable(self, funcs: Sequence[Any]) -> bool:
+        """Compute only the first blocks again, where the strategy says how many."""
+        return all(any(each is block for block in self._blocks_again()) for each in funcs)
 
-def _recomputed(function: Callable[..., Any], *args: Any) -> Any:  # noqa: ANN401 - torch's form
-    """Run a layer now and again in the backward pass; nothing in it is random."""
-    return checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False)
+    def _blocks_again(self) -> list[Any]:
+        """Return the blocks of this stage that are computed again."""
+        blocks = [each for each in self.forward_funcs if isinstance(each, Block | ImageBlock)]
+        return blocks[: self._again.recompute_layers]
 
 
 def _recipe(spec: LayerSpec) -> DeepSpeedLayer:
@@ -187,15 +204,31 @@ def build_engine(job: Job, module: TrialModule, parallel: TensorParallel, *, cud
     """Return DeepSpeed's engine with a clock around every instruction of its schedule."""
     engine, *_ = deepspeed.initialize(
         model=module,
-        optimizer=build_optimizer(job, module.parameters(), cuda=cuda),
+        optimizer=build_optimizer(job, module.parameters(), fused=cuda),
         config=deepspeed_config(job, sum(weight.numel() for weight in module.parameters())),
         dist_init_required=False,
     )
+    stage, number = module.stage_id, job.grid.num_micro_batches
     engine._INSTRUCTION_MAP = {  # noqa: SLF001 - the one seam that DeepSpeed offers
-        instruction: parallel.spans.timed(INSTRUCTION_NAMES[instruction.__name__], method)
+        instruction: parallel.spans.timed(
+            INSTRUCTION_NAMES[instruction.__name__],
+            method,
+            _labels(KINDS.get(instruction.__name__), stage, number),
+        )
         for instruction, method in engine._INSTRUCTION_MAP.items()  # noqa: SLF001
     }
     return engine
+
+
+def _labels(kind: Kind | None, stage: int, number: int) -> Callable[[], str | None]:
+    """Return what names the calls of an instruction: micro-batches come in order, step by step."""
+    if kind is None:
+        return lambda: None
+    if kind in {"REDUCE_GRAD", "STEP"}:
+        whole = str(Instruction(kind=kind, stage=stage))
+        return lambda: whole
+    calls = cycle(range(number))
+    return lambda: str(Instruction(kind=kind, stage=stage, micro_batch=next(calls)))
 
 
 class DeepSpeedEngine:

@@ -1,11 +1,14 @@
 """The transformer block that all families share: attention and feed-forward, pre-norm."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Literal
+from functools import partial
+from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from amp_ray.training.parallel import ColumnLinear, RowLinear, TensorParallel
 from amp_ray.training.token_window import TokenWindow, visible
@@ -76,6 +79,7 @@ class Attention(nn.Module):
         """Make both projections."""
         super().__init__()
         self.shape, self.parallel = shape, parallel
+        self.recompute_core = False
         self.window, self.layer = window, weights.layer
         rows = (shape.num_heads + 2 * shape.num_key_value_heads) * shape.head_size
         hidden = shape.hidden_size
@@ -99,15 +103,20 @@ class Attention(nn.Module):
             query, key = rotate(query, self.window.first), rotate(key, self.window.first)
         key, content = self.window.extend(self.layer, key, content)
         before = key.shape[2] - tokens
-        mixed = functional.scaled_dot_product_attention(
-            query,
-            key,
-            content,
+        core = partial(
+            functional.scaled_dot_product_attention,
             attn_mask=visible(tokens, before, value.device) if before else None,
             is_causal=shape.causal and not before,
             enable_gqa=queries > 1,
         )
+        parts = query, key, content
+        mixed = recomputed(core, *parts) if self.recompute_core else core(*parts)
         return self.out(mixed.transpose(1, 2).reshape(batch, tokens, -1))
+
+
+def recomputed(function: Callable[..., Any], *args: Any) -> Any:  # noqa: ANN401 - torch's form
+    """Run a function now and again in the backward pass; nothing in it is random."""
+    return checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False)
 
 
 def rotate(value: Tensor, first: int = 0) -> Tensor:
@@ -166,6 +175,11 @@ class Block(nn.Module):
         self.attention_norm, self.feed_forward_norm = norm(shape), norm(shape)
         self.attention = Attention(shape, parallel, weights, window or TokenWindow())
         self.feed_forward = FeedForward(shape, parallel, weights)
+
+    @property
+    def attention_layer(self) -> Attention:
+        """The attention, whose core may be computed again."""
+        return self.attention
 
     def forward(self, value: Tensor) -> Tensor:
         """Return ``(batch, tokens, hidden)`` for the same shape."""

@@ -22,6 +22,8 @@ from amp_ray.trials.job_file import (
 from amp_ray.trials.launch import (
     MASTER_ADDRESS,
     MASTER_PORT,
+    RESULT_FILE,
+    TIMELINE_FILE,
     Launch,
     Place,
     RankCommand,
@@ -153,6 +155,7 @@ def trial_launch(
         },
         environment=_environment(experiment),
         timeout_s=experiment.trials.timeout_s,
+        collect=(RESULT_FILE, TIMELINE_FILE, "rank-*.log"),
     )
 
 

@@ -22,7 +22,7 @@ from support.launching import warm
 
 from .conftest import Bench, MakeCluster, require, wait_for
 from .trial_bench import MANY_STEPS, SETTINGS, Ended, TrialBench
-from .trial_experiment import ALL_SLOTS, PIPELINE
+from .trial_experiment import ALL_SLOTS, PIPELINE, UNEQUAL
 
 pytestmark = [
     pytest.mark.hosts,
@@ -78,9 +78,11 @@ def measure(record_property: Callable[[str, object], None]) -> Measure:
     return check
 
 
-def test_a_rank_that_raises_in_a_step(shared: TrialBench, measure: Measure) -> None:
+@pytest.mark.parametrize("runtime", ["deepspeed", "torch"])
+def test_a_rank_that_raises_in_a_step(shared: TrialBench, measure: Measure, runtime: str) -> None:
     fault = {"rank": 3, "how": "raise", "backward_pass": 3}
-    ended = shared.run(shared.launch(ALL_SLOTS, fault=fault))
+    strategy = UNEQUAL if runtime == "torch" else ALL_SLOTS
+    ended = shared.run(shared.launch(strategy, fault=fault, runtime=runtime))
     outcome = ended.outcome
     assert isinstance(outcome, Crashed), outcome
     assert (outcome.kind, outcome.rank, outcome.host) == ("crash", 3, shared.names[1])
@@ -99,9 +101,10 @@ def test_a_rank_that_raises_under_deepspeeds_launcher(shared: TrialBench, measur
     measure(ended)
 
 
-def test_an_allocation_that_fails(shared: TrialBench, measure: Measure) -> None:
+@pytest.mark.parametrize("runtime", ["deepspeed", "torch"])
+def test_an_allocation_that_fails(shared: TrialBench, measure: Measure, runtime: str) -> None:
     fault = {"rank": 1, "how": "memory", "backward_pass": 6}
-    ended = shared.run(shared.launch(PIPELINE, fault=fault))
+    ended = shared.run(shared.launch(PIPELINE, fault=fault, runtime=runtime))
     outcome = ended.outcome
     assert isinstance(outcome, OutOfMemory), outcome
     assert (outcome.rank, outcome.host) == (1, shared.names[1])
@@ -118,8 +121,9 @@ def test_a_module_that_is_missing(shared: TrialBench, measure: Measure) -> None:
     measure(ended)
 
 
-def test_a_rank_that_is_killed(shared: TrialBench, measure: Measure) -> None:
-    launch = shared.launch(ALL_SLOTS, num_steps=MANY_STEPS)
+@pytest.mark.parametrize("runtime", ["deepspeed", "torch"])
+def test_a_rank_that_is_killed(shared: TrialBench, measure: Measure, runtime: str) -> None:
+    launch = shared.launch(ALL_SLOTS, num_steps=MANY_STEPS, runtime=runtime)
     ended = shared.run_and_inject(launch, lambda: os.kill(shared.rank(2).pid, signal.SIGKILL))
     outcome = ended.outcome
     assert isinstance(outcome, Crashed), outcome

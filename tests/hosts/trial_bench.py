@@ -18,6 +18,7 @@ from amp_ray.runtime.launch.launcher import Launcher, WarmUp
 from amp_ray.runtime.launch.program_files import program_files
 from amp_ray.runtime.study.pool import InterruptedTrialError
 from amp_ray.spec.strategy import Strategy
+from amp_ray.spec.traits import RUNTIMES
 from amp_ray.testing._namespaces import Process
 from amp_ray.testing.hosts import NamespaceHost
 from amp_ray.trials.command import trial_launch, trial_reader, trial_warm_up
@@ -124,13 +125,14 @@ class TrialBench:
         chosen: Strategy,
         *,
         fault: Mapping[str, Any] | None = None,
+        runtime: str = "deepspeed",
         **changes: Any,  # noqa: ANN401 - fields of TrialSettings
     ) -> Launch:
         """Return a trial in which every rank has a child of its own, and one perhaps fails."""
         self.bench.num_trials += 1
         trials = replace(self.experiment.trials, **changes)
         launch = trial_launch(
-            replace(self.experiment, trials=trials),
+            replace(self.experiment, trials=trials, traits=RUNTIMES[runtime]),
             chosen,
             trial_id=f"study-{self.bench.num_trials}",
             hosts=self.names,

@@ -25,6 +25,7 @@ from amp_ray.cost.estimate import Breakdown, Estimate, Infeasible, Reason, Resul
 from amp_ray.errors import InputError
 from amp_ray.spec.candidate import AnyCandidate, Candidate
 from amp_ray.spec.experiment import Experiment
+from amp_ray.spec.recompute import FULL, NO_RECOMPUTE
 from amp_ray.spec.strategy import Strategy, candidate_of
 
 FloatArray = npt.NDArray[np.float64]
@@ -118,6 +119,8 @@ class Amp2022Planner:
             if not self.experiment.profile.is_measured
             else "the same number of slots on every node"
             if len(slots) > 1
+            else "recompute none or full"
+            if self.experiment.recompute not in {NO_RECOMPUTE, FULL}
             else "model.layer_list: amp-2022"
             if self.experiment.model.num_layers != self._chain.num_entries
             else None

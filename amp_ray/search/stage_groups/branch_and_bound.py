@@ -39,12 +39,14 @@ class BestGroups:
         lower_bound_s: No plan has a smaller objective, without what is the same for all.
         value_s: The objective of the plan; infinite without one.
         strategy: The plan; None where none of interest was found.
+        chosen: Its choices, from the first stage.
         others: Plans that were the best before it was found.
     """
 
     lower_bound_s: float
     value_s: float = math.inf
     strategy: Strategy | None = None
+    chosen: tuple[int, ...] = ()
     others: tuple[Strategy, ...] = ()
 
 
@@ -99,7 +101,7 @@ class _Search:
     def run(self) -> None:
         """Join groups that are likely to make a good plan, then all that may make a better one."""
         self._join(np.unique(self.problem.steps.choice[list(self.relaxed.options)]))
-        values = self._values()
+        values = plan_values(self.problem, self._known_s())
         if self.bound_s < self._known_s() and not self.problem.choices.graph.is_small:
             aligned = np.where(self.problem.choices.is_aligned, values, math.inf)
             self._join(self._cheapest(aligned, MOST_NEIGHBOURS)[0])
@@ -121,31 +123,9 @@ class _Search:
         """Return the most that a plan of interest may cost."""
         return min(self.upper_bound_s, self.best.value_s)
 
-    def _values(self) -> FloatArray:
-        """Return a lower bound of the cost of plans with each choice."""
-        values = np.full(len(self.problem.choices.edge), np.inf)
-        found = option_values(self.problem.problem, self._known_s())
-        np.minimum.at(values, self.problem.steps.choice, found)
-        return values
-
     def _cheapest(self, values: FloatArray, most: int) -> tuple[IntArray, float]:
         """Return the choices with the smallest values, and a lower bound of plans with others."""
-        order = np.argsort(values, kind="stable")
-        order = order[values[order] <= self._known_s()]
-        low, high = 0, len(order)
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self._size(order[:middle]) <= most:
-                low = middle
-            else:
-                high = middle - 1
-        left_s = float(values[order[low]]) if low < len(order) else math.inf
-        return np.sort(order[:low]), left_s
-
-    def _size(self, chosen: IntArray) -> int:
-        """Return how many neighbours would be solved."""
-        positions = self.problem.limits.num_positions if self.problem.counted else 1
-        return self.problem.choices.among(chosen).num_neighbours * positions
+        return cheapest_choices(self.problem, values, limit_s=self._known_s(), most=most)
 
     def _join(self, chosen: IntArray) -> float:
         """Keep the best plan of some choices, if it is better; return their lower bound."""
@@ -167,8 +147,46 @@ class _Search:
             before = () if self.best.strategy is None else (self.best.strategy,)
             self.best = BestGroups(
                 strategy=joined.strategy(solution.bounds, options),
+                chosen=tuple(chosen[list(joined.chosen(options))].tolist()),
                 value_s=solution.value_s,
                 lower_bound_s=self.relaxed.lower_bound_s,
                 others=(*before, *self.best.others),
             )
         return solution.lower_bound_s
+
+
+def plan_values(problem: GroupsProblem, limit_s: float) -> FloatArray:
+    """Return a lower bound of the cost of plans with each choice; infinite above the limit.
+
+    Args:
+        problem: Not joined.
+        limit_s: Only plans that cost no more are of interest.
+    """
+    values = np.full(len(problem.choices.edge), np.inf)
+    np.minimum.at(values, problem.steps.choice, option_values(problem.problem, limit_s))
+    return values
+
+
+def cheapest_choices(
+    problem: GroupsProblem, values: FloatArray, *, limit_s: float, most: int
+) -> tuple[IntArray, float]:
+    """Return the choices with the smallest values, and a lower bound of plans with others.
+
+    Args:
+        problem: Not joined.
+        values: As `plan_values` has them.
+        limit_s: Only plans that cost no more are of interest.
+        most: Pairs of neighbours.
+    """
+    order = np.argsort(values, kind="stable")
+    order = order[values[order] <= limit_s]
+    positions = problem.limits.num_positions if problem.counted else 1
+    low, high = 0, len(order)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if problem.choices.among(order[:middle]).num_neighbours * positions <= most:
+            low = middle
+        else:
+            high = middle - 1
+    left_s = float(values[order[low]]) if low < len(order) else math.inf
+    return np.sort(order[:low]), left_s

@@ -60,7 +60,9 @@ def objective_s(device_groups: DeviceGroups, strategy: Strategy) -> float:
         blocked = blocked_s(cost_model, groups, strategy.bounds[1:-1], cuts)
     slowest = max(own + cut for own, cut in zip(took, blocked, strict=True))
     pipeline = sum(took) + sum(cuts) + (strategy.num_micro_batches - 1) * slowest
-    return pipeline + _step_end_s(costs, groups, strategy) + given.constants.host_s_per_iteration
+    return (
+        pipeline + max(step_ends_s(costs, groups, strategy)) + given.constants.host_s_per_iteration
+    )
 
 
 def cut_s(cost_model: CostModel, pair: tuple[GroupOption, GroupOption]) -> FloatArray:
@@ -98,8 +100,10 @@ def blocked_s(
     return [own + cut for own, cut in zip(before, [*cuts_s, 0.0], strict=True)]
 
 
-def _step_end_s(costs: GroupCosts, groups: Sequence[GroupOption], strategy: Strategy) -> float:
-    """Return the longest step end."""
+def step_ends_s(
+    costs: GroupCosts, groups: Sequence[GroupOption], strategy: Strategy
+) -> list[float]:
+    """Return the step end of every stage."""
     last = len(groups) - 1
     times_s = []
     for index, (group, stage) in enumerate(zip(groups, strategy.stages, strict=True)):
@@ -108,4 +112,4 @@ def _step_end_s(costs: GroupCosts, groups: Sequence[GroupOption], strategy: Stra
         is_end = last > 0 and index in (0, last)
         tied_s = costs.tied_s(group.device_group) if is_end else 0.0
         times_s.append(fixed_s + s_per_parameter * held / stage.options.tp + tied_s)
-    return max(times_s)
+    return times_s

@@ -152,6 +152,14 @@ class GroupsProblem:
         )
         return StepEndProblem(problem=partition, terms=(step_end,))
 
+    def chosen(self, options: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the choices of a solution, from the first stage.
+
+        Args:
+            options: Of the problem, from the last stage.
+        """
+        return tuple(self.steps.choice[list(options)][::-1].tolist())
+
     def strategy(self, bounds: tuple[int, ...], options: tuple[int, ...]) -> Strategy:
         """Turn a solution into a strategy; one that is uniform has no shares.
 
@@ -159,7 +167,7 @@ class GroupsProblem:
             bounds: Of the problem, from the last layer.
             options: Of the problem, from the last stage.
         """
-        chosen = self.steps.choice[list(options)][::-1].tolist()
+        chosen = self.chosen(options)
         ends = [bounds[-1] - bound for bound in bounds[::-1]]
         groups = [self.choices.options[self.choices.option[choice]] for choice in chosen]
         candidate, shares = self.costs.candidate, [group.shares for group in groups]

@@ -6,13 +6,12 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from amp_ray.cost.instructions import Unit
 from amp_ray.training.image import ImageBlock
 from amp_ray.training.layer_spec import LayerSpec
 from amp_ray.training.token_window import Passed, TokenWindow
-from amp_ray.training.transformer import Block
+from amp_ray.training.transformer import Block, recomputed
 
 Layer = Callable[[Tensor], Tensor]
 
@@ -37,7 +36,11 @@ class BuiltChunk(NamedTuple):
 
 
 def build_chunks(
-    specs: Sequence[LayerSpec], chunks: Sequence[tuple[int, int]], num_recomputed: int
+    specs: Sequence[LayerSpec],
+    chunks: Sequence[tuple[int, int]],
+    num_recomputed: int,
+    *,
+    core_alone: bool = False,
 ) -> list[BuiltChunk]:
     """Build the layers of every chunk of a stage.
 
@@ -45,6 +48,7 @@ def build_chunks(
         specs: Of the whole model.
         chunks: First and end layer of each chunk.
         num_recomputed: Blocks, from the stage's first on, that are computed again.
+        core_alone: Whether only their attention core is.
     """
     built = []
     for first, end in chunks:
@@ -56,17 +60,14 @@ def build_chunks(
                 modules.append(module)
             layer: Layer = module if spec.forward_fn is None else partial(spec.forward_fn, module)
             if isinstance(module, Block | ImageBlock) and num_recomputed > 0:
-                layer = partial(_run_again, layer)
                 num_recomputed -= 1
+                if core_alone:
+                    module.attention_layer.recompute_core = True
+                else:
+                    layer = partial(recomputed, layer)
             run.append(layer)
         built.append(BuiltChunk(modules, tuple(run)))
     return built
-
-
-def _run_again(layer: Layer, value: Tensor) -> Tensor:
-    """Run a layer now and again in the backward pass; nothing in it is random."""
-    result: Tensor = checkpoint(layer, value, use_reentrant=False, preserve_rng_state=False)
-    return result
 
 
 class Chunks:

@@ -218,4 +218,4 @@ def start_engine(
     """Build this rank's part of the model; ``built`` is called once its weights exist."""
     model = StageModel(job, place, spans, cuda=cuda)
     built()
-    return TorchEngine(job, place, model, Update(job, place, model, cuda=cuda), spans)
+    return TorchEngine(job, place, model, Update(job, place, model), spans)

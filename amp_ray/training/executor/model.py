@@ -53,7 +53,12 @@ class StageModel:
         self.window = TokenWindow()
         specs, self.loss = _layers(job, self.parallel, self.window)
         blocks = _num_recomputed(grid, place.pp, len(specs))
-        self.chunks = build_chunks(specs, grid.chunks_of(place.pp), blocks)
+        self.chunks = build_chunks(
+            specs,
+            grid.chunks_of(place.pp),
+            blocks,
+            core_alone=stage.recompute == "selective",
+        )
         self.num_parameters = sum(
             parameter.numel() for chunk in self.chunks for parameter in chunk.modules.parameters()
         )

@@ -25,13 +25,14 @@ class Update:
         model: Whose weights change.
     """
 
-    def __init__(self, job: Job, place: Coordinates, model: StageModel, *, cuda: bool) -> None:
+    def __init__(self, job: Job, place: Coordinates, model: StageModel) -> None:
         """Make the optimizer over the rank's shards."""
         self.job, self.place, self.model = job, place, model
         self.scale = LossScale(active=job.precision == "fp16")
         self.all = [part for parts in model.weights for part in parts]
         masters = [part.master for part in self.all]
-        self.optimizer = build_optimizer(job, masters, cuda=cuda)
+        # On a CPU, too: flat vectors do not stay in its cache from one operation to the next.
+        self.optimizer = build_optimizer(job, masters, fused=True)
         self.tied = {
             chunk: self._tied_table(table)
             for chunk, table in enumerate(model.tables)

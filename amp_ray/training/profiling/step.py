@@ -147,7 +147,7 @@ def _traffic(job: Job, sizes: Sequence[int], ranks: Ranks, *, cuda: bool) -> Cal
     weights = nn.ParameterList(torch.zeros(size, device=ranks.device) for size in sizes)
     for weight in weights:
         weight.grad = torch.ones_like(weight)
-    optimizer = build_optimizer(job, weights, cuda=cuda)
+    optimizer = build_optimizer(job, weights, fused=cuda)
     gradients = [weight.grad for weight in weights]
 
     def tail() -> None:

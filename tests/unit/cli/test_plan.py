@@ -329,3 +329,27 @@ def test_a_wrong_host_or_plan_is_refused(
     ended = amp_ray("plan", small, *named)
     assert ended.code == 2
     assert message in ended.err
+
+
+def test_where_nothing_fits_the_message_says_what_recompute_would_do(
+    amp_ray: Run, tmp_path: Path
+) -> None:
+    text = (
+        "name: large\n"
+        "model: {family: gpt2, num_layers: 8, hidden_size: 1024, num_heads: 16,\n"
+        "        sequence_length: 4096, vocab_size: 1024}\n"
+        "cluster: {nodes: [{count: 1, device: T4, slots: 2, memory_gib: 8,\n"
+        "                   intra_gbit_per_s: 50, inter_gbit_per_s: 50}]}\n"
+        "search: {min_tp: 2, micro_batch_sizes: [8]}\n"
+        "global_batch_size: 8\n"
+    )
+    experiment = tmp_path / "large.yaml"
+    experiment.write_text(text, encoding="utf-8")
+    ended = amp_ray("plan", str(experiment))
+    assert ended.code == 3
+    assert "stage 0 needs" in ended.err
+    assert "with 'recompute: auto' some fit, such as tp 2, pp 1, dp 1" in ended.err
+    experiment.write_text(f"{text}recompute: auto\n", encoding="utf-8")
+    ended = amp_ray("plan", str(experiment))
+    assert ended.code == 0
+    assert "recompute full" in ended.out

@@ -14,8 +14,8 @@ def test_messages_stand_beside_their_passes() -> None:
 
 def test_blocking_stages_meet_between_passes() -> None:
     first, second = Schedule(pp=2, num_slices=(1, 1), blocking=True).text().splitlines()
-    assert first == ("0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1,0REDUCE_GRAD,0STEP")
-    assert second == ("1RECV_F0,1F0,1B0,1RECV_F1,1SEND_B0,1F1,1B1,1SEND_B1,1REDUCE_GRAD,1STEP")
+    assert first == ("0F0,0SEND_F0,0F1,0RECV_B0,0SEND_F1,0B0,0RECV_B1,0B1,0REDUCE_GRAD,0STEP")
+    assert second == ("1RECV_F0,1F0,1B0,1SEND_B0,1RECV_F1,1F1,1B1,1SEND_B1,1REDUCE_GRAD,1STEP")
 
 
 def test_interleaved_chunks_take_turns() -> None:

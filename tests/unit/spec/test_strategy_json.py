@@ -123,7 +123,7 @@ def test_stages_alone_are_enough() -> None:
         ({"num_micro_batches": None}, "strategy: key 'num_micro_batches' is missing"),
         (
             {"recompute": "some"},
-            "strategy: recompute: found 'some'; expected 'none', 'selective' or 'full'",
+            "strategy: recompute: found 'some'; expected 'none', 'selective', 'full' or 'auto'",
         ),
         ({"recompute": ["none"]}, "strategy: found 1 values of recompute for 2 stages"),
         ({"placement": [["a", 0]]}, "strategy: placement must give 4 ranks a device each"),

@@ -83,10 +83,10 @@ def test_one_word_of_recompute_is_for_all_stages() -> None:
 
 
 def test_recompute_may_differ_by_stage() -> None:
-    some = {"kind": "full", "layers": 2}
+    some = {"kind": "selective", "layers": 2}
     stages = job({"recompute": [some, "none"]}).grid.stages
     found = [(stage.recompute, stage.recompute_layers) for stage in stages]
-    assert found == [("full", 2), ("none", None)]
+    assert found == [("selective", 2), ("none", None)]
 
 
 def test_stages_that_repeat_the_strategy_are_accepted() -> None:
@@ -110,7 +110,8 @@ def test_stages_that_repeat_the_strategy_are_accepted() -> None:
         ({"token_slices": [[2, []]]}, "[[sequences, [tokens, ...]], ...]"),
         ({"virtual_stages": 2}, "pp = 2 stages of 2 chunks"),
         ({"recompute": ["full"]}, "each of the 2 stages"),
-        ({"recompute": "some"}, "none, full"),
+        ({"recompute": "some"}, "none, selective, full"),
+        ({"recompute": {"kind": "full", "layers": 0}}, "recompute.layers"),
         ({"placement": [["a", 0]]}, "4 pairs of host name and slot"),
         ({"placement": [["a", "0"]] * 4}, "4 pairs of host name and slot"),
         ({"placement": [["a", 0]] * 4}, "each once"),
