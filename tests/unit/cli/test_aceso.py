@@ -122,8 +122,8 @@ def test_cuts_between_operators_are_searched_and_handed_over(
     assert any(run["recompute"] for stage in stages for run in stage["operators"])
 
     plan = tmp_path / "plan.json"
-    options = ("--to", "aceso", "--cost-model", "aceso-2024", "-o", plan)
-    assert amp_ray("export", experiment, *options).code == 0
+    target = ("--to", "aceso", "--cost-model", "aceso-2024", "-o", plan)
+    assert amp_ray("export", experiment, *target).code == 0
     options = ("--strategies", plan, "--cost-model", "aceso-2024", "--json")
     [row] = amp_ray("score", experiment, *options).json["rows"]
     assert row["feasible"]
