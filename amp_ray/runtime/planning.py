@@ -27,7 +27,7 @@ AMP_2022: Final = "amp-2022"
 """The planner whose placements come from the order of the nodes: its space is the uniform one."""
 
 ACESO_2024: Final = "aceso-2024"
-"""The planner whose stages are cut between operators: its space is that of operators."""
+"""The planner whose stages are cut between operators."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +137,7 @@ def plan_experiment(
         ranking = search_candidates(planner, candidates, workers=workers, progress=progress)
     if counts_money(experiment):
         ranking = _with_parts(experiment, cost_model, ranking)
-    if cost_model in {METIS_2024, ACESO_2024}:  # what they bound is the predicted time itself
+    if cost_model in {METIS_2024, ACESO_2024}:  # what it bounds is the predicted time itself
         ranking = replace(ranking, lower_bound_s=_least_bound_s(ranking))
     return Planned(
         experiment=experiment,

@@ -6,7 +6,13 @@ from typing import Final
 import numpy as np
 
 from amp_ray.baselines.aceso2024.plan import AcesoStage
-from amp_ray.spec.operator_profile import BoolArray, FloatArray, OperatorProfile, OperatorTable
+from amp_ray.spec.operator_profile import (
+    BoolArray,
+    FloatArray,
+    OperatorFamily,
+    OperatorProfile,
+    OperatorTable,
+)
 
 MIXED_PRECISION_COPIES: Final = 8
 """Half precision: weights, their gradients, a master copy and two moments of twice their width."""
@@ -72,7 +78,7 @@ def stage_memory(
     largest = float(counted.max(initial=0.0))
     weights = float(table.weight_bytes.sum())
     return StageMemory(
-        states_bytes=state_copies(profile) * weights,
+        states_bytes=copies_of_weights(profile.family) * weights,
         in_flight_bytes=float(table.input_bytes[0] + kept.sum()) - saved,
         num_in_flight=num_stages_behind + 1,
         recomputed_bytes=largest,
@@ -81,9 +87,9 @@ def stage_memory(
     )
 
 
-def state_copies(profile: OperatorProfile) -> int:
-    """Return how often weights, gradients and optimizer hold the size of the weights."""
-    return SINGLE_PRECISION_COPIES if profile.family == "resnet" else MIXED_PRECISION_COPIES
+def copies_of_weights(family: OperatorFamily) -> int:
+    """Return what weights, gradients and optimizer take, in parts of the weights."""
+    return SINGLE_PRECISION_COPIES if family == "resnet" else MIXED_PRECISION_COPIES
 
 
 def _omits_last_run(both: BoolArray, share: FloatArray) -> bool:

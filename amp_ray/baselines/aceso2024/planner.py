@@ -1,30 +1,20 @@
-"""The planner published as Aceso (2024) on an experiment of ours: its formulas, solved exactly."""
+"""The planner published as Aceso (2024) on an experiment of ours: its formulas."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 
-from amp_ray.baselines.aceso2024.cost import (
-    NOT_EXPRESSIBLE,
-    NOT_PROFILED,
-    AcesoCost,
-    aceso_cost,
-)
+from amp_ray.baselines.aceso2024.cost import NOT_EXPRESSIBLE, AcesoCost, aceso_cost
 from amp_ray.baselines.aceso2024.plan import AcesoPlan, aceso_plan
-from amp_ray.baselines.aceso2024.problem import (
-    MOST_STAGES,
-    STAGE_DEVICES,
-    operator_candidates,
-    operator_options,
-    operator_problem,
-    solution_strategy,
-)
+from amp_ray.baselines.aceso2024.problem import MOST_STAGES, STAGE_DEVICES, AcesoSetting
+from amp_ray.baselines.aceso2024.search import AcesoSearch
 from amp_ray.cost.estimate import Breakdown, Estimate, Infeasible, Reason, Result
 from amp_ray.cost.verdict import OUT_OF_MEMORY
 from amp_ray.errors import InputError
-from amp_ray.partition.operators import OperatorSolution, solve_operators
 from amp_ray.spec.candidate import AnyCandidate, GroupsCandidate
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.operator_profile import OperatorProfile
+from amp_ray.spec.operator_strategy import operator_strategy
 from amp_ray.spec.strategy import Strategy
 from amp_ray.units import MIB, counted
 
@@ -70,41 +60,54 @@ class Aceso2024Planner:
         """None is published."""
         return 0.0
 
+    def plan(self, candidate: AnyCandidate) -> Result:
+        """Return the best plan with a candidate's micro-batch, with a bound of all of them.
+
+        Args:
+            candidate: How the batch is cut; the published planner chooses all else.
+
+        Raises:
+            InputError: If tp, dp and pp are chosen already.
+        """
+        if not isinstance(candidate, GroupsCandidate):
+            message = (
+                "cost model aceso-2024 chooses tp, dp and pp of every stage: name a whole strategy"
+            )
+            raise InputError(message)
+        found = self._search.found[candidate.micro_batch_size]
+        if isinstance(found, Reason):
+            return Infeasible(candidate=candidate, reason=found)
+        strategy = operator_strategy(
+            found.stages,
+            samples_per_micro_batch=candidate.micro_batch_size,
+            num_micro_batches=candidate.num_micro_batches,
+        )
+        result = self.score(strategy)
+        if isinstance(result, Infeasible):
+            return result
+        return replace(result, lower_bound_s=found.lower_bound_s)
+
     def candidates(self) -> tuple[GroupsCandidate, ...]:
-        """Return the micro-batches that the published planner can express.
+        """Return every size of the micro-batch that the published planner looks at.
 
         Raises:
             ValueError: If there is none.
         """
-        return operator_candidates(self.experiment, self.profile)
-
-    def plan(self, candidate: AnyCandidate) -> Result:
-        """Find the best stages of a micro-batch by the published formulas, in its space.
-
-        Stages have 1, 2, 4 or 8 devices of a node, all of whose operators share a tp, a dp and an
-        algorithm; every operator may recompute or not.
-
-        Raises:
-            InputError: If the candidate has one tp and dp for all stages: it is of another space.
-        """
-        if not isinstance(candidate, GroupsCandidate):
-            message = "cost model aceso-2024 chooses tp, dp and cuts itself; give bounds or neither"
-            raise InputError(message)
-        slots = self.experiment.cluster.nodes[0].num_slots
-        size = candidate.micro_batch_size
-        options = operator_options(self.profile, self.experiment.limits, size, slots)
-        if not options:
-            detail = f"micro-batch {size} at any tp and dp within the limits"
-            return Infeasible(candidate=candidate, reason=Reason(kind=NOT_PROFILED, detail=detail))
-        problem = operator_problem(self.experiment, self.profile, candidate, options)
-        solution = solve_operators(problem)
-        if not isinstance(solution, OperatorSolution):
-            detail = f"micro-batch {size}: no stages fit, whatever is recomputed"
-            return Infeasible(candidate=candidate, reason=Reason(kind=OUT_OF_MEMORY, detail=detail))
-        result = self.score(solution_strategy(solution, options, candidate))
-        assert isinstance(result, Estimate), "options are of measured settings"
-        bound_s = min(solution.lower_bound_s, result.iteration_time_s)
-        return replace(result, lower_bound_s=bound_s)
+        given, setting = self.experiment, self._search.setting
+        batch = given.global_batch_size
+        if not setting.micro_batch_sizes:
+            sizes = ", ".join(map(str, self.profile.micro_batch_sizes))
+            asked = given.limits.micro_batch_sizes
+            message = (
+                f"cost model aceso-2024 takes micro-batches of a measured size ({sizes}) that "
+                f"divides global_batch_size {batch}"
+                + (f" and is one of micro_batch_sizes {list(asked)}" if asked else "")
+            )
+            raise ValueError(message)
+        return tuple(
+            GroupsCandidate(micro_batch_size=size, num_micro_batches=batch // size)
+            for size in setting.micro_batch_sizes
+        )
 
     def score(self, strategy: Strategy) -> Result:
         """Estimate a strategy.
@@ -128,6 +131,20 @@ class Aceso2024Planner:
         if isinstance(cost, Reason):
             return self._infeasible(plan, cost)
         return self._estimate(strategy, plan, cost)
+
+    @cached_property
+    def _search(self) -> AcesoSearch:
+        """The exact search, within the limits of the experiment."""
+        given = self.experiment
+        setting = AcesoSetting(
+            profile=self.profile,
+            num_devices=given.cluster.num_devices,
+            devices_per_node=given.cluster.nodes[0].num_slots,
+            limit_bytes=float(given.cluster.device_types[0].memory_bytes),
+            global_batch_size=given.global_batch_size,
+            limits=given.limits,
+        )
+        return AcesoSearch(setting=setting)
 
     def _infeasible(self, plan: AcesoPlan, reason: Reason) -> Infeasible:
         """Return a plan that has no price."""

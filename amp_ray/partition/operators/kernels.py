@@ -174,8 +174,11 @@ def plain_s(option: int, place: int, start: int, end: int, programme: OperatorPr
     """Return the time of a stage without recompute."""
     prefix_s, join_s = programme.time_prefix_s[option], programme.join_prefix_s[option]
     last = place + programme.devices[option]
-    edges_s = programme.start_s[option, programme.edge_kind[place], start]
-    edges_s += programme.end_s[option, programme.edge_kind[last], end]
+    edges_s = 0.0
+    if start > 0:
+        edges_s += programme.start_s[option, programme.edge_kind[place], start]
+    if end < prefix_s.size - 1:
+        edges_s += programme.end_s[option, programme.edge_kind[last], end]
     own_s = prefix_s[end] - prefix_s[start]
     return float(own_s + (join_s[end - 1] - join_s[start]) + edges_s)
 

@@ -28,7 +28,7 @@ class OperatorProblem:
     options and a set of operators to recompute. With ``q`` stages behind it, it takes::
 
         time = sum of time_s + sum of join_s[a:b-1] + recompute_s of what is recomputed
-               + start_s[a] + end_s[b]
+               + start_s[a] (unless a = 0) + end_s[b] (unless b = L)
         memory = sum of state_bytes + (q + 1) * (input_bytes[a] + sum of held_bytes - saved)
                  + peak + max(sum of weight_bytes,
                               max forward_reserved_bytes + max backward_reserved_bytes)
@@ -52,7 +52,7 @@ class OperatorProblem:
         input_bytes: Shape ``(V, L)``.
         forward_reserved_bytes: Shape ``(V, L)``. Beyond what is held, while it runs.
         backward_reserved_bytes: Shape ``(V, L)``.
-        start_s: Shape ``(V, K, L + 1)``, by kind of edge; at the chain's beginning, too.
+        start_s: Shape ``(V, K, L + 1)``, by kind of edge.
         end_s: Shape ``(V, K, L + 1)``.
         starts_layer: Shape ``(L,)``.
         free_end: Shape ``(L,)``. Whether the peak of a run that ends a stage with this operator

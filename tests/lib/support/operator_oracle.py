@@ -52,9 +52,11 @@ def stage_s(
     seconds = sum(problem.time_s[option, i] for i in range(start, end))
     seconds += sum(problem.join_s[option, i] for i in range(start, end - 1))
     seconds += sum(problem.recompute_s[option, i] for i in recomputed)
-    behind_it = place + problem.devices[option]
-    seconds += problem.start_s[option, problem.edge_kind[place], start]
-    seconds += problem.end_s[option, problem.edge_kind[behind_it], end]
+    if start > 0:
+        seconds += problem.start_s[option, problem.edge_kind[place], start]
+    if end < problem.num_operators:
+        behind_it = place + problem.devices[option]
+        seconds += problem.end_s[option, problem.edge_kind[behind_it], end]
     return float(seconds)
 
 
