@@ -38,6 +38,8 @@ class SearchLimits:
         launchable: Whether only strategies that the runtime launches as they are matter.
         max_cost_per_iteration: Strategies that cost more are not feasible.
         min_tokens_per_s: Strategies that train fewer tokens in a second are not feasible.
+        token_slices: Whether sequences may be cut into token slices.
+        slice_granularity: Tokens at whose multiples slices begin; None = a 32nd of a sequence.
     """
 
     min_tp: int = 1
@@ -49,6 +51,8 @@ class SearchLimits:
     launchable: bool = False
     max_cost_per_iteration: float | None = None
     min_tokens_per_s: float | None = None
+    token_slices: bool = False
+    slice_granularity: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
