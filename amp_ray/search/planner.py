@@ -20,6 +20,7 @@ from amp_ray.search.ranking import leader_order
 from amp_ray.search.recompute import patterns, with_recompute
 from amp_ray.search.space import uniform_candidates
 from amp_ray.search.stage_groups import DeviceGroups, plan_stage_groups
+from amp_ray.search.token_slices.plan import plan_slices
 from amp_ray.spec.candidate import (
     AnyCandidate,
     Candidate,
@@ -107,7 +108,11 @@ class AmpRayPlanner:
             return plan_placement(self.cost_model, candidate)
         costs = self.cost_model.costs(candidate)
         bounds = best_bounds(self.experiment, costs)
-        return self.cost_model.estimate_from(costs, Strategy.uniform(candidate, bounds))
+        whole = self.cost_model.estimate_from(costs, Strategy.uniform(candidate, bounds))
+        if not self._cuts_sequences:
+            return whole
+        sliced = plan_slices(self.cost_model, candidate, costs, bounds)
+        return whole if sliced is None else min(whole, sliced, key=leader_order)
 
     def _plan_recompute(self, candidate: AnyCandidate) -> Result:
         """Choose what every stage computes again.
@@ -121,7 +126,8 @@ class AmpRayPlanner:
                 return Infeasible(candidate=candidate, reason=refused)
             plain = with_kind(candidate, NO_RECOMPUTE)
             bounds = even_bounds(self.experiment.model.num_layers, candidate.pp)
-            return with_recompute(self.cost_model, Strategy.uniform(plain, bounds))
+            best = with_recompute(self.cost_model, Strategy.uniform(plain, bounds))
+            return self._or_sliced(candidate, best) if self._cuts_sequences else best
         kinds = dict.fromkeys(own.whole for own in patterns(self.cost_model))
         results = [self._plan(with_kind(candidate, own)) for own in kinds]
         found = [result for result in results if isinstance(result, Estimate)]
@@ -130,6 +136,20 @@ class AmpRayPlanner:
             return replace(without[0], candidate=candidate)
         found += [with_recompute(self.cost_model, each.strategy) for each in found]
         return replace(min(found, key=leader_order), lower_bound_s=None)
+
+    @property
+    def _cuts_sequences(self) -> bool:
+        """Whether plans may have token slices."""
+        limits = self.experiment.limits
+        able = self.experiment.traits.token_slices or not limits.launchable
+        return limits.token_slices and able
+
+    def _or_sliced(self, candidate: Candidate, best: Result) -> Result:
+        """Return the better of a plan and those with token slices and one recompute for all."""
+        kinds = dict.fromkeys(own.whole for own in patterns(self.cost_model))
+        results = [best, *(self._plan(with_kind(candidate, own)) for own in kinds)]
+        found = [result for result in results if isinstance(result, Estimate)]
+        return replace(min(found, key=leader_order), lower_bound_s=None) if found else best
 
     def score(self, strategy: Strategy) -> Result:
         """Estimate a complete strategy; one that tensor parallelism cannot divide is told so.

@@ -16,9 +16,9 @@ from amp_ray.spec.traits import RuntimeTraits
 from amp_ray.spec.yaml_text import SourceLines
 from amp_ray.units import Precision
 
-Space = Literal["uniform", "placement", "heterogeneous"]
-"""Which strategies are looked at: one grid on devices in order, the grid on any devices, or stages
-that each have their own device group, tp and dp."""
+Space = Literal["uniform", "placement", "heterogeneous", "operator"]
+"""Which strategies are looked at: one grid on devices in order, the grid on any devices, stages
+that each have their own device group, tp and dp, or such stages cut between operators."""
 
 
 Objective = Literal["time", "cost", "time-cost"]
@@ -38,6 +38,8 @@ class SearchLimits:
         launchable: Whether only strategies that the runtime launches as they are matter.
         max_cost_per_iteration: Strategies that cost more are not feasible.
         min_tokens_per_s: Strategies that train fewer tokens in a second are not feasible.
+        token_slices: Whether sequences may be cut into token slices.
+        slice_granularity: Tokens at whose multiples slices begin; None = a 32nd of a sequence.
     """
 
     min_tp: int = 1
@@ -49,6 +51,8 @@ class SearchLimits:
     launchable: bool = False
     max_cost_per_iteration: float | None = None
     min_tokens_per_s: float | None = None
+    token_slices: bool = False
+    slice_granularity: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
