@@ -32,6 +32,7 @@ class SearchLimits:
         micro_batch_sizes: The sizes to look at; None = every one that divides the batch.
         tp_across_nodes: Whether the ranks of a tensor-parallel group may sit on several nodes.
         launchable: Whether only strategies that the runtime launches as they are matter.
+        idle_devices: Whether strategies may leave devices idle; None = not in the uniform space.
     """
 
     min_tp: int = 1
@@ -41,6 +42,7 @@ class SearchLimits:
     micro_batch_sizes: tuple[int, ...] | None = None
     tp_across_nodes: bool = False
     launchable: bool = False
+    idle_devices: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +102,13 @@ class Experiment:
     space: Space = "uniform"
     names_hosts: bool = True
     places: Places = NO_PLACES
+
+    @property
+    def may_idle(self) -> bool:
+        """Whether strategies may leave devices idle; not beside groups that span nodes."""
+        chosen = self.limits.idle_devices
+        allowed = self.space != "uniform" if chosen is None else chosen
+        return allowed and not self.limits.tp_across_nodes
 
     def where(self, *path: str | int) -> Where:
         """Return the place of a key in the file that the experiment was built from."""

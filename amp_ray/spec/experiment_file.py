@@ -137,6 +137,7 @@ class SearchSection(Section):
     micro_batch_sizes: Annotated[list[Count], Field(min_length=1)] | None = None
     tp_across_nodes: Flag = False
     launchable: Flag = False
+    idle_devices: Flag | None = None
 
 
 class SshSection(Section):

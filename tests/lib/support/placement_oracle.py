@@ -44,12 +44,12 @@ def all_placements(cluster: Cluster, candidate: Candidate) -> Iterator[tuple[int
     Equal nodes are interchangeable, unless a link of their own tells them apart.
 
     Args:
-        cluster: Every node's slots are a multiple of ``tp``.
+        cluster: The nodes; devices that make no tensor-parallel group inside one stay idle.
         candidate: Degrees.
     """
     alike = _alike(cluster)
     left = [node.num_slots // candidate.tp for node in cluster.nodes]
-    for lanes in _lanes(left, alike, candidate.dp, ()):
+    for lanes in _lanes(left, alike, (candidate.dp, candidate.pp), ()):
         yield _devices(cluster, lanes, candidate.tp)
 
 
@@ -141,9 +141,12 @@ def _alike(cluster: Cluster) -> list[int]:
     return [figures.index(own) for own in figures]
 
 
-def _lanes(left: list[int], alike: list[int], dp: int, lanes: Lanes) -> Iterator[Lanes]:
-    """Extend groups by one; untouched equal nodes come in their order."""
-    if not any(left):
+def _lanes(
+    left: list[int], alike: list[int], grid: tuple[int, int], lanes: Lanes
+) -> Iterator[Lanes]:
+    """Extend groups by one, up to those of a grid; untouched equal nodes come in their order."""
+    dp, pp = grid
+    if len(lanes) == dp * pp:
         yield lanes
         return
     untouched: set[int] = set()
@@ -156,7 +159,7 @@ def _lanes(left: list[int], alike: list[int], dp: int, lanes: Lanes) -> Iterator
         if 0 < len(lanes) < dp and node < lanes[-1]:
             continue  # the replicas of the first stage are in order
         below = [units - (other == node) for other, units in enumerate(left)]
-        yield from _lanes(below, alike, dp, (*lanes, node))
+        yield from _lanes(below, alike, grid, (*lanes, node))
 
 
 def _devices(cluster: Cluster, lanes: Lanes, tp: int) -> tuple[int, ...]:
