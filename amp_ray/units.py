@@ -17,13 +17,13 @@ BYTES_PER_FP32: Final = 4
 """Loss, master weights and optimizer moments are kept in IEEE single precision."""
 
 BITS_PER_BYTE: Final = 8
-KILO: Final = 10**3
 MEGA: Final = 10**6
 GIGA: Final = 10**9
 TERA: Final = 10**12
 MIB: Final = 2**20
 GIB: Final = 2**30
 
+SECONDS_PER_HOUR: Final = 3600
 MICROSECONDS_PER_SECOND: Final = 10**6
 MILLISECONDS_PER_SECOND: Final = 10**3
 

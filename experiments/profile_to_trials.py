@@ -97,9 +97,9 @@ def compare(experiment: Experiment, best: int, rounds: int, folder: Path) -> dic
     ]
     rows = [
         {
-            "tp": row.strategy.stages[0].tp,
+            "tp": row.strategy.stages[0].options.tp,
             "pp": len(row.strategy.stages),
-            "dp": row.strategy.stages[0].dp,
+            "dp": row.strategy.stages[0].options.dp,
             "micro_batch_size": row.strategy.micro_batch_size,
             "bounds": list(row.strategy.bounds),
             "predicted_s": row.iteration_time_s,

@@ -39,3 +39,12 @@ def metis_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"Metis's profiles, which their licence keeps out of the checkout: no {folder}")
     return folder
+
+
+@pytest.fixture(scope="session")
+def aceso_data() -> Path:
+    """Folder of Aceso's published profiles and plans, which lies beside the checkout."""
+    folder = REPOSITORY.parent / "shared" / "data" / "aceso"
+    if not folder.is_dir():
+        pytest.skip(f"Aceso's published profiles are not here: no {folder}")
+    return folder

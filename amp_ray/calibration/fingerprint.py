@@ -6,7 +6,7 @@ from dataclasses import asdict
 from itertools import groupby
 from typing import Any, Final
 
-from amp_ray.spec.cluster import Link, Node
+from amp_ray.spec.cluster import Cluster, Link, Node
 from amp_ray.spec.experiment import Experiment
 
 Fingerprint = Mapping[str, Any]
@@ -39,6 +39,7 @@ def fingerprint(experiment: Experiment) -> Fingerprint:
                 {"nodes": list(pair), **_link(link)}
                 for pair, link in sorted(experiment.cluster.pair_links.items())
             ],
+            **_zones(experiment.cluster),
         },
         "runtime": {
             **traits,
@@ -91,6 +92,7 @@ def _node(node: Node) -> dict[str, Any]:
     """Return a node's figures without its name."""
     device = asdict(node.device)
     del device["source"]
+    del device["nominal_bytes"]
     if node.device.context_bytes is None:
         del device["context_bytes"]
     return {
@@ -101,9 +103,22 @@ def _node(node: Node) -> dict[str, Any]:
     }
 
 
+def _zones(cluster: Cluster) -> dict[str, Any]:
+    """Return the zones of nodes and what joins them; nothing where nothing joins them."""
+    if not cluster.zone_links:
+        return {}
+    links = sorted(cluster.zone_links.items())
+    return {
+        "zones": [node.zone for node in cluster.nodes],
+        "zone_links": [{"zones": list(zones), **_link(joined.link)} for zones, joined in links],
+    }
+
+
 def _link(link: Link) -> dict[str, float]:
     """Return a link's figures; those that are not given stand in no older calibration."""
     figures = asdict(link)
     if link.collective_latency_s is None:
         del figures["collective_latency_s"]
+    if not link.rates:
+        del figures["rates"]
     return figures

@@ -11,6 +11,7 @@ from amp_ray.cli.import_files import import_files
 from amp_ray.cli.plan import plan
 from amp_ray.cli.profile import profile
 from amp_ray.cli.score import score
+from amp_ray.cli.slices import slices
 from amp_ray.cli.tune import tune
 
 
@@ -27,6 +28,7 @@ commands.add_command(import_files)
 commands.add_command(plan)
 commands.add_command(profile)
 commands.add_command(score)
+commands.add_command(slices)
 commands.add_command(tune)
 
 

@@ -74,7 +74,7 @@ def cost_model_option(command: _F) -> _F:
     return click.option(
         "--cost-model",
         "cost_model",
-        type=click.Choice([OURS, "amp-2022", "metis-2024"]),
+        type=click.Choice([OURS, "amp-2022", "metis-2024", "aceso-2024"]),
         default=OURS,
         show_default=True,
         help="Whose predictions: ours, or a published planner's formulas.",

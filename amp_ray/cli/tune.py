@@ -120,7 +120,7 @@ def tune_options(command: _F) -> _F:
 
 
 if TYPE_CHECKING:  # loaded where a study runs, so that planning starts no slower
-    from amp_ray.runtime.study.result import Result
+    from amp_ray.runtime.study.result import StudyResult
     from amp_ray.runtime.study.space import TuneOptions
     from amp_ray.runtime.study.tuning import Tuning
 
@@ -190,7 +190,7 @@ def tune_experiment(
     return _show(result, folder, json_target)
 
 
-def _run(tuning: "Tuning", folder: Path, *, resume: bool) -> "Result":
+def _run(tuning: "Tuning", folder: Path, *, resume: bool) -> "StudyResult":
     """Run a study before people's eyes; signals end it in order."""
     from amp_ray.report.study import study_view
     from amp_ray.runtime.study.interruption import Interruption
@@ -205,7 +205,7 @@ def _run(tuning: "Tuning", folder: Path, *, resume: bool) -> "Result":
             raise
 
 
-def _show(result: "Result", folder: Path, json_target: str | None) -> int:
+def _show(result: "StudyResult", folder: Path, json_target: str | None) -> int:
     """Show how a study ended; return the exit code."""
     from amp_ray.report.study import end_view
     from amp_ray.runtime.study.tuning import RESULT

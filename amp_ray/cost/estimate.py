@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, fields
 
+from amp_ray.cost.money import Cost
 from amp_ray.spec.candidate import AnyCandidate
 from amp_ray.spec.strategy import Strategy
 
@@ -68,8 +69,10 @@ class Estimate:
         warnings: What makes the prediction less certain, e.g. extrapolation.
         launchable: Whether the runtime can launch it as it is.
         failure_probability: Chance that it does not finish, given the model's own error.
-        lower_bound_s: No plan of the same candidate that its search looked at has a smaller
-            objective, a closed form of its time; None where none was proven.
+        lower_bound_s: No plan of the same candidate takes less; in the space of placements no
+            smaller closed form of its time. None where none was proven.
+        cost: What an iteration costs; None where prices are not known.
+        tokens_per_s: Tokens that are trained in a second; None for a model that has none.
     """
 
     strategy: Strategy
@@ -82,6 +85,8 @@ class Estimate:
     launchable: bool = True
     failure_probability: float = 0.0
     lower_bound_s: float | None = None
+    cost: Cost | None = None
+    tokens_per_s: float | None = None
 
     @property
     def feasible(self) -> bool:

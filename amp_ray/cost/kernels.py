@@ -84,23 +84,30 @@ def simulate_overlapped(stage_s: FloatArray, send_s: FloatArray, m: int) -> floa
     return float(clock[0])  # where the last backward pass ends
 
 
-@numba.njit("f8(f8[:,::1],f8[::1],f8[::1],i8,i8,f8)", cache=True)
+@numba.njit("f8(f8[:,::1],f8[::1],f8[::1],UniTuple(i8,2),f8,f8)", cache=True)
 def peak_with(
     layers: FloatArray,
     stage: FloatArray,
     tied: FloatArray,
-    start: int,
-    end: int,
+    ends: tuple[int, int],
+    kept_each: float,
     temporary: float,
 ) -> float:
-    """Return the peak bytes of a stage ``[start, end)`` whose largest temporary is known.
+    """Return the peak bytes of a stage whose kept and largest temporary bytes are known.
 
-    Arrays as in `stage_peak`.
+    Args:
+        layers: As in `stage_peak`; what is kept and temporary in them does not count.
+        stage: As in `stage_peak`.
+        tied: As in `stage_peak`.
+        ends: First layer of the stage, and the layer after its last.
+        kept_each: Bytes kept per micro-batch in flight.
+        temporary: Bytes of the largest temporary.
     """
+    start, end = ends
     parameters = layers[0, end] - layers[0, start]
     if start <= tied[0] and tied[1] < end and tied[0] >= 0:
         parameters -= tied[2]
-    kept = stage[1] * (layers[1, end] - layers[1, start])
+    kept = stage[1] * kept_each
     buffers = stage[2] * layers[3, start] + stage[3] * layers[3, end]
     tail = max(stage[4] * min(parameters, stage[5]), stage[6] * parameters)
     return float(stage[7] + stage[0] * parameters + stage[8] * (kept + buffers + temporary + tail))
@@ -126,7 +133,8 @@ def stage_peak(
     temporary = 0.0
     for layer in range(start, end):
         temporary = max(temporary, layers[2, layer])
-    return float(peak_with(layers, stage, tied, start, end, temporary))
+    kept_each = layers[1, end] - layers[1, start]
+    return float(peak_with(layers, stage, tied, (start, end), kept_each, temporary))
 
 
 @numba.njit("i8[:,::1](f8[:,::1],f8[:,::1],f8[::1],f8[::1])", cache=True)
@@ -157,10 +165,74 @@ def earliest_starts(
             temporary = 0.0
             for start in range(end - 1, -1, -1):
                 temporary = max(temporary, layers[2, start])
-                peak = peak_with(layers, stages[stage], tied, start, end, temporary)
+                kept_each = layers[1, end] - layers[1, start]
+                peak = peak_with(layers, stages[stage], tied, (start, end), kept_each, temporary)
                 buffers = stages[stage, 8] * stages[stage, 2] * layers[3, start]
                 temporary_each = stages[stage, 8] * max(stages[stage, 4], stages[stage, 6])
                 spared = buffers + (stages[stage, 0] + temporary_each) * max(tied[2], 0.0)
+                if peak <= limits[stage]:
+                    starts[stage, end] = start
+                elif starts[stage, end] < end or peak - spared > limits[stage]:
+                    break
+    return starts
+
+
+class PartRows(NamedTuple):
+    """Layers whose blocks are computed again in the first part of a stage, for `part_starts`.
+
+    Attributes:
+        layers: As in `stage_peak`, computed again.
+        plain: The same, not computed again.
+        layers_most: Shape ``(num_layers + 1, num_layers + 1)``. Largest temporary of the layers
+            from one boundary to another, computed again.
+        plain_most: The same, not computed again.
+        block_counts: Shape ``(num_layers + 1,)``. Blocks before each boundary.
+        first_with: Shape ``(num_blocks + 1,)``. First boundary with so many blocks before it.
+    """
+
+    layers: FloatArray
+    plain: FloatArray
+    layers_most: FloatArray
+    plain_most: FloatArray
+    block_counts: IntArray
+    first_with: IntArray
+
+
+@numba.njit(cache=True)  # compiled when first called: only where recompute is chosen
+def part_starts(
+    num_again: int,
+    rows: PartRows,
+    stages: FloatArray,
+    part_stages: FloatArray,
+    tied: FloatArray,
+    limits: FloatArray,
+) -> IntArray:
+    """Do what `earliest_starts` does for stages whose first blocks are computed again.
+
+    Args:
+        num_again: Blocks of each stage that are computed again; all where it has no more.
+        rows: What layers need.
+        stages: As in `earliest_starts`, for stages of which all blocks are computed again.
+        part_stages: The same for the others.
+        tied: As in `stage_peak`.
+        limits: As in `earliest_starts`.
+    """
+    num_layers = rows.plain.shape[1] - 1
+    starts = np.zeros((len(limits), num_layers + 1), np.int64)
+    kept, kept_plain = rows.layers[1], rows.plain[1]
+    for stage in range(len(limits)):
+        for end in range(1, num_layers + 1):
+            starts[stage, end] = end
+            for start in range(end - 1, -1, -1):
+                columns, split = stages[stage], end
+                last = rows.block_counts[start] + num_again
+                if rows.block_counts[end] > last:
+                    columns, split = part_stages[stage], rows.first_with[last]
+                kept_each = kept[split] - kept[start] + kept_plain[end] - kept_plain[split]
+                temporary = max(rows.layers_most[start, split], rows.plain_most[split, end])
+                peak = peak_with(rows.plain, columns, tied, (start, end), kept_each, temporary)
+                each = columns[0] + columns[8] * max(columns[4], columns[6])
+                spared = each * max(tied[2], 0.0) + columns[8] * columns[2] * rows.plain[3, start]
                 if peak <= limits[stage]:
                     starts[stage, end] = start
                 elif starts[stage, end] < end or peak - spared > limits[stage]:
@@ -227,7 +299,7 @@ def slowest_messages(
     """Find what the messages of cuts meet when all messages of a cut are sent at once.
 
     A rank sends the samples that it has to the ranks that need them. Samples of a tensor are cut
-    into lanes, as many as both tp divide; each lane of a sample is one unit. All units that leave
+    into pieces, as many as both tp divide; each piece of a sample is one unit. All units that leave
     or enter a node over its network interface share it, and so do all units of a rank its link.
 
     Args:
@@ -256,10 +328,10 @@ def _messages(left: int, right: int, ranks: RankTable) -> IntArray:
     next_ends = ranks.ends[ranks.first_end[right] : ranks.first_end[right + 1]]
     tp = (ranks.first_node[left + 1] - first) // (ends.size - 1)
     next_tp = (ranks.first_node[right + 1] - second) // (next_ends.size - 1)
-    lanes = tp  # the least common multiple: no rank's part is split
-    while lanes % next_tp:
-        lanes += tp
-    rows = np.empty(((ends.size + next_ends.size) * lanes, 6), np.int64)
+    pieces = tp  # the least common multiple: no rank's part is split
+    while pieces % next_tp:
+        pieces += tp
+    rows = np.empty(((ends.size + next_ends.size) * pieces, 6), np.int64)
     size, j = 0, 0
     for i in range(ends.size - 1):
         part = ranks.parts[ranks.first_end[left] + i]
@@ -268,8 +340,8 @@ def _messages(left: int, right: int, ranks: RankTable) -> IntArray:
         k = j
         while k < next_ends.size - 1 and next_ends[k] < ends[i + 1]:
             samples = min(ends[i + 1], next_ends[k + 1]) - max(ends[i], next_ends[k])
-            for lane in range(lanes):
-                a, b = i * tp + lane * tp // lanes, k * next_tp + lane * next_tp // lanes
+            for piece in range(pieces):
+                a, b = i * tp + piece * tp // pieces, k * next_tp + piece * next_tp // pieces
                 rows[size, 0], rows[size, 1] = a, b
                 rows[size, 2], rows[size, 3] = ranks.nodes[first + a], ranks.nodes[second + b]
                 rows[size, 4], rows[size, 5] = samples, part

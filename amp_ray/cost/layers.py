@@ -8,10 +8,10 @@ from amp_ray.cost.anchors import LayerAnchors, interpolate, layer_anchors
 from amp_ray.cost.collective import Path
 from amp_ray.cost.roofline import Phases, Rank, stream_s
 from amp_ray.cost.work import LayerWork
-from amp_ray.spec.candidate import Recompute
 from amp_ray.spec.constants import Constants
 from amp_ray.spec.model import Layer, Model
 from amp_ray.spec.profile import FloatArray, Profile
+from amp_ray.spec.recompute import RecomputeKind
 from amp_ray.spec.traits import RuntimeTraits
 
 
@@ -49,13 +49,13 @@ class LayerCosts:
     traits: RuntimeTraits
     constants: Constants
 
-    def table(self, rank: Rank, ring: Path, recompute: Recompute) -> LayerTable:
+    def table(self, rank: Rank, ring: Path, recompute: RecomputeKind) -> LayerTable:
         """Return the times of every layer.
 
         Args:
             rank: Device, tp, micro-batch size, precision.
             ring: What the tensor-parallel all-reduces meet.
-            recompute: Whether blocks run their forward pass again in the backward pass.
+            recompute: What every block computes again in the backward pass.
 
         Raises:
             ValueError: If the profile is measured, but not for this device and tp.
@@ -83,7 +83,7 @@ class LayerCosts:
         anchors: LayerAnchors,
         rank: Rank,
         ring: Path,
-        recompute: Recompute,
+        recompute: RecomputeKind,
     ) -> tuple[float, float, float]:
         """Return forward, backward and all-reduce seconds of one layer."""
         if not layer.operators:
@@ -91,13 +91,15 @@ class LayerCosts:
         work = LayerWork(layer=layer, anchors=anchors, traits=self.traits, constants=self.constants)
         compute = work.compute(rank)
         forward_talk_s, backward_talk_s = self._visible_talk_s(work, compute, rank, ring)
-        runs, again = 1, 0
+        runs, again, core_s = 1, 0, 0.0
         if layer.kind == "block":
             runs, again = self.traits.forward_runs, int(recompute == "full")
+            if recompute == "selective":
+                core_s = work.core_s(rank, compute.forward_s)
         forward_s = compute.forward_s + forward_talk_s
         backward_s = compute.backward_s + backward_talk_s + self._accumulation_s(layer, rank)
         talk_s = (runs + again) * forward_talk_s + backward_talk_s
-        return runs * forward_s, again * forward_s + backward_s, talk_s
+        return runs * forward_s, again * forward_s + core_s + backward_s, talk_s
 
     def _visible_talk_s(
         self, work: LayerWork, compute: Phases, rank: Rank, ring: Path

@@ -6,15 +6,25 @@ from itertools import pairwise
 
 import numpy as np
 
-from amp_ray.cost.kernels import FloatArray, IntArray, earliest_starts, stage_peak
+from amp_ray.cost.kernels import (
+    FloatArray,
+    IntArray,
+    PartRows,
+    earliest_starts,
+    part_starts,
+    peak_with,
+    stage_peak,
+)
 from amp_ray.cost.messages import sample_bytes
+from amp_ray.cost.recompute import split_after
 from amp_ray.cost.roofline import Rank
 from amp_ray.cost.weights import Weights
-from amp_ray.spec.candidate import Candidate, Recompute
+from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.constants import Constants
 from amp_ray.spec.device import Device
 from amp_ray.spec.model import Layer, Model
 from amp_ray.spec.optimizer import Optimizer
+from amp_ray.spec.recompute import RecomputeKind
 from amp_ray.spec.traits import RuntimeTraits
 
 CHECKPOINT_BUFFERS = 2
@@ -68,7 +78,7 @@ class LayerMemory:
 
     model: Model
     rank: Rank
-    recompute: Recompute
+    recompute: RecomputeKind
     traits: RuntimeTraits
 
     def rows(self, weights: Weights) -> FloatArray:
@@ -91,16 +101,24 @@ class LayerMemory:
         return rows
 
     def kept_bytes(self, layer: Layer) -> float:
-        """Bytes that one micro-batch in flight keeps: everything saved, or a block's input."""
+        """Bytes that one micro-batch in flight keeps.
+
+        Everything saved, with selective recompute without what is made within the attention core,
+        with full recompute a block's input alone.
+        """
         size, width = self.rank.micro_batch_size, self.rank.bytes_per_element
         if self._runs_again(layer):
             return size * width * layer.output_elements  # as large as its input
-        return size * layer.saved_bytes(tp=self.rank.tp, bytes_per_element=width)
+        kept = layer.saved_bytes(tp=self.rank.tp, bytes_per_element=width)
+        if self.recompute == "selective":
+            kept -= layer.core_saved_bytes(tp=self.rank.tp, bytes_per_element=width)
+        return size * kept
 
     def temporary_bytes(self, layer: Layer) -> float:
         """Bytes that live while the layer runs: its working set, or logits and their copies.
 
-        A block that is computed again has all that it saves alive for one micro-batch.
+        What is computed again is alive for one micro-batch: all that a block saves, or what is
+        made within its attention core.
         """
         tp, width = self.rank.tp, self.rank.bytes_per_element
         logits = layer.logits * self.traits.logit_bytes / tp
@@ -108,6 +126,8 @@ class LayerMemory:
             working = layer.saved_bytes(tp=tp, bytes_per_element=width)
         else:
             working = LIVE_TEMPORARIES * layer.largest_saved_bytes(tp=tp, bytes_per_element=width)
+        if self.recompute == "selective":
+            working = max(working, layer.core_saved_bytes(tp=tp, bytes_per_element=width))
         return self.rank.micro_batch_size * max(logits, working)
 
     def _runs_again(self, layer: Layer) -> bool:
@@ -120,7 +140,9 @@ class MemoryModel:
     """Peak bytes of the stages of a candidate.
 
     Args:
-        layers: Shape ``(4, num_layers + 1)``. Rows of `LayerMemory`.
+        layers: Shape ``(4, num_layers + 1)``. Rows of `LayerMemory` for the candidate's recompute.
+        plain: The same without recompute, for the blocks behind those that are computed again.
+        block_counts: Shape ``(num_layers + 1,)``. As `Model.block_counts`.
         weights: What a rank holds.
         rank: Its precision counts, and the context of its device.
         zero_stage: What is sharded over dp.
@@ -129,6 +151,8 @@ class MemoryModel:
     """
 
     layers: FloatArray
+    plain: FloatArray
+    block_counts: IntArray
     weights: Weights
     candidate: Candidate
     rank: Rank
@@ -145,30 +169,62 @@ class MemoryModel:
             start: Its first layer.
             end: Layer after its last.
         """
-        return float(stage_peak(self.layers, self._stages[stage], self._tied, start, end))
+        split = int(split_after(self.block_counts, start, end, self.candidate.options.recompute))
+        if split == end:
+            return float(stage_peak(self.layers, self._stages[stage], self._tied, start, end))
+        again, after = self.layers[:, start : split + 1], self.plain[:, split : end + 1]
+        kept_each = again[1, -1] - again[1, 0] + after[1, -1] - after[1, 0]
+        temporary = max(again[2, :-1].max(), after[2, :-1].max())
+        columns = self._part_stages[stage]
+        return float(peak_with(self.plain, columns, self._tied, (start, end), kept_each, temporary))
 
-    def earliest_starts(self, limits_bytes: FloatArray) -> IntArray:
+    def earliest_starts(self, limits_bytes: FloatArray, num_again: int | None = None) -> IntArray:
         """Return per stage and end the smallest start from which a stage fits.
 
         Args:
             limits_bytes: Shape ``(pp,)``. What the smallest device of each stage has.
+            num_again: Blocks of each stage that are computed again; None for the candidate's own.
 
         Returns:
             Shape ``(pp, num_layers + 1)``; the end itself where nothing fits.
         """
-        return earliest_starts(self.layers, self._stages, self._tied, limits_bytes)
+        num_again = num_again or self.candidate.options.recompute.layers
+        if num_again is None:
+            return earliest_starts(self.layers, self._stages, self._tied, limits_bytes)
+        stages = self._stages, self._part_stages
+        return part_starts(num_again, self._part_rows, *stages, self._tied, limits_bytes)
+
+    @cached_property
+    def _part_rows(self) -> PartRows:
+        """What layers need where the first blocks of a stage are computed again."""
+        counts = self.block_counts
+        return PartRows(
+            layers=self.layers,
+            plain=self.plain,
+            layers_most=_largest_within(self.layers[2, :-1]),
+            plain_most=_largest_within(self.plain[2, :-1]),
+            block_counts=counts,
+            first_with=np.searchsorted(counts, np.arange(counts[-1] + 1)),
+        )
+
+    @cached_property
+    def _part_stages(self) -> FloatArray:
+        """Columns of `stage_peak` where the last block of a stage is not computed again."""
+        columns = self._stages.copy()
+        columns[:, 3] = columns[:, 1]
+        return columns
 
     @cached_property
     def _stages(self) -> FloatArray:
         """Columns of `stage_peak`, one row per stage."""
         traits, candidate = self.traits, self.candidate
         per = traits.bytes_per_parameter(self.rank.precision)
-        shards = candidate.dp if self.zero_stage >= 1 else 1
+        shards = candidate.options.dp if self.zero_stage >= 1 else 1
         states = per.kept + (per.master + self.optimizer.moment_bytes) / shards
-        full = candidate.recompute == "full"
+        full = candidate.options.recompute.kind == "full"
         rows = []
         pp, num_micro_batches = candidate.pp, candidate.num_micro_batches
-        bucket = per.bucket if candidate.dp > 1 or traits.buckets_alone else 0.0
+        bucket = per.bucket if candidate.options.dp > 1 or traits.buckets_alone else 0.0
         context = self._context_bytes * self.constants.context_scale
         for stage in range(pp):
             flying = in_flight(stage, pp, num_micro_batches, traits.virtual_stages)
@@ -204,6 +260,15 @@ class MemoryModel:
         return np.array(found, dtype=np.float64)
 
 
+def _largest_within(values: FloatArray) -> FloatArray:
+    """Return the largest of the values from one boundary to another, 0 where none lies between."""
+    size = len(values)
+    largest = np.zeros((size + 1, size + 1))
+    for first in range(size):
+        np.maximum.accumulate(values[first:], out=largest[first, first + 1 :])
+    return largest
+
+
 RankMemory = tuple[tuple[MemoryModel, Device], ...]
 """Memory of the different ranks of a stage, each with the smallest device of such ranks."""
 
@@ -232,11 +297,12 @@ class StageMemory:
             found.append(peaks[0])
         return found
 
-    def earliest_starts(self, scale: float = 1.0) -> IntArray:
+    def earliest_starts(self, scale: float = 1.0, num_again: int | None = None) -> IntArray:
         """Return per stage and end the smallest start from which all ranks of a stage fit.
 
         Args:
             scale: Every device's memory is multiplied by it.
+            num_again: Blocks of each stage that are computed again; None for the stages' own.
 
         Returns:
             Shape ``(pp, num_layers + 1)``; the end itself where nothing fits.
@@ -248,5 +314,6 @@ class StageMemory:
                     limits[memory] = np.full(len(self.needs), np.inf)
                 limits[memory][stage] = scale * device.memory_bytes
         return reduce(
-            np.maximum, (memory.earliest_starts(limit) for memory, limit in limits.items())
+            np.maximum,
+            (memory.earliest_starts(limit, num_again) for memory, limit in limits.items()),
         )

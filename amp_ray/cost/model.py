@@ -6,10 +6,13 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Final
 
+import numpy as np
+
 from amp_ray.cost.estimate import Breakdown, Estimate
 from amp_ray.cost.layers import LayerCosts
 from amp_ray.cost.memory import LayerMemory, MemoryModel, RankMemory, StageMemory
 from amp_ray.cost.messages import MessageModel, Messages
+from amp_ray.cost.money import Cost, PriceModel
 from amp_ray.cost.roofline import Rank
 from amp_ray.cost.schedule import slowest_replica
 from amp_ray.cost.stages import PlacedStages, StageTimes, TimeTables
@@ -17,16 +20,17 @@ from amp_ray.cost.step_end import StepEndModel, StepEnds
 from amp_ray.cost.topology import FloatArray, IntArray, Topology
 from amp_ray.cost.verdict import Judge
 from amp_ray.cost.weights import Weights
-from amp_ray.spec.candidate import Candidate, Recompute, StageOptions
+from amp_ray.spec.candidate import Candidate, StageOptions
 from amp_ray.spec.device import Device
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.optimizer import find_optimizer
+from amp_ray.spec.recompute import RecomputeKind
 from amp_ray.spec.strategy import Strategy
 
 EXTRAPOLATED: Final = "micro-batch size outside the measured ones: layer times are extrapolated"
 """Warning: the profile has no measurement on one side of this micro-batch size."""
 
-NO_RUNTIME: Final = "no runtime runs stages of different tp or dp yet"
+NO_RUNTIME: Final = "stages of different tp or dp, which only runtime torch runs"
 """Warning of what cannot be launched."""
 
 
@@ -65,7 +69,8 @@ class CostModel:
     experiment: Experiment
     _memory: dict[Candidate, MemoryModel] = field(init=False, default_factory=dict)
     _weights: dict[int, Weights] = field(init=False, default_factory=dict)
-    _layer_memory: dict[tuple[int, int, Recompute], FloatArray] = field(
+    _networks: dict[int, tuple[Topology, MessageModel]] = field(init=False, default_factory=dict)
+    _layer_memory: dict[tuple[int, int, RecomputeKind], FloatArray] = field(
         init=False, default_factory=dict
     )
 
@@ -91,12 +96,13 @@ class CostModel:
                 stage's tp on its devices.
         """
         self._check_devices(stages.devices)
-        rings, types = self.topology.rings(stages.groups), stages.types(self.experiment.cluster)
+        topology, messages = self.network(max(map(max, stages.shares)))
+        rings, types = topology.rings(stages.groups), stages.types(self.experiment.cluster)
         ends = pairwise(stages.first_group)
         return StageCosts(
             stages=stages,
             times=self.time_tables.times(stages, types, rings),
-            messages=self.messages.between(stages, rings),
+            messages=messages.between(stages, rings),
             memory=self._stage_memory(stages, types),
             step_ends=StepEnds(
                 model=self.step_end,
@@ -110,7 +116,7 @@ class CostModel:
         """Estimate any strategy: simulated pipeline of the slowest replica, then the step end.
 
         Args:
-            strategy: Its stages may differ in everything; no runtime launches those yet.
+            strategy: Its stages may differ in everything.
 
         Raises:
             ValueError: If the bounds do not cover the model, a device does not exist, or the
@@ -136,8 +142,14 @@ class CostModel:
         total_s = breakdown.total_s
         peaks, devices = zip(*costs.memory.peaks(strategy.bounds), strict=True)
         verdict = self._judge.judge(strategy.bounds, total_s, peaks, devices)
-        launchable = len(costs.stages.distinct_options[0]) == 1 and not strategy.stages[0].shares
-        warnings = (EXTRAPOLATED,) if costs.times.extrapolated else ()
+        launchable = strategy.is_uniform or self.experiment.traits.unequal_stages
+        recompute = [stage.options.recompute for stage in strategy.stages]
+        no_recompute = self.experiment.traits.why_no_recompute(recompute)
+        warnings = (
+            *([EXTRAPOLATED] if costs.times.extrapolated else []),
+            *([] if launchable else [NO_RUNTIME]),
+            *([] if no_recompute is None else [no_recompute]),
+        )
         return Estimate(
             strategy=strategy,
             iteration_time_s=total_s,
@@ -145,9 +157,37 @@ class CostModel:
             peak_memory_bytes=peaks,
             memory_limit_bytes=tuple(float(device.memory_bytes) for device in devices),
             reasons=verdict.reasons,
-            warnings=warnings if launchable else (*warnings, NO_RUNTIME),
-            launchable=launchable,
+            warnings=warnings,
+            launchable=launchable and no_recompute is None,
             failure_probability=verdict.failure_probability,
+            cost=self._cost(costs.stages, strategy.bounds, total_s),
+            tokens_per_s=costs.stages.num_samples * self._sequence_length / total_s or None,
+        )
+
+    def _cost(self, stages: PlacedStages, bounds: tuple[int, ...], total_s: float) -> Cost | None:
+        """Return what an iteration costs, where prices are known."""
+        return self._prices.cost(stages, bounds, total_s) if self._prices else None
+
+    @cached_property
+    def _sequence_length(self) -> int:
+        """Tokens of a sample; 0 for a model that has none."""
+        model = self.experiment.model
+        return model.shape.sequence_length if model.shape.vocab_size else 0
+
+    @cached_property
+    def _prices(self) -> PriceModel | None:
+        """What prices an iteration; None where some node has no price."""
+        given = self.experiment
+        if not given.cluster.has_prices:
+            return None
+        return PriceModel(
+            cluster=given.cluster,
+            traits=given.traits,
+            precision=given.precision,
+            zero_stage=given.zero_stage,
+            weights=self.weights,
+            sample_bytes=self.messages.sample_bytes,
+            tokens_per_sample=self._sequence_length,
         )
 
     def weights(self, tp: int) -> Weights:
@@ -164,21 +204,17 @@ class CostModel:
 
     def _new_memory(self, candidate: Candidate) -> MemoryModel:
         """Return the memory of a candidate's stages, from tables that others may share."""
-        given, weights = self.experiment, self.weights(candidate.tp)
+        given, weights = self.experiment, self.weights(candidate.options.tp)
         rank = Rank(
             device=given.cluster.device_types[0],
-            tp=candidate.tp,
+            tp=candidate.options.tp,
             micro_batch_size=candidate.micro_batch_size,
             precision=given.precision,
         )
-        key = (rank.tp, rank.micro_batch_size, candidate.recompute)
-        if key not in self._layer_memory:
-            layers = LayerMemory(
-                model=given.model, rank=rank, recompute=candidate.recompute, traits=given.traits
-            )
-            self._layer_memory[key] = layers.rows(weights)
         return MemoryModel(
-            layers=self._layer_memory[key],
+            layers=self._memory_rows(rank, candidate.options.recompute.kind),
+            plain=self._memory_rows(rank, "none"),
+            block_counts=np.array(given.model.block_counts),
             weights=weights,
             candidate=candidate,
             rank=rank,
@@ -187,6 +223,31 @@ class CostModel:
             traits=given.traits,
             constants=given.constants,
         )
+
+    def network(self, num_samples: int) -> tuple[Topology, MessageModel]:
+        """Return the links as activations of so many samples meet them, and messages over these.
+
+        They are the cluster's own links unless the rate of some depends on the size of a message.
+        """
+        if not self.experiment.cluster.has_rates_by_size:
+            return self.topology, self.messages
+        if num_samples not in self._networks:
+            num_bytes = num_samples * float(self.messages.sample_bytes(1).max())
+            cluster = self.experiment.cluster.at(num_bytes)
+            topology = replace(self.topology, cluster=cluster)
+            self._networks[num_samples] = topology, replace(self.messages, topology=topology)
+        return self._networks[num_samples]
+
+    def _memory_rows(self, rank: Rank, recompute: RecomputeKind) -> FloatArray:
+        """Return what layers need on one kind of rank."""
+        key = (rank.tp, rank.micro_batch_size, recompute)
+        if key not in self._layer_memory:
+            given = self.experiment
+            layers = LayerMemory(
+                model=given.model, rank=rank, recompute=recompute, traits=given.traits
+            )
+            self._layer_memory[key] = layers.rows(self.weights(rank.tp))
+        return self._layer_memory[key]
 
     @cached_property
     def topology(self) -> Topology:

@@ -1,8 +1,12 @@
-"""The 1F1B pipeline schedule: closed form, event simulation, text."""
+"""The 1F1B pipeline schedule: closed form, event simulation, text; times of instruction lists."""
+
+from collections.abc import Callable, Sequence
+from itertools import takewhile
 
 import numpy as np
 
 from amp_ray.cost.estimate import Breakdown
+from amp_ray.cost.instructions import RECEIVES, SENDS, Instruction, Order, Timed, other_end
 from amp_ray.cost.kernels import FloatArray, simulate_blocking, simulate_overlapped
 from amp_ray.spec.traits import RuntimeTraits
 
@@ -78,6 +82,115 @@ def simulate_s(
     if blocking:
         return float(simulate_blocking(stages, sends, num_micro_batches, duplex))
     return float(simulate_overlapped(stages, sends, num_micro_batches))
+
+
+def time_instructions(
+    orders: Sequence[Order],
+    seconds: Callable[[Instruction], float],
+    *,
+    blocking: bool = False,
+    duplex: bool = False,
+) -> tuple[tuple[Timed, ...], ...]:
+    """Execute instruction lists one by one; `simulate_s` is the compiled form for 1F1B.
+
+    Args:
+        orders: Of every stage; several chunks of a stage are in one list.
+        seconds: What a pass takes, or the message that an instruction sends. A stage is not asked
+            what receiving takes.
+        blocking: Whether both ends of a message meet for it and are busy until it has crossed.
+            Else it begins when it is sent, and its receiver waits for its end.
+        duplex: Whether blocking messages that follow each other at both ends cross together.
+
+    Returns:
+        For every list, each instruction with its begin and end.
+
+    Raises:
+        ValueError: If stages wait for each other in a circle.
+    """
+    execution = _Execution(orders, seconds, blocking=blocking, duplex=duplex)
+    while any(execution.advance(stage) for stage in range(len(orders))):
+        pass
+    stuck = [str(left[0]) for left in execution.left if left]
+    if stuck:
+        message = f"the stages wait for each other at {', '.join(stuck)}"
+        raise ValueError(message)
+    return tuple(tuple(timed) for timed in execution.timed)
+
+
+class _Execution:
+    """How far every stage is, and what has been sent."""
+
+    def __init__(
+        self,
+        orders: Sequence[Order],
+        seconds: Callable[[Instruction], float],
+        *,
+        blocking: bool,
+        duplex: bool,
+    ) -> None:
+        """Begin at time 0."""
+        self.seconds, self.blocking, self.duplex = seconds, blocking, duplex
+        self.left = [list(order) for order in orders]
+        self.timed: list[list[Timed]] = [[] for _ in orders]
+        self.clock = [0.0] * len(orders)
+        self.arrival_s: dict[Instruction, float] = {}
+
+    def advance(self, stage: int) -> bool:
+        """Execute the next instruction of a stage, if it can be; tell whether it could."""
+        if not self.left[stage]:
+            return False
+        instruction = self.left[stage][0]
+        if instruction.peer is None:
+            self._do(stage, instruction, self.clock[stage], self.seconds(instruction))
+        elif self.blocking:
+            return self._meet(stage, instruction)
+        elif instruction.kind in RECEIVES:
+            arrival_s = self.arrival_s.get(other_end(instruction))
+            if arrival_s is None:
+                return False
+            begin_s = self.clock[stage]
+            self._do(stage, instruction, begin_s, max(0.0, arrival_s - begin_s))
+            self.clock[stage] = max(begin_s, arrival_s)
+        else:
+            self.arrival_s[instruction] = self.clock[stage] + self.seconds(instruction)
+            self._do(stage, instruction, self.clock[stage], 0.0)
+        return True
+
+    def _do(self, stage: int, instruction: Instruction, begin_s: float, seconds: float) -> None:
+        """Note that a stage is busy with an instruction."""
+        assert self.left[stage].pop(0) == instruction
+        self.clock[stage] = begin_s + seconds
+        self.timed[stage].append(Timed(instruction, begin_s, self.clock[stage]))
+
+    def _meet(self, stage: int, instruction: Instruction) -> bool:
+        """Exchange messages with the stage at the other end, if it is there, too."""
+        assert instruction.peer is not None
+        other = instruction.peer % len(self.left)
+        own = self._messages(stage, other)
+        theirs = {other_end(message) for message in self._messages(other, stage)}
+        together = [message for message in own if message in theirs]
+        if instruction not in together:
+            return False
+        durations = [
+            self.seconds(message if message.kind in SENDS else other_end(message))
+            for message in together
+        ]
+        begin_s = max(self.clock[stage], self.clock[other])
+        seconds = max(durations) if self.duplex else sum(durations)
+        for message in together:
+            self._do(stage, message, begin_s, seconds)
+        for message in together:
+            self._do(other, other_end(message), begin_s, seconds)
+        return True
+
+    def _messages(self, stage: int, other: int) -> list[Instruction]:
+        """Return the messages between two stages that one of them does next, without a pause."""
+
+        def is_between(instruction: Instruction) -> bool:
+            return instruction.peer is not None and instruction.peer % len(self.left) == other
+
+        found = list(takewhile(is_between, self.left[stage]))
+        return found if self.duplex else found[:1]
 
 
 def schedule_text(pp: int, num_micro_batches: int) -> str:

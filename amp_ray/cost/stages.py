@@ -8,7 +8,7 @@ together. In a grid every replica is such a part.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate, chain, pairwise
 from typing import Self
@@ -17,10 +17,12 @@ import numpy as np
 
 from amp_ray.cost.collective import Path
 from amp_ray.cost.layers import LayerCosts
+from amp_ray.cost.recompute import split_after
 from amp_ray.cost.roofline import Rank
 from amp_ray.cost.topology import FloatArray, IntArray, Rings, Topology
 from amp_ray.spec.candidate import Candidate, StageOptions
 from amp_ray.spec.cluster import Cluster
+from amp_ray.spec.recompute import NO_RECOMPUTE
 from amp_ray.spec.strategy import Strategy
 from amp_ray.units import Precision
 
@@ -53,7 +55,7 @@ class PlacedStages:
         return cls(
             options=(candidate.options,) * candidate.pp,
             devices=np.array(devices),
-            shares=((candidate.micro_batch_size,) * candidate.dp,) * candidate.pp,
+            shares=((candidate.micro_batch_size,) * candidate.options.dp,) * candidate.pp,
             num_micro_batches=candidate.num_micro_batches,
         )
 
@@ -64,7 +66,7 @@ class PlacedStages:
         return cls(
             options=[stage.options for stage in strategy.stages],
             devices=np.array(strategy.placement),
-            shares=[stage.shares or (size,) * stage.dp for stage in strategy.stages],
+            shares=[stage.shares or (size,) * stage.options.dp for stage in strategy.stages],
             num_micro_batches=strategy.num_micro_batches,
         )
 
@@ -72,6 +74,11 @@ class PlacedStages:
     def pp(self) -> int:
         """Number of stages."""
         return len(self.options)
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of an iteration."""
+        return sum(self.shares[0]) * self.num_micro_batches
 
     @cached_property
     def distinct_options(self) -> tuple[list[StageOptions], list[int]]:
@@ -188,13 +195,18 @@ class StageTimes:
     Args:
         tables: Shape ``(num_kinds, 3, num_layers + 1)``. Prefix sums over the layers: forward,
             backward, and the all-reduces within both.
+        plain: Of the same shape. Without recompute, for the blocks of a stage behind those that are
+            computed again.
         kind: Shape ``(num_groups,)``. Index into ``tables``.
+        block_counts: Shape ``(num_layers + 1,)``. As `Model.block_counts`.
         extrapolated: Whether any table lies outside of what was measured.
     """
 
     stages: PlacedStages
     tables: FloatArray
+    plain: FloatArray
     kind: IntArray
+    block_counts: IntArray
     extrapolated: bool
 
     def rows(self) -> tuple[FloatArray, IntArray]:
@@ -218,9 +230,24 @@ class StageTimes:
     def at(self, bounds: tuple[int, ...]) -> FloatArray:
         """Return forward, backward and all-reduce seconds, shape ``(3, pp, num_parts)``."""
         cuts, stage = np.array(bounds), self.stages.stage_of_group
-        tables = self.tables.transpose(1, 0, 2)
-        took = tables[:, self.kind, cuts[stage + 1]] - tables[:, self.kind, cuts[stage]]
+        tables, plain = self.tables.transpose(1, 0, 2), self.plain.transpose(1, 0, 2)
+        split = self._splits(cuts)
+        took = tables[:, self.kind, split[stage]] - tables[:, self.kind, cuts[stage]]
+        if (split < cuts[1:]).any():
+            took += plain[:, self.kind, cuts[stage + 1]] - plain[:, self.kind, split[stage]]
         return self.stages.worst(took)
+
+    def _splits(self, cuts: IntArray) -> IntArray:
+        """Return the boundary of each stage up to which its blocks are computed again."""
+        distinct, of_stage = self.stages.distinct_options
+        split = cuts[1:].copy()
+        for number, options in enumerate(distinct):
+            if options.recompute.layers is not None:
+                own = np.flatnonzero(np.array(of_stage) == number)
+                split[own] = split_after(
+                    self.block_counts, cuts[own], cuts[own + 1], options.recompute
+                )
+        return split
 
 
 def prefix_sums(rows: FloatArray) -> FloatArray:
@@ -230,7 +257,7 @@ def prefix_sums(rows: FloatArray) -> FloatArray:
     return prefix
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class TimeTables:
     """Layer times of every kind of tensor-parallel group; many candidates share a kind.
 
@@ -262,16 +289,31 @@ class TimeTables:
         keys = zip(types, rings.index, of_group, stages.samples.tolist(), strict=True)
         index: dict[tuple[frozenset[int], int, int, int], int] = {}
         kind = [index.setdefault(key, len(index)) for key in keys]
-        found = [
-            self.table(tuple(sorted(own)), rings.paths[ring], distinct[of], samples)
-            for own, ring, of, samples in index
-        ]
+
+        def tables(options: Sequence[StageOptions]) -> tuple[FloatArray, bool]:
+            found = [
+                self.table(tuple(sorted(own)), rings.paths[ring], options[of], samples)
+                for own, ring, of, samples in index
+            ]
+            return np.array([table for table, _ in found]), any(more for _, more in found)
+
+        whole, extrapolated = tables(distinct)
+        plain = whole
+        if any(options.recompute.layers is not None for options in distinct):
+            plain, _ = tables([replace(own, recompute=NO_RECOMPUTE) for own in distinct])
         return StageTimes(
             stages=stages,
-            tables=np.array([table for table, _ in found]),
+            tables=whole,
+            plain=plain,
             kind=np.array(kind, dtype=np.int64),
-            extrapolated=any(extrapolated for _, extrapolated in found),
+            block_counts=self.block_counts,
+            extrapolated=extrapolated,
         )
+
+    @cached_property
+    def block_counts(self) -> IntArray:
+        """As `Model.block_counts`."""
+        return np.array(self.layer_costs.model.block_counts)
 
     def table(
         self, types: tuple[int, ...], ring: Path, options: StageOptions, samples: int
@@ -292,7 +334,8 @@ class TimeTables:
         Raises:
             ValueError: If the profile is measured, but not for this tp on these devices.
         """
-        key = (types, ring, options.tp, options.recompute, samples)
+        recompute = options.recompute.kind
+        key = (types, ring, options.tp, recompute, samples)
         if key not in self._known:
             known = self.topology.cluster.device_types
             tables = [
@@ -304,7 +347,7 @@ class TimeTables:
                         precision=self.precision,
                     ),
                     ring,
-                    options.recompute,
+                    recompute,
                 )
                 for index in types
             ]

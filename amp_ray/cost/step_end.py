@@ -141,6 +141,15 @@ class StepEnds:
         Args:
             bounds: Shape ``(pp + 1,)``.
         """
+        sync_s, step_s = max(self.of_stages(bounds), key=sum)
+        return StepEnd(gradient_sync_s=sync_s, optimizer_s=step_s)
+
+    def of_stages(self, bounds: tuple[int, ...]) -> list[tuple[float, float]]:
+        """Return what gradient sync and optimizer take each stage.
+
+        Args:
+            bounds: Shape ``(pp + 1,)``.
+        """
         tps = [options.tp for options in self.stages.options]
         held = {tp: self.weights(tp).of_stages(bounds).tolist() for tp in set(tps)}
         sync, step = [], []
@@ -151,8 +160,7 @@ class StepEnds:
             sync.append(max([self.model.sync_s(parameters, dp, path, device) for path in paths]))
             step.append(self.model.optimizer_s(parameters, dp, device))
         self._add_tied(sync, bounds)
-        sync_s, step_s = max(zip(sync, step, strict=True), key=sum)
-        return StepEnd(gradient_sync_s=sync_s, optimizer_s=step_s)
+        return list(zip(sync, step, strict=True))
 
     @cached_property
     def _paths(self) -> list[list[Path]]:

@@ -1,7 +1,7 @@
 """Which links the ranks of a strategy meet, and who else uses them at the same time."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amp_ray.cost.collective import NO_RING, RING_OVERHEAD_RANKS, Path
-from amp_ray.spec.cluster import Cluster
+from amp_ray.spec.cluster import Cluster, Link
 from amp_ray.spec.constants import Constants
 
 IntArray = NDArray[np.int64]
@@ -75,14 +75,27 @@ class Topology:
     @cached_property
     def between(self) -> tuple[FloatArray, FloatArray]:
         """Rate and latency of messages between nodes, of shape ``(num_nodes, num_nodes)``."""
-        nodes = self.cluster.nodes
-        rate = np.array([node.inter.bandwidth_bytes_per_s for node in nodes])
-        step = np.array([node.inter.latency_s for node in nodes])
-        rates, steps = np.minimum.outer(rate, rate), np.maximum.outer(step, step)
-        for (low, high), link in self.cluster.pair_links.items():
-            rates[low, high] = rates[high, low] = link.bandwidth_bytes_per_s
-            steps[low, high] = steps[high, low] = link.latency_s
+        rates = self._between_nodes(np.minimum, lambda link: link.bandwidth_bytes_per_s)
+        steps = self._between_nodes(np.maximum, lambda link: link.latency_s)
         return rates * self.constants.nic_efficiency, steps * self.constants.latency_scale
+
+    def _between_nodes(self, worse: np.ufunc, figure: Callable[[Link], float]) -> FloatArray:
+        """Return a figure of the path between every two nodes, shape ``(num_nodes, num_nodes)``.
+
+        It is that of the pair's own link where one is given, else the worst of both interfaces and
+        of what joins their zones.
+        """
+        nodes = self.cluster.nodes
+        own = np.array([figure(node.inter) for node in nodes])
+        zones = np.array([node.zone for node in nodes])
+        found: FloatArray = worse.outer(own, own)
+        for names, joined in self.cluster.zone_links.items():
+            one, other = (np.flatnonzero(zones == name) for name in names)
+            for block in (np.ix_(one, other), np.ix_(other, one)):
+                found[block] = worse(found[block], figure(joined.link))
+        for (low, high), link in self.cluster.pair_links.items():
+            found[low, high] = found[high, low] = figure(link)
+        return found
 
     def rings(self, groups: Sequence[Sequence[int]]) -> Rings:
         """Return what each of several rings meets when all of them run at once.
@@ -148,12 +161,8 @@ class Topology:
 
         Within a node on the diagonal.
         """
-        nodes = self.cluster.nodes
-        ends = np.array([node.inter.step_s for node in nodes])
-        steps = np.maximum.outer(ends, ends)
-        for (low, high), link in self.cluster.pair_links.items():
-            steps[low, high] = steps[high, low] = link.step_s
-        np.fill_diagonal(steps, [node.intra.step_s for node in nodes])
+        steps = self._between_nodes(np.maximum, lambda link: link.step_s)
+        np.fill_diagonal(steps, [node.intra.step_s for node in self.cluster.nodes])
         scaled: FloatArray = steps * self.constants.latency_scale
         return scaled
 

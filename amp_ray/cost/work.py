@@ -7,7 +7,7 @@ from amp_ray.cost.anchors import LayerAnchors, interpolate
 from amp_ray.cost.collective import Path, all_reduce_s, start_s
 from amp_ray.cost.roofline import Phases, Rank, device_phases
 from amp_ray.spec.constants import Constants
-from amp_ray.spec.model import Layer
+from amp_ray.spec.model import Layer, count_kernels
 from amp_ray.spec.operator import AllReduce
 from amp_ray.spec.traits import RuntimeTraits
 
@@ -58,6 +58,25 @@ class LayerWork:
         forward, backward = self._residuals(rank, device, host)
         phases = self._bounded(rank, device=device * self.constants.profile_scale, host=host)
         return phases.corrected(forward, backward) + added
+
+    def core_s(self, rank: Rank, forward_s: float) -> float:
+        """Return the time of the attention core out of that of the forward pass.
+
+        Args:
+            rank: Device, tp, micro-batch size, precision.
+            forward_s: Of the whole layer without communication, as measurements have it; the core
+                has the share of it that the counted work says.
+        """
+        if not self.layer.core:
+            return 0.0
+        whole, core = (
+            max(
+                device_phases(operators, rank, self.constants).forward_s,
+                count_kernels(operators) * self.traits.launches_per_kernel * self.launch_s,
+            )
+            for operators in (self.layer.measurable, self.layer.core)
+        )
+        return core / whole * forward_s
 
     def all_reduces_s(self, direction: AllReduce, rank: Rank, ring: Path) -> float:
         """Time the tensor-parallel all-reduces of one pass by the links alone."""

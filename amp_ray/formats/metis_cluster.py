@@ -216,7 +216,7 @@ def _device(said: HostSection, where: Where) -> Device:
     """Return the board of the catalogue that comes closest in memory.
 
     Metis's memory is nominal. Where that is the board's own, what the catalogue says can be used
-    of it counts; else the number is taken as it is.
+    of it counts, and the number is kept for Metis's own formulas; else it is taken as it is.
     """
     kind = said.instance_type.casefold()
     boards = [
@@ -232,7 +232,7 @@ def _device(said: HostSection, where: Where) -> Device:
         raise InputError(message, where=where)
     board = min(boards, key=lambda device: (abs(device.memory_gib - said.memory), device.name))
     if board.memory_gib <= said.memory <= BOARD_FRACTION * board.memory_gib:
-        return board
+        return replace(board, nominal_bytes=gib_to_bytes(said.memory))
     return replace(board, memory_bytes=gib_to_bytes(said.memory))
 
 
@@ -288,7 +288,7 @@ def metis_cluster_files(cluster: Cluster) -> dict[str, str]:
             "instance_type": node.device.name.partition("-")[0].upper(),
             "inter_bandwidth": node.inter.bandwidth_bytes_per_s / GIGA,
             "intra_bandwidth": node.intra.bandwidth_bytes_per_s / GIGA,
-            "memory": node.device.memory_bytes / GIB,
+            "memory": (node.device.nominal_bytes or node.device.memory_bytes) / GIB,
         }
         for node in cluster.nodes
     }

@@ -15,6 +15,7 @@ from amp_ray.units import (
     GIB,
     GIGA,
     MICROSECONDS_PER_SECOND,
+    counted,
 )
 
 ENDS: Final = 2
@@ -53,8 +54,11 @@ def cluster_yaml(cluster: Cluster, *, hostfile: str | None = None) -> str:
     Raises:
         ValueError: If a device is not in the catalogue, or pairs of nodes have their own links.
     """
-    if cluster.pair_links:
-        message = f"links of {len(cluster.pair_links)} single pairs of nodes cannot be written"
+    num_links = len(cluster.pair_links) + len(cluster.zone_links)
+    if num_links:
+        message = (
+            f"{counted(num_links, 'link')} of single pairs of nodes or zones cannot be written"
+        )
         raise ValueError(message)
     lines = ["cluster:"] if hostfile is None else ["cluster:", f'  hostfile: "{hostfile}"']
     lines.append("  nodes:")
@@ -87,6 +91,8 @@ def _entry(node: Node) -> str:
             figures[f"{scope}_collective_us"] = link.collective_latency_s * MICROSECONDS_PER_SECOND
     if board.memory_bytes != node.device.memory_bytes:
         figures["memory_gib"] = node.device.memory_bytes / GIB
+    if node.device.nominal_bytes is not None:
+        figures["nominal_memory_gib"] = node.device.nominal_bytes / GIB
     written = [f"{key}: {_number(value)}" for key, value in figures.items()]
     return ", ".join([f"device: {node.device.name}", f"slots: {node.num_slots}", *written])
 

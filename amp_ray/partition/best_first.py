@@ -1,9 +1,9 @@
-"""Best-first search over intervals of a bottleneck: what is still open, found and proven.
+"""Best-first search over intervals of a maximum over stages, such as the bottleneck.
 
-A bottleneck, the slowest beat or the longest tail, is charged once; everything else is smallest
-where the bottleneck may be as long as it likes. So an interval of bottlenecks, or a box of several,
-is bounded by the smallest rest at its top plus the bottleneck at its bottom. The interval with the
-least bound is looked at next; the search ends when none can hold anything better.
+The rest of the objective can only fall as the cap on that maximum rises. So an interval of caps, or
+a box of several, is bounded by the smallest rest at its top plus the maximum at its bottom. The
+interval with the least bound is searched next; the search ends when no interval can hold a better
+solution.
 """
 
 import math

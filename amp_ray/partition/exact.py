@@ -1,9 +1,9 @@
 """The exact solver: a search over caps on the slowest stage, around a dynamic programme.
 
-Let ``S(c)`` be the smallest sum of a partition with no beat above ``c``. It never grows with
-``c``, so every partition whose slowest beat lies in ``[low, high]`` costs at least
-``S(high) + (m - 1) * low``. The search keeps intervals of slowest beats that are not settled yet,
-with their bounds. To evaluate a cap gives ``S(cap)`` and a partition, whose slowest beat ``M``
+Let ``S(c)`` be the smallest sum of a partition whose bottleneck is at most ``c``. It never grows
+with ``c``, so every partition whose bottleneck lies in ``[low, high]`` costs at least
+``S(high) + (m - 1) * low``. The search keeps intervals of bottlenecks that are not settled yet,
+with their bounds. To evaluate a cap gives ``S(cap)`` and a partition, whose bottleneck ``M``
 snaps the cap down: all of ``[M, cap]`` is settled at once, and what lies below has a better sum
 to start from. A cap without a partition settles everything up to the next cap that admits more.
 The search ends when no interval can hold a better partition. There is no tolerance: bounds move
@@ -22,11 +22,10 @@ References:
 
 import math
 from dataclasses import dataclass, field
-from heapq import heappop
 
 import numpy as np
 
-from amp_ray.partition.best_first import BestFirst
+from amp_ray.partition.caps import CapSearch
 from amp_ray.partition.kernels import cheapest_chain
 from amp_ray.partition.layout import canonical_order, laid_out, scratch_for
 from amp_ray.partition.problem import (
@@ -38,9 +37,6 @@ from amp_ray.partition.problem import (
 )
 from amp_ray.partition.programme import Programme, Scratch
 
-# An interval of slowest beats: (lower bound of the objective, low, high, smallest sum).
-Interval = tuple[float, float, float, float]
-
 
 def solve(
     problem: PartitionProblem,
@@ -50,11 +46,11 @@ def solve(
 ) -> PartitionSolution | InfeasiblePartition | PrunedPartition:
     """Find the partition with the smallest objective.
 
-    Among equals it is the one with the smallest slowest beat; then, compared from the last stage
+    Among equals it is the one with the smallest bottleneck; then, compared from the last stage
     back, the lowest final state, the earliest start, and the option that comes first in canonical
-    order (source state, time row, beat row, cut row, memory row, overhead, fixed cost); that last
-    comparison takes sums as they are rounded. So the order of the options in the problem does not
-    matter, and neither does ``upper_bound_s``.
+    order (source state, time row, bottleneck row, cut row, memory row, overhead, fixed cost); that
+    last comparison takes sums as they are rounded. So the order of the options in the problem does
+    not matter, and neither does ``upper_bound_s``.
 
     Args:
         problem: The problem.
@@ -100,77 +96,28 @@ def solve(
 
 
 @dataclass(slots=True, kw_only=True)
-class _Search(BestFirst[Interval]):
-    """The intervals that are still open, and the best partition so far.
+class _Search(CapSearch):
+    """The search over one problem.
 
     Attributes:
         programme: The problem, laid out.
-        num_later: Micro-batches after the first.
-        starts: First layers of its stages.
+        starts: First layers of the best chain's stages.
         options: Their options, in canonical order.
-        num_evaluations: Caps tried.
     """
 
     programme: Programme
     scratch: Scratch
-    num_later: int
-    slowest_s: float = math.inf
     starts: list[int] = field(default_factory=list)
     options: list[int] = field(default_factory=list)
-    num_evaluations: int = 0
 
-    def run(self, max_evaluations: float) -> None:
-        """Evaluate caps until the best partition is proven, or the budget is spent."""
-        self._evaluate(0.0, math.inf, math.inf, -math.inf)
-        while self.open and self.num_evaluations < max_evaluations:
-            bound_s, low_s, high_s, sum_s = self.open[0]
-            if bound_s > self.limit_s:
-                return
-            heappop(self.open)
-            if bound_s < self.value_s or low_s < self.slowest_s:
-                high_s = min(high_s, self._highest_useful_s(sum_s, high_s))
-                at_top = self.num_evaluations % 2 == 1
-                cap_s = high_s if at_top else low_s + (high_s - low_s) / 2
-                self._evaluate(low_s, cap_s, high_s, sum_s)
+    def cheapest(self, cap_s: float) -> tuple[float, float, int, float]:
+        """Evaluate a cap."""
+        return cheapest_chain(cap_s, self.programme, self.scratch)
 
-    def _highest_useful_s(self, sum_s: float, high_s: float) -> float:
-        """Give a slowest beat above which partitions cost too much, their sum being ``sum_s``.
-
-        Rounding of the objective can hide half a unit in the last place; four are on the safe
-        side, and cost nothing.
-        """
-        limit_s = self.limit_s
-        if self.num_later == 0:
-            return high_s
-        useful_s = (limit_s - sum_s + 4 * math.ulp(limit_s)) / self.num_later
-        if useful_s < high_s and limit_s < self.value_s:
-            self.unwanted_s = math.nextafter(limit_s, math.inf)
-        return useful_s
-
-    def _evaluate(self, low_s: float, cap_s: float, high_s: float, sum_s: float) -> None:
-        """Settle what one cap tells about the interval, and open the rest of it."""
-        self.num_evaluations += 1
-        cheapest_s, slowest_s, num_stages, next_cap_s = cheapest_chain(
-            cap_s, self.programme, self.scratch
-        )
-        if num_stages:
-            self._keep_best(cheapest_s, slowest_s, num_stages)
-            self._open(low_s, math.nextafter(slowest_s, -math.inf), cheapest_s)
-            next_cap_s = math.nextafter(cap_s, math.inf)
-        self._open(next_cap_s, high_s, sum_s)
-
-    def _open(self, low_s: float, high_s: float, sum_s: float) -> None:
-        """Open an interval, unless it is empty."""
-        if low_s <= high_s < math.inf:
-            self.offer((sum_s + self.num_later * low_s, low_s, high_s, sum_s))
-
-    def _keep_best(self, sum_s: float, slowest_s: float, num_stages: int) -> None:
-        """Keep a partition that is better than the best so far."""
-        value_s = sum_s + self.num_later * slowest_s
-        if (value_s, slowest_s) < (self.value_s, self.slowest_s):
-            self.value_s, self.slowest_s = value_s, slowest_s
-            self.starts = self.scratch.path_start[num_stages - 1 :: -1].tolist()
-            self.options = self.scratch.path_option[num_stages - 1 :: -1].tolist()
+    def keep(self, num_stages: int) -> None:
+        """Read the chain from the kernel's arrays."""
+        self.starts = self.scratch.path_start[num_stages - 1 :: -1].tolist()
+        self.options = self.scratch.path_option[num_stages - 1 :: -1].tolist()
 
 
 def _check_limits(upper_bound_s: float, max_evaluations: int | None) -> None:

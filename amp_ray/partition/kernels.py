@@ -12,7 +12,7 @@ import numpy as np
 from numba import njit
 
 from amp_ray.partition.arrays import FloatArray, IntArray
-from amp_ray.partition.programme import Programme, Scratch, TailArrays
+from amp_ray.partition.programme import Programme, Scratch, StepEndArrays
 
 # Only the two kernels without an underscore are called from Python, so only these get wrappers for
 # it and files in the on-disk cache: that more than halves the time to compile.
@@ -46,7 +46,7 @@ def cheapest_chain(
     """Place all layers at the smallest sum with no stage slower than ``cap_s``.
 
     Args:
-        cap_s: Bound on the beat of every stage; may be infinite.
+        cap_s: Bound on the bottleneck time of every stage; may be infinite.
         programme: The problem.
         scratch: Overwritten; the chain found is in ``path_start`` and ``path_option``.
 
@@ -178,18 +178,19 @@ def _extend_by_scan(cap_s: float, option: int, programme: Programme, scratch: Sc
         window_start = max(scratch.low[state], scratch.admissible[row, end], earliest[end])
         for start in range(window_start, min(programme.latest_start[end], scratch.high[state]) + 1):
             known_s = scratch.cost_s[state, start]
-            if known_s < np.inf and _beat_s(row, start, end, programme) <= cap_s:
+            if known_s < np.inf and _bottleneck_s(row, start, end, programme) <= cap_s:
                 key_s = (known_s - prefix_s[start]) + programme.cut_time_s[cut, start]
                 sum_s = ((key_s + prefix_s[end]) + overhead_s) + fixed_s
                 _offer(sum_s, start, end, option, to_state, scratch)
 
 
 @njit(**INNER)
-def _beat_s(row: int, start: int, end: int, programme: Programme) -> float:
-    """Weigh one stage; the same operations as `problem.beat_s`."""
-    prefix_s, beat = programme.time_prefix_s[programme.class_time[row]], programme.class_beat[row]
-    end_s = prefix_s[end] + programme.beat_end_s[beat, end]
-    start_s = prefix_s[start] - programme.beat_start_s[beat, start]
+def _bottleneck_s(row: int, start: int, end: int, programme: Programme) -> float:
+    """Weigh one stage; the same operations as `problem.bottleneck_s`."""
+    prefix_s = programme.time_prefix_s[programme.class_time[row]]
+    bottleneck = programme.class_bottleneck[row]
+    end_s = prefix_s[end] + programme.bottleneck_end_s[bottleneck, end]
+    start_s = prefix_s[start] - programme.bottleneck_start_s[bottleneck, start]
     return float((end_s - start_s) + programme.class_overhead_s[row])
 
 
@@ -219,13 +220,13 @@ def _cheapest_final(programme: Programme, scratch: Scratch) -> tuple[float, int]
 
 @njit(**INNER)
 def _walk_back(final: int, programme: Programme, scratch: Scratch) -> tuple[float, int]:
-    """Write the chain that ends in ``final``; give its slowest beat and its number of stages."""
+    """Write the chain that ends in ``final``; give its bottleneck and its number of stages."""
     state, end = final, programme.time_prefix_s.shape[1] - 1
     slowest_s, num_stages = 0.0, 0
     while end > 0:
         start, option = scratch.start[state, end], scratch.option[state, end]
-        beat_s = _beat_s(programme.option_class[option], start, end, programme)
-        slowest_s = max(slowest_s, beat_s)
+        bottleneck_s = _bottleneck_s(programme.option_class[option], start, end, programme)
+        slowest_s = max(slowest_s, bottleneck_s)
         scratch.path_start[num_stages], scratch.path_option[num_stages] = start, option
         num_stages += 1
         state, end = programme.option_from[option], start
@@ -234,22 +235,22 @@ def _walk_back(final: int, programme: Programme, scratch: Scratch) -> tuple[floa
 
 @njit(cache=True, nogil=True)
 def least_values(
-    beats_s: FloatArray, num_later: int, programme: Programme, tails: TailArrays
+    limits_s: FloatArray, num_later: int, programme: Programme, terms: StepEndArrays
 ) -> FloatArray:
-    """Bound the value, tails included, of every chain with an option.
+    """Bound the value, step end included, of every chain with an option.
 
     Args:
-        beats_s: Shape ``(3,)``. Of chains of interest: the least and the most that the slowest
-            beat is, and the most that a stage takes.
+        limits_s: Shape ``(3,)``. Of chains of interest: the least and the most that the slowest
+            bottleneck is, and the most that a stage takes.
         num_later: Micro-batches after the first.
         programme: The problem.
-        tails: Of its options.
+        terms: Of its options.
 
     Returns:
         Shape ``(E,)``, in the order of the programme's options; infinite where there is no chain
         of interest.
     """
-    before_s = _cheapest_before(beats_s, programme)
+    before_s = _cheapest_before(limits_s, programme)
     num_states, width = programme.is_final.size, programme.time_prefix_s.shape[1]
     behind_s = np.full((num_states, width), np.inf)
     behind_s[programme.is_final, width - 1] = 0.0
@@ -260,24 +261,24 @@ def least_values(
             if behind_s[to_state, end] == np.inf:
                 continue
             for start in range(end - 1, -1, -1):
-                sum_s, beat_s = _stage_s(option, start, end, beats_s[2], programme)
-                if beat_s < 0.0:
+                sum_s, bottleneck_s = _stage_s(option, start, end, limits_s[2], programme)
+                if bottleneck_s < 0.0:
                     break
-                if beat_s > beats_s[1] or own_s[start] == np.inf:
+                if bottleneck_s > limits_s[1] or own_s[start] == np.inf:
                     continue
                 sum_s += behind_s[to_state, end]
                 behind = behind_s[programme.option_from[option]]
                 behind[start] = min(behind[start], sum_s)
-                sum_s += own_s[start] + num_later * max(beat_s, beats_s[0])
+                sum_s += own_s[start] + num_later * max(bottleneck_s, limits_s[0])
                 if sum_s < least_s[option]:
-                    sum_s += _tails_s(option, start, end, tails)
+                    sum_s += _terms_s(option, start, end, terms)
                     least_s[option] = min(least_s[option], sum_s)
     return least_s
 
 
 @njit(**INNER)
-def _cheapest_before(beats_s: FloatArray, programme: Programme) -> FloatArray:
-    """Return the smallest sum of every state and layer count with no beat above the most."""
+def _cheapest_before(limits_s: FloatArray, programme: Programme) -> FloatArray:
+    """Return the smallest sum of every state and layer count with no longer bottleneck."""
     num_states, width = programme.is_final.size, programme.time_prefix_s.shape[1]
     before_s = np.full((num_states, width), np.inf)
     before_s[0, 0] = 0.0
@@ -285,10 +286,10 @@ def _cheapest_before(beats_s: FloatArray, programme: Programme) -> FloatArray:
         state, to_state = programme.option_from[option], programme.option_to[option]
         for end in range(1, programme.most[to_state] + 1):
             for start in range(end - 1, -1, -1):
-                sum_s, beat_s = _stage_s(option, start, end, beats_s[2], programme)
-                if beat_s < 0.0:
+                sum_s, bottleneck_s = _stage_s(option, start, end, limits_s[2], programme)
+                if bottleneck_s < 0.0:
                     break
-                if beat_s <= beats_s[1]:
+                if bottleneck_s <= limits_s[1]:
                     known_s = before_s[state, start] + sum_s
                     before_s[to_state, end] = min(before_s[to_state, end], known_s)
     return before_s
@@ -298,7 +299,7 @@ def _cheapest_before(beats_s: FloatArray, programme: Programme) -> FloatArray:
 def _stage_s(
     option: int, start: int, end: int, most_s: float, programme: Programme
 ) -> tuple[float, float]:
-    """Return what a stage adds to the sum, and its beat; below 0 if no longer one is of use."""
+    """Return what a stage adds to the sum, and its bottleneck time: below 0 from too long on."""
     row = programme.option_class[option]
     prefix_s = programme.time_prefix_s[programme.class_time[row]]
     took_s = prefix_s[end] - prefix_s[start] + programme.class_overhead_s[row]
@@ -308,20 +309,20 @@ def _stage_s(
     if start > programme.latest_start[end]:
         return np.inf, np.inf
     cut_s = programme.cut_time_s[programme.option_cut[option], start]
-    # The same operations as `amp_ray.partition.problem.beat_s`.
-    beat = programme.class_beat[row]
-    end_s = prefix_s[end] + programme.beat_end_s[beat, end]
-    start_s = prefix_s[start] - programme.beat_start_s[beat, start]
-    beat_s = (end_s - start_s) + programme.class_overhead_s[row]
-    return took_s + cut_s + programme.option_fixed_s[option], beat_s
+    # The same operations as `amp_ray.partition.problem.bottleneck_s`.
+    bottleneck = programme.class_bottleneck[row]
+    end_s = prefix_s[end] + programme.bottleneck_end_s[bottleneck, end]
+    start_s = prefix_s[start] - programme.bottleneck_start_s[bottleneck, start]
+    bottleneck_s = (end_s - start_s) + programme.class_overhead_s[row]
+    return took_s + cut_s + programme.option_fixed_s[option], bottleneck_s
 
 
 @njit(**INNER)
-def _tails_s(option: int, start: int, end: int, tails: TailArrays) -> float:
-    """Return what the tails take at least in a chain with this stage."""
+def _terms_s(option: int, start: int, end: int, terms: StepEndArrays) -> float:
+    """Return what the terms take at least in a chain with this stage."""
     sum_s = 0.0
-    for tail in range(tails.least_s.size):
-        weight = tails.weight_prefix[tail, end] - tails.weight_prefix[tail, start]
-        own_s = tails.fixed_s[tail, option] + tails.s_per_weight[tail, option] * weight
-        sum_s += max(own_s, tails.least_s[tail])
+    for term in range(terms.least_s.size):
+        weight = terms.weight_prefix[term, end] - terms.weight_prefix[term, start]
+        own_s = terms.fixed_s[term, option] + terms.s_per_weight[term, option] * weight
+        sum_s += max(own_s, terms.least_s[term])
     return sum_s

@@ -23,7 +23,7 @@ def canonical_order(options: OptionTable) -> IntArray:
             options.overhead_s,
             options.memory_row,
             options.cut_row,
-            options.beat_row,
+            options.bottleneck_row,
             options.time_row,
             options.from_state,
             options.to_state,
@@ -44,13 +44,16 @@ def laid_out(problem: PartitionProblem, order: IntArray) -> Programme:
     tables, options = problem.tables, problem.options
     cut_time_s = _with_empty_row(tables.cut_time_s)
     cut_time_s[:, 0] = 0.0
-    beat_start_s = _with_empty_row(tables.beat_start_s)
-    beat_end_s = _with_empty_row(tables.beat_end_s)
+    bottleneck_start_s = _with_empty_row(tables.bottleneck_start_s)
+    bottleneck_end_s = _with_empty_row(tables.bottleneck_end_s)
     earliest_start = _with_empty_row(tables.earliest_start)
     option_class, members = _classes(options, order)
-    class_time, class_beat = options.time_row[members], options.beat_row[members] % len(beat_end_s)
-    taken_off_s = tables.time_prefix_s[class_time] - beat_start_s[class_beat]
-    brought_s = tables.time_prefix_s[class_time] + beat_end_s[class_beat]
+    class_time, class_bottleneck = (
+        options.time_row[members],
+        options.bottleneck_row[members] % len(bottleneck_end_s),
+    )
+    taken_off_s = tables.time_prefix_s[class_time] - bottleneck_start_s[class_bottleneck]
+    brought_s = tables.time_prefix_s[class_time] + bottleneck_end_s[class_bottleneck]
     class_start_s, class_end_s = np.maximum.accumulate(taken_off_s, axis=1), _suffix_min(brought_s)
     option_from, option_to = options.from_state[order], options.to_state[order]
     is_final, fewest, most = _states(problem)
@@ -58,13 +61,13 @@ def laid_out(problem: PartitionProblem, order: IntArray) -> Programme:
     return Programme(
         time_prefix_s=tables.time_prefix_s,
         cut_time_s=cut_time_s,
-        beat_start_s=beat_start_s,
-        beat_end_s=beat_end_s,
+        bottleneck_start_s=bottleneck_start_s,
+        bottleneck_end_s=bottleneck_end_s,
         earliest_start=earliest_start,
         latest_start=tables.latest_start,
         earliest_floor=_suffix_min(earliest_start),
         class_time=class_time,
-        class_beat=class_beat,
+        class_bottleneck=class_bottleneck,
         class_overhead_s=options.overhead_s[members],
         class_start_s=class_start_s,
         class_end_s=class_end_s,
@@ -116,8 +119,8 @@ def _states(problem: PartitionProblem) -> tuple[BoolArray, IntArray, IntArray]:
 
 
 def _classes(options: OptionTable, order: IntArray) -> tuple[IntArray, IntArray]:
-    """Number the distinct (time row, beat row, overhead), and name a member of each."""
-    columns = [options.time_row, options.beat_row]
+    """Number the distinct (time row, bottleneck row, overhead), and name a member of each."""
+    columns = [options.time_row, options.bottleneck_row]
     if options.overhead_s.any():
         columns.append(np.unique(options.overhead_s, return_inverse=True)[1].reshape(-1))
     members, classes = distinct_rows(columns)

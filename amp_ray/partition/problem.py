@@ -17,7 +17,7 @@ class PartitionProblem:
     A partition is a path of options from state 0 to a final state, whose stages take all layers
     in order, at least one each. With ``m`` micro-batches it costs::
 
-        sum over stages of (time + cut + fixed) + (m - 1) * slowest beat
+        sum over stages of (time + cut + fixed) + (m - 1) * bottleneck
 
     Attributes:
         options: Which stages there may be.
@@ -43,7 +43,12 @@ class PartitionProblem:
         tables, options = self.tables, self.options
         _check_rows("time_row", options.time_row, "time_prefix_s", len(tables.time_prefix_s))
         _check_rows("cut_row", options.cut_row, "cut_time_s", len(tables.cut_time_s))
-        _check_rows("beat_row", options.beat_row, "beat_start_s", len(tables.beat_start_s))
+        _check_rows(
+            "bottleneck_row",
+            options.bottleneck_row,
+            "bottleneck_start_s",
+            len(tables.bottleneck_start_s),
+        )
         _check_rows("memory_row", options.memory_row, "earliest_start", len(tables.earliest_start))
         final_states = tuple(sorted(set(self.final_states))) or (options.num_states - 1,)
         if final_states[0] < 1 or final_states[-1] >= options.num_states:
@@ -77,17 +82,17 @@ def chain_problem(
     *,
     time_row: IntArray,
     cut_row: IntArray | None = None,
-    beat_row: IntArray | None = None,
+    bottleneck_row: IntArray | None = None,
     memory_row: IntArray | None = None,
 ) -> PartitionProblem:
-    """Pose the problem of ``S`` stages in a row, whose devices are given.
+    """Build the problem of ``S`` stages in a row, whose devices are given.
 
     Args:
         tables: What stages cost.
         num_micro_batches: ``m``.
         time_row: Shape ``(S,)``. Row of ``time_prefix_s`` for each stage, by its device type.
         cut_row: Shape ``(S - 1,)``. Row of ``cut_time_s`` between stages ``s`` and ``s + 1``.
-        beat_row: Shape ``(S,)``. Row of ``beat_start_s`` and ``beat_end_s``.
+        bottleneck_row: Shape ``(S,)``. Row of ``bottleneck_start_s`` and ``bottleneck_end_s``.
         memory_row: Shape ``(S,)``. Row of ``earliest_start``.
 
     Returns:
@@ -106,7 +111,7 @@ def chain_problem(
     options = OptionTable(
         time_row=time_row,
         cut_row=cuts.astype(np.int64),
-        beat_row=nothing if beat_row is None else beat_row,
+        bottleneck_row=nothing if bottleneck_row is None else bottleneck_row,
         memory_row=nothing if memory_row is None else memory_row,
     )
     return PartitionProblem(tables=tables, options=options, num_micro_batches=num_micro_batches)
@@ -127,7 +132,7 @@ def objective(
         options: Shape ``(S,)``.
 
     Returns:
-        Sum, slowest beat and objective.
+        Sum, bottleneck and objective.
 
     Raises:
         ValueError: If the stages do not take all layers in order, or the options are no path
@@ -137,7 +142,7 @@ def objective(
     sum_s, slowest_s = 0.0, 0.0
     for (start, end), option in zip(pairwise(bounds), options, strict=True):
         sum_s = extended_sum_s(problem, sum_s, start, end, option)
-        slowest_s = max(slowest_s, beat_s(problem, start, end, option))
+        slowest_s = max(slowest_s, bottleneck_s(problem, start, end, option))
     value_s = sum_s + (problem.num_micro_batches - 1) * slowest_s
     return Objective(sum_s=sum_s, slowest_s=slowest_s, value_s=value_s)
 
@@ -160,7 +165,7 @@ def extended_sum_s(
     )
 
 
-def beat_s(problem: PartitionProblem, start: int, end: int, option: int) -> float:
+def bottleneck_s(problem: PartitionProblem, start: int, end: int, option: int) -> float:
     """Weigh a stage ``[start, end)`` as the slowest: its time and what blocks it at its ends.
 
     Returns:
@@ -168,21 +173,14 @@ def beat_s(problem: PartitionProblem, start: int, end: int, option: int) -> floa
     """
     options, tables = problem.options, problem.tables
     prefix_s = tables.time_prefix_s[options.time_row[option]]
-    beat_row = options.beat_row[option]
-    end_s = prefix_s[end] + (tables.beat_end_s[beat_row, end] if beat_row >= 0 else 0.0)
-    start_s = prefix_s[start] - (tables.beat_start_s[beat_row, start] if beat_row >= 0 else 0.0)
+    bottleneck_row = options.bottleneck_row[option]
+    end_s = prefix_s[end] + (
+        tables.bottleneck_end_s[bottleneck_row, end] if bottleneck_row >= 0 else 0.0
+    )
+    start_s = prefix_s[start] - (
+        tables.bottleneck_start_s[bottleneck_row, start] if bottleneck_row >= 0 else 0.0
+    )
     return float((end_s - start_s) + options.overhead_s[option])
-
-
-def is_allowed(problem: PartitionProblem, start: int, end: int, option: int) -> bool:
-    """Say whether an option can hold the layers ``[start, end)``, and they may be a stage.
-
-    Returns:
-        True where it fits or knows no limit, and the stage holds what every stage must.
-    """
-    tables, memory_row = problem.tables, problem.options.memory_row[option]
-    fits = memory_row < 0 or start >= tables.earliest_start[memory_row, end]
-    return bool(fits and start <= tables.latest_start[end])
 
 
 def _check_partition(
@@ -238,11 +236,6 @@ class PartitionSolution:
     slowest_s: float
     lower_bound_s: float
     num_evaluations: int
-
-    @property
-    def proven(self) -> bool:
-        """Whether no partition is better."""
-        return self.lower_bound_s == self.value_s
 
 
 class InfeasibleReason(StrEnum):

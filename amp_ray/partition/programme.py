@@ -11,20 +11,20 @@ from amp_ray.partition.arrays import BoolArray, FloatArray, IntArray
 class Programme(NamedTuple):
     """A partition problem laid out for the kernels: C classes, E options, R states, L layers.
 
-    A class is what the cap looks at: a time row, a beat row and an overhead. Options are in
+    A class is what the cap looks at: a time row, a bottleneck row and an overhead. Options are in
     canonical order, which ascends by the state they lead to. Every table ends with a row that
     charges nothing; columns are layer counts ``0..L``.
 
     Attributes:
         time_prefix_s: Shape ``(T, L + 1)``.
         cut_time_s: Shape ``(K + 1, L + 1)``; column 0 is zero.
-        beat_start_s: Shape ``(B + 1, L + 1)``.
-        beat_end_s: Shape ``(B + 1, L + 1)``.
+        bottleneck_start_s: Shape ``(B + 1, L + 1)``.
+        bottleneck_end_s: Shape ``(B + 1, L + 1)``.
         earliest_start: Shape ``(M + 1, L + 1)``.
         latest_start: Shape ``(L + 1,)``.
         earliest_floor: Shape ``(M + 1, L + 1)``. Minimum of ``earliest_start`` from here on.
         class_time: Shape ``(C,)``. Time row.
-        class_beat: Shape ``(C,)``. Beat row.
+        class_bottleneck: Shape ``(C,)``. Beat row.
         class_overhead_s: Shape ``(C,)``.
         class_start_s: Shape ``(C, L + 1)``. Non-decreasing upper bound of what a start takes off.
         class_end_s: Shape ``(C, L + 1)``. Non-decreasing lower bound of what an end brings.
@@ -43,13 +43,13 @@ class Programme(NamedTuple):
 
     time_prefix_s: FloatArray
     cut_time_s: FloatArray
-    beat_start_s: FloatArray
-    beat_end_s: FloatArray
+    bottleneck_start_s: FloatArray
+    bottleneck_end_s: FloatArray
     earliest_start: IntArray
     latest_start: IntArray
     earliest_floor: IntArray
     class_time: IntArray
-    class_beat: IntArray
+    class_bottleneck: IntArray
     class_overhead_s: FloatArray
     class_start_s: FloatArray
     class_end_s: FloatArray
@@ -95,8 +95,8 @@ class Scratch(NamedTuple):
     path_option: IntArray
 
 
-class TailArrays(NamedTuple):
-    """Tails of a problem for the kernels: B tails, E options in the programme's order, L layers.
+class StepEndArrays(NamedTuple):
+    """Step-end terms for the kernels: B terms, E options in the programme's order, L layers.
 
     Attributes:
         weight_prefix: Shape ``(B, L + 1)``.

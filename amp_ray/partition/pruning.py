@@ -14,43 +14,43 @@ from amp_ray.partition.exact import solve
 from amp_ray.partition.kernels import least_values
 from amp_ray.partition.layout import canonical_order, laid_out
 from amp_ray.partition.problem import PartitionProblem, PartitionSolution
-from amp_ray.partition.programme import TailArrays
-from amp_ray.partition.tails import TailedProblem
+from amp_ray.partition.programme import StepEndArrays
+from amp_ray.partition.step_end import StepEndProblem
 
 MANY_MICRO_BATCHES: Final = 1_000_000
-"""So many that the slowest beat can be read off the value of a partition."""
+"""So many that the bottleneck can be read off the value of a partition."""
 
 ROUNDING: Final = 1e-9
 """Share by which sums may differ, added up in another order."""
 
 
-def option_values(problem: TailedProblem, limit_s: float) -> FloatArray:
+def option_values(problem: StepEndProblem, limit_s: float) -> FloatArray:
     """Bound what partitions with each option cost.
 
-    Sums, slowest beat and tails are bounded one by one, so that a partition may cost more than
+    Sum, bottleneck and step end are bounded one by one, so that a partition may cost more than
     the bounds of all of its options.
 
     Args:
         problem: The problem.
-        limit_s: Only partitions that cost no more, tails included, are of interest.
+        limit_s: Only partitions that cost no more, step end included, are of interest.
 
     Returns:
         Shape ``(E,)``. No partition of interest with the option costs less; infinite where there
         is none.
     """
     order = canonical_order(problem.problem.options)
-    least_s = np.array([tail.least_s for tail in problem.tails])
-    beats_s = _beats_s(problem.problem, limit_s * (1 + ROUNDING) - float(least_s.sum()))
+    least_s = np.array([term.least_s for term in problem.terms])
+    limits_s = _limits_s(problem.problem, limit_s * (1 + ROUNDING) - float(least_s.sum()))
     values = np.full(len(order), np.inf)
-    if beats_s is not None:
+    if limits_s is not None:
         values[order] = least_values(
-            beats_s,
+            limits_s,
             problem.problem.num_micro_batches - 1,
             laid_out(problem.problem, order),
-            TailArrays(
-                weight_prefix=np.array([tail.weight_prefix for tail in problem.tails]),
-                s_per_weight=np.array([tail.s_per_weight[order] for tail in problem.tails]),
-                fixed_s=np.array([tail.fixed_s[order] for tail in problem.tails]),
+            StepEndArrays(
+                weight_prefix=np.array([term.weight_prefix for term in problem.terms]),
+                s_per_weight=np.array([term.s_per_weight[order] for term in problem.terms]),
+                fixed_s=np.array([term.fixed_s[order] for term in problem.terms]),
                 least_s=least_s,
             ),
         )
@@ -58,7 +58,7 @@ def option_values(problem: TailedProblem, limit_s: float) -> FloatArray:
     return values * (1 - ROUNDING)
 
 
-def among_options(problem: TailedProblem, chosen: IntArray) -> TailedProblem | None:
+def among_options(problem: StepEndProblem, chosen: IntArray) -> StepEndProblem | None:
     """Return a problem with some of its options.
 
     Returns:
@@ -72,17 +72,17 @@ def among_options(problem: TailedProblem, chosen: IntArray) -> TailedProblem | N
         return None
     names = options.__dataclass_fields__
     fewer = replace(options, **{name: getattr(options, name)[chosen] for name in names})
-    tails = tuple(
-        replace(tail, s_per_weight=tail.s_per_weight[chosen], fixed_s=tail.fixed_s[chosen])
-        for tail in problem.tails
+    terms = tuple(
+        replace(term, s_per_weight=term.s_per_weight[chosen], fixed_s=term.fixed_s[chosen])
+        for term in problem.terms
     )
-    return TailedProblem(
-        problem=replace(partition, options=fewer, final_states=final_states), tails=tails
+    return StepEndProblem(
+        problem=replace(partition, options=fewer, final_states=final_states), terms=terms
     )
 
 
-def _beats_s(problem: PartitionProblem, limit_s: float) -> FloatArray | None:
-    """Return beats of partitions up to a limit as `least_values` takes them; None without any."""
+def _limits_s(problem: PartitionProblem, limit_s: float) -> FloatArray | None:
+    """Return bottlenecks of partitions up to a limit for `least_values`; None without any."""
     num_later = problem.num_micro_batches - 1
     cheapest = solve(replace(problem, num_micro_batches=1))
     if not isinstance(cheapest, PartitionSolution) or cheapest.value_s > limit_s:

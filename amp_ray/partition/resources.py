@@ -207,20 +207,20 @@ def labelled(
         that an edge leads to.
     """
     span = int(labels.max(initial=0)) + 1
-    places = np.unique(np.concatenate(([-1], to_state * span + labels)))
-    states = places // span
+    codes = np.unique(np.concatenate(([-1], to_state * span + labels)))
+    states = codes // span
     first, end = (np.searchsorted(states, from_state, side=side) for side in ("left", "right"))
     first, end = (np.where(from_state == 0, at, limit) for at, limit in ((0, first), (1, end)))
     count = end - first
     edge = np.repeat(np.arange(len(from_state)), count)
     begins = np.repeat(first - np.concatenate(([0], np.cumsum(count)[:-1])), count)
     source = np.arange(len(edge)) + begins
-    target = np.searchsorted(places, to_state[edge] * span + labels[edge])
+    target = np.searchsorted(codes, to_state[edge] * span + labels[edge])
     reached = np.unique(target)
     return LabelledGraph(
         edge=edge,
         from_state=source,
         to_state=target,
-        label=np.where(source == 0, -1, places[source] % span),
+        label=np.where(source == 0, -1, codes[source] % span),
         final_states=tuple(reached[np.isin(states[reached], final_states)].tolist()),
     )

@@ -17,7 +17,7 @@ TABLE_SIZE: Final = 2**17
 
 def radix(sizes: Sequence[int]) -> IntArray:
     """Return the weights of digits with these numbers of values."""
-    return np.array([math.prod(sizes[:place]) for place in range(len(sizes))], dtype=np.int64)
+    return np.array([math.prod(sizes[:digit]) for digit in range(len(sizes))], dtype=np.int64)
 
 
 def repeated(count: IntArray) -> tuple[IntArray, IntArray]:

@@ -31,12 +31,12 @@ class StageTables:
     """Tables over a chain of ``L`` layers, shared by any number of options.
 
     Column ``a`` stands for the boundary after ``a`` layers. A stage ``[a, b)`` by an option with
-    time row ``t``, cut row ``c``, beat row ``e`` and memory row ``m``
+    time row ``t``, cut row ``c``, bottleneck row ``e`` and memory row ``m``
 
     - takes ``time_prefix_s[t, b] - time_prefix_s[t, a] + overhead_s``;
     - costs ``cut_time_s[c, a]`` once where it is cut from the stage before it;
-    - has a beat, its weight as the slowest stage, of its time plus ``beat_start_s[e, a]`` plus
-      ``beat_end_s[e, b]``, such as transfers that block it;
+    - has as its bottleneck time, which counts for the slowest stage, its time plus
+      ``bottleneck_start_s[e, a] + bottleneck_end_s[e, b]``, such as transfers that block it;
     - fits into memory if ``a >= earliest_start[m, b]``;
     - holds what every stage must hold if ``a <= latest_start[b]``.
 
@@ -45,8 +45,8 @@ class StageTables:
     Attributes:
         time_prefix_s: Shape ``(T, L + 1)``. Prefix sums of the layers' times.
         cut_time_s: Shape ``(K, L + 1)``. Column 0 is never charged.
-        beat_start_s: Shape ``(B, L + 1)``. By the boundary at which the stage starts.
-        beat_end_s: Shape ``(B, L + 1)``. By the boundary at which it ends.
+        bottleneck_start_s: Shape ``(B, L + 1)``. By the boundary at which the stage starts.
+        bottleneck_end_s: Shape ``(B, L + 1)``. By the boundary at which it ends.
         earliest_start: Shape ``(M, L + 1)``. Smallest ``a`` from which every stage that ends at
             this boundary fits, from 0 to the boundary itself: then none fits.
         latest_start: Shape ``(L + 1,)``. Largest ``a`` at which a stage that ends here may start,
@@ -60,8 +60,8 @@ class StageTables:
 
     time_prefix_s: FloatArray
     cut_time_s: FloatArray = field(default_factory=_none_given)
-    beat_start_s: FloatArray = field(default_factory=_none_given)
-    beat_end_s: FloatArray = field(default_factory=_none_given)
+    bottleneck_start_s: FloatArray = field(default_factory=_none_given)
+    bottleneck_end_s: FloatArray = field(default_factory=_none_given)
     earliest_start: IntArray = field(default_factory=_no_rows_given)
     latest_start: IntArray = field(default_factory=_no_rows_given)
 
@@ -72,7 +72,7 @@ class StageTables:
             msg = f"time_prefix_s has shape {self.time_prefix_s.shape}, expected (T, layers + 1)"
             raise ValueError(msg)
         _check_prefix_sums(self.time_prefix_s)
-        for name in ("cut_time_s", "beat_start_s", "beat_end_s"):
+        for name in ("cut_time_s", "bottleneck_start_s", "bottleneck_end_s"):
             self._freeze(name, frozen_times(name, self._given(name), 2))
         starts = frozen_integers("earliest_start", self._given("earliest_start"), 2, smallest=0)
         self._freeze("earliest_start", starts)
@@ -80,7 +80,7 @@ class StageTables:
         latest = self.latest_start if np.size(self.latest_start) else before
         latest = frozen_integers("latest_start", latest, 1, smallest=-1)
         self._freeze("latest_start", latest)
-        self._match_beats()
+        self._match_bottlenecks()
         self._check_widths()
         _check_starts(self.earliest_start)
         if latest.shape != before.shape or (latest > before).any() or (np.diff(latest) < 0).any():
@@ -101,20 +101,27 @@ class StageTables:
         table: ArrayLike = getattr(self, name)
         return table if np.size(table) else np.empty((0, self.num_layers + 1), np.int64)
 
-    def _match_beats(self) -> None:
+    def _match_bottlenecks(self) -> None:
         """Give both ends the same rows where only one was given."""
-        starts, ends = len(self.beat_start_s), len(self.beat_end_s)
+        starts, ends = len(self.bottleneck_start_s), len(self.bottleneck_end_s)
         if starts and not ends:
-            self._freeze("beat_end_s", frozen_times("", np.zeros_like(self.beat_start_s), 2))
+            self._freeze(
+                "bottleneck_end_s", frozen_times("", np.zeros_like(self.bottleneck_start_s), 2)
+            )
         elif ends and not starts:
-            self._freeze("beat_start_s", frozen_times("", np.zeros_like(self.beat_end_s), 2))
+            self._freeze(
+                "bottleneck_start_s", frozen_times("", np.zeros_like(self.bottleneck_end_s), 2)
+            )
         elif starts != ends:
-            msg = f"beat_start_s has {starts} rows and beat_end_s {ends}: give both the same rows"
+            msg = (
+                f"bottleneck_start_s has {starts} rows and bottleneck_end_s {ends}: "
+                "give both the same rows"
+            )
             raise ValueError(msg)
 
     def _check_widths(self) -> None:
         """Refuse a table over another number of layers."""
-        for name in ("cut_time_s", "beat_start_s", "beat_end_s", "earliest_start"):
+        for name in ("cut_time_s", "bottleneck_start_s", "bottleneck_end_s", "earliest_start"):
             columns = getattr(self, name).shape[1]
             if columns != self.num_layers + 1:
                 msg = (
@@ -140,9 +147,10 @@ class OptionTable:
         from_state: Shape ``(E,)``.
         to_state: Shape ``(E,)``.
         cut_row: Shape ``(E,)``. Row of `StageTables.cut_time_s`.
-        beat_row: Shape ``(E,)``. Row of `StageTables.beat_start_s` and ``beat_end_s``.
+        bottleneck_row: Shape ``(E,)``. Row of `StageTables.bottleneck_start_s` and of
+            ``bottleneck_end_s``.
         memory_row: Shape ``(E,)``. Row of `StageTables.earliest_start`.
-        overhead_s: Shape ``(E,)``. Part of the stage's time and beat, whatever its layers.
+        overhead_s: Shape ``(E,)``. Part of the stage's time, whatever its layers.
         fixed_s: Shape ``(E,)``. Charged once per iteration, such as a gradient sync.
 
     Raises:
@@ -154,7 +162,7 @@ class OptionTable:
     from_state: IntArray = field(default_factory=_no_rows_given)
     to_state: IntArray = field(default_factory=_no_rows_given)
     cut_row: IntArray = field(default_factory=_no_rows_given)
-    beat_row: IntArray = field(default_factory=_no_rows_given)
+    bottleneck_row: IntArray = field(default_factory=_no_rows_given)
     memory_row: IntArray = field(default_factory=_no_rows_given)
     overhead_s: FloatArray = field(default_factory=_none_given)
     fixed_s: FloatArray = field(default_factory=_none_given)
@@ -169,7 +177,7 @@ class OptionTable:
         self._freeze_integers("from_state", smallest=0, default=in_a_row)
         self._freeze_integers("to_state", smallest=1, default=in_a_row + 1)
         without = np.full(self.num_options, NO_ROW)
-        for name in ("cut_row", "beat_row", "memory_row"):
+        for name in ("cut_row", "bottleneck_row", "memory_row"):
             self._freeze_integers(name, smallest=NO_ROW, default=without)
         for name in ("overhead_s", "fixed_s"):
             values = getattr(self, name)

@@ -18,7 +18,7 @@ from amp_ray.report.study_table import (
     surprise_text,
     trials_table,
 )
-from amp_ray.runtime.study.result import ENDINGS, Result, best_trial
+from amp_ray.runtime.study.result import ENDINGS, StudyResult, best_trial
 from amp_ray.trials.outcome import Measured, Outcome
 from amp_ray.tuner.knowledge import Knowledge
 from amp_ray.tuner.recommendation import Recommendation, recommend
@@ -165,7 +165,7 @@ def study_view(console: Console) -> Iterator[PlainView | LiveView]:
             raise
 
 
-def end_view(result: Result, folder: str) -> RenderableType:
+def end_view(result: StudyResult, folder: str) -> RenderableType:
     """Draw the end of a study: its trials, why it stopped, what is recommended."""
     records, best = result.state.trials, result.best_number
     first = max(0, len(records) - _MOST_END_ROWS)
@@ -180,7 +180,7 @@ def end_view(result: Result, folder: str) -> RenderableType:
     return Group(*parts)
 
 
-def _end_lines(result: Result, folder: str) -> list[str]:
+def _end_lines(result: StudyResult, folder: str) -> list[str]:
     """Say why a study stopped, and what to use."""
     lines = [f"stopped: {ENDINGS[result.ending]}"]
     errors = errors_text(result.state.trials)

@@ -20,7 +20,8 @@ from amp_ray.search.ranking import (
     is_risky,
     reasons_text,
 )
-from amp_ray.spec.candidate import GroupsCandidate
+from amp_ray.search.replan import Moves
+from amp_ray.spec.candidate import Candidate, GroupsCandidate
 from amp_ray.spec.cluster import Cluster
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.model import Model
@@ -136,6 +137,8 @@ class ResultsTable:
         columns = [[header, *cells] for header, *cells in zip(headers, *rows, strict=True)]
         if any(estimate.peak_memory_bytes for estimate in estimates):
             columns.append(["peak/limit\nGiB", *map(_memory, self.results)])
+        if any(estimate.cost for estimate in estimates):
+            columns.append(["cost\n/iter", *map(_cost, self.results)])
         if any(estimate.failure_probability for estimate in estimates):
             columns.append([f"{self._risk}\nrisk", *map(_risk, self.results)])
         return columns
@@ -158,6 +161,7 @@ class ResultsTable:
             return wrap(str(first_reason(result)), room)
         marks = "".join(f" ({self._marks[warning]})" for warning in result.warnings)
         lines = wrap(" ".join(map(str, result.strategy.bounds)) + marks, room)
+        lines += _recompute_lines(result.strategy, self.experiment, room)
         if not self._has_places:
             return lines
         return lines + _places(result.strategy, self.experiment, room)
@@ -184,6 +188,22 @@ class ResultsTable:
             yield "split: samples of all dp ranks of a stage together, else of one replica"
         for warning, mark in self._marks.items():
             yield f"({mark}) {warning}"
+
+
+def moves_table(moves: Moves) -> RenderableType:
+    """Draw what each host has to receive before the best strategy can run."""
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    for header in ("host", "state GiB", "to move GiB", "of it from a checkpoint GiB"):
+        table.add_column(header, justify="left" if header == "host" else "right")
+    for host, state in moves.needed_bytes.items():
+        figures = (state, moves.moved_bytes[host], moves.lost_bytes[host])
+        table.add_row(Text(host), *(f"{value / GIB:.2f}" for value in figures))
+    total, lost = moves.total_bytes / GIB, sum(moves.lost_bytes.values()) / GIB
+    summary = (
+        f"the best strategy moves {total:.2f} GiB, {lost:.2f} of it from a checkpoint; "
+        f"about {moves.transfer_s:.3g} s over the network"
+    )
+    return Group(table, Text(summary))
 
 
 def layers_text(model: Model) -> str:
@@ -238,7 +258,8 @@ def _degrees(result: Result) -> list[str]:
     size = f"{plan.micro_batch_size}{' split' if _is_split(result) else ''}"
     if isinstance(plan, GroupsCandidate):
         return ["*", "*", "*", size]
-    return [*(str(degree or "*") for degree in (plan.tp, plan.dp, plan.pp)), size]
+    degrees = plan.options if isinstance(plan, Candidate) else plan
+    return [*(str(degree or "*") for degree in (degrees.tp, degrees.dp, plan.pp)), size]
 
 
 def _time(result: Result) -> str:
@@ -266,12 +287,28 @@ def _memory(result: Result) -> str:
     return f"{peak / GIB:.1f}/{limit / GIB:.1f}"
 
 
+def _cost(result: Result) -> str:
+    """Return the money for an iteration."""
+    if isinstance(result, Infeasible) or result.cost is None:
+        return "-"
+    return f"{result.cost.per_iteration:.4g}"
+
+
 def _risk(result: Result) -> str:
     """Return the chance that a strategy does not finish."""
     if isinstance(result, Infeasible):
         return "-"
     percent = round(100 * result.failure_probability)
     return "<1 %" if percent < 1 else ">99 %" if percent > 99 else f"{percent} %"  # noqa: PLR2004
+
+
+def _recompute_lines(strategy: Strategy, experiment: Experiment, room: int) -> list[str]:
+    """Say what stages compute again, where that is not simply the experiment's for all."""
+    per_stage = [str(stage.options.recompute) for stage in strategy.stages]
+    if set(per_stage) == {str(experiment.recompute)}:
+        return []
+    words = per_stage if len(set(per_stage)) > 1 else per_stage[:1]
+    return wrap(f"recompute {' '.join(words)}", room)
 
 
 def _places(strategy: Strategy, experiment: Experiment, room: int) -> list[str]:
@@ -293,7 +330,8 @@ def _ties_text(ranking: Ranking) -> str:
     """Say what the first rows have in common, and how they are ordered."""
     num_tied, percent = ranking.num_tied, 100 * ranking.relative_error
     if not percent:
-        return f"= the first {num_tied} take the same time"
+        what = "cost the same" if ranking.objective == "cost" else "take the same time"
+        return f"= the first {num_tied} {what}"
     tied = [result for result in ranking.results[:num_tied] if isinstance(result, Estimate)]
     risky = 100 * RISKY_PROBABILITY
     order = f", those with a risk of {risky:.0f} % or more last" if _is_mixed(tied) else ""
@@ -308,6 +346,9 @@ def _is_mixed(estimates: Sequence[Estimate]) -> bool:
 def _notes(ranking: Ranking, *, num_shown: int) -> list[Text]:
     """Return what the table does not show: ties, the rest, and why some cannot run."""
     notes = [Text(_ties_text(ranking))] if ranking.num_tied > 1 else []
+    if ranking.num_front:
+        first = counted(ranking.num_front, "strategy", "strategies")
+        notes.append(Text(f"the first {first}: no other is both faster and cheaper"))
     num_hidden = ranking.num_feasible - num_shown
     if num_hidden > 0:
         more = counted(num_hidden, "more feasible strategy", "more feasible strategies")
@@ -346,7 +387,7 @@ def _place(strategy: Strategy, index: int, cluster: Cluster) -> str:
     if strategy.is_uniform:
         return names
     stage = strategy.stages[index]
-    return f"tp{stage.tp} dp{stage.dp} on {names}"
+    return f"tp{stage.options.tp} dp{stage.options.dp} on {names}"
 
 
 def _runs(nodes: Sequence[int]) -> list[list[int]]:

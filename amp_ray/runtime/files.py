@@ -10,13 +10,19 @@ from pathlib import Path
 from typing import Final
 
 from amp_ray.errors import InputError, Where
+from amp_ray.formats.aceso import read_aceso_profile
+from amp_ray.formats.aceso_plan import SIGNATURE as ACESO_SIGNATURE
+from amp_ray.formats.aceso_plan import read_aceso_plan
+from amp_ray.formats.aceso_profile import SUFFIX as ACESO_SUFFIX
 from amp_ray.formats.metis import read_metis_profile
 from amp_ray.formats.metis_profile import SUFFIX as METIS_SUFFIX
 from amp_ray.spec.build import build_experiment
 from amp_ray.spec.device import Device
 from amp_ray.spec.experiment import Experiment
+from amp_ray.spec.json_text import parse_json
 from amp_ray.spec.model import Model
 from amp_ray.spec.profile import Profile
+from amp_ray.spec.slice_table import MOST_CHARACTERS, SliceTable, parse_slice_table
 from amp_ray.spec.strategy_file import Context, Given, parse_strategies
 from amp_ray.spec.yaml_text import parse_yaml
 from amp_ray.trials.profile.tables import RECORDS_FILE
@@ -64,17 +70,30 @@ class ExperimentFiles:
         return texts
 
     def foreign_profile(
-        self, source: str, name: str, model: Model, devices: Iterable[Device]
+        self,
+        source: str,
+        name: str,
+        model: Model,
+        devices: Iterable[Device],
+        profiled: str | None = None,
     ) -> Profile:
         """Return a profile in another planner's format; what was recognised is logged.
 
         Raises:
             InputError: If a file cannot be read or is wrong, or the profile does not fit.
         """
-        assert source == "metis", source
-        files = read_texts(self._locate(name), (METIS_SUFFIX,))
-        profile = read_metis_profile(files, folder=name, model=model, devices=devices)
-        for note in profile.published.notes if profile.published else ():
+        if source == "aceso":
+            assert profiled is not None, "refused where the experiment is checked"
+            files = read_texts(self._locate(name), (ACESO_SUFFIX,))
+            profile = read_aceso_profile(
+                files, folder=name, profiled=profiled, model=model, devices=devices
+            )
+        else:
+            assert source == "metis", source
+            files = read_texts(self._locate(name), (METIS_SUFFIX,))
+            profile = read_metis_profile(files, folder=name, model=model, devices=devices)
+        origin = profile.operators or profile.published
+        for note in origin.notes if origin else ():
             _LOGGER.info("%s", note)
         return profile
 
@@ -106,21 +125,38 @@ def load_experiment(path: Path, hostfile: Path | None = None) -> Experiment:
 
 
 def load_strategies(path: Path, experiment: Experiment) -> tuple[Given, ...]:
-    """Read the strategies that a user names for an experiment.
+    """Read the strategies that a user names for an experiment; a plan of Aceso's is one.
 
     Raises:
         InputError: If the file cannot be read, or names what the experiment cannot have.
     """
+    text = read_text(path)
+    if text.lstrip()[:1] == "{":
+        record = parse_json(text, file=str(path))
+        if ACESO_SIGNATURE in record:
+            strategy = read_aceso_plan(record, file=str(path), experiment=experiment)
+            return (Given(where=Where(file=str(path)), candidate=None, strategy=strategy),)
+    operators = experiment.profile.operators
     context = Context(
         cluster=experiment.cluster,
         num_layers=experiment.model.num_layers,
         global_batch_size=experiment.global_batch_size,
         recompute=experiment.recompute,
+        num_operators=0 if operators is None else operators.num_operators,
     )
-    return parse_strategies(read_text(path), file=str(path), context=context)
+    return parse_strategies(text, file=str(path), context=context)
 
 
-def read_text(path: Path) -> str:
+def load_slice_table(path: Path) -> SliceTable:
+    """Read a table of slice latencies.
+
+    Raises:
+        InputError: If the file cannot be read, or is none.
+    """
+    return parse_slice_table(read_text(path, MOST_CHARACTERS), file=str(path))
+
+
+def read_text(path: Path, most_characters: int = _MOST_CHARACTERS) -> str:
     """Return a file's text.
 
     Raises:
@@ -128,10 +164,10 @@ def read_text(path: Path) -> str:
     """
     try:
         with path.open(encoding=_ENCODING) as file:
-            text = file.read(_MOST_CHARACTERS + 1)
-        if len(text) <= _MOST_CHARACTERS:
+            text = file.read(most_characters + 1)
+        if len(text) <= most_characters:
             return text
-        message = f"longer than {_MOST_CHARACTERS:,} characters: is this the right file?"
+        message = f"longer than {most_characters:,} characters: is this the right file?"
     except FileNotFoundError:
         message = "no such file"
     except IsADirectoryError:

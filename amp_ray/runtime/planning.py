@@ -2,16 +2,19 @@
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from amp_ray.baselines.aceso2024.planner import Aceso2024Planner
 from amp_ray.baselines.amp2022.planner import Amp2022Planner
 from amp_ray.cost.estimate import Estimate, Result
-from amp_ray.errors import placed
+from amp_ray.errors import InputError, placed
 from amp_ray.runtime.metis_planning import METIS_2024, make_metis_planner
-from amp_ray.runtime.ray.searching import AUTO, Workers, search_candidates
+from amp_ray.runtime.ray.searching import ALONE, AUTO, Workers, search_candidates
+from amp_ray.search.objective import on_cluster, sub_clusters
 from amp_ray.search.planner import AmpRayPlanner, Planner, evaluate
-from amp_ray.search.ranking import Ranking, why_none
+from amp_ray.search.ranking import Ranking, leader_order, named, rank, why_none
 from amp_ray.search.rows import SCHEMA, ranking_rows
 from amp_ray.search.space import (
     candidates_of,
@@ -20,6 +23,7 @@ from amp_ray.search.space import (
     uniform_candidates,
 )
 from amp_ray.search.wanted import NO_CANDIDATES, OptionalCandidates
+from amp_ray.spec import recompute
 from amp_ray.spec.candidate import AnyCandidate
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import candidate_of
@@ -27,6 +31,9 @@ from amp_ray.spec.strategy_file import Given
 
 AMP_2022: Final = "amp-2022"
 """The planner whose placements come from the order of the nodes: its space is the uniform one."""
+
+ACESO_2024: Final = "aceso-2024"
+"""The planner whose stages are cut between operators."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +51,7 @@ class Planned:
             "schema": SCHEMA,
             "experiment": self.experiment.name,
             "cost_model": self.cost_model,
+            "objective": self.ranking.objective,
             "num_candidates": len(self.ranking.results),
             "num_feasible": self.ranking.num_feasible,
             "search_s": self.search_s,
@@ -55,8 +63,22 @@ class Planned:
 def why_infeasible(experiment: Experiment, cost_model: str, results: Sequence[Result]) -> str:
     """Say why none of the results of a search is feasible, and what comes closest to it."""
     ours = make_planner(experiment, cost_model)
-    others = ours.roomiest() if isinstance(ours, AmpRayPlanner) else ()
-    return why_none(results, others)
+    if not isinstance(ours, AmpRayPlanner):
+        return why_none(results)
+    return why_none(results, ours.roomiest()) + _fits_with_recompute(experiment)
+
+
+def _fits_with_recompute(experiment: Experiment) -> str:
+    """Name a strategy that would fit if stages chose what they compute again; empty without one."""
+    if experiment.recompute == recompute.AUTO:
+        return ""
+    chosen = AmpRayPlanner(experiment=replace(experiment, recompute=recompute.AUTO))
+    fits = [estimate for estimate in chosen.roomiest() if estimate.feasible]
+    if not fits:
+        return ""
+    best = min(fits, key=leader_order)
+    kind = best.strategy.stages[0].options.recompute
+    return f"; with 'recompute: auto' some fit, such as {named(best.strategy)}, recompute {kind}"
 
 
 def make_planner(experiment: Experiment, cost_model: str) -> Planner:
@@ -71,6 +93,9 @@ def make_planner(experiment: Experiment, cost_model: str) -> Planner:
     if cost_model == METIS_2024:
         with placed(experiment.where()):
             return make_metis_planner(experiment)
+    if cost_model == ACESO_2024:
+        with placed(experiment.where()):
+            return Aceso2024Planner(experiment=experiment)
     return AmpRayPlanner(experiment=experiment)
 
 
@@ -99,13 +124,16 @@ def plan_experiment(
     The ranking does not depend on ``workers``; ``progress`` gets (candidates done, all
     candidates).
 
+    Where money counts, parts of the cluster are planned for as well: fewer nodes may be cheaper.
+
     Raises:
-        InputError: If the limits leave no candidate, the profile lacks what one needs, or workers
-            are asked for that cannot be had.
+        InputError: If the limits leave no candidate, the profile lacks what one needs, workers
+            are asked for that cannot be had, or money counts and a price is missing.
         AmpRayError: If a Ray cluster is asked for and cannot be used.
     """
     start_s = time.perf_counter()
     workers.check()
+    _check_money(experiment, cost_model)
     planner = make_planner(experiment, cost_model)
     with placed(experiment.where("search"), ValueError):
         candidates = planned_candidates(experiment, cost_model)
@@ -117,6 +145,8 @@ def plan_experiment(
             workers=workers,
             progress=progress,
         )
+    if counts_money(experiment):
+        ranking = _with_parts(experiment, cost_model, ranking)
     if cost_model == METIS_2024:  # what it bounds is the predicted time itself
         ranking = replace(ranking, lower_bound_s=_least_bound_s(ranking))
     return Planned(
@@ -134,6 +164,47 @@ def _optional(planner: Planner) -> OptionalCandidates:
     candidates = optional_candidates(planner.experiment)
     return OptionalCandidates(
         candidates=candidates, least_s=planner.least_s, expected_s=planner.expected_s
+    )
+
+
+def counts_money(experiment: Experiment) -> bool:
+    """Tell whether what a strategy costs matters."""
+    most = experiment.limits.max_cost_per_iteration
+    return experiment.objective != "time" or most is not None
+
+
+def _check_money(experiment: Experiment, cost_model: str) -> None:
+    """Refuse to look for cheap strategies where nothing tells what they cost."""
+    if not counts_money(experiment):
+        return
+    key = "search.max_cost_per_iteration"
+    what = key if experiment.objective == "time" else f"objective {experiment.objective!r}"
+    if cost_model in {AMP_2022, METIS_2024}:
+        message = f"{what} needs a cost model that knows prices; {cost_model} knows none"
+        raise InputError(message, where=experiment.where())
+    missing = [node for node in experiment.cluster.nodes if node.price_per_device_hour is None]
+    if missing:
+        message = f"{what} needs price_per_device_hour of every node; {missing[0].name!r} has none"
+        raise InputError(message, where=experiment.where("cluster", "nodes"))
+
+
+def _with_parts(experiment: Experiment, cost_model: str, whole: Ranking) -> Ranking:
+    """Rank the strategies of the whole cluster together with those of its parts."""
+    results = {result.strategy: result for result in whole.results if isinstance(result, Estimate)}
+    for part in sub_clusters(experiment.cluster):
+        smaller = replace(experiment, cluster=part, objective="time")
+        with suppress(ValueError):  # no tp, dp or micro-batch size may fit so few devices
+            candidates = planned_candidates(smaller, cost_model)
+            planner = make_planner(smaller, cost_model)
+            for result in search_candidates(planner, candidates, workers=ALONE).results:
+                placed_result = on_cluster(result, part, experiment.cluster)
+                if isinstance(placed_result, Estimate):
+                    results.setdefault(placed_result.strategy, placed_result)
+    rest = [result for result in whole.results if not isinstance(result, Estimate)]
+    return rank(
+        (*results.values(), *rest),
+        relative_error=whole.relative_error,
+        objective=experiment.objective,
     )
 
 

@@ -131,10 +131,10 @@ def _fitting_bounds(earliest_start: IntArray, latest_start: IntArray) -> tuple[i
 def partition_problem(
     costs: StageCosts, traits: RuntimeTraits, latest_start: IntArray
 ) -> PartitionProblem:
-    """Pose the partition problem of a candidate.
+    """Build the partition problem of a candidate.
 
     A stage takes the time of its slowest replica. Where transfers block, both ends of a stage
-    add theirs to its beat.
+    add theirs to its bottleneck.
 
     Args:
         costs: The candidate's times and memory.
@@ -143,12 +143,14 @@ def partition_problem(
     """
     time_prefix_s, time_row = costs.times.rows()
     cut_time_s, cut_row = costs.messages.rows()
-    start_s, end_s, beat_row = _beats(cut_time_s, cut_row, blocking=traits.blocking_transfers)
+    start_s, end_s, bottleneck_row = _bottlenecks(
+        cut_time_s, cut_row, blocking=traits.blocking_transfers
+    )
     tables = StageTables(
         time_prefix_s=time_prefix_s,
         cut_time_s=cut_time_s,
-        beat_start_s=start_s,
-        beat_end_s=end_s,
+        bottleneck_start_s=start_s,
+        bottleneck_end_s=end_s,
         earliest_start=costs.memory.earliest_starts(),
         latest_start=latest_start,
     )
@@ -157,7 +159,7 @@ def partition_problem(
         costs.stages.num_micro_batches,
         time_row=time_row,
         cut_row=cut_row,
-        beat_row=beat_row,
+        bottleneck_row=bottleneck_row,
         memory_row=np.arange(costs.stages.pp),
     )
 
@@ -177,18 +179,18 @@ def latest_starts(experiment: Experiment) -> IntArray:
     return np.concatenate(([-1], last))
 
 
-def _beats(
+def _bottlenecks(
     cut_time_s: FloatArray, cut_row: IntArray, *, blocking: bool
 ) -> tuple[FloatArray, FloatArray, IntArray | None]:
-    """Return beat tables and the row of each stage: the cut before it and the cut after it.
+    """Return bottleneck tables and the row of each stage: the cut before it and the cut after it.
 
-    Transfers that do not block a stage add nothing to its beat.
+    Transfers that do not block a stage add nothing to its bottleneck.
     """
     if not blocking or not len(cut_row):
         return np.empty(0), np.empty(0), None
     nothing = len(cut_time_s)
     padded = np.vstack([cut_time_s, np.zeros_like(cut_time_s[:1])])
-    # No cut is at either end of the chain; the solver is fastest where beats grow with layers.
+    # No cut is at either end of the chain; the solver is fastest where the tables grow with layers.
     padded[:, [0, -1]] = padded[:, [1, -2]]
     before = np.concatenate(([nothing], cut_row))
     after = np.concatenate((cut_row, [nothing]))

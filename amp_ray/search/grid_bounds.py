@@ -55,21 +55,19 @@ class GridBounds:
             limit_s: A bound above it need not be the best that is known.
 
         Returns:
-            Seconds; infinite where the devices are too few, or too small for any cuts.
+            Seconds; infinite where the devices are too few.
 
         Raises:
             ValueError: If the profile is measured, but not for this tp.
         """
         if self.cost_model.experiment.limits.tp_across_nodes:
             return 0.0
-        count = np.array(list(self._units(candidate.tp).values()), dtype=np.int64)
-        if count.sum() < candidate.dp * candidate.pp:
+        count = np.array(list(self._units(candidate.options.tp).values()), dtype=np.int64)
+        if count.sum() < candidate.options.dp * candidate.pp:
             return float("inf")
         simple_s = self._pipeline_s(candidate, count, self._average_s) + self._rest_s(candidate)
         if simple_s > limit_s:
             return simple_s
-        if not self._may_fit(candidate):
-            return float("inf")
         whole_s = self._pipeline_s(candidate, count, self._whole_s) + self._rest_s(candidate)
         return max(simple_s, whole_s)
 
@@ -154,13 +152,13 @@ class GridBounds:
     def _num_across(self, candidate: Candidate) -> int:
         """Return how many cuts of a replica lie between nodes at least."""
         slots = max(node.num_slots for node in self.cost_model.experiment.cluster.nodes)
-        return -(-candidate.pp // (slots // candidate.tp)) - 1
+        return -(-candidate.pp // (slots // candidate.options.tp)) - 1
 
     def _cut_s(self, candidate: Candidate) -> tuple[float, float]:
         """Return the least time of both messages of a cut inside a node, and between nodes."""
         if self.cost_model.experiment.traits.virtual_stages > 1:
             return 0.0, 0.0  # transfers then overlap with what the cost model takes off the bubble
-        key = candidate.tp, candidate.micro_batch_size
+        key = candidate.options.tp, candidate.micro_batch_size
         if key not in self._cuts:
             self._cuts[key] = self._least_cuts_s(*key)
         return self._cuts[key]
@@ -231,23 +229,23 @@ class GridBounds:
 
     def _layer_s(self, candidate: Candidate) -> FloatArray:
         """Return forward and backward seconds of every layer, ``(num_kinds, 2, num_layers)``."""
-        key = candidate.tp, candidate.micro_batch_size
+        key = candidate.options.tp, candidate.micro_batch_size
         if key not in self._tables:
             tables = self.cost_model.time_tables
             self._tables[key] = np.diff(
                 [
                     tables.table((kind,), ring, candidate.options, key[1])[0][:2]
-                    for kind, ring in self._units(candidate.tp)
+                    for kind, ring in self._units(candidate.options.tp)
                 ],
                 axis=2,
             )
         return self._tables[key]
 
-    def _may_fit(self, candidate: Candidate) -> bool:
+    def may_fit(self, candidate: Candidate) -> bool:
         """Tell whether some cuts fit if every stage had the largest devices."""
         given = self.cost_model.experiment
         types = given.cluster.device_types
-        most = float(max(types[kind].memory_bytes for kind, _ in self._units(candidate.tp)))
+        most = float(max(types[kind].memory_bytes for kind, _ in self._units(candidate.options.tp)))
         memory = self.cost_model.memory(candidate)
         if candidate.pp == 1:
             return memory.peak(0, 0, given.model.num_layers) <= most
@@ -255,12 +253,12 @@ class GridBounds:
 
     def _rest_s(self, candidate: Candidate) -> float:
         """Return what follows the pipeline at least, for a stage with an even share."""
-        key = candidate.tp, candidate.dp
+        key = candidate.options.tp, candidate.options.dp
         if key not in self._tails:
             self._tails[key] = self._tail_line(*key)
         fixed_s, s_per_parameter = self._tails[key]
-        held = self.cost_model.weights(candidate.tp).prefix
-        shared = self.cost_model.weights(candidate.tp).tied
+        held = self.cost_model.weights(candidate.options.tp).prefix
+        shared = self.cost_model.weights(candidate.options.tp).tied
         total = float(held[-1]) - (0.0 if shared is None else shared.parameters)
         host_s = self.cost_model.experiment.constants.host_s_per_iteration
         return fixed_s + s_per_parameter * total / candidate.pp + host_s
@@ -299,7 +297,7 @@ def _fast_first(total_s: FloatArray, count: IntArray, candidate: Candidate) -> I
         Shape ``(num_kinds,)``. A stage counts for the slowest of its kinds.
     """
     order = np.argsort(total_s, kind="stable")
-    ends = np.minimum(np.cumsum(count[order]) // candidate.dp, candidate.pp)
+    ends = np.minimum(np.cumsum(count[order]) // candidate.options.dp, candidate.pp)
     stages = np.zeros_like(count)
     stages[order] = np.diff(ends, prepend=0)
     return stages

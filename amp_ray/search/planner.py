@@ -12,13 +12,25 @@ from typing import Final, Protocol
 
 from amp_ray.cost.estimate import Estimate, Infeasible, Reason, Result
 from amp_ray.cost.model import CostModel
+from amp_ray.errors import InputError
+from amp_ray.partition import even_bounds
 from amp_ray.search.cuts import roomiest_bounds
 from amp_ray.search.grid_bounds import GridBounds
+from amp_ray.search.objective import within_limits
 from amp_ray.search.placement import plan_listed, plan_placement, simple_s
+from amp_ray.search.ranking import leader_order
+from amp_ray.search.recompute import patterns, with_recompute
 from amp_ray.search.space import uniform_candidates
 from amp_ray.search.stage_groups import DeviceGroups, plan_stage_groups
-from amp_ray.spec.candidate import AnyCandidate, Candidate, GroupsCandidate
+from amp_ray.spec.candidate import (
+    AnyCandidate,
+    Candidate,
+    GroupsCandidate,
+    recompute_of,
+    with_kind,
+)
 from amp_ray.spec.experiment import Experiment
+from amp_ray.spec.recompute import AUTO, NO_RECOMPUTE
 from amp_ray.spec.strategy import Strategy
 from amp_ray.spec.strategy_file import Given
 
@@ -33,7 +45,7 @@ class Planner(Protocol):
 
     @property
     def relative_error(self) -> float:
-        """Share by which two predictions must differ to be told apart."""
+        """Share by which two predictions must differ to be no tie."""
         ...
 
     def plan(self, candidate: AnyCandidate) -> Result:
@@ -89,6 +101,12 @@ class AmpRayPlanner:
         Where no cut fits the memory, the best one without the limit is estimated, so that the
         result tells by how much it fails.
         """
+        return within_limits(self._plan(candidate), self.experiment.limits)
+
+    def _plan(self, candidate: AnyCandidate) -> Result:
+        """Plan a candidate, whatever it costs."""
+        if recompute_of(candidate) == AUTO:
+            return self._plan_recompute(candidate)
         if isinstance(candidate, GroupsCandidate):
             return plan_stage_groups(self._device_groups, candidate)
         refused = self._refuse(candidate)
@@ -107,7 +125,10 @@ class AmpRayPlanner:
         """
         if self._refuse(candidate) is not None:
             return math.inf
-        return self._grid_bounds.least_s(candidate, limit_s)
+        least_s = self._grid_bounds.least_s(_plain(candidate), limit_s)
+        if least_s > limit_s or self._grid_bounds.may_fit(self._roomy(candidate)):
+            return least_s
+        return math.inf
 
     def expected_s(self, candidate: Candidate) -> float:
         """Return what strategies of a candidate are expected to take at least.
@@ -115,12 +136,44 @@ class AmpRayPlanner:
         Args:
             candidate: Degrees that the model can be divided by.
         """
-        return LEAST_SHARE * simple_s(self.cost_model, candidate)
+        return LEAST_SHARE * simple_s(self.cost_model, _plain(candidate))
+
+    def _plan_recompute(self, candidate: AnyCandidate) -> Result:
+        """Choose what every stage computes again.
+
+        Stages whose devices are given are solved exactly. Where devices are to be chosen, too, that
+        is done for stages that all compute the same again, of each kind; what is found is cut anew.
+        """
+        if isinstance(candidate, Candidate) and self.experiment.space == "uniform":
+            refused = self._refuse(candidate)
+            if refused is not None:
+                return Infeasible(candidate=candidate, reason=refused)
+            plain = with_kind(candidate, NO_RECOMPUTE)
+            bounds = even_bounds(self.experiment.model.num_layers, candidate.pp)
+            return with_recompute(self.cost_model, Strategy.uniform(plain, bounds))
+        kinds = dict.fromkeys(own.whole for own in patterns(self.cost_model))
+        results = [self._plan(with_kind(candidate, own)) for own in kinds]
+        found = [result for result in results if isinstance(result, Estimate)]
+        without = [result for result in results if isinstance(result, Infeasible)]
+        if not found:
+            return replace(without[0], candidate=candidate)
+        found += [with_recompute(self.cost_model, each.strategy) for each in found]
+        return replace(min(found, key=leader_order), lower_bound_s=None)
 
     def score(self, strategy: Strategy) -> Result:
-        """Estimate a complete strategy; one that tensor parallelism cannot divide is told so."""
+        """Estimate a complete strategy; one that tensor parallelism cannot divide is told so.
+
+        Raises:
+            InputError: If it tells how single operators are used.
+        """
+        if strategy.has_operators:
+            message = (
+                "cost model amp-ray estimates layers; a strategy that tells how single operators "
+                "are used is estimated by --cost-model aceso-2024"
+            )
+            raise InputError(message)
         estimate = self.cost_model.estimate(strategy)
-        found = map(self._undivided, dict.fromkeys(stage.tp for stage in strategy.stages))
+        found = map(self._undivided, dict.fromkeys(stage.options.tp for stage in strategy.stages))
         undivided = next(filter(None, found), None)
         if undivided is None:
             return estimate
@@ -135,7 +188,8 @@ class AmpRayPlanner:
         """
         found = []
         with suppress(ValueError):  # limits may leave none, and a profile may lack some
-            for candidate in uniform_candidates(self.experiment):
+            for given in uniform_candidates(self.experiment):
+                candidate = self._roomy(given)
                 if self._refuse(candidate) is None:
                     costs = self.cost_model.costs(candidate)
                     bounds = roomiest_bounds(self.experiment, costs)
@@ -144,10 +198,16 @@ class AmpRayPlanner:
                         found.append(self.cost_model.estimate_from(costs, strategy))
         return tuple(found)
 
+    def _roomy(self, candidate: Candidate) -> Candidate:
+        """Let a candidate whose recompute is to be chosen compute as much again as it can."""
+        if candidate.options.recompute != AUTO:
+            return candidate
+        return with_kind(candidate, max(patterns(self.cost_model)).whole)
+
     def _refuse(self, candidate: Candidate) -> Reason | None:
         """Tell why no strategy can be made of a candidate."""
         model, traits = self.experiment.model, self.experiment.traits
-        undivided = self._undivided(candidate.tp)
+        undivided = self._undivided(candidate.options.tp)
         if undivided is not None:
             return undivided
         if candidate.pp > model.num_layers:
@@ -158,7 +218,7 @@ class AmpRayPlanner:
             if blocks % candidate.pp:
                 detail = f"pp {candidate.pp}, {blocks} blocks"
                 return Reason(kind="pp does not divide the blocks", detail=detail)
-        return self._unmeasured(candidate.tp)
+        return self._unmeasured(candidate.options.tp)
 
     def _unmeasured(self, tp: int) -> Reason | None:
         """Tell what a published profile lacks for a degree; our own can be measured anew."""
@@ -174,3 +234,10 @@ class AmpRayPlanner:
             return None
         detail = f"tp {tp}, {undivided[0]}"
         return Reason(kind="tp does not divide the attention heads", detail=detail)
+
+
+def _plain(candidate: Candidate) -> Candidate:
+    """Let a candidate whose recompute is to be chosen compute nothing again, which is fastest."""
+    if candidate.options.recompute != AUTO:
+        return candidate
+    return with_kind(candidate, NO_RECOMPUTE)

@@ -1,4 +1,4 @@
-"""A total order over results, with ties told and infeasible ones last."""
+"""A total order over results, with ties marked and infeasible ones last."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -7,6 +7,7 @@ from typing import Final
 
 from amp_ray.cost.estimate import Estimate, Infeasible, Reason, Result
 from amp_ray.spec.candidate import AnyCandidate, GroupsCandidate
+from amp_ray.spec.experiment import Objective
 from amp_ray.spec.strategy import Strategy
 
 SIGNIFICANT_DIGITS = 12
@@ -28,6 +29,10 @@ class Ranking:
         num_tied: How many leading estimates the model cannot tell apart from the fastest one.
         lower_bound_s: No feasible strategy of the space is faster by the model; None if unknown.
         relative_error: Two predictions closer than this share are a tie.
+        objective: What is best. By ``cost`` results are ordered by money instead of time; by
+            ``time-cost`` those that no other beats in both come first, by time.
+        num_front: How many leading results no other beats in time and money at once; 0 unless that
+            is the objective.
     """
 
     results: tuple[Result, ...]
@@ -35,6 +40,8 @@ class Ranking:
     num_tied: int
     lower_bound_s: float | None
     relative_error: float
+    objective: Objective = "time"
+    num_front: int = 0
 
     @property
     def best(self) -> Estimate | None:
@@ -49,29 +56,68 @@ class Ranking:
 
 
 def rank(
-    results: Iterable[Result], *, lower_bound_s: float | None = None, relative_error: float = 0.0
+    results: Iterable[Result],
+    *,
+    lower_bound_s: float | None = None,
+    relative_error: float = 0.0,
+    objective: Objective = "time",
 ) -> Ranking:
     """Order results; equal times are ordered by the strategy's values, never by arrival.
 
-    Among ties with the fastest, those that are likely to finish come first: the model cannot tell
+    Among ties with the best, those that are likely to finish come first: the model cannot tell
     which of them is faster, but it can tell which may run out of memory.
 
     Args:
-        results: In any order.
+        results: In any order; with a cost where the objective needs one.
         lower_bound_s: Proven bound of the search, if any.
         relative_error: The model's own error as a share.
+        objective: What is best.
     """
     ordered = sorted(results, key=_key)
+    if objective == "cost":
+        ordered.sort(key=lambda result: (_class(result), _money(result)))
     feasible = [each for each in ordered if isinstance(each, Estimate) and each.feasible]
-    limit_s = feasible[0].iteration_time_s * (1 + relative_error) if feasible else 0.0
-    tied = [estimate for estimate in feasible if estimate.iteration_time_s <= limit_s]
+    front = _front(feasible) if objective == "time-cost" else []
+    tied: list[Estimate] = []
+    if feasible and not front:
+        figure = _money if objective == "cost" else _seconds
+        limit = figure(feasible[0]) * (1 + relative_error)
+        tied = [estimate for estimate in feasible if figure(estimate) <= limit]
+    chosen = {id(estimate) for estimate in front}
     return Ranking(
-        results=(*sorted(tied, key=is_risky), *ordered[len(tied) :]),
+        results=(
+            *front,
+            *sorted(tied, key=is_risky),
+            *(each for each in ordered[len(tied) :] if id(each) not in chosen),
+        ),
         num_feasible=len(feasible),
         num_tied=len(tied),
         lower_bound_s=lower_bound_s,
         relative_error=relative_error,
+        objective=objective,
+        num_front=len(front),
     )
+
+
+def _front(feasible: Sequence[Estimate]) -> list[Estimate]:
+    """Return those of some estimates, by time, that cost less than every faster one."""
+    front: list[Estimate] = []
+    for estimate in feasible:
+        if not front or _money(estimate) < _money(front[-1]):
+            front.append(estimate)
+    return front
+
+
+def _seconds(estimate: Estimate) -> float:
+    """Return seconds per iteration."""
+    return estimate.iteration_time_s
+
+
+def _money(result: Result) -> float:
+    """Return money per iteration, equal up to the order of additions; what has none comes last."""
+    if isinstance(result, Infeasible) or result.cost is None:
+        return float("inf")
+    return float(f"{result.cost.per_iteration:.{SIGNIFICANT_DIGITS}g}")
 
 
 def is_risky(estimate: Estimate) -> bool:
@@ -112,7 +158,12 @@ def why_none(results: Sequence[Result], others: Sequence[Estimate] = ()) -> str:
     if not missing:
         return f"{text}, for example {first_reason(results[0]).detail}"
     nearest = min(missing, key=lambda estimate: (_excess(estimate), *_key(estimate)))
-    plan = nearest.strategy
+    details = "; ".join(reason.detail for reason in nearest.reasons)
+    return f"{text}; closest: {named(nearest.strategy)}: {details}"
+
+
+def named(plan: Strategy) -> str:
+    """Name a strategy in a message by its degrees and bounds."""
     figures = {
         "tp": plan.tp,
         "pp": plan.pp,
@@ -120,8 +171,7 @@ def why_none(results: Sequence[Result], others: Sequence[Estimate] = ()) -> str:
         "micro-batch size": plan.micro_batch_size,
         "bounds": " ".join(map(str, plan.bounds)),
     }
-    named = ", ".join(f"{name} {value}" for name, value in figures.items() if value is not None)
-    return f"{text}; closest: {named}: {'; '.join(reason.detail for reason in nearest.reasons)}"
+    return ", ".join(f"{name} {value}" for name, value in figures.items() if value is not None)
 
 
 def _excess(estimate: Estimate) -> float:
@@ -137,24 +187,34 @@ def speed(estimate: Estimate) -> tuple[bool, float]:
 
 def leader_order(estimate: Estimate) -> tuple[object, ...]:
     """Order what a search within one candidate has found: by speed, then by value."""
-    return (*speed(estimate), estimate.strategy.bounds, estimate.strategy.placement)
+    strategy = estimate.strategy
+    return (*speed(estimate), strategy.bounds, strategy.placement, strategy.token_slices)
 
 
 def _key(result: Result) -> tuple[object, ...]:
     """Sort feasible before infeasible before impossible; then time; then values."""
     if isinstance(result, Infeasible):
-        return (2, 0.0, *_degrees(result.candidate), ())
+        return (_class(result), 0.0, *_degrees(result.candidate), ())
     return (*speed(result), *_values(result.strategy))
+
+
+def _class(result: Result) -> int:
+    """Return 0 for what can run, 1 for what cannot, 2 for what no strategy can be made of."""
+    return 2 if isinstance(result, Infeasible) else int(not result.feasible)
 
 
 def _degrees(candidate: AnyCandidate) -> tuple[object, ...]:
     """Return what tells candidates apart, in the form of a strategy's values."""
     if isinstance(candidate, GroupsCandidate):
         return (candidate.micro_batch_size, ())
-    return (candidate.micro_batch_size, ((candidate.tp, candidate.dp),) * candidate.pp)
+    return (
+        candidate.micro_batch_size,
+        ((candidate.options.tp, candidate.options.dp),) * candidate.pp,
+    )
 
 
 def _values(strategy: Strategy) -> tuple[object, ...]:
     """Return what tells strategies of equal time apart."""
-    degrees = tuple((stage.tp, stage.dp) for stage in strategy.stages)
-    return (strategy.micro_batch_size, degrees, strategy.bounds, strategy.placement)
+    degrees = tuple((stage.options.tp, stage.options.dp) for stage in strategy.stages)
+    order = (strategy.bounds, strategy.placement, strategy.token_slices)
+    return (strategy.micro_batch_size, degrees, *order)

@@ -32,6 +32,8 @@ def row(result: Result, position: int | None, cluster: Cluster) -> dict[str, Any
             "launchable": False,
             "failure_probability": 1.0,
             "lower_bound_s": None,
+            "cost": None,
+            "tokens_per_s": None,
             "warnings": [],
         }
     return {
@@ -46,6 +48,8 @@ def row(result: Result, position: int | None, cluster: Cluster) -> dict[str, Any
         "launchable": result.launchable,
         "failure_probability": result.failure_probability,
         "lower_bound_s": result.lower_bound_s,
+        "cost": None if result.cost is None else result.cost.to_json(),
+        "tokens_per_s": result.tokens_per_s,
         "warnings": list(result.warnings),
     }
 
@@ -59,16 +63,20 @@ def ranking_rows(
         if num_rows is None
         else ranking.results[: min(num_rows, ranking.num_feasible)]
     )
-    return [row(result, position, cluster) for position, result in enumerate(shown, start=1)]
+    rows = [row(result, position, cluster) for position, result in enumerate(shown, start=1)]
+    if ranking.objective == "time-cost":
+        for position, each in enumerate(rows):
+            each["pareto"] = position < ranking.num_front
+    return rows
 
 
 def _candidate(candidate: AnyCandidate) -> dict[str, Any]:
     """Return a STRATEGY object without cuts and placement; null is what stages would choose."""
-    tp, pp, dp = (
-        (None, None, None)
-        if isinstance(candidate, GroupsCandidate)
-        else (candidate.tp, candidate.pp, candidate.dp)
-    )
+    if isinstance(candidate, GroupsCandidate):
+        tp, pp, dp, recompute = None, None, None, candidate.recompute
+    else:
+        options = candidate.options
+        tp, pp, dp, recompute = options.tp, candidate.pp, options.dp, options.recompute
     return {
         "tp": tp,
         "pp": pp,
@@ -76,6 +84,6 @@ def _candidate(candidate: AnyCandidate) -> dict[str, Any]:
         "micro_batch_size": candidate.micro_batch_size,
         "num_micro_batches": candidate.num_micro_batches,
         "bounds": None,
-        "recompute": candidate.recompute,
+        "recompute": recompute.to_json(),
         "placement": None,
     }

@@ -12,13 +12,13 @@ from amp_ray.units import counted
 def candidates_of(experiment: Experiment) -> tuple[AnyCandidate, ...]:
     """Enumerate the candidates of an experiment's space that are planned in any case.
 
-    Stages that differ in tp or dp are launched by no runtime yet: where only what can be launched
-    matters, the heterogeneous space is that of placements.
+    Most runtimes launch no stages that differ in tp or dp: where only what can be launched matters,
+    the heterogeneous space is then that of placements.
 
     Raises:
         ValueError: If the limits leave nothing, with the limit that did it.
     """
-    if experiment.space == "heterogeneous" and not experiment.limits.launchable:
+    if _has_groups(experiment):
         return group_candidates(experiment)
     try:
         return uniform_candidates(experiment)
@@ -35,11 +35,17 @@ def optional_candidates(experiment: Experiment) -> tuple[Candidate, ...]:
     whose own search does not look at all of their placements, those that use all devices.
     """
     idle = idle_candidates(experiment)
-    if experiment.space != "heterogeneous" or experiment.limits.launchable:
+    if not _has_groups(experiment):
         return idle
     with suppress(ValueError):  # limits may leave none
         return (*uniform_candidates(experiment), *idle)
     return idle
+
+
+def _has_groups(experiment: Experiment) -> bool:
+    """Tell whether stages may differ in tp and dp."""
+    only_grids = experiment.limits.launchable and not experiment.traits.unequal_stages
+    return experiment.space == "heterogeneous" and not only_grids
 
 
 def group_candidates(experiment: Experiment) -> tuple[GroupsCandidate, ...]:

@@ -6,6 +6,7 @@ the memory-bound kernels is counted from what each one reads and writes.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from amp_ray.spec.model import Layer
@@ -18,10 +19,15 @@ softmax's sum."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernels:
-    """How a program computes what the families have in common; see `RuntimeTraits`."""
+    """How a program computes what the families have in common; see `RuntimeTraits`.
+
+    Args:
+        context: Tokens before those of the layers, computed earlier, to which these attend.
+    """
 
     fused_attention: bool = False
     dropout: bool = True
+    context: int = 0
 
 
 UNFUSED: Final = Kernels()
@@ -41,6 +47,7 @@ class Width:
             of theirs reads, writes and keeps its own tensor.
         fused_attention: Whether all of attention between the projections is one kernel.
         causal: Whether a token sees only those before it, which one kernel need not compute.
+        context: Tokens before these, which they attend to as well; not with a window.
     """
 
     tokens: int
@@ -53,10 +60,16 @@ class Width:
     fused: bool = True
     fused_attention: bool = False
     causal: bool = True
+    context: int = 0
 
     @property
     def attended(self) -> int:
         """Tokens that one token attends to."""
+        return self.tokens + self.context if self.window is None else self.window
+
+    @property
+    def attending(self) -> int:
+        """Tokens that attend to the same ones."""
         return self.tokens if self.window is None else self.window
 
     @property
@@ -246,15 +259,17 @@ def attention(width: Width, *, bias: bool, dropout: bool) -> tuple[Operator, ...
 def _fused_attention(width: Width) -> Elementwise:
     """Scores, softmax and context as one kernel: it reads and keeps its three inputs."""
     key_values = width.tokens * width.key_value_size
-    products = 2 * 2.0 * width.tokens * width.attended * width.hidden
+    read = key_values + width.context * width.key_value_size
+    pairs = width.tokens * (width.attended - (width.attending / 2 if width.causal else 0))
     return Elementwise(
         name="attention",
-        forward_elements=2 * width.stream + 2 * key_values,
-        backward_elements=4 * width.stream + 4 * key_values,
-        flops=products / (2 if width.causal else 1),
+        forward_elements=2 * width.stream + 2 * read,
+        backward_elements=4 * width.stream + 4 * read,
+        flops=2 * 2.0 * pairs * width.hidden,
         sharded=width.shards_heads,
         saved_elements=width.stream + 2 * key_values,
         saved_mask_bytes=BYTES_PER_LOG_SUM * width.heads * width.tokens,
+        core="input",
     )
 
 
@@ -262,7 +277,10 @@ def _attention_core(width: Width, *, dropout: bool) -> tuple[Operator, ...]:
     """Scores, softmax, dropout and context, window by window."""
     sharded, scores = width.shards_heads, width.scores
     shard: Shard = "batch" if sharded else "none"
-    batch = width.heads * width.tokens // width.attended
+    batch = width.heads * width.tokens // width.attending
+    product = partial(
+        Gemm, batch=batch, shard=shard, has_weight=False, saved_sharded=sharded, core="input"
+    )
     drop = Elementwise(
         name="attention-dropout",
         forward_elements=2.5 * scores,
@@ -270,18 +288,15 @@ def _attention_core(width: Width, *, dropout: bool) -> tuple[Operator, ...]:
         sharded=sharded,
         saved_elements=scores,
         saved_mask_bytes=scores,
+        core="inner",
     )
     return (
-        Gemm(
+        product(
             name="scores",
-            rows=width.attended,
+            rows=width.attending,
             columns=width.attended,
             inner=width.head_size,
-            batch=batch,
-            shard=shard,
-            has_weight=False,
             saved_elements=width.stream + width.tokens * width.key_value_size,
-            saved_sharded=sharded,
         ),
         Elementwise(
             name="softmax",
@@ -290,17 +305,14 @@ def _attention_core(width: Width, *, dropout: bool) -> tuple[Operator, ...]:
             num_kernels=1 if width.fused else 4,
             sharded=sharded,
             saved_elements=scores,
+            core="inner",
         ),
         *((drop,) if dropout else ()),
-        Gemm(
+        product(
             name="context",
-            rows=width.attended,
+            rows=width.attending,
             columns=width.head_size,
             inner=width.attended,
-            batch=batch,
-            shard=shard,
-            has_weight=False,
             saved_elements=width.tokens * width.key_value_size,
-            saved_sharded=sharded,
         ),
     )

@@ -18,6 +18,7 @@ from amp_ray.spec.experiment import Experiment, SearchLimits, TrialSettings
 from amp_ray.spec.experiment_file import (
     ExperimentFile,
     PatternSection,
+    ProfileSection,
     ProgramSection,
     SearchSection,
     TrialsSection,
@@ -28,14 +29,16 @@ from amp_ray.spec.model import Model
 from amp_ray.spec.own_program import OwnProgram, Pattern
 from amp_ray.spec.profile import ANALYTIC, Profile
 from amp_ray.spec.profile_file import parse_profile
+from amp_ray.spec.recompute import Recompute
 from amp_ray.spec.section import validate_parts
 from amp_ray.spec.shape import model_shape
 from amp_ray.spec.traits import RUNTIMES, RuntimeTraits
-from amp_ray.spec.yaml_text import Document, Places
+from amp_ray.spec.yaml_text import Document, SourceLines
 
 _PROFILE_FOLDERS: Final = {
     "table": "a folder with profile.yaml and one CSV per device",
     "metis": "a folder with files such as DeviceType.A100_tp1_bs1.json",
+    "aceso": "a folder with files such as gpt_1_3B_mbs1_tp1_algo0.csv",
 }
 """What a path leads to, by source."""
 
@@ -57,9 +60,17 @@ class Files(Protocol):
         ...
 
     def foreign_profile(
-        self, source: str, name: str, model: Model, devices: Iterable[Device]
+        self,
+        source: str,
+        name: str,
+        model: Model,
+        devices: Iterable[Device],
+        profiled: str | None = None,
     ) -> Profile:
-        """Return a profile in another planner's format, of this model and all of these devices."""
+        """Return a profile in another planner's format, of this model and all of these devices.
+
+        ``profiled`` is the model's name in a folder that has several.
+        """
         ...
 
 
@@ -177,13 +188,14 @@ class _Builder:
             precision=checked.precision,
             optimizer=checked.optimizer,
             zero_stage=self.zero_stage,
-            recompute=checked.recompute,
+            recompute=Recompute(kind=checked.recompute),
             global_batch_size=checked.global_batch_size,
             limits=_limits(checked.search),
             trials=self.trials,
             space=checked.search.space,
+            objective=checked.objective,
             names_hosts=checked.cluster.hostfile is not None,
-            places=Places(file=document.file, lines=document.lines),
+            source=SourceLines(file=document.file, lines=document.lines),
         )
 
 
@@ -200,6 +212,7 @@ def _profile(
 ) -> Profile:
     """Return the source of layer times."""
     section = checked.profile
+    _check_profiled(document, section)
     with document.at("profile", "path"):
         if section.source == "analytic":
             if section.path is None:
@@ -210,13 +223,28 @@ def _profile(
             message = f"source {section.source!r} needs 'path', {_PROFILE_FOLDERS[section.source]}"
             raise ValueError(message)
         if section.source != "table":
-            return files.foreign_profile(section.source, section.path, model, cluster.device_types)
+            return files.foreign_profile(
+                section.source, section.path, model, cluster.device_types, section.model
+            )
         return parse_profile(
             files.folder(section.path),
             folder=section.path,
             num_layers=model.num_layers,
             precision=checked.precision,
         )
+
+
+def _check_profiled(document: Document, section: ProfileSection) -> None:
+    """Refuse a name of the profiled model where there is none, and its lack where one is needed."""
+    if (section.source == "aceso") == (section.model is not None):
+        return
+    message = (
+        "source 'aceso' needs 'model', its name in the files: gpt_1_3B for "
+        "gpt_1_3B_mbs1_tp1_algo0.csv"
+        if section.model is None
+        else f"found {shown(section.model)}; only source 'aceso' has models by name"
+    )
+    raise InputError(message, where=document.where("profile", "model"))
 
 
 def _limits(section: SearchSection) -> SearchLimits:
@@ -271,7 +299,9 @@ def build_constants(document: Document, checked: ExperimentFile) -> Constants:
 def _trait(traits: RuntimeTraits, name: str, value: object) -> bool | int | float:
     """Return a trait's new value if it is of the type that the record's own has."""
     numbers = [
-        key for key in traits.__dataclass_fields__ if not isinstance(getattr(traits, key), str)
+        key
+        for key in traits.__dataclass_fields__
+        if not isinstance(getattr(traits, key), str | tuple)
     ]
     if name not in numbers:
         message = f"unknown trait {name!r}; those that can be set: {', '.join(numbers)}"

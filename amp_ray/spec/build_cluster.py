@@ -12,6 +12,7 @@ from amp_ray.spec.cluster import (
     Cluster,
     Link,
     Node,
+    ZoneLink,
 )
 from amp_ray.spec.device import Device
 from amp_ray.spec.experiment_file import (
@@ -48,7 +49,8 @@ def build_cluster(
                 hosts = parse_hostfile(hostfile_text, file=section.hostfile)
             _check_hosts(document, section, hosts, entries)
             names = [host.host for host in hosts]
-        links = _pair_links(document, section.links, names)
+        zones = {entry.zone for entry in section.nodes if entry.zone is not None}
+        links, zone_links = _links(document, section.links, names, zones)
     devices = []
     for index, entry in enumerate(section.nodes):
         with mistakes.collect(), document.at("cluster", "nodes", index, "device"):
@@ -61,7 +63,7 @@ def build_cluster(
             _node(name, section.nodes[index], devices[index])
             for name, index in zip(names, entries, strict=True)
         )
-        return Cluster(nodes=nodes, pair_links=links)
+        return Cluster(nodes=nodes, pair_links=links, zone_links=zone_links)
 
 
 def _check_size(document: Document, section: ClusterSection) -> None:
@@ -101,9 +103,11 @@ def _device(entry: NodeSection) -> Device:
         device = find_device(entry.device)
     else:
         device = _described_device(entry.device)
-    if entry.memory_gib is None:
-        return device
-    return replace(device, memory_bytes=gib_to_bytes(entry.memory_gib))
+    if entry.memory_gib is not None:
+        device = replace(device, memory_bytes=gib_to_bytes(entry.memory_gib))
+    if entry.nominal_memory_gib is not None:
+        device = replace(device, nominal_bytes=gib_to_bytes(entry.nominal_memory_gib))
+    return device
 
 
 def _described_device(section: DeviceSection) -> Device:
@@ -150,55 +154,80 @@ def _node(name: str, entry: NodeSection, device: Device) -> Node:
             entry.inter_collective_us,
             DEFAULT_INTER_LATENCY_S,
         ),
+        zone=entry.zone or "",
+        price_per_device_hour=entry.price_per_device_hour,
     )
 
 
 def _link(
-    gbit_per_s: float,
+    gbit_per_s: float | Sequence[tuple[int, float]],
     latency_us: float | None,
     collective_us: float | None,
     default_latency_s: float,
 ) -> Link:
     """Return a link in SI units."""
+    table = gbit_per_s if isinstance(gbit_per_s, Sequence) else [(1, gbit_per_s)]
+    rates = [(float(size), gbit_per_s_to_bytes_per_s(rate)) for size, rate in sorted(table)]
+    if len({size for size, _ in rates}) < len(rates):
+        message = f"a table of rates names a size twice: {[list(entry) for entry in table]}"
+        raise ValueError(message)
     return Link(
-        bandwidth_bytes_per_s=gbit_per_s_to_bytes_per_s(gbit_per_s),
+        bandwidth_bytes_per_s=max(rate for _, rate in rates),
+        rates=tuple(rates) if len(rates) > 1 else (),
         latency_s=default_latency_s if latency_us is None else microseconds_to_s(latency_us),
         collective_latency_s=None if collective_us is None else microseconds_to_s(collective_us),
     )
 
 
-def _pair_links(
-    document: Document, entries: Sequence[LinkSection], names: list[str]
-) -> dict[tuple[int, int], Link]:
-    """Return the links of single node pairs by node index."""
-    links: dict[tuple[int, int], Link] = {}
+def _links(
+    document: Document, entries: Sequence[LinkSection], names: list[str], zones: set[str]
+) -> tuple[dict[tuple[int, int], Link], dict[tuple[str, str], ZoneLink]]:
+    """Return the links of single node pairs by node index, and those of zones by their names."""
+    pairs: dict[tuple[int, int], Link] = {}
+    joined: dict[tuple[str, str], ZoneLink] = {}
+    seen: set[frozenset[str]] = set()
     mistakes = Mistakes()
     for position, entry in enumerate(entries):
         with mistakes.collect(), document.at("cluster", "links", position, "between"):
-            pair = _pair(entry.between, names)
-            if pair in links:
+            one, other = sorted(entry.between)
+            _check_pair(entry, names, zones)
+            if frozenset(entry.between) in seen:
                 message = (
                     f"the link between {' and '.join(entry.between)} stands here a second time"
                 )
                 raise ValueError(message)
-            links[pair] = _link(
+            seen.add(frozenset(entry.between))
+            link = _link(
                 entry.gbit_per_s, entry.latency_us, entry.collective_us, DEFAULT_INTER_LATENCY_S
             )
+            if one in zones:
+                price = (entry.price_per_gbyte or 0.0) / GIGA
+                joined[one, other] = ZoneLink(link=link, price_per_byte=price)
+            else:
+                low, high = sorted((names.index(one), names.index(other)))
+                pairs[low, high] = link
     mistakes.check()
-    return links
+    return pairs, joined
 
 
-def _pair(between: Sequence[str], names: list[str]) -> tuple[int, int]:
-    """Return the indices of two different nodes in ascending order."""
-    unknown = [name for name in between if name not in names]
+def _check_pair(entry: LinkSection, names: list[str], zones: set[str]) -> None:
+    """Refuse what is neither two different hosts nor two different zones."""
+    named = zones.intersection(entry.between)
+    both = sorted(named.intersection(names))
+    if both:
+        message = f"{both[0]!r} is a zone and a host; give the zone another name"
+        raise ValueError(message)
+    kind, known = ("zone", sorted(zones)) if named else ("host", names)
+    unknown = [name for name in entry.between if name not in known]
     if unknown:
-        message = f"host {unknown[0]!r} is not one of {_listed(names)}"
+        message = f"{kind} {unknown[0]!r} is not one of {_listed(known)}"
         raise ValueError(message)
-    low, high = sorted(names.index(name) for name in between)
-    if low == high:
-        message = f"found {list(between)}; expected two different hosts of {_listed(names)}"
+    if entry.between[0] == entry.between[1]:
+        message = f"found {list(entry.between)}; expected two different {kind}s of {_listed(known)}"
         raise ValueError(message)
-    return low, high
+    if kind == "host" and entry.price_per_gbyte is not None:
+        message = "price_per_gbyte belongs to a link between two zones; these are hosts"
+        raise ValueError(message)
 
 
 def _listed(names: Sequence[str]) -> str:

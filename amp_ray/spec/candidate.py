@@ -1,11 +1,9 @@
 """How stages are used, and what a search looks at: strategies before they are cut or placed."""
 
-from dataclasses import dataclass
-from typing import Final, Literal, get_args
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
-Recompute = Literal["none", "full"]
-
-RECOMPUTE: Final[tuple[Recompute, ...]] = get_args(Recompute)
+from amp_ray.spec.recompute import NO_RECOMPUTE, Recompute
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -20,20 +18,17 @@ class StageOptions:
         recompute: What is computed again in the backward pass.
 
     Raises:
-        ValueError: If a degree is below 1, or the kind of recompute is unknown.
+        ValueError: If a degree is below 1.
     """
 
     tp: int
     dp: int
-    recompute: Recompute = "none"
+    recompute: Recompute = NO_RECOMPUTE
 
     def __post_init__(self) -> None:
         """Refuse what could not run."""
         if self.tp < 1 or self.dp < 1:
             message = f"tp and dp start at 1, found tp {self.tp} and dp {self.dp}"
-            raise ValueError(message)
-        if self.recompute not in RECOMPUTE:
-            message = f"recompute is one of {', '.join(RECOMPUTE)}, found {self.recompute!r}"
             raise ValueError(message)
 
     @property
@@ -71,21 +66,6 @@ class Candidate:
             raise ValueError(message)
 
     @property
-    def tp(self) -> int:
-        """Tensor parallel degree."""
-        return self.options.tp
-
-    @property
-    def dp(self) -> int:
-        """Data parallel degree."""
-        return self.options.dp
-
-    @property
-    def recompute(self) -> Recompute:
-        """What every stage computes again in the backward pass."""
-        return self.options.recompute
-
-    @property
     def num_devices(self) -> int:
         """Devices that the candidate occupies."""
         return self.options.num_ranks * self.pp
@@ -93,7 +73,7 @@ class Candidate:
     @property
     def global_batch_size(self) -> int:
         """Samples per optimizer step."""
-        return self.micro_batch_size * self.dp * self.num_micro_batches
+        return self.micro_batch_size * self.options.dp * self.num_micro_batches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -108,7 +88,7 @@ class GroupsCandidate:
 
     micro_batch_size: int
     num_micro_batches: int
-    recompute: Recompute = "none"
+    recompute: Recompute = NO_RECOMPUTE
 
     def __post_init__(self) -> None:
         """Refuse counts below one."""
@@ -126,3 +106,17 @@ class GroupsCandidate:
 
 
 AnyCandidate = Candidate | GroupsCandidate
+C = TypeVar("C", bound=AnyCandidate)
+
+
+def recompute_of(candidate: AnyCandidate) -> Recompute:
+    """Return what all stages compute again."""
+    own = candidate.options if isinstance(candidate, Candidate) else candidate
+    return own.recompute
+
+
+def with_kind(candidate: C, recompute: Recompute) -> C:
+    """Return a candidate all of whose stages compute the same again."""
+    if isinstance(candidate, Candidate):
+        return replace(candidate, options=replace(candidate.options, recompute=recompute))
+    return replace(candidate, recompute=recompute)

@@ -1,8 +1,10 @@
 """Nodes, their devices, and the links between them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+
+import numpy as np
 
 from amp_ray.spec.device import Device
 from amp_ray.units import microseconds_to_s
@@ -19,15 +21,19 @@ class Link:
     """A path between two devices.
 
     Args:
-        bandwidth_bytes_per_s: Rate in one direction, shared by all transfers of the node.
+        bandwidth_bytes_per_s: Rate in one direction, shared by all transfers of the node; the
+            largest one where the rate depends on the size of a message.
         latency_s: Time until the first byte of a message arrives.
         collective_latency_s: Time of one step of a collective beside its bytes; None where it is
             that of a message.
+        rates: Sizes in bytes, ascending, and the rate of a message or collective of each size;
+            empty where all have the same rate.
     """
 
     bandwidth_bytes_per_s: float
     latency_s: float
     collective_latency_s: float | None = None
+    rates: tuple[tuple[float, float], ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse rates that would make a transfer free or impossible."""
@@ -40,6 +46,23 @@ class Link:
         if not self.step_s >= 0:
             message = f"a link needs collective_latency_s >= 0, found {self.step_s}"
             raise ValueError(message)
+        if self.rates and max(rate for _, rate in self.rates) != self.bandwidth_bytes_per_s:
+            message = (
+                f"bandwidth_bytes_per_s is the largest of rates, found {self.bandwidth_bytes_per_s}"
+            )
+            raise ValueError(message)
+
+    def at(self, num_bytes: float) -> "Link":
+        """Return the link as messages of a size meet it.
+
+        Between two sizes of the table the rate is linear in the logarithm of the size; beyond its
+        ends it stays what it is there.
+        """
+        if not self.rates:
+            return self
+        sizes, rates = zip(*self.rates, strict=True)
+        rate = float(np.interp(np.log(max(num_bytes, 1.0)), np.log(sizes), rates))
+        return replace(self, bandwidth_bytes_per_s=rate, rates=())
 
     @property
     def step_s(self) -> float:
@@ -55,6 +78,9 @@ class Node:
         name: Host name, as in the hostfile.
         intra: Link between two devices of this node.
         inter: The node's network interface, shared by all its devices.
+        zone: Region or data centre that the node is in; empty where it does not matter.
+        price_per_device_hour: What one of its devices costs in an hour, in any currency; None where
+            it is not known.
     """
 
     name: str
@@ -62,12 +88,30 @@ class Node:
     num_slots: int
     intra: Link
     inter: Link
+    zone: str = ""
+    price_per_device_hour: float | None = None
 
     def __post_init__(self) -> None:
-        """Refuse an empty node."""
+        """Refuse an empty node, and one that pays."""
         if self.num_slots < 1:
             message = f"node {self.name!r} needs at least one slot, found {self.num_slots}"
             raise ValueError(message)
+        if self.price_per_device_hour is not None and not self.price_per_device_hour >= 0:
+            message = f"node {self.name!r} has a price below 0: {self.price_per_device_hour}"
+            raise ValueError(message)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ZoneLink:
+    """What joins the nodes of two zones.
+
+    Args:
+        link: What two nodes get on it, if their own interfaces are faster.
+        price_per_byte: Of what leaves one of the zones for the other.
+    """
+
+    link: Link
+    price_per_byte: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,10 +122,13 @@ class Cluster:
         nodes: At least one node; names differ.
         pair_links: Links of single node pairs ``(i, j)`` with ``i < j``, where they are known
             better than by the two network interfaces.
+        zone_links: What joins two zones, by their names in ascending order; nodes of zones that are
+            not there are joined by their network interfaces.
     """
 
     nodes: tuple[Node, ...]
     pair_links: Mapping[tuple[int, int], Link] = field(default_factory=dict)
+    zone_links: Mapping[tuple[str, str], ZoneLink] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Check names and pairs once."""
@@ -122,21 +169,27 @@ class Cluster:
         index = {device: i for i, device in enumerate(self.device_types)}
         return tuple(index[self.nodes[node].device] for node in self.node_of_device)
 
-    def link(self, node: int, other: int) -> Link:
-        """Return the path from one node to another (or within one).
-
-        Between nodes it is the pair's own link where given; else the slower of
-        the two network interfaces.
-        """
-        if node == other:
-            return self.nodes[node].intra
-        given = self.pair_links.get((min(node, other), max(node, other)))
-        if given is not None:
-            return given
-        ends = (self.nodes[node].inter, self.nodes[other].inter)
-        differs = any(end.collective_latency_s is not None for end in ends)
-        return Link(
-            bandwidth_bytes_per_s=min(end.bandwidth_bytes_per_s for end in ends),
-            latency_s=max(end.latency_s for end in ends),
-            collective_latency_s=max(end.step_s for end in ends) if differs else None,
+    def at(self, num_bytes: float) -> "Cluster":
+        """Return the cluster as messages of a size meet its links."""
+        nodes = tuple(
+            replace(node, intra=node.intra.at(num_bytes), inter=node.inter.at(num_bytes))
+            for node in self.nodes
         )
+        pairs = {pair: link.at(num_bytes) for pair, link in self.pair_links.items()}
+        zones = {
+            names: replace(joined, link=joined.link.at(num_bytes))
+            for names, joined in self.zone_links.items()
+        }
+        return replace(self, nodes=nodes, pair_links=pairs, zone_links=zones)
+
+    @cached_property
+    def has_rates_by_size(self) -> bool:
+        """Whether the rate of some link depends on the size of a message."""
+        joined = (each.link for each in self.zone_links.values())
+        own = (link for node in self.nodes for link in (node.intra, node.inter))
+        return any(link.rates for link in (*own, *joined, *self.pair_links.values()))
+
+    @property
+    def has_prices(self) -> bool:
+        """Whether the price of every node is known."""
+        return all(node.price_per_device_hour is not None for node in self.nodes)

@@ -39,6 +39,8 @@ class Device:
             1 because of power and clock limits, and of operand traffic.
         context_bytes: What a process of a training framework takes before its first tensor; None
             where the runtime's record tells it, which speaks of GPUs.
+        nominal_bytes: Memory that the board is sold with; None where nothing tells it. Only
+            published planners that count with it look at it.
     """
 
     name: str
@@ -50,6 +52,7 @@ class Device:
     bf16_flops: float | None = None
     gemm_fraction: float = 0.75
     context_bytes: int | None = None
+    nominal_bytes: int | None = None
     source: str
 
     def __post_init__(self) -> None:

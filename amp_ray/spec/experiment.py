@@ -6,19 +6,23 @@ from typing import Final, Literal
 
 from amp_ray.errors import Where
 from amp_ray.spec.access import SshSettings
-from amp_ray.spec.candidate import Recompute
 from amp_ray.spec.cluster import Cluster
 from amp_ray.spec.constants import Constants
 from amp_ray.spec.model import Model
 from amp_ray.spec.own_program import OwnProgram
 from amp_ray.spec.profile import Profile
+from amp_ray.spec.recompute import Recompute
 from amp_ray.spec.traits import RuntimeTraits
-from amp_ray.spec.yaml_text import Places
+from amp_ray.spec.yaml_text import SourceLines
 from amp_ray.units import Precision
 
 Space = Literal["uniform", "placement", "heterogeneous"]
 """Which strategies are looked at: one grid on devices in order, the grid on any devices, or stages
 that each have their own device group, tp and dp."""
+
+
+Objective = Literal["time", "cost", "time-cost"]
+"""What is best: the least time, the least money, or whatever no other strategy beats in both."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +37,8 @@ class SearchLimits:
         tp_across_nodes: Whether the ranks of a tensor-parallel group may sit on several nodes.
         launchable: Whether only strategies that the runtime launches as they are matter.
         idle_devices: Whether strategies may leave devices idle; None = not in the uniform space.
+        max_cost_per_iteration: Strategies that cost more are not feasible.
+        min_tokens_per_s: Strategies that train fewer tokens in a second are not feasible.
     """
 
     min_tp: int = 1
@@ -43,6 +49,8 @@ class SearchLimits:
     tp_across_nodes: bool = False
     launchable: bool = False
     idle_devices: bool | None = None
+    max_cost_per_iteration: float | None = None
+    min_tokens_per_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +80,7 @@ class TrialSettings:
     program: OwnProgram | None = None
 
 
-NO_PLACES: Final = Places(file="experiment")
+NO_SOURCE: Final = SourceLines(file="experiment")
 """Of an experiment that was built from values."""
 
 
@@ -83,7 +91,7 @@ class Experiment:
     Args:
         global_batch_size: Samples per optimizer step.
         names_hosts: Whether a hostfile names the nodes.
-        places: Where all this stands in its file, for mistakes found later.
+        source: Where all this stands in its file, for mistakes found later.
     """
 
     name: str
@@ -100,8 +108,9 @@ class Experiment:
     limits: SearchLimits
     trials: TrialSettings
     space: Space = "uniform"
+    objective: Objective = "time"
     names_hosts: bool = True
-    places: Places = NO_PLACES
+    source: SourceLines = NO_SOURCE
 
     @property
     def may_idle(self) -> bool:
@@ -112,7 +121,7 @@ class Experiment:
 
     def where(self, *path: str | int) -> Where:
         """Return the place of a key in the file that the experiment was built from."""
-        return self.places.where(*path)
+        return self.source.where(*path)
 
 
 def launchable_only(experiment: Experiment) -> Experiment:

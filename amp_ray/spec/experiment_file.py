@@ -9,9 +9,10 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, Discriminator, Field, Tag
 
 from amp_ray.spec.access import SshSettings
-from amp_ray.spec.experiment import Space
+from amp_ray.spec.experiment import Objective, Space
 from amp_ray.spec.model import MOST_LAYERS
 from amp_ray.spec.own_program import BuiltIn, Per
+from amp_ray.spec.recompute import RecomputeKind
 from amp_ray.spec.section import Count, Flag, Index, Positive, Section, Text, Within
 from amp_ray.spec.traits import LayerList
 from amp_ray.units import Precision
@@ -24,9 +25,23 @@ _Number = Annotated[float, Field(strict=True)]
 Memory = Annotated[_Number, AfterValidator(Within(1e-3, 1e4, "GiB"))]
 MemoryRate = Annotated[_Number, AfterValidator(Within(0.1, 1e5, "GB/s"))]
 LinkRate = Annotated[_Number, AfterValidator(Within(1e-3, 1e5, "Gbit/s"))]
+_Size = Annotated[int, Field(ge=1, le=10**15, strict=True)]
+RatesBySize = Annotated[list[tuple[_Size, LinkRate]], Field(min_length=1)]
+
+
+def _rate_kind(rate: object) -> str:
+    """Tell rates by size from one rate, so that a mistake is told once."""
+    return "by size" if isinstance(rate, list) else "one"
+
+
+AnyLinkRate = Annotated[
+    Annotated[LinkRate, Tag("one")] | Annotated[RatesBySize, Tag("by size")],
+    Discriminator(_rate_kind),
+]
 Rate = Annotated[_Number, AfterValidator(Within(1e-3, 1e5, "TFLOP/s"))]
 Latency = Annotated[_Number, AfterValidator(Within(1e-3, 1e6, "microseconds", or_zero=True))]
 Seconds = Annotated[_Number, AfterValidator(Within(1e-3, 1e8, "seconds"))]
+Price = Annotated[_Number, AfterValidator(Within(1e-6, 1e6, "of the currency", or_zero=True))]
 Few = Annotated[int, Field(ge=1, le=10**5, strict=True)]
 Samples = Annotated[int, Field(ge=1, le=10**6, strict=True)]
 Layers = Annotated[int, Field(ge=1, le=MOST_LAYERS, strict=True)]
@@ -93,22 +108,26 @@ class NodeSection(Section):
         Discriminator(_kind),
     ]
     slots: Few
-    intra_gbit_per_s: LinkRate
-    inter_gbit_per_s: LinkRate
+    intra_gbit_per_s: AnyLinkRate
+    inter_gbit_per_s: AnyLinkRate
     intra_latency_us: Latency | None = None
     inter_latency_us: Latency | None = None
     intra_collective_us: Latency | None = None
     inter_collective_us: Latency | None = None
     memory_gib: Memory | None = None
+    nominal_memory_gib: Memory | None = None
+    zone: Name | None = None
+    price_per_device_hour: Price | None = None
 
 
 class LinkSection(Section):
-    """One entry of ``cluster.links``: what is known about a single pair of nodes."""
+    """One entry of ``cluster.links``: what joins a single pair of nodes, or two zones."""
 
     between: Annotated[list[Text], Field(min_length=2, max_length=2)]
-    gbit_per_s: LinkRate
+    gbit_per_s: AnyLinkRate
     latency_us: Latency | None = None
     collective_us: Latency | None = None
+    price_per_gbyte: Price | None = None
 
 
 class ClusterSection(Section):
@@ -122,8 +141,9 @@ class ClusterSection(Section):
 class ProfileSection(Section):
     """``profile``: where layer times come from."""
 
-    source: Literal["analytic", "table", "metis"] = "analytic"
+    source: Literal["analytic", "table", "metis", "aceso"] = "analytic"
     path: Text | None = None
+    model: Text | None = None
 
 
 class SearchSection(Section):
@@ -138,6 +158,8 @@ class SearchSection(Section):
     tp_across_nodes: Flag = False
     launchable: Flag = False
     idle_devices: Flag | None = None
+    max_cost_per_iteration: Positive | None = None
+    min_tokens_per_s: Positive | None = None
 
 
 class SshSection(Section):
@@ -205,10 +227,11 @@ class ExperimentFile(Section):
     precision: Precision = "fp16"
     optimizer: Literal["adam", "adamw", "sgd"] = "adam"
     zero_stage: Annotated[int, Field(ge=0, le=3, strict=True)] = 0
-    recompute: Literal["none", "full"] = "none"
+    recompute: RecomputeKind = "none"
     runtime: Text = "deepspeed"
     traits: dict[Text, Any] = Field(default_factory=dict)
     constants: dict[Text, Positive] = Field(default_factory=dict)
     global_batch_size: Samples
     search: SearchSection = SearchSection()
+    objective: Objective = "time"
     trials: TrialsSection = TrialsSection()

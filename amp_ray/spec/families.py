@@ -76,6 +76,7 @@ def _width(shape: ModelShape, kernels: Kernels) -> Width:
         key_value_heads=shape.num_key_value_heads,
         feed_forward=shape.feed_forward_size,
         fused_attention=kernels.fused_attention,
+        context=kernels.context,
     )
 
 

@@ -1,7 +1,9 @@
 """A model is a chain of layers, a layer a run of operators."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import Final, Literal
 
 from amp_ray.spec.operator import AllReduce, Elementwise, Gemm, Operator
@@ -63,6 +65,11 @@ class Layer:
         """Bytes per sample and rank that the forward pass keeps for the backward pass."""
         return sum((op.saved_bytes(tp, bytes_per_element) for op in self.operators), start=0.0)
 
+    def core_saved_bytes(self, *, tp: int, bytes_per_element: int) -> float:
+        """Bytes of them that selective recompute does without: made within the attention core."""
+        inner = (op for op in self.core if op.core == "inner")
+        return sum((op.saved_bytes(tp, bytes_per_element) for op in inner), start=0.0)
+
     def largest_saved_bytes(self, *, tp: int, bytes_per_element: int) -> float:
         """Bytes per sample and rank of the largest of them."""
         sizes = (op.saved_bytes(tp, bytes_per_element) for op in self.operators)
@@ -78,6 +85,11 @@ class Layer:
         return tuple(op for op in self.operators if isinstance(op, Gemm) or op.is_layer)
 
     @cached_property
+    def core(self) -> tuple[Operator, ...]:
+        """Its attention core, which selective recompute runs again."""
+        return tuple(op for op in self.operators if op.core != "none")
+
+    @cached_property
     def added(self) -> tuple[Operator, ...]:
         """What the runtime adds behind it: a loss."""
         return tuple(op for op in self.operators if isinstance(op, Elementwise) and not op.is_layer)
@@ -85,7 +97,12 @@ class Layer:
     @cached_property
     def num_kernels(self) -> int:
         """Kernels that one forward pass of the layer itself launches."""
-        return sum(1 if isinstance(op, Gemm) else op.num_kernels for op in self.measurable)
+        return count_kernels(self.measurable)
+
+
+def count_kernels(operators: Iterable[Operator]) -> int:
+    """Count the kernels that one forward pass launches."""
+    return sum(1 if isinstance(op, Gemm) else op.num_kernels for op in operators)
 
 
 MOST_LAYERS: Final = 10_000
@@ -154,6 +171,11 @@ class Model:
         index: dict[Layer, int] = {}
         positions = tuple(index.setdefault(layer, len(index)) for layer in self.layers)
         return tuple(index), positions
+
+    @cached_property
+    def block_counts(self) -> tuple[int, ...]:
+        """Blocks before each boundary; recompute is of blocks alone."""
+        return tuple(accumulate((layer.kind == "block" for layer in self.layers), initial=0))
 
     def indices(self, kind: LayerKind) -> tuple[int, ...]:
         """Positions of all layers of one kind."""

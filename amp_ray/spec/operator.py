@@ -9,6 +9,7 @@ from typing import Literal
 
 Shard = Literal["none", "rows", "columns", "inner", "batch"]
 AllReduce = Literal["none", "forward", "backward"]
+CorePart = Literal["none", "input", "inner"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +25,8 @@ class Gemm:
         saved_elements: Elements kept for the backward pass, per sample.
         saved_sharded: Whether those are divided by tp.
         all_reduce: Pass after which the tensor-parallel ranks add their results.
+        core: Part in the attention core, which selective recompute runs again: what it saves
+            enters the core, or is made within it and need not be kept.
     """
 
     name: str
@@ -37,6 +40,7 @@ class Gemm:
     saved_elements: float = 0.0
     saved_sharded: bool = False
     all_reduce: AllReduce = "none"
+    core: CorePart = "none"
 
     @property
     def flops(self) -> float:
@@ -91,6 +95,7 @@ class Elementwise:
         all_reduce_elements: Elements per sample of that all-reduce.
         is_layer: Whether it belongs to the layer itself; a loss that the runtime adds behind the
             last layer does not, and so is in no profile of the layers.
+        core: As of a `Gemm`.
     """
 
     name: str
@@ -107,6 +112,7 @@ class Elementwise:
     all_reduce: AllReduce = "none"
     all_reduce_elements: float = 0.0
     is_layer: bool = True
+    core: CorePart = "none"
 
     def saved_bytes(self, tp: int, bytes_per_element: int) -> float:
         """Bytes per sample and rank that are kept for the backward pass."""

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from amp_ray.errors import InputError
 from amp_ray.spec.device import Device
+from amp_ray.spec.operator_profile import OperatorProfile
 from amp_ray.spec.published_profile import PublishedProfile
 
 FloatArray = NDArray[np.float64]
@@ -55,6 +56,8 @@ class Profile:
         includes_all_reduces: Whether tensor-parallel all-reduces are within the measured times.
         published: What the tables were made from, where another planner published it. What such
             a profile lacks nobody can measure anew, so candidates that need it are dropped.
+        operators: What was measured of single operators, where the profile has them; the tables
+            are then their sums over layers, empty where the model's layers are none of them.
     """
 
     source: str
@@ -62,6 +65,7 @@ class Profile:
     forward_runs: int = 1
     includes_all_reduces: bool = False
     published: PublishedProfile | None = None
+    operators: OperatorProfile | None = None
 
     @property
     def is_measured(self) -> bool:
@@ -75,6 +79,12 @@ class Profile:
         profile is known only while it runs.
         """
         if not self.tables:
+            if self.operators is not None:
+                message = (
+                    f"{self.source} has times of operators, not of the model's layers; plan with "
+                    "search.space operator"
+                )
+                raise InputError(message)
             return {}
         table = self.tables.get(device.name)
         if table is None:
@@ -99,7 +109,7 @@ class Profile:
         None if nothing is missing, and for a profile of our own, which can be measured anew: there
         `anchors` raises.
         """
-        if self.published is None:
+        if self.published is None and self.operators is None:
             return None
         needed = {1, tp} if self.includes_all_reduces else {tp}
         for device in devices:

@@ -1,16 +1,21 @@
 """What is chosen: stages, micro-batches and where every rank runs."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Self, TypeVar
 
-from amp_ray.spec.candidate import Candidate, Recompute, StageOptions
+from amp_ray.spec.candidate import Candidate, StageOptions
+from amp_ray.spec.operator_run import OperatorRun, check_runs
+from amp_ray.spec.recompute import AUTO, Recompute
 
-__all__ = ["Stage", "StageOptions", "Strategy", "candidate_of"]
+__all__ = ["Stage", "StageOptions", "Strategy", "TokenSlices", "candidate_of"]
 
 _T = TypeVar("_T")
+
+TokenSlices = tuple[tuple[int, tuple[int, ...]], ...]
+"""How a micro-batch is cut: batch slices ``(sequences, tokens of each of their token slices)``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,36 +28,39 @@ class Stage:
         options: How the layers are divided and computed.
         shares: Samples of one micro-batch per dp index, where a strategy tells them; None means
             ``micro_batch_size`` each.
+        operators: How its operators are used, where the plan tells; layers count operators then,
+            and ``options`` are those of the first one. Empty means all alike.
 
     Raises:
-        ValueError: If the stage is empty, or shares do not fit ``dp``.
+        ValueError: If the stage is empty, shares or operators do not fit it, or recompute is still
+            to be chosen.
     """
 
     first_layer: int
     end_layer: int
     options: StageOptions
     shares: tuple[int, ...] | None = None
+    operators: tuple[OperatorRun, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse what could not run."""
         if not 0 <= self.first_layer < self.end_layer:
             message = f"a stage needs layers, found [{self.first_layer}, {self.end_layer})"
             raise ValueError(message)
-        if self.shares is not None and (len(self.shares) != self.dp or min(self.shares) < 1):
-            message = (
-                f"shares need one positive count per dp index ({self.dp}), found {self.shares}"
-            )
+        dp = self.options.dp
+        if self.shares is not None and (len(self.shares) != dp or min(self.shares) < 1):
+            message = f"shares need one positive count per dp index ({dp}), found {self.shares}"
             raise ValueError(message)
-
-    @property
-    def tp(self) -> int:
-        """Tensor parallel degree."""
-        return self.options.tp
-
-    @property
-    def dp(self) -> int:
-        """Data parallel degree."""
-        return self.options.dp
+        if self.operators:
+            check_runs(
+                self.operators,
+                first=self.first_layer,
+                end=self.end_layer,
+                num_ranks=self.num_ranks,
+            )
+        if self.options.recompute == AUTO:
+            message = "recompute 'auto' is for a search to choose; a stage has none of it yet"
+            raise ValueError(message)
 
     @property
     def num_ranks(self) -> int:
@@ -70,19 +78,23 @@ class Strategy:
             shares, the samples of one micro-batch over all replicas, which shares add up to.
         num_micro_batches: Micro-batches per optimizer step and replica.
         placement: Device index of every rank; no device twice.
+        token_slices: What stages pass on at a time, in that order, where it is less than a
+            micro-batch: batch slices with ``micro_batch_size`` sequences together, each cut into
+            runs of tokens with the length of a sequence together. Empty means whole micro-batches.
 
     Raises:
-        ValueError: If stages leave gaps, take different numbers of samples, or the placement
-            does not give each rank its own device.
+        ValueError: If stages leave gaps, take different numbers of samples, the placement
+            does not give each rank its own device, or slices do not make a micro-batch.
     """
 
     stages: tuple[Stage, ...]
     micro_batch_size: int
     num_micro_batches: int
     placement: tuple[int, ...]
+    token_slices: TokenSlices = ()
 
     def __post_init__(self) -> None:
-        """Check the chain of stages and the placement once."""
+        """Check the chain of stages, the placement and the slices once."""
         if not self.stages or self.micro_batch_size < 1 or self.num_micro_batches < 1:
             message = (
                 "a strategy needs stages, micro_batch_size and num_micro_batches, found "
@@ -91,6 +103,8 @@ class Strategy:
             raise ValueError(message)
         _check_chain(self.stages)
         _check_samples(self.stages, self.micro_batch_size)
+        if self.token_slices:
+            _check_slices(self.token_slices, self)
         num_ranks = sum(stage.num_ranks for stage in self.stages)
         distinct = set(self.placement)
         if len(self.placement) != num_ranks or len(distinct) != num_ranks or min(distinct) < 0:
@@ -106,8 +120,15 @@ class Strategy:
         candidate: Candidate,
         bounds: Sequence[int],
         placement: tuple[int, ...] | None = None,
+        recompute: Sequence[Recompute] = (),
     ) -> Self:
         """Give a candidate its cuts; without ``placement``, rank ``r`` runs on device ``r``.
+
+        Args:
+            candidate: Degrees and micro-batches.
+            bounds: From 0 to the number of layers.
+            placement: Device of every rank.
+            recompute: Of each stage; without, the candidate's own.
 
         Raises:
             ValueError: If ``bounds`` do not make ``candidate.pp`` stages.
@@ -115,9 +136,12 @@ class Strategy:
         if len(bounds) != candidate.pp + 1 or bounds[0] != 0:
             message = f"bounds must run from 0 in {candidate.pp} stages, found {tuple(bounds)}"
             raise ValueError(message)
+        options = [replace(candidate.options, recompute=own) for own in recompute]
         stages = tuple(
-            Stage(first_layer=first, end_layer=end, options=candidate.options)
-            for first, end in pairwise(bounds)
+            Stage(first_layer=first, end_layer=end, options=own)
+            for (first, end), own in zip(
+                pairwise(bounds), options or [candidate.options] * candidate.pp, strict=True
+            )
         )
         return cls(
             stages=stages,
@@ -134,12 +158,12 @@ class Strategy:
     @property
     def tp(self) -> int | None:
         """Tensor parallel degree of all stages; None where they differ."""
-        return _common(stage.tp for stage in self.stages)
+        return _common(stage.options.tp for stage in self.stages)
 
     @property
     def dp(self) -> int | None:
         """Data parallel degree of all stages; None where they differ."""
-        return _common(stage.dp for stage in self.stages)
+        return _common(stage.options.dp for stage in self.stages)
 
     @property
     def recompute(self) -> Recompute | None:
@@ -158,16 +182,27 @@ class Strategy:
 
     @property
     def is_uniform(self) -> bool:
-        """Whether all stages have one tp and dp and share samples evenly."""
-        even = all(stage.shares is None for stage in self.stages)
+        """Whether all stages and operators have one tp and dp and share samples evenly."""
+        even = all(stage.shares is None and not stage.operators for stage in self.stages)
         return even and self.tp is not None and self.dp is not None
+
+    @property
+    def has_operators(self) -> bool:
+        """Whether its stages tell how operators are used, and its bounds count those."""
+        return any(stage.operators for stage in self.stages)
+
+    @property
+    def samples_per_micro_batch(self) -> int:
+        """Samples of one micro-batch over all data-parallel replicas."""
+        stage = self.stages[0]
+        return (
+            self.micro_batch_size * stage.options.dp if stage.shares is None else sum(stage.shares)
+        )
 
     @property
     def global_batch_size(self) -> int:
         """Samples per optimizer step."""
-        stage = self.stages[0]
-        samples = self.micro_batch_size * stage.dp if stage.shares is None else sum(stage.shares)
-        return samples * self.num_micro_batches
+        return self.samples_per_micro_batch * self.num_micro_batches
 
     @cached_property
     def first_rank(self) -> tuple[int, ...]:
@@ -186,7 +221,7 @@ class Strategy:
             >>> Strategy.uniform(grid, (0, 1, 2)).rank(stage=1, dp_index=0, tp_index=1)
             5
         """
-        return self.first_rank[stage] + dp_index * self.stages[stage].tp + tp_index
+        return self.first_rank[stage] + dp_index * self.stages[stage].options.tp + tp_index
 
     def devices(self, stage: int) -> tuple[int, ...]:
         """Device index of every rank of one stage, in rank order."""
@@ -204,9 +239,9 @@ def candidate_of(strategy: Strategy) -> Candidate:
     if not strategy.is_uniform or options is None:
         message = (
             "expected one tp, dp and recompute for all stages, found "
-            f"tp {[stage.tp for stage in strategy.stages]}, "
-            f"dp {[stage.dp for stage in strategy.stages]}, "
-            f"recompute {[stage.options.recompute for stage in strategy.stages]}"
+            f"tp {[stage.options.tp for stage in strategy.stages]}, "
+            f"dp {[stage.options.dp for stage in strategy.stages]}, "
+            f"recompute {[str(stage.options.recompute) for stage in strategy.stages]}"
         )
         raise ValueError(message)
     return Candidate(
@@ -232,7 +267,7 @@ def _check_samples(stages: Sequence[Stage], micro_batch_size: int) -> None:
 
     Without shares all stages have one dp; with shares some dp is above 1, and each stage has some.
     """
-    dps, shares = [stage.dp for stage in stages], [stage.shares for stage in stages]
+    dps, shares = [stage.options.dp for stage in stages], [stage.shares for stage in stages]
     if all(share is None for share in shares):
         if len(set(dps)) > 1:
             message = f"stages with dp {dps} need shares: which rank takes which samples"
@@ -242,6 +277,27 @@ def _check_samples(stages: Sequence[Stage], micro_batch_size: int) -> None:
         message = (
             f"shares {shares}: every stage needs some, each adding up to micro_batch_size "
             f"{micro_batch_size}, and none where every dp is 1"
+        )
+        raise ValueError(message)
+
+
+def _check_slices(token_slices: TokenSlices, strategy: Strategy) -> None:
+    """Refuse slices that do not make a micro-batch."""
+    if any(stage.shares is not None for stage in strategy.stages):
+        message = "token_slices need stages that share samples evenly: leave the shares out"
+        raise ValueError(message)
+    sequences = [sequences for sequences, _ in token_slices]
+    if min(sequences) < 1 or sum(sequences) != strategy.micro_batch_size:
+        message = (
+            f"the sequences of token_slices must add up to micro_batch_size "
+            f"{strategy.micro_batch_size}, found {sequences}"
+        )
+        raise ValueError(message)
+    lengths = {sum(tokens) for _, tokens in token_slices}
+    if len(lengths) > 1 or any(min(tokens, default=0) < 1 for _, tokens in token_slices):
+        message = (
+            "each entry of token_slices cuts one sequence length into positive numbers of tokens, "
+            f"found {[list(tokens) for _, tokens in token_slices]}"
         )
         raise ValueError(message)
 

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from amp_ray.errors import InputError, Mistakes, Where, placed
-from amp_ray.spec.candidate import Candidate, Recompute
+from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.cells import MOST_SECONDS, read_count, read_rows, read_seconds
 from amp_ray.spec.cluster import Cluster
 from amp_ray.spec.json_text import parse_any_json, shown
+from amp_ray.spec.recompute import AUTO, Recompute, parse_recompute
 from amp_ray.spec.section import validate
 from amp_ray.spec.strategy import StageOptions, Strategy
-from amp_ray.spec.strategy_json import StrategyRecord, strategy_from_json
+from amp_ray.spec.strategy_json import StrategyRecord, said_recompute, strategy_from_json
 from amp_ray.spec.yaml_text import Document
 
 Failure = Literal["oom", "failed"]
@@ -24,7 +25,6 @@ _LEAST_SECONDS: Final = 1e-6
 """Of an iteration: no device launches a kernel faster."""
 
 _BYTES: Final = re.compile(r"[0-9]{1,15}")
-_RECOMPUTE: Final[Mapping[str, Recompute]] = {"none": "none", "full": "full"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,12 +56,15 @@ class Context:
     Args:
         cluster: Its devices; a strategy uses each once.
         recompute: What a strategy that says nothing of it does.
+        num_operators: What bounds count where a strategy tells how operators are used; 0 where the
+            profile knows no operators.
     """
 
     cluster: Cluster
     num_layers: int
     global_batch_size: int
     recompute: Recompute
+    num_operators: int = 0
 
 
 def parse_strategies(text: str, *, file: str, context: Context) -> tuple[Given, ...]:
@@ -104,17 +107,15 @@ def _from_csv(text: str, file: str, context: Context) -> tuple[Given, ...]:
 def _from_cells(cells: Mapping[str, str], where: Where, context: Context) -> Given:
     """Read one CSV line."""
     degrees = {name: read_count(cells[name], where.at(name)) for name in _DEGREES}
-    word = cells.get("recompute") or context.recompute
-    if word not in _RECOMPUTE:
-        message = f"found {shown(word)}; expected one of {', '.join(_RECOMPUTE)}"
-        raise InputError(message, where=where.at("recompute"))
-    candidate = _candidate(degrees, _RECOMPUTE[word], where, context)
+    recompute = _recompute(cells, degrees["pp"], where, context)
+    candidate = _candidate(degrees, recompute[0], where, context, is_cut=bool(cells.get("bounds")))
     strategy = None
     if cells.get("bounds"):
         at_bounds = where.at("bounds")
         bounds = tuple(read_count(cell, at_bounds, low=0) for cell in cells["bounds"].split())
         with placed(at_bounds, ValueError):
-            strategy = Strategy.uniform(candidate, bounds)
+            each = recompute * (1 if recompute[1:] else candidate.pp)
+            strategy = Strategy.uniform(candidate, bounds, recompute=each)
         _check_fit(strategy, where, context)
     measured_s, failure = _measurement(cells.get("measured_s", ""), where.at("measured_s"))
     return Given(
@@ -130,10 +131,44 @@ def _from_cells(cells: Mapping[str, str], where: Where, context: Context) -> Giv
     )
 
 
+def _recompute(
+    cells: Mapping[str, str], pp: int, where: Where, context: Context
+) -> tuple[Recompute, ...]:
+    """Read what is computed again: one value for all stages, or one for each of those cut."""
+    at_recompute, is_cut = where.at("recompute"), bool(cells.get("bounds"))
+    with placed(at_recompute, ValueError):
+        found = tuple(map(parse_recompute, cells.get("recompute", "").split()))
+    found = found or (_not_said(context, at_recompute, is_cut=is_cut),)
+    if len(found) not in ({1, pp} if is_cut else {1}):
+        expected = f"or one for each of the {pp}" if is_cut else "as it has no bounds"
+        message = f"found {len(found)} values; expected one for all stages, {expected}"
+        raise InputError(message, where=at_recompute)
+    return found
+
+
+def _not_said(context: Context, where: Where, *, is_cut: bool) -> Recompute:
+    """Return what a strategy does that says nothing of recompute."""
+    if is_cut and context.recompute == AUTO:
+        message = (
+            "missing; the experiment's recompute is auto, so a strategy with bounds has to say "
+            "which stages compute what again"
+        )
+        raise InputError(message, where=where)
+    return context.recompute
+
+
 def _candidate(
-    degrees: Mapping[str, int], recompute: Recompute, where: Where, context: Context
+    degrees: Mapping[str, int],
+    recompute: Recompute,
+    where: Where,
+    context: Context,
+    *,
+    is_cut: bool = False,
 ) -> Candidate:
     """Complete the degrees with the number of micro-batches."""
+    if recompute.layers is not None and not is_cut:
+        message = f"found {recompute}; a strategy that recomputes part of a stage needs its bounds"
+        raise InputError(message, where=where.at("recompute"))
     devices = degrees["tp"] * degrees["pp"] * degrees["dp"]
     if devices != context.cluster.num_devices:
         message = (
@@ -222,10 +257,14 @@ def _from_json(text: str, file: str, context: Context) -> tuple[Given, ...]:
 def _from_record(record: Mapping[str, Any], where: Where, context: Context) -> Given:
     """Read one STRATEGY object."""
     checked = validate(StrategyRecord, Document(file=where.file, values=record))
+    if checked.token_slices:
+        message = "the time of a strategy with token slices cannot be estimated yet; leave them out"
+        raise InputError(message, where=where.at("token_slices"))
     if checked.bounds is None and checked.stages is None:
         return _uncut(checked, where, context)
     if checked.recompute is None and checked.stages is None:
-        record = {**record, "recompute": context.recompute}
+        own = _not_said(context, where.at("recompute"), is_cut=True)
+        record = {**record, "recompute": own.to_json()}
     strategy = strategy_from_json(record, context.cluster, file=where.file)
     _check_fit(strategy, where, context, some_idle=checked.placement is not None)
     return Given(where=where, candidate=None, strategy=strategy)
@@ -240,10 +279,11 @@ def _uncut(record: StrategyRecord, where: Where, context: Context) -> Given:
             message = "key is missing; a strategy without bounds and stages needs it"
             raise InputError(message, where=where.at(name))
         degrees[name] = value
-    recompute = record.recompute or context.recompute
-    if not isinstance(recompute, str):
-        message = f"found {recompute}; without bounds, expected one word for all stages"
+    if isinstance(record.recompute, list):
+        words = ", ".join(map(str, said_recompute(record)))
+        message = f"found {words}; without bounds, expected one value for all stages"
         raise InputError(message, where=where.at("recompute"))
+    (recompute,) = said_recompute(record) or (context.recompute,)
     candidate = _candidate(degrees, recompute, where, context)
     if record.num_micro_batches not in {None, candidate.num_micro_batches}:
         message = (
@@ -261,7 +301,9 @@ def _check_fit(
 
     Devices may stay idle where a placement leaves them out.
     """
-    if strategy.bounds[-1] != context.num_layers:
+    if strategy.has_operators:
+        _check_operators(strategy, where, context)
+    elif strategy.bounds[-1] != context.num_layers:
         message = (
             f"found {' '.join(map(str, strategy.bounds))}; expected 0 to {context.num_layers}, the "
             "number of the model's layers (embedding, head and others count too)"
@@ -280,3 +322,17 @@ def _check_fit(
             "placement says which"
         )
         raise InputError(message, where=where)
+
+
+def _check_operators(strategy: Strategy, where: Where, context: Context) -> None:
+    """Refuse a strategy whose stages do not cover the profile's operators."""
+    expected = context.num_operators
+    if not all(stage.operators for stage in strategy.stages):
+        message = "expected operators in every stage, found some without"
+    elif not expected:
+        message = "operators need a profile that knows some: profile.source aceso"
+    elif strategy.bounds[-1] != expected:
+        message = f"found operators 0 to {strategy.bounds[-1]}; the profile has 0 to {expected}"
+    else:
+        return
+    raise InputError(message, where=where.at("stages"))

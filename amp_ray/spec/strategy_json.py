@@ -2,15 +2,52 @@
 
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from amp_ray.spec.candidate import Recompute
 from amp_ray.spec.cluster import Cluster
-from amp_ray.spec.section import Count, Index, Section, Text, validate
+from amp_ray.spec.operator_run import OperatorRun
+from amp_ray.spec.recompute import NO_RECOMPUTE, Recompute, RecomputeKind
+from amp_ray.spec.section import Count, Flag, Index, Section, Text, validate
 from amp_ray.spec.strategy import Stage, StageOptions, Strategy
 from amp_ray.spec.yaml_text import Document
+
+Words = Literal["none", "selective", "full"]
+
+
+class PartRecord(Section):
+    """``recompute`` of a stage that computes part of its blocks again."""
+
+    kind: Literal["selective", "full"]
+    layers: Count
+
+
+def _part(recompute: object) -> str:
+    """Tell a mapping from a word."""
+    return "part" if isinstance(recompute, dict | PartRecord) else "word"
+
+
+StageRecompute = Annotated[
+    Annotated[Words, Tag("word")] | Annotated[PartRecord, Tag("part")], Discriminator(_part)
+]
+
+
+def recompute_of(record: RecomputeKind | PartRecord) -> Recompute:
+    """Return the value of a word or a mapping."""
+    if isinstance(record, PartRecord):
+        return Recompute(kind=record.kind, layers=record.layers)
+    return Recompute(kind=record)
+
+
+class OperatorsRecord(Section):
+    """One entry of ``operators``."""
+
+    range: tuple[Index, Count]
+    tp: Count
+    dp: Count
+    algorithm: Index = 0
+    recompute: Flag = False
 
 
 class StageRecord(Section):
@@ -20,13 +57,14 @@ class StageRecord(Section):
     tp: Count
     dp: Count
     devices: list[Index] | None = None
-    recompute: Recompute = "none"
+    recompute: StageRecompute = "none"
     shares: list[Count] | None = None
+    operators: list[OperatorsRecord] | None = None
 
 
 def _kind(recompute: object) -> str:
-    """Tell one word for all stages from a word for each."""
-    return "each" if isinstance(recompute, list) else "all"
+    """Tell one value for all stages from one for each."""
+    return "each" if isinstance(recompute, list) else _part(recompute)
 
 
 class StrategyRecord(Section):
@@ -40,13 +78,16 @@ class StrategyRecord(Section):
     bounds: Annotated[list[Index], Field(min_length=2)] | None = None
     recompute: (
         Annotated[
-            Annotated[Recompute, Tag("all")] | Annotated[list[Recompute], Tag("each")],
+            Annotated[RecomputeKind, Tag("word")]
+            | Annotated[PartRecord, Tag("part")]
+            | Annotated[list[StageRecompute], Tag("each")],
             Discriminator(_kind),
         ]
         | None
     ) = None
     placement: list[tuple[Text, Index]] | None = None
     stages: Annotated[list[StageRecord], Field(min_length=1)] | None = None
+    token_slices: list[tuple[Count, Annotated[list[Count], Field(min_length=1)]]] | None = None
 
 
 def strategy_to_json(strategy: Strategy, cluster: Cluster) -> dict[str, Any]:
@@ -58,7 +99,9 @@ def strategy_to_json(strategy: Strategy, cluster: Cluster) -> dict[str, Any]:
         "micro_batch_size": strategy.micro_batch_size,
         "num_micro_batches": strategy.num_micro_batches,
         "bounds": list(strategy.bounds),
-        "recompute": strategy.recompute or [stage.options.recompute for stage in strategy.stages],
+        "recompute": [stage.options.recompute.to_json() for stage in strategy.stages]
+        if strategy.recompute is None
+        else strategy.recompute.to_json(),
         "placement": [
             [cluster.nodes[cluster.node_of_device[device]].name, cluster.slot_of_device[device]]
             for device in strategy.placement
@@ -68,6 +111,10 @@ def strategy_to_json(strategy: Strategy, cluster: Cluster) -> dict[str, Any]:
         record["stages"] = [
             _stage_to_json(stage, first, strategy.micro_batch_size)
             for stage, first in zip(strategy.stages, strategy.first_rank, strict=True)
+        ]
+    if strategy.token_slices:
+        record["token_slices"] = [
+            [sequences, list(tokens)] for sequences, tokens in strategy.token_slices
         ]
     return record
 
@@ -98,21 +145,50 @@ def strategy_from_json(
             micro_batch_size=checked.micro_batch_size,
             num_micro_batches=checked.num_micro_batches,
             placement=placement,
+            token_slices=tuple(
+                (count, tuple(tokens)) for count, tokens in checked.token_slices or ()
+            ),
         )
         _check_agreement(checked, strategy)
     return strategy
 
 
 def _stage_to_json(stage: Stage, first_rank: int, micro_batch_size: int) -> dict[str, Any]:
-    """Return one entry of ``stages``."""
+    """Return one entry of ``stages``; operators are spelled out only where the plan tells them."""
+    operators = [
+        {
+            "range": [run.first_operator, run.end_operator],
+            "tp": run.tp,
+            "dp": run.dp,
+            "algorithm": run.algorithm,
+            "recompute": run.recompute,
+        }
+        for run in stage.operators
+    ]
     return {
         "layers": [stage.first_layer, stage.end_layer],
-        "tp": stage.tp,
-        "dp": stage.dp,
+        "tp": stage.options.tp,
+        "dp": stage.options.dp,
         "devices": list(range(first_rank, first_rank + stage.num_ranks)),
-        "recompute": stage.options.recompute,
-        "shares": list(stage.shares or (micro_batch_size,) * stage.dp),
+        "recompute": stage.options.recompute.to_json(),
+        "shares": list(stage.shares or (micro_batch_size,) * stage.options.dp),
+        **({"operators": operators} if operators else {}),
     }
+
+
+def _operators(records: list[OperatorsRecord] | None) -> tuple[OperatorRun, ...]:
+    """Return how the operators of a stage are used."""
+    return tuple(
+        OperatorRun(
+            first_operator=record.range[0],
+            end_operator=record.range[1],
+            tp=record.tp,
+            dp=record.dp,
+            algorithm=record.algorithm,
+            recompute=record.recompute,
+        )
+        for record in records or ()
+    )
 
 
 def _check_size(record: StrategyRecord, cluster: Cluster) -> None:
@@ -135,8 +211,11 @@ def _stages(record: StrategyRecord) -> tuple[Stage, ...]:
             Stage(
                 first_layer=stage.layers[0],
                 end_layer=stage.layers[1],
-                options=StageOptions(tp=stage.tp, dp=stage.dp, recompute=stage.recompute),
+                options=StageOptions(
+                    tp=stage.tp, dp=stage.dp, recompute=recompute_of(stage.recompute)
+                ),
                 shares=None if even else tuple(stage.shares or each * stage.dp),
+                operators=_operators(stage.operators),
             )
             for stage in record.stages
         )
@@ -147,8 +226,9 @@ def _stages(record: StrategyRecord) -> tuple[Stage, ...]:
         message = f"bounds run from 0 to the number of layers, found {record.bounds}"
         raise ValueError(message)
     cuts = list(pairwise(record.bounds))
-    words = record.recompute or "none"
-    per_stage = [words] * len(cuts) if isinstance(words, str) else words
+    per_stage = said_recompute(record) or (NO_RECOMPUTE,)
+    if not isinstance(record.recompute, list):
+        per_stage *= len(cuts)
     if len(per_stage) != len(cuts):
         message = f"found {len(per_stage)} values of recompute for {len(cuts)} stages"
         raise ValueError(message)
@@ -162,18 +242,22 @@ def _stages(record: StrategyRecord) -> tuple[Stage, ...]:
     )
 
 
+def said_recompute(record: StrategyRecord) -> tuple[Recompute, ...]:
+    """Return what ``recompute`` says: nothing, one value for all stages, or one for each."""
+    said = record.recompute
+    if said is None:
+        return ()
+    return tuple(map(recompute_of, said if isinstance(said, list) else (said,)))
+
+
 def _check_agreement(record: StrategyRecord, strategy: Strategy) -> None:
     """Refuse an object whose keys say two things."""
-    words = [stage.options.recompute for stage in strategy.stages]
     said: dict[str, tuple[object, object]] = {
         "tp": (record.tp, strategy.tp),
         "pp": (record.pp, strategy.pp),
         "dp": (record.dp, strategy.dp),
         "bounds": (record.bounds, list(strategy.bounds)),
-        "recompute": (
-            record.recompute,
-            words if isinstance(record.recompute, list) else strategy.recompute,
-        ),
+        "recompute": _recompute_said_and_made(record, strategy),
     }
     for key, (found, made) in said.items():
         if found is not None and found != made:
@@ -185,6 +269,15 @@ def _check_agreement(record: StrategyRecord, strategy: Strategy) -> None:
         if stage.devices is not None and stage.devices != ranks:
             message = f"devices of stage {index} are its ranks {ranks}, found {stage.devices}"
             raise ValueError(message)
+
+
+def _recompute_said_and_made(record: StrategyRecord, strategy: Strategy) -> tuple[object, object]:
+    """Return what the key says and what the stages have, in one form."""
+    said = [str(value) for value in said_recompute(record)]
+    if isinstance(record.recompute, list):
+        return said, [str(stage.options.recompute) for stage in strategy.stages]
+    made = strategy.recompute
+    return (said[0] if said else None), (None if made is None else str(made))
 
 
 def _device_index(cluster: Cluster, host: str, slot: int) -> int:

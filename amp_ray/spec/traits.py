@@ -4,14 +4,17 @@ Traits are properties of the program that runs a strategy, not of the cluster or
 They are input to the cost model, which never asks for a runtime by name.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final, Literal
 
+from amp_ray.spec.recompute import Recompute
 from amp_ray.units import BYTES_PER_ELEMENT, BYTES_PER_FP32, GIB, Precision
 
 LayerList = Literal["amp-2022", "runtime"]
 PartitionRule = Literal["exact", "even-blocks"]
+RecomputePattern = Literal["none", "selective", "selective:n", "full", "full:n"]
 
 MOST_ZERO_STAGE: Final = 1
 """The cost model knows what sharding the optimizer saves and takes, not gradients or weights."""
@@ -68,6 +71,9 @@ class RuntimeTraits:
         launch_limit_s: Wall time after which the launcher gives a trial up; None = no limit.
         launch_setup_s: Part of it that passes before the first iteration.
         max_zero_stage: Highest ZeRO stage that works with pipeline parallelism.
+        recompute: What it can compute again; ``full:n`` is for part of the blocks of a stage.
+        recompute_per_stage: Whether stages may differ in it.
+        unequal_stages: Whether stages may differ in tp and dp and share samples unevenly.
     """
 
     name: str
@@ -111,6 +117,9 @@ class RuntimeTraits:
     launch_setup_s: float = 0.0
     launch_iterations: int = 0
     max_zero_stage: int = 1
+    recompute: tuple[RecomputePattern, ...] = ("none", "full")
+    recompute_per_stage: bool = False
+    unequal_stages: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what the cost model cannot price, and a launcher that ends before it starts."""
@@ -132,6 +141,18 @@ class RuntimeTraits:
                 f"launch_setup_s, found {self.launch_iterations} and {self.launch_setup_s}"
             )
             raise ValueError(message)
+
+    def why_no_recompute(self, per_stage: Sequence[Recompute]) -> str | None:
+        """Say what of this the runtime cannot compute again; None if it can."""
+        for own in per_stage:
+            pattern = own.kind if own.layers is None else f"{own.kind}:n"
+            if pattern not in self.recompute:
+                known = ", ".join(self.recompute)
+                return f"runtime {self.name!r} cannot recompute {own}; it knows {known}"
+        if len(set(per_stage)) > 1 and not self.recompute_per_stage:
+            words = ", ".join(map(str, per_stage))
+            return f"runtime {self.name!r} recomputes alike in all stages, found {words}"
+        return None
 
     @property
     def waits_for_all_reduces(self) -> bool:
@@ -222,6 +243,23 @@ DEEPSPEED: Final = RuntimeTraits(
     gradient_bytes_per_parameter=2.0,
     bucket_traffic_bytes_per_parameter=8.0,
     buckets_alone=True,
+    recompute=("none", "selective", "selective:n", "full", "full:n"),
+    recompute_per_stage=True,
+)
+
+TORCH: Final = RuntimeTraits(
+    name="torch",
+    description="This project's training program on plain torch: any stages, asynchronous sends.",
+    fused_attention=True,
+    dropout=False,
+    blocking_transfers=False,
+    accumulates_fp16_in_fp32=True,
+    step_traffic_bytes_per_parameter=8.0,
+    master_bytes_per_parameter=4.0,
+    bucket_bytes_per_element=0.0,
+    unequal_stages=True,
+    recompute=("none", "selective", "selective:n", "full", "full:n"),
+    recompute_per_stage=True,
 )
 
 MEGATRON: Final = RuntimeTraits(
@@ -232,6 +270,7 @@ MEGATRON: Final = RuntimeTraits(
     sliced_activations=True,
     sliced_gradients=True,
     bucket_bytes_per_element=4.0,
+    recompute=("none", "selective", "full", "full:n"),
     allocator_factor=1.10,
     context_bytes=4.0 * GIB,
 )
@@ -247,6 +286,7 @@ MEGATRON_LM: Final = RuntimeTraits(
     overlaps_backward_all_reduce=True,
     accumulates_fp16_in_fp32=True,
     fused_accumulation=True,
+    recompute=("none", "selective", "full", "full:n"),
     allocator_factor=1.10,
     context_bytes=4.0 * GIB,
 )
@@ -289,6 +329,6 @@ AMP_2022_TRANSGAN: Final = replace(
 RUNTIMES: Final = MappingProxyType(
     {
         traits.name: traits
-        for traits in (DEEPSPEED, MEGATRON, MEGATRON_LM, AMP_2022, AMP_2022_TRANSGAN)
+        for traits in (DEEPSPEED, TORCH, MEGATRON, MEGATRON_LM, AMP_2022, AMP_2022_TRANSGAN)
     }
 )

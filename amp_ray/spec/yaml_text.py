@@ -40,7 +40,7 @@ _MOST_LEVELS: Final = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Places:
+class SourceLines:
     """Where the keys of a file stand, for messages.
 
     Args:
@@ -63,7 +63,7 @@ class Places:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Document(Places):
+class Document(SourceLines):
     """A parsed mapping.
 
     Args:

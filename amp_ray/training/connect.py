@@ -1,17 +1,14 @@
 """Joins the process group of a trial: device, rendezvous and time limits."""
 
 import datetime as dt
-import logging
 import os
 
-import deepspeed
 import torch
 from torch.distributed import distributed_c10d
 
 from amp_ray.training.job import Job, UnfitError
 
 LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-SHARED_MEMORY_OP = "deepspeed_shm_comm"
 
 
 def use_cuda(job: Job) -> bool:
@@ -41,24 +38,17 @@ def connect(job: Job, *, cuda: bool) -> None:
             f"is {world_size}"
         )
         raise UnfitError(message)
-    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     _prepare_device(job, cuda=cuda)
     limit = dt.timedelta(seconds=job.communication_timeout_s)
-    # DeepSpeed makes its groups without a limit of their own: they take these two.
+    # Groups that DeepSpeed makes without a limit of their own take these two.
     distributed_c10d.default_pg_timeout = limit
     distributed_c10d.default_pg_nccl_timeout = limit
-    # Asked for its compatible operators, DeepSpeed probes them with a compiler, and on a CPU then
-    # compiles one for half a minute and more. Told that there are none, it does neither.
-    deepspeed.ops.__compatible_ops__ = dict.fromkeys((SHARED_MEMORY_OP,), False)
     backend = "nccl" if cuda else "gloo"
     arrival = dt.timedelta(seconds=job.init_timeout_s)
     store, _, _ = next(torch.distributed.rendezvous("env://", rank, world_size, timeout=arrival))
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else None
     torch.distributed.init_process_group(
         backend, store=store, rank=rank, world_size=world_size, timeout=limit, device_id=device
-    )
-    deepspeed.init_distributed(
-        dist_backend=backend, auto_mpi_discovery=False, verbose=False, timeout=limit
     )
 
 

@@ -29,11 +29,15 @@ def step_batches(job: Job, step: int, place: Coordinates) -> Iterator[MicroBatch
     share = job.global_batch_size // grid.dp
     first = step * job.global_batch_size + place.dp * share
     for start in range(first, first + share, grid.micro_batch_size):
-        samples = [_sample(job, index) for index in range(start, start + grid.micro_batch_size)]
-        yield (
-            torch.stack([source for source, _ in samples]),
-            torch.stack([target for _, target in samples]),
-        )
+        yield samples(job, start, start + grid.micro_batch_size)
+
+
+def samples(job: Job, first: int, end: int) -> MicroBatch:
+    """Return inputs and targets of a range of samples."""
+    found = [_sample(job, index) for index in range(first, end)]
+    return torch.stack([source for source, _ in found]), torch.stack(
+        [target for _, target in found]
+    )
 
 
 def _sample(job: Job, index: int) -> tuple[Tensor, Tensor]:

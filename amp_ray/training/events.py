@@ -154,11 +154,15 @@ def cause_of(error: BaseException) -> str:
 
 def write_result(out_dir: str, result: Mapping[str, Any]) -> None:
     """Write ``result.json``, whole or not at all, to a folder that is made if it does not exist."""
-    folder = Path(out_dir)
-    folder.mkdir(parents=True, exist_ok=True)
-    partial = folder / "result.json.tmp"
+    write_whole(Path(out_dir) / "result.json", json.dumps(result, indent=1))
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.name}.tmp")
     with partial.open("w", encoding="utf-8") as stream:
-        json.dump(result, stream, indent=1)
+        stream.write(text)
         stream.flush()
         os.fsync(stream.fileno())
-    partial.replace(folder / "result.json")
+    partial.replace(path)

@@ -1,17 +1,16 @@
 """TransGAN's generator as a list of layers: two or more widths, up-sampling between them."""
 
 from functools import partial
-from typing import Any
 
 import torch
-from deepspeed.pipe import LayerSpec
 from torch import Tensor, nn
 from torch.nn import functional
 
+from amp_ray.training.layer_spec import LayerSpec
 from amp_ray.training.parallel import RowLinear, TensorParallel
 from amp_ray.training.ranks import shard_range
 from amp_ray.training.shapes import FEED_FORWARD_FACTOR, RGB_CHANNELS, ImageShape
-from amp_ray.training.transformer import WEIGHT_STD, Block, BlockShape
+from amp_ray.training.transformer import WEIGHT_STD, Attention, Block, BlockShape
 from amp_ray.training.weights import LayerWeights
 
 
@@ -99,6 +98,11 @@ class ImageBlock(nn.Module):
                 weights.whole("positions", (self.side**2, width), WEIGHT_STD)
             )
 
+    @property
+    def attention_layer(self) -> Attention:
+        """The attention, whose core may be computed again."""
+        return self.block.attention
+
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the tokens of this block's level, ``(batch, side**2, width)``."""
         for level in range(self.below + 1, self.level + 1):
@@ -136,15 +140,16 @@ def picture_loss(pictures: Tensor, targets: Tensor) -> Tensor:
     return functional.mse_loss(pictures.float(), targets.float())
 
 
-def image_layers(shape: ImageShape, parallel: TensorParallel, seed: int) -> list[Any]:
+def image_layers(shape: ImageShape, parallel: TensorParallel, seed: int) -> list[LayerSpec]:
     """Return input, blocks and head, to be built on the stages that own them."""
     weights = partial(LayerWeights, seed=seed, tp_rank=parallel.rank, tp=parallel.size)
     num_blocks = sum(shape.depth)
+    blocks = (
+        LayerSpec(module=ImageBlock, arguments=(shape, parallel, weights(layer=index + 1), index))
+        for index in range(num_blocks)
+    )
     return [
-        LayerSpec(Input, shape, parallel, weights(layer=0)),
-        *(
-            LayerSpec(ImageBlock, shape, parallel, weights(layer=index + 1), index)
-            for index in range(num_blocks)
-        ),
-        LayerSpec(ImageHead, shape, weights(layer=num_blocks + 1)),
+        LayerSpec(module=Input, arguments=(shape, parallel, weights(layer=0))),
+        *blocks,
+        LayerSpec(module=ImageHead, arguments=(shape, weights(layer=num_blocks + 1))),
     ]

@@ -1,18 +1,18 @@
 """The job file: everything that one trial needs to know, checked before anything starts."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
 
 from amp_ray.training.fields import Fields
-from amp_ray.training.ranks import Place, rank_map, read_places
+from amp_ray.training.grid import Grid, read_grid
 from amp_ray.training.shapes import ImageShape, TextShape, layer_kinds, read_shape
 
 PRECISIONS: Final = ("fp32", "bf16", "fp16")
 OPTIMIZERS: Final = ("adam", "adamw", "sgd")
 DEVICES: Final = ("auto", "cpu", "cuda")
-RECOMPUTE: Final = ("none", "full")
+RUNTIMES: Final = ("deepspeed", "torch")
 
 MAX_ZERO_STAGE: Final = 1
 """DeepSpeed refuses ZeRO-2 and ZeRO-3 with a PipelineModule."""
@@ -29,35 +29,11 @@ class UnfitError(ValueError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Grid:
-    """A strategy that this program can run: the same tp and dp in every stage.
-
-    Args:
-        bounds: ``(0, ..., num_layers)``, in the list of ``layer_kinds``.
-        recompute: ``none`` or ``full``, per stage.
-        rank_map: For every rank in the contract's order, the process that plays it.
-    """
-
-    tp: int
-    pp: int
-    dp: int
-    micro_batch_size: int
-    num_micro_batches: int
-    bounds: tuple[int, ...]
-    recompute: tuple[str, ...]
-    rank_map: tuple[int, ...]
-
-    @property
-    def num_ranks(self) -> int:
-        """Processes that the strategy occupies."""
-        return self.tp * self.pp * self.dp
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """One trial.
 
     Args:
+        runtime: ``deepspeed``, or ``torch`` for plain ``torch.distributed``.
         trial_id: Copied into every event and the result.
         out_dir: Folder on this host that the result is written to.
         precision: ``fp32``, ``bf16`` or ``fp16``.
@@ -73,6 +49,7 @@ class Job:
         communication_timeout_s: Limit of every send, receive and collective.
     """
 
+    runtime: str
     trial_id: str
     out_dir: str
     model: TextShape | ImageShape
@@ -97,8 +74,9 @@ def read_job(record: Mapping[str, Any]) -> Job:
     """Read a job from its JSON object; a ``ValueError`` names the values that are wrong."""
     fields = Fields(record, "job")
     model = read_shape(fields.any("model"))
-    grid = _read_grid(fields.any("strategy"), fields.any("launch_order", None))
+    grid = read_grid(fields.any("strategy"), fields.any("launch_order", None))
     job = Job(
+        runtime=fields.choice("runtime", RUNTIMES, default=RUNTIMES[0]),
         trial_id=fields.text("trial_id"),
         out_dir=fields.text("out_dir"),
         model=model,
@@ -125,104 +103,68 @@ def read_job(record: Mapping[str, Any]) -> Job:
     return job
 
 
-def _read_grid(strategy: Mapping[str, Any], launch_order: Any) -> Grid:  # noqa: ANN401 - JSON
-    """Read a STRATEGY object of the contract."""
-    fields = Fields(strategy, "job.strategy")
-    tp, dp = fields.any("tp"), fields.any("dp")
-    stages = fields.any("stages", None)
-    if tp is None or dp is None:
-        message = (
-            "job.strategy has stages with different tp or dp, which this program cannot launch: "
-            f"tp {tp!r}, dp {dp!r}, stages {stages!r}"
-        )
-        raise ValueError(message)
-    tp, dp, pp = fields.integer("tp"), fields.integer("dp"), fields.integer("pp")
-    bounds = fields.integers("bounds")
-    _check_stages(stages, tp=tp, dp=dp, bounds=bounds)
-    placement = fields.any("placement", None)
-    places = (
-        tuple(("", slot) for slot in range(tp * dp * pp))
-        if placement is None
-        else read_places(placement, "job.strategy.placement", tp * dp * pp)
-    )
-    grid = Grid(
-        tp=tp,
-        pp=pp,
-        dp=dp,
-        micro_batch_size=fields.integer("micro_batch_size"),
-        num_micro_batches=fields.integer("num_micro_batches"),
-        bounds=bounds,
-        recompute=_read_recompute(fields.any("recompute", "none"), pp),
-        rank_map=_read_rank_map(places, launch_order),
-    )
-    fields.finish()
-    return grid
-
-
-def _read_rank_map(places: tuple[Place, ...], launch_order: Any) -> tuple[int, ...]:  # noqa: ANN401
-    """Return the rank map; without ``launch_order`` the launcher follows the placement."""
-    if launch_order is None:
-        return rank_map(places, places)
-    return rank_map(places, read_places(launch_order, "job.launch_order", len(places)))
-
-
-def _read_recompute(value: Any, pp: int) -> tuple[str, ...]:  # noqa: ANN401 - JSON is untyped
-    """Read one word for all stages or a list with one per stage."""
-    per_stage = tuple(value) if isinstance(value, list | tuple) else (value,) * pp
-    if len(per_stage) != pp or any(word not in RECOMPUTE for word in per_stage):
-        message = (
-            f"job.strategy.recompute must be one of {', '.join(RECOMPUTE)} or a list of them for "
-            f"each of the {pp} stages, found {value!r}"
-        )
-        raise ValueError(message)
-    return per_stage
-
-
-def _check_stages(
-    stages: Sequence[Mapping[str, Any]] | None, *, tp: int, dp: int, bounds: tuple[int, ...]
-) -> None:
-    """Refuse stages that say something else than tp, dp and bounds do."""
-    if stages is not None and len(stages) != len(bounds) - 1:
-        message = f"job.strategy has {len(stages)} stages, but bounds {list(bounds)}"
-        raise ValueError(message)
-    for stage, ends in zip(stages or (), pairwise(bounds), strict=False):
-        even = len(set(stage.get("shares") or (0,))) == 1
-        found = (stage.get("tp"), stage.get("dp"), tuple(stage.get("layers", ())))
-        if found != (tp, dp, ends) or not even:
-            message = (
-                f"job.strategy.stages has {dict(stage)!r}, which this program cannot launch: every "
-                f"stage needs tp {tp}, dp {dp}, even shares and the layers of bounds {list(bounds)}"
-            )
-            raise ValueError(message)
-
-
 def _check_fit(job: Job) -> None:
     """Refuse a strategy that does not fit the model, the batch or the runtime."""
+    reason = next(_misfits(job), None)
+    if reason is not None:
+        raise ValueError(reason)
+
+
+def _misfits(job: Job) -> Iterator[str]:
+    """Find what does not fit."""
     grid = job.grid
     _check_bounds(grid, len(layer_kinds(job.model)))
-    samples = grid.dp * grid.micro_batch_size * grid.num_micro_batches
+    samples = grid.samples_per_micro_batch * grid.num_micro_batches
     if samples != job.global_batch_size:
-        message = (
-            f"dp {grid.dp} x micro_batch_size {grid.micro_batch_size} x num_micro_batches "
+        dp = grid.samples_per_micro_batch / grid.micro_batch_size
+        yield (
+            f"dp {dp:g} x micro_batch_size {grid.micro_batch_size} x num_micro_batches "
             f"{grid.num_micro_batches} = {samples}, not global_batch_size {job.global_batch_size}"
         )
-        raise ValueError(message)
     for name, size in job.model.split_sizes().items():
-        if size % grid.tp:
-            message = f"tp {grid.tp} does not divide the model's {name} {size}; choose another tp"
-            raise ValueError(message)
+        for tp in (stage.tp for stage in grid.stages if size % stage.tp):
+            yield f"tp {tp} does not divide the model's {name} {size}; choose another tp"
     if job.zero_stage > MAX_ZERO_STAGE:
-        message = f"zero_stage {job.zero_stage} does not work with a pipeline; use 0 or 1"
-        raise ValueError(message)
+        yield f"zero_stage {job.zero_stage} does not work with a pipeline; use 0 or 1"
+    if job.runtime == "torch":
+        yield from _torch_misfits(job)
+    elif not grid.is_uniform:
+        stages = [(stage.tp, stage.dp, grid.shares(i)) for i, stage in enumerate(grid.stages)]
+        yield (
+            f"runtime {job.runtime} runs one tp, dp and chunk for all stages, even shares and "
+            f"whole sequences, found (tp, dp, shares) {stages}, virtual_stages "
+            f"{grid.virtual_stages}, token_slices {list(grid.token_slices)}; use runtime torch"
+        )
+
+
+def _torch_misfits(job: Job) -> Iterator[str]:
+    """Find what plain torch does not run."""
+    grid = job.grid
+    if job.sliced_transfers:
+        yield "runtime torch sends what each rank needs; sliced_transfers is for deepspeed"
+    if grid.virtual_stages > 1 and grid.pp == 1:
+        yield f"virtual_stages {grid.virtual_stages} need several stages, found pp 1"
+    if not grid.token_slices:
+        return
+    if isinstance(job.model, ImageShape):
+        yield "token_slices need causal attention; pictures attend as a whole"
+        return
+    length = job.model.sequence_length
+    for _, tokens in grid.token_slices:
+        if sum(tokens) != length:
+            yield f"token_slices {list(tokens)} must add up to sequence_length {length}"
+    if len(grid.token_slices) > 1 and any(stage.shares is not None for stage in grid.stages):
+        yield "several batch slices need one dp and even shares; give token_slices one entry"
 
 
 def _check_bounds(grid: Grid, num_layers: int) -> None:
     """Refuse bounds that do not cover the model, or leave a stage empty."""
     bounds = grid.bounds
     rising = all(first < end for first, end in pairwise(bounds))
-    if len(bounds) != grid.pp + 1 or (bounds[0], bounds[-1]) != (0, num_layers) or not rising:
+    num_chunks = grid.pp * grid.virtual_stages
+    if len(bounds) != num_chunks + 1 or (bounds[0], bounds[-1]) != (0, num_layers) or not rising:
         message = (
             f"bounds {list(bounds)} must rise from 0 to the model's {num_layers} layers in pp = "
-            f"{grid.pp} stages, none of them empty"
+            f"{grid.pp} stages of {grid.virtual_stages} chunks, none of them empty"
         )
         raise ValueError(message)

@@ -1,5 +1,6 @@
 """One rank of a trial from the first import to the last report."""
 
+import importlib
 import math
 import os
 import platform
@@ -9,27 +10,44 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
-import deepspeed
 import torch
 import torch._dynamo  # every torch optimizer imports it on first use: better before the fork
 
 from amp_ray.training.clock import DeviceClock, HostClock, Spans
 from amp_ray.training.connect import connect, use_cuda
-from amp_ray.training.data import step_batches
 from amp_ray.training.events import EventChannel, write_result
 from amp_ray.training.job import Job
-from amp_ray.training.parallel import TensorParallel
-from amp_ray.training.pipeline import TrialModule, build_engine, build_module
-from amp_ray.training.ranks import Coordinates, coordinates_of
+from amp_ray.training.ranks import Coordinates
 from amp_ray.training.summary import summarise
+from amp_ray.training.timeline import clock_offset_s, instructions_of, write_timeline
 
 _BYTES_PER_KIB: Final = 1024
 
 _RESET_PEAK: Final = "5"
 """Written to ``/proc/self/clear_refs`` it sets VmHWM back to the present size (proc(5))."""
+
+
+ENGINES: Final = {
+    "deepspeed": "amp_ray.training.pipeline",
+    "torch": "amp_ray.training.executor.engine",
+}
+"""Modules with ``join``, which completes ``connect``, and ``start_engine``; imported when used."""
+
+
+class Engine(Protocol):
+    """Trains a rank's part of the model."""
+
+    num_parameters: int
+
+    def load(self, step: int) -> Any:  # noqa: ANN401 - each engine takes data of its own form
+        """Make the data of a step."""
+
+    def train(self, batches: Any) -> float:  # noqa: ANN401
+        """Train one step and return its loss, the same on all ranks."""
 
 
 class PeakMemory:
@@ -103,39 +121,42 @@ def run(job: Job, channel: EventChannel, imports_s: float) -> None:
     """
     record = Record(startup_s={"imports": imports_s})
     cuda = use_cuda(job)
+    runtime: Any = importlib.import_module(ENGINES[job.runtime])
     with record.phase("connect"):
         connect(job, cuda=cuda)
+        runtime.join(job, cuda=cuda)
     process = torch.distributed.get_rank()
-    place = coordinates_of(job.grid.rank_map.index(process), tp=job.grid.tp, dp=job.grid.dp)
+    place = job.grid.coordinates(job.grid.rank_map.index(process))
     spans = Spans(clock=DeviceClock() if cuda else HostClock())
-    parallel = TensorParallel(rank=place.tp, size=job.grid.tp, spans=spans)
     memory = PeakMemory(cuda=cuda)
     with record.phase("build"):
-        module = build_module(job, parallel, place.pp)
-        memory.built()
-        engine = build_engine(job, module, parallel, cuda=cuda)
+        engine: Engine = runtime.start_engine(job, place, spans, memory.built, cuda=cuda)
     channel.send("ready", startup_s=record.startup_s)
     for step in range(job.warmup_steps + job.steps):
-        _step(job, engine, record, spans, place)
+        _step(job, engine, record, spans)
         if step == 0:
             channel.send("first_step", step_s=record.step_s[0])
         if process == 0:
             channel.send("step", step=step, step_s=record.step_s[-1], loss=record.losses[-1])
-    _finish(job, channel, _report(job, record, place, memory, module))
+    report = _report(job, record, place, memory)
+    report["num_parameters"] = engine.num_parameters
+    device = torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
+    instructions = instructions_of(spans, clock_offset_s(device))
+    _finish(job, channel, report, instructions)
 
 
-def _step(job: Job, engine: Any, record: Record, spans: Spans, place: Coordinates) -> None:  # noqa: ANN401
+def _step(job: Job, engine: "Engine", record: Record, spans: Spans) -> None:
     """Train one step; data is made before the clock starts, the ranks start together."""
     step = len(record.step_s)
-    batches = list(step_batches(job, step, place))
+    batches = engine.load(step)
     spans.drain()
+    spans.clock.begin()
     torch.distributed.barrier()
     start = time.perf_counter()
-    loss = engine.train_batch(iter(batches))
-    if engine.device.type == "cuda":
+    value = engine.train(batches)
+    if isinstance(spans.clock, DeviceClock):
         torch.cuda.synchronize()
     record.step_s.append(time.perf_counter() - start)
-    value = float(loss)
     record.losses.append(value if math.isfinite(value) else None)
     if step >= job.warmup_steps:
         for name, seconds in spans.drain().items():
@@ -147,7 +168,6 @@ def _report(
     record: Record,
     place: Coordinates,
     memory: PeakMemory,
-    module: TrialModule,
 ) -> dict[str, Any]:
     """Return this rank's part of the result."""
     device = torch.cuda.get_device_name() if memory.cuda else platform.processor() or "cpu"
@@ -159,7 +179,6 @@ def _report(
         "dp_rank": place.dp,
         "tp_rank": place.tp,
         "device": device,
-        "num_parameters": sum(parameter.numel() for parameter in module.parameters()),
         "step_s": record.step_s,
         "losses": record.losses,
         "spans_s": {name: seconds / job.steps for name, seconds in record.spans_s.items()},
@@ -168,16 +187,26 @@ def _report(
     }
 
 
-def _finish(job: Job, channel: EventChannel, report: dict[str, Any]) -> None:
+def _finish(
+    job: Job,
+    channel: EventChannel,
+    report: dict[str, Any],
+    instructions: list[tuple[str, float, float]],
+) -> None:
     """Collect all reports on rank 0 and leave together."""
     reports: list[dict[str, Any]] = [{} for _ in range(job.grid.num_ranks)]
-    torch.distributed.all_gather_object(reports, report)
+    torch.distributed.all_gather_object(reports, {**report, "instructions": instructions})
     if report["rank"] == 0:
-        result = summarise(job.trial_id, job.warmup_steps, job.grid.bounds, reports)
+        last = job.warmup_steps + job.steps - 1
+        write_timeline(job.out_dir, job.trial_id, last, reports)
+        for rank in reports:
+            del rank["instructions"]
+        stages = [job.grid.chunks_of(stage) for stage in range(job.grid.pp)]
+        result = summarise(job.trial_id, job.warmup_steps, stages, reports)
         result["versions"] = {
             "python": platform.python_version(),
             "torch": torch.__version__,
-            "deepspeed": deepspeed.__version__,
+            **({"deepspeed": version("deepspeed")} if job.runtime == "deepspeed" else {}),
         }
         write_result(job.out_dir, result)
         channel.send(

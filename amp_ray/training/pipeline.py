@@ -1,25 +1,32 @@
 """The strategy as DeepSpeed runs it: topology, pipeline module, configuration, engine."""
 
+import datetime as dt
+import logging
 import sys
 from collections.abc import Callable, Sequence
+from itertools import cycle
 from typing import Any
 
 import deepspeed
-import torch
-from deepspeed.pipe import PipelineModule
+from deepspeed.pipe import LayerSpec as DeepSpeedLayer
+from deepspeed.pipe import PipelineModule, TiedLayerSpec
 from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
-from amp_ray.training.image import image_layers, picture_loss
-from amp_ray.training.job import Grid, Job
+from amp_ray.cost.instructions import Instruction, Kind
+from amp_ray.training.clock import Spans
+from amp_ray.training.data import MicroBatch, step_batches
+from amp_ray.training.grid import Grid
+from amp_ray.training.image import ImageBlock, image_layers, picture_loss
+from amp_ray.training.job import Job
+from amp_ray.training.layer_spec import LayerSpec
+from amp_ray.training.optimizer import build_optimizer
 from amp_ray.training.parallel import TensorParallel
+from amp_ray.training.ranks import Coordinates
 from amp_ray.training.shapes import ImageShape
 from amp_ray.training.text import text_layers
+from amp_ray.training.transformer import Block, recomputed
 from amp_ray.training.vocabulary import CrossEntropy
-
-CHECKPOINTED_LAYERS = ["Block", "ImageBlock"]
-"""Classes that are computed again. Their input always carries a gradient; token ids do not."""
 
 INSTRUCTION_NAMES = {
     "LoadMicroBatch": "load",
@@ -35,11 +42,37 @@ INSTRUCTION_NAMES = {
 }
 """What each instruction of DeepSpeed's schedule counts as; receiving includes waiting."""
 
+KINDS: dict[str, Kind] = {
+    "ForwardPass": "F",
+    "BackwardPass": "B",
+    "SendActivation": "SEND_F",
+    "RecvActivation": "RECV_F",
+    "SendGrad": "SEND_B",
+    "RecvGrad": "RECV_B",
+    "ReduceGrads": "REDUCE_GRAD",
+    "OptimizerStep": "STEP",
+}
+"""Those of the instruction lists."""
+
 MAX_BUCKET_ELEMENTS = 500_000_000
 """Gradients that one all-reduce takes together; DeepSpeed's default."""
 
-ADAMW_WEIGHT_DECAY = 0.01
-"""Loshchilov and Hutter's and torch's own default."""
+
+SHARED_MEMORY_OP = "deepspeed_shm_comm"
+
+
+def join(job: Job, *, cuda: bool) -> None:
+    """Let DeepSpeed use the process group of the trial."""
+    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    # Asked for its compatible operators, DeepSpeed probes them with a compiler, and on a CPU then
+    # compiles one for half a minute and more. Told that there are none, it does neither.
+    deepspeed.ops.__compatible_ops__ = dict.fromkeys((SHARED_MEMORY_OP,), False)
+    deepspeed.init_distributed(
+        dist_backend="nccl" if cuda else "gloo",
+        auto_mpi_discovery=False,
+        verbose=False,
+        timeout=dt.timedelta(seconds=job.communication_timeout_s),
+    )
 
 
 class PlacedTopology(PipeModelDataParallelTopology):
@@ -64,25 +97,45 @@ class TrialModule(PipelineModule):
     ) -> None:
         """Build this rank's stage."""
         self._wanted = grid.bounds
-        recompute = grid.recompute[stage] == "full"
+        self._again = grid.stages[stage]
         super().__init__(
             layers,
             topology=PlacedTopology(grid),
             loss_fn=loss,
-            activation_checkpoint_interval=1 if recompute else 0,
-            activation_checkpoint_func=_recomputed,
-            checkpointable_layers=CHECKPOINTED_LAYERS,
+            activation_checkpoint_interval=1 if self._again.recompute == "full" else 0,
+            activation_checkpoint_func=recomputed,
         )
+        if self._again.recompute == "selective":
+            for block in self._blocks_again():
+                block.attention_layer.recompute_core = True
 
     def _partition_layers(self, method: str = "") -> None:  # noqa: ARG002 - DeepSpeed's signature
         """Take the strategy's bounds, whatever method DeepSpeed would choose."""
         self.parts = list(self._wanted)
         self._set_bounds(self.parts[self.stage_id], self.parts[self.stage_id + 1])
 
+    def _is_checkpointable(self, funcs: Sequence[Any]) -> bool:
+        """Compute only the first blocks again, where the strategy says how many."""
+        return all(any(each is block for block in self._blocks_again()) for each in funcs)
 
-def _recomputed(function: Callable[..., Any], *args: Any) -> Any:  # noqa: ANN401 - torch's form
-    """Run a layer now and again in the backward pass; nothing in it is random."""
-    return checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False)
+    def _blocks_again(self) -> list[Any]:
+        """Return the blocks of this stage that are computed again."""
+        blocks = [each for each in self.forward_funcs if isinstance(each, Block | ImageBlock)]
+        return blocks[: self._again.recompute_layers]
+
+
+def _recipe(spec: LayerSpec) -> DeepSpeedLayer:
+    """Return a layer as DeepSpeed takes it; it sums the gradients of tied weights over stages."""
+    if spec.tied_key is None:
+        return DeepSpeedLayer(spec.module, *spec.arguments, **spec.keywords)
+    return TiedLayerSpec(
+        spec.tied_key,
+        spec.module,
+        *spec.arguments,
+        forward_fn=spec.forward_fn,
+        tied_weight_attr="weight",
+        **spec.keywords,
+    )
 
 
 def build_module(job: Job, parallel: TensorParallel, stage: int) -> TrialModule:
@@ -93,7 +146,7 @@ def build_module(job: Job, parallel: TensorParallel, stage: int) -> TrialModule:
     else:
         layers = text_layers(job.model, parallel, job.seed)
         loss = CrossEntropy(job.model, parallel)
-    module = TrialModule(layers, loss, job.grid, stage)
+    module = TrialModule([_recipe(layer) for layer in layers], loss, job.grid, stage)
     parallel.group = module.mpu().get_slice_parallel_group()
     if job.precision == "fp32" and job.zero_stage == 0:
         _flag_owners(module)
@@ -147,26 +200,69 @@ def deepspeed_config(job: Job, num_parameters: int) -> dict[str, Any]:
     return config
 
 
-def build_optimizer(job: Job, module: TrialModule, *, cuda: bool) -> Any:  # noqa: ANN401 - torch's
-    """Return torch's own optimizer; DeepSpeed's would be compiled on first use."""
-    if job.optimizer == "sgd":
-        return torch.optim.SGD(module.parameters(), lr=job.learning_rate)
-    decay = ADAMW_WEIGHT_DECAY if job.optimizer == "adamw" else 0.0
-    return torch.optim.AdamW(
-        module.parameters(), lr=job.learning_rate, weight_decay=decay, fused=cuda or None
-    )
-
-
 def build_engine(job: Job, module: TrialModule, parallel: TensorParallel, *, cuda: bool) -> Any:  # noqa: ANN401
     """Return DeepSpeed's engine with a clock around every instruction of its schedule."""
     engine, *_ = deepspeed.initialize(
         model=module,
-        optimizer=build_optimizer(job, module, cuda=cuda),
+        optimizer=build_optimizer(job, module.parameters(), fused=cuda),
         config=deepspeed_config(job, sum(weight.numel() for weight in module.parameters())),
         dist_init_required=False,
     )
+    stage, number = module.stage_id, job.grid.num_micro_batches
     engine._INSTRUCTION_MAP = {  # noqa: SLF001 - the one seam that DeepSpeed offers
-        instruction: parallel.spans.timed(INSTRUCTION_NAMES[instruction.__name__], method)
+        instruction: parallel.spans.timed(
+            INSTRUCTION_NAMES[instruction.__name__],
+            method,
+            _labels(KINDS.get(instruction.__name__), stage, number),
+        )
         for instruction, method in engine._INSTRUCTION_MAP.items()  # noqa: SLF001
     }
     return engine
+
+
+def _labels(kind: Kind | None, stage: int, number: int) -> Callable[[], str | None]:
+    """Return what names the calls of an instruction: micro-batches come in order, step by step."""
+    if kind is None:
+        return lambda: None
+    if kind in {"REDUCE_GRAD", "STEP"}:
+        whole = str(Instruction(kind=kind, stage=stage))
+        return lambda: whole
+    calls = cycle(range(number))
+    return lambda: str(Instruction(kind=kind, stage=stage, micro_batch=next(calls)))
+
+
+class DeepSpeedEngine:
+    """One rank of runtime ``deepspeed``.
+
+    Args:
+        place: Of this rank.
+        module: Its stage.
+        engine: DeepSpeed's own.
+    """
+
+    def __init__(self, job: Job, place: Coordinates, module: TrialModule, engine: Any) -> None:  # noqa: ANN401
+        """Take what has been built."""
+        self.job, self.place, self.module, self.engine = job, place, module, engine
+
+    @property
+    def num_parameters(self) -> int:
+        """Weights of this rank."""
+        return sum(parameter.numel() for parameter in self.module.parameters())
+
+    def load(self, step: int) -> list[MicroBatch]:
+        """Make the data of a step."""
+        return list(step_batches(self.job, step, self.place))
+
+    def train(self, batches: list[MicroBatch]) -> float:
+        """Train one step and return its loss, the same on all ranks."""
+        return float(self.engine.train_batch(iter(batches)))
+
+
+def start_engine(
+    job: Job, place: Coordinates, spans: Spans, built: Callable[[], None], *, cuda: bool
+) -> DeepSpeedEngine:
+    """Build this rank's stage and DeepSpeed's engine; ``built`` is called once weights exist."""
+    parallel = TensorParallel(rank=place.tp, size=job.grid.tp, spans=spans)
+    module = build_module(job, parallel, place.pp)
+    built()
+    return DeepSpeedEngine(job, place, module, build_engine(job, module, parallel, cuda=cuda))

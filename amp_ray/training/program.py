@@ -13,7 +13,10 @@ from amp_ray.training.fields import read_object
 from amp_ray.training.job import Job, UnfitError, read_job
 
 RUNTIME_MODULE: Final = "amp_ray.training.loop"
-"""Importing it imports torch and DeepSpeed."""
+"""Importing it imports torch."""
+
+ENGINE_MODULE: Final = "amp_ray.training.pipeline"
+"""Importing it imports DeepSpeed."""
 
 ZERO_MODULE: Final = "deepspeed.runtime.zero.muon.muon_optimizer"
 """DeepSpeed imports it, and with it torch's compiler for 1.5 s, when it sees a ZeRO optimizer."""
@@ -74,10 +77,10 @@ def leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-def preload(*, zero: bool = True) -> None:
-    """Import torch, DeepSpeed and the models without touching a device, to fork from later.
+def preload(*, deepspeed: bool = True, zero: bool = True) -> None:
+    """Import torch and the models without touching a device, to fork from later.
 
-    With ``zero`` also what only trials with ZeRO need.
+    With ``deepspeed`` also what only its runtime needs, with ``zero`` what its ZeRO needs.
     """
     # Asking the driver how many GPUs there are would make CUDA useless in every child; NVML is
     # asked instead.
@@ -86,7 +89,9 @@ def preload(*, zero: bool = True) -> None:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     with EventChannel():  # DeepSpeed logs to stdout as it is imported
         importlib.import_module(RUNTIME_MODULE)
-        if zero:
+        if deepspeed:
+            importlib.import_module(ENGINE_MODULE)
+        if deepspeed and zero:
             importlib.import_module(ZERO_MODULE)
 
 
@@ -95,7 +100,7 @@ def _run(job: Job, channel: EventChannel) -> None:
     if job.device != "auto":
         os.environ.setdefault("DS_ACCELERATOR", job.device)
     start = time.perf_counter()
-    preload(zero=job.zero_stage > 0)
+    preload(deepspeed=job.runtime == "deepspeed", zero=job.zero_stage > 0)
     imports_s = time.perf_counter() - start
     importlib.import_module(RUNTIME_MODULE).run(job, channel, imports_s)
 

@@ -23,16 +23,6 @@ class Coordinates:
     tp: int
 
 
-def coordinates_of(rank: int, *, tp: int, dp: int) -> Coordinates:
-    """Return the coordinates of a rank: tp fastest, then dp, then pp.
-
-    Example:
-        >>> coordinates_of(5, tp=2, dp=2)
-        Coordinates(pp=1, dp=0, tp=1)
-    """
-    return Coordinates(pp=rank // (tp * dp), dp=rank // tp % dp, tp=rank % tp)
-
-
 def rank_map(placement: Sequence[Place], launch_order: Sequence[Place]) -> tuple[int, ...]:
     """Return for every rank of the strategy the ``RANK`` of the process at its place.
 

@@ -169,6 +169,25 @@ def layer_kinds(shape: TextShape | ImageShape) -> tuple[LayerKind, ...]:
     return ("embedding", *block * shape.num_layers, "norm", "head")
 
 
+def input_extent(shape: TextShape | ImageShape, layer: int) -> tuple[int, ...]:
+    """Return the sizes of one sample of what goes into a layer.
+
+    Example:
+        >>> llama = {"family": "llama", "num_layers": 2, "hidden_size": 8, "num_heads": 2}
+        >>> input_extent(read_shape({**llama, "sequence_length": 4, "vocab_size": 9}), 1)
+        (4, 8)
+    """
+    if isinstance(shape, TextShape):
+        tokens = (shape.sequence_length,)
+        return tokens if layer == 0 else (*tokens, shape.hidden_size)
+    if layer == 0:
+        return (shape.latent_size,)
+    # What the block before hands on; the first block and the input stand at the lowest level.
+    before = layer - 2
+    level = shape.level_of_block(before) if before >= 0 else 0
+    return shape.side(level) ** 2, shape.width(level)
+
+
 def read_shape(model: Mapping[str, Any]) -> TextShape | ImageShape:
     """Read the ``model`` mapping of an experiment file; a ``ValueError`` names the wrong key.
 

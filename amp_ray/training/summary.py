@@ -17,8 +17,15 @@ STAGE_SPANS: Final = (
 )
 
 
+Chunk = tuple[int, int]
+"""First layer, and the one after the last."""
+
+
 def summarise(
-    trial_id: str, warmup_steps: int, bounds: Sequence[int], ranks: Sequence[Mapping[str, Any]]
+    trial_id: str,
+    warmup_steps: int,
+    stages: Sequence[Sequence[Chunk]],
+    ranks: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
     """Return the content of ``result.json``.
 
@@ -26,7 +33,7 @@ def summarise(
     count for ``iteration_time_s``; all steps are kept. In a stage, ``forward_s`` and ``backward_s``
     include ``tensor_parallel_s``, and ``receive_s`` includes the wait for the neighbour. ``ranks``
     has one report per process: ``stage``, ``step_s``, ``losses``, ``spans_s`` (mean per measured
-    step) and ``peak_memory_bytes`` among others.
+    step) and ``peak_memory_bytes`` among others; ``stages`` the chunks of every stage.
     """
     step_s = [max(times) for times in zip(*(rank["step_s"] for rank in ranks), strict=True)]
     return {
@@ -38,17 +45,18 @@ def summarise(
         "losses": list(ranks[0]["losses"]),
         "peak_memory_bytes": max(rank["peak_memory_bytes"] for rank in ranks),
         "stages": [
-            _stage(stage, bounds, [rank for rank in ranks if rank["stage"] == stage])
-            for stage in range(len(bounds) - 1)
+            _stage(chunks, [rank for rank in ranks if rank["stage"] == stage])
+            for stage, chunks in enumerate(stages)
         ],
         "ranks": [dict(rank) for rank in ranks],
     }
 
 
-def _stage(stage: int, bounds: Sequence[int], ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _stage(chunks: Sequence[Chunk], ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return what one stage took, by its slowest rank."""
+    layers = [list(chunk) for chunk in chunks]
     return {
-        "layers": [bounds[stage], bounds[stage + 1]],
+        **({"layers": layers[0]} if len(layers) == 1 else {"chunks": layers}),
         "peak_memory_bytes": max(rank["peak_memory_bytes"] for rank in ranks),
         **{
             f"{name}_s": max(rank["spans_s"].get(name, 0.0) for rank in ranks)

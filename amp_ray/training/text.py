@@ -1,13 +1,14 @@
 """GPT-2 and llama-like language models as lists of layers."""
 
+from dataclasses import replace
 from functools import partial
-from typing import Any
 
-from deepspeed.pipe import LayerSpec, TiedLayerSpec
 from torch import Tensor, nn
 
+from amp_ray.training.layer_spec import LayerSpec
 from amp_ray.training.parallel import TensorParallel
 from amp_ray.training.shapes import TextShape
+from amp_ray.training.token_window import TokenWindow
 from amp_ray.training.transformer import WEIGHT_STD, Block, BlockShape, norm
 from amp_ray.training.vocabulary import TokenEmbedding, logits
 from amp_ray.training.weights import LayerWeights
@@ -41,8 +42,13 @@ class FinalNorm(nn.Module):
         return self.norm(value)
 
 
-def text_layers(shape: TextShape, parallel: TensorParallel, seed: int) -> list[Any]:
-    """Return embedding, blocks, norm and head, to be built on the stages that own them."""
+def text_layers(
+    shape: TextShape, parallel: TensorParallel, seed: int, window: TokenWindow | None = None
+) -> list[LayerSpec]:
+    """Return embedding, blocks, norm and head, to be built on the stages that own them.
+
+    ``window`` says which tokens a pass sees; without it sequences are whole.
+    """
     block = BlockShape(
         hidden_size=shape.hidden_size,
         num_heads=shape.num_heads,
@@ -56,26 +62,18 @@ def text_layers(shape: TextShape, parallel: TensorParallel, seed: int) -> list[A
     weights = partial(LayerWeights, seed=seed, tp_rank=parallel.rank, tp=parallel.size)
     positions = shape.family == "gpt2"
     first, last = weights(layer=0), weights(layer=shape.num_layers + 2)
-    ends: tuple[Any, Any]
-    if shape.tied_embedding:
-        # Both ends start from layer 0's weights; DeepSpeed sums their gradients over both stages.
-        tied = partial(
-            TiedLayerSpec,
-            TIED_KEY,
-            TokenEmbedding,
-            shape,
-            parallel,
-            first,
-            tied_weight_attr="weight",
-        )
-        ends = tied(with_positions=positions), tied(with_positions=False, forward_fn=logits)
-    else:
-        ends = (
-            LayerSpec(TokenEmbedding, shape, parallel, first, with_positions=positions),
-            LayerSpec(Head, shape, parallel, last),
-        )
+    tied = shape.tied_embedding
+    start = LayerSpec(
+        module=TokenEmbedding,
+        arguments=(shape, parallel, first),
+        keywords={"with_positions": positions, "window": window},
+        tied_key=TIED_KEY if tied else None,
+    )
+    end = LayerSpec(module=Head, arguments=(shape, parallel, last))
+    if tied:  # both ends start from layer 0's weights
+        end = replace(start, keywords={"with_positions": False}, forward_fn=logits)
     blocks = [
-        LayerSpec(Block, block, parallel, weights(layer=index + 1))
+        LayerSpec(module=Block, arguments=(block, parallel, weights(layer=index + 1), window))
         for index in range(shape.num_layers)
     ]
-    return [ends[0], *blocks, LayerSpec(FinalNorm, block), ends[1]]
+    return [start, *blocks, LayerSpec(module=FinalNorm, arguments=(block,)), end]

@@ -1,13 +1,17 @@
 """The transformer block that all families share: attention and feed-forward, pre-norm."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Literal
+from functools import partial
+from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from amp_ray.training.parallel import ColumnLinear, RowLinear, TensorParallel
+from amp_ray.training.token_window import TokenWindow, visible
 from amp_ray.training.weights import LayerWeights
 
 WEIGHT_STD: Final = 0.02
@@ -58,17 +62,25 @@ def norm(shape: BlockShape) -> nn.Module:
 
 
 class Attention(nn.Module):
-    """Self-attention over whole sequences, heads sharded over the tensor-parallel ranks.
+    """Self-attention over a sequence or a slice of it, heads sharded over the tp ranks.
 
     The rows of the joint projection are ordered by key-value head: its query
     heads, then its key, then its value. A contiguous shard is then whole heads,
     whatever tp is.
     """
 
-    def __init__(self, shape: BlockShape, parallel: TensorParallel, weights: LayerWeights) -> None:
+    def __init__(
+        self,
+        shape: BlockShape,
+        parallel: TensorParallel,
+        weights: LayerWeights,
+        window: TokenWindow,
+    ) -> None:
         """Make both projections."""
         super().__init__()
         self.shape, self.parallel = shape, parallel
+        self.recompute_core = False
+        self.window, self.layer = window, weights.layer
         rows = (shape.num_heads + 2 * shape.num_key_value_heads) * shape.head_size
         hidden = shape.hidden_size
         self.qkv = ColumnLinear(parallel, weights, "qkv", (rows, hidden), shape.std)
@@ -88,15 +100,27 @@ class Attention(nn.Module):
         query, key, content = joint.split((queries, 1, 1), dim=3)
         query, key, content = (part.flatten(2, 3).transpose(1, 2) for part in (query, key, content))
         if shape.style == "llama":
-            query, key = rotate(query), rotate(key)
-        mixed = functional.scaled_dot_product_attention(
-            query, key, content, is_causal=shape.causal, enable_gqa=queries > 1
+            query, key = rotate(query, self.window.first), rotate(key, self.window.first)
+        key, content = self.window.extend(self.layer, key, content)
+        before = key.shape[2] - tokens
+        core = partial(
+            functional.scaled_dot_product_attention,
+            attn_mask=visible(tokens, before, value.device) if before else None,
+            is_causal=shape.causal and not before,
+            enable_gqa=queries > 1,
         )
+        parts = query, key, content
+        mixed = recomputed(core, *parts) if self.recompute_core else core(*parts)
         return self.out(mixed.transpose(1, 2).reshape(batch, tokens, -1))
 
 
-def rotate(value: Tensor) -> Tensor:
-    """Turn pairs of features by an angle that grows with the position.
+def recomputed(function: Callable[..., Any], *args: Any) -> Any:  # noqa: ANN401 - torch's form
+    """Run a function now and again in the backward pass; nothing in it is random."""
+    return checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False)
+
+
+def rotate(value: Tensor, first: int = 0) -> Tensor:
+    """Turn pairs of features by an angle that grows with the position, counted from ``first``.
 
     In ``(batch, heads, tokens, head_size)``, feature ``i`` is paired with ``i + head_size / 2``
     (Su et al., RoFormer, arXiv:2104.09864).
@@ -104,7 +128,8 @@ def rotate(value: Tensor) -> Tensor:
     tokens, half = value.shape[2], value.shape[3] // 2
     device = value.device
     speed = ROTARY_BASE ** (-torch.arange(half, device=device, dtype=torch.float32) / half)
-    angle = torch.outer(torch.arange(tokens, device=device, dtype=torch.float32), speed)
+    positions = torch.arange(first, first + tokens, device=device, dtype=torch.float32)
+    angle = torch.outer(positions, speed)
     cosine, sine = angle.cos().to(value.dtype), angle.sin().to(value.dtype)
     left, right = value[..., :half], value[..., half:]
     return torch.cat((left * cosine - right * sine, left * sine + right * cosine), dim=-1)
@@ -138,12 +163,23 @@ class FeedForward(nn.Module):
 class Block(nn.Module):
     """Attention and feed-forward, each behind a norm and added to the stream."""
 
-    def __init__(self, shape: BlockShape, parallel: TensorParallel, weights: LayerWeights) -> None:
-        """Make both halves."""
+    def __init__(
+        self,
+        shape: BlockShape,
+        parallel: TensorParallel,
+        weights: LayerWeights,
+        window: TokenWindow | None = None,
+    ) -> None:
+        """Make both halves; without a window sequences are whole."""
         super().__init__()
         self.attention_norm, self.feed_forward_norm = norm(shape), norm(shape)
-        self.attention = Attention(shape, parallel, weights)
+        self.attention = Attention(shape, parallel, weights, window or TokenWindow())
         self.feed_forward = FeedForward(shape, parallel, weights)
+
+    @property
+    def attention_layer(self) -> Attention:
+        """The attention, whose core may be computed again."""
+        return self.attention
 
     def forward(self, value: Tensor) -> Tensor:
         """Return ``(batch, tokens, hidden)`` for the same shape."""

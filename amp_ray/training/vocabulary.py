@@ -9,6 +9,7 @@ from torch.nn import functional
 from amp_ray.training.parallel import TensorParallel, shard_parameter
 from amp_ray.training.ranks import shard_range
 from amp_ray.training.shapes import TextShape
+from amp_ray.training.token_window import TokenWindow
 from amp_ray.training.weights import LayerWeights
 
 EMBEDDING_STD = 0.02
@@ -28,10 +29,11 @@ class TokenEmbedding(nn.Module):
         weights: LayerWeights,
         *,
         with_positions: bool,
+        window: TokenWindow | None = None,
     ) -> None:
         """Keep this rank's rows of the table; positions are whole on every rank."""
         super().__init__()
-        self.parallel = parallel
+        self.parallel, self.window = parallel, window or TokenWindow()
         self.first, self.end = shard_range(shape.vocab_size, parallel.rank, parallel.size)
         table = weights.shard("tokens", (shape.vocab_size, shape.hidden_size), EMBEDDING_STD, 0)
         self.weight = shard_parameter(table, parallel)
@@ -48,7 +50,10 @@ class TokenEmbedding(nn.Module):
         if self.parallel.size > 1:
             found = found.masked_fill(elsewhere.unsqueeze(-1), 0)
         total = self.parallel.leave(found)
-        return total if self.positions is None else total + self.positions[: tokens.shape[1]]
+        if self.positions is None:
+            return total
+        first = self.window.first
+        return total + self.positions[first : first + tokens.shape[1]]
 
 
 def logits(table: TokenEmbedding, value: Tensor) -> Tensor:

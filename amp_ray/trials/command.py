@@ -22,6 +22,8 @@ from amp_ray.trials.job_file import (
 from amp_ray.trials.launch import (
     MASTER_ADDRESS,
     MASTER_PORT,
+    RESULT_FILE,
+    TIMELINE_FILE,
     Launch,
     Place,
     RankCommand,
@@ -34,7 +36,12 @@ from amp_ray.trials.launch import (
 from amp_ray.trials.own_program.metrics import LogReader, read_logs
 from amp_ray.trials.own_program.program import program_launch, program_problem, program_reader
 from amp_ray.trials.result import Measurement, Reader, read_result
-from amp_ray.trials.runtime_strategy import runtime_strategy, why_not_launchable
+from amp_ray.trials.runtime_strategy import (
+    PLAIN_TORCH,
+    chunk_bounds,
+    runtime_strategy,
+    why_not_launchable,
+)
 from amp_ray.trials.steps import check_total
 
 LAUNCHER_MODULE: Final = "deepspeed.launcher.launch"
@@ -90,8 +97,9 @@ LEARNING_RATES: Final = {"sgd": 1e-2}
 OTHER_LEARNING_RATE: Final = 1e-4
 """Usual ones: a trial's steps take the same time with any, but losses should stay finite."""
 
+WARM_TORCH: Final = ("torch", "torch._dynamo")
 WARM_MODULES: Final = (
-    *("torch", "torch._dynamo", "deepspeed", "deepspeed.pipe"),
+    *(*WARM_TORCH, "deepspeed", "deepspeed.pipe"),
     "deepspeed.runtime.zero.muon.muon_optimizer",
 )
 """All that our training program imports of others; DeepSpeed imports the last with ZeRO only."""
@@ -142,12 +150,20 @@ def trial_launch(
         files={
             **files,
             JOB_FILE: _to_json(_job(experiment, chosen, trial_id, places)),
-            CONFIG_FILE: _to_json(ds_config(experiment, chosen)),
+            **_config_file(experiment, chosen),
             HOSTFILE: hostfile_text(places).encode(),
         },
         environment=_environment(experiment),
         timeout_s=experiment.trials.timeout_s,
+        collect=(RESULT_FILE, TIMELINE_FILE, "rank-*.log"),
     )
+
+
+def _config_file(experiment: Experiment, strategy: Strategy) -> dict[str, bytes]:
+    """Return DeepSpeed's configuration, where it runs the strategy."""
+    if experiment.traits.name == PLAIN_TORCH:
+        return {}
+    return {CONFIG_FILE: _to_json(ds_config(experiment, strategy))}
 
 
 def trial_problem(experiment: Experiment, strategy: Strategy) -> str | None:
@@ -168,7 +184,9 @@ def trial_warm_up(experiment: Experiment) -> Preload | None:
     # Asking the driver how many GPUs there are would make CUDA useless in every child; NVML is
     # asked instead.
     environment = {**_environment(experiment), "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-    return Preload(modules=WARM_MODULES, environment=environment)
+    plain = experiment.traits.name == PLAIN_TORCH
+    modules = WARM_TORCH if plain else WARM_MODULES
+    return Preload(modules=modules, environment=environment)
 
 
 def trial_reader(experiment: Experiment, log_reader: LogReader = read_logs) -> Reader:
@@ -198,12 +216,14 @@ def _job(
 ) -> dict[str, Any]:
     """Return what every rank reads."""
     trials = experiment.trials
-    job = {
+    job: dict[str, Any] = {
         "trial_id": trial_id,
         "out_dir": ".",
+        "runtime": PLAIN_TORCH if experiment.traits.name == PLAIN_TORCH else "deepspeed",
         "model": shape_to_json(experiment.model.shape),
         "strategy": {
             **strategy_to_json(strategy, experiment.cluster),
+            **_chunks(experiment, strategy),
             "placement": [list(place) for place in places],
         },
         "global_batch_size": experiment.global_batch_size,
@@ -225,6 +245,15 @@ def _job(
     if trials.launcher == "deepspeed":
         job["launch_order"] = [list(place) for place in launch_order(places)]
     return job
+
+
+def _chunks(experiment: Experiment, strategy: Strategy) -> dict[str, Any]:
+    """Return the layers of every chunk, where the schedule is interleaved."""
+    number = experiment.traits.virtual_stages
+    if number == 1:
+        return {}
+    bounds = chunk_bounds(experiment.model, strategy.bounds, number)
+    return {"virtual_stages": number, "bounds": list(bounds)}
 
 
 def _device(experiment: Experiment) -> str:

@@ -27,6 +27,10 @@ RESULT_FILE: Final = "result.json"
 """In the trial's folder on the host of rank 0: without it nothing was measured."""
 
 
+TIMELINE_FILE: Final = "timeline.json"
+"""Beside it: when every rank began and ended its instructions in the last step."""
+
+
 def is_secret(name: str) -> bool:
     """Tell by its name whether a variable's value is secret.
 

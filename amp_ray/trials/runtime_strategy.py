@@ -7,16 +7,20 @@ of our list that it stands for; a cut moves with the layers on its two sides.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Final
 
 from amp_ray.errors import InputError
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.families import build_model
 from amp_ray.spec.model import LayerKind, Model
+from amp_ray.spec.recompute import FULL
 from amp_ray.spec.strategy import Strategy
 
-RUNTIMES: Final = ("deepspeed", "amp-2022", "amp-2022-transgan")
+PLAIN_TORCH: Final = "torch"
+"""The runtime of our training program that needs no DeepSpeed, and runs any stages."""
+
+RUNTIMES: Final = ("deepspeed", PLAIN_TORCH, "amp-2022", "amp-2022-transgan")
 """What our training program runs: its own experiments, and those published by AMP's authors."""
 
 MAX_ZERO_STAGE: Final = 1
@@ -46,7 +50,7 @@ def runtime_strategy(experiment: Experiment, strategy: Strategy) -> Strategy:
             stage,
             first_layer=first,
             end_layer=end,
-            options=replace(stage.options, recompute="full") if again else stage.options,
+            options=replace(stage.options, recompute=FULL) if again else stage.options,
         )
         for stage, (first, end) in zip(strategy.stages, pairwise(bounds), strict=True)
     )
@@ -62,7 +66,7 @@ def describe(strategy: Strategy) -> str:
     """Name a strategy in a message."""
 
     def each(name: str) -> str:
-        values = list(dict.fromkeys(getattr(stage, name) for stage in strategy.stages))
+        values = list(dict.fromkeys(getattr(stage.options, name) for stage in strategy.stages))
         return f"{name} {'/'.join(map(str, values))}"
 
     bounds = " ".join(map(str, strategy.bounds))
@@ -81,6 +85,40 @@ def runtime_bounds(model: Model, bounds: Sequence[int]) -> tuple[int, ...]:
     """
     firsts = _first_entries(model)
     return tuple(sum(entry < bound for entry in firsts) for bound in bounds)
+
+
+def chunk_bounds(model: Model, bounds: Sequence[int], virtual_stages: int) -> tuple[int, ...]:
+    """Divide the blocks of every stage among its chunks, in the order of an interleaved schedule.
+
+    A stage keeps its number of blocks, which then are no longer neighbours: chunk 0 of all stages
+    comes first, then chunk 1. What is no block stays with the end of the model that it belongs to.
+
+    Args:
+        model: In the training program's list of layers.
+        bounds: Of the stages.
+        virtual_stages: Chunks per stage.
+
+    Returns:
+        Bounds of all chunks.
+
+    Raises:
+        ValueError: If a stage has fewer blocks than chunks, or there is one stage only.
+    """
+    blocks = model.indices("block")
+    counts = [sum(first <= block < end for block in blocks) for first, end in pairwise(bounds)]
+    if len(counts) == 1 or min(counts) < virtual_stages:
+        message = (
+            f"virtual_stages {virtual_stages} need several stages of at least as many blocks, "
+            f"found {', '.join(map(str, counts))}"
+        )
+        raise ValueError(message)
+    sizes = [
+        (chunk + 1) * count // virtual_stages - chunk * count // virtual_stages
+        for chunk in range(virtual_stages)
+        for count in counts
+    ]
+    starts = [blocks[done] for done in accumulate(sizes[:-1])]
+    return (0, *starts, model.num_layers)
 
 
 def _first_entries(model: Model) -> tuple[int, ...]:
@@ -108,10 +146,15 @@ def _reasons(experiment: Experiment, strategy: Strategy) -> Iterator[str]:
             f"runtime {experiment.traits.name!r} is another program than ours; give its command "
             "as 'trials: {program: {argv: [...]}}', or plan with 'runtime: deepspeed'"
         )
-    if not strategy.is_uniform:
-        yield "its stages have different tp or dp, or shares of samples; DeepSpeed runs one of each"
+    yield from _runtime_reasons(experiment, strategy)
+    if strategy.token_slices:
+        yield "it cuts sequences into token slices, which DeepSpeed's pipeline cannot run"
     if experiment.zero_stage > MAX_ZERO_STAGE:
         yield f"zero_stage {experiment.zero_stage} does not work with a pipeline; use 0 or 1"
+    recompute = [stage.options.recompute for stage in strategy.stages]
+    no_recompute = experiment.traits.why_no_recompute(recompute)
+    if no_recompute is not None:
+        yield no_recompute
     if strategy.bounds[-1] != model.num_layers:
         yield f"its bounds end at {strategy.bounds[-1]}, the model has {model.num_layers} layers"
         return
@@ -129,6 +172,30 @@ def _reasons(experiment: Experiment, strategy: Strategy) -> Iterator[str]:
     yield from _empty_stages(model, strategy.bounds)
 
 
+def _runtime_reasons(experiment: Experiment, strategy: Strategy) -> Iterator[str]:
+    """Find what one of our two runtimes cannot do."""
+    traits = experiment.traits
+    if traits.name != PLAIN_TORCH:
+        if not strategy.is_uniform:
+            yield (
+                "its stages have different tp or dp, or shares of samples; DeepSpeed runs one of "
+                "each, 'runtime: torch' any"
+            )
+        if traits.virtual_stages > 1:
+            yield (
+                f"virtual_stages is {traits.virtual_stages}, and DeepSpeed does not interleave "
+                "chunks; 'runtime: torch' does"
+            )
+        return
+    if traits.sliced_activations or traits.sliced_gradients:
+        yield "runtime torch sends whole activations to every rank; leave sliced_* of traits out"
+    if traits.virtual_stages > 1:
+        try:
+            chunk_bounds(experiment.model, strategy.bounds, traits.virtual_stages)
+        except ValueError as error:
+            yield str(error)
+
+
 def _undivided(experiment: Experiment, strategy: Strategy) -> Iterator[str]:
     """Find sizes of the model that tensor parallelism would have to divide and cannot."""
     shape = experiment.model.shape
@@ -138,7 +205,7 @@ def _undivided(experiment: Experiment, strategy: Strategy) -> Iterator[str]:
         "feed_forward_size": shape.feed_forward_size,
     }
     for name, size in sizes.items():
-        tps = [stage.tp for stage in strategy.stages if size % stage.tp]
+        tps = [stage.options.tp for stage in strategy.stages if size % stage.options.tp]
         if tps:
             yield f"tp {tps[0]} does not divide {name} {size}; choose another tp"
 

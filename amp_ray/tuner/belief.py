@@ -27,15 +27,15 @@ class Belief:
     """Expected times of some candidates.
 
     Args:
-        places: Length ``num_places``. Which candidates, by place.
-        log_mean: Shape ``(num_places,)``. Expected logarithm of seconds.
-        covariance: Shape ``(num_places, num_places)``. What constants leave open moves several
-            candidates together; the diagonal has each prediction's own error too.
-        finishes: Shape ``(num_places,)``. Chance that it does not fail.
+        indices: Length ``num_predicted``. The candidates that are predicted.
+        log_mean: Shape ``(num_predicted,)``. Expected logarithm of seconds.
+        covariance: Shape ``(num_predicted, num_predicted)``. Uncertain constants move several
+            candidates together; the diagonal also has each prediction's own error.
+        finishes: Shape ``(num_predicted,)``. Chance that it does not fail.
         degrees: Degrees of freedom of the errors' scale, which a few trials do not tell well.
     """
 
-    places: tuple[int, ...]
+    indices: tuple[int, ...]
     log_mean: FloatArray
     covariance: FloatArray
     finishes: FloatArray
@@ -43,7 +43,7 @@ class Belief:
 
     @property
     def sigma(self) -> FloatArray:
-        """Lognormal sigma of every time, shape ``(num_places,)``."""
+        """Lognormal sigma of every time, shape ``(num_predicted,)``."""
         sigma: FloatArray = np.sqrt(np.maximum(np.diag(self.covariance), _LEAST_VARIANCE))
         return sigma
 
@@ -89,8 +89,8 @@ def degrees_of_freedom(calibration: Calibration | None) -> float:
     if calibration is None:
         return float(PRIOR_TRIALS)
     fitted = sum(constant.name in calibration.time_constants for constant in calibration.constants)
-    told = sum(trial.tells_time for trial in calibration.trials)
-    return float(PRIOR_TRIALS + max(0, told - fitted))
+    num_timed = sum(trial.tells_time for trial in calibration.trials)
+    return float(PRIOR_TRIALS + max(0, num_timed - fitted))
 
 
 def log_residuals(calibration: Calibration) -> FloatArray:
@@ -141,15 +141,15 @@ class Chances:
     degrees: float
 
     def any_below(self, limit_s: float) -> float:
-        """Return the chance, from above, that any finishes and takes less than a time."""
+        """Return an upper bound of the chance that any candidate finishes in less than a time."""
         scales, weights = self._scales
         sums = (self.finishes[:, None] * self._below(limit_s, scales)).sum(axis=0)
         return float(np.minimum(sums, 1.0) @ weights)
 
     def bound_s(self, highest_s: float, chance: float) -> float:
-        """Return the time below which any comes with at most this chance.
+        """Return the longest time that any candidate undercuts with at most this chance.
 
-        No bound above ``highest_s`` is returned; ``chance`` is the doubt that is left.
+        At most ``highest_s``.
         """
         if not len(self.log_mean) or self.any_below(highest_s) <= chance:
             return highest_s

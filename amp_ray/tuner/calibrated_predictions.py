@@ -43,7 +43,7 @@ def influences(problem: LinearProblem, slopes: FloatArray) -> FloatArray:
 
 
 def limit_influences(log_mean: FloatArray, changes: FloatArray, error: float) -> FloatArray:
-    """Take back so much of every trial's influence that alone it turns no certain order.
+    """Reduce every trial's influence until no trial alone reverses a certain order.
 
     Two plans that lie further apart than the model's error without the trial stay in their order
     with it. Plans that lie closer are ties, and may change places. What a trial has changed in all
@@ -66,7 +66,7 @@ def limit_influences(log_mean: FloatArray, changes: FloatArray, error: float) ->
 
 
 def _share(before: FloatArray, change: FloatArray, error: float) -> float:
-    """Return the largest share of a change that turns no certain order."""
+    """Return the largest share of a change that reverses no certain order."""
     if not len(change) or change.max() - change.min() <= error:
         return 1.0
     ahead = before[None, :] - before[:, None]
@@ -85,8 +85,8 @@ class CalibratedPredictions:
         given: The experiment, with the constants that are the priors.
         candidates: Uncalibrated.
         calibration: None where there is no trial.
-        observed: Places of the strategies that the calibration was made from, in its order.
-        judged: Places of the candidates to predict; those of ``observed`` are among them.
+        observed: Indices of the strategies that the calibration was made from, in its order.
+        judged: Indices of the candidates to predict; those of ``observed`` are among them.
     """
 
     given: Experiment
@@ -121,21 +121,21 @@ class CalibratedPredictions:
         """
         if self.calibration is None:
             return tuple(self.candidates)
-        changes = [self._log_s[place] - _log_s(self.candidates[place]) for place in self.unrun]
+        changes = [self._log_s[index] - _log_s(self.candidates[index]) for index in self.unrun]
         scale = math.exp(min(changes, default=0.0))
         return tuple(
-            replace(self._predicted[place], iteration_time_s=math.exp(self._log_s[place]))
-            if place in self._log_s
+            replace(self._predicted[index], iteration_time_s=math.exp(self._log_s[index]))
+            if index in self._log_s
             else replace(estimate, iteration_time_s=estimate.iteration_time_s * scale)
-            for place, estimate in enumerate(self.candidates)
+            for index, estimate in enumerate(self.candidates)
         )
 
     def belief(self) -> Belief:
         """Return the joint distribution of the judged candidates' times."""
-        strategies = [self.candidates[place].strategy for place in self.judged]
-        estimates = [self.estimates[place] for place in self.judged]
+        strategies = [self.candidates[index].strategy for index in self.judged]
+        estimates = [self.estimates[index] for index in self.judged]
         return Belief(
-            places=self.judged,
+            indices=self.judged,
             log_mean=np.array([_log_s(estimate) for estimate in estimates]),
             covariance=time_covariance(self.given, strategies, self.calibration, self.predictor),
             finishes=np.array([1.0 - estimate.failure_probability for estimate in estimates]),
@@ -146,16 +146,16 @@ class CalibratedPredictions:
     def _predicted(self) -> Mapping[int, Estimate]:
         """Calibrated predictions of the judged candidates as the cost model makes them."""
         model = CostModel(experiment=self.experiment)
-        return {place: model.estimate(self.candidates[place].strategy) for place in self.judged}
+        return {index: model.estimate(self.candidates[index].strategy) for index in self.judged}
 
     @cached_property
     def _log_s(self) -> Mapping[int, float]:
         """Logarithms of the judged candidates' times, every trial's influence limited."""
-        logs = {place: _log_s(estimate) for place, estimate in self._predicted.items()}
+        logs = {index: _log_s(estimate) for index, estimate in self._predicted.items()}
         unrun = list(self.unrun)
         limited = limit_influences(
-            np.array([logs[place] for place in unrun]),
-            self._influences([logs[place] for place in unrun]),
+            np.array([logs[index] for index in unrun]),
+            self._influences([logs[index] for index in unrun]),
             self.given.constants.time_error,
         )
         return logs | dict(zip(unrun, map(float, limited), strict=True))
@@ -170,9 +170,9 @@ class CalibratedPredictions:
         """
         assert self.calibration is not None
         trials = zip(self.observed, self.calibration.trials, strict=True)
-        timed = [place for place, trial in trials if trial.tells_time]
+        timed = [index for index, trial in trials if trial.tells_time]
         if len(timed) == 1:
-            before = [_log_s(self.candidates[place]) for place in self.unrun]
+            before = [_log_s(self.candidates[index]) for index in self.unrun]
             return (np.array(log_s) - before).reshape(1, -1)
         names_of_time = self.calibration.time_constants
         fitted = [each for each in self.calibration.constants if each.name in names_of_time]
@@ -187,9 +187,9 @@ class CalibratedPredictions:
         )
         return influences(problem, self._slopes(self.unrun, names))
 
-    def _slopes(self, places: Sequence[int], names: Sequence[str]) -> FloatArray:
+    def _slopes(self, indices: Sequence[int], names: Sequence[str]) -> FloatArray:
         """Return how times of candidates change with constants, around the prior."""
-        plans = [(self.given, self.candidates[place].strategy) for place in places]
+        plans = [(self.given, self.candidates[index].strategy) for index in indices]
         return self.predictor.time_slopes(plans, names, PRIOR)
 
 

@@ -42,7 +42,7 @@ def certify(state: TunerState, knowledge: Knowledge) -> Certificate | None:
     The chance is a sum over strategies, each with its chance to finish: an upper bound whatever
     their errors have in common. The errors are those of the calibrated model, constants left open
     by the trials included, with a scale that few trials tell only roughly. Strategies that were
-    run and told nothing (crashed, timed out) are not counted.
+    run without a measurement (crashed, timed out) are not counted.
 
     Returns:
         None until something was measured.
@@ -84,6 +84,6 @@ def _bound_text(settings: TunerSettings, bound_s: float, num_untested: int) -> s
 
 
 def _silent_text(knowledge: Knowledge) -> str:
-    """Say what is left out."""
+    """Name what the certificate does not cover."""
     silent = len(knowledge.status.silent)
     return f" ({silent} that crashed or did not end are not counted)" if silent else ""

@@ -17,13 +17,13 @@ _NORMAL: Final = NormalDist()
 class Promise:
     """A strategy to run, and why."""
 
-    place: int
+    index: int
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _View:
-    """What is known if whatever runs takes just what is predicted.
+    """What would be known if every running trial took its predicted time.
 
     Args:
         belief: What would be known of the candidates' times.
@@ -43,41 +43,43 @@ class _View:
             belief=knowledge.belief,
             best_s=knowledge.status.best_s or math.inf,
         )
-        for place in knowledge.status.running:
-            if place not in knowledge.status.closed:
-                view = view.suppose(place)
+        for index in knowledge.status.running:
+            if index not in knowledge.status.closed:
+                view = view.suppose(index)
         return view
 
-    def suppose(self, place: int) -> "_View":
+    def suppose(self, index: int) -> "_View":
         """Return the view after one more strategy has taken what is predicted."""
-        row = self.belief.places.index(place)
-        predicted_s = self.knowledge.estimates[place].iteration_time_s
+        row = self.belief.indices.index(index)
+        predicted_s = self.knowledge.estimates[index].iteration_time_s
         return replace(
             self,
             belief=self.belief.as_if_measured(row),
             best_s=min(self.best_s, predicted_s),
-            supposed=self.supposed | {place},
+            supposed=self.supposed | {index},
         )
 
     def is_settled(self, settings: TunerSettings) -> bool:
-        """Whether the study could then stop: better wait than launch what may not be needed."""
-        left = [place for place in self.knowledge.expected() if place not in self.supposed]
+        """Whether the study could then stop: it waits for what runs instead of launching more."""
+        left = [index for index in self.knowledge.expected() if index not in self.supposed]
         limit_s = self.best_s / (1.0 + settings.tolerance_fraction)
         chance = self.knowledge.chances(left, self.belief).any_below(limit_s)
         return chance <= 1.0 - settings.confidence_fraction
 
-    def most_promising(self, places: Sequence[int]) -> int:
+    def most_promising(self, indices: Sequence[int]) -> int:
         """Return the one with the largest expected gain; the fastest prediction wins a tie."""
-        rows = [self.belief.places.index(place) for place in places]
+        rows = [self.belief.indices.index(index) for index in indices]
         gains = expected_gain(self.belief, rows, self.best_s, self.knowledge.widening)
         means = [float(self.belief.log_mean[row]) for row in rows]
-        return min(zip(places, gains, means, strict=True), key=lambda it: (-it[1], it[2], it[0]))[0]
+        return min(zip(indices, gains, means, strict=True), key=lambda it: (-it[1], it[2], it[0]))[
+            0
+        ]
 
-    def reason(self, place: int, num_left: int) -> str:
+    def reason(self, index: int, num_left: int) -> str:
         """Say why one is chosen of many, one line."""
         if math.isinf(self.best_s):
             return f"best predicted of {num_left} feasible strategies"
-        row = self.belief.places.index(place)
+        row = self.belief.indices.index(index)
         apart = math.log(self.best_s) - float(self.belief.log_mean[row])
         sigma = self.knowledge.widening * float(self.belief.sigma[row])
         chance = _NORMAL.cdf(apart / sigma)
@@ -97,17 +99,17 @@ def explore(knowledge: Knowledge, settings: TunerSettings) -> Iterator[Promise]:
     """
     view = _View.of(knowledge)
     proposable = knowledge.proposable()
-    near = [place for place in proposable if place in knowledge.belief.places]
+    near = [index for index in proposable if index in knowledge.belief.indices]
     for num_yielded in range(len(near)):
         if view.supposed and view.is_settled(settings):
             return
-        place = view.most_promising(near)
-        yield Promise(place=place, reason=view.reason(place, len(proposable) - num_yielded))
-        near.remove(place)
-        view = view.suppose(place)
-    for place in proposable:
-        if place not in knowledge.belief.places:
-            yield Promise(place=place, reason="the next prediction, far behind the leaders")
+        index = view.most_promising(near)
+        yield Promise(index=index, reason=view.reason(index, len(proposable) - num_yielded))
+        near.remove(index)
+        view = view.suppose(index)
+    for index in proposable:
+        if index not in knowledge.belief.indices:
+            yield Promise(index=index, reason="the next prediction, far behind the leaders")
 
 
 def expected_gain(

@@ -1,4 +1,4 @@
-"""What trials have taught: calibrated predictions with their errors, and a new ranking."""
+"""What is known after some trials: calibrated predictions, their errors, and a new ranking."""
 
 import math
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ MOST_JUDGED: Final = 512
 about thirty predictions once. The others share one cautious guess."""
 
 MOST_JUDGED_AT_FIRST: Final = 32
-"""The same before a trial has told anything, when only the first launches are to be chosen."""
+"""The same before the first measurement, when only the first launches are to be chosen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -36,7 +36,7 @@ class Knowledge:
 
     Args:
         experiment: With calibrated constants.
-        calibration: None until a trial has told something.
+        calibration: None before the first measurement.
         estimates: Calibrated predictions, in the order of the study's candidates.
         belief: The joint distribution of those candidates whose errors were worked out.
         widening: By what factor errors have turned out larger than the model says.
@@ -56,53 +56,53 @@ class Knowledge:
         """Lognormal sigma of a predicted time, apart from what all predictions share."""
         return self.experiment.constants.time_error
 
-    def sigma(self, place: int) -> float:
+    def sigma(self, index: int) -> float:
         """Return the lognormal sigma of one candidate's predicted time, as the model says.
 
         A candidate whose error was not worked out gets the largest of the others.
         """
-        if place in self.belief.places:
-            return float(self.belief.sigma[self.belief.places.index(place)])
+        if index in self.belief.indices:
+            return float(self.belief.sigma[self.belief.indices.index(index)])
         return float(self.belief.sigma.max(initial=self.time_error))
 
     def proposable(self) -> tuple[int, ...]:
-        """Return what may be run as something new, the fastest prediction first."""
+        """Return candidates that may be run for the first time, the fastest prediction first."""
         new = [
-            place
-            for place, estimate in enumerate(self.estimates)
-            if estimate.feasible and estimate.launchable and self.status.is_new(place)
+            index
+            for index, estimate in enumerate(self.estimates)
+            if estimate.feasible and estimate.launchable and self.status.is_new(index)
         ]
-        return tuple(sorted(new, key=lambda place: (self.estimates[place].iteration_time_s, place)))
+        return tuple(sorted(new, key=lambda index: (self.estimates[index].iteration_time_s, index)))
 
     def untested(self) -> tuple[int, ...]:
-        """Return what has told nothing yet and has a chance to finish; what runs is among it."""
+        """Return the candidates without an outcome that may finish, those that run now included."""
         return tuple(
-            place
-            for place, estimate in enumerate(self.estimates)
+            index
+            for index, estimate in enumerate(self.estimates)
             if estimate.launchable
             and estimate.failure_probability < 1
-            and place not in self.status.closed
+            and index not in self.status.closed
         )
 
     def expected(self) -> tuple[int, ...]:
-        """Return what is untested and expected to run."""
-        return tuple(place for place in self.untested() if self.estimates[place].feasible)
+        """Return the untested candidates that are expected to finish."""
+        return tuple(index for index in self.untested() if self.estimates[index].feasible)
 
     def doubtful(self) -> tuple[int, ...]:
-        """Return what is untested and expected to fail, though not for certain."""
-        return tuple(place for place in self.untested() if not self.estimates[place].feasible)
+        """Return the untested candidates that are expected to fail, though not for certain."""
+        return tuple(index for index in self.untested() if not self.estimates[index].feasible)
 
-    def chances(self, places: Sequence[int], belief: Belief | None = None) -> Chances:
+    def chances(self, indices: Sequence[int], belief: Belief | None = None) -> Chances:
         """Return the chances that candidates are faster than a limit, errors widened.
 
         ``belief`` is what would be known after trials that have not ended; None means as it
         is.
         """
         belief = belief or self.belief
-        estimates = [self.estimates[place] for place in places]
-        rows = {place: row for row, place in enumerate(belief.places)}
+        estimates = [self.estimates[index] for index in indices]
+        rows = {index: row for row, index in enumerate(belief.indices)}
         sigma, widest = belief.sigma, self.sigma(-1)
-        sigmas = [sigma[rows[place]] if place in rows else widest for place in places]
+        sigmas = [sigma[rows[index]] if index in rows else widest for index in indices]
         return Chances(
             log_mean=np.log([estimate.iteration_time_s for estimate in estimates]),
             sigma=self.widening * np.array(sigmas, dtype=np.float64),
@@ -156,11 +156,11 @@ def _promising(state: TunerState, status: TrialStatus, most: int) -> tuple[int, 
     first, so that the first ones are the promising ones.
     """
     waiting = [
-        place
-        for place, estimate in enumerate(state.candidates)
-        if estimate.launchable and estimate.failure_probability < 1 and status.is_new(place)
+        index
+        for index, estimate in enumerate(state.candidates)
+        if estimate.launchable and estimate.failure_probability < 1 and status.is_new(index)
     ]
-    running = (place for place in status.running if place not in status.closed)
+    running = (index for index in status.running if index not in status.closed)
     return tuple(sorted({*running, *waiting[:most]}))
 
 

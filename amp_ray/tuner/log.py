@@ -37,7 +37,7 @@ class Log(Sequence[Item]):
         """Return one item, or a tuple of several, as of any sequence."""
         if isinstance(index, slice):
             return tuple(self[each] for each in range(*index.indices(len(self))))
-        at, inner = divmod(self._place(index), CHUNK)
+        at, inner = divmod(self._checked(index), CHUNK)
         return self.chunks[at][inner]
 
     def __iter__(self) -> Iterator[Item]:
@@ -52,16 +52,16 @@ class Log(Sequence[Item]):
         return Log(chunks=(*self.chunks, (item,)))
 
     def replaced(self, index: int, item: Item) -> "Log[Item]":
-        """Return the sequence with another item at one place."""
-        at, inner = divmod(self._place(index), CHUNK)
+        """Return the sequence with another item at one index."""
+        at, inner = divmod(self._checked(index), CHUNK)
         chunk = self.chunks[at]
         changed = (*chunk[:inner], item, *chunk[inner + 1 :])
         return Log(chunks=(*self.chunks[:at], changed, *self.chunks[at + 1 :]))
 
-    def _place(self, index: int) -> int:
+    def _checked(self, index: int) -> int:
         """Count a negative index from the end, and refuse one that is out of range."""
-        place = index + len(self) if index < 0 else index
-        if not 0 <= place < len(self):
+        checked = index + len(self) if index < 0 else index
+        if not 0 <= checked < len(self):
             message = f"the log has {len(self)} items, asked for number {index}"
             raise IndexError(message)
-        return place
+        return checked

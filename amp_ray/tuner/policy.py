@@ -30,7 +30,7 @@ _MOST_RESERVED: Final = 2
 class _Choice:
     """A trial without its number."""
 
-    place: int
+    index: int
     predicted_s: float
     sigma: float
     reason: str
@@ -59,7 +59,7 @@ def next_trials(
     return tuple(
         Trial(
             number=number,
-            strategy=state.candidates[choice.place].strategy,
+            strategy=state.candidates[choice.index].strategy,
             predicted_s=choice.predicted_s,
             sigma=choice.sigma,
             repeats=choice.repeats,
@@ -70,7 +70,7 @@ def next_trials(
 
 
 def why_stop(state: TunerState, knowledge: Knowledge) -> str:
-    """Say why a study ends for which `next_trials` has nothing and nothing runs."""
+    """Say why a study ends when nothing runs and `next_trials` proposes nothing."""
     certificate = certify(state, knowledge)
     if state.settings.policy == "best" and certificate is not None and certificate.settled:
         return certificate.text
@@ -83,19 +83,19 @@ def why_stop(state: TunerState, knowledge: Knowledge) -> str:
 
 
 def _in_order(state: TunerState, predictor: Predictor) -> Iterator[_Choice]:
-    """Follow an order that no trial changes; only the published planner's ignores memory."""
+    """Propose candidates in a fixed order; only the published planner's ignores memory."""
     status, order, policy = status_of(state), state.order, state.settings.policy
     if policy == "random":
         drawn = np.random.default_rng(state.settings.seed).permutation(len(order))
         order = tuple(order[int(index)] for index in drawn)
-    for place in order:
-        estimate = state.candidates[place]
+    for index in order:
+        estimate = state.candidates[index]
         expected = estimate.feasible or policy == "amp-2022"
-        if not (expected and estimate.launchable and status.is_new(place)):
+        if not (expected and estimate.launchable and status.is_new(index)):
             continue
         variance = time_covariance(state.experiment, [estimate.strategy], None, predictor)
         yield _Choice(
-            place=place,
+            index=index,
             predicted_s=estimate.iteration_time_s,
             sigma=math.sqrt(variance[0, 0]),
             reason=f"next in the order of the policy {policy}",
@@ -103,7 +103,7 @@ def _in_order(state: TunerState, predictor: Predictor) -> Iterator[_Choice]:
 
 
 def _best(state: TunerState, knowledge: Knowledge) -> Iterator[_Choice]:
-    """Go where most is to be gained, until little is left to gain; then make the winner certain."""
+    """Propose the largest expected gains; once little is left to gain, repeat the leaders."""
     status = knowledge.status
     certificate = certify(state, knowledge)
     again = to_repeat(status, state.settings)
@@ -111,16 +111,16 @@ def _best(state: TunerState, knowledge: Knowledge) -> Iterator[_Choice]:
     if not settled and state.budget_left > min(len(again), _MOST_RESERVED):
         for promise in explore(knowledge, state.settings):
             yield _Choice(
-                place=promise.place,
-                predicted_s=knowledge.estimates[promise.place].iteration_time_s,
-                sigma=knowledge.sigma(promise.place),
+                index=promise.index,
+                predicted_s=knowledge.estimates[promise.index].iteration_time_s,
+                sigma=knowledge.sigma(promise.index),
                 reason=promise.reason,
             )
-    for place in again:
-        figure = status.figures[place]
+    for index in again:
+        figure = status.figures[index]
         first = figure.numbers[0]
         yield _Choice(
-            place=place,
+            index=index,
             predicted_s=figure.measured_s,
             sigma=math.hypot(figure.sigma, _REPEAT_SIGMA),
             reason=f"repeats trial {first}: its spread leaves open which leader is the fastest",
@@ -145,22 +145,22 @@ def to_repeat(status: TrialStatus, settings: TunerSettings) -> tuple[int, ...]:
     margin = math.log1p(settings.tolerance_fraction)
     doubt = 1.0 - settings.confidence_fraction
     rivals = {
-        place
-        for place, figure in status.figures.items()
-        if place != leader and _chance_of_gain(best, figure, margin) > doubt
+        index
+        for index, figure in status.figures.items()
+        if index != leader and _chance_of_gain(best, figure, margin) > doubt
     }
     if not rivals:
         return ()
     open_again = (
-        place
-        for place in rivals | {leader}
-        if status.launched[place] <= settings.max_repeats and place not in status.running
+        index
+        for index in rivals | {leader}
+        if status.launched[index] <= settings.max_repeats and index not in status.running
     )
 
-    def urgency(place: int) -> tuple[float, ...]:
+    def urgency(index: int) -> tuple[float, ...]:
         """Order by number of runs, then by time."""
-        figure = status.figures[place]
-        return (len(figure.runs), figure.measured_s, place)
+        figure = status.figures[index]
+        return (len(figure.runs), figure.measured_s, index)
 
     return tuple(sorted(open_again, key=urgency))
 

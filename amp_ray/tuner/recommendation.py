@@ -14,7 +14,7 @@ REPEAT_FRACTION: Final = 0.03
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tie:
-    """A strategy that cannot be told from the recommended one.
+    """A strategy as fast as the recommended one, within the error.
 
     Args:
         measured: Whether that was measured; else it is predicted.
@@ -85,21 +85,21 @@ def _measured(state: TunerState, knowledge: Knowledge, best: int) -> Recommendat
     )
 
 
-def _predicted(state: TunerState, knowledge: Knowledge, place: int, why: str) -> Recommendation:
+def _predicted(state: TunerState, knowledge: Knowledge, index: int, why: str) -> Recommendation:
     """Recommend a strategy that nobody has run."""
-    predicted_s = knowledge.estimates[place].iteration_time_s
+    predicted_s = knowledge.estimates[index].iteration_time_s
     return Recommendation(
-        strategy=state.candidates[place].strategy,
+        strategy=state.candidates[index].strategy,
         measured_s=None,
         predicted_s=predicted_s,
         number=None,
-        ties=_ties(state, knowledge, place, predicted_s),
+        ties=_ties(state, knowledge, index, predicted_s),
         reason=f"the best predicted one: {why}",
     )
 
 
 def _ties(state: TunerState, knowledge: Knowledge, chosen: int, chosen_s: float) -> tuple[Tie, ...]:
-    """Return what is closer to the chosen strategy than the error of the comparison.
+    """Return the strategies whose times differ from the chosen one by less than the error.
 
     A prediction has the model's own error; two measured times that of a repeat, or of their
     spread where that is larger.
@@ -107,17 +107,17 @@ def _ties(state: TunerState, knowledge: Knowledge, chosen: int, chosen_s: float)
     figures = knowledge.status.figures
     chosen_sigma = figures[chosen].sigma if chosen in figures else knowledge.time_error
     ties = []
-    for place, figure in figures.items():
+    for index, figure in figures.items():
         error = max(REPEAT_FRACTION, math.hypot(figure.sigma, chosen_sigma))
-        if place != chosen and math.log(figure.measured_s / chosen_s) <= error:
-            ties.append((figure.measured_s, place, True))
-    for place in knowledge.proposable():
-        predicted_s = knowledge.estimates[place].iteration_time_s
-        if place != chosen and math.log(predicted_s / chosen_s) <= knowledge.time_error:
-            ties.append((predicted_s, place, False))
+        if index != chosen and math.log(figure.measured_s / chosen_s) <= error:
+            ties.append((figure.measured_s, index, True))
+    for index in knowledge.proposable():
+        predicted_s = knowledge.estimates[index].iteration_time_s
+        if index != chosen and math.log(predicted_s / chosen_s) <= knowledge.time_error:
+            ties.append((predicted_s, index, False))
     return tuple(
-        Tie(strategy=state.candidates[place].strategy, time_s=time_s, measured=measured)
-        for time_s, place, measured in sorted(ties)
+        Tie(strategy=state.candidates[index].strategy, time_s=time_s, measured=measured)
+        for time_s, index, measured in sorted(ties)
     )
 
 

@@ -20,7 +20,7 @@ POLICIES: Final[tuple[Policy, ...]] = get_args(Policy)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TunerSettings:
-    """How a study is led.
+    """Settings of a study.
 
     Args:
         seed: Of the policy ``random``; no other one draws anything.
@@ -58,7 +58,7 @@ class Trial:
     """One launch that was decided on.
 
     Args:
-        number: Its place in the study, from 0.
+        number: Its number in the study, from 0.
         predicted_s: Seconds per iteration that were expected.
         sigma: Lognormal sigma of that expectation.
         repeats: Number of the trial that it repeats; None for a strategy's first one.
@@ -77,7 +77,7 @@ class TrialRecord:
     """A trial and what came of it.
 
     Args:
-        candidate: Its strategy's place among the candidates.
+        candidate: Its strategy's index among the candidates.
         outcome: What came of it; None while it runs.
     """
 
@@ -92,9 +92,9 @@ class TunerState:
 
     Args:
         candidates: In the order of the uncalibrated ranking, feasible ones first.
-        order: Places of the candidates in the order in which policies other than ``best`` go.
+        order: Indices of the candidates in the order in which policies other than ``best`` go.
         trials: Every trial, by number.
-        places: The place of every candidate's strategy.
+        index_of: The index of every candidate's strategy.
     """
 
     experiment: Experiment
@@ -102,7 +102,7 @@ class TunerState:
     settings: TunerSettings
     order: tuple[int, ...]
     trials: Log[TrialRecord]
-    places: Mapping[Strategy, int] = field(repr=False, compare=False)
+    index_of: Mapping[Strategy, int] = field(repr=False, compare=False)
 
     @property
     def budget_left(self) -> int:
@@ -135,14 +135,14 @@ def begin(
     ranked = rank(results).results
     candidates = {each.strategy: each for each in reversed(ranked) if isinstance(each, Estimate)}
     found = tuple(reversed(candidates.values()))
-    places = {estimate.strategy: place for place, estimate in enumerate(found)}
+    indices = {estimate.strategy: index for index, estimate in enumerate(found)}
     return TunerState(
         experiment=experiment,
         candidates=found,
         settings=settings,
-        order=_order(settings, places, order),
+        order=_order(settings, indices, order),
         trials=Log(),
-        places=places,
+        index_of=indices,
     )
 
 
@@ -155,16 +155,16 @@ def start(state: TunerState, trial: Trial) -> TunerState:
     if trial.number != len(state.trials):
         message = f"the next trial is number {len(state.trials)}, found number {trial.number}"
         raise ValueError(message)
-    place = state.places.get(trial.strategy)
-    if place is None:
+    index = state.index_of.get(trial.strategy)
+    if index is None:
         message = f"trial {trial.number} runs a strategy that is no candidate of this study"
         raise ValueError(message)
-    trial_record = TrialRecord(trial=trial, candidate=place)
+    trial_record = TrialRecord(trial=trial, candidate=index)
     return replace(state, trials=state.trials.appended(trial_record))
 
 
 def record(state: TunerState, number: int, outcome: Outcome) -> TunerState:
-    """Note what came of a trial. A trial ends once: what is told later changes nothing.
+    """Note what came of a trial. A trial ends once: a later outcome changes nothing.
 
     Raises:
         ValueError: If no such trial was launched.
@@ -187,17 +187,17 @@ def reopen(state: TunerState, number: int) -> TunerState:
 
 
 def _order(
-    settings: TunerSettings, places: Mapping[Strategy, int], order: Sequence[Strategy] | None
+    settings: TunerSettings, indices: Mapping[Strategy, int], order: Sequence[Strategy] | None
 ) -> tuple[int, ...]:
-    """Turn another planner's order into places; without one, take the ranking's."""
+    """Turn another planner's order into indices; without one, take the ranking's."""
     if order is None:
         if settings.policy == "amp-2022":
             message = "the policy amp-2022 needs the order of the published planner"
             raise ValueError(message)
-        return tuple(range(len(places)))
-    strange = sum(strategy not in places for strategy in order)
+        return tuple(range(len(indices)))
+    strange = sum(strategy not in indices for strategy in order)
     if strange:
         named = counted(strange, "strategy", "strategies")
         message = f"the order names {named} outside the candidates of this study"
         raise ValueError(message)
-    return tuple(dict.fromkeys(places[strategy] for strategy in order))
+    return tuple(dict.fromkeys(indices[strategy] for strategy in order))

@@ -13,7 +13,7 @@ _NORMAL: Final = NormalDist()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surprise:
-    """A trial outside the band that was told when it was launched.
+    """A trial outside the band that was predicted when it was launched.
 
     Args:
         measured_s: What it took; None if it ran out of memory.

@@ -64,16 +64,16 @@ class TrialStatus:
     def best(self) -> int | None:
         """The fastest measured candidate; the earlier trial wins a tie."""
         figures = self.figures
-        return min(figures, key=lambda place: figures[place].measured_s, default=None)
+        return min(figures, key=lambda index: figures[index].measured_s, default=None)
 
     @property
     def best_s(self) -> float | None:
         """What the fastest measured candidate takes."""
         return None if self.best is None else self.figures[self.best].measured_s
 
-    def is_new(self, place: int) -> bool:
+    def is_new(self, index: int) -> bool:
         """Whether a candidate may be run for the first time."""
-        return place not in self.closed and place not in self.running
+        return index not in self.closed and index not in self.running
 
 
 def status_of(state: TunerState) -> TrialStatus:
@@ -84,21 +84,21 @@ def status_of(state: TunerState) -> TrialStatus:
     unreachable: dict[int, int] = {}
     running: list[int] = []
     for number, trial_record in enumerate(state.trials):
-        place, outcome = trial_record.candidate, trial_record.outcome
+        index, outcome = trial_record.candidate, trial_record.outcome
         if isinstance(outcome, Measured):
-            runs.setdefault(place, []).append((number, outcome))
+            runs.setdefault(index, []).append((number, outcome))
         elif isinstance(outcome, OutOfMemory):
-            failed[place] = number
+            failed[index] = number
         elif isinstance(outcome, TimedOut | Crashed):
-            silent.add(place)
+            silent.add(index)
         elif isinstance(outcome, Unreachable):
-            unreachable[place] = unreachable.get(place, 0) + 1
+            unreachable[index] = unreachable.get(index, 0) + 1
         else:
-            running.append(place)
-    silent |= {place for place, times in unreachable.items() if times >= MOST_UNREACHABLE}
+            running.append(index)
+    silent |= {index for index, times in unreachable.items() if times >= MOST_UNREACHABLE}
     return TrialStatus(
-        figures={place: _figure(found) for place, found in runs.items()},
-        out_of_memory={place: number for place, number in failed.items() if place not in runs},
+        figures={index: _figure(found) for index, found in runs.items()},
+        out_of_memory={index: number for index, number in failed.items() if index not in runs},
         closed=frozenset(silent | runs.keys() | failed.keys()),
         silent=frozenset(silent - runs.keys() - failed.keys()),
         running=tuple(running),
@@ -116,25 +116,25 @@ def observations(
     latest trials are where the search is.
 
     Returns:
-        By place, in the order of places.
+        By index, in the order of indices.
     """
     observed = {*status.figures, *status.out_of_memory}
     kept = observed
     if len(observed) > most:
-        fastest = sorted(status.figures, key=lambda place: status.figures[place].measured_s)
+        fastest = sorted(status.figures, key=lambda index: status.figures[index].measured_s)
         kept = set(fastest[: most // 2])
-        latest = sorted(observed - kept, key=lambda place: -_last(status, place))
+        latest = sorted(observed - kept, key=lambda index: -_last(status, index))
         kept |= set(latest[: most - len(kept)])
     return {
-        place: _observation(experiment, strategies[place], status.figures.get(place))
-        for place in sorted(kept)
+        index: _observation(experiment, strategies[index], status.figures.get(index))
+        for index in sorted(kept)
     }
 
 
-def _last(status: TrialStatus, place: int) -> int:
+def _last(status: TrialStatus, index: int) -> int:
     """Return the number of an observed candidate's last trial."""
-    figure = status.figures.get(place)
-    return status.out_of_memory[place] if figure is None else figure.numbers[-1]
+    figure = status.figures.get(index)
+    return status.out_of_memory[index] if figure is None else figure.numbers[-1]
 
 
 def _figure(found: Sequence[tuple[int, Measured]]) -> Figure:

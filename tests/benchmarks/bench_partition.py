@@ -98,7 +98,7 @@ def _timed(make: Callable[[], PartitionProblem]) -> tuple[float, int]:
         solution = solve(make())
         times_s.append(time.perf_counter() - start_s)
         if isinstance(solution, PartitionSolution):
-            assert solution.proven
+            assert solution.lower_bound_s == solution.value_s
             num_evaluations = solution.num_evaluations
     return min(times_s) * 1e3, num_evaluations
 
@@ -112,7 +112,7 @@ def _chains(num_layers: int, num_stages: int) -> Iterator[Callable[[], Partition
         prefix_s = np.array([_prefix(layer_time_s * factor) for factor in SLOWDOWNS[:num_types]])
         earliest_start = _memory_limits(rng, num_layers, num_stages)
         cut_time_s = rng.random((3, num_layers + 1)) * layer_time_s.mean()
-        pose = partial(
+        build = partial(
             _chain,
             {"time_prefix_s": prefix_s, "cut_time_s": cut_time_s, "earliest_start": earliest_start},
             time_row=rng.integers(0, num_types, num_stages),
@@ -120,7 +120,7 @@ def _chains(num_layers: int, num_stages: int) -> Iterator[Callable[[], Partition
             memory_row=np.arange(num_stages) if memory else None,
         )
         for num_micro_batches in MICRO_BATCHES:
-            yield partial(pose, num_micro_batches)
+            yield partial(build, num_micro_batches)
 
 
 def _chain(
@@ -130,7 +130,7 @@ def _chain(
     time_row: np.ndarray,
     **rows: np.ndarray | None,
 ) -> PartitionProblem:
-    """Pose a chain from arrays, so that checking them is timed, too."""
+    """Build a chain from arrays, so that checking them is timed, too."""
     return chain_problem(StageTables(**tables), num_micro_batches, time_row=time_row, **rows)
 
 

@@ -80,7 +80,7 @@ def _search_row(name: str, target: str) -> Row:
 
 
 def _clusters() -> dict[str, Experiment]:
-    """Pose the large clusters."""
+    """Build the large clusters."""
     return {
         "64 nodes": experiment_from(LARGE.format(hidden_size=8192, batch=128, nodes=MANY_NODES)),
         "8 nodes": experiment_from(LARGE.format(hidden_size=4096, batch=64, nodes=FEW_NODES)),
@@ -89,7 +89,7 @@ def _clusters() -> dict[str, Experiment]:
 
 def _degrees(experiment: Experiment) -> list[int]:
     """List the tensor parallel degrees of pipelines with 64 stages."""
-    return sorted({candidate.tp for candidate in _pipelines(experiment)})
+    return sorted({candidate.options.tp for candidate in _pipelines(experiment)})
 
 
 def _pipelines(experiment: Experiment) -> list[Candidate]:
@@ -99,7 +99,7 @@ def _pipelines(experiment: Experiment) -> list[Candidate]:
 
 def _worst(what: str, experiment: Experiment, tp: int) -> Row:
     """Plan every pipeline of one tp, each with a new cost model; the slowest one counts."""
-    found = [_timed(experiment, each) for each in _pipelines(experiment) if each.tp == tp]
+    found = [_timed(experiment, each) for each in _pipelines(experiment) if each.options.tp == tp]
     gaps = [gap for _, gap in found if gap is not None]
     dp = experiment.cluster.num_devices // (NUM_STAGES * tp)
     return {

@@ -60,8 +60,8 @@ def found_rows(ranking: Ranking) -> list[Row]:
         assert isinstance(result, Estimate)
         strategy = result.strategy
         degrees = (
-            strategy.stages[0].tp,
-            strategy.stages[0].dp,
+            strategy.stages[0].options.tp,
+            strategy.stages[0].options.dp,
             strategy.pp,
             strategy.micro_batch_size,
         )

@@ -10,11 +10,14 @@ from typing import Any
 
 import pytest
 
+from amp_ray.cost.instructions import Schedule
 from amp_ray.runtime.launch.trial_runner import TrialRunner, make_runner
 from amp_ray.runtime.study.pool import Task
 from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.strategy import StageOptions, Strategy
+from amp_ray.spec.recompute import FULL
+from amp_ray.spec.strategy import Stage, StageOptions, Strategy
+from amp_ray.spec.traits import RUNTIMES
 from amp_ray.testing.hosts import HostCluster
 from amp_ray.trials.outcome import Measured
 from support.experiments import experiment_from
@@ -65,7 +68,7 @@ def recomputed(plain: Strategy, *stages: int) -> Strategy:
     return replace(
         plain,
         stages=tuple(
-            replace(stage, options=replace(stage.options, recompute="full"))
+            replace(stage, options=replace(stage.options, recompute=FULL))
             if number in stages
             else stage
             for number, stage in enumerate(plain.stages)
@@ -84,6 +87,21 @@ STRATEGIES = {
         strategy((0, 2, 7), (5, 0, 6, 3, 1, 7, 2, 4), tp=2, dp=2), 0
     ),
 }
+UNEQUAL = (
+    # Stages of tp 2 and of dp 2 with uneven shares, placed so that each is on both hosts.
+    Strategy(
+        stages=(
+            Stage(first_layer=0, end_layer=3, options=StageOptions(tp=2, dp=1), shares=(4,)),
+            Stage(first_layer=3, end_layer=7, options=StageOptions(tp=1, dp=2), shares=(1, 3)),
+        ),
+        micro_batch_size=4,
+        num_micro_batches=2,
+        placement=(0, 2, 3, 1),
+    ),
+    strategy((0, 1, 5, 6, 7), (2, 1, 3, 0)),
+)
+"""Of two hosts."""
+
 SHARDED = strategy((0, 5, 7), (3, 0, 1, 2), dp=2)
 """With ZeRO-1, which is the experiment's."""
 
@@ -192,6 +210,23 @@ def test_every_strategy_trains_the_same_model_over_ssh(
     sharded = make_trials(cluster, zero_stage=1)
     differences["ZeRO-1"] = largest_difference(sharded.losses(SHARDED), expected)
     assert {name: apart for name, apart in differences.items() if apart >= TOLERANCE} == {}
+
+
+def test_plain_torch_trains_unequal_stages_over_ssh(
+    make_cluster: MakeCluster, make_trials: MakeTrials
+) -> None:
+    cluster = make_cluster(num_hosts=2)
+    trials = make_trials(cluster, traits=RUNTIMES["torch"])
+    expected = trials.losses(REFERENCE)
+    assert {event["warm"] for event in trials.events("started")} == {True}
+    for chosen in UNEQUAL:
+        assert largest_difference(trials.losses(chosen), expected) < TOLERANCE
+        (timeline,) = trials.last.glob("hosts/*/timeline.json")
+        ranks = json.loads(timeline.read_text(encoding="utf-8"))["ranks"]
+        orders = Schedule(pp=chosen.pp, num_slices=(1,) * chosen.num_micro_batches).lists()
+        for rank in ranks:
+            found = [instruction for instruction, _, _ in rank["instructions"]]
+            assert found == [str(instruction) for instruction in orders[rank["stage"]]]
 
 
 def test_a_start_is_fast_with_warm_processes_and_possible_without(

@@ -18,10 +18,11 @@ import pytest
 
 from amp_ray.testing.hosts import HostCluster, why_unavailable
 from amp_ray.trials.outcome import Crashed, Measured, OutOfMemory, TimedOut, Unreachable
+from support.launching import warm
 
 from .conftest import Bench, MakeCluster, require, wait_for
 from .trial_bench import MANY_STEPS, SETTINGS, Ended, TrialBench
-from .trial_experiment import ALL_SLOTS, PIPELINE
+from .trial_experiment import ALL_SLOTS, PIPELINE, UNEQUAL
 
 pytestmark = [
     pytest.mark.hosts,
@@ -77,9 +78,11 @@ def measure(record_property: Callable[[str, object], None]) -> Measure:
     return check
 
 
-def test_a_rank_that_raises_in_a_step(shared: TrialBench, measure: Measure) -> None:
+@pytest.mark.parametrize("runtime", ["deepspeed", "torch"])
+def test_a_rank_that_raises_in_a_step(shared: TrialBench, measure: Measure, runtime: str) -> None:
     fault = {"rank": 3, "how": "raise", "backward_pass": 3}
-    ended = shared.run(shared.launch(ALL_SLOTS, fault=fault))
+    strategy = UNEQUAL if runtime == "torch" else ALL_SLOTS
+    ended = shared.run(shared.launch(strategy, fault=fault, runtime=runtime))
     outcome = ended.outcome
     assert isinstance(outcome, Crashed), outcome
     assert (outcome.kind, outcome.rank, outcome.host) == ("crash", 3, shared.names[1])
@@ -98,9 +101,10 @@ def test_a_rank_that_raises_under_deepspeeds_launcher(shared: TrialBench, measur
     measure(ended)
 
 
-def test_an_allocation_that_fails(shared: TrialBench, measure: Measure) -> None:
+@pytest.mark.parametrize("runtime", ["deepspeed", "torch"])
+def test_an_allocation_that_fails(shared: TrialBench, measure: Measure, runtime: str) -> None:
     fault = {"rank": 1, "how": "memory", "backward_pass": 6}
-    ended = shared.run(shared.launch(PIPELINE, fault=fault))
+    ended = shared.run(shared.launch(PIPELINE, fault=fault, runtime=runtime))
     outcome = ended.outcome
     assert isinstance(outcome, OutOfMemory), outcome
     assert (outcome.rank, outcome.host) == (1, shared.names[1])
@@ -117,8 +121,9 @@ def test_a_module_that_is_missing(shared: TrialBench, measure: Measure) -> None:
     measure(ended)
 
 
-def test_a_rank_that_is_killed(shared: TrialBench, measure: Measure) -> None:
-    launch = shared.launch(ALL_SLOTS, num_steps=MANY_STEPS)
+@pytest.mark.parametrize("runtime", ["deepspeed", "torch"])
+def test_a_rank_that_is_killed(shared: TrialBench, measure: Measure, runtime: str) -> None:
+    launch = shared.launch(ALL_SLOTS, num_steps=MANY_STEPS, runtime=runtime)
     ended = shared.run_and_inject(launch, lambda: os.kill(shared.rank(2).pid, signal.SIGKILL))
     outcome = ended.outcome
     assert isinstance(outcome, Crashed), outcome
@@ -179,7 +184,7 @@ def test_a_disk_that_fills_up(shared: TrialBench, measure: Measure) -> None:
 
 
 def test_a_disk_that_is_full(shared: TrialBench) -> None:
-    shared.launcher.warm()
+    warm(shared.launcher)
     filler = Path(f"/proc/{shared.hosts[1].init_pid}/root/run/filler")
     with filler.open("wb", buffering=0) as file, suppress(OSError):
         while True:

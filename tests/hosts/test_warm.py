@@ -7,6 +7,7 @@ import pytest
 
 from amp_ray.runtime.launch.launcher import WarmUp
 from amp_ray.trials.outcome import Crashed, Measured
+from support.launching import warm
 
 if TYPE_CHECKING:
     from tests.hosts.conftest import Bench
@@ -22,7 +23,7 @@ def were_warm(bench: "Bench") -> list[bool]:
 
 def test_ranks_are_forked_and_nothing_but_the_warm_process_stays(bench: "Bench") -> None:
     with bench.launcher(warm_up=WARM_UP) as launcher:
-        assert [answer["problem"] for answer in launcher.warm().values()] == ["", ""]
+        assert [answer["problem"] for answer in warm(launcher).values()] == ["", ""]
         before = [bench.cluster.programs(host) for host in bench.cluster.hosts]
         program = "assert 'decimal' in sys.modules\nimport decimal\nresult()"
         assert isinstance(bench.run(launcher, program, slots=2), Measured)
@@ -49,7 +50,7 @@ result()
 """
     files = {"helper.py": b"x = 1"}
     with bench.launcher(warm_up=WARM_UP) as launcher:
-        launcher.warm()
+        warm(launcher)
         outcome = bench.run(
             launcher, program, arguments=["a b", "$(c)"], files=files, environment={"X": "it's"}
         )
@@ -78,7 +79,7 @@ def test_where_forking_is_not_safe_ranks_start_afresh(
     environment = {"PYTHONPATH": str(bench.folder)}
     warm_up = WarmUp(python=sys.executable, modules=(module,), environment=environment)
     with bench.launcher(warm_up=warm_up) as launcher:
-        answers = launcher.warm()
+        answers = warm(launcher)
         assert all(problem in answer["problem"] for answer in answers.values())
         assert isinstance(bench.run(launcher, "result()"), Measured)
     assert were_warm(bench) == [False] * 2
@@ -87,7 +88,7 @@ def test_where_forking_is_not_safe_ranks_start_afresh(
 def test_a_missing_interpreter_is_told(bench: "Bench") -> None:
     warm_up = WarmUp(python="/no such/python", modules=())
     with bench.launcher(warm_up=warm_up) as launcher:
-        answers = launcher.warm()
+        answers = warm(launcher)
     assert all("/no such/python" in answer["problem"] for answer in answers.values())
 
 
@@ -102,7 +103,7 @@ def test_a_warm_process_that_dies_is_told_for_its_host_and_ends_no_trial(
     environment = {"PYTHONPATH": str(bench.folder)}
     warm_up = WarmUp(python=sys.executable, modules=("deadly",), environment=environment)
     with bench.launcher(warm_up=warm_up) as launcher:
-        first, second = launcher.warm().values()
+        first, second = warm(launcher).values()
         assert first["problem"] == ""
         assert "signal 11 (SIGSEGV)" in second["problem"]
         assert "no such library" in second["problem"]

@@ -18,11 +18,13 @@ from amp_ray.runtime.launch.launcher import Launcher, WarmUp
 from amp_ray.runtime.launch.program_files import program_files
 from amp_ray.runtime.study.pool import InterruptedTrialError
 from amp_ray.spec.strategy import Strategy
+from amp_ray.spec.traits import RUNTIMES
 from amp_ray.testing._namespaces import Process
 from amp_ray.testing.hosts import NamespaceHost
 from amp_ray.trials.command import trial_launch, trial_reader, trial_warm_up
 from amp_ray.trials.launch import Launch
 from amp_ray.trials.outcome import Outcome
+from support.launching import warm
 
 from .conftest import Bench, wait_for
 from .trial_experiment import make_experiment
@@ -123,13 +125,14 @@ class TrialBench:
         chosen: Strategy,
         *,
         fault: Mapping[str, Any] | None = None,
+        runtime: str = "deepspeed",
         **changes: Any,  # noqa: ANN401 - fields of TrialSettings
     ) -> Launch:
         """Return a trial in which every rank has a child of its own, and one perhaps fails."""
         self.bench.num_trials += 1
         trials = replace(self.experiment.trials, **changes)
         launch = trial_launch(
-            replace(self.experiment, trials=trials),
+            replace(self.experiment, trials=trials, traits=RUNTIMES[runtime]),
             chosen,
             trial_id=f"study-{self.bench.num_trials}",
             hosts=self.names,
@@ -146,7 +149,7 @@ class TrialBench:
 
     def run(self, launch: Launch) -> Ended:
         """Run a trial in which a rank makes itself fail; see that the hosts are as before."""
-        self.launcher.warm()
+        warm(self.launcher)
         before = [self.state(host) for host in self.hosts]
         ended = self._run(launch)
         assert [self.state(host) for host in self.hosts] == before
@@ -179,7 +182,7 @@ class TrialBench:
             lost: The host whose agent does not survive it and has to go with all that it started;
                 the others have to be as before.
         """
-        self.launcher.warm()
+        warm(self.launcher)
         before = {host.name: self.state(host) for host in self.hosts}
         self._said.clear()
         found: list[Ended] = []

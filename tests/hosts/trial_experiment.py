@@ -5,7 +5,7 @@ from typing import Final
 
 from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.strategy import StageOptions, Strategy
+from amp_ray.spec.strategy import Stage, StageOptions, Strategy
 from support.experiments import experiment_from
 
 from .conftest import Bench
@@ -49,6 +49,18 @@ PIPELINE: Final = strategy((0, 3, 7), (0, 2))
 """Rank 0 on the first host, rank 1 on the second one."""
 
 ALL_SLOTS: Final = strategy((0, 3, 7), (0, 1, 2, 3), dp=2)
+
+
+UNEQUAL: Final = Strategy(
+    stages=(
+        Stage(first_layer=0, end_layer=3, options=StageOptions(tp=2, dp=1), shares=(4,)),
+        Stage(first_layer=3, end_layer=7, options=StageOptions(tp=1, dp=2), shares=(3, 1)),
+    ),
+    micro_batch_size=4,
+    num_micro_batches=2,
+    placement=(0, 1, 2, 3),
+)
+"""Stages that differ, for runtime torch."""
 
 
 def experiment_text(bench: Bench, **changes: object) -> str:

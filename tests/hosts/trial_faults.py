@@ -80,30 +80,19 @@ def shift_clock(seconds: float) -> None:
 
 def fail_in_step(number: int, how: str) -> None:
     """Fail in the middle of a step: at this rank's backward pass of some number."""
-    loop: Any = importlib.import_module("amp_ray.training.loop")
-    build = loop.build_engine
+    clock: Any = importlib.import_module("amp_ray.training.clock")
+    span = clock.Spans.span
     num_passes = 0
 
-    def failing(run: Callable[..., None]) -> Callable[..., None]:
-        def run_or_fail(*args: Any, **values: Any) -> None:  # noqa: ANN401 - DeepSpeed's own
-            nonlocal num_passes
-            num_passes += 1
-            if num_passes == number:
-                mark()
-                IN_STEP[how]()
-            run(*args, **values)
+    def failing_span(self: Any, name: str, *others: Any) -> Any:  # noqa: ANN401 - as Spans.span
+        nonlocal num_passes
+        num_passes += name == "backward"
+        if name == "backward" and num_passes == number:
+            mark()
+            IN_STEP[how]()
+        return span(self, name, *others)
 
-        return run_or_fail
-
-    def build_failing(*args: Any, **values: Any) -> Any:  # noqa: ANN401 - DeepSpeed's engine
-        engine = build(*args, **values)
-        engine._INSTRUCTION_MAP = {  # noqa: SLF001 - the one seam that DeepSpeed offers
-            kind: failing(run) if kind.__name__ == "BackwardPass" else run
-            for kind, run in engine._INSTRUCTION_MAP.items()  # noqa: SLF001
-        }
-        return engine
-
-    loop.build_engine = build_failing
+    clock.Spans.span = failing_span
 
 
 def inject() -> None:

@@ -11,15 +11,17 @@ from hypothesis.vendor.pretty import RepresentationPrinter
 
 from amp_ray.cost.estimate import Breakdown, Estimate
 from amp_ray.cost.model import CostModel
-from amp_ray.spec.candidate import Candidate, Recompute
+from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.catalogue import CATALOGUE
 from amp_ray.spec.cluster import Cluster, Link, Node
 from amp_ray.spec.constants import Constants
 from amp_ray.spec.device import Device
 from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.strategy import StageOptions, Strategy
+from amp_ray.spec.model import Model
+from amp_ray.spec.strategy import Stage, StageOptions, Strategy
 from amp_ray.spec.traits import RUNTIMES
 from support.experiments import small_experiment
+from support.strategies import RECOMPUTE
 
 SMALL = small_experiment()
 SLOTS = 2
@@ -73,7 +75,7 @@ def cases(draw: st.DrawFn) -> Case:
     )
     num_layers = SMALL.model.num_layers
     cuts = draw(st.sets(st.integers(1, num_layers - 1), min_size=pp - 1, max_size=pp - 1))
-    recompute: Recompute = draw(st.sampled_from(["none", "full"]))
+    recompute = draw(st.sampled_from(RECOMPUTE))
     candidate = Candidate(
         micro_batch_size=draw(st.sampled_from([1, 2, 4])),
         options=StageOptions(tp=tp, dp=dp, recompute=recompute),
@@ -269,7 +271,8 @@ def candidate(case: Case) -> Candidate:
 @given(cases(), st.data())
 def test_earliest_starts_agree_with_the_peaks(case: Case, data: st.DataObject) -> None:
     plan = candidate(case)
-    memory = CostModel(experiment=case.experiment).memory(plan)
+    whole = replace(plan.options, recompute=plan.options.recompute.whole)
+    memory = CostModel(experiment=case.experiment).memory(replace(plan, options=whole))
     num_layers = case.experiment.model.num_layers
     table = {
         (stage, start, end): memory.peak(stage, start, end)
@@ -293,11 +296,23 @@ def test_earliest_starts_agree_with_the_peaks(case: Case, data: st.DataObject) -
 def test_stage_times_are_sums_of_their_layers(case: Case) -> None:
     costs = CostModel(experiment=case.experiment).costs(candidate(case))
     times = costs.times.at(case.strategy.bounds)
-    layers = np.diff(costs.times.tables, axis=2)
+    layers, plain = np.diff(costs.times.tables, axis=2), np.diff(costs.times.plain, axis=2)
     for stage, (first, end) in enumerate(pairwise(case.strategy.bounds)):
+        again = _computed_again(case.experiment.model, case.strategy.stages[stage])
         for replica, kind in enumerate(costs.times.kind.reshape(case.strategy.pp, -1)[stage]):
-            wanted = layers[kind, :, first:end].sum(axis=1)
+            wanted = np.where(again, layers[kind, :, first:end], plain[kind, :, first:end]).sum(1)
             np.testing.assert_allclose(times[:, stage, replica], wanted, rtol=1e-9, atol=1e-15)
+
+
+def _computed_again(model: Model, stage: Stage) -> list[bool]:
+    """Tell for every layer of a stage whether its blocks up to there are computed again."""
+    left = stage.options.recompute.layers
+    told = []
+    for layer in model.layers[stage.first_layer : stage.end_layer]:
+        told.append(left is None or left > 0)
+        if left is not None and layer.kind == "block":
+            left -= 1
+    return told
 
 
 @given(cases())

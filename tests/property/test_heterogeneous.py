@@ -1,6 +1,6 @@
 import math
 from dataclasses import replace
-from itertools import pairwise
+from itertools import islice, pairwise
 
 import numpy as np
 import pytest
@@ -14,10 +14,12 @@ from amp_ray.search.stage_groups.shares import all_shares, split_by_speed
 from amp_ray.spec.candidate import Candidate, GroupsCandidate
 from amp_ray.spec.cluster import Cluster, Link, Node
 from amp_ray.spec.experiment import SearchLimits
+from amp_ray.spec.recompute import FULL, NO_RECOMPUTE
 from amp_ray.spec.traits import RUNTIMES
 from support.hash_seeds import outputs_by_hash_seed
 from support.heterogeneous_oracle import PlanOracle
 from support.placement_oracle import random_experiment
+from support.wide_plans import random_wide_plan, wide_plans
 
 ROUNDING = 1e-9
 
@@ -39,7 +41,7 @@ def cases(
     candidate = GroupsCandidate(
         micro_batch_size=size,
         num_micro_batches=experiment.global_batch_size // size,
-        recompute=draw(st.sampled_from(["none", "full"])),
+        recompute=draw(st.sampled_from([NO_RECOMPUTE, FULL])),
     )
     return CostModel(experiment=experiment), candidate
 
@@ -86,7 +88,7 @@ def test_plans_fit_and_use_every_device_once_at_most(
     assert strategy.global_batch_size == cost_model.experiment.global_batch_size
     assert len(set(strategy.placement)) == len(strategy.placement)
     for index, stage in enumerate(strategy.stages):
-        devices = np.array(strategy.devices(index)).reshape(stage.dp, stage.tp)
+        devices = np.array(strategy.devices(index)).reshape(stage.options.dp, stage.options.tp)
         nodes = np.array(cluster.node_of_device)[devices]
         assert (nodes == nodes[:, :1]).all()
     if result.feasible:
@@ -100,10 +102,10 @@ def overflow(cost_model: CostModel, result: Estimate) -> list[tuple[int, int]]:
     for index, (stage, (first, end)) in enumerate(
         zip(strategy.stages, pairwise(strategy.bounds), strict=True)
     ):
-        shares = stage.shares or (strategy.micro_batch_size,) * stage.dp
+        shares = stage.shares or (strategy.micro_batch_size,) * stage.options.dp
         for place, device in enumerate(strategy.devices(index)):
             alike = Candidate(
-                micro_batch_size=shares[place // stage.tp],
+                micro_batch_size=shares[place // stage.options.tp],
                 options=stage.options,
                 pp=strategy.pp,
                 num_micro_batches=strategy.num_micro_batches,
@@ -126,6 +128,32 @@ def test_the_lower_bound_is_below_the_objective(case: tuple[CostModel, GroupsCan
     assert objective_s(DeviceGroups(cost_model=cost_model), leader) == pytest.approx(
         solution.value_s, rel=ROUNDING
     )
+
+
+@settings(max_examples=5)
+@given(case=cases((2, 3)))
+def test_no_plan_at_all_undercuts_the_bound_of_a_row(
+    case: tuple[CostModel, GroupsCandidate],
+) -> None:
+    cost_model, candidate = case
+    groups = DeviceGroups(cost_model=cost_model)
+    bound_s = groups.time_bound(candidate.recompute).least_s(candidate)
+    for plan in islice(wide_plans(cost_model, candidate), 2_000):
+        assert bound_s <= cost_model.estimate(plan).iteration_time_s * (1 + ROUNDING)
+
+
+@given(case=cases((4, 6, 8, 12)), seed=st.integers(0, 2**32 - 1))
+def test_no_plan_drawn_undercuts_the_bound_of_a_row(
+    case: tuple[CostModel, GroupsCandidate], seed: int
+) -> None:
+    cost_model, candidate = case
+    groups, rng = DeviceGroups(cost_model=cost_model), np.random.default_rng(seed)
+    bound_s = groups.time_bound(candidate.recompute).least_s(candidate)
+    for _ in range(20):
+        plan = random_wide_plan(rng, cost_model, candidate)
+        if plan is not None:
+            took_s = min(cost_model.estimate(plan).iteration_time_s, objective_s(groups, plan))
+            assert bound_s <= took_s * (1 + ROUNDING)
 
 
 @given(case=cases(), data=st.data())
@@ -243,5 +271,5 @@ def test_limits_of_the_search_hold(case: tuple[CostModel, GroupsCandidate], most
     assert isinstance(result, Estimate)
     if result.feasible:
         assert result.strategy.pp <= most
-    assert max(stage.tp for stage in result.strategy.stages) <= 2
-    assert max(stage.dp for stage in result.strategy.stages) <= most
+    assert max(stage.options.tp for stage in result.strategy.stages) <= 2
+    assert max(stage.options.dp for stage in result.strategy.stages) <= most

@@ -38,7 +38,7 @@ def cases(draw: st.DrawFn, sizes: tuple[int, ...] = (2, 3, 4, 6)) -> tuple[CostM
     fitting = [
         candidate
         for candidate in uniform_candidates(experiment)
-        if candidate.pp <= num_layers and heads % candidate.tp == 0
+        if candidate.pp <= num_layers and heads % candidate.options.tp == 0
     ]
     return CostModel(experiment=experiment), draw(st.sampled_from(fitting))
 
@@ -48,7 +48,7 @@ def idle_cases(draw: st.DrawFn) -> tuple[CostModel, Candidate]:
     """An experiment, and a candidate that leaves some of its devices idle."""
     experiment = replace(draw(experiments((2, 3, 4))), space="placement")
     heads = experiment.model.shape.num_heads
-    found = [own for own in idle_candidates(experiment) if heads % own.tp == 0]
+    found = [own for own in idle_candidates(experiment) if heads % own.options.tp == 0]
     return CostModel(experiment=experiment), draw(st.sampled_from(found))
 
 
@@ -60,8 +60,8 @@ def value_of(cost_model: CostModel, candidate: Candidate) -> float:
 
 def is_matched_freely(cost_model: CostModel, candidate: Candidate) -> bool:
     """Tell whether the replicas' order cannot change what tied weights take."""
-    tied = cost_model.weights(candidate.tp).tied
-    return tied is None or candidate.dp == 1 or candidate.pp == 1
+    tied = cost_model.weights(candidate.options.tp).tied
+    return tied is None or candidate.options.dp == 1 or candidate.pp == 1
 
 
 @settings(max_examples=300)
@@ -111,7 +111,7 @@ def test_plans_use_every_device_once_and_keep_groups_in_nodes(
     for leader in solve_placement(cost_model, candidate).leaders:
         assert sorted(leader.placement) == list(range(cluster.num_devices))
         nodes = np.array(cluster.node_of_device)[list(leader.placement)]
-        groups = nodes.reshape(-1, candidate.tp)
+        groups = nodes.reshape(-1, candidate.options.tp)
         assert (groups == groups[:, :1]).all()
 
 
@@ -126,7 +126,7 @@ def test_no_rank_needs_more_than_its_device_has(case: tuple[CostModel, Candidate
         for stage in range(candidate.pp)
     ]
     assert peaks == pytest.approx(placed.peak_memory_bytes, rel=ROUNDING)
-    stage_size = candidate.dp * candidate.tp
+    stage_size = candidate.options.dp * candidate.options.tp
     fits = [
         peaks[rank // stage_size] <= limits[device] * (1 + ROUNDING)
         for rank, device in enumerate(placed.strategy.placement)
@@ -215,9 +215,9 @@ def test_tilings_of_the_published_planner_are_never_better(
 ) -> None:
     cost_model, candidate = case
     assume(is_matched_freely(cost_model, candidate))
-    cluster, dp = cost_model.experiment.cluster, candidate.dp
+    cluster, dp = cost_model.experiment.cluster, candidate.options.dp
     assume(len({node.num_slots for node in cluster.nodes}) == 1)
-    units = cluster.nodes[0].num_slots // candidate.tp
+    units = cluster.nodes[0].num_slots // candidate.options.tp
     height = data.draw(
         st.sampled_from(
             [
@@ -242,15 +242,15 @@ def test_tilings_of_the_published_planner_are_never_better(
 
 def tiling(cluster: Cluster, candidate: Candidate, height: int) -> tuple[int, ...]:
     """Lay stages over the grid of nodes and groups as tiles that are ``height`` nodes high."""
-    width = candidate.dp // height
+    width = candidate.options.dp // height
     slots = cluster.nodes[0].num_slots
     return tuple(
-        node * slots + unit * candidate.tp + tp_index
+        node * slots + unit * candidate.options.tp + tp_index
         for top in range(0, len(cluster.nodes), height)
-        for left in range(0, slots // candidate.tp, width)
+        for left in range(0, slots // candidate.options.tp, width)
         for node in range(top, top + height)
         for unit in range(left, left + width)
-        for tp_index in range(candidate.tp)
+        for tp_index in range(candidate.options.tp)
     )
 
 
@@ -258,7 +258,7 @@ def peak_bytes(
     cost_model: CostModel, candidate: Candidate, bounds: tuple[int, ...], stage: int
 ) -> float:
     """Add up what a rank of a stage needs, term by term, apart from the tables of the solver."""
-    given, tp = cost_model.experiment, candidate.tp
+    given, tp = cost_model.experiment, candidate.options.tp
     traits, constants = given.traits, given.constants
     per = traits.bytes_per_parameter(given.precision)
     size, width = candidate.micro_batch_size, BYTES_PER_ELEMENT[given.precision]
@@ -283,7 +283,7 @@ def peak_bytes(
         for bound in bounds[stage : stage + 2]
         for before in [given.model.layers[bound - 1]]
     )
-    bucketed = candidate.dp > 1 or traits.buckets_alone
+    bucketed = candidate.options.dp > 1 or traits.buckets_alone
     bucket = per.bucket * min(parameters, traits.bucket_elements) if bucketed else 0.0
     moments = find_optimizer(given.optimizer).moment_bytes
     passing = flying * size * kept + (flying + 1) * entering + flying * leaving + size * temporary

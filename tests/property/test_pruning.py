@@ -6,7 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from amp_ray.partition.pruning import among_options, option_values
-from amp_ray.partition.tails import Tail, TailedProblem, TailedSolution, solve_tailed
+from amp_ray.partition.step_end import (
+    StepEndProblem,
+    StepEndSolution,
+    StepEndTerm,
+    solve_with_step_end,
+)
 from support.brute_force import all_chains
 from support.partition_cases import KINDS, random_problem
 
@@ -14,38 +19,38 @@ ROUNDING = 1e-9
 
 
 @st.composite
-def tailed_problems(draw: st.DrawFn) -> TailedProblem:
-    """Draw a partition problem with a tail or two."""
+def step_end_problems(draw: st.DrawFn) -> StepEndProblem:
+    """Draw a partition problem with one or two step-end terms."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     problem = random_problem(rng, draw(st.sampled_from(KINDS)))
     num_options = problem.options.num_options
-    tails = tuple(
-        Tail(
+    terms = tuple(
+        StepEndTerm(
             weight_prefix=np.pad(rng.random(problem.num_layers).cumsum(), (1, 0)),
             s_per_weight=rng.random(num_options),
             fixed_s=rng.random(num_options),
         )
         for _ in range(draw(st.integers(1, 2)))
     )
-    return TailedProblem(problem=problem, tails=tails)
+    return StepEndProblem(problem=problem, terms=terms)
 
 
-def values(problem: TailedProblem) -> list[tuple[float, tuple[int, ...]]]:
+def values(problem: StepEndProblem) -> list[tuple[float, tuple[int, ...]]]:
     """Cost every partition; with its options."""
     num_later = problem.problem.num_micro_batches - 1
     found = []
     for chain in all_chains(problem.problem):
         bounds = (*(start for start, _ in chain.stages), problem.problem.num_layers)
         options = tuple(option for _, option in chain.stages)
-        tails_s = problem.tails_s(bounds, options)
-        found.append((chain.sum_s + num_later * chain.slowest_s + sum(tails_s), options))
+        terms_s = problem.terms_s(bounds, options)
+        found.append((chain.sum_s + num_later * chain.slowest_s + sum(terms_s), options))
     return found
 
 
 @settings(max_examples=400)
-@given(problem=tailed_problems(), share=st.sampled_from([1.0, 1.1, 2.0, math.inf]))
+@given(problem=step_end_problems(), share=st.sampled_from([1.0, 1.1, 2.0, math.inf]))
 def test_no_partition_of_interest_undercuts_its_options(
-    problem: TailedProblem, share: float
+    problem: StepEndProblem, share: float
 ) -> None:
     known = values(problem)
     best_s = min((value_s for value_s, _ in known), default=1.0)
@@ -56,23 +61,23 @@ def test_no_partition_of_interest_undercuts_its_options(
             assert (least[list(options)] <= value_s * (1 + ROUNDING)).all()
 
 
-@given(problem=tailed_problems())
-def test_useful_options_have_the_best_partition(problem: TailedProblem) -> None:
+@given(problem=step_end_problems())
+def test_kept_options_have_the_best_partition(problem: StepEndProblem) -> None:
     best_s = min((value_s for value_s, _ in values(problem)), default=math.inf)
     chosen = np.flatnonzero(option_values(problem, best_s) < math.inf)
     fewer = among_options(problem, chosen) if len(chosen) else None
     if best_s == math.inf:
         return
     assert fewer is not None
-    solution = solve_tailed(fewer)
-    assert isinstance(solution, TailedSolution)
+    solution = solve_with_step_end(fewer)
+    assert isinstance(solution, StepEndSolution)
     assert solution.value_s == pytest.approx(best_s, rel=ROUNDING)
     known = chosen[list(solution.options)]
-    assert problem.tails_s(solution.bounds, known.tolist()) == solution.tails_s
+    assert problem.terms_s(solution.bounds, known.tolist()) == solution.terms_s
 
 
-@given(problem=tailed_problems())
-def test_options_that_reach_no_end_make_no_problem(problem: TailedProblem) -> None:
+@given(problem=step_end_problems())
+def test_options_that_reach_no_end_make_no_problem(problem: StepEndProblem) -> None:
     finals = set(problem.problem.final_states)
     dead = [
         option

@@ -108,7 +108,7 @@ def test_more_nodes_never_make_the_objective_of_a_placement_worse(
     fitting = [
         own
         for own in (*grids(fewer), *idle_candidates(fewer))
-        if heads % own.tp == 0 and own.pp <= experiment.model.num_layers
+        if heads % own.options.tp == 0 and own.pp <= experiment.model.num_layers
     ]
     candidate = data.draw(st.sampled_from(fitting))
     value_s = value_of(CostModel(experiment=experiment), candidate)

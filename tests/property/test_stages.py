@@ -8,13 +8,13 @@ from hypothesis.vendor.pretty import RepresentationPrinter
 
 from amp_ray.cost.model import CostModel
 from amp_ray.cost.stages import common_parts
-from amp_ray.spec.candidate import RECOMPUTE, Candidate
+from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.cluster import Cluster, Node
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import StageOptions, Strategy, candidate_of
 from amp_ray.spec.traits import RUNTIMES
 from support.experiments import small_experiment
-from support.strategies import clusters, strategies_on
+from support.strategies import RECOMPUTE, clusters, strategies_on
 
 SMALL = small_experiment()
 CLOSE = 1e-9
@@ -106,7 +106,10 @@ def test_every_strategy_has_an_estimate(case: Case) -> None:
     estimate = case.cost_model.estimate(case.strategy)
     assert 0 < estimate.iteration_time_s < float("inf")
     assert len(estimate.peak_memory_bytes) == len(estimate.memory_limit_bytes) == case.strategy.pp
-    assert estimate.launchable == (case.strategy.is_uniform and case.strategy.recompute is not None)
+    runs_again = case.experiment.traits.why_no_recompute(
+        [stage.options.recompute for stage in case.strategy.stages]
+    )
+    assert estimate.launchable == (case.strategy.is_uniform and runs_again is None)
 
 
 @given(case=cases(), data=st.data())

@@ -138,7 +138,7 @@ def test_a_driver_that_dies_again_and_again_comes_to_the_same_end(
     """What a strategy takes depends on nothing else here, as with recorded measurements."""
 
     def answer(task: Task, _group: int) -> Outcome:
-        return times[state.places[task.strategy] % len(times)]
+        return times[state.index_of[task.strategy] % len(times)]
 
     whole = make_driver(state, ScriptedPool(answer=answer)).run()
     log = MemoryLog()

@@ -87,7 +87,7 @@ def _answers(state: TunerState, drawn: list[Outcome]) -> Callable[[Strategy, int
         outcome = drawn[number % len(drawn)]
         if not isinstance(outcome, Measured):
             return outcome
-        time_s = state.candidates[state.places[strategy]].iteration_time_s
+        time_s = state.candidates[state.index_of[strategy]].iteration_time_s
         factor = outcome.iteration_time_s
         return measured(factor * time_s, spread_fraction=outcome.spread_s / factor)
 

@@ -59,7 +59,7 @@ class Network:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prediction:
+class AmpEstimate:
     """What the published planner says of one candidate.
 
     Args:
@@ -90,7 +90,7 @@ def predict_bounds(
     forward_s: FloatArray,
     chain: Chain,
     network: Network,
-) -> Prediction:
+) -> AmpEstimate:
     """Predict the time of a candidate with given bounds.
 
     Args:
@@ -118,7 +118,7 @@ def predict_bounds(
     boundary_s = boundary_time_s(candidate, chain, network)
     stage_s = np.add.reduceat(layer_s, cuts[:-1])
     crossed = [boundary_s[cut - 1, stage] for stage, cut in enumerate(cuts[1:-1])]
-    return Prediction(
+    return AmpEstimate(
         candidate=candidate,
         bounds=bounds,
         fill_s=float(layer_s.sum()),
@@ -175,14 +175,14 @@ def boundary_time_s(candidate: Candidate, chain: Chain, network: Network) -> Flo
     """
     node = _node_of_rank(candidate, network)
     slowest = network.elements_per_s(node[:-1], node[1:]).min(axis=2)
-    shrink = np.where(chain.boundary_split_by_tp, candidate.tp, 1)
+    shrink = np.where(chain.boundary_split_by_tp, candidate.options.tp, 1)
     elements = candidate.micro_batch_size * np.array(chain.boundary_elements) / shrink
     return np.asarray((elements[:, None, None] / slowest).mean(axis=2))
 
 
 def _node_of_rank(candidate: Candidate, network: Network) -> IntArray:
     """Shape ``(pp, dp, tp)``: the node of each rank."""
-    shape = (candidate.pp, candidate.dp, candidate.tp)
+    shape = (candidate.pp, candidate.options.dp, candidate.options.tp)
     if np.prod(shape) != len(network.node_of_rank):
         msg = (
             f"pp={shape[0]} * dp={shape[1]} * tp={shape[2]} = {np.prod(shape)} ranks, the network "
@@ -202,6 +202,6 @@ def _gradient_sync_s(
     for stage, (first, end) in enumerate(pairwise(cuts)):
         if any(first <= layer < end for layer in chain.embedding_layers):
             parameters[stage] += chain.embedding_parameters
-    share = parameters[:, None] / candidate.tp
-    ring = 2 * (candidate.dp - 1) / (candidate.dp * last_hop)
+    share = parameters[:, None] / candidate.options.tp
+    ring = 2 * (candidate.options.dp - 1) / (candidate.options.dp * last_hop)
     return float((ring * share).max())

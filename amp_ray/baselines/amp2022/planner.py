@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from amp_ray.baselines.amp2022.chain import Chain, gpt2_chain, list_bounds, transgan_chain
 from amp_ray.baselines.amp2022.cost import (
+    AmpEstimate,
     Network,
-    Prediction,
     boundary_time_s,
     layer_time_s,
     predict_bounds,
@@ -25,6 +25,7 @@ from amp_ray.cost.estimate import Breakdown, Estimate, Infeasible, Reason, Resul
 from amp_ray.errors import InputError
 from amp_ray.spec.candidate import AnyCandidate, Candidate
 from amp_ray.spec.experiment import Experiment
+from amp_ray.spec.recompute import FULL, NO_RECOMPUTE
 from amp_ray.spec.strategy import Strategy, candidate_of
 
 FloatArray = npt.NDArray[np.float64]
@@ -65,7 +66,7 @@ def mean_forward_s(forward_s: Sequence[FloatArray], num_devices: Sequence[int]) 
 
 def predict(
     candidate: Candidate, forward_s: FloatArray, chain: Chain, network: Network
-) -> Prediction:
+) -> AmpEstimate:
     """Partition one candidate by the published rule and predict its time.
 
     Args:
@@ -118,6 +119,8 @@ class Amp2022Planner:
             if not self.experiment.profile.is_measured
             else "the same number of slots on every node"
             if len(slots) > 1
+            else "recompute none or full"
+            if self.experiment.recompute not in {NO_RECOMPUTE, FULL}
             else "model.layer_list: amp-2022"
             if self.experiment.model.num_layers != self._chain.num_entries
             else None
@@ -144,13 +147,13 @@ class Amp2022Planner:
             return Infeasible(
                 candidate=candidate, reason=Reason(kind="more stages than layers", detail=detail)
             )
-        prediction = predict(candidate, self._forward_s(candidate.tp), chain, self._network)
+        prediction = predict(candidate, self._forward_s(candidate.options.tp), chain, self._network)
         return _estimate(prediction, Strategy.uniform(candidate, prediction.bounds))
 
     def score(self, strategy: Strategy) -> Result:
         """Predict a strategy with given cuts."""
         candidate = candidate_of(strategy)
-        forward_s = self._forward_s(candidate.tp)
+        forward_s = self._forward_s(candidate.options.tp)
         prediction = predict_bounds(
             candidate, strategy.bounds, forward_s, self._chain, self._network
         )
@@ -198,7 +201,7 @@ class Amp2022Planner:
         return mean_forward_s(times, counts)
 
 
-def _estimate(prediction: Prediction, strategy: Strategy) -> Estimate:
+def _estimate(prediction: AmpEstimate, strategy: Strategy) -> Estimate:
     """Turn a published prediction into a result of ours."""
     busy_s = prediction.fill_s * strategy.num_micro_batches / strategy.pp
     return Estimate(

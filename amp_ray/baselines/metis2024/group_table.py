@@ -18,7 +18,7 @@ from amp_ray.partition.resources import NO_KIND
 from amp_ray.partition.rows import distinct_rows
 
 NEARLY: Final = 1e-9
-"""Fractions of samples that differ by less are told apart by the order of additions."""
+"""Fractions of samples that differ by less depend on the order of additions."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -103,7 +103,7 @@ def _speeds(space: GroupSpace) -> FloatArray:
 
 
 def _is_doubtful(exact: FloatArray, fraction: FloatArray) -> BoolArray:
-    """Tell where rounding could decide who takes a sample."""
+    """Tell where a rounding error could change which index takes a sample."""
     ascending = np.sort(fraction, axis=1)
     begins = ascending[:, :-1] >= 0
     alike = begins & (np.diff(ascending, axis=1) < NEARLY)
@@ -152,7 +152,7 @@ class GroupTable:
 
     @cached_property
     def leading(self) -> IntArray:
-        """Shape ``(C,)``. Of each set the ranks that takes longest over all layers."""
+        """Shape ``(C,)``. The rank of each set that takes longest over all layers."""
         ranks, _ = self.rank_set
         total_s = self.rank_times.layer_s.sum(axis=1)[ranks]
         longest = total_s.argmax(axis=1)
@@ -171,7 +171,7 @@ class GroupTable:
 
     @cached_property
     def layer_s(self) -> FloatArray:
-        """Shape ``(W, L)``. Of the leading ranks: no stage is faster."""
+        """Shape ``(W, L)``. Times of the leading ranks, which bound those of a stage from below."""
         times: FloatArray = self.rank_times.layer_s[self.leading[self.rank_set[1]]]
         return times
 
@@ -180,12 +180,12 @@ class GroupTable:
         """Earliest start by distinct set of memory needs and end, and the set of each group."""
         first, number = distinct_rows(list(self.holding.T))
         sets = self.holding[first]
-        kept, place = np.unique(sets, return_inverse=True)
+        kept, index = np.unique(sets, return_inverse=True)
         starts = _earliest_starts(
             self.rank_times.memory_bytes[kept // len(self.space.kinds)],
             self.space.memory_bytes[kept % len(self.space.kinds)],
         )
-        return starts[place.reshape(sets.shape)].max(axis=1), number
+        return starts[index.reshape(sets.shape)].max(axis=1), number
 
 
 def group_table(space: GroupSpace, rank_times: RankTimes, num_micro_batches: int) -> GroupTable:
@@ -221,7 +221,7 @@ def group_table(space: GroupSpace, rank_times: RankTimes, num_micro_batches: int
 def _rank_rows(
     space: GroupSpace, rank_times: RankTimes, shares: Shares, found: IntArray
 ) -> IntArray:
-    """Return the rows of what the indices of each group do."""
+    """Return the rows of `RankTimes` of the indices of each group."""
     variants = space.variants
     kinds, tp = variants.kinds[found], variants.tp[found, None]
     rows = [rank_times.row(kinds, tp, samples[found]) for samples in (shares.more, shares.less)]
@@ -254,7 +254,7 @@ def _padded(rows: IntArray, replicas: IntArray) -> IntArray:
 
 
 def _rest_s(space: GroupSpace, rank_times: RankTimes, num_samples: int) -> FloatArray:
-    """Return, of groups that are last, what a micro-batch takes beyond the layers; 0 of others."""
+    """Return what a micro-batch takes beyond the layers in groups that are last; 0 in others."""
     variants = space.variants
     is_last = space.graph.from_state[variants.edge] == 0
     rest_s = np.zeros(len(variants.edge))

@@ -17,6 +17,9 @@ from amp_ray.partition.arrays import BoolArray, FloatArray, IntArray
 from amp_ray.partition.resources import NO_KIND, ResourceGraph, resource_graph
 from amp_ray.units import GIGA
 
+_MOST_RANKS: Final = 1 << 20
+"""Ranks whose links are looked at together: some ten megabytes an array."""
+
 UNLIMITED: Final = 1 << 30
 """More than any degree or size."""
 
@@ -108,7 +111,7 @@ class GroupSpace:
 
     @cached_property
     def graph(self) -> ResourceGraph:
-        """Its states say what later stages have taken."""
+        """Graph whose states count the devices that later stages have taken."""
         return resource_graph(tuple(self.counts.tolist()))
 
     @cached_property
@@ -172,12 +175,15 @@ class GroupSpace:
         variants = self.variants
         rate = np.full(len(variants.edge), np.inf)
         for tp in self.tps:
-            rows = np.flatnonzero(variants.tp == tp)
-            dp, index = variants.dp[rows, None], np.arange(variants.dp[rows].max(initial=0))
-            real = index < dp
-            places = [np.where(real, index + step * dp, 0) for step in range(tp)]
-            found = self._shared_rate(rows, places)
-            rate[rows] = np.where(real, found, np.inf).min(axis=1, initial=np.inf)
+            of_tp = np.flatnonzero(variants.tp == tp)
+            at_once = max(1, _MOST_RANKS // (tp * int(variants.dp[of_tp].max(initial=1))))
+            for first in range(0, len(of_tp), at_once):
+                rows = of_tp[first : first + at_once]
+                dp, index = variants.dp[rows, None], np.arange(variants.dp[rows].max())
+                real = index < dp
+                ranks = [np.where(real, index + step * dp, 0) for step in range(tp)]
+                found = self._shared_rate(rows, ranks)
+                rate[rows] = np.where(real, found, np.inf).min(axis=1, initial=np.inf)
         return rate
 
     @cached_property
@@ -188,7 +194,7 @@ class GroupSpace:
 
     @cached_property
     def labels(self) -> IntArray:
-        """Shape ``(V,)``. A number for what the rate of a transfer into the group depends on."""
+        """Shape ``(V,)``. Groups of one label receive transfers at the same rate."""
         rates = np.unique(self.slowest_rate)
         variants = self.variants
         last_rank = variants.first_rank + self.graph.size[variants.edge] - 1
@@ -239,19 +245,19 @@ class GroupSpace:
         whole = sum(int(count) for kind, count in enumerate(self.counts) if closed >> kind & 1)
         return whole + used
 
-    def _shared_rate(self, rows: IntArray, places: list[IntArray]) -> FloatArray:
+    def _shared_rate(self, rows: IntArray, ranks: list[IntArray]) -> FloatArray:
         """Return the rate of groups of ranks: of the first's type in one node, else the slowest."""
-        kinds = [self._kind_at(rows, place) for place in places]
+        kinds = [self._kind_at(rows, rank) for rank in ranks]
         first_rank = self.variants.first_rank[rows, None]
-        nodes = [(first_rank + place) // self._per_node for place in places]
+        nodes = [(first_rank + rank) // self._per_node for rank in ranks]
         one_node = np.all([node == nodes[0] for node in nodes], axis=0)
         slowest = np.min([self._rates[kind, 1] for kind in kinds], axis=0)
         rate: FloatArray = np.where(one_node, self._rates[kinds[0], 0], slowest)
         return rate
 
-    def _kind_at(self, rows: IntArray, place: IntArray) -> IntArray:
+    def _kind_at(self, rows: IntArray, rank: IntArray) -> IntArray:
         """Return the type of a device of each group."""
         ends, kinds = self.variants.ends[rows], self.variants.kinds[rows]
-        piece = (place[:, :, None] >= ends[:, None, :]).sum(axis=2)
+        piece = (rank[:, :, None] >= ends[:, None, :]).sum(axis=2)
         found: IntArray = np.take_along_axis(kinds, np.minimum(piece, len(self.kinds) - 1), axis=1)
         return found

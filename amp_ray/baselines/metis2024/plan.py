@@ -1,4 +1,4 @@
-"""Plans of the planner published as Metis (2024): who is in which stage and takes which samples."""
+"""Plans of the planner published as Metis (2024): the devices of every stage, and their samples."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -172,7 +172,7 @@ class MetisSetting:
         return self.global_batch_size // dp // plan.num_micro_batches
 
     def data_ranks(self, plan: MetisPlan, stage: int) -> tuple[DataRank, ...] | None:
-        """Return who takes which samples of a micro-batch in one stage.
+        """Return the data-parallel indices of one stage with their samples of a micro-batch.
 
         A stage of one device type shares evenly. In a mixed one a data-parallel index counts as
         its first device; shares go by the inverse of a whole model's time at micro-batch size 1,

@@ -1,6 +1,6 @@
 """The planner published as Metis (2024) on an experiment of ours: its formulas, exact plans.
 
-Its own search is not reproduced: it looks at a part of the plans, and lists some that cannot run.
+Its own search is not reproduced: it covers some of the plans only, and lists some that cannot run.
 """
 
 from dataclasses import dataclass, replace
@@ -17,6 +17,7 @@ from amp_ray.errors import InputError
 from amp_ray.spec.candidate import AnyCandidate, GroupsCandidate
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.published_profile import PublishedProfile, layer_groups
+from amp_ray.spec.recompute import NO_RECOMPUTE
 from amp_ray.spec.strategy import Strategy
 
 
@@ -41,7 +42,7 @@ class Metis2024Planner:
         given, limits = self.experiment, self.experiment.limits
         wrong = (
             "recompute: none"
-            if given.recompute != "none"
+            if given.recompute != NO_RECOMPUTE
             else "zero_stage: 0"
             if given.zero_stage
             else "no limits but search.max_tp and search.micro_batch_sizes"
@@ -109,7 +110,7 @@ class Metis2024Planner:
         memory_bytes: dict[str, int] = {}
         for device in cluster.device_types:
             kind = self.published.type_of(device) or device.name
-            size = device.memory_bytes
+            size = device.nominal_bytes or device.memory_bytes
             memory_bytes[kind] = min(size, memory_bytes.get(kind, size))
         return MetisSetting(
             cluster=cluster,
@@ -168,7 +169,7 @@ class Metis2024Planner:
 
 
 def _tightest(setting: MetisSetting, plan: MetisPlan, stage: int) -> tuple[float, float]:
-    """Return what the devices of a stage need and have that have the least to spare."""
+    """Return need and memory of the devices of a stage with the least memory to spare."""
     ranks = setting.data_ranks(plan, stage) or ()
     found = [
         (needed, float(limit))

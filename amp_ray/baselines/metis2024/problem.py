@@ -1,9 +1,9 @@
-"""The plans of Metis (2024) with one number of micro-batches, as a partition problem with tails.
+"""Plans of Metis (2024) with one number of micro-batches as a partition problem with a step end.
 
 Options are device groups; layers count backwards, because stages take devices from the last one
-on. The problem charges every stage its leading rank. Where that is not the slowest one of the
-layers that a solution gives it, the group can be told apart by the layer at which it starts: then
-its times are exact.
+on. The problem charges every stage its leading rank. Where another rank is slower in the
+layers that a solution gives the stage, the next problem has an option of the group for every first
+layer, with exact times.
 """
 
 from dataclasses import dataclass
@@ -18,18 +18,18 @@ from amp_ray.partition.arrays import FloatArray, IntArray
 from amp_ray.partition.problem import PartitionProblem
 from amp_ray.partition.resources import NO_KIND, labelled
 from amp_ray.partition.rows import distinct_rows
+from amp_ray.partition.step_end import StepEndProblem, StepEndSolution, StepEndTerm
 from amp_ray.partition.tables import OptionTable, StageTables
-from amp_ray.partition.tails import Tail, TailedProblem, TailedSolution
 
 FORBIDDEN_S: Final = 1e12
-"""Charged where a group told apart by its first layer would start elsewhere: 30,000 years."""
+"""Charged where an option for one first layer would start at another: 30,000 years."""
 
 ANY_START: Final = -1
-"""Of a group that is not told apart by its first layer."""
+"""First layer of an option that may start anywhere."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class PosedPlans:
+class PlansProblem:
     """A problem, and the way back from its solutions.
 
     Args:
@@ -40,10 +40,10 @@ class PosedPlans:
 
     table: GroupTable
     group: IntArray
-    problem: TailedProblem
+    problem: StepEndProblem
     shift_s: float
 
-    def plan(self, solution: TailedSolution) -> MetisPlan:
+    def plan(self, solution: StepEndSolution) -> MetisPlan:
         """Return the plan of a solution."""
         space, num_layers = self.table.space, self.table.layer_s.shape[1]
         variants, rows = space.variants, self.table.variant[self._groups(solution)]
@@ -57,23 +57,25 @@ class PosedPlans:
             bounds=tuple(num_layers - bound for bound in reversed(solution.bounds)),
         )
 
-    def rank_sets(self, solution: TailedSolution) -> tuple[int, ...]:
+    def rank_sets(self, solution: StepEndSolution) -> tuple[int, ...]:
         """Return the set of ranks of each stage of a solution, in the order of the plan."""
         return tuple(self.table.rank_set[1][self._groups(solution)].tolist())
 
-    def _groups(self, solution: TailedSolution) -> IntArray:
+    def _groups(self, solution: StepEndSolution) -> IntArray:
         """Return the group of each stage, in the order of the plan."""
         groups: IntArray = self.group[np.array(solution.options[::-1])]
         return groups
 
 
-def pose_plans(table: GroupTable, chosen: IntArray, exact: frozenset[int]) -> PosedPlans | None:
-    """Pose the problem of some groups.
+def build_problem(
+    table: GroupTable, chosen: IntArray, exact: frozenset[int]
+) -> PlansProblem | None:
+    """Build the problem of some groups.
 
     Args:
         table: Every group.
         chosen: Shape ``(G,)``. Groups of the table that may be used.
-        exact: Sets of ranks whose groups are told apart by their first layer.
+        exact: Sets of ranks whose groups get an option per first layer.
 
     Returns:
         The problem; None where the groups lead to no end.
@@ -88,19 +90,19 @@ def pose_plans(table: GroupTable, chosen: IntArray, exact: frozenset[int]) -> Po
     )
     if not graph.final_states:
         return None
-    place, start = _told_apart(table, chosen[graph.edge], exact)
-    group = chosen[graph.edge[place]]
-    is_last = graph.from_state[place] == 0
+    index, start = _by_first_layer(table, chosen[graph.edge], exact)
+    group = chosen[graph.edge[index]]
+    is_last = graph.from_state[index] == 0
     shift_s = float(table.rest_s[group].min(initial=0.0))
     times_s, time_row = _times(table, group, start)
-    cuts_s, cut_row = _cuts(table, group, graph.label[place], start)
+    cuts_s, cut_row = _cuts(table, group, graph.label[index], start)
     starts, memory_row = _starts(table, group, start)
     problem = PartitionProblem(
         tables=StageTables(time_prefix_s=times_s, cut_time_s=cuts_s, earliest_start=starts),
         options=OptionTable(
             time_row=time_row,
-            from_state=graph.from_state[place],
-            to_state=graph.to_state[place],
+            from_state=graph.from_state[index],
+            to_state=graph.to_state[index],
             cut_row=cut_row,
             memory_row=memory_row,
             fixed_s=np.where(is_last, table.rest_s[group] - shift_s, 0.0),
@@ -108,25 +110,25 @@ def pose_plans(table: GroupTable, chosen: IntArray, exact: frozenset[int]) -> Po
         num_micro_batches=table.num_micro_batches,
         final_states=graph.final_states,
     )
-    tails = _tails(table, table.variant[group])
-    return PosedPlans(
+    terms = _step_end_terms(table, table.variant[group])
+    return PlansProblem(
         table=table,
         group=group,
-        problem=TailedProblem(problem=problem, tails=tails),
+        problem=StepEndProblem(problem=problem, terms=terms),
         shift_s=shift_s,
     )
 
 
-def _told_apart(
+def _by_first_layer(
     table: GroupTable, group: IntArray, exact: frozenset[int]
 ) -> tuple[IntArray, IntArray]:
-    """Return options by their place among the groups, and the only layer that each starts at."""
+    """Return the group index of every option, and the only layer that it starts at."""
     apart = np.isin(table.rank_set[1][group], sorted(exact))
     num_layers = table.layer_s.shape[1]
     single, split = np.flatnonzero(~apart), np.flatnonzero(apart)
     starts = np.tile(np.arange(num_layers), len(split))
-    place = np.concatenate([single, split.repeat(num_layers)])
-    return place, np.concatenate([np.full(len(single), ANY_START), starts])
+    index = np.concatenate([single, split.repeat(num_layers)])
+    return index, np.concatenate([np.full(len(single), ANY_START), starts])
 
 
 def _times(table: GroupTable, group: IntArray, start: IntArray) -> tuple[FloatArray, IntArray]:
@@ -172,19 +174,19 @@ def _starts(table: GroupTable, group: IntArray, start: IntArray) -> tuple[IntArr
     return np.minimum(starts, np.arange(_width(table))), row
 
 
-def _tails(table: GroupTable, variant: IntArray) -> tuple[Tail, ...]:
+def _step_end_terms(table: GroupTable, variant: IntArray) -> tuple[StepEndTerm, ...]:
     """Return the optimizer step and the gradient all-reduce."""
     space, setting = table.space, table.space.setting
     dp, tp = space.variants.dp[variant], space.variants.tp[variant]
     nothing = np.zeros(len(variant))
     per_layer_s = OPTIMIZER_FACTOR * setting.whole.optimizer_s / setting.profile.num_layers
     held = counted_parameter_bytes(setting)[::-1]
-    optimizer = Tail(
+    optimizer = StepEndTerm(
         weight_prefix=np.arange(_width(table), dtype=np.float64),
         s_per_weight=per_layer_s / tp,
         fixed_s=nothing,
     )
-    sync = Tail(
+    sync = StepEndTerm(
         weight_prefix=np.pad(held.cumsum(), (1, 0)),
         s_per_weight=2 * (dp - 1) / dp / tp / space.gradient_rate[variant],
         fixed_s=nothing,

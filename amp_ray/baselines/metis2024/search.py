@@ -1,4 +1,4 @@
-"""The best plan by the formulas of Metis (2024), proven: over all that its planner leaves out.
+"""The best plan by the formulas of Metis (2024), with a proof.
 
 Its own search looks at a part of the plans, and lists some that cannot run. Here stages have any
 number of devices, any order of the device types and any layers; every layer is placed, every
@@ -17,17 +17,17 @@ from amp_ray.baselines.metis2024.cost import MetisCost, metis_cost
 from amp_ray.baselines.metis2024.group_table import GroupTable, group_table
 from amp_ray.baselines.metis2024.groups import GroupSpace, MetisLimits
 from amp_ray.baselines.metis2024.plan import MetisPlan, MetisSetting
-from amp_ray.baselines.metis2024.problem import PosedPlans, pose_plans
+from amp_ray.baselines.metis2024.problem import PlansProblem, build_problem
 from amp_ray.baselines.metis2024.rank_times import RankTimes
 from amp_ray.baselines.metis2024.validity import OUT_OF_MEMORY, metis_defects
 from amp_ray.cost.estimate import Reason
 from amp_ray.partition.arrays import FloatArray
 from amp_ray.partition.problem import InfeasiblePartition, InfeasibleReason, PrunedPartition
-from amp_ray.partition.tails import solve_tailed
+from amp_ray.partition.step_end import solve_with_step_end
 
 
 def work_bound_s(table: GroupTable) -> float:
-    """Bound every plan of a table from below.
+    """Return a lower bound of the time of every plan of a table.
 
     Devices have weights that add up to one. A stage of weight ``U`` that takes ``t`` brings
     ``sum(t) + (B - 1) max(t)`` at least ``t + (B - 1) U t``, because the weights of all stages add
@@ -121,13 +121,13 @@ def solve_table(table: GroupTable, upper_bound_s: float) -> MetisResult:
     best: _Found | None = None
     exact: frozenset[int] = frozenset()
     for num_rounds in count(1):
-        posed = pose_plans(table, np.arange(len(table.variant)), exact)
-        if posed is None:
+        plans = build_problem(table, np.arange(len(table.variant)), exact)
+        if plans is None:
             detail = f"{table.num_micro_batches} micro-batches: no groups of devices share them"
             return Reason(kind=NO_PLAN, detail=detail)
-        found = _round(posed, upper_bound_s if best is None else best.cost.total_s)
+        found = _round(plans, upper_bound_s if best is None else best.cost.total_s)
         if best is not None and isinstance(found, Reason):
-            message = f"telling groups apart takes no plan away: {found}"
+            message = f"a problem with more options lost a plan: {found}"
             raise AssertionError(message)
         if isinstance(found, Reason) or (best is None and isinstance(found, MetisPruned)):
             return found
@@ -148,12 +148,12 @@ def solve_table(table: GroupTable, upper_bound_s: float) -> MetisResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Found:
-    """What one problem says.
+    """The best plan of one problem.
 
     Attributes:
         cost: Of the plan, by the published formulas.
         lower_bound_s: No plan takes less.
-        hidden: Sets of ranks of its stages, where they take longer than the problem knows.
+        hidden: Sets of ranks of its stages that take longer than the problem charges them.
     """
 
     plan: MetisPlan
@@ -162,27 +162,27 @@ class _Found:
     hidden: frozenset[int]
 
 
-def _round(posed: PosedPlans, upper_bound_s: float) -> _Found | MetisPruned | Reason:
+def _round(plans: PlansProblem, upper_bound_s: float) -> _Found | MetisPruned | Reason:
     """Solve one problem, and check its plan by the published formulas."""
-    beside_s = posed.shift_s + outside_s(posed.table)
-    solution = solve_tailed(posed.problem, upper_bound_s=upper_bound_s - beside_s)
+    beside_s = plans.shift_s + outside_s(plans.table)
+    solution = solve_with_step_end(plans.problem, upper_bound_s=upper_bound_s - beside_s)
     if isinstance(solution, InfeasiblePartition):
         memory = solution.reason == InfeasibleReason.MEMORY
         return Reason(kind=OUT_OF_MEMORY if memory else NO_PLAN, detail=solution.detail)
     if isinstance(solution, PrunedPartition):
         return MetisPruned(lower_bound_s=solution.lower_bound_s + beside_s)
-    plan, setting = posed.plan(solution), posed.table.space.setting
+    plan, setting = plans.plan(solution), plans.table.space.setting
     cost, defects = metis_cost(setting, plan), metis_defects(setting, plan)
     if not isinstance(cost, MetisCost) or defects:
         message = f"{plan} was found, which cannot run: {cost}, {defects}"
         raise AssertionError(message)
     known = cost.total_s <= (solution.value_s + beside_s) * (1 + SAME)
-    rank_sets = () if known else posed.rank_sets(solution)
+    rank_sets = () if known else plans.rank_sets(solution)
     return _Found(
         plan=plan,
         cost=cost,
         lower_bound_s=solution.lower_bound_s + beside_s,
-        hidden=frozenset(rank_set for rank_set in rank_sets if not posed.table.is_led[rank_set]),
+        hidden=frozenset(rank_set for rank_set in rank_sets if not plans.table.is_led[rank_set]),
     )
 
 

@@ -6,6 +6,7 @@ from itertools import pairwise
 
 from amp_ray.baselines.metis2024.plan import MetisPlan, MetisSetting
 from amp_ray.errors import InputError
+from amp_ray.spec.recompute import NO_RECOMPUTE
 from amp_ray.spec.strategy import Stage, StageOptions, Strategy
 
 
@@ -59,7 +60,7 @@ class MetisTranslation:
                 idle, goes back to a device type, cuts within one of its layers or shares samples
                 otherwise.
         """
-        if strategy.recompute != "none":
+        if strategy.recompute != NO_RECOMPUTE:
             message = "cost model metis-2024 knows no recompute"
             raise InputError(message)
         edges = {group.start: layer for layer, group in enumerate(self.groups)}
@@ -71,12 +72,12 @@ class MetisTranslation:
         plan = MetisPlan(
             type_order=self._type_order(strategy),
             group_sizes=tuple(stage.num_ranks for stage in strategy.stages),
-            degrees=tuple((stage.dp, stage.tp) for stage in strategy.stages),
+            degrees=tuple((stage.options.dp, stage.options.tp) for stage in strategy.stages),
             num_micro_batches=strategy.num_micro_batches,
             bounds=tuple(edges[bound] for bound in strategy.bounds),
         )
         for index, stage in enumerate(strategy.stages):
-            shares = stage.shares or (strategy.micro_batch_size,) * stage.dp
+            shares = stage.shares or (strategy.micro_batch_size,) * stage.options.dp
             if shares != self._shares(plan, index):
                 message = (
                     f"stage {index} shares samples as {shares}, the published planner as "

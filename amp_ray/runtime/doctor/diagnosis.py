@@ -17,6 +17,7 @@ from amp_ray.trials.doctor.checks import check_hosts
 from amp_ray.trials.doctor.findings import LEVELS, Finding, only
 from amp_ray.trials.doctor.host_facts import HostReport, HostSpec
 from amp_ray.trials.doctor.software import Wanted
+from amp_ray.trials.runtime_strategy import PLAIN_TORCH
 
 SCHEMA: Final = 1
 LOCAL_NAME: Final = "localhost"
@@ -150,6 +151,7 @@ def _wanted(experiment: Experiment) -> Wanted:
         python_key="trials.python" if trials.python is not None else "trials.ssh.python",
         program=None if program is None else program.argv[0],
         cwd=None if program is None else program.cwd,
+        deepspeed=program is not None or experiment.traits.name != PLAIN_TORCH,
     )
 
 

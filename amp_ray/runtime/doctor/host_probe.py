@@ -176,9 +176,9 @@ class HostProbe:
         if self._probe is None or self.listens_at is None or not peers:
             return
         named = [
-            {"name": name, "address": place[0], "port": place[1]}
+            {"name": name, "address": address[0], "port": address[1]}
             for name, host_probe in peers.items()
-            if (place := host_probe.listens_at) is not None
+            if (address := host_probe.listens_at) is not None
         ]
         try:
             answer = self._probe.ask("reach", REACH_S + _MARGIN_S, peers=named, limit_s=REACH_S)
@@ -235,7 +235,7 @@ class HostProbe:
         )
 
 
-def at_once(works: Sequence[Callable[[], None]], limit_s: float) -> None:
+def at_once(tasks: Sequence[Callable[[], None]], limit_s: float) -> None:
     """Do several things at the same time, and wait for all of them, but not for ever.
 
     Raises:
@@ -243,18 +243,18 @@ def at_once(works: Sequence[Callable[[], None]], limit_s: float) -> None:
     """
     done: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
 
-    def run(work: Callable[[], None]) -> None:
+    def run(task: Callable[[], None]) -> None:
         try:
-            work()
+            task()
         except Exception as error:  # noqa: BLE001 - it is raised where somebody waits for it
             done.put(error)
         else:
             done.put(None)
 
-    for work in works:
-        threading.Thread(target=run, args=(work,), daemon=True).start()
+    for task in tasks:
+        threading.Thread(target=run, args=(task,), daemon=True).start()
     deadline = time.monotonic() + limit_s
-    for _ in works:
+    for _ in tasks:
         try:
             error = done.get(timeout=max(0.0, deadline - time.monotonic()))
         except queue.Empty:

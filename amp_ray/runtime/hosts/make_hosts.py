@@ -17,7 +17,7 @@ MakeHost = Callable[[str], Host]
 
 def experiment_folder(experiment: Experiment) -> Path:
     """Return the folder of the experiment file, where relative paths start."""
-    return Path(experiment.places.file).parent
+    return Path(experiment.source.file).parent
 
 
 def host_maker(experiment: Experiment, ssh: SshSettings | None = None) -> MakeHost:

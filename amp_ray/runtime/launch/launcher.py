@@ -9,11 +9,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from amp_ray.errors import HostError, printable
+from amp_ray.errors import printable
 from amp_ray.runtime.hosts.agents import Agents, Listener, WarmUp, Watch
 from amp_ray.runtime.hosts.host import Host
 from amp_ray.runtime.hosts.link import AgentSettings
-from amp_ray.runtime.hosts.messages import Message
 from amp_ray.runtime.launch.attempt import Attempt, Contents
 from amp_ray.runtime.launch.trial_folder import TrialFolder
 from amp_ray.trials.causes import Sign, failure, first_cause, keep_last
@@ -109,23 +108,6 @@ class Launcher:
         with self._lock:
             if self._is_running:
                 self._watch.interrupted.set()
-
-    def warm(self, names: Sequence[str] | None = None) -> dict[str, Message]:
-        """Start agents and wait until their warm processes are ready, as ``run`` does, too.
-
-        ``names`` are hosts; None means all.
-
-        Returns:
-            Per host ``problem`` (empty if none) and ``import_s``.
-
-        Raises:
-            HostError: If a host cannot be reached.
-        """
-        chosen = self.agents.names if names is None else names
-        errors = self.agents.open(dict.fromkeys(chosen, ()), Watch())
-        if errors:
-            raise HostError("; ".join(errors.values()))
-        return self.agents.warm(chosen, Watch())
 
     def close(self) -> None:
         """End all agents, wait until they have cleaned up, sweep once more, disconnect.

@@ -12,7 +12,10 @@ from amp_ray.spec.experiment import Experiment
 from amp_ray.trials.launch import without_secrets
 from amp_ray.trials.own_program.metric_files import HELPER_FILE
 
-TRAINING_PARTS: Final = ("__init__.py", "training")
+TRAINING_PARTS: Final = (
+    *("__init__.py", "training"),
+    *("cost/__init__.py", "cost/instructions.py"),
+)
 """Of this package, sent to the hosts: what they run is what is installed here."""
 
 _DIGEST_LETTERS: Final = 12

@@ -95,8 +95,8 @@ def make_runner(experiment: Experiment, backend: Backend, group: int) -> TrialRu
 
 def portable(experiment: Experiment) -> Experiment:
     """Return an experiment whose relative paths mean the same in every process of this machine."""
-    places = replace(experiment.places, file=str(Path(experiment.places.file).absolute()))
-    return replace(experiment, places=places)
+    source = replace(experiment.source, file=str(Path(experiment.source.file).absolute()))
+    return replace(experiment, source=source)
 
 
 def host_groups(experiment: Experiment) -> tuple[tuple[str, ...], ...]:

@@ -1,7 +1,7 @@
 """From measured messages to the figures of an experiment file."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Final
 
@@ -16,6 +16,15 @@ from amp_ray.units import BITS_PER_BYTE, BYTES_PER_ELEMENT, GIGA, MICROSECONDS_P
 
 _LEAST_SHARE: Final = 1e-3
 
+_MOST_ERROR: Final = 0.2
+"""Median error of one rate for all sizes from which rates by size are told instead."""
+
+_LEAST_REST: Final = 0.1
+"""Share of a time beside its latencies from which it tells a rate."""
+
+_Sized = tuple[float, LinkSample]
+"""The size of a message or collective, and what it took."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkReport:
@@ -26,7 +35,9 @@ class LinkReport:
         latency_us: ``intra_latency_us`` or ``inter_latency_us``.
         collective_us: ``intra_collective_us`` or ``inter_collective_us``; None where no
             collective was measured.
-        error_fraction: Median error of these over all messages.
+        error_fraction: Median error of one rate and these latencies over all messages.
+        gbit_per_s_by_size: Rate by the size of a message in bytes, where one rate for all sizes
+            would be too far off; else empty.
         apart: The same from messages and from all-reduces alone, by what they are.
     """
 
@@ -35,6 +46,7 @@ class LinkReport:
     latency_us: float
     collective_us: float | None
     error_fraction: float
+    gbit_per_s_by_size: dict[int, float]
     apart: dict[str, LinkFit]
 
 
@@ -49,11 +61,11 @@ def link_reports(records: ProfileRecords, experiment: Experiment) -> tuple[LinkR
     for place in sorted(places, key=lambda place: (place.scope != "intra", place.devices)):
         within = _within_layers(records, place, experiment) if place.scope == "intra" else []
         largest = max((num_bytes for num_bytes, _ in within), default=0.0)
-        samples = {"all_reduce within layers": [sample for _, sample in within]}
+        samples = {"all_reduce within layers": within}
         for (at, point), seconds in records.links.items():
             if at == place and (point.what == "p2p" or point.num_bytes > largest):
                 sample = _sample(point, seconds, _start_s(experiment), place)
-                samples.setdefault(point.what, []).append(sample)
+                samples.setdefault(point.what, []).append((point.num_bytes, sample))
         reports.append(_report(place, samples, experiment))
     return tuple(reports)
 
@@ -80,7 +92,9 @@ def cluster_yaml(experiment: Experiment, reports: Iterable[LinkReport]) -> str:
                 notes.append(f"{scope} not measured")
             else:
                 gbit, latency_us = found.gbit_per_s, found.latency_us
-            figures += [f"{scope}_gbit_per_s: {gbit:.4g}", f"{scope}_latency_us: {latency_us:.4g}"]
+            rate = _rates_yaml(found.gbit_per_s_by_size) if found else ""
+            rate = rate or f"{gbit:.4g}"
+            figures += [f"{scope}_gbit_per_s: {rate}", f"{scope}_latency_us: {latency_us:.4g}"]
             collective_us = _collective_us(stated) if found is None else found.collective_us
             if collective_us is not None:
                 figures.append(f"{scope}_collective_us: {collective_us:.4g}")
@@ -143,21 +157,60 @@ def _loss_constant(
     return {"loss_bytes_per_logit": found[len(found) // 2]} if found else {}
 
 
+def _rates_yaml(gbit_per_s_by_size: Mapping[int, float]) -> str:
+    """Write rates by size as a YAML list of pairs; nothing where there are none."""
+    entries = [f"[{size}, {gbit:.4g}]" for size, gbit in gbit_per_s_by_size.items()]
+    return f"[{', '.join(entries)}]" if entries else ""
+
+
+def _rates_by_size(sized: Sequence[_Sized]) -> tuple[dict[bool, float], dict[int, float]]:
+    """Return the latency of a step, of messages (False) and collectives, and bytes/s by size.
+
+    The smallest messages tell the latency, and what it leaves of the time of a larger one is its
+    bytes; larger messages are never slower than smaller ones.
+    """
+    steps_s: dict[bool, float] = {}
+    for _, sample in sized:
+        step_s = max(0.0, (sample.seconds - sample.start_s) / sample.num_steps)
+        steps_s[sample.collective] = min(step_s, steps_s.get(sample.collective, step_s))
+    bytes_per_s: dict[int, list[float]] = {}
+    for num_bytes, sample in sized:
+        rest_s = sample.seconds - sample.start_s - sample.num_steps * steps_s[sample.collective]
+        if rest_s > _LEAST_REST * sample.seconds:
+            bytes_per_s.setdefault(int(num_bytes), []).append(sample.num_bytes / rest_s)
+    found: dict[int, float] = {}
+    for size in sorted(bytes_per_s):
+        found[size] = max([median(bytes_per_s[size]), *found.values()])
+    return steps_s, found
+
+
 def _report(
-    place: LinkPlace, samples: Mapping[str, Sequence[LinkSample]], experiment: Experiment
+    place: LinkPlace, sized: Mapping[str, Sequence[_Sized]], experiment: Experiment
 ) -> LinkReport:
-    """Fit one link."""
+    """Fit one link: a rate and latencies, or rates by size where one rate is too far off."""
     constants = experiment.constants
+    samples = {what: [sample for _, sample in group] for what, group in sized.items()}
     fit = fit_link([sample for group in samples.values() for sample in group])
+    rates: dict[int, float] = {}
+    if fit.error_fraction > _MOST_ERROR:
+        steps_s, rates = _rates_by_size([each for group in sized.values() for each in group])
+        fit = replace(
+            fit,
+            bytes_per_s=max(rates.values(), default=fit.bytes_per_s),
+            latency_s=steps_s.get(False, steps_s.get(True, fit.latency_s)),
+            collective_latency_s=steps_s.get(True),
+        )
     share = constants.intra_efficiency if place.scope == "intra" else constants.nic_efficiency
+    gbit = BITS_PER_BYTE / GIGA / share
     together = fit.collective_latency_s
     microseconds = MICROSECONDS_PER_SECOND / constants.latency_scale
     return LinkReport(
         place=place,
-        gbit_per_s=fit.bytes_per_s / share * BITS_PER_BYTE / GIGA,
+        gbit_per_s=fit.bytes_per_s * gbit,
         latency_us=fit.latency_s * microseconds,
         collective_us=None if together is None else together * microseconds,
         error_fraction=fit.error_fraction,
+        gbit_per_s_by_size={size: rate * gbit for size, rate in rates.items()},
         apart={what: fit_link(group) for what, group in samples.items() if group},
     )
 

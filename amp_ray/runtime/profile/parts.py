@@ -91,12 +91,12 @@ def _device_part(experiment: Experiment, node: Node) -> Part:
     """Return what to measure on one host of a device type: what the search may ask for."""
     model = experiment.model
     candidates = uniform_candidates(experiment)
-    tps = fitting_tps(model, {candidate.tp for candidate in candidates}, node.num_slots)
+    tps = fitting_tps(model, {candidate.options.tp for candidate in candidates}, node.num_slots)
     pairs = [
         (tp, size)
         for tp in tps
         for size in thinned(
-            candidate.micro_batch_size for candidate in candidates if candidate.tp == tp
+            candidate.micro_batch_size for candidate in candidates if candidate.options.tp == tp
         )
     ]
     return Part(

@@ -102,30 +102,30 @@ def connect(address: str | None = None, *, num_cpus: int | None = None) -> Itera
     if ray.is_initialized():
         yield
         return
-    place = find_address(address)
+    found = find_address(address)
     with environment_kept(), contextlib.ExitStack() as stack:
         options: dict[str, Any] = {}
-        if place == LOCAL:
+        if found == LOCAL:
             folder = stack.enter_context(session_folder())
             size = {"num_cpus": num_cpus, "object_store_memory": OBJECT_STORE_BYTES}
             options = {**size, "include_dashboard": False, "_temp_dir": folder}
             set_token()
         stack.callback(leave)
-        _init(place, options)
+        _init(found, options)
         # Ray prints the death of a worker to stdout, log_to_driver or not; results belong there.
         ray_worker._worker_logs_enabled = False  # noqa: SLF001 - as Ray's own debugger does
         yield
 
 
-def _init(place: str, options: dict[str, Any]) -> None:
+def _init(address: str, options: dict[str, Any]) -> None:
     """Start or join a cluster, quietly; SIGTERM keeps the meaning that it has."""
     before = signal.getsignal(signal.SIGTERM)
     try:
-        if place == AUTO:  # the cluster that was started last may be dead
-            check_address(ray_services.canonicalize_bootstrap_address(place) or AUTO)
-        ray.init(address=place, log_to_driver=False, logging_level=logging.ERROR, **options)
+        if address == AUTO:  # the cluster that was started last may be dead
+            check_address(ray_services.canonicalize_bootstrap_address(address) or AUTO)
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **options)
     except (OSError, RuntimeError, ValueError, AuthenticationError) as error:
-        message = f"the Ray cluster at {place} cannot be used: {cause_of(error)}"
+        message = f"the Ray cluster at {address} cannot be used: {cause_of(error)}"
         raise RayUnavailableError(message) from error
     finally:
         if threading.current_thread() is threading.main_thread():

@@ -13,7 +13,7 @@ from amp_ray.errors import AmpRayError, InputError
 from amp_ray.runtime.study import events as study_events
 from amp_ray.runtime.study.events import Open
 from amp_ray.runtime.study.pool import Fault, Finished, Pool, Task
-from amp_ray.runtime.study.result import Ending, Result
+from amp_ray.runtime.study.result import Ending, StudyResult
 from amp_ray.trials.outcome import Unreachable
 from amp_ray.tuner.bounded_predictor import BoundedPredictor
 from amp_ray.tuner.certificate import certify
@@ -118,7 +118,7 @@ class Driver:
         self._fault: AmpRayError | None = None
         self._alike: CommonFailure | None = None
 
-    def run(self, unfinished: Iterable[Open] = (), left: Iterable[str] = ()) -> Result:
+    def run(self, unfinished: Iterable[Open] = (), left: Iterable[str] = ()) -> StudyResult:
         """Drive until the budget is spent, nothing is worth a trial, or no host is left.
 
         Args:
@@ -141,11 +141,11 @@ class Driver:
             self._close(ending)
         return self.result(ending)
 
-    def result(self, ending: Ending) -> Result:
+    def result(self, ending: Ending) -> StudyResult:
         """Return what is known by now."""
         knowledge = learn(self.state, self._predictor)
         certificate = certify(self.state, knowledge)
-        return Result(
+        return StudyResult(
             state=self.state,
             knowledge=knowledge,
             certificate=certificate,

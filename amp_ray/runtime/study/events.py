@@ -284,7 +284,7 @@ class _Replay:
             self.strategies[key] = strategy_from_json(
                 event["strategy"], self.cluster, file=self.file
             )
-        if self.strategies[key] not in self.state.places:
+        if self.strategies[key] not in self.state.index_of:
             message = (
                 f"trial {event['number']} ran a strategy that is none of the "
                 f"{len(self.state.candidates)} to choose from now: the search's limits, the "

@@ -44,7 +44,7 @@ ENDINGS: Final[dict[Ending, str]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
+class StudyResult:
     """The end of a study, or of one run of its driver.
 
     Args:
@@ -106,7 +106,7 @@ def trial_json(trial_record: TrialRecord, cluster: Cluster) -> dict[str, Any]:
     }
 
 
-def study_text(result: Result, study: str) -> Iterator[str]:
+def study_text(result: StudyResult, study: str) -> Iterator[str]:
     """Yield the object of ``tune --json``, piece by piece: a line per key, and per trial and row.
 
     Of thousands of trials only one at a time is an object; indented by the standard library, they
@@ -119,7 +119,7 @@ def study_text(result: Result, study: str) -> Iterator[str]:
     yield "\n}\n"
 
 
-def _parts(result: Result, study: str) -> Iterator[tuple[str, Any]]:
+def _parts(result: StudyResult, study: str) -> Iterator[tuple[str, Any]]:
     """Yield keys and values of the object; long lists come as iterators."""
     state, knowledge, certificate = result.state, result.knowledge, result.certificate
     cluster = state.experiment.cluster
@@ -216,14 +216,15 @@ def _history_row(trial_record: TrialRecord) -> dict[str, Any]:
 def measurements_csv(records: Iterable[TrialRecord]) -> str:
     """Return what came of every run as a strategies file, repeats included.
 
-    A run whose hosts fell silent has no line. Neither has a strategy whose stages differ, or that
-    is placed otherwise than in order: only JSON can tell those.
+    A run whose hosts fell silent has no line. Neither has a strategy whose stages differ, that is
+    placed otherwise than in order, or that cuts sequences: only JSON can tell those.
     """
     rows = []
     for entry in records:
         strategy, cells = entry.trial.strategy, _measurement(entry.outcome)
         in_order = strategy.placement == tuple(range(len(strategy.placement)))
-        if cells and strategy.is_uniform and strategy.recompute is not None and in_order:
+        in_order &= not strategy.token_slices
+        if cells and strategy.is_uniform and in_order:
             rows.append({**_degrees(strategy), **cells})
     return _table(MEASUREMENT_COLUMNS, rows)
 
@@ -249,13 +250,17 @@ def _degrees(strategy: Strategy) -> dict[str, Any]:
         "dp": strategy.dp,
         "micro_batch_size": strategy.micro_batch_size,
         "bounds": _spaced(strategy.bounds),
-        "recompute": strategy.recompute,
+        "recompute": _spaced(
+            [stage.options.recompute for stage in strategy.stages]
+            if strategy.recompute is None
+            else [strategy.recompute]
+        ),
     }
 
 
-def _spaced(numbers: Sequence[int] | None) -> str:
-    """Return numbers with spaces between."""
-    return " ".join(map(str, numbers or ()))
+def _spaced(values: Sequence[object] | None) -> str:
+    """Return values with spaces between."""
+    return " ".join(map(str, values or ()))
 
 
 def _table(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:

@@ -29,7 +29,7 @@ from amp_ray.runtime.study.pool import Pool, Runner
 from amp_ray.runtime.study.replay import ReplayPool, recorded_outcome
 from amp_ray.runtime.study.result import (
     Ending,
-    Result,
+    StudyResult,
     history_csv,
     history_jsonl,
     measurements_csv,
@@ -108,7 +108,7 @@ class Tuning:
         *,
         resume: bool,
         steady: Steady = contextlib.nullcontext,
-    ) -> Result:
+    ) -> StudyResult:
         """Drive the study in a folder to its end; what came of it is written in any case.
 
         ``steady`` makes blocks in which no signal interrupts.
@@ -218,7 +218,7 @@ def _resumed_text(rebuilt: study_events.Rebuilt) -> str:
     return f"resumed: {done} done{again}"
 
 
-def _drive(driver: Driver, rebuilt: study_events.Rebuilt, study: Study) -> Result:
+def _drive(driver: Driver, rebuilt: study_events.Rebuilt, study: Study) -> StudyResult:
     """Drive a study, and write its results also where it cannot go on."""
     try:
         result = driver.run(rebuilt.open, rebuilt.left)
@@ -254,7 +254,7 @@ def prepare(
 
 def copy_experiment(experiment: Experiment, study: Study) -> None:
     """Keep the experiment file with the study, without the values of secret variables."""
-    source = Path(experiment.places.file)
+    source = Path(experiment.source.file)
     if source.is_file():
         study.write("experiment.yaml", _without_secrets(read_text(source), experiment))
 
@@ -270,7 +270,7 @@ def _without_secrets(text: str, experiment: Experiment) -> str:
     return text
 
 
-def write_results(study: Study, result: Result) -> None:
+def write_results(study: Study, result: StudyResult) -> None:
     """Write what people and other commands read; all of it can be made again from the journal."""
     state, calibration = result.state, result.knowledge.calibration
     study.write("history.csv", history_csv(state.trials))

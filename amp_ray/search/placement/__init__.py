@@ -2,7 +2,7 @@
 
 The order of nodes over stages, the cuts and the memory are chosen together. From the outside in:
 `plan` finds the best placements, beginning with the simple `chains`, and judges them by simulation,
-which `improve` then makes shorter; `tail` searches them around the one exact solver; `problem` is
+which `improve` then makes shorter; `step_end` searches them around the exact solver; `problem` is
 what that solver gets; `build_problem` decides how many placements go into it; `graph` holds them
 all, made of `nodes` and `node_picks`, priced by `prices` with `matchings`; `ranks` leads back to
 devices.

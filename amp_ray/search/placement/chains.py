@@ -94,7 +94,7 @@ def _both_ways(rows: Sequence[list[int]], candidate: Candidate) -> list[tuple[in
     used = set(chosen)
     reverse = [device for row in reversed(rows) for device in row if device in used]
     size = min(len(rows[0]), len(chosen))
-    half = size // (2 * candidate.tp) * candidate.tp
+    half = size // (2 * candidate.options.tp) * candidate.options.tp
     split = (*chosen[:half], *chosen[size:], *chosen[half:size])
     return [tuple(chosen), tuple(reverse), split]
 
@@ -107,7 +107,7 @@ def _group_devices(cluster: Cluster, candidate: Candidate) -> list[list[int]]:
     devices: list[list[int]] = [[] for _ in cluster.nodes]
     for device, node in enumerate(cluster.node_of_device):
         devices[node].append(device)
-    inside = [row[: len(row) // candidate.tp * candidate.tp] for row in devices]
+    inside = [row[: len(row) // candidate.options.tp * candidate.options.tp] for row in devices]
     return inside if sum(map(len, inside)) >= candidate.num_devices else devices
 
 
@@ -146,7 +146,7 @@ class Chains:
         return self._estimates[key]
 
     def objective_s(self, strategy: Strategy) -> float:
-        """Return closed form and tail of a strategy of the candidate."""
+        """Return closed form and step end of a strategy of the candidate."""
         key = key_of(strategy)
         if key not in self._objectives_s:
             costs, traits = self._costs_on(strategy.placement), self.cost_model.experiment.traits
@@ -154,8 +154,8 @@ class Chains:
             pipeline = objective(problem, strategy.bounds, tuple(range(strategy.pp)))
             breakdown = self.estimate(strategy).breakdown
             assert breakdown is not None
-            tail_s = breakdown.gradient_sync_s + breakdown.optimizer_s
-            self._objectives_s[key] = pipeline.value_s + tail_s
+            step_end_s = breakdown.gradient_sync_s + breakdown.optimizer_s
+            self._objectives_s[key] = pipeline.value_s + step_end_s
         return self._objectives_s[key]
 
     def _costs_on(self, placement: tuple[int, ...]) -> StageCosts:
@@ -166,7 +166,7 @@ class Chains:
 
 
 def objective_s(cost_model: CostModel, strategy: Strategy) -> float:
-    """Return what placements are compared by: closed form of the pipeline, and the tail.
+    """Return what placements are compared by: closed form of the pipeline, and the step end.
 
     Args:
         cost_model: Of the experiment.
@@ -177,5 +177,5 @@ def objective_s(cost_model: CostModel, strategy: Strategy) -> float:
 
 
 def key_of(strategy: Strategy) -> Key:
-    """Return what tells strategies of one candidate apart."""
+    """Return a key in which strategies of one candidate differ."""
     return strategy.placement, strategy.bounds

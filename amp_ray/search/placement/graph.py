@@ -1,6 +1,6 @@
 """All orders in which stages can take the nodes of a cluster, up to equal nodes, as one graph.
 
-A *place* in the graph says what all stages up to the next one to run have taken, which units that
+A vertex of the graph says what all stages up to the next one to run have taken, which units that
 next stage has, and what the cut before it costs. An option runs that stage and chooses the units
 of the one after it: so it knows the cuts on both sides.
 """
@@ -31,13 +31,13 @@ CutRows = Callable[[Sequence[tuple[Pairs, ...]]], list[tuple[CutRow, ...]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Level:
-    """The places in which a stage can be about to run, and how they are reached.
+    """The vertices at which a stage can be about to run, and how they are reached.
 
     Args:
-        states: Shape ``(num_places, num_classes)``. State of each class, that stage included.
-        cut_row: Shape ``(num_places,)``. Of the cut before the stage; -1 for the first stage.
-        source: Shape ``(num_options,)``. Place in the level before; 0 for the first stage.
-        target: Shape ``(num_options,)``. Place in this level.
+        states: Shape ``(num_vertices, num_classes)``. State of each class, that stage included.
+        cut_row: Shape ``(num_vertices,)``. Of the cut before the stage; -1 for the first stage.
+        source: Shape ``(num_options,)``. Vertex in the level before; 0 for the first stage.
+        target: Shape ``(num_options,)``. Vertex in this level.
         steps: Shape ``(num_options, num_classes)``. The step of each class.
     """
 
@@ -85,7 +85,7 @@ class Grower:
 
     @cached_property
     def _state_radix(self) -> IntArray:
-        """Weight of each class's state in the number of a place."""
+        """Weight of each class's state in the number of a vertex."""
         return radix([len(moves.states) for moves in self.moves])
 
     @cached_property
@@ -95,7 +95,7 @@ class Grower:
 
     @property
     def _fits(self) -> bool:
-        """Whether places and cuts can be numbered."""
+        """Whether vertices and cuts can be numbered."""
         states, relations = 1, 1
         for moves in self.moves:
             states *= len(moves.states)
@@ -108,7 +108,7 @@ class Grower:
         return len(distinct_rows(columns)[0])
 
     def _first(self, start: IntArray) -> Level:
-        """Return the places of the first stage."""
+        """Return the vertices of the first stage."""
         steps = np.concatenate([steps for _, steps in self._expand(start)])
         states = self._after(steps)
         _, first, target = np.unique(
@@ -123,7 +123,7 @@ class Grower:
         )
 
     def _next(self, level: Level, max_options: int) -> Level | None:
-        """Return the places of the next stage."""
+        """Return the vertices of the next stage."""
         expanded, num_options = [], 0
         for found in self._expand(level.states):
             expanded.append(found)
@@ -200,7 +200,7 @@ class Grower:
         return tuple(_compositions(self.dp, given))
 
     def _allowed(self, states: IntArray, shares: tuple[int, ...]) -> BoolArray:
-        """Tell in which places a stage may be shared among classes like this."""
+        """Tell at which vertices a stage may be shared among classes like this."""
         free = np.stack([moves.free[states[:, c]] for c, moves in enumerate(self.moves)], axis=1)
         enough: BoolArray = np.all(free >= shares, axis=1)
         if self.scope.pure:
@@ -225,18 +225,18 @@ def _compositions(units: int, given: Sequence[Sequence[int]]) -> Iterator[tuple[
 class FlatGraph:
     """All options, stage by stage.
 
-    An option runs a stage in one place and leads to a place of the next stage; each place of the
+    An option runs a stage at one vertex and leads to a vertex of the next stage; each vertex of the
     last stage has one option, which ends the pipeline.
 
     Args:
-        levels: The places of every stage.
+        levels: The vertices of every stage.
     """
 
     levels: tuple[Level, ...]
 
     @cached_property
     def source(self) -> IntArray:
-        """Place of each option's stage within its level."""
+        """Vertex of each option's stage within its level."""
         last = np.arange(len(self.levels[-1].states))
         return np.concatenate([*(level.source for level in self.levels[1:]), last])
 
@@ -247,37 +247,37 @@ class FlatGraph:
         return np.repeat(np.arange(len(self.levels)), [*sizes, len(self.levels[-1].states)])
 
     @cached_property
-    def place(self) -> IntArray:
-        """Place of each option's stage among all places."""
-        return self._first_place[self.depth] + self.source
+    def vertex(self) -> IntArray:
+        """Vertex of each option's stage among all vertices."""
+        return self._first_vertex[self.depth] + self.source
 
     @cached_property
     def ends(self) -> tuple[IntArray, IntArray]:
         """States that options lead from and to.
 
-        All places of the first stage are state 0; the highest state is the end of the pipeline.
+        All vertices of the first stage are state 0; the highest state is the end of the pipeline.
         """
         shift = len(self.levels[0].states) - 1
-        from_state = np.maximum(self.place - shift, 0)
+        from_state = np.maximum(self.vertex - shift, 0)
         targets = [
-            self._first_place[depth] + level.target - shift
+            self._first_vertex[depth] + level.target - shift
             for depth, level in enumerate(self.levels)
             if depth
         ]
-        end = int(self._first_place[-1]) - shift
+        end = int(self._first_vertex[-1]) - shift
         to_state = np.concatenate([*targets, np.full(len(self.levels[-1].states), end)])
         return from_state, to_state
 
     @cached_property
     def cut_rows(self) -> tuple[IntArray, IntArray]:
         """Row of the cut before and after each option's stage; none is -1."""
-        of_place = np.concatenate([level.cut_row for level in self.levels])
+        of_vertex = np.concatenate([level.cut_row for level in self.levels])
         after = [level.cut_row[level.target] for level in self.levels[1:]]
         none = np.full(len(self.levels[-1].states), NO_ROW)
-        return of_place[self.place], np.concatenate([*after, none])
+        return of_vertex[self.vertex], np.concatenate([*after, none])
 
     def path(self, options: Sequence[int]) -> tuple[IntArray, list[int]]:
-        """Lead options back to steps.
+        """Return the steps and cut rows of a chain of options.
 
         Returns:
             Steps of shape ``(pp, num_classes)``, and the row of the cut before each stage but
@@ -300,7 +300,7 @@ class FlatGraph:
         return np.concatenate(([0], np.cumsum(sizes))).astype(np.int64)
 
     @cached_property
-    def _first_place(self) -> IntArray:
-        """Number of each level's first place among all places; at last that of all."""
+    def _first_vertex(self) -> IntArray:
+        """Number of each level's first vertex among all vertices; at last that of all."""
         sizes = [len(level.states) for level in self.levels]
         return np.concatenate(([0], np.cumsum(sizes))).astype(np.int64)

@@ -79,8 +79,8 @@ def swap_replicas(chains: Chains, start: Estimate) -> Estimate:
         An estimate with the same cuts and the same devices in every stage, never slower.
     """
     candidate = chains.candidate
-    tied = chains.cost_model.weights(candidate.tp).tied
-    if not start.feasible or tied is None or 1 in (candidate.dp, candidate.pp):
+    tied = chains.cost_model.weights(candidate.options.tp).tied
+    if not start.feasible or tied is None or 1 in (candidate.options.dp, candidate.pp):
         return start
     best, left = start, MOST_SWAPS
     improved = True
@@ -97,7 +97,7 @@ def swap_replicas(chains: Chains, start: Estimate) -> Estimate:
 
 def _swapped(chains: Chains, placement: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
     """Give the placement with two replicas swapped from some stage on, the last stage first."""
-    pp, dp = chains.candidate.pp, chains.candidate.dp
+    pp, dp = chains.candidate.pp, chains.candidate.options.dp
     grid = np.array(placement).reshape(pp, dp, -1)
     node = chains.cost_model.topology.node_of_device[grid[:, :, 0]]
     for stage in range(pp - 1, 0, -1):

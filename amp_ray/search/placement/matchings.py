@@ -41,8 +41,8 @@ def matchings(pairs: tuple[tuple[int, int], ...]) -> tuple[Matching, ...]:
     kept = [(node, node, units) for node, units in enumerate(inside) if units]
     over = [units - same for units, same in zip(left, inside, strict=True)]
     lack = [units - same for units, same in zip(right, inside, strict=True)]
-    crossing = islice(_tables(over, lack), MATCHINGS_OF_MANY)
-    return tuple(tuple(sorted((*kept, *found))) for found in crossing)
+    between = islice(_tables(over, lack), MATCHINGS_OF_MANY)
+    return tuple(tuple(sorted((*kept, *found))) for found in between)
 
 
 def _tables(left: Sequence[int], right: Sequence[int]) -> Iterator[Matching]:

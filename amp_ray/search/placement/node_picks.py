@@ -19,7 +19,7 @@ MOST_IN_A_ROW: Final = 2
 
 
 class NodeState(NamedTuple):
-    """What a node has given.
+    """Units that a node has given to stages.
 
     Attributes:
         used: Units that stages have taken.
@@ -67,10 +67,10 @@ def any_picks(groups: Groups, num_units: int, units: int, dp: int) -> Iterator[t
 
 
 def even_picks(groups: Groups, num_units: int, units: int, dp: int) -> Iterator[tuple[Pick, ...]]:
-    """Give the ways after which all nodes that have given something, but not all, are alike.
+    """Give the ways after which all nodes that are partly taken are in one state.
 
     Nodes on which a stage takes a part are then taken by equal parts until they are full, so
-    that far fewer states are to be told apart. Parameters as in `any_picks`.
+    that there are far fewer states. Parameters as in `any_picks`.
 
     Yields:
         The picks; promises are what equal parts amount to.
@@ -117,7 +117,7 @@ def row_picks(groups: Groups, num_units: int, units: int, dp: int) -> Iterator[t
 
 
 def _picks(taken: Sequence[tuple[NodeState, int]], promises: Sequence[int]) -> tuple[Pick, ...]:
-    """Apply what is taken; a promise of 0 leaves a node's as it is."""
+    """Turn taken units into picks; a promise of 0 keeps the node's promise."""
     return tuple(
         Pick(
             before=state,
@@ -166,7 +166,7 @@ def _promises(
     across: bool,
     most: int | None = None,
 ) -> Iterator[tuple[int, ...]]:
-    """Give every promise that nodes can make, or have made and still can keep.
+    """Give every promise that nodes can make, and those made before that they can still keep.
 
     A node can be in one more stage per unit that is left. ``most`` is what new promises are up to.
     """

@@ -26,7 +26,7 @@ Parts = Literal["any", "even", "row"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
-    """Which placements are looked at, and what of them counts.
+    """Which placements the search covers, and what distinguishes them.
 
     Args:
         parts: How equal nodes are taken: in any parts; in equal parts, all that have given
@@ -46,7 +46,7 @@ class Scope:
 
     @property
     def is_whole(self) -> bool:
-        """Whether no placement is left out, and none is charged too much."""
+        """Whether all placements are covered, at their true costs."""
         return self.pairs and self.parts == "any" and not self.pure
 
 
@@ -66,7 +66,7 @@ MOST_STEPS: Final = 6_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeClass:
-    """Nodes that nothing but their names tells apart.
+    """Nodes that differ only in their names.
 
     Args:
         num_units: Tensor-parallel groups that each of them holds.
@@ -280,5 +280,5 @@ def _ends(state: tuple[NodeState, ...]) -> Pairs:
 
 
 def _figures(node: Node) -> str:
-    """Spell everything about a node but its name."""
+    """Return everything about a node but its name."""
     return repr(replace(node, name=""))

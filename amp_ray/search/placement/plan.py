@@ -20,7 +20,7 @@ from amp_ray.search.placement.chains import (
 from amp_ray.search.placement.improve import climb, swap_replicas
 from amp_ray.search.placement.problem import PlacementProblem
 from amp_ray.search.placement.ranks import Walk
-from amp_ray.search.placement.tail import Placed, TailSearch
+from amp_ray.search.placement.step_end import FoundPlacement, StepEndSearch
 from amp_ray.search.ranking import leader_order
 from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.strategy import Strategy
@@ -120,19 +120,19 @@ def solve_chains(chains: Chains) -> PlacementSolution:
     cluster = chains.cost_model.experiment.cluster
     seeds = [chains.best(order) for order in class_orders(cluster, chains.candidate)]
     feasible = [seed for seed in seeds if chains.estimate(seed).feasible]
-    posed = build_problem(chains.cost_model, chains.candidate)
-    if posed is None:
+    built = build_problem(chains.cost_model, chains.candidate)
+    if built is None:
         return _ordered(chains, feasible, seeds, bound_s=None)
     known_s = min((chains.objective_s(seed) for seed in feasible), default=math.inf)
-    search = TailSearch(problem=posed.problem, upper_bound_s=known_s * (1 + ROUNDING))
+    search = StepEndSearch(problem=built.problem, upper_bound_s=known_s * (1 + ROUNDING))
     search.run()
     if not search.found and not feasible:
-        solution = without_limits(posed.problem.problem)
-        roomy = () if solution is None else (_strategy(posed.problem, solution),)
+        solution = without_limits(built.problem.problem)
+        roomy = () if solution is None else (_strategy(built.problem, solution),)
         return PlacementSolution(leaders=(*roomy, *seeds))
-    best = sorted(search.found, key=lambda placed: (placed.value_s, placed.tail_s))
-    found = [_strategy(posed.problem, placed) for placed in best[:MOST_LEADERS]]
-    bound_s = search.lower_bound_s if posed.scope.is_whole else None
+    best = sorted(search.found, key=lambda placed: (placed.value_s, placed.step_end_s))
+    found = [_strategy(built.problem, placed) for placed in best[:MOST_LEADERS]]
+    bound_s = search.lower_bound_s if built.scope.is_whole else None
     return _ordered(chains, [*found, *feasible], [*found, *seeds], bound_s=bound_s)
 
 
@@ -152,7 +152,7 @@ def _ordered(
     )
 
 
-def _strategy(problem: PlacementProblem, placed: Placed | PartitionSolution) -> Strategy:
+def _strategy(problem: PlacementProblem, placed: FoundPlacement | PartitionSolution) -> Strategy:
     """Give a solution its devices."""
     steps, cut_rows = problem.graph.path(placed.options)
     walk = Walk(moves=problem.moves, prices=problem.prices)

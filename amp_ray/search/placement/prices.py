@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from amp_ray.cost.messages import MessageModel
 from amp_ray.cost.model import CostModel
 from amp_ray.cost.stages import PlacedStages
 from amp_ray.cost.topology import FloatArray, IntArray, Topology
@@ -28,13 +29,13 @@ class DevicePrices:
         time_prefix_s: Shape ``(num_rows, num_layers + 1)``.
         time_row: Shape ``(num_sets,)``.
         memory_bytes: Shape ``(num_sets,)``. Of the smallest device.
-        tails: Shape ``(num_sets, 2)``. Seconds of the tail: fixed, and per parameter.
+        step_ends: Shape ``(num_sets, 2)``. Seconds of the step end: fixed, and per parameter.
     """
 
     time_prefix_s: FloatArray
     time_row: IntArray
     memory_bytes: FloatArray
-    tails: FloatArray
+    step_ends: FloatArray
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -43,7 +44,7 @@ class CutRow:
 
     Args:
         row: Index into `Prices.cut_time_s`.
-        matching: Who sends to whom, by the nodes' places in the relation.
+        matching: Who sends to whom, by the nodes' order in the relation.
     """
 
     row: int
@@ -93,9 +94,12 @@ class Prices:
             sets: Per stage and class, units and promise of each node.
         """
         nodes = [self.stand_ins(devices) for devices in sets]
-        lanes = [[node for node, (units, _) in placed for _ in range(units)] for placed in nodes]
-        stages, cluster = self._stages(lanes), self.cost_model.experiment.cluster
-        rings, types = self.cost_model.topology.rings(stages.groups), stages.types(cluster)
+        stage_nodes = [
+            [node for node, (units, _) in placed for _ in range(units)] for placed in nodes
+        ]
+        stages, cluster = self._stages(stage_nodes), self.cost_model.experiment.cluster
+        topology, _ = self._network
+        rings, types = topology.rings(stages.groups), stages.types(cluster)
         time_prefix_s, time_row = self.cost_model.time_tables.times(stages, types, rings).rows()
         return DevicePrices(
             time_prefix_s=time_prefix_s,
@@ -106,16 +110,16 @@ class Prices:
                     for placed in nodes
                 ]
             ),
-            tails=np.array([self._tail(placed) for placed in nodes]),
+            step_ends=np.array([self._step_end(placed) for placed in nodes]),
         )
 
     def tied_s(self, ends: tuple[Pairs, ...]) -> float:
-        """Return what the all-reduce of a tied weight takes, replicas being matched at best.
+        """Return the least time of the all-reduce of a tied weight, over all matchings of replicas.
 
         Args:
             ends: Per class, the units of each node in the first and in the last stage.
         """
-        tp = self.candidate.tp
+        tp = self.candidate.options.tp
         tied = self.cost_model.weights(tp).tied
         if tied is None:
             return 0.0
@@ -123,32 +127,35 @@ class Prices:
         first = _first_devices(self.cost_model.topology)
         times_s = []
         for matching in matchings(tuple(units for _, units in placed)):
-            lanes = np.array(_lanes(matching, [node for node, _ in placed]))
-            rings = self.cost_model.topology.rings(np.repeat(first[lanes], tp, axis=0).tolist())
+            stage_nodes = np.array(_matched_nodes(matching, [node for node, _ in placed]))
+            rings = self.cost_model.topology.rings(
+                np.repeat(first[stage_nodes], tp, axis=0).tolist()
+            )
             times_s.append(max(step_end.tied_s(tied.parameters, path) for path in rings.paths))
         return min(times_s)
 
     def stand_ins(self, pairs: tuple[Pairs, ...]) -> list[tuple[int, tuple[int, int]]]:
         """Give each entry of the classes a node of its class; all different."""
         return [
-            (node_class.nodes[place], entry)
+            (node_class.nodes[index], entry)
             for node_class, entries in zip(self.classes, pairs, strict=True)
-            for place, entry in enumerate(entries)
+            for index, entry in enumerate(entries)
         ]
 
     def _price(self, relations: list[tuple[Pairs, ...]]) -> None:
         """Price all matchings of several relations at once."""
         tried: list[tuple[int, Matching]] = []
-        lanes: list[list[int]] = []
+        stage_nodes: list[list[int]] = []
         for index, relation in enumerate(relations):
             placed = self.stand_ins(relation)
             for matching in matchings(tuple(units for _, units in placed)):
                 tried.append((index, matching))
-                ends = _lanes(matching, [node for node, _ in placed])
-                lanes += [[left for left, _ in ends], [right for _, right in ends]]
-        stages, pairs = self._stages(lanes), np.arange(len(lanes)).reshape(-1, 2)
-        rings = self.cost_model.topology.rings(stages.groups)
-        seconds, rows = self.cost_model.messages.between(stages, rings, pairs).rows()
+                ends = _matched_nodes(matching, [node for node, _ in placed])
+                stage_nodes += [[left for left, _ in ends], [right for _, right in ends]]
+        stages, pairs = self._stages(stage_nodes), np.arange(len(stage_nodes)).reshape(-1, 2)
+        topology, messages = self._network
+        rings = topology.rings(stages.groups)
+        seconds, rows = messages.between(stages, rings, pairs).rows()
         found: list[list[tuple[FloatArray, Matching]]] = [[] for _ in relations]
         for (index, matching), row in zip(tried, rows.tolist(), strict=True):
             found[index].append((seconds[row], matching))
@@ -158,6 +165,11 @@ class Prices:
                 for price, matching in _lowest(priced)
             )
 
+    @property
+    def _network(self) -> tuple[Topology, MessageModel]:
+        """Links and messages as the candidate's activations meet them."""
+        return self.cost_model.network(self.candidate.micro_batch_size)
+
     def _row(self, seconds: FloatArray) -> int:
         """Number a row of seconds."""
         row = self._rows.setdefault(seconds.tobytes(), len(self._rows))
@@ -165,29 +177,29 @@ class Prices:
             self._seconds.append(seconds)
         return row
 
-    def _stages(self, lanes: list[list[int]]) -> PlacedStages:
+    def _stages(self, stage_nodes: list[list[int]]) -> PlacedStages:
         """Return a row of stages that stand on the first devices of nodes."""
         first = _first_devices(self.cost_model.topology)
-        grid = np.repeat(first[np.array(lanes)], self.candidate.tp)
-        return PlacedStages.of_candidate(replace(self.candidate, pp=len(lanes)), grid)
+        grid = np.repeat(first[np.array(stage_nodes)], self.candidate.options.tp)
+        return PlacedStages.of_candidate(replace(self.candidate, pp=len(stage_nodes)), grid)
 
-    def _tail(self, placed: list[tuple[int, tuple[int, int]]]) -> tuple[float, float]:
+    def _step_end(self, placed: list[tuple[int, tuple[int, int]]]) -> tuple[float, float]:
         """Return what the end of a step takes on some nodes: fixed, and per parameter."""
-        topology, dp = self.cost_model.topology, self.candidate.dp
-        sharers = {node: self.candidate.tp * promise for node, (_, promise) in placed}
+        topology, dp = self.cost_model.topology, self.candidate.options.dp
+        sharers = {node: self.candidate.options.tp * promise for node, (_, promise) in placed}
         ring = topology.ring(tuple(sorted(sharers)), dp, sharers)
         devices = (topology.cluster.nodes[node].device for node in sharers)
         device = min(devices, key=lambda found: found.memory_bytes_per_s)
         return self.cost_model.step_end.line(dp, (ring,), device)
 
 
-def _lanes(matching: Matching, nodes: Sequence[int]) -> list[Lane]:
+def _matched_nodes(matching: Matching, nodes: Sequence[int]) -> list[Lane]:
     """Return both nodes of every message."""
     return [(nodes[i], nodes[j]) for i, j, units in matching for _ in range(units)]
 
 
 def _lowest(priced: list[tuple[FloatArray, Matching]]) -> list[tuple[FloatArray, Matching]]:
-    """Keep the prices that no other one undercuts everywhere; of equal ones the first."""
+    """Keep the prices that no other price undercuts at every boundary; of equal ones the first."""
     kept: list[tuple[FloatArray, Matching]] = []
     for price, matching in priced:
         if any((other <= price).all() for other, _ in kept):

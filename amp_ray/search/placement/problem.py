@@ -27,7 +27,7 @@ class StageNeeds:
         latest_start: Shape ``(num_layers + 1,)``. Last start of a stage with all it must have;
             empty where it needs nothing.
         parameters: Shape ``(num_layers + 1,)``. Prefix sums over the layers, of one rank.
-        tied_counts: Whether the time of tied weights is to be told by the stages at both ends.
+        tied_counts: Whether the time of tied weights depends on the stages at both ends.
     """
 
     earliest_start: dict[float, IntArray]
@@ -42,7 +42,7 @@ def stage_needs(cost_model: CostModel, candidate: Candidate, *, tied_counts: boo
     Args:
         cost_model: Of the experiment.
         candidate: Degrees.
-        tied_counts: Whether the time of tied weights is to be told by the stages at both ends.
+        tied_counts: Whether the time of tied weights depends on the stages at both ends.
     """
     model, traits = cost_model.experiment.model, cost_model.experiment.traits
     memory = cost_model.memory(candidate)
@@ -88,22 +88,22 @@ class PlacementProblem:
 
     @property
     def work(self) -> int:
-        """Options times layers that their stages can end at: what a cap on the beat takes."""
+        """Options times layers that their stages can end at: what a cap on the bottleneck takes."""
         return len(self.graph.source) * (self.problem.num_layers + 1 - len(self.graph.levels))
 
     def capped(self, cap_s: float, tied_s: float) -> PartitionProblem:
-        """Return the problem in which no stage's tail takes longer than a cap.
+        """Return the problem in which no stage's step end takes longer than a cap.
 
         Args:
             cap_s: Seconds; may be infinite.
             tied_s: One of `tied_times_s`. Only placements whose tied weights take no longer are
                 left, and the ends of the pipeline are charged as much.
         """
-        _, _, tails, ends = self._memory_keys[0].T
+        _, _, step_ends, ends = self._memory_keys[0].T
         tied = np.concatenate((self.tied_times_s, (0.0, 0.0)))
-        middle, charged = (self._tail_starts(cap_s, extra_s) for extra_s in (0.0, tied_s))
+        middle, charged = (self._step_end_starts(cap_s, extra_s) for extra_s in (0.0, tied_s))
         limits = np.where(
-            (ends == len(self.tied_times_s) + 1)[:, None], middle[tails], charged[tails]
+            (ends == len(self.tied_times_s) + 1)[:, None], middle[step_ends], charged[step_ends]
         )
         nowhere = np.arange(limits.shape[1])
         limits = np.where((tied[ends] > tied_s)[:, None], nowhere, limits)
@@ -112,22 +112,22 @@ class PlacementProblem:
 
     @cached_property
     def problem(self) -> PartitionProblem:
-        """The problem without a cap on the tail."""
+        """The problem without a cap on the step end."""
         priced, cuts = self._priced_devices[0], self.prices.cut_time_s
         num_layers = priced.time_prefix_s.shape[1] - 1
         cuts = cuts if len(cuts) else np.zeros((0, num_layers + 1))
         before, after = self.graph.cut_rows
-        pairs, beat_row = self._beats(before, after)
+        pairs, bottleneck_row = self._bottlenecks(before, after)
         padded = np.vstack([cuts, np.zeros((1, num_layers + 1))])
-        # No cut is at either end of the chain; the solver is faster where beats grow with layers.
+        # No cut is at either end of the chain; the solver is faster where tables grow with layers.
         padded[:, [0, -1]] = padded[:, [1, -2]]
         from_state, to_state = self.graph.ends
         return PartitionProblem(
             tables=StageTables(
                 time_prefix_s=priced.time_prefix_s,
                 cut_time_s=cuts,
-                beat_start_s=padded[pairs[:, 0]],
-                beat_end_s=padded[pairs[:, 1]],
+                bottleneck_start_s=padded[pairs[:, 0]],
+                bottleneck_end_s=padded[pairs[:, 1]],
                 earliest_start=self._memory_rows,
                 latest_start=self.needs.latest_start,
             ),
@@ -136,44 +136,44 @@ class PlacementProblem:
                 from_state=from_state,
                 to_state=to_state,
                 cut_row=before,
-                beat_row=beat_row,
+                bottleneck_row=bottleneck_row,
                 memory_row=self._memory_keys[1],
             ),
             num_micro_batches=self.prices.candidate.num_micro_batches,
         )
 
-    def tail_s(self, bounds: Sequence[int], options: Sequence[int], tied_s: float) -> float:
-        """Return what the slowest stage's tail takes.
+    def step_end_s(self, bounds: Sequence[int], options: Sequence[int], tied_s: float) -> float:
+        """Return what the slowest stage's step end takes.
 
         Args:
             bounds: Of the stages.
             options: Of the stages.
             tied_s: Charged to the ends.
         """
-        kinds = self._tail_of_devices[self._devices_of_option[list(options)]]
-        tails = self._tail_table[kinds, bounds[:-1], bounds[1:]]
-        return float(max(tails.max(), tails[[0, -1]].max() + tied_s))
+        kinds = self._step_end_of_devices[self._devices_of_option[list(options)]]
+        step_ends = self._step_end_table[kinds, bounds[:-1], bounds[1:]]
+        return float(max(step_ends.max(), step_ends[[0, -1]].max() + tied_s))
 
     @cached_property
     def tied_times_s(self) -> FloatArray:
-        """The different times that tied weights can take, ascending; 0 where it does not count."""
-        return np.unique(self._tied_of_place)
+        """Different times of the tied weights, ascending; only 0 where there are none."""
+        return np.unique(self._tied_of_vertex)
 
     @cached_property
-    def least_tail_s(self) -> float:
-        """No stage that holds an even share, or the largest layer, has a shorter tail."""
+    def least_step_end_s(self) -> float:
+        """Lower bound of the step end: some stage holds an even share, or the largest layer."""
         held = self.needs.parameters
         most = max(float(np.diff(held).max()), float(held[-1]) / len(self.graph.levels))
-        kinds = self._tail_kinds
+        kinds = self._step_end_kinds
         return float((kinds[:, 0] + kinds[:, 1] * most).min())
 
     @cached_property
-    def _tied_of_place(self) -> FloatArray:
-        """Time of the tied weights by the last stage's place."""
-        places = self.graph.levels[-1].states
+    def _tied_of_vertex(self) -> FloatArray:
+        """Time of the tied weights by the last stage's vertex."""
+        vertices = self.graph.levels[-1].states
         if not self.needs.tied_counts:
-            return np.zeros(len(places))
-        columns = [moves.ends_of_state[places[:, c]] for c, moves in enumerate(self.moves)]
+            return np.zeros(len(vertices))
+        columns = [moves.ends_of_state[vertices[:, c]] for c, moves in enumerate(self.moves)]
         first, kind = distinct_rows(columns)
         kinds = np.stack(columns, axis=1)[first]
         times_s = [
@@ -184,7 +184,7 @@ class PlacementProblem:
         ]
         return np.array(times_s)[kind]
 
-    def _beats(self, before: IntArray, after: IntArray) -> tuple[IntArray, IntArray]:
+    def _bottlenecks(self, before: IntArray, after: IntArray) -> tuple[IntArray, IntArray]:
         """Return the different pairs of cuts around a stage, and each option's pair."""
         if not self.blocking:
             return np.empty((0, 2), np.int64), np.full(len(before), NO_ROW)
@@ -193,9 +193,9 @@ class PlacementProblem:
 
     @cached_property
     def _priced_devices(self) -> tuple[DevicePrices, IntArray]:
-        """Prices of the different sets of devices, and the set of each place."""
-        places = np.concatenate([level.states for level in self.graph.levels])
-        columns = [moves.devices_of_state[places[:, c]] for c, moves in enumerate(self.moves)]
+        """Prices of the different sets of devices, and the set of each vertex."""
+        vertices = np.concatenate([level.states for level in self.graph.levels])
+        columns = [moves.devices_of_state[vertices[:, c]] for c, moves in enumerate(self.moves)]
         first, kind = distinct_rows(columns)
         kinds = np.stack(columns, axis=1)[first]
         sets = [
@@ -207,30 +207,30 @@ class PlacementProblem:
     @cached_property
     def _devices_of_option(self) -> IntArray:
         """Devices of each option's stage."""
-        return self._priced_devices[1][self.graph.place]
+        return self._priced_devices[1][self.graph.vertex]
 
     @cached_property
-    def _tail_kinds(self) -> FloatArray:
-        """The different tails, shape ``(num_tails, 2)``."""
-        return np.unique(self._priced_devices[0].tails, axis=0)
+    def _step_end_kinds(self) -> FloatArray:
+        """The different step ends, shape ``(num_step_ends, 2)``."""
+        return np.unique(self._priced_devices[0].step_ends, axis=0)
 
     @cached_property
-    def _tail_of_devices(self) -> IntArray:
-        """Tail of each set of devices."""
-        _, kind = np.unique(self._priced_devices[0].tails, axis=0, return_inverse=True)
+    def _step_end_of_devices(self) -> IntArray:
+        """Step end of each set of devices, by its kind."""
+        _, kind = np.unique(self._priced_devices[0].step_ends, axis=0, return_inverse=True)
         return kind.reshape(-1).astype(np.int64)
 
     @cached_property
-    def _tail_table(self) -> FloatArray:
-        """Seconds by tail, first layer and end, shape ``(num_tails, L + 1, L + 1)``."""
+    def _step_end_table(self) -> FloatArray:
+        """Seconds by step end, first layer and end, shape ``(num_step_ends, L + 1, L + 1)``."""
         held = self.needs.parameters
         inside = np.maximum(held[None, :] - held[:, None], 0.0)
-        kinds = self._tail_kinds
+        kinds = self._step_end_kinds
         return kinds[:, 0, None, None] + kinds[:, 1, None, None] * inside
 
-    def _tail_starts(self, cap_s: float, extra_s: float) -> IntArray:
-        """Return per tail and end the first start under the cap; the end itself where none is."""
-        within = self._tail_table + extra_s <= cap_s
+    def _step_end_starts(self, cap_s: float, extra_s: float) -> IntArray:
+        """Return, per step end and end, the first start under the cap; the end if there is none."""
+        within = self._step_end_table + extra_s <= cap_s
         ends = np.arange(within.shape[1])
         within |= ends[:, None] >= ends
         starts: IntArray = within.argmax(axis=1)
@@ -238,23 +238,23 @@ class PlacementProblem:
 
     @cached_property
     def _memory_keys(self) -> tuple[IntArray, IntArray]:
-        """The different (stage, memory, tail, end) of options, and each option's."""
+        """The different (stage, memory, step end, end) of options, and each option's."""
         priced = self._priced_devices[0]
         sizes = np.array(sorted(self.needs.earliest_start))
         size = np.searchsorted(sizes, priced.memory_bytes)[self._devices_of_option]
-        tail = self._tail_of_devices[self._devices_of_option]
+        step_end = self._step_end_of_devices[self._devices_of_option]
         ends = np.full(len(size), len(self.tied_times_s) + 1)
         if len(self.graph.levels) > 1:
             ends[self.graph.depth == 0] = len(self.tied_times_s)
         last = len(self.graph.levels[-1].states)
-        ends[-last:] = np.searchsorted(self.tied_times_s, self._tied_of_place)
-        columns = [self.graph.depth, size, tail, ends]
+        ends[-last:] = np.searchsorted(self.tied_times_s, self._tied_of_vertex)
+        columns = [self.graph.depth, size, step_end, ends]
         first, row = distinct_rows(columns)
         return np.stack([column[first] for column in columns], axis=1), row
 
     @cached_property
     def _memory_rows(self) -> IntArray:
-        """Earliest starts by memory alone, a row per (stage, memory, tail, end)."""
+        """Earliest starts by memory alone, a row per (stage, memory, step end, end)."""
         starts = [self.needs.earliest_start[size] for size in sorted(self.needs.earliest_start)]
         keys = self._memory_keys[0]
         return np.array(starts)[keys[:, 1], keys[:, 0]]

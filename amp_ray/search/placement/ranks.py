@@ -34,16 +34,18 @@ class Walk:
             steps: Shape ``(pp, num_classes)``. Steps of every class.
             cut_rows: Length ``pp - 1``. Price of the cut before each stage but the first.
         """
-        lanes: list[list[int]] = []
+        stage_nodes: list[list[int]] = []
         for stage, row in enumerate(steps.tolist()):
             pairs = self._pairs(
                 [moves.steps[i].picks for moves, i in zip(self.moves, row, strict=True)]
             )
             if not stage:
-                lanes.append([node for node, (_, units) in sorted(pairs) for _ in range(units)])
+                stage_nodes.append(
+                    [node for node, (_, units) in sorted(pairs) for _ in range(units)]
+                )
                 continue
-            lanes.append(self._matched(lanes[-1], pairs, cut_rows[stage - 1]))
-        return self._devices(lanes)
+            stage_nodes.append(self._matched(stage_nodes[-1], pairs, cut_rows[stage - 1]))
+        return self._devices(stage_nodes)
 
     def _pairs(
         self, picks_of_class: Sequence[tuple[Pick, ...]]
@@ -58,19 +60,19 @@ class Walk:
             after = [cleared(state, moves.num_units) for state in before]
             taken: set[int] = set()
             for pick in picks:
-                place = next(
-                    place
-                    for place, state in enumerate(before)
-                    if state == pick.before and place not in taken
+                index = next(
+                    index
+                    for index, state in enumerate(before)
+                    if state == pick.before and index not in taken
                 )
-                taken.add(place)
-                after[place] = pick.after
+                taken.add(index)
+                after[index] = pick.after
             own = [
-                (node, (state.last, after[place].last if place in taken else 0))
-                for place, (node, state) in enumerate(
+                (node, (state.last, after[index].last if index in taken else 0))
+                for index, (node, state) in enumerate(
                     zip(self.prices.classes[c].nodes, before, strict=True)
                 )
-                if state.last or place in taken
+                if state.last or index in taken
             ]
             pairs += sorted(own, key=lambda entry: (*(-units for units in entry[1]), entry[0]))
             self._states[c] = after
@@ -91,13 +93,13 @@ class Walk:
             waiting.setdefault(pairs[i][0], []).extend([pairs[j][0]] * units)
         return [waiting[node].pop(0) for node in left]
 
-    def _devices(self, lanes: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    def _devices(self, stage_nodes: Sequence[Sequence[int]]) -> tuple[int, ...]:
         """Give each replica of each stage the next free devices of its node."""
-        tp = self.prices.candidate.tp
+        tp = self.prices.candidate.options.tp
         slots = [node.num_slots for node in self.prices.cost_model.experiment.cluster.nodes]
         free = np.concatenate(([0], np.cumsum(slots)[:-1])).tolist()
         placement: list[int] = []
-        for node in (node for stage in lanes for node in stage):
+        for node in (node for stage in stage_nodes for node in stage):
             placement += range(free[node], free[node] + tp)
             free[node] += tp
         return tuple(placement)

@@ -32,13 +32,11 @@ def plan_stage_groups(device_groups: DeviceGroups, candidate: GroupsCandidate) -
         The best estimate. Where nothing fits, one that would be good without limits.
     """
     solution = solve_groups(device_groups, candidate)
-    if not solution.leaders:
+    if not solution.estimates:
         detail = f"micro-batch {candidate.micro_batch_size}, within the limits of the search"
         return Infeasible(candidate=candidate, reason=Reason(kind=NO_GROUPS, detail=detail))
-    best = min(
-        (device_groups.cost_model.estimate(leader) for leader in solution.leaders), key=leader_order
-    )
-    if solution.value_s is None or solution.lower_bound_s is None:
+    best = min(solution.estimates, key=leader_order)
+    if not best.feasible:
         return best
-    # The closed form may say a little more than the simulation does.
-    return replace(best, lower_bound_s=min(solution.lower_bound_s, best.iteration_time_s))
+    bound_s = device_groups.time_bound(candidate.recompute).least_s(candidate)
+    return replace(best, lower_bound_s=min(bound_s, best.iteration_time_s))

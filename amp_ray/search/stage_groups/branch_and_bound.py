@@ -2,7 +2,7 @@
 
 What a cut costs depends on the groups on both sides. A first problem charges every cut what it
 costs at least, which bounds the plans with each group; only groups that may be part of a better
-plan than the best known one are posed again with the true costs of their pairs.
+plan than the best known one are solved again with the true costs of their pairs.
 """
 
 import math
@@ -14,21 +14,21 @@ import numpy as np
 from amp_ray.cost.topology import FloatArray, IntArray
 from amp_ray.partition import InfeasiblePartition, PrunedPartition
 from amp_ray.partition.pruning import among_options, option_values
-from amp_ray.partition.tails import TailedSolution, solve_tailed
+from amp_ray.partition.step_end import StepEndSolution, solve_with_step_end
 from amp_ray.search.stage_groups.problem import GroupsProblem
 from amp_ray.spec.strategy import Strategy
 
 FEW_NEIGHBOURS: Final = 10_000
-"""Pairs of neighbouring groups that are posed first, to know a plan that is good."""
+"""Pairs of neighbouring groups that are solved first, to know a plan that is good."""
 
 MOST_NEIGHBOURS: Final = 30_000
-"""Pairs that are posed at all; options of a joined problem are about as many."""
+"""Pairs that are solved at all; options of a joined problem are about as many."""
 
 MOST_BOXES_RELAXED: Final = 8
-"""Ranges of tails that are solved for the first bound."""
+"""Ranges of step ends that are solved for the first bound."""
 
 MOST_BOXES: Final = 40
-"""Ranges of tails that are solved at once; then the bound is what is proven so far."""
+"""Ranges of step ends that are solved at once; then the bound is what is proven so far."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,12 +39,14 @@ class BestGroups:
         lower_bound_s: No plan has a smaller objective, without what is the same for all.
         value_s: The objective of the plan; infinite without one.
         strategy: The plan; None where none of interest was found.
+        chosen: Its choices, from the first stage.
         others: Plans that were the best before it was found.
     """
 
     lower_bound_s: float
     value_s: float = math.inf
     strategy: Strategy | None = None
+    chosen: tuple[int, ...] = ()
     others: tuple[Strategy, ...] = ()
 
 
@@ -52,7 +54,7 @@ def best_groups(problem: GroupsProblem, *, upper_bound_s: float) -> BestGroups:
     """Find the best plan.
 
     The first problem does not know neighbours, so it gives a lower bound for plans with each group.
-    The groups with the smallest bounds are posed with their neighbours, which gives a good plan;
+    The groups with the smallest bounds are solved with their neighbours, which gives a good plan;
     then all groups whose bound is below the cost of that plan.
 
     Args:
@@ -62,7 +64,7 @@ def best_groups(problem: GroupsProblem, *, upper_bound_s: float) -> BestGroups:
     Returns:
         The plan; where none is of interest, a bound that may be as low as the upper one.
     """
-    relaxed = solve_tailed(
+    relaxed = solve_with_step_end(
         problem.problem, upper_bound_s=upper_bound_s, most_boxes=MOST_BOXES_RELAXED
     )
     if isinstance(relaxed, InfeasiblePartition):
@@ -82,7 +84,7 @@ def best_groups(problem: GroupsProblem, *, upper_bound_s: float) -> BestGroups:
 
 @dataclass(slots=True, kw_only=True)
 class _Search:
-    """The best plan so far, and what none undercuts.
+    """The best plan so far, and a lower bound of all plans.
 
     Attributes:
         upper_bound_s: Only plans that cost no more are of interest.
@@ -91,15 +93,15 @@ class _Search:
     """
 
     problem: GroupsProblem
-    relaxed: TailedSolution
+    relaxed: StepEndSolution
     upper_bound_s: float
     bound_s: float
     best: BestGroups
 
     def run(self) -> None:
-        """Join groups that are likely to give a plan that is good, then all that may be better."""
+        """Join groups that are likely to make a good plan, then all that may make a better one."""
         self._join(np.unique(self.problem.steps.choice[list(self.relaxed.options)]))
-        values = self._values()
+        values = plan_values(self.problem, self._known_s())
         if self.bound_s < self._known_s() and not self.problem.choices.graph.is_small:
             aligned = np.where(self.problem.choices.is_aligned, values, math.inf)
             self._join(self._cheapest(aligned, MOST_NEIGHBOURS)[0])
@@ -110,7 +112,7 @@ class _Search:
             proven_s = self._join(chosen)
             self.bound_s = max(self.bound_s, min(left_s, proven_s))
         if self.bound_s < self._known_s():
-            relaxed = solve_tailed(
+            relaxed = solve_with_step_end(
                 self.problem.problem, upper_bound_s=self._known_s(), most_boxes=MOST_BOXES
             )
             if not isinstance(relaxed, InfeasiblePartition):
@@ -121,54 +123,70 @@ class _Search:
         """Return the most that a plan of interest may cost."""
         return min(self.upper_bound_s, self.best.value_s)
 
-    def _values(self) -> FloatArray:
-        """Return what plans with each choice cost at least."""
-        values = np.full(len(self.problem.choices.edge), np.inf)
-        found = option_values(self.problem.problem, self._known_s())
-        np.minimum.at(values, self.problem.steps.choice, found)
-        return values
-
     def _cheapest(self, values: FloatArray, most: int) -> tuple[IntArray, float]:
-        """Return choices with the smallest values, and what plans with others cost at least."""
-        order = np.argsort(values, kind="stable")
-        order = order[values[order] <= self._known_s()]
-        low, high = 0, len(order)
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self._size(order[:middle]) <= most:
-                low = middle
-            else:
-                high = middle - 1
-        left_s = float(values[order[low]]) if low < len(order) else math.inf
-        return np.sort(order[:low]), left_s
-
-    def _size(self, chosen: IntArray) -> int:
-        """Return how many neighbours would be posed."""
-        positions = self.problem.limits.num_positions if self.problem.counted else 1
-        return self.problem.choices.among(chosen).num_neighbours * positions
+        """Return the choices with the smallest values, and a lower bound of plans with others."""
+        return cheapest_choices(self.problem, values, limit_s=self._known_s(), most=most)
 
     def _join(self, chosen: IntArray) -> float:
-        """Keep the best plan of some choices, if it is better; return what none undercuts."""
+        """Keep the best plan of some choices, if it is better; return their lower bound."""
         if not len(chosen):
             return self._known_s()
         joined = replace(self.problem, choices=self.problem.choices.among(chosen), joined=True)
-        posed, kept = joined.problem, np.arange(len(joined.steps.choice))
+        pairs, kept = joined.problem, np.arange(len(joined.steps.choice))
         if len(kept) > FEW_NEIGHBOURS:
-            kept = np.flatnonzero(option_values(posed, self._known_s()) < math.inf)
-            fewer = among_options(posed, kept)
+            kept = np.flatnonzero(option_values(pairs, self._known_s()) < math.inf)
+            fewer = among_options(pairs, kept)
             if fewer is None:
                 return self._known_s()
-            posed = fewer
-        solution = solve_tailed(posed, upper_bound_s=self._known_s(), most_boxes=MOST_BOXES)
-        if not isinstance(solution, TailedSolution):
+            pairs = fewer
+        solution = solve_with_step_end(pairs, upper_bound_s=self._known_s(), most_boxes=MOST_BOXES)
+        if not isinstance(solution, StepEndSolution):
             return self._known_s()
         if solution.value_s < self.best.value_s:
             options = tuple(kept[list(solution.options)].tolist())
             before = () if self.best.strategy is None else (self.best.strategy,)
             self.best = BestGroups(
                 strategy=joined.strategy(solution.bounds, options),
+                chosen=tuple(chosen[list(joined.chosen(options))].tolist()),
                 value_s=solution.value_s,
                 lower_bound_s=self.relaxed.lower_bound_s,
                 others=(*before, *self.best.others),
             )
         return solution.lower_bound_s
+
+
+def plan_values(problem: GroupsProblem, limit_s: float) -> FloatArray:
+    """Return a lower bound of the cost of plans with each choice; infinite above the limit.
+
+    Args:
+        problem: Not joined.
+        limit_s: Only plans that cost no more are of interest.
+    """
+    values = np.full(len(problem.choices.edge), np.inf)
+    np.minimum.at(values, problem.steps.choice, option_values(problem.problem, limit_s))
+    return values
+
+
+def cheapest_choices(
+    problem: GroupsProblem, values: FloatArray, *, limit_s: float, most: int
+) -> tuple[IntArray, float]:
+    """Return the choices with the smallest values, and a lower bound of plans with others.
+
+    Args:
+        problem: Not joined.
+        values: As `plan_values` has them.
+        limit_s: Only plans that cost no more are of interest.
+        most: Pairs of neighbours.
+    """
+    order = np.argsort(values, kind="stable")
+    order = order[values[order] <= limit_s]
+    positions = problem.limits.num_positions if problem.counted else 1
+    low, high = 0, len(order)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if problem.choices.among(order[:middle]).num_neighbours * positions <= most:
+            low = middle
+        else:
+            high = middle - 1
+    left_s = float(values[order[low]]) if low < len(order) else math.inf
+    return np.sort(order[:low]), left_s

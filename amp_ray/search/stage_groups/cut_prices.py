@@ -43,8 +43,8 @@ class CutPrices:
         _, first, pair = np.unique(
             option[before] * count + option[after], return_index=True, return_inverse=True
         )
-        used, place = np.unique(np.concatenate((before[first], after[first])), return_inverse=True)
-        pairs = np.ascontiguousarray(place.reshape(2, -1).T)
+        used, index = np.unique(np.concatenate((before[first], after[first])), return_inverse=True)
+        pairs = np.ascontiguousarray(index.reshape(2, -1).T)
         ranks = self.choices.rank_table(self.model.topology, used)
         met = slowest_messages(pairs, ranks, *self.model.links, 1)[:, 0]
         chosen = option[np.stack([before[first], after[first]], axis=1)]
@@ -67,19 +67,19 @@ class CutPrices:
         Returns:
             As `rows`.
         """
-        crossing = self.choices.ends_at_nodes if behind else self.choices.begins_at_nodes
+        at_nodes = self.choices.ends_at_nodes if behind else self.choices.begins_at_nodes
         key, row = np.unique(
-            self.choices.option[chosen] * 2 + crossing[chosen], return_inverse=True
+            self.choices.option[chosen] * 2 + at_nodes[chosen], return_inverse=True
         )
         bounds = CutBounds(model=self.model)
         index: dict[CutBound, int] = {}
-        places = []
-        for option, crosses in (divmod(value, 2) for value in key.tolist()):
+        rows = []
+        for option, other_nodes in (divmod(value, 2) for value in key.tolist()):
             own = self.choices.options[option]
-            bound = bounds.bound(own.device_group, own.shares, crossing=bool(crosses))
-            places.append(index.setdefault(bound, len(index)))
+            bound = bounds.bound(own.device_group, own.shares, other_nodes=bool(other_nodes))
+            rows.append(index.setdefault(bound, len(index)))
         seconds = np.array([bounds.seconds(bound, behind=behind) for bound in index])
-        return seconds, np.array(places)[row.reshape(-1)]
+        return seconds, np.array(rows)[row.reshape(-1)]
 
     @cached_property
     def _tps(self) -> IntArray:
@@ -111,13 +111,13 @@ class CutBounds:
 
     model: MessageModel
 
-    def bound(self, group: DeviceGroup, shares: Shares, *, crossing: bool) -> CutBound:
+    def bound(self, group: DeviceGroup, shares: Shares, *, other_nodes: bool) -> CutBound:
         """Return what the price of a stage's cut depends on.
 
         Args:
             group: Of the stage.
             shares: Samples per dp index.
-            crossing: Whether the other stage is on other nodes for sure.
+            other_nodes: Whether the other stage is on other nodes for sure.
         """
         rates, _ = self.model.links
         grid = self.model.topology.node_of_device[group.devices]
@@ -125,7 +125,7 @@ class CutBounds:
         least = max(
             samples / float(rates[node, node]) for node, samples in zip(nodes, shares, strict=True)
         )
-        if crossing and (grid == grid[:, :1]).all():
+        if other_nodes and (grid == grid[:, :1]).all():
             held: Counter[int] = Counter()
             for node, samples in zip(nodes, shares, strict=True):
                 held[node] += tp * samples

@@ -12,10 +12,12 @@ from amp_ray.cost.collective import Path
 from amp_ray.cost.model import CostModel
 from amp_ray.cost.topology import FloatArray, IntArray
 from amp_ray.search.stage_groups.kinds import DeviceGraph, device_graph, one_node_graphs
+from amp_ray.search.stage_groups.time_bound import TimeBound
+from amp_ray.spec.recompute import Recompute
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ranks:
+class EqualRanks:
     """Data-parallel ranks of one kind, in a row.
 
     Args:
@@ -37,7 +39,7 @@ class DeviceGroup:
         devices: Shape ``(dp, tp)``.
         rings: What the tensor-parallel group of each dp index meets.
         ranks: Its ranks, kind after kind.
-        tail: Seconds of gradient sync and optimizer: fixed, and per parameter of a rank.
+        step_end: Seconds of gradient sync and optimizer: fixed, and per parameter of a rank.
         tied_s: What is added at the ends of a pipeline, where both hold one weight: if all stages
             are in one node, and if not.
         begins_nodes: Whether no device that stands before it in its row is on one of its nodes.
@@ -45,8 +47,8 @@ class DeviceGroup:
 
     devices: IntArray
     rings: tuple[Path, ...]
-    ranks: tuple[Ranks, ...]
-    tail: tuple[float, float]
+    ranks: tuple[EqualRanks, ...]
+    step_end: tuple[float, float]
     tied_s: tuple[float, float]
     begins_nodes: bool
 
@@ -66,6 +68,7 @@ class DeviceGroups:
 
     cost_model: CostModel
     _known: dict[object, DeviceGroup | None] = field(init=False, default_factory=dict)
+    _bounds: dict[Recompute, TimeBound] = field(init=False, default_factory=dict)
 
     def of_edge(self, graph: DeviceGraph, edge: int) -> list[DeviceGroup]:
         """Return a group with every tp that it allows; equal groups are one.
@@ -101,11 +104,21 @@ class DeviceGroups:
         return DeviceGroup(
             devices=devices,
             rings=paths,
-            ranks=tuple(Ranks(types=own, ring=path, count=count) for (_, own, path), count in runs),
-            tail=self._tail(devices),
+            ranks=tuple(
+                EqualRanks(types=own, ring=path, count=count) for (_, own, path), count in runs
+            ),
+            step_end=self._step_end(devices),
             tied_s=(self._tied_s(devices, one_node=True), self._tied_s(devices, one_node=False)),
             begins_nodes=all(slots[device] == 0 or device - 1 in own for device in own),
         )
+
+    def time_bound(self, recompute: Recompute) -> TimeBound:
+        """Return the bound on the time of all plans with one recompute."""
+        if recompute not in self._bounds:
+            self._bounds[recompute] = TimeBound(
+                cost_model=self.cost_model, tps=self.tps, recompute=recompute
+            )
+        return self._bounds[recompute]
 
     @cached_property
     def graphs(self) -> tuple[tuple[DeviceGraph, bool], ...]:
@@ -173,7 +186,7 @@ class DeviceGroups:
         return {device: kind for kind, row in enumerate(rows) for device in row}
 
     def _tied_s(self, devices: IntArray, *, one_node: bool) -> float:
-        """Return what a stage at an end of the pipeline takes to meet the one at the other end.
+        """Return the time to add up tied gradients of the first and the last stage.
 
         Every rank meets one on the node that is nearest, which is never faster than inside its
         node, where plans that stay in one meet.
@@ -185,10 +198,10 @@ class DeviceGroups:
         parameters = self.tied_parameters / devices.shape[1]
         times_s = []
         for node, count in ranks.items():
-            places: list[tuple[int, ...]] = [(node,)]
+            end_nodes: list[tuple[int, ...]] = [(node,)]
             if not one_node:
-                places.append(tuple(sorted((node, self._nearest[node]))))
-            for ends in places:
+                end_nodes.append(tuple(sorted((node, self._nearest[node]))))
+            for ends in end_nodes:
                 path = topology.ring(ends, 2, dict.fromkeys(ends, count))
                 times_s.append(step_end.tied_s(parameters, path))
         return max(times_s)
@@ -201,8 +214,8 @@ class DeviceGroups:
         nearest: list[int] = np.lexsort((steps, -others), axis=1)[:, 0].tolist()
         return nearest
 
-    def _tail(self, devices: IntArray) -> tuple[float, float]:
-        """Return what the tail of a stage takes by its own rings: fixed, and per parameter."""
+    def _step_end(self, devices: IntArray) -> tuple[float, float]:
+        """Return the seconds of a stage's step end on its own rings: fixed, and per parameter."""
         model = self.cost_model.step_end
         types = set(model.topology.type_of_device[devices.ravel()].tolist())
         rings = model.topology.rings(devices.T.tolist())

@@ -58,7 +58,7 @@ class DeviceGraph:
         return tuple(self.rows[kind][first:end] for kind, first, end in self.pieces[edge])
 
     def signature(self, edge: int) -> tuple[Piece, ...]:
-        """Return what groups have in common that can be used in the same ways."""
+        """Return a key that groups share if they can be used in the same ways."""
         return tuple(
             (kind, first % slots if slots else first, end - first)
             for kind, first, end in self.pieces[edge]
@@ -134,7 +134,8 @@ def device_kinds(cluster: Cluster, *, by_links: bool) -> tuple[tuple[int, ...], 
     rows: dict[object, list[int]] = {}
     first = 0
     for index, node in enumerate(cluster.nodes):
-        links = (node.num_slots, node.intra, node.inter, index if index in linked else -1)
+        own = index if index in linked else -1
+        links = (node.num_slots, node.intra, node.inter, node.zone, own)
         key = (node.device, links if by_links else None)
         rows.setdefault(key, []).extend(range(first, first + node.num_slots))
         first += node.num_slots

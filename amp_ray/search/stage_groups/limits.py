@@ -39,7 +39,7 @@ class MemoryLimits:
 
     @cached_property
     def num_positions(self) -> int:
-        """Counts of stages to the end from which on no more micro-batches are in flight."""
+        """Number of stages to the end beyond which no more micro-batches are in flight."""
         return min(self.most_stages, self.candidate.num_micro_batches)
 
     def row(self, tp: int, dp: int, needs: Sequence[tuple[int, float]]) -> int:

@@ -17,9 +17,9 @@ def objective_s(device_groups: DeviceGroups, strategy: Strategy) -> float:
     """Return what plans of one candidate are compared by: a closed form of their time.
 
     It is the sum of stages and cuts, one more slowest stage for each further micro-batch, and the
-    longest tail. A stage goes at the pace of its slowest rank, layer by layer; where transfers
+    longest step end. A stage goes at the pace of its slowest rank, layer by layer; where transfers
     block, the slowest stage counts with the cut behind it, and with what the one before it costs at
-    least. A tail is gradient sync by the stage's
+    least. A step end is gradient sync by the stage's
     own rings and the optimizer step; at both ends of the pipeline what tied weights take is added,
     as if the other end were alike and on the nearest other node. Parameters count as in
     `DeviceGroups.parameters`.
@@ -60,7 +60,9 @@ def objective_s(device_groups: DeviceGroups, strategy: Strategy) -> float:
         blocked = blocked_s(cost_model, groups, strategy.bounds[1:-1], cuts)
     slowest = max(own + cut for own, cut in zip(took, blocked, strict=True))
     pipeline = sum(took) + sum(cuts) + (strategy.num_micro_batches - 1) * slowest
-    return pipeline + _tail_s(costs, groups, strategy) + given.constants.host_s_per_iteration
+    return (
+        pipeline + max(step_ends_s(costs, groups, strategy)) + given.constants.host_s_per_iteration
+    )
 
 
 def cut_s(cost_model: CostModel, pair: tuple[GroupOption, GroupOption]) -> FloatArray:
@@ -80,7 +82,7 @@ def blocked_s(
     inner: Sequence[int],
     cuts_s: Sequence[float],
 ) -> list[float]:
-    """Return what cuts add to the beat of every stage, where transfers block.
+    """Return what cuts add to the bottleneck of every stage, where transfers block.
 
     Args:
         cost_model: Of the experiment.
@@ -92,20 +94,22 @@ def blocked_s(
     before = [0.0]
     for group, cut in zip(groups[1:], inner, strict=True):
         bound = bounds.bound(
-            group.device_group, group.shares, crossing=group.device_group.begins_nodes
+            group.device_group, group.shares, other_nodes=group.device_group.begins_nodes
         )
         before.append(float(bounds.seconds(bound, behind=False)[cut]))
     return [own + cut for own, cut in zip(before, [*cuts_s, 0.0], strict=True)]
 
 
-def _tail_s(costs: GroupCosts, groups: Sequence[GroupOption], strategy: Strategy) -> float:
-    """Return the longest tail."""
+def step_ends_s(
+    costs: GroupCosts, groups: Sequence[GroupOption], strategy: Strategy
+) -> list[float]:
+    """Return the step end of every stage."""
     last = len(groups) - 1
     times_s = []
     for index, (group, stage) in enumerate(zip(groups, strategy.stages, strict=True)):
-        fixed_s, s_per_parameter = group.device_group.tail
+        fixed_s, s_per_parameter = group.device_group.step_end
         held = float(costs.device_groups.parameters[stage.first_layer : stage.end_layer].sum())
         is_end = last > 0 and index in (0, last)
         tied_s = costs.tied_s(group.device_group) if is_end else 0.0
-        times_s.append(fixed_s + s_per_parameter * held / stage.tp + tied_s)
-    return max(times_s)
+        times_s.append(fixed_s + s_per_parameter * held / stage.options.tp + tied_s)
+    return times_s

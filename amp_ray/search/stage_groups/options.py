@@ -25,7 +25,7 @@ from amp_ray.spec.candidate import GroupsCandidate, StageOptions
 
 
 class RankKind(NamedTuple):
-    """What tells ranks apart that take different times.
+    """What the time of a rank depends on.
 
     Attributes:
         types: Types of the devices of its tensor-parallel group.
@@ -41,7 +41,7 @@ class RankKind(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GroupOption:
-    """One way in which a group is a stage.
+    """One way to use a device group as a stage.
 
     Args:
         options: How it is used.
@@ -109,7 +109,7 @@ class GroupCosts:
         )
 
     def options(self, graph: DeviceGraph, edge: int) -> list[GroupOption]:
-        """Return every way in which a group of devices is a stage.
+        """Return every way to use a device group as a stage.
 
         Args:
             graph: Groups of devices.

@@ -19,7 +19,7 @@ from amp_ray.cost.topology import FloatArray, IntArray
 from amp_ray.partition import NO_ROW, OptionTable, PartitionProblem, StageTables
 from amp_ray.partition.resources import labelled
 from amp_ray.partition.rows import distinct_rows
-from amp_ray.partition.tails import Tail, TailedProblem
+from amp_ray.partition.step_end import StepEndProblem, StepEndTerm
 from amp_ray.search.stage_groups.cut_prices import CutPrices
 from amp_ray.search.stage_groups.limits import MemoryLimits
 from amp_ray.search.stage_groups.options import Choices, GroupCosts
@@ -106,22 +106,22 @@ class GroupsProblem:
         )
 
     @cached_property
-    def problem(self) -> TailedProblem:
+    def problem(self) -> StepEndProblem:
         """The partition problem."""
         steps = self.steps
         option = self.choices.option[steps.choice]
         cut_s, cut_row = self._cuts()
         starts, memory_row = self._memory(option)
         given = self.costs.device_groups.cost_model.experiment
-        beat_start_s, beat_end_s, beat_row = self._beats(cut_s, cut_row)
+        bottleneck_start_s, bottleneck_end_s, bottleneck_row = self._bottlenecks(cut_s, cut_row)
         rows = np.array([choice.time_row for choice in self.choices.options])
         host_s = np.full(len(option), given.constants.host_s_per_micro_batch)
         partition = PartitionProblem(
             tables=StageTables(
                 time_prefix_s=prefix_sums(self.costs.layer_s[:, ::-1]),
                 cut_time_s=cut_s,
-                beat_start_s=beat_start_s,
-                beat_end_s=beat_end_s,
+                bottleneck_start_s=bottleneck_start_s,
+                bottleneck_end_s=bottleneck_end_s,
                 earliest_start=starts,
                 latest_start=self.limits.latest_start,
             ),
@@ -130,27 +130,35 @@ class GroupsProblem:
                 from_state=steps.from_state,
                 to_state=steps.to_state,
                 cut_row=cut_row,
-                beat_row=beat_row,
+                bottleneck_row=bottleneck_row,
                 memory_row=memory_row,
                 overhead_s=host_s,
             ),
             num_micro_batches=self.costs.candidate.num_micro_batches,
             final_states=steps.final_states,
         )
-        tails = np.array(
+        step_ends = np.array(
             [
-                (*choice.device_group.tail, self.costs.tied_s(choice.device_group))
+                (*choice.device_group.step_end, self.costs.tied_s(choice.device_group))
                 for choice in self.choices.options
             ]
         )
         tps = np.array([choice.tp for choice in self.choices.options])
         is_end = steps.is_first != (self.choices.from_state[steps.choice] == 0)
-        tail = Tail(
+        step_end = StepEndTerm(
             weight_prefix=prefix_sums(self.costs.device_groups.parameters[None, ::-1])[0],
-            s_per_weight=(tails[:, 1] / tps)[option],
-            fixed_s=tails[option, 0] + tails[option, 2] * is_end,
+            s_per_weight=(step_ends[:, 1] / tps)[option],
+            fixed_s=step_ends[option, 0] + step_ends[option, 2] * is_end,
         )
-        return TailedProblem(problem=partition, tails=(tail,))
+        return StepEndProblem(problem=partition, terms=(step_end,))
+
+    def chosen(self, options: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the choices of a solution, from the first stage.
+
+        Args:
+            options: Of the problem, from the last stage.
+        """
+        return tuple(self.steps.choice[list(options)][::-1].tolist())
 
     def strategy(self, bounds: tuple[int, ...], options: tuple[int, ...]) -> Strategy:
         """Turn a solution into a strategy; one that is uniform has no shares.
@@ -159,7 +167,7 @@ class GroupsProblem:
             bounds: Of the problem, from the last layer.
             options: Of the problem, from the last stage.
         """
-        chosen = self.steps.choice[list(options)][::-1].tolist()
+        chosen = self.chosen(options)
         ends = [bounds[-1] - bound for bound in bounds[::-1]]
         groups = [self.choices.options[self.choices.option[choice]] for choice in chosen]
         candidate, shares = self.costs.candidate, [group.shares for group in groups]
@@ -212,8 +220,8 @@ class GroupsProblem:
         choices, span = self.choices, len(self.choices.options)
         keys = choices.to_state * span + choices.option
         order = np.argsort(keys, kind="stable")
-        place = np.searchsorted(keys[order], states * span + labels)
-        found = order[np.minimum(place, len(order) - 1)]
+        index = np.searchsorted(keys[order], states * span + labels)
+        found = order[np.minimum(index, len(order) - 1)]
         return np.where(labels < 0, NO_CHOICE, found)
 
     def _cuts(self) -> tuple[FloatArray, IntArray]:
@@ -229,7 +237,7 @@ class GroupsProblem:
             seconds, row[inner] = self._prices.least_rows(steps.choice[inner], behind=True)
         return np.ascontiguousarray(seconds[:, ::-1]), row
 
-    def _beats(
+    def _bottlenecks(
         self, cut_s: FloatArray, cut_row: IntArray
     ) -> tuple[FloatArray, FloatArray, IntArray]:
         """Return what blocks stages at both ends, and the row of each option.

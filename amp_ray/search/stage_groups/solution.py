@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass, replace
 
+from amp_ray.cost.estimate import Estimate
 from amp_ray.search.cuts import without_limits
 from amp_ray.search.stage_groups.branch_and_bound import best_groups
 from amp_ray.search.stage_groups.device_group import DeviceGroups
@@ -10,7 +11,7 @@ from amp_ray.search.stage_groups.kinds import DeviceGraph
 from amp_ray.search.stage_groups.limits import MemoryLimits
 from amp_ray.search.stage_groups.options import Choices, GroupCosts, all_choices
 from amp_ray.search.stage_groups.problem import GroupsProblem
-from amp_ray.search.stage_groups.refine import recut
+from amp_ray.search.stage_groups.simulated import Simulations
 from amp_ray.spec.candidate import GroupsCandidate
 from amp_ray.spec.strategy import Strategy
 
@@ -20,17 +21,22 @@ class GroupsSolution:
     """The best plans of one candidate.
 
     Args:
-        leaders: To be judged: the best by the objective first, some more, and all of them with
-            their cuts moved. Where none fits, one that would be good without limits; empty where
-            no group can be a stage.
+        estimates: Of the best plan by the objective first, of others that may be faster, and all
+            of them with their cuts moved. Where none fits, of one that would be good without
+            limits; empty where no group can be a stage.
         value_s: Objective of the best; None where nothing fits.
         lower_bound_s: No plan in the scope of the search has a smaller objective and fits; None
             where nothing fits.
     """
 
-    leaders: tuple[Strategy, ...] = ()
+    estimates: tuple[Estimate, ...] = ()
     value_s: float | None = None
     lower_bound_s: float | None = None
+
+    @property
+    def leaders(self) -> tuple[Strategy, ...]:
+        """The plans."""
+        return tuple(estimate.strategy for estimate in self.estimates)
 
 
 def solve_groups(device_groups: DeviceGroups, candidate: GroupsCandidate) -> GroupsSolution:
@@ -49,7 +55,7 @@ def solve_groups(device_groups: DeviceGroups, candidate: GroupsCandidate) -> Gro
             one_node=one_node,
             offers_all=graph.is_small,
         )
-        found = _solve_graph(costs, graph, upper_bound_s=best.value_s)
+        found = _solve_graph(costs, graph, upper_bound_s=_limit_s(best))
         if found is None:
             continue
         if found.lower_bound_s is not None:
@@ -57,9 +63,18 @@ def solve_groups(device_groups: DeviceGroups, candidate: GroupsCandidate) -> Gro
         better = found.value_s is not None and (
             best.value_s is None or found.value_s < best.value_s
         )
-        if better or not best.leaders:
-            best = replace(found, leaders=tuple(dict.fromkeys(found.leaders + best.leaders)))
+        first, then = (found, best) if better or not best.estimates else (best, found)
+        if first.value_s is not None and then.value_s is None:
+            then = GroupsSolution()
+        best = replace(first, estimates=(*first.estimates, *then.estimates))
     return replace(best, lower_bound_s=None if best.value_s is None else bound_s)
+
+
+def _limit_s(best: GroupsSolution) -> float | None:
+    """Return the objective from which on plans are of no interest; None where none is known."""
+    if best.value_s is None:
+        return None
+    return max(best.value_s, *(own.iteration_time_s for own in best.estimates[:1]))
 
 
 def _solve_graph(
@@ -102,20 +117,20 @@ def _solved(
             bound_s = found.lower_bound_s
         if found.strategy is None:
             break
-        if found.strategy.pp <= limits.most_stages and (
-            cost_model.estimate(found.strategy).feasible
-        ):
-            others = [plan for plan in found.others if plan.pp <= limits.most_stages]
-            plans = (found.strategy, *others)
-            recut_plans = [recut(costs, limits, plan) for plan in plans]
+        first = cost_model.estimate(found.strategy)
+        if found.strategy.pp <= limits.most_stages and first.feasible:
+            simulations = Simulations(problem=problem, estimates={found.strategy: first})
+            simulations.run(found)
             return GroupsSolution(
-                leaders=tuple(dict.fromkeys((*plans, *recut_plans))),
+                estimates=tuple(simulations.estimates.values()),
                 value_s=found.value_s + other_s,
                 lower_bound_s=bound_s + other_s,
             )
     roomy = counted if limits.capped else loose
-    leaders = _roomy(roomy) if upper_bound_s is None else ()
-    return GroupsSolution(leaders=leaders, lower_bound_s=bound_s + other_s)
+    plans = _roomy(roomy) if upper_bound_s is None else ()
+    return GroupsSolution(
+        estimates=tuple(map(cost_model.estimate, plans)), lower_bound_s=bound_s + other_s
+    )
 
 
 def _roomy(problem: GroupsProblem) -> tuple[Strategy, ...]:

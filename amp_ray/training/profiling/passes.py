@@ -60,7 +60,7 @@ def time_passes(subject: Subject, spans: Spans, repeats: int, *, cuda: bool) -> 
     forward, backward, talking = [], [], []
     for marks, counts in passes:
         talk = [
-            sum(clock.seconds(start, end) for _, start, end in spans.marks[first:last])
+            sum(clock.seconds(start, end) for _, _, start, end in spans.marks[first:last])
             for first, last in (counts[:2], counts[1:])
         ]
         forward.append(clock.seconds(marks[0], marks[1]) - talk[0])

@@ -15,6 +15,7 @@ from torch import Tensor
 from amp_ray.training.clock import Clock, DeviceClock, HostClock, Spans
 from amp_ray.training.connect import connect, use_cuda
 from amp_ray.training.events import EventChannel, write_result
+from amp_ray.training.pipeline import join
 from amp_ray.training.profiling.group import Ranks
 from amp_ray.training.profiling.job import LinkPoint, Point, ProfileJob
 from amp_ray.training.profiling.passes import (
@@ -50,6 +51,7 @@ class _Run:
         self.start = time.monotonic()
         self.cuda = use_cuda(job.trial)
         connect(job.trial, cuda=self.cuda)
+        join(job.trial, cuda=self.cuda)
         local_rank = int(os.environ["LOCAL_RANK"])
         device = torch.device("cuda", local_rank) if self.cuda else torch.device("cpu")
         self.ranks = Ranks(device, job.group_sizes)

@@ -12,8 +12,9 @@ from torch import nn
 from amp_ray.training.clock import HostClock, Spans
 from amp_ray.training.data import step_batches
 from amp_ray.training.job import Job
+from amp_ray.training.optimizer import build_optimizer
 from amp_ray.training.parallel import TensorParallel
-from amp_ray.training.pipeline import build_engine, build_module, build_optimizer
+from amp_ray.training.pipeline import build_engine, build_module
 from amp_ray.training.profiling.group import Ranks
 from amp_ray.training.profiling.job import Point
 from amp_ray.training.profiling.subject import SwitchedParallel, make_subject
@@ -135,8 +136,8 @@ def _memory_bytes_per_s(job: Job, ranks: Ranks, *, cuda: bool) -> float:
     copies = max(1, MEMORY_BYTES // (BYTES_PER_ELEMENT * sum(sizes)))
     full, empty = sizes * copies, [1] * len(sizes) * copies
     passes = ACCUMULATION_PASSES + BUCKET_PASSES + UPDATE_PASSES[job.optimizer]
-    works = [_traffic(job, part, ranks, cuda=cuda) for part in (full, empty)]
-    full_s, empty_s = _alternating_s(works, cuda=cuda)
+    tasks = [_traffic(job, part, ranks, cuda=cuda) for part in (full, empty)]
+    full_s, empty_s = _alternating_s(tasks, cuda=cuda)
     num_bytes = float(passes * BYTES_PER_ELEMENT * sum(full))
     return num_bytes / max(full_s - empty_s, LEAST_TRAFFIC_FRACTION * full_s)
 
@@ -146,7 +147,7 @@ def _traffic(job: Job, sizes: Sequence[int], ranks: Ranks, *, cuda: bool) -> Cal
     weights = nn.ParameterList(torch.zeros(size, device=ranks.device) for size in sizes)
     for weight in weights:
         weight.grad = torch.ones_like(weight)
-    optimizer = build_optimizer(job, weights, cuda=cuda)
+    optimizer = build_optimizer(job, weights, fused=cuda)
     gradients = [weight.grad for weight in weights]
 
     def tail() -> None:
@@ -161,18 +162,18 @@ def _traffic(job: Job, sizes: Sequence[int], ranks: Ranks, *, cuda: bool) -> Cal
 
 
 def _alternating_s(
-    works: Sequence[Callable[[], Any]], *, cuda: bool, meet: Callable[[], Any] = lambda: None
+    tasks: Sequence[Callable[[], Any]], *, cuda: bool, meet: Callable[[], Any] = lambda: None
 ) -> tuple[float, ...]:
-    """Return the lower quartile of the seconds of each of several works.
+    """Return the lower quartile of the seconds of each of several tasks.
 
     They take turns, and of each the less disturbed quarter counts: the differences between them
     are small, and other work on the machine would spoil them. All ranks ``meet`` before each.
     """
-    times: list[list[float]] = [[] for _ in works]
+    times: list[list[float]] = [[] for _ in tasks]
     for _ in range(WARMUP_STEPS + REPEATS):
-        for work, found in zip(works, times, strict=True):
+        for task, found in zip(tasks, times, strict=True):
             meet()
-            found.append(_seconds(work, cuda=cuda))
+            found.append(_seconds(task, cuda=cuda))
     return tuple(statistics.quantiles(found[WARMUP_STEPS:], n=4)[0] for found in times)
 
 

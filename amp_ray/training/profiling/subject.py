@@ -12,7 +12,7 @@ from amp_ray.training.job import Job
 from amp_ray.training.parallel import TensorParallel
 from amp_ray.training.profiling.job import Point
 from amp_ray.training.ranks import shard_range
-from amp_ray.training.shapes import RGB_CHANNELS, ImageShape, TextShape, layer_kinds
+from amp_ray.training.shapes import RGB_CHANNELS, ImageShape, TextShape, input_extent, layer_kinds
 from amp_ray.training.text import text_layers
 from amp_ray.training.vocabulary import CrossEntropy
 
@@ -82,7 +82,7 @@ def make_subject(job: Job, point: Point, parallel: SwitchedParallel, device: Any
     spec = layers[point.layer]
     module = spec.build().to(device=device, dtype=dtype)
     # A tied layer is the table at the other end, used by a function of its own.
-    tied = getattr(spec, "forward_fn", None)
+    tied = spec.forward_fn
 
     def run(value: Tensor) -> Tensor:
         output = module(value) if tied is None else tied(module, value)
@@ -103,32 +103,16 @@ def make_subject(job: Job, point: Point, parallel: SwitchedParallel, device: Any
 
 def _source(job: Job, point: Point, parallel: TensorParallel, device: Any) -> Tensor:  # noqa: ANN401
     """Return what goes into a layer."""
-    extent = input_extent(job.model, point, parallel)
+    shape = job.model
+    extent: tuple[int, ...] = (point.micro_batch_size, *input_extent(shape, point.layer))
+    if isinstance(shape, TextShape) and point.layer == len(layer_kinds(shape)):
+        first_row, end_row = shard_range(shape.vocab_size, parallel.rank, parallel.size)
+        extent = (*extent[:2], end_row - first_row)
     if isinstance(job.model, TextShape) and point.layer == 0:
         return torch.randint(0, job.model.vocab_size, extent, device=device)
     first = point.layer == 0
     dtype = torch.float32 if first else DTYPES[job.precision]
     return torch.randn(extent, device=device, dtype=dtype, requires_grad=not first)
-
-
-def input_extent(
-    shape: TextShape | ImageShape, point: Point, parallel: TensorParallel
-) -> tuple[int, ...]:
-    """Return the sizes of what goes into a layer."""
-    batch = point.micro_batch_size
-    if isinstance(shape, TextShape):
-        if point.layer == 0:
-            return batch, shape.sequence_length
-        if point.layer == len(layer_kinds(shape)):
-            first, end = shard_range(shape.vocab_size, parallel.rank, parallel.size)
-            return batch, shape.sequence_length, end - first
-        return batch, shape.sequence_length, shape.hidden_size
-    if point.layer == 0:
-        return batch, shape.latent_size
-    # What the block before hands on; the first block and the input stand at the lowest level.
-    before = point.layer - 2
-    level = shape.level_of_block(before) if before >= 0 else 0
-    return batch, shape.side(level) ** 2, shape.width(level)
 
 
 def _text_loss(

@@ -38,12 +38,14 @@ class Wanted:
         python_key: Key of the experiment file that names it.
         program: The user's own program as it is started; None for the package's own.
         cwd: Where that program starts; None for the trial's folder.
+        deepspeed: Whether trials run by DeepSpeed.
     """
 
     python: str
     python_key: str = "trials.ssh.python"
     program: str | None = None
     cwd: str | None = None
+    deepspeed: bool = True
 
     @property
     def level(self) -> Level:
@@ -100,7 +102,8 @@ def check_software(report: HostReport, wanted: Wanted) -> Iterator[Finding]:
         yield Finding(level="ok", host=host, check="Python", found=name)
     if software["kind"] == "software":
         yield _check_torch(report, wanted)
-        yield _check_deepspeed(report, wanted)
+        if wanted.deepspeed:
+            yield _check_deepspeed(report, wanted)
         yield from _check_import(report, wanted)
     yield from _check_program(report, wanted)
 
@@ -206,15 +209,18 @@ def _check_import(report: HostReport, wanted: Wanted) -> Iterator[Finding]:
     if "import_problem" not in software:
         return
     host, num_seen = report.spec.name, software["num_cuda_devices"]
-    if software["import_problem"] is not None:
+    problem = software["import_problem"]
+    needed = "torch and deepspeed" if wanted.deepspeed else "torch"
+    if problem is not None and (wanted.deepspeed or not problem.startswith("import deepspeed")):
         yield Finding(
             level=wanted.level,
             host=host,
             check="import",
-            found=software["import_problem"],
-            expected="torch and deepspeed to import",
+            found=problem,
+            expected=f"{needed} to import",
             command=shell_command(
-                report.spec.login, [wanted.python, "-c", "import torch, deepspeed"]
+                report.spec.login,
+                [wanted.python, "-c", f"import {needed.replace(' and', ',')}"],
             ),
             advice="the command shows the whole error",
         )
@@ -231,7 +237,7 @@ def _check_import(report: HostReport, wanted: Wanted) -> Iterator[Finding]:
             advice="the command shows why; often the driver is too old for torch's CUDA",
         )
     else:
-        yield Finding(level="ok", host=host, check="import", found="torch and deepspeed import")
+        yield Finding(level="ok", host=host, check="import", found=f"{needed} import")
 
 
 def _check_program(report: HostReport, wanted: Wanted) -> Iterator[Finding]:

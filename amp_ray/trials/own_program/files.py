@@ -71,6 +71,8 @@ def generated_files(
     files = {STRATEGY_FILE: _json(record), HOSTFILE: hostfile_text(places).encode()}
     if not strategy.is_uniform:
         return files, "its stages differ in tp, dp or shares, which DeepSpeed has no words for"
+    if strategy.token_slices:
+        return files, "it cuts sequences into token slices, which DeepSpeed has no words for"
     config = ds_config(experiment, strategy)
     program = experiment.trials.program
     if program is not None and program.metric == "deepspeed":

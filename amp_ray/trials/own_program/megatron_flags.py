@@ -25,11 +25,14 @@ def megatron_flags(experiment: Experiment, strategy: Strategy) -> tuple[str, ...
     Raises:
         ValueError: If Megatron has no flags for such a strategy or model.
     """
+    if strategy.token_slices:
+        message = "Megatron runs whole micro-batches, not token slices"
+        raise ValueError(message)
     candidate = candidate_of(strategy)
     trials, traits = experiment.trials, experiment.traits
     blocks = stage_blocks(_checked(experiment.model), strategy.bounds)
     sizes = {
-        "tensor-model-parallel-size": candidate.tp,
+        "tensor-model-parallel-size": candidate.options.tp,
         "pipeline-model-parallel-size": candidate.pp,
         "micro-batch-size": candidate.micro_batch_size,
         "global-batch-size": candidate.global_batch_size,
@@ -109,10 +112,17 @@ def _interleaving_flags(blocks: tuple[int, ...], virtual_stages: int) -> list[st
 
 def _recompute_flags(candidate: Candidate) -> list[str]:
     """Say what is computed again."""
-    if candidate.recompute == "none":
+    recompute = candidate.options.recompute
+    if recompute.kind == "none":
         return []
-    whole = ("granularity", "full"), ("method", "uniform"), ("num-layers", "1")
-    return [word for name, value in whole for word in (f"--recompute-{name}", value)]
+    if recompute.kind == "selective":
+        if recompute.layers is not None:
+            message = f"Megatron recomputes selectively in all layers, found {recompute}"
+            raise ValueError(message)
+        return ["--recompute-granularity", "selective"]
+    method, number = ("uniform", 1) if recompute.layers is None else ("block", recompute.layers)
+    flags = ("granularity", "full"), ("method", method), ("num-layers", str(number))
+    return [word for name, value in flags for word in (f"--recompute-{name}", value)]
 
 
 def _zero_flags(experiment: Experiment) -> list[str]:

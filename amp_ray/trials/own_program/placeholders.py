@@ -19,7 +19,7 @@ PLACEHOLDERS: Final[Mapping[str, str]] = {
     "stage_layers": "layers of each stage, as in `3,3`",
     "num_blocks": "transformer blocks of the model",
     "stage_blocks": "transformer blocks of each stage, as in `2,2`",
-    "recompute": "what the backward pass computes again: `none` or `full`",
+    "recompute": "what the backward pass computes again: `none`, `selective`, `full` or `full:3`",
     "zero_stage": "ZeRO stage",
     "precision": "`fp16`, `bf16` or `fp32`",
     "hidden_size": "of the model",

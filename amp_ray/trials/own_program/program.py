@@ -181,11 +181,11 @@ def _filled(command: RankCommand, experiment: Experiment, values: Values) -> Ran
     assert trials.program is not None
     argv: list[str] = []
     for index, word in enumerate(trials.program.argv):
-        with experiment.places.at("trials", "program", "argv", index):
+        with experiment.source.at("trials", "program", "argv", index):
             argv += fill_argument(word, values)
     environment: dict[str, str] = {}
     for name, text in trials.environment.items():
-        with experiment.places.at("trials", "environment", name):
+        with experiment.source.at("trials", "environment", name):
             environment[name] = fill_text(text, values)
     if trials.program.metric == "helper":
         path = environment.get("PYTHONPATH")
@@ -211,10 +211,10 @@ def check_program(experiment: Experiment) -> OwnProgram:
     program = trials.program
     assert program is not None
     for index, word in enumerate(program.argv):
-        with experiment.places.at("trials", "program", "argv", index):
+        with experiment.source.at("trials", "program", "argv", index):
             _check_text(word, program, alone=True)
     for name, text in trials.environment.items():
-        with experiment.places.at("trials", "environment", name):
+        with experiment.source.at("trials", "environment", name):
             _check_variable(name)
             _check_text(text, program, alone=False)
     if program.cwd is not None and (not program.cwd.startswith("/") or "\0" in program.cwd):

@@ -26,6 +26,7 @@ from amp_ray.trials.launch import FOLDER, Launch, rank_commands
 from amp_ray.trials.outcome import Crashed, Measured, Outcome, TimedOut, outcome_from_json
 from amp_ray.trials.own_program.metrics import formats_of, read_logs, words_of
 from amp_ray.trials.result import Measurement
+from support.launching import warm
 from support.talking import output_of
 
 pytestmark = pytest.mark.integration
@@ -309,7 +310,7 @@ def test_without_namespaces_trials_run_all_the_same_and_say_so(
 def test_warm_ranks_are_measured(settings: AgentSettings, tmp_path: Path) -> None:
     warm_up = WarmUp(python=sys.executable, modules=("decimal", "gc:collect"))
     with Launcher([LocalHost()], settings, warm_up=warm_up) as launcher:
-        assert launcher.warm()["localhost"]["problem"] == ""
+        assert warm(launcher)["localhost"]["problem"] == ""
         program = RESULT + "import sys; assert 'decimal' in sys.modules"
         assert isinstance(launcher.run(launch(program), tmp_path / "t"), Measured)
 

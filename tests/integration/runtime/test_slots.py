@@ -28,6 +28,7 @@ from amp_ray.trials.doctor.software import Wanted
 from amp_ray.trials.launch import Launch, rank_commands
 from amp_ray.trials.outcome import Measured, Outcome, Unreachable
 from support.experiments import small_experiment
+from support.launching import warm
 
 pytestmark = pytest.mark.integration
 
@@ -140,18 +141,18 @@ def test_a_start_that_takes_longer_than_the_lease_is_no_lost_host(trials: Trials
 
 
 def test_the_doctor_measures_the_start_and_warns() -> None:
-    site = HostSpec(name="a", device=find_device("cpu"), num_slots=1)
+    spec = HostSpec(name="a", device=find_device("cpu"), num_slots=1)
     question = make_question(small_experiment().trials, SshSettings(), deep=False, num_peers=1)
-    visit = HostProbe(site, SlowHost, question)
-    visit.ask()
-    look = visit.report()
-    visit.close()
-    assert look.start_s is not None
-    findings = check_hosts([look], Wanted(python=sys.executable))
+    host_probe = HostProbe(spec, SlowHost, question)
+    host_probe.ask()
+    report = host_probe.report()
+    host_probe.close()
+    assert report.start_s is not None
+    findings = check_hosts([report], Wanted(python=sys.executable))
     (start,) = [finding for finding in findings if finding.check == "start"]
     assert start.level == "warning"
     assert "s until Python runs" in start.found
-    good = check_hosts([replace(look, start_s=0.2)], Wanted(python=sys.executable))
+    good = check_hosts([replace(report, start_s=0.2)], Wanted(python=sys.executable))
     assert [finding.level for finding in good if finding.check == "start"] == ["ok"]
 
 
@@ -188,7 +189,7 @@ def test_many_hosts_are_opened_in_waves_each_with_the_whole_limit(tmp_path: Path
     assert 1 < max(most) <= 32
     hosts = [ScriptedHost(name, well_behaved) for name in names]
     with Launcher(hosts, AgentSettings(base=str(tmp_path))) as launcher:
-        assert launcher.warm() == {}
+        assert warm(launcher) == {}
     assert all(host.num_agents == 1 for host in hosts)
 
 

@@ -21,6 +21,7 @@ from amp_ray.runtime.launch.launcher import Launcher, WarmUp
 from amp_ray.runtime.study.pool import InterruptedTrialError
 from amp_ray.trials.launch import Launch, rank_commands
 from amp_ray.trials.outcome import Measured, Outcome
+from support.launching import warm
 
 pytestmark = pytest.mark.integration
 
@@ -140,7 +141,7 @@ def test_a_death_while_importing_is_told_with_its_last_lines_and_ranks_start_afr
 ) -> None:
     module = f"import os, sys; print('last words', file=sys.stderr, flush=True); {death}"
     with trials.launcher(module) as launcher:
-        problem = launcher.warm()["a"]["problem"]
+        problem = warm(launcher)["a"]["problem"]
         assert how in problem
         assert f"while it imported {trials.module}" in problem
         assert "last words" in problem
@@ -158,7 +159,7 @@ def test_a_death_once_is_told_and_the_next_process_serves(
     module = f"import os\nif not os.path.exists({str(mark)!r}):\n"
     module += f"    open({str(mark)!r}, 'w').close(); os.kill(os.getpid(), 11)"
     with trials.launcher(module) as launcher:
-        assert launcher.warm()["a"]["problem"] == ""
+        assert warm(launcher)["a"]["problem"] == ""
         assert isinstance(trials.run(launcher), Measured)
     assert "a: the warm process was ended by signal 11 (SIGSEGV) while" in caplog.text
     assert trials.were_warm() == [True]
@@ -195,7 +196,7 @@ def test_trials_in_which_it_dies_run_again_and_after_the_second_death_afresh(
 
 def test_imports_that_never_end_are_ended_and_told(trials: Trials) -> None:
     with trials.launcher("import time; time.sleep(600)", import_timeout_s=1.0) as launcher:
-        assert "took longer than 1 s" in launcher.warm()["a"]["problem"]
+        assert "took longer than 1 s" in warm(launcher)["a"]["problem"]
         assert isinstance(trials.run(launcher), Measured)
         wait_for(lambda: not trials.warm_pids)
 
@@ -216,17 +217,17 @@ def test_folders_of_agents_that_were_killed_are_swept_by_the_next_start(trials: 
         return [*trials.hosts.glob("amp-ray-*-warm")]
 
     launcher = trials.launcher()
-    launcher.warm()
+    warm(launcher)
     (left,) = folders()
     parent = int(Path(f"/proc/{trials.warm_pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
     with trials.launcher() as other:  # whose start does not touch what is in use
-        other.warm()
+        warm(other)
         assert left in folders()
     os.kill(parent, signal.SIGKILL)
     wait_for(lambda: not trials.warm_pids)
     assert folders() == [left]
     with trials.launcher() as other:
-        other.warm()
+        warm(other)
         assert left not in folders()
     launcher.close()
     assert folders() == []
@@ -239,10 +240,10 @@ def test_nothing_is_imported_from_the_folder_that_the_user_is_in(trials: Trials)
         (trials.folder / f"{name}.py").write_text(text, encoding="ascii")
     program = (
         "import sys\nfrom pathlib import Path\n"
-        "from tests.integration.runtime.test_warm_deaths import Trials, Measured\n"
+        "from tests.integration.runtime.test_warm_deaths import Trials, Measured, warm\n"
         f"trials = Trials(Path({str(trials.folder / 'inner')!r}))\n"
         "launcher = trials.launcher()\n"
-        "assert launcher.warm()['a']['problem'] == ''\n"
+        "assert warm(launcher)['a']['problem'] == ''\n"
         "import os\nassert isinstance(trials.run(launcher), Measured)\n"
         "assert trials.were_warm() == [True]\n"
         "launcher.close()\n"

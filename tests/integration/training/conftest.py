@@ -86,12 +86,15 @@ def make_job(model: str, **changes: object) -> dict[str, Any]:
     """Return a job of one rank; keys of the strategy and of the job may be changed."""
     image = model == "transgan"
     strategy: dict[str, Any] = {"tp": 1, "pp": 1, "dp": 1, "micro_batch_size": GLOBAL_BATCH_SIZE}
-    names = (*strategy, "bounds", "recompute", "placement", "stages")
+    names = (
+        *(*strategy, "bounds", "recompute", "placement", "stages"),
+        *("num_micro_batches", "virtual_stages", "token_slices"),
+    )
     strategy |= {key: changes.pop(key) for key in names if key in changes}
     strategy.setdefault("bounds", [0, NUM_IMAGE_LAYERS if image else NUM_TEXT_LAYERS])
-    strategy["num_micro_batches"] = GLOBAL_BATCH_SIZE // (
-        strategy["dp"] * strategy["micro_batch_size"]
-    )
+    if "num_micro_batches" not in strategy:
+        samples = strategy["dp"] * strategy["micro_batch_size"]
+        strategy["num_micro_batches"] = GLOBAL_BATCH_SIZE // samples
     return {
         "trial_id": "trial-1",
         "model": MODELS[model],
@@ -107,6 +110,13 @@ def make_job(model: str, **changes: object) -> dict[str, Any]:
         "communication_timeout_s": 300,
         **changes,
     }
+
+
+def num_ranks(strategy: dict[str, Any]) -> int:
+    """Return the processes of a strategy."""
+    if strategy["tp"] is None:
+        return sum(stage["tp"] * stage["dp"] for stage in strategy["stages"])
+    return int(strategy["tp"] * strategy["pp"] * strategy["dp"])
 
 
 @dataclass(kw_only=True)
@@ -160,7 +170,7 @@ class WarmRanks:
         strategy = job["strategy"]
         request = {
             "job": {**job, "out_dir": str(folder)},
-            "num_ranks": strategy["tp"] * strategy["pp"] * strategy["dp"],
+            "num_ranks": num_ranks(strategy),
             "port": free_port(),
             "folder": str(folder),
             "deadline_s": DEADLINE_S,

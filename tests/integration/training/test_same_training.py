@@ -25,6 +25,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "gpt2",
         {"pp": 4, "bounds": [0, 2, 3, 4, 7], "micro_batch_size": 2, "recompute": "full"},
     ),
+    "pp2-selective-and-part": (
+        "gpt2",
+        {
+            "pp": 2,
+            "bounds": [0, 3, 7],
+            "micro_batch_size": 2,
+            "recompute": ["selective", {"kind": "full", "layers": 1}],
+        },
+    ),
     "dp2-pp2-zero1-tied": (
         "gpt2",
         {"dp": 2, "pp": 2, "bounds": [0, 4, 7], "micro_batch_size": 2, "zero_stage": 1},

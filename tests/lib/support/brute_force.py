@@ -6,13 +6,23 @@ from dataclasses import dataclass
 
 from amp_ray.partition.problem import (
     PartitionProblem,
-    beat_s,
+    bottleneck_s,
     extended_sum_s,
-    is_allowed,
     objective,
 )
 
 Stage = tuple[int, int]  # (first layer, option)
+
+
+def is_allowed(problem: PartitionProblem, start: int, end: int, option: int) -> bool:
+    """Say whether an option can hold the layers ``[start, end)``, and they may be a stage.
+
+    Returns:
+        True where it fits or knows no limit, and the stage holds what every stage must.
+    """
+    tables, memory_row = problem.tables, problem.options.memory_row[option]
+    fits = memory_row < 0 or start >= tables.earliest_start[memory_row, end]
+    return bool(fits and start <= tables.latest_start[end])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +32,7 @@ class Chain:
     Attributes:
         stages: First layer and option of each.
         sum_s: Sum of the objective.
-        slowest_s: Largest beat.
+        slowest_s: Bottleneck.
         final_state: Where the options lead.
     """
 
@@ -70,7 +80,7 @@ def cheapest_chain(problem: PartitionProblem, cap_s: float) -> Chain | None:
 
     Args:
         problem: Of any size that four nested loops can bear.
-        cap_s: Bound on the beat of every stage.
+        cap_s: Bound on the bottleneck of every stage.
 
     Returns:
         The chain with the smallest sum, by the solver's rules for ties; None if there is none.
@@ -83,7 +93,7 @@ def cheapest_chain(problem: PartitionProblem, cap_s: float) -> Chain | None:
             for start in range(end):
                 if (state, start) not in cheapest or not is_allowed(problem, start, end, option):
                     continue
-                if beat_s(problem, start, end, option) > cap_s:
+                if bottleneck_s(problem, start, end, option) > cap_s:
                     continue
                 before_s = cheapest[state, start][0]
                 offer = (extended_sum_s(problem, before_s, start, end, option), start, option)
@@ -116,7 +126,7 @@ def _extended(problem: PartitionProblem, chain: Chain, placed: int) -> Iterator[
                 longer = Chain(
                     stages=(*chain.stages, (placed, option)),
                     sum_s=extended_sum_s(problem, chain.sum_s, placed, end, option),
-                    slowest_s=max(chain.slowest_s, beat_s(problem, placed, end, option)),
+                    slowest_s=max(chain.slowest_s, bottleneck_s(problem, placed, end, option)),
                     final_state=to_state,
                 )
                 yield from _extended(problem, longer, end)
@@ -141,7 +151,7 @@ def _canonical_ranks(problem: PartitionProblem) -> list[int]:
         options.to_state,
         options.from_state,
         options.time_row,
-        options.beat_row,
+        options.bottleneck_row,
         options.cut_row,
         options.memory_row,
         options.overhead_s,

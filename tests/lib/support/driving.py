@@ -12,7 +12,7 @@ from amp_ray.runtime.ray.searching import ALONE, search_candidates
 from amp_ray.runtime.study.driver import Driver, DriverSettings
 from amp_ray.runtime.study.events import Rebuilt, rebuild
 from amp_ray.runtime.study.pool import Fault, Finished, Task
-from amp_ray.runtime.study.result import Result
+from amp_ray.runtime.study.result import StudyResult
 from amp_ray.search.planner import AmpRayPlanner
 from amp_ray.search.ranking import Ranking
 from amp_ray.search.space import candidates_of
@@ -183,7 +183,7 @@ def make_driver(
     return Driver(state, pool, log or MemoryLog(), view or NotingView(), chosen)
 
 
-def drive(state: TunerState, answer: Answer, log: MemoryLog | None = None) -> Result:
+def drive(state: TunerState, answer: Answer, log: MemoryLog | None = None) -> StudyResult:
     """Drive a study of one group to its end."""
     return make_driver(state, ScriptedPool(answer=answer), log).run()
 

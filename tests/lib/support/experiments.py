@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
+from amp_ray.formats.aceso import read_aceso_profile
 from amp_ray.formats.metis import read_metis_profile
 from amp_ray.spec.build import build_experiment
 from amp_ray.spec.device import Device
@@ -46,11 +47,22 @@ class MemoryFiles:
         }
 
     def foreign_profile(
-        self, source: str, name: str, model: Model, devices: Iterable[Device]
+        self,
+        source: str,
+        name: str,
+        model: Model,
+        devices: Iterable[Device],
+        profiled: str | None = None,
     ) -> Profile:
-        """Return a profile in Metis's format."""
+        """Return a profile in another planner's format."""
+        files = self.folder(name)
+        if source == "aceso":
+            assert profiled is not None
+            return read_aceso_profile(
+                files, folder=name, profiled=profiled, model=model, devices=devices
+            )
         assert source == "metis", source
-        return read_metis_profile(self.folder(name), folder=name, model=model, devices=devices)
+        return read_metis_profile(files, folder=name, model=model, devices=devices)
 
 
 def experiment_from(text: str, files: Mapping[str, str] | None = None) -> Experiment:

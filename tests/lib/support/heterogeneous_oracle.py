@@ -149,14 +149,16 @@ class PlanOracle:
         if given.traits.blocking_transfers:
             blocked = blocked_s(self.cost_model, groups, bounds[1:-1], sends)
         slowest = max(own + cut for own, cut in zip(took, blocked, strict=True))
-        tails = []
+        step_ends = []
         for index, (group, (first, end)) in enumerate(zip(groups, pairwise(bounds), strict=True)):
-            fixed_s, per = group.device_group.tail
+            fixed_s, per = group.device_group.step_end
             is_end = len(groups) > 1 and index in (0, len(groups) - 1)
             held = float(self._device_groups.parameters[first:end].sum()) / group.tp
-            tails.append(fixed_s + per * held + is_end * costs.tied_s(group.device_group))
+            step_ends.append(fixed_s + per * held + is_end * costs.tied_s(group.device_group))
         later = (self.candidate.num_micro_batches - 1) * slowest
-        return sum(took) + sum(sends) + later + max(tails) + given.constants.host_s_per_iteration
+        return (
+            sum(took) + sum(sends) + later + max(step_ends) + given.constants.host_s_per_iteration
+        )
 
     def _cut(self, left: GroupOption, right: GroupOption) -> FloatArray:
         """Return the price of a cut; groups are kept, so their identity is a key."""

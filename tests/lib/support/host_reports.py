@@ -68,16 +68,16 @@ def healthy_report(
     device: str = "cpu",
     num_slots: int = 2,
     changes: Mapping[str, Mapping[str, Any]] | None = None,
-    **more: Any,  # noqa: ANN401 - fields of Look
+    **more: Any,  # noqa: ANN401 - fields of HostReport
 ) -> HostReport:
-    """Return a look at a host that is well, but for some changes.
+    """Return the report of a host that is well, but for some changes.
 
     Args:
         name: Of the host; its machine is its own.
         device: In every slot.
         num_slots: How many.
         changes: Values by part and name; a part with ``problem`` alone is replaced whole.
-        more: Fields of the look.
+        more: Fields of the report.
     """
     parts = healthy_parts(0 if device == "cpu" else num_slots)
     parts["identity"]["boot_id"] = name

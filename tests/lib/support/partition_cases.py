@@ -34,7 +34,7 @@ SMALL = CaseSize()  # brute force takes milliseconds
 
 
 def random_problem(rng: np.random.Generator, kind: str, size: CaseSize = SMALL) -> PartitionProblem:
-    """Draw a problem with unequal devices, cuts, beats, memory limits and repeated options.
+    """Draw a problem of unequal devices, cuts, bottleneck times and memory, with repeated options.
 
     Args:
         rng: Source of randomness.
@@ -73,18 +73,21 @@ def _random_times(rng: np.random.Generator, kind: str, shape: tuple[int, ...]) -
 
 
 def _random_tables(rng: np.random.Generator, kind: str, size: CaseSize) -> StageTables:
-    """Draw tables; beats and memory limits are monotone in some and not in others."""
+    """Draw tables; bottleneck times and memory limits are monotone in some and not in others."""
     num_rows, num_layers = size.num_rows, int(rng.integers(1, size.num_layers + 1))
     layer_time_s = _random_times(rng, kind, (num_rows, num_layers))
     shape = (num_rows, num_layers + 1)
-    beat_start_s, beat_end_s = _random_times(rng, kind, shape), _random_times(rng, kind, shape)
+    bottleneck_start_s, bottleneck_end_s = (
+        _random_times(rng, kind, shape),
+        _random_times(rng, kind, shape),
+    )
     if _happens(rng, 0.3):
-        beat_start_s[:], beat_end_s[:] = beat_start_s[:, :1], 0.0
+        bottleneck_start_s[:], bottleneck_end_s[:] = bottleneck_start_s[:, :1], 0.0
     return StageTables(
         time_prefix_s=np.pad(np.cumsum(layer_time_s, axis=1), ((0, 0), (1, 0))),
         cut_time_s=_random_times(rng, kind, shape),
-        beat_start_s=beat_start_s,
-        beat_end_s=beat_end_s,
+        bottleneck_start_s=bottleneck_start_s,
+        bottleneck_end_s=bottleneck_end_s,
         earliest_start=_random_limits(rng, shape),
         latest_start=_random_latest_starts(rng, num_layers),
     )
@@ -117,7 +120,7 @@ def _random_options(rng: np.random.Generator, kind: str, size: CaseSize) -> Opti
         to_state=rng.integers(from_state + 1, num_states)[chosen],
         time_row=rng.integers(0, size.num_rows, num_options)[chosen],
         cut_row=_random_rows(rng, size, num_options)[chosen],
-        beat_row=_random_rows(rng, size, num_options)[chosen],
+        bottleneck_row=_random_rows(rng, size, num_options)[chosen],
         memory_row=_random_rows(rng, size, num_options)[chosen],
         overhead_s=_random_times(rng, kind, (num_options,))[chosen],
         fixed_s=_random_times(rng, kind, (num_options,))[chosen],
@@ -130,7 +133,7 @@ def _row_of_stages(rng: np.random.Generator, size: CaseSize) -> OptionTable:
     return OptionTable(
         time_row=rng.integers(0, size.num_rows, num_stages),
         cut_row=_random_rows(rng, size, num_stages),
-        beat_row=_random_rows(rng, size, num_stages),
+        bottleneck_row=_random_rows(rng, size, num_stages),
         memory_row=_random_rows(rng, size, num_stages),
     )
 

@@ -7,15 +7,16 @@ from itertools import combinations, pairwise
 import numpy as np
 
 from amp_ray.cost.model import CostModel
-from amp_ray.partition.problem import is_allowed, objective
+from amp_ray.partition.problem import objective
 from amp_ray.search.cuts import latest_starts, partition_problem
 from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.cluster import Cluster
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import Strategy
+from support.brute_force import is_allowed
 from support.experiments import experiment_from
 
-Lanes = tuple[int, ...]
+StageNodes = tuple[int, ...]
 """Node of every tensor-parallel group: stage by stage, replica by replica."""
 
 
@@ -27,7 +28,7 @@ def best_placement(cost_model: CostModel, candidate: Candidate) -> tuple[float, 
         candidate: Its tensor-parallel groups fit into nodes.
 
     Returns:
-        The smallest objective, closed form plus tail, and a strategy that has it; infinite and
+        The smallest objective, closed form plus step end, and a strategy that has it; infinite and
         None where nothing fits.
     """
     best: tuple[float, Strategy | None] = (math.inf, None)
@@ -48,9 +49,9 @@ def all_placements(cluster: Cluster, candidate: Candidate) -> Iterator[tuple[int
         candidate: Degrees.
     """
     alike = _alike(cluster)
-    left = [node.num_slots // candidate.tp for node in cluster.nodes]
-    for lanes in _lanes(left, alike, (candidate.dp, candidate.pp), ()):
-        yield _devices(cluster, lanes, candidate.tp)
+    left = [node.num_slots // candidate.options.tp for node in cluster.nodes]
+    for stage_nodes in _stage_nodes(left, alike, (candidate.options.dp, candidate.pp), ()):
+        yield _devices(cluster, stage_nodes, candidate.options.tp)
 
 
 def random_experiment(rng: np.random.Generator, num_devices: int) -> Experiment:
@@ -127,8 +128,8 @@ def _values(
             strategy = Strategy.uniform(candidate, bounds, placement)
             breakdown = cost_model.estimate_from(costs, strategy).breakdown
             assert breakdown is not None
-            tail_s = breakdown.gradient_sync_s + breakdown.optimizer_s
-            yield objective(problem, bounds, options).value_s + tail_s, bounds
+            step_end_s = breakdown.gradient_sync_s + breakdown.optimizer_s
+            yield objective(problem, bounds, options).value_s + step_end_s, bounds
 
 
 def _alike(cluster: Cluster) -> list[int]:
@@ -141,33 +142,33 @@ def _alike(cluster: Cluster) -> list[int]:
     return [figures.index(own) for own in figures]
 
 
-def _lanes(
-    left: list[int], alike: list[int], grid: tuple[int, int], lanes: Lanes
-) -> Iterator[Lanes]:
+def _stage_nodes(
+    left: list[int], alike: list[int], grid: tuple[int, int], stage_nodes: StageNodes
+) -> Iterator[StageNodes]:
     """Extend groups by one, up to those of a grid; untouched equal nodes come in their order."""
     dp, pp = grid
-    if len(lanes) == dp * pp:
-        yield lanes
+    if len(stage_nodes) == dp * pp:
+        yield stage_nodes
         return
     untouched: set[int] = set()
     for node, units in enumerate(left):
-        fresh = node not in lanes
+        fresh = node not in stage_nodes
         if not units or (fresh and alike[node] in untouched):
             continue
         if fresh:
             untouched.add(alike[node])
-        if 0 < len(lanes) < dp and node < lanes[-1]:
+        if 0 < len(stage_nodes) < dp and node < stage_nodes[-1]:
             continue  # the replicas of the first stage are in order
         below = [units - (other == node) for other, units in enumerate(left)]
-        yield from _lanes(below, alike, grid, (*lanes, node))
+        yield from _stage_nodes(below, alike, grid, (*stage_nodes, node))
 
 
-def _devices(cluster: Cluster, lanes: Lanes, tp: int) -> tuple[int, ...]:
+def _devices(cluster: Cluster, stage_nodes: StageNodes, tp: int) -> tuple[int, ...]:
     """Give every group the next free devices of its node."""
     slots = [node.num_slots for node in cluster.nodes]
     free = [sum(slots[:node]) for node in range(len(slots))]
     placement: list[int] = []
-    for node in lanes:
+    for node in stage_nodes:
         placement += range(free[node], free[node] + tp)
         free[node] += tp
     return tuple(placement)

@@ -4,10 +4,11 @@ import itertools
 
 from hypothesis import strategies as st
 
-from amp_ray.spec.candidate import RECOMPUTE, Candidate
+from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.catalogue import CATALOGUE
 from amp_ray.spec.cluster import Cluster, Link, Node
 from amp_ray.spec.hostfile import HostSlots
+from amp_ray.spec.recompute import FULL, NO_RECOMPUTE, SELECTIVE, Recompute
 from amp_ray.spec.strategy import Stage, StageOptions, Strategy
 
 _MAX_NODES = 4
@@ -15,6 +16,15 @@ _MAX_SLOTS = 4
 _MAX_DEGREE = 4
 _MAX_LAYERS = 12
 _MAX_SAMPLES = 8
+
+RECOMPUTE = (
+    NO_RECOMPUTE,
+    SELECTIVE,
+    FULL,
+    Recompute(kind="selective", layers=2),
+    Recompute(kind="full", layers=1),
+    Recompute(kind="full", layers=3),
+)
 
 _HOST_NAMES = st.text(
     st.characters(codec="utf-8", exclude_categories=("C", "Z"), exclude_characters="#/\\"),

@@ -885,7 +885,7 @@ STRATEGIES: Final[dict[str, tuple[str | bytes, str]]] = {
     ),
     "unknown recompute": (
         f"{COLUMNS},recompute\n1,2,2,1,some\n",
-        "strategies.csv:2: recompute: found 'some'; expected one of none, full",
+        "strategies.csv:2: recompute: found 'some'; expected one of none, selective, full; or",
     ),
     "negative measurement": (
         f"{COLUMNS},measured_s\n1,2,2,1,-3\n",

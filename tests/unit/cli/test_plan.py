@@ -217,3 +217,139 @@ def test_slow_devices_may_stay_idle_in_what_is_launched(amp_ray: Run, small: Pat
     best = amp_ray("plan", small, "--launchable", "--json").json["ranking"][0]
     assert {node for node, _ in best["strategy"]["placement"]} == {"node1"}
     assert best["launchable"]
+
+
+PRICED = """    - {device: T4, slots: 2, intra_gbit_per_s: 50, inter_gbit_per_s: 10,
+       price_per_device_hour: 1}
+    - {device: V100-16, slots: 2, intra_gbit_per_s: 50, inter_gbit_per_s: 10,
+       price_per_device_hour: 2}
+"""
+
+
+@pytest.fixture
+def priced(small: Path) -> Path:
+    """Two nodes, the faster one at twice the price."""
+    head, _, tail = small.read_text().partition("    - {count: 2")
+    small.write_text(head + PRICED + tail.partition("\n")[2], encoding="utf-8")
+    return small
+
+
+def test_by_cost_some_of_the_nodes_may_be_best(amp_ray: Run, priced: Path) -> None:
+    by_time = amp_ray("plan", priced, "--all", "--json").json
+    by_cost = amp_ray("plan", priced, "--objective", "cost", "--all", "--json").json
+    assert by_cost["objective"] == "cost"
+    costs = [row["cost"]["per_iteration"] for row in by_cost["ranking"] if row["feasible"]]
+    assert costs[0] < min(row["cost"]["per_iteration"] for row in by_time["ranking"])
+    hosts = {host for host, _ in by_cost["ranking"][0]["strategy"]["placement"]}
+    assert len(hosts) == 1
+
+
+def test_time_and_cost_together_are_a_front(amp_ray: Run, priced: Path) -> None:
+    rows = amp_ray("plan", priced, "--objective", "time-cost", "--all", "--json").json["ranking"]
+    figures = [
+        (row["iteration_time_s"], row["cost"]["per_iteration"], row["pareto"])
+        for row in rows
+        if row["feasible"]
+    ]
+    for time_s, cost, is_front in figures:
+        beaten = any(
+            (other_s, other) != (time_s, cost) and other_s <= time_s and other <= cost
+            for other_s, other, _ in figures
+        )
+        assert is_front is not beaten
+    out = amp_ray("plan", priced, "--objective", "time-cost").out
+    assert "no other is both faster and cheaper" in out
+
+
+def test_a_limit_on_money_leaves_nodes_idle(amp_ray: Run, priced: Path) -> None:
+    cheapest = amp_ray("plan", priced, "--objective", "cost", "--json").json["ranking"][0]
+    most = cheapest["cost"]["per_iteration"] * 1.001
+    priced.write_text(
+        priced.read_text() + f"search: {{max_cost_per_iteration: {most}}}\n", encoding="utf-8"
+    )
+    rows = amp_ray("plan", priced, "--json").json["ranking"]
+    assert rows
+    assert all(row["cost"]["per_iteration"] <= most for row in rows)
+
+
+@pytest.mark.parametrize("arguments", [(), ("--cost-model", "amp-2022")])
+def test_money_needs_prices(amp_ray: Run, small: Path, arguments: tuple[str, ...]) -> None:
+    ended = amp_ray("plan", small, "--objective", "cost", *arguments)
+    assert ended.code == 2
+    assert "objective 'cost' needs" in ended.err
+
+
+def test_after_a_loss_the_plan_tells_what_moves(amp_ray: Run, small: Path, tmp_path: Path) -> None:
+    before = tmp_path / "before.json"
+    amp_ray("plan", small, "--json", before)
+    ended = amp_ray("plan", small, "--without", "node0", "--from", before, "--json")
+    assert ended.code == 0, ended.err
+    best = ended.json["ranking"][0]
+    assert {host for host, _ in best["strategy"]["placement"]} == {"node1"}
+    assert best["moves"].keys() == {
+        "moved_bytes",
+        "from_checkpoint_bytes",
+        "transfer_s",
+        "hosts",
+    }
+    assert [entry["host"] for entry in best["moves"]["hosts"]] == ["node1"]
+    out = amp_ray("plan", small, "--without", "node0", "--from", before).out
+    assert "the best strategy moves" in out
+
+
+def test_a_plan_of_hosts_that_the_file_no_longer_names_is_read(
+    amp_ray: Run, small: Path, tmp_path: Path
+) -> None:
+    before = tmp_path / "before.json"
+    amp_ray("plan", small, "--json", before)
+    small.write_text(small.read_text().replace("count: 2", "count: 1"), encoding="utf-8")
+    ended = amp_ray("plan", small, "--from", before, "--json")
+    assert ended.code == 0, ended.err
+    assert ended.json["ranking"][0]["moves"]["moved_bytes"] > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--without", "nodeX"], "--without nodeX: the hosts are node0, node1"),
+        (["--without", "node0", "--without", "node1"], "--without leaves no host"),
+        (["--from", "missing.json"], "missing.json: no such file"),
+        (["--from", "wrong.json"], "wrong.json"),
+        (["--from", "other.json"], "a strategy for 3 layers; the model has 9"),
+        (["--from", "other.json", "--cost-model", "amp-2022"], "--from compares plans"),
+    ],
+)
+def test_a_wrong_host_or_plan_is_refused(
+    amp_ray: Run, small: Path, tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    (tmp_path / "wrong.json").write_text('{"ranking": [{"strategy": 7}]}', encoding="utf-8")
+    strategy = {"tp": 1, "dp": 1, "bounds": [0, 3], "micro_batch_size": 1, "num_micro_batches": 8}
+    (tmp_path / "other.json").write_text(json.dumps(strategy), encoding="utf-8")
+    named = [str(tmp_path / word) if word.endswith(".json") else word for word in arguments]
+    ended = amp_ray("plan", small, *named)
+    assert ended.code == 2
+    assert message in ended.err
+
+
+def test_where_nothing_fits_the_message_says_what_recompute_would_do(
+    amp_ray: Run, tmp_path: Path
+) -> None:
+    text = (
+        "name: large\n"
+        "model: {family: gpt2, num_layers: 8, hidden_size: 1024, num_heads: 16,\n"
+        "        sequence_length: 4096, vocab_size: 1024}\n"
+        "cluster: {nodes: [{count: 1, device: T4, slots: 2, memory_gib: 8,\n"
+        "                   intra_gbit_per_s: 50, inter_gbit_per_s: 50}]}\n"
+        "search: {min_tp: 2, micro_batch_sizes: [8]}\n"
+        "global_batch_size: 8\n"
+    )
+    experiment = tmp_path / "large.yaml"
+    experiment.write_text(text, encoding="utf-8")
+    ended = amp_ray("plan", str(experiment))
+    assert ended.code == 3
+    assert "stage 0 needs" in ended.err
+    assert "with 'recompute: auto' some fit, such as tp 2, pp 1, dp 1" in ended.err
+    experiment.write_text(f"{text}recompute: auto\n", encoding="utf-8")
+    ended = amp_ray("plan", str(experiment))
+    assert ended.code == 0
+    assert "recompute full" in ended.out

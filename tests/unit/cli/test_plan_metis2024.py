@@ -95,3 +95,11 @@ def test_recompute_is_refused(amp_ray: Run, mixed: Path) -> None:
     ended = amp_ray("plan", mixed, "--cost-model", "metis-2024")
     assert ended.code == 2
     assert "cost model metis-2024 needs recompute: none" in ended.err
+
+
+def test_memory_is_what_the_board_is_sold_with(amp_ray: Run, mixed: Path) -> None:
+    text = TEXT.replace("slots: 3,", "slots: 3, nominal_memory_gib: 15,")
+    mixed.write_text(text, encoding="utf-8")
+    limits = {limit for row in planned(amp_ray, mixed) for limit in row["memory_limit_bytes"] or ()}
+    assert 15 * 2**30 in limits
+    assert round(14.75 * 2**30) not in limits

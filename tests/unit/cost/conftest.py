@@ -10,6 +10,7 @@ from amp_ray.spec.experiment import Experiment, SearchLimits, TrialSettings
 from amp_ray.spec.model import Layer, Model, ModelShape
 from amp_ray.spec.operator import Elementwise
 from amp_ray.spec.profile import ANALYTIC
+from amp_ray.spec.recompute import NO_RECOMPUTE
 from amp_ray.spec.traits import RuntimeTraits
 
 KILO = 1000
@@ -128,7 +129,7 @@ def experiment(
         precision="fp16",
         optimizer="sgd",
         zero_stage=0,
-        recompute="none",
+        recompute=NO_RECOMPUTE,
         global_batch_size=8,
         limits=SearchLimits(),
         trials=TrialSettings(

@@ -47,7 +47,8 @@ def test_compiled_and_plain_peak_agree(tied: np.ndarray) -> None:
         compiled = kernels.stage_peak(LAYERS, STAGE, tied, start, end)
         assert kernels.stage_peak.py_func(LAYERS, STAGE, tied, start, end) == compiled
         temporary = LAYERS[2, start:end].max()
-        plain = kernels.peak_with.py_func(LAYERS, STAGE, tied, start, end, temporary)
+        kept = LAYERS[1, end] - LAYERS[1, start]
+        plain = kernels.peak_with.py_func(LAYERS, STAGE, tied, (start, end), kept, temporary)
         assert plain == compiled
 
 

@@ -54,6 +54,18 @@ def test_recompute_runs_the_forward_pass_again(talking: LayerCosts, rank: Rank) 
     assert times(talking, replace(rank, tp=2), RING, "full") == (2.0, 4.0, 2.0)
 
 
+def test_selective_recompute_runs_the_attention_core_again(
+    talking: LayerCosts, block: Layer, rank: Rank
+) -> None:
+    (work,) = block.elementwise
+    core = replace(work, core="inner", forward_elements=3 * work.forward_elements)
+    layer = replace(block, operators=(core, *talking.model.layers[0].operators))
+    costs = replace(talking, model=replace(talking.model, layers=(layer,) * 4))
+    plain = times(costs, replace(rank, tp=2), RING)
+    again = times(costs, replace(rank, tp=2), RING, "selective")
+    assert again == (plain[0], plain[1] + 3.0, plain[2])
+
+
 def test_only_blocks_are_computed_again(
     costs: LayerCosts, block: Layer, model: Model, rank: Rank
 ) -> None:

@@ -12,6 +12,7 @@ from amp_ray.spec.constants import Constants
 from amp_ray.spec.model import Layer, Model
 from amp_ray.spec.operator import Elementwise
 from amp_ray.spec.optimizer import find_optimizer
+from amp_ray.spec.recompute import Recompute
 from amp_ray.spec.traits import RuntimeTraits
 
 BLOCK_BYTES = 100.0
@@ -32,13 +33,17 @@ def memory_of(layers: LayerMemory, constants: Constants, **degrees: int) -> Memo
     candidate = Candidate(
         micro_batch_size=layers.rank.micro_batch_size,
         options=StageOptions(
-            tp=layers.rank.tp, dp=degrees.get("dp", 1), recompute=layers.recompute
+            tp=layers.rank.tp,
+            dp=degrees.get("dp", 1),
+            recompute=Recompute(kind=layers.recompute, layers=degrees.get("num_again")),
         ),
         pp=degrees.get("pp", 1),
         num_micro_batches=degrees.get("num_micro_batches", 8),
     )
     return MemoryModel(
         layers=layers.rows(weights),
+        plain=replace(layers, recompute="none").rows(weights),
+        block_counts=np.array(layers.model.block_counts),
         weights=weights,
         candidate=candidate,
         rank=layers.rank,
@@ -75,6 +80,38 @@ def test_block_keeps_what_it_saves_or_with_recompute_its_input(
     assert layers.kept_bytes(heavy) == 800.0
     assert again.kept_bytes(heavy) == BLOCK_BYTES
     assert again.kept_bytes(replace(heavy, kind="head")) == 800.0
+
+
+def test_selective_recompute_keeps_what_enters_the_attention_core(
+    layers: LayerMemory, block: Layer
+) -> None:
+    (work,) = block.elementwise
+    core = (
+        replace(work, saved_elements=30, core="input"),
+        replace(work, saved_elements=500, core="inner"),
+    )
+    attention = replace(block, operators=(work, *core))
+    again = replace(layers, recompute="selective")
+    assert again.kept_bytes(attention) == layers.kept_bytes(attention) - 1000.0
+    assert again.temporary_bytes(attention) == 3 * 1000.0
+
+
+def test_part_of_a_stage_is_computed_again(layers: LayerMemory, constants: Constants) -> None:
+    again = replace(layers, recompute="full")
+    (work,) = layers.model.layers[0].elementwise
+    heavy = replace(layers.model.layers[0], operators=(replace(work, saved_elements=400),))
+    heavier = replace(again, model=replace(layers.model, layers=(heavy,) * 4))
+    part = memory_of(heavier, constants, pp=2, num_again=1)
+    first, last = peaks(part, (0, 2, 4))
+    # states 800, temporaries of the block that is not computed again 3 x 800
+    # first: 2 in flight of an input and all of a block, 2 to send from; last: 1, and 2 that arrive
+    assert first == 800 + 2400 + 2 * (BLOCK_BYTES + 800) + 2 * BLOCK_BYTES
+    assert last == 800 + 2400 + (BLOCK_BYTES + 800) + 2 * BLOCK_BYTES
+    whole, enough = (
+        memory_of(heavier, constants, pp=2),
+        memory_of(heavier, constants, pp=2, num_again=2),
+    )
+    assert peaks(enough, (0, 2, 4)) == peaks(whole, (0, 2, 4))
 
 
 def test_micro_batch_precision_and_tp_scale_what_is_kept(layers: LayerMemory, block: Layer) -> None:

@@ -8,7 +8,9 @@ from amp_ray.cost.model import EXTRAPOLATED, NO_RUNTIME, CostModel
 from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.profile import Anchor, Profile
+from amp_ray.spec.recompute import FULL
 from amp_ray.spec.strategy import Stage, StageOptions, Strategy
+from support.experiments import small_experiment
 
 
 def strategy(
@@ -133,9 +135,38 @@ def test_devices_must_exist(experiment: Experiment) -> None:
 def test_stages_may_differ_but_are_not_launchable_then(experiment: Experiment) -> None:
     stages = (
         Stage(first_layer=0, end_layer=2, options=StageOptions(tp=1, dp=1)),
-        Stage(first_layer=2, end_layer=4, options=StageOptions(tp=1, dp=1, recompute="full")),
+        Stage(first_layer=2, end_layer=4, options=StageOptions(tp=2, dp=1)),
     )
-    mixed = Strategy(stages=stages, micro_batch_size=1, num_micro_batches=4, placement=(0, 1))
+    mixed = Strategy(stages=stages, micro_batch_size=1, num_micro_batches=4, placement=(0, 1, 2))
     estimate = CostModel(experiment=experiment).estimate(mixed)
     assert not estimate.launchable
     assert estimate.warnings == (NO_RUNTIME,)
+
+
+def test_activations_meet_the_rate_of_their_size_and_gradients_the_largest() -> None:
+    def estimate(rate: str) -> Breakdown:
+        experiment = small_experiment(("inter_gbit_per_s: 10", f"inter_gbit_per_s: {rate}"))
+        stages = strategy((0, 4, 9), (0, 2, 3, 1), dp=2, m=4)
+        found = CostModel(experiment=experiment).estimate(stages).breakdown
+        assert found is not None
+        return found
+
+    num_bytes = 128 * 256 * 2  # of a sample between blocks, in fp16
+    by_size = estimate(f"[[{num_bytes}, 2], [{64 * num_bytes}, 10]]")
+    slow, fast = estimate("2"), estimate("10")
+    assert by_size.gradient_sync_s == fast.gradient_sync_s
+    assert by_size.pipeline_p2p_s == pytest.approx(slow.pipeline_p2p_s)
+    assert slow.pipeline_p2p_s > fast.pipeline_p2p_s
+
+
+def test_what_a_runtime_cannot_recompute_is_not_launchable(experiment: Experiment) -> None:
+    plain = strategy((0, 2, 4), (0, 1))
+    stages = (
+        plain.stages[0],
+        replace(plain.stages[1], options=replace(plain.stages[1].options, recompute=FULL)),
+    )
+    estimate = CostModel(experiment=experiment).estimate(replace(plain, stages=stages))
+    assert not estimate.launchable
+    assert estimate.warnings == (
+        "runtime 'plain' recomputes alike in all stages, found none, full",
+    )

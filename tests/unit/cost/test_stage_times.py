@@ -98,10 +98,13 @@ def test_partition_rows_take_the_slowest_replica_of_a_stage() -> None:
         shares=((1, 1),) * 3,
         num_micro_batches=1,
     )
+    tables = np.array([[[0.0, 1.0], [0.0, 2.0], [0, 0]], [[0.0, 5.0], [0.0, 5.0], [0, 0]]])
     times = StageTimes(
         stages=stages,
-        tables=np.array([[[0.0, 1.0], [0.0, 2.0], [0, 0]], [[0.0, 5.0], [0.0, 5.0], [0, 0]]]),
+        tables=tables,
+        plain=tables,
         kind=np.array([0, 1, 0, 0, 1, 0]),
+        block_counts=np.array([0, 1]),
         extrapolated=False,
     )
     rows, of_stage = times.rows()

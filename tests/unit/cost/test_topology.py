@@ -4,7 +4,7 @@ import pytest
 
 from amp_ray.cost.collective import NO_RING, Path
 from amp_ray.cost.topology import Topology
-from amp_ray.spec.cluster import Cluster, Link, Node
+from amp_ray.spec.cluster import Cluster, Link, Node, ZoneLink
 from amp_ray.spec.constants import Constants
 from amp_ray.spec.device import Device
 
@@ -101,3 +101,33 @@ def test_a_known_pair_of_nodes_has_a_collective_latency_of_its_own(topology: Top
     pair = replace(topology.cluster, pair_links={(0, 1): known})
     found = replace(topology, cluster=pair).rings([[0, 4], [0, 8]])
     assert [found.paths[index].step_s for index in found.index] == [11.0, 2.0]
+
+
+def test_between_nodes_the_slower_interface_and_the_longer_latency_count(
+    topology: Topology,
+) -> None:
+    rates, steps = topology.between
+    assert rates[0].tolist() == [120, 120, 40]
+    assert steps[0].tolist() == [2, 2, 2]
+
+
+def test_the_link_between_zones_holds_back_faster_interfaces(topology: Topology) -> None:
+    nodes = topology.cluster.nodes
+    zones = [replace(node, zone=zone) for node, zone in zip(nodes, "aab", strict=True)]
+    joined = {("a", "b"): ZoneLink(link=link(60, 9.0))}
+    cluster = Cluster(nodes=tuple(zones), zone_links=joined)
+    rates, steps = replace(topology, cluster=cluster).between
+    assert rates[:, 2].tolist() == [40, 40, 40]  # node 2's own interface is slower still
+    assert rates[:, 0].tolist() == [120, 120, 40]
+    assert steps[:, 2].tolist() == [9, 9, 2]
+    assert replace(topology, cluster=cluster).ring_step_s[2].tolist() == [9, 9, 1]
+
+
+def test_a_pair_of_its_own_wins_over_interfaces_and_zones(topology: Topology) -> None:
+    nodes = topology.cluster.nodes
+    zones = [replace(node, zone=zone) for node, zone in zip(nodes, "abb", strict=True)]
+    joined = {("a", "b"): ZoneLink(link=link(60, 9.0))}
+    cluster = Cluster(nodes=tuple(zones), zone_links=joined, pair_links={(0, 1): link(7, 3.0)})
+    rates, steps = replace(topology, cluster=cluster).between
+    assert (rates[1, 0], steps[0, 1]) == (7, 3)
+    assert rates[0, 2] == 40

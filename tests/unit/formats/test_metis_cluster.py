@@ -134,6 +134,7 @@ def test_a_type_is_the_board_that_is_closest_in_memory(
     found = metis_cluster("0.0.0.1 1", parse_metis_clusterfile(text))
     (device,) = found.cluster.device_types
     assert (device.name, device.memory_bytes) == (name, round(gib * GIB))
+    assert (device.nominal_bytes or device.memory_bytes) == memory * GIB
     assert f"0.0.0.1: {kind} with {memory} GiB is read as {name}, of which" in found.notes[-1]
 
 

@@ -45,7 +45,7 @@ def test_links_of_single_pairs_cannot_be_written() -> None:
         cluster_of("a 1\nb 1"),
         pair_links={(0, 1): Link(bandwidth_bytes_per_s=1e9, latency_s=1e-6)},
     )
-    with pytest.raises(ValueError, match="links of 1 single pairs"):
+    with pytest.raises(ValueError, match="1 link of single pairs"):
         cluster_yaml(cluster)
 
 

@@ -76,12 +76,12 @@ def test_no_cap_helps_against_memory() -> None:
     assert evaluated(problem, 100.0)[0][3] == math.inf
 
 
-def test_beats_that_are_not_monotone_are_asked_one_by_one() -> None:
+def test_bottlenecks_that_are_not_monotone_are_asked_one_by_one() -> None:
     tables = StageTables(
         time_prefix_s=PREFIX_S,
-        beat_start_s=np.array([[0.0, 0.0, 9.0, 1.0, 0.0]]),
+        bottleneck_start_s=np.array([[0.0, 0.0, 9.0, 1.0, 0.0]]),
     )
-    problem = chain_problem(tables, 2, time_row=np.array([0, 0]), beat_row=np.array([0, 0]))
+    problem = chain_problem(tables, 2, time_row=np.array([0, 0]), bottleneck_row=np.array([0, 0]))
     (_, slowest_s, _, _), scratch = evaluated(problem, 7.0)
     assert slowest_s == 6.0
     assert scratch.path_start[:2].tolist() == [3, 0]

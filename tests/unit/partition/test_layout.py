@@ -7,7 +7,7 @@ from amp_ray.partition.tables import OptionTable, StageTables
 TABLES = StageTables(
     time_prefix_s=np.array([[0.0, 1.0, 2.0], [0.0, 3.0, 6.0]]),
     cut_time_s=np.array([[9.0, 1.0, 1.0]]),
-    beat_start_s=np.array([[0.0, 2.0, 0.0]]),
+    bottleneck_start_s=np.array([[0.0, 2.0, 0.0]]),
     earliest_start=np.array([[0, 1, 0]]),
 )
 OPTIONS = OptionTable(
@@ -15,7 +15,7 @@ OPTIONS = OptionTable(
     to_state=np.array([2, 2, 1, 1]),
     time_row=np.array([1, 1, 1, 0]),
     cut_row=np.array([0, -1, -1, -1]),
-    beat_row=np.array([-1, -1, -1, 0]),
+    bottleneck_row=np.array([-1, -1, -1, 0]),
     memory_row=np.array([-1, -1, -1, 0]),
 )
 PROBLEM = PartitionProblem(tables=TABLES, options=OPTIONS, num_micro_batches=2)
@@ -27,7 +27,7 @@ def test_options_ascend_by_target_then_source_then_rows() -> None:
     assert ORDER.tolist() == [3, 2, 1, 0]
 
 
-def test_options_of_equal_time_beat_and_overhead_share_a_class() -> None:
+def test_options_of_equal_time_bottleneck_and_overhead_share_a_class() -> None:
     assert PROGRAMME.option_class.tolist() == [0, 1, 1, 1]
     assert PROGRAMME.class_time.tolist() == [0, 1]
 
@@ -41,7 +41,7 @@ def test_nothing_is_cut_before_the_first_layer() -> None:
     assert PROGRAMME.cut_time_s[0].tolist() == [0.0, 1.0, 1.0]
 
 
-def test_a_class_whose_beats_are_not_monotone_is_bounded_and_marked() -> None:
+def test_a_class_whose_bottlenecks_are_not_monotone_is_bounded_and_marked() -> None:
     assert PROGRAMME.class_regular.tolist() == [False, True]
     assert PROGRAMME.class_start_s[0].tolist() == [0.0, 0.0, 2.0]
 

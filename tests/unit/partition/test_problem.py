@@ -3,9 +3,8 @@ import pytest
 
 from amp_ray.partition.problem import (
     PartitionProblem,
-    beat_s,
+    bottleneck_s,
     chain_problem,
-    is_allowed,
     objective,
 )
 from amp_ray.partition.tables import OptionTable, StageTables
@@ -13,8 +12,8 @@ from amp_ray.partition.tables import OptionTable, StageTables
 TABLES = StageTables(
     time_prefix_s=np.array([[0.0, 1.0, 3.0, 6.0], [0.0, 2.0, 6.0, 12.0]]),
     cut_time_s=np.array([[100.0, 0.5, 0.25, 100.0]]),
-    beat_start_s=np.array([[0.0, 4.0, 1.0, 0.0]]),
-    beat_end_s=np.array([[0.0, 2.0, 8.0, 0.0]]),
+    bottleneck_start_s=np.array([[0.0, 4.0, 1.0, 0.0]]),
+    bottleneck_end_s=np.array([[0.0, 2.0, 8.0, 0.0]]),
     earliest_start=np.array([[0, 0, 1, 2]]),
 )
 
@@ -41,18 +40,13 @@ def test_fixed_costs_count_once_and_overheads_also_for_the_slowest() -> None:
     assert objective(problem, (0, 3), (0,)).value_s == (6.5 + 7.0) + 2 * 6.5
 
 
-def test_beats_add_both_ends_to_the_slowest_stage_only() -> None:
-    problem = chain_problem(TABLES, 2, time_row=np.array([0, 0, 0]), beat_row=np.array([-1, 0, -1]))
-    assert beat_s(problem, 1, 2, 1) == 2.0 + 4.0 + 8.0
+def test_bottlenecks_add_both_ends_to_the_slowest_stage_only() -> None:
+    problem = chain_problem(
+        TABLES, 2, time_row=np.array([0, 0, 0]), bottleneck_row=np.array([-1, 0, -1])
+    )
+    assert bottleneck_s(problem, 1, 2, 1) == 2.0 + 4.0 + 8.0
     cost = objective(problem, (0, 1, 2, 3), (0, 1, 2))
     assert (cost.sum_s, cost.slowest_s) == (6.0, 14.0)
-
-
-def test_memory_limits_how_early_a_stage_starts() -> None:
-    problem = chain_problem(TABLES, 2, time_row=np.array([0, 0]), memory_row=np.array([0, -1]))
-    assert is_allowed(problem, 1, 2, 0)
-    assert not is_allowed(problem, 0, 2, 0)
-    assert is_allowed(problem, 0, 2, 1)
 
 
 def test_final_states_are_sorted_and_named_once() -> None:

@@ -12,17 +12,19 @@ def test_tables_left_out_have_no_rows() -> None:
     assert tables.cut_time_s.shape == tables.earliest_start.shape == (0, 3)
 
 
-def test_a_missing_beat_table_is_zero() -> None:
-    tables = StageTables(time_prefix_s=PREFIX_S, beat_end_s=np.ones((1, 3)))
-    assert tables.beat_start_s.tolist() == [[0.0, 0.0, 0.0]]
-    tables = StageTables(time_prefix_s=PREFIX_S, beat_start_s=np.ones((1, 3)))
-    assert tables.beat_end_s.tolist() == [[0.0, 0.0, 0.0]]
+def test_a_missing_bottleneck_table_is_zero() -> None:
+    tables = StageTables(time_prefix_s=PREFIX_S, bottleneck_end_s=np.ones((1, 3)))
+    assert tables.bottleneck_start_s.tolist() == [[0.0, 0.0, 0.0]]
+    tables = StageTables(time_prefix_s=PREFIX_S, bottleneck_start_s=np.ones((1, 3)))
+    assert tables.bottleneck_end_s.tolist() == [[0.0, 0.0, 0.0]]
 
 
-def test_refuses_beat_tables_of_unequal_length() -> None:
-    with pytest.raises(ValueError, match="beat_start_s has 1 rows and beat_end_s 2"):
+def test_refuses_bottleneck_tables_of_unequal_length() -> None:
+    with pytest.raises(ValueError, match="bottleneck_start_s has 1 rows and bottleneck_end_s 2"):
         StageTables(
-            time_prefix_s=PREFIX_S, beat_start_s=np.ones((1, 3)), beat_end_s=np.ones((2, 3))
+            time_prefix_s=PREFIX_S,
+            bottleneck_start_s=np.ones((1, 3)),
+            bottleneck_end_s=np.ones((2, 3)),
         )
 
 
@@ -37,7 +39,7 @@ def test_refuses_a_chain_of_nothing(shape: tuple[int, int]) -> None:
         StageTables(time_prefix_s=np.zeros(shape))
 
 
-@pytest.mark.parametrize("name", ["cut_time_s", "beat_start_s", "earliest_start"])
+@pytest.mark.parametrize("name", ["cut_time_s", "bottleneck_start_s", "earliest_start"])
 def test_refuses_a_table_of_another_width(name: str) -> None:
     tables = {name: np.zeros((1, 4), int)}
     with pytest.raises(ValueError, match=f"{name} has 4 columns, but time_prefix_s has 3"):

@@ -8,7 +8,7 @@ from rich.console import Console
 from amp_ray.report.study import LiveView, PlainView, end_view, study_view
 from amp_ray.runtime.study.driver import View
 from amp_ray.runtime.study.pool import Task
-from amp_ray.runtime.study.result import Result
+from amp_ray.runtime.study.result import StudyResult
 from amp_ray.trials.outcome import Crashed, Outcome, Unreachable
 from amp_ray.tuner.bounded_predictor import BoundedPredictor
 from amp_ray.tuner.state import TunerState
@@ -56,7 +56,7 @@ def text_of(console: Console) -> str:
     return text
 
 
-def watched(view: View, *outcomes: Outcome, num_groups: int = 1, budget: int = 3) -> Result:
+def watched(view: View, *outcomes: Outcome, num_groups: int = 1, budget: int = 3) -> StudyResult:
     """Drive a study in front of a view."""
     turns = itertools.cycle(outcomes)
     pool = ScriptedPool(answer=lambda _task, _group: next(turns), num_groups=num_groups)
@@ -71,12 +71,12 @@ def lines_of(*outcomes: Outcome, budget: int = 3) -> list[str]:
     return text_of(console).splitlines()
 
 
-def result_of(*outcomes: Outcome, budget: int = 3) -> Result:
+def result_of(*outcomes: Outcome, budget: int = 3) -> StudyResult:
     turns = itertools.cycle(outcomes)
     return drive(small_study(budget=budget), lambda _task, _group: next(turns))
 
 
-def end_of(result: Result, *, width: int = 200) -> str:
+def end_of(result: StudyResult, *, width: int = 200) -> str:
     console = Console(file=io.StringIO(), width=width)
     console.print(end_view(result, "a/study"))
     return text_of(console)
@@ -257,7 +257,7 @@ def test_of_very_many_trials_the_last_ones_and_the_best_are_shown() -> None:
     assert "all 100 trials are in a/study/history.csv" in lines
 
 
-def _repeated(result: Result, number: int) -> TunerState:
+def _repeated(result: StudyResult, number: int) -> TunerState:
     """Make a study longer by telling its last trial again and again."""
     state = result.state
     last = state.trials[-1]

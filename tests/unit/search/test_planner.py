@@ -5,6 +5,7 @@ from amp_ray.runtime.ray.searching import ALONE, search_candidates
 from amp_ray.search.planner import AmpRayPlanner, evaluate
 from amp_ray.search.space import candidates_of
 from amp_ray.spec.candidate import Candidate
+from amp_ray.spec.recompute import NO_RECOMPUTE
 from amp_ray.spec.strategy import StageOptions, Strategy
 from amp_ray.spec.strategy_file import Context, parse_strategies
 from amp_ray.units import GIB
@@ -174,7 +175,7 @@ def test_given_strategies_keep_their_cuts_and_others_get_the_best() -> None:
         cluster=experiment.cluster,
         num_layers=experiment.model.num_layers,
         global_batch_size=experiment.global_batch_size,
-        recompute="none",
+        recompute=NO_RECOMPUTE,
     )
     text = "tp,pp,dp,micro_batch_size,bounds\n1,2,2,2,0 2 9\n1,2,2,2,\n"
     given, free = (
@@ -216,7 +217,7 @@ def test_a_degree_that_a_published_profile_lacks_makes_a_candidate_infeasible() 
         AmpRayPlanner(experiment=experiment), candidates_of(experiment), workers=ALONE
     )
     lacking = {
-        result.candidate.tp: str(result.reason)
+        result.candidate.options.tp: str(result.reason)
         for result in ranking.results
         if isinstance(result, Infeasible) and isinstance(result.candidate, Candidate)
     }

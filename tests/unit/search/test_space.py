@@ -1,3 +1,5 @@
+from operator import attrgetter
+
 import pytest
 
 from amp_ray.search.space import (
@@ -26,7 +28,7 @@ def limits(text: str) -> tuple[str, str]:
 
 def degrees(experiment: Experiment) -> list[tuple[int, int, int, int]]:
     found = uniform_candidates(experiment)
-    return [(c.micro_batch_size, c.tp, c.dp, c.pp) for c in found]
+    return [(c.micro_batch_size, c.options.tp, c.options.dp, c.pp) for c in found]
 
 
 @pytest.mark.parametrize(("samples", "num_candidates"), [(32, 53), (64, 65)])
@@ -49,7 +51,7 @@ def test_candidates_ascend_by_value_and_none_comes_twice() -> None:
 
 def test_tensor_parallel_groups_stay_within_a_node() -> None:
     found = uniform_candidates(small_experiment(cluster(3, 4), batch(96)))
-    assert {candidate.tp for candidate in found} == {1, 2, 4}
+    assert {candidate.options.tp for candidate in found} == {1, 2, 4}
 
 
 def test_unequal_slots_allow_only_groups_that_fit_every_node() -> None:
@@ -59,32 +61,32 @@ def test_unequal_slots_allow_only_groups_that_fit_every_node() -> None:
 """
     old = "    - {count: 2, device: T4, slots: 2, intra_gbit_per_s: 50, inter_gbit_per_s: 10}\n"
     found = uniform_candidates(small_experiment((old, nodes), batch(12)))
-    assert {candidate.tp for candidate in found} == {1, 2}
+    assert {candidate.options.tp for candidate in found} == {1, 2}
 
 
 def test_groups_may_span_nodes_when_asked() -> None:
     found = uniform_candidates(small_experiment(limits("tp_across_nodes: true")))
-    assert {candidate.tp for candidate in found} == {1, 2, 4}
+    assert {candidate.options.tp for candidate in found} == {1, 2, 4}
 
 
 @pytest.mark.parametrize(
     ("text", "attribute", "allowed"),
     [
-        ("max_tp: 1", "tp", {1}),
-        ("min_tp: 2", "tp", {2}),
-        ("max_dp: 2", "dp", {1, 2}),
+        ("max_tp: 1", "options.tp", {1}),
+        ("min_tp: 2", "options.tp", {2}),
+        ("max_dp: 2", "options.dp", {1, 2}),
         ("max_pp: 2", "pp", {1, 2}),
         ("micro_batch_sizes: [2, 4]", "micro_batch_size", {2, 4}),
     ],
 )
 def test_limits_are_kept(text: str, attribute: str, allowed: set[int]) -> None:
     found = uniform_candidates(small_experiment(limits(text)))
-    assert {getattr(candidate, attribute) for candidate in found} == allowed
+    assert {attrgetter(attribute)(candidate) for candidate in found} == allowed
 
 
 def test_recompute_is_the_experiments() -> None:
     found = uniform_candidates(small_experiment(("name: small", "name: small\nrecompute: full")))
-    assert {candidate.recompute for candidate in found} == {"full"}
+    assert {str(candidate.options.recompute) for candidate in found} == {"full"}
 
 
 @pytest.mark.parametrize(
@@ -147,7 +149,7 @@ def test_the_heterogeneous_space_holds_that_of_placements() -> None:
 
 def test_grids_that_leave_devices_idle_are_those_of_fewer_devices() -> None:
     found = idle_candidates(small_experiment(limits("space: placement, micro_batch_sizes: [2]")))
-    assert sorted({(c.tp, c.dp, c.pp) for c in found}) == [
+    assert sorted({(c.options.tp, c.options.dp, c.pp) for c in found}) == [
         (1, 1, 1),
         (1, 1, 2),
         (1, 1, 3),
@@ -175,7 +177,7 @@ def test_nodes_of_a_size_of_their_own_allow_degrees_that_leave_some_of_them_idle
     old = "{count: 2, device: T4, slots: 2, intra_gbit_per_s: 50, inter_gbit_per_s: 10}"
     odd = f"{old}\n    - {old.replace('count: 2', 'count: 1').replace('slots: 2', 'slots: 3')}"
     found = idle_candidates(small_experiment((old, odd), limits("space: placement")))
-    assert max(c.num_devices for c in found if c.tp == 2) == 6
+    assert max(c.num_devices for c in found if c.options.tp == 2) == 6
 
 
 def test_a_cluster_that_no_grid_uses_up_is_planned_with_idle_devices() -> None:

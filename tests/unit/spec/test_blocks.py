@@ -108,3 +108,29 @@ def test_fused_attention_of_grouped_queries_reads_fewer_keys() -> None:
         if op.flops
     ]
     assert attention.forward_elements == 2 * TOKENS * (HIDDEN + HIDDEN // 2)
+
+
+def test_slices_of_causal_attention_compute_what_the_whole_does() -> None:
+    def flops(tokens: int, context: int) -> float:
+        width = Width(
+            tokens=tokens,
+            hidden=64,
+            heads=4,
+            key_value_heads=4,
+            feed_forward=256,
+            fused_attention=True,
+            context=context,
+        )
+        block = gpt_block(width, name="block")
+        return sum(op.flops for op in block.elementwise)
+
+    assert flops(24, 0) + flops(8, 24) + flops(32, 32) == flops(64, 0)
+
+
+def test_a_slice_attends_to_its_context_kernel_by_kernel() -> None:
+    width = Width(tokens=8, hidden=64, heads=4, key_value_heads=4, feed_forward=256, context=24)
+    products = {op.name: op for op in gpt_block(width, name="block").gemms}
+    scores = products["scores"]
+    assert (scores.rows, scores.columns, scores.batch) == (8, 32, 4)
+    assert products["context"].inner == 32
+    assert products["qkv"].rows == 8

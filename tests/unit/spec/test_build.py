@@ -16,7 +16,7 @@ def test_what_is_left_out_has_the_documented_defaults() -> None:
         "adam",
         0,
     )
-    assert (experiment.recompute, experiment.traits.name) == ("none", "deepspeed")
+    assert (str(experiment.recompute), experiment.traits.name) == ("none", "deepspeed")
     assert experiment.limits.micro_batch_sizes is None
     assert (experiment.trials.num_steps, experiment.trials.num_warmup_steps) == (20, 5)
 

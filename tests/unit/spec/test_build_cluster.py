@@ -6,6 +6,7 @@ from amp_ray.spec.cluster import (
     DEFAULT_INTRA_LATENCY_S,
     Cluster,
     Link,
+    ZoneLink,
 )
 from support.experiments import SMALL, experiment_from
 
@@ -85,3 +86,55 @@ def test_links_speak_the_names_of_the_hostfile() -> None:
     links = "  links: [{between: [node0, node1], gbit_per_s: 8}]\n"
     with pytest.raises(InputError, match=r"links\.0\.between: host 'node0' is not one of a, b"):
         cluster(hostfile="a slots=2\nb slots=2\n", links=links)
+
+
+ZONES = "".join(
+    NODES.replace("count: 2, ", "").replace("}", f", zone: {zone}, price_per_device_hour: 2}}")
+    for zone in ("east", "west")
+)
+
+
+def test_two_zones_have_a_link_with_a_price_for_what_crosses_it() -> None:
+    links = "  links: [{between: [west, east], gbit_per_s: 8, latency_us: 7, price_per_gbyte: 2}]\n"
+    found = cluster(ZONES, links=links)
+    joined = ZoneLink(link=Link(bandwidth_bytes_per_s=1e9, latency_s=7e-6), price_per_byte=2e-9)
+    assert found.zone_links == {("east", "west"): joined}
+    assert [node.zone for node in found.nodes] == ["east", "west"]
+    assert found.has_prices
+    assert not found.pair_links
+
+
+@pytest.mark.parametrize(
+    ("link", "message"),
+    [
+        ("between: [east, north]", "zone 'north' is not one of east, west"),
+        ("between: [east, node0]", "zone 'node0' is not one of east, west"),
+        ("between: [east, east]", "expected two different zones of east, west"),
+        ("between: [node0, node1], price_per_gbyte: 1", "belongs to a link between two zones"),
+        ("between: [a, west]", "'a' is a zone and a host; give the zone another name"),
+    ],
+)
+def test_a_link_joins_two_hosts_or_two_zones(link: str, message: str) -> None:
+    nodes, hostfile = (ZONES, None)
+    if "[a" in link:
+        nodes, hostfile = ZONES.replace("east", "a"), "a slots=2\nb slots=2\n"
+    with pytest.raises(InputError, match=message):
+        cluster(nodes, hostfile, links=f"  links: [{{{link}, gbit_per_s: 8}}]\n")
+
+
+def test_a_link_may_be_a_table_of_rates_by_size() -> None:
+    table = "[[1048576, 16], [1024, 8]]"
+    found = cluster(NODES.replace("inter_gbit_per_s: 10", f"inter_gbit_per_s: {table}"))
+    inter = found.nodes[0].inter
+    assert list(inter.rates) == [(1024, 1e9), (1048576, 2e9)]
+    assert inter.bandwidth_bytes_per_s == 2e9
+    at = [inter.at(size).bandwidth_bytes_per_s for size in (1, 1024, 32768, 2**20, 2**40)]
+    assert at == pytest.approx([1e9, 1e9, 1.5e9, 2e9, 2e9])
+    assert found.has_rates_by_size
+    assert not cluster().has_rates_by_size
+
+
+@pytest.mark.parametrize("table", ["[]", "[[0, 8]]", "[[1024, -1]]", "[[a, 8]]", "[8]"])
+def test_a_wrong_table_of_rates_is_led_to_its_key(table: str) -> None:
+    with pytest.raises(InputError, match=r"test\.yaml:\d+: cluster\.nodes\.0\.inter_gbit_per_s"):
+        cluster(NODES.replace("inter_gbit_per_s: 10", f"inter_gbit_per_s: {table}"))

@@ -8,7 +8,6 @@ from amp_ray.spec.cluster import Cluster, Link, Node
 
 FAST = Link(bandwidth_bytes_per_s=100.0, latency_s=1.0)
 SLOW = Link(bandwidth_bytes_per_s=10.0, latency_s=2.0)
-SLOWEST = Link(bandwidth_bytes_per_s=5.0, latency_s=1.5)
 
 
 def node(name: str, num_slots: int = 1, inter: Link = SLOW, device: str = "T4") -> Node:
@@ -31,20 +30,6 @@ def test_device_types_come_in_order_of_first_appearance() -> None:
     found = cluster(node("a", device="V100-16"), node("b", 2), node("c", device="V100-16"))
     assert [device.name for device in found.device_types] == ["V100-16", "T4"]
     assert found.type_of_device == (0, 1, 1, 0)
-
-
-def test_within_a_node_its_own_link_counts() -> None:
-    assert cluster(node("a"), node("b")).link(1, 1) == FAST
-
-
-def test_between_nodes_the_slower_interface_and_the_longer_latency_count() -> None:
-    found = cluster(node("a", inter=SLOW), node("b", inter=SLOWEST))
-    assert found.link(0, 1) == Link(bandwidth_bytes_per_s=5.0, latency_s=2.0)
-
-
-def test_a_pair_of_its_own_wins_over_the_interfaces() -> None:
-    found = cluster(node("a"), node("b"), pairs={(0, 1): FAST})
-    assert found.link(1, 0) == FAST
 
 
 def test_names_that_occur_twice_are_refused() -> None:
@@ -76,9 +61,9 @@ def test_a_node_without_slots_is_refused() -> None:
         node("a", 0)
 
 
-def test_a_link_of_two_interfaces_has_the_longer_step() -> None:
-    slow = replace(FAST, collective_latency_s=7.0)
-    assert cluster(node("a", inter=SLOW), node("b", inter=slow)).link(0, 1).step_s == 7.0
+def test_a_node_that_pays_is_refused() -> None:
+    with pytest.raises(ValueError, match="node 'a' has a price below 0: -1"):
+        replace(node("a"), price_per_device_hour=-1.0)
 
 
 def test_a_negative_step_is_refused() -> None:

@@ -1,7 +1,10 @@
+from dataclasses import replace
+
 import pytest
 
 from amp_ray.spec.candidate import Candidate
-from amp_ray.spec.strategy import Stage, StageOptions, Strategy, candidate_of
+from amp_ray.spec.recompute import AUTO
+from amp_ray.spec.strategy import Stage, StageOptions, Strategy, TokenSlices, candidate_of
 
 
 def candidate(**degrees: int) -> Candidate:
@@ -38,7 +41,7 @@ def test_a_candidate_knows_its_devices_and_batch() -> None:
 
 def test_candidates_order_by_size_then_tp_then_dp() -> None:
     found = [candidate(dp=3), candidate(tp=4), candidate(micro_batch_size=1, tp=8), candidate()]
-    assert [(one.micro_batch_size, one.tp, one.dp) for one in sorted(found)] == [
+    assert [(one.micro_batch_size, one.options.tp, one.options.dp) for one in sorted(found)] == [
         (1, 8, 1),
         (2, 2, 1),
         (2, 2, 3),
@@ -58,7 +61,9 @@ def test_ranks_run_on_the_devices_in_order_unless_placed() -> None:
 
 def test_degrees_that_stages_share_are_told() -> None:
     uniform = Strategy.uniform(candidate(), (0, 1, 2))
-    assert (uniform.tp, uniform.dp, uniform.recompute, uniform.is_uniform) == (2, 1, "none", True)
+    assert (uniform.tp, uniform.dp, str(uniform.recompute), uniform.is_uniform) == (
+        *(2, 1, "none", True),
+    )
 
 
 def test_degrees_that_stages_do_not_share_are_none() -> None:
@@ -134,7 +139,7 @@ def test_shares_that_do_not_fit_dp_are_refused(shares: tuple[int, ...]) -> None:
     [
         ({"tp": 0}, "tp and dp start at 1, found tp 0 and dp 1"),
         ({"dp": 0}, "tp and dp start at 1, found tp 1 and dp 0"),
-        ({"recompute": "some"}, "recompute is one of none, full, found 'some'"),
+        ({"recompute": AUTO}, "recompute 'auto' is for a search to choose"),
     ],
 )
 def test_a_stage_that_could_not_run_is_refused(others: dict[str, object], message: str) -> None:
@@ -145,3 +150,33 @@ def test_a_stage_that_could_not_run_is_refused(others: dict[str, object], messag
 def test_a_strategy_without_stages_is_refused() -> None:
     with pytest.raises(ValueError, match="a strategy needs stages"):
         strategy(placement=())
+
+
+SLICES = ((1, (6, 2)), (3, (3, 3, 2)))
+
+
+def test_a_micro_batch_may_be_cut_into_slices_of_any_tokens() -> None:
+    plan = Strategy.uniform(candidate(micro_batch_size=4), (0, 1, 2))
+    assert plan.token_slices == ()
+    assert replace(plan, token_slices=SLICES).token_slices == SLICES
+
+
+@pytest.mark.parametrize(
+    ("slices", "message"),
+    [
+        (((1, (8,)), (2, (8,))), r"add up to micro_batch_size 4, found \[1, 2\]"),
+        (((0, (8,)), (4, (8,))), r"add up to micro_batch_size 4, found \[0, 4\]"),
+        (((1, (8,)), (3, (4, 3))), r"one sequence length into positive .* \[\[8\], \[4, 3\]\]"),
+        (((4, (8, 0)),), r"positive numbers of tokens, found \[\[8, 0\]\]"),
+        (((4, ()),), r"positive numbers of tokens, found \[\[\]\]"),
+    ],
+)
+def test_slices_that_make_no_micro_batch_are_refused(slices: TokenSlices, message: str) -> None:
+    plan = Strategy.uniform(candidate(micro_batch_size=4), (0, 1, 2))
+    with pytest.raises(ValueError, match=message):
+        replace(plan, token_slices=slices)
+
+
+def test_slices_and_uneven_shares_are_refused_together() -> None:
+    with pytest.raises(ValueError, match="token_slices need stages that share samples evenly"):
+        replace(DIFFERENT, token_slices=SLICES)

@@ -3,9 +3,10 @@ import json
 import pytest
 
 from amp_ray.errors import InputError
-from amp_ray.spec.candidate import Candidate, Recompute
+from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.catalogue import find_device
 from amp_ray.spec.cluster import Cluster, Link, Node
+from amp_ray.spec.recompute import FULL, NO_RECOMPUTE, Recompute
 from amp_ray.spec.strategy import StageOptions, Strategy
 from amp_ray.spec.strategy_file import Context, Given, parse_strategies
 
@@ -20,7 +21,7 @@ HEADER = "tp,pp,dp,micro_batch_size,bounds,measured_s\n"
 RECORD = {"tp": 1, "pp": 2, "dp": 2, "micro_batch_size": 1}
 
 
-def parse(text: str, recompute: Recompute = "none") -> tuple[Given, ...]:
+def parse(text: str, recompute: Recompute = NO_RECOMPUTE) -> tuple[Given, ...]:
     context = Context(cluster=CLUSTER, num_layers=5, global_batch_size=8, recompute=recompute)
     return parse_strategies(text, file="given", context=context)
 
@@ -67,8 +68,34 @@ def test_columns_at_the_end_may_be_left_out_of_a_line() -> None:
 
 
 def test_recompute_is_the_experiments_unless_told() -> None:
-    found = parse("tp,pp,dp,micro_batch_size,recompute\n1,2,2,1,\n1,2,2,1,none\n", "full")
-    assert [entry.candidate and entry.candidate.recompute for entry in found] == ["full", "none"]
+    found = parse("tp,pp,dp,micro_batch_size,recompute\n1,2,2,1,\n1,2,2,1,none\n", FULL)
+    assert [entry.candidate and entry.candidate.options.recompute for entry in found] == [
+        FULL,
+        NO_RECOMPUTE,
+    ]
+
+
+def test_stages_may_recompute_differently() -> None:
+    head = "tp,pp,dp,micro_batch_size,recompute,bounds\n"
+    each, same = parse(head + "1,2,2,1,full:2 none,0 3 5\n1,2,2,1,selective,0 3 5\n")
+    assert each.strategy is not None
+    assert same.strategy is not None
+    assert [str(stage.options.recompute) for stage in each.strategy.stages] == ["full:2", "none"]
+    assert same.strategy.recompute == Recompute(kind="selective")
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("full:0,0 3 5", "found 'full:0'; expected one of none, selective, full; or full:3 for"),
+        ("none:1,0 3 5", "recompute 'none' has no layers, found 1"),
+        ("full none full,0 3 5", "found 3 values; expected one for all stages, or one for each of"),
+        ("full none,", "found 2 values; expected one for all stages, as it has no bounds"),
+    ],
+)
+def test_recompute_that_does_not_fit_is_refused(row: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        parse(f"tp,pp,dp,micro_batch_size,recompute,bounds\n1,2,2,1,{row}\n")
 
 
 def test_json_without_bounds_leaves_the_cuts_to_the_solver() -> None:
@@ -83,24 +110,24 @@ def test_a_row_of_a_ranking_stands_for_its_strategy() -> None:
 
 def test_json_with_bounds_takes_the_experiments_recompute() -> None:
     record = RECORD | {"num_micro_batches": 4, "bounds": [0, 2, 5]}
-    (found,) = parse(json.dumps([record]), "full")
+    (found,) = parse(json.dumps([record]), FULL)
     assert found.strategy is not None
-    assert found.strategy.recompute == "full"
+    assert found.strategy.recompute == FULL
 
 
 def test_stages_say_their_own_recompute() -> None:
     stages = [{"layers": [0, 5], "tp": 4, "dp": 1}]
     record = {"micro_batch_size": 1, "num_micro_batches": 8, "stages": stages}
-    (found,) = parse(json.dumps([record]), "full")
+    (found,) = parse(json.dumps([record]), FULL)
     assert found.strategy is not None
-    assert found.strategy.recompute == "none"
+    assert found.strategy.recompute == NO_RECOMPUTE
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"num_micro_batches": 3}, r"num_micro_batches: found 3; global_batch_size 8 makes it 4"),
-        ({"recompute": ["none", "full"]}, r"recompute: found .*; without bounds, expected one wor"),
+        ({"recompute": ["none", "full"]}, r"recompute: found .*; without bounds, expected one val"),
         ({"dp": 3}, "tp 1 x pp 2 x dp 3 = 6 devices; the cluster has 4"),
         (
             {"num_micro_batches": 3, "bounds": [0, 2, 5]},

@@ -1,4 +1,5 @@
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ from amp_ray.errors import InputError
 from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.catalogue import find_device
 from amp_ray.spec.cluster import Cluster, Link, Node
+from amp_ray.spec.recompute import FULL, NO_RECOMPUTE, Recompute
 from amp_ray.spec.strategy import Stage, StageOptions, Strategy
 from amp_ray.spec.strategy_json import strategy_from_json, strategy_to_json
 
@@ -28,7 +30,7 @@ DIFFERENT = Strategy(
         Stage(
             first_layer=3,
             end_layer=5,
-            options=StageOptions(tp=2, dp=1, recompute="full"),
+            options=StageOptions(tp=2, dp=1, recompute=FULL),
             shares=(4,),
         ),
     ),
@@ -68,13 +70,36 @@ def test_stages_that_differ_are_spelled_out() -> None:
     }
 
 
+def test_slices_stand_beside_the_degrees_only_where_there_are_some() -> None:
+    sliced = replace(UNIFORM, token_slices=((2, (5, 3)),))
+    found = record(sliced)
+    assert found["token_slices"] == [[2, [5, 3]]]
+    assert strategy_from_json(found, CLUSTER) == sliced
+
+
 def test_a_placement_that_is_left_out_is_the_order_of_the_devices() -> None:
     assert strategy_from_json(record(placement=None), CLUSTER).placement == (0, 1, 2, 3)
 
 
 def test_recompute_may_differ_by_stage() -> None:
     found = strategy_from_json(record(recompute=["full", "none"]), CLUSTER)
-    assert [stage.options.recompute for stage in found.stages] == ["full", "none"]
+    assert [stage.options.recompute for stage in found.stages] == [FULL, NO_RECOMPUTE]
+
+
+def test_part_of_a_stage_may_be_recomputed() -> None:
+    part = {"kind": "full", "layers": 2}
+    found = strategy_from_json(record(recompute=[part, "selective"]), CLUSTER)
+    assert [str(stage.options.recompute) for stage in found.stages] == ["full:2", "selective"]
+    told = strategy_to_json(found, CLUSTER)
+    assert told["recompute"] == [part, "selective"]
+    assert strategy_from_json(told, CLUSTER) == found
+
+
+def test_a_part_that_all_stages_have_stands_there_once() -> None:
+    part = {"kind": "selective", "layers": 1}
+    found = strategy_from_json(record(recompute=part), CLUSTER)
+    assert found.recompute == Recompute(kind="selective", layers=1)
+    assert strategy_to_json(found, CLUSTER)["recompute"] == part
 
 
 def test_stages_alone_are_enough() -> None:
@@ -96,13 +121,19 @@ def test_stages_alone_are_enough() -> None:
         ({"bounds": [0, 5, 3]}, r"strategy: a stage needs layers, found \[5, 3\)"),
         ({"bounds": "0 3 5"}, "strategy: bounds: found '0 3 5'; expected a list"),
         ({"num_micro_batches": None}, "strategy: key 'num_micro_batches' is missing"),
-        ({"recompute": "some"}, "strategy: recompute: found 'some'; expected 'none' or 'full'"),
+        (
+            {"recompute": "some"},
+            "strategy: recompute: found 'some'; expected 'none', 'selective', 'full' or 'auto'",
+        ),
         ({"recompute": ["none"]}, "strategy: found 1 values of recompute for 2 stages"),
         ({"placement": [["a", 0]]}, "strategy: placement must give 4 ranks a device each"),
         ({"placement": [["a", 2]]}, "strategy: placement names slot 2 of host 'a', which the clu"),
         ({"placement": [["a"]]}, "strategy: placement.0.1: entry 1 is missing"),
         ({"placement": ["a"]}, "strategy: placement.0: found 'a'; expected a list"),
         ({"speed": 1}, "strategy: speed: unknown key 'speed'; known here: tp, pp"),
+        ({"token_slices": [[2]]}, "strategy: token_slices.0.1: entry 1 is missing"),
+        ({"token_slices": [[2, []]]}, r"strategy: token_slices.0.1: found \[\]; expected"),
+        ({"token_slices": [[1, [8]]]}, "strategy: the sequences of token_slices must add up to"),
         ({"stages": []}, r"strategy: stages: found \[\]; expected"),
         ({"stages": [{"layers": [0, 5]}]}, "strategy: stages.0.tp: key 'tp' is missing"),
     ],

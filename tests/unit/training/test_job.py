@@ -26,6 +26,19 @@ STRATEGY = {
     "placement": [["b", 1], ["b", 0], ["a", 0], ["a", 1]],
 }
 STAGE = {"tp": 2, "dp": 1, "devices": [0, 1], "recompute": "none", "shares": [2]}
+UNEQUAL: dict[str, Any] = {
+    "tp": None,
+    "dp": None,
+    "micro_batch_size": 4,
+    "num_micro_batches": 2,
+    "stages": [
+        {"layers": [0, 3], "tp": 2, "dp": 1, "shares": [4]},
+        {"layers": [3, 7], "tp": 1, "dp": 2, "shares": [3, 1]},
+    ],
+    "placement": None,
+}
+"""Stages that differ in tp and dp."""
+
 JOB = {
     "trial_id": "7",
     "out_dir": "out",
@@ -65,11 +78,15 @@ def test_placement_may_be_left_out() -> None:
 
 
 def test_one_word_of_recompute_is_for_all_stages() -> None:
-    assert job({"recompute": "full"}).grid.recompute == ("full", "full")
+    stages = job({"recompute": "full"}).grid.stages
+    assert [stage.recompute for stage in stages] == ["full", "full"]
 
 
 def test_recompute_may_differ_by_stage() -> None:
-    assert job({"recompute": ["full", "none"]}).grid.recompute == ("full", "none")
+    some = {"kind": "selective", "layers": 2}
+    stages = job({"recompute": [some, "none"]}).grid.stages
+    found = [(stage.recompute, stage.recompute_layers) for stage in stages]
+    assert found == [("selective", 2), ("none", None)]
 
 
 def test_stages_that_repeat_the_strategy_are_accepted() -> None:
@@ -86,16 +103,22 @@ def test_stages_that_repeat_the_strategy_are_accepted() -> None:
         ({"bounds": [1, 3, 7]}, "bounds [1, 3, 7]"),
         ({"num_micro_batches": 3}, "dp 1 x micro_batch_size 2 x num_micro_batches 3 = 6"),
         ({"tp": 3, "placement": None}, "tp 3 does not divide the model's num_heads 4"),
-        ({"tp": None, "dp": None}, "different tp or dp, which this program cannot launch"),
+        ({"tp": None, "dp": None}, "job.strategy.tp must be a whole number"),
+        ({**UNEQUAL, "placement": None}, "runtime deepspeed runs one tp, dp"),
+        ({"token_slices": [[2, [16, 16]]]}, "use runtime torch"),
+        ({"token_slices": [[1, [32]]]}, "must have the 2 sequences of a micro-batch"),
+        ({"token_slices": [[2, []]]}, "[[sequences, [tokens, ...]], ...]"),
+        ({"virtual_stages": 2}, "pp = 2 stages of 2 chunks"),
         ({"recompute": ["full"]}, "each of the 2 stages"),
-        ({"recompute": "some"}, "none, full"),
+        ({"recompute": "some"}, "none, selective, full"),
+        ({"recompute": {"kind": "full", "layers": 0}}, "recompute.layers"),
         ({"placement": [["a", 0]]}, "4 pairs of host name and slot"),
         ({"placement": [["a", "0"]] * 4}, "4 pairs of host name and slot"),
         ({"placement": [["a", 0]] * 4}, "each once"),
-        ({"stages": [{**STAGE, "layers": [0, 3]}]}, "has 1 stages"),
+        ({"stages": [{**STAGE, "layers": [0, 3]}]}, "1 stages and bounds"),
         (
             {"stages": [{**STAGE, "layers": [0, 3], "tp": 1}, {**STAGE, "layers": [3, 7]}]},
-            "cannot launch",
+            "job.strategy.stages[0].tp is 1, all stages have 2",
         ),
         ({"micro_batch": 4}, "job.strategy has unknown keys ['micro_batch']"),
         ({"tp": 0}, "job.strategy.tp must be a whole number >= 1, found 0"),
@@ -107,9 +130,55 @@ def test_strategies_that_do_not_fit_are_refused(strategy: dict[str, Any], words:
     assert words in str(refused.value)
 
 
+def test_plain_torch_takes_stages_that_differ() -> None:
+    grid = job(UNEQUAL, runtime="torch").grid
+    assert [(stage.tp, stage.dp) for stage in grid.stages] == [(2, 1), (1, 2)]
+    assert (grid.shares(0), grid.shares(1), grid.num_ranks) == ((4,), (3, 1), 4)
+
+
+def test_plain_torch_takes_slices_and_chunks() -> None:
+    change = {"token_slices": [[2, [20, 12]]], "virtual_stages": 2, "bounds": [0, 2, 3, 4, 7]}
+    grid = job(change, runtime="torch").grid
+    assert [passage.tokens for passage in grid.passages] == [(20, 12)] * 4
+    assert grid.chunks_of(1) == [(2, 3), (4, 7)]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "words"),
+    [
+        ({"token_slices": [[2, [16, 15]]]}, "must add up to sequence_length 32"),
+        (
+            {**UNEQUAL, "token_slices": [[1, [32]], [3, [32]]]},
+            "several batch slices need one dp and even shares",
+        ),
+        (
+            {"pp": 1, "virtual_stages": 2, "bounds": [0, 3, 7], "placement": None},
+            "virtual_stages 2 need several stages",
+        ),
+        (
+            {
+                **UNEQUAL,
+                "stages": [UNEQUAL["stages"][0], {**UNEQUAL["stages"][1], "shares": [1, 1]}],
+            },
+            "take [4, 2] samples",
+        ),
+        (
+            {**UNEQUAL, "stages": [UNEQUAL["stages"][0], {**UNEQUAL["stages"][1], "shares": [4]}]},
+            "shares needs 2 positive counts",
+        ),
+    ],
+)
+def test_what_plain_torch_does_not_run_is_named(strategy: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=r".*") as refused:
+        job(strategy, runtime="torch")
+    assert words in str(refused.value)
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
+        ({"sliced_transfers": True, "runtime": "torch"}, "sliced_transfers is for deepspeed"),
+        ({"runtime": "jax"}, "deepspeed, torch; found 'jax'"),
         ({"zero_stage": 2}, "zero_stage 2 does not work with a pipeline"),
         ({"precision": "fp8"}, "fp32, bf16, fp16; found 'fp8'"),
         ({"optimizer": "lion"}, "adam, adamw, sgd; found 'lion'"),

@@ -1,18 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from amp_ray.training.ranks import Coordinates, coordinates_of, rank_map, shard_range
-
-
-def test_tp_is_fastest_then_dp_then_pp() -> None:
-    places = [coordinates_of(rank, tp=2, dp=2) for rank in (0, 1, 2, 4, 7)]
-    assert places == [
-        Coordinates(pp=0, dp=0, tp=0),
-        Coordinates(pp=0, dp=0, tp=1),
-        Coordinates(pp=0, dp=1, tp=0),
-        Coordinates(pp=1, dp=0, tp=0),
-        Coordinates(pp=1, dp=1, tp=1),
-    ]
+from amp_ray.training.ranks import rank_map, shard_range
 
 
 @given(order=st.permutations([(host, slot) for host in "abc" for slot in range(2)]))

@@ -8,7 +8,8 @@ from amp_ray.errors import InputError
 from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.own_program import OwnProgram
-from amp_ray.spec.strategy import StageOptions, Strategy
+from amp_ray.spec.strategy import Stage, StageOptions, Strategy
+from amp_ray.spec.traits import RUNTIMES
 from amp_ray.training.job import read_job
 from amp_ray.trials.command import (
     WARM_MODULES,
@@ -84,7 +85,61 @@ global_batch_size: 8
     strategy = Strategy.uniform(CANDIDATE, (0, 9, 30))
     found = read_job(job(launch(experiment_from(text), strategy)))
     assert found.grid.bounds == (0, 8, 27)
-    assert found.grid.recompute == ("full", "full")
+    assert [stage.recompute for stage in found.grid.stages] == ["full", "full"]
+
+
+def plain_torch(**traits: Any) -> Experiment:  # noqa: ANN401 - RuntimeTraits' own
+    return replace(small_experiment(), traits=replace(RUNTIMES["torch"], **traits))
+
+
+UNEQUAL = Strategy(
+    stages=(
+        Stage(first_layer=0, end_layer=4, options=StageOptions(tp=2, dp=1), shares=(4,)),
+        Stage(first_layer=4, end_layer=9, options=StageOptions(tp=1, dp=2), shares=(3, 1)),
+    ),
+    micro_batch_size=4,
+    num_micro_batches=2,
+    placement=(3, 0, 1, 2),
+)
+
+
+def test_plain_torch_runs_stages_that_differ() -> None:
+    found = launch(plain_torch(), UNEQUAL)
+    read = read_job(job(found))
+    assert read.runtime == "torch"
+    assert [(stage.tp, stage.dp) for stage in read.grid.stages] == [(2, 1), (1, 2)]
+    assert (read.grid.shares(0), read.grid.shares(1)) == ((4,), (3, 1))
+    assert "ds_config.json" not in found.files
+    assert "deepspeed runs one of each" in (trial_problem(experiment(), UNEQUAL) or "").lower()
+
+
+def test_plain_torch_interleaves_chunks() -> None:
+    grid = read_job(job(launch(plain_torch(virtual_stages=2)))).grid
+    # Layers 1 to 6 are blocks: three for each stage, one and two for its chunks.
+    assert grid.bounds == (0, 2, 3, 5, 9)
+    assert (grid.chunks_of(0), grid.chunks_of(1)) == ([(0, 2), (3, 5)], [(2, 3), (5, 9)])
+
+
+def test_plain_torch_needs_no_deepspeed() -> None:
+    preload = trial_warm_up(plain_torch())
+    assert preload is not None
+    assert not any("deepspeed" in module for module in preload.modules)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (plain_torch(virtual_stages=4), "virtual_stages 4 need several stages of at least as many"),
+        (plain_torch(sliced_activations=True), "leave sliced_\\* of traits out"),
+        (
+            replace(small_experiment(), traits=replace(RUNTIMES["deepspeed"], virtual_stages=2)),
+            "DeepSpeed does not interleave",
+        ),
+    ],
+)
+def test_what_a_runtime_does_not_run_is_named(given: Experiment, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        launch(given)
 
 
 def test_what_cannot_be_launched_is_refused_before_anything_starts() -> None:

@@ -5,6 +5,7 @@ import pytest
 from amp_ray.errors import InputError
 from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.experiment import Experiment
+from amp_ray.spec.recompute import FULL, NO_RECOMPUTE
 from amp_ray.spec.strategy import Stage, StageOptions, Strategy
 from amp_ray.trials.runtime_strategy import runtime_bounds, runtime_strategy, why_not_launchable
 from support.experiments import experiment_from, small_experiment
@@ -99,8 +100,8 @@ def test_a_stage_of_which_nothing_is_left_is_refused(
 
 def test_blocks_are_computed_twice_where_the_published_runtime_did() -> None:
     chosen = runtime_strategy(experiment_from(TEXT), strategy(0, 9, 30))
-    assert chosen.recompute == "full"
-    assert runtime_strategy(experiment_from(PICTURES), strategy(0, 56)).recompute == "none"
+    assert chosen.recompute == FULL
+    assert runtime_strategy(experiment_from(PICTURES), strategy(0, 56)).recompute == NO_RECOMPUTE
 
 
 def test_degrees_and_placement_are_kept() -> None:
@@ -128,6 +129,11 @@ def uneven() -> Strategy:
         (small_experiment(), strategy(0, 9, samples=4), "4 samples per step, global_batch_size"),
         (small_experiment(), strategy(0, 9, tp=16), "on device 15, the cluster has devices 0 to 3"),
         (small_experiment(), strategy(0, 9, tp=3), "tp 3 does not divide num_heads 8"),
+        (
+            small_experiment(),
+            replace(strategy(0, 9), token_slices=((2, (4, 4)),)),
+            "token slices, which DeepSpeed's pipeline cannot run",
+        ),
         (
             experiment_from(TEXT.replace("amp-2022", "megatron")),
             strategy(0, 27),

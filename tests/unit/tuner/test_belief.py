@@ -23,7 +23,7 @@ def belief(covariance: list[list[float]]) -> Belief:
     """A belief with this covariance."""
     size = len(covariance)
     return Belief(
-        places=tuple(range(size)),
+        indices=tuple(range(size)),
         log_mean=np.zeros(size),
         covariance=np.array(covariance),
         finishes=np.ones(size),

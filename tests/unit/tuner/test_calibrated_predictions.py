@@ -12,7 +12,7 @@ from support.planted import planted_observations
 
 
 @pytest.fixture
-def lesson(
+def predictions(
     small: Experiment, ranking: Ranking, predictor: BoundedPredictor
 ) -> CalibratedPredictions:
     """What six trials of a cluster with slow hosts say."""
@@ -31,32 +31,32 @@ def lesson(
 
 
 def test_what_all_trials_say_together_is_the_cost_models_prediction(
-    lesson: CalibratedPredictions,
+    predictions: CalibratedPredictions,
 ) -> None:
-    model = CostModel(experiment=lesson.experiment)
-    for estimate in lesson.estimates:
+    model = CostModel(experiment=predictions.experiment)
+    for estimate in predictions.estimates:
         expected = model.estimate(estimate.strategy)
         assert estimate.iteration_time_s == pytest.approx(expected.iteration_time_s, rel=1e-3)
         assert estimate.peak_memory_bytes == expected.peak_memory_bytes
 
 
 def test_predictions_come_near_the_planted_truth(
-    lesson: CalibratedPredictions, small: Experiment
+    predictions: CalibratedPredictions, small: Experiment
 ) -> None:
-    strategies = [each.strategy for each in lesson.candidates]
+    strategies = [each.strategy for each in predictions.candidates]
     for estimate, truth in zip(
-        lesson.estimates,
+        predictions.estimates,
         planted_observations(small, strategies, {"host_scale": 1.5}),
         strict=True,
     ):
         assert estimate.iteration_time_s == pytest.approx(truth.measured_s, rel=0.1)
 
 
-def test_the_belief_expects_what_the_estimates_say(lesson: CalibratedPredictions) -> None:
-    belief = lesson.belief()
-    assert belief.places == tuple(range(16))
-    for row, place in enumerate(belief.places):
-        expected_s = lesson.estimates[place].iteration_time_s
+def test_the_belief_expects_what_the_estimates_say(predictions: CalibratedPredictions) -> None:
+    belief = predictions.belief()
+    assert belief.indices == tuple(range(16))
+    for row, index in enumerate(belief.indices):
+        expected_s = predictions.estimates[index].iteration_time_s
         assert 2.718281828459045 ** belief.log_mean[row] == pytest.approx(expected_s)
 
 

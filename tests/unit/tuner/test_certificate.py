@@ -109,10 +109,10 @@ def test_a_fast_strategy_that_may_fail_counts_with_its_chance_to_finish(
         state = begin(small, [*ranking.results[:-1], doubtful], TunerSettings(budget=100))
         known = learn(tell(state, predictor), predictor)
         # The verdict is the calibrated model's; here it is set, to see what it does.
-        place = state.places[last.strategy]
+        index = state.index_of[last.strategy]
         estimates = list(known.estimates)
-        estimates[place] = replace(
-            estimates[place], reasons=why, failure_probability=chance, iteration_time_s=0.01
+        estimates[index] = replace(
+            estimates[index], reasons=why, failure_probability=chance, iteration_time_s=0.01
         )
         certificate = certify(state, replace(known, estimates=tuple(estimates)))
         assert certificate is not None

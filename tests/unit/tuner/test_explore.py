@@ -30,7 +30,7 @@ def state(small: Experiment, ranking: Ranking) -> TunerState:
 def belief(means_s: list[float], sigmas: list[float], finishes: list[float]) -> Belief:
     """Independent candidates."""
     return Belief(
-        places=tuple(range(len(means_s))),
+        indices=tuple(range(len(means_s))),
         log_mean=np.log(means_s),
         covariance=np.diag(np.square(sigmas)),
         finishes=np.array(finishes),
@@ -69,7 +69,7 @@ def test_the_second_of_two_is_chosen_as_if_the_first_took_what_is_predicted(
 ) -> None:
     known = learn(state, predictor)
     first, second, *_ = explore(known, state.settings)
-    predicted_s = known.estimates[first.place].iteration_time_s
+    predicted_s = known.estimates[first.index].iteration_time_s
     assert f"chance to be faster than {predicted_s:.4g} s" in second.reason
 
 
@@ -92,7 +92,7 @@ def test_a_repeat_that_runs_is_no_question_asked_already(
     state = record(start(state, trial), 0, measured(trial.predicted_s))
     again = start(state, replace(trial, number=1, repeats=0))
     here, there = (
-        [promise.place for promise in explore(learn(each, predictor), each.settings)]
+        [promise.index for promise in explore(learn(each, predictor), each.settings)]
         for each in (state, again)
     )
     assert here == there
@@ -103,6 +103,6 @@ def test_after_those_whose_errors_were_worked_out_the_far_ones_follow(
 ) -> None:
     monkeypatch.setattr("amp_ray.tuner.knowledge.MOST_JUDGED_AT_FIRST", 2)
     promises = list(explore(learn(state, predictor), state.settings))
-    assert sorted(promise.place for promise in promises) == list(range(16))
-    assert [promise.place for promise in promises[2:]] == list(range(2, 16))
+    assert sorted(promise.index for promise in promises) == list(range(16))
+    assert [promise.index for promise in promises[2:]] == list(range(2, 16))
     assert promises[-1].reason == "the next prediction, far behind the leaders"

@@ -29,9 +29,9 @@ def state(small: Experiment, ranking: Ranking) -> TunerState:
     return begin(small, ranking.results, TunerSettings(budget=100))
 
 
-def ran(state: TunerState, place: int, outcome: Outcome | None) -> TunerState:
+def ran(state: TunerState, index: int, outcome: Outcome | None) -> TunerState:
     """A study after one more trial of a candidate."""
-    estimate, number = state.candidates[place], len(state.trials)
+    estimate, number = state.candidates[index], len(state.trials)
     trial = Trial(
         number=number,
         strategy=estimate.strategy,
@@ -44,9 +44,9 @@ def ran(state: TunerState, place: int, outcome: Outcome | None) -> TunerState:
     return started if outcome is None else record(started, number, outcome)
 
 
-def slower(state: TunerState, place: int, factor: float) -> TunerState:
+def slower(state: TunerState, index: int, factor: float) -> TunerState:
     """A study after a trial that took so many times what was predicted."""
-    return ran(state, place, measured(factor * state.candidates[place].iteration_time_s))
+    return ran(state, index, measured(factor * state.candidates[index].iteration_time_s))
 
 
 def times(estimates: tuple[Estimate, ...]) -> list[float]:
@@ -76,8 +76,8 @@ def test_without_trials_predictions_are_the_uncalibrated_ones(
 
 
 def test_trials_move_the_predictions_of_all(state: TunerState, predictor: BoundedPredictor) -> None:
-    for place in range(5):
-        state = slower(state, place, 1.3)
+    for index in range(5):
+        state = slower(state, index, 1.3)
     ratios = np.array(times(learn(state, predictor).estimates)) / times(state.candidates)
     assert (ratios > 1.1).all()
 
@@ -108,10 +108,10 @@ def test_trials_make_predictions_more_certain(
     state: TunerState, predictor: BoundedPredictor
 ) -> None:
     before = learn(state, predictor)
-    for place in range(6):
-        state = slower(state, place, 1.02)
+    for index in range(6):
+        state = slower(state, index, 1.02)
     after = learn(state, predictor)
-    assert all(after.sigma(place) < before.sigma(place) for place in range(16))
+    assert all(after.sigma(index) < before.sigma(index) for index in range(16))
 
 
 def test_any_predictor_gives_the_same_knowledge(
@@ -124,12 +124,12 @@ def test_any_predictor_gives_the_same_knowledge(
 
 
 @pytest.mark.parametrize("factor", [0.3, 0.6, 1.5, 3.0, 10.0])
-@pytest.mark.parametrize("place", [0, 3, 9, 15])
+@pytest.mark.parametrize("index", [0, 3, 9, 15])
 def test_one_trial_turns_no_certain_order_of_plans_that_nobody_has_run(
-    state: TunerState, predictor: BoundedPredictor, place: int, factor: float
+    state: TunerState, predictor: BoundedPredictor, index: int, factor: float
 ) -> None:
     before = times(learn(state, predictor).estimates)
-    state = slower(state, place, factor)
+    state = slower(state, index, factor)
     assert turned(state, before, times(learn(state, predictor).estimates)) == []
 
 
@@ -137,8 +137,8 @@ def test_one_trial_turns_no_certain_order_of_plans_that_nobody_has_run(
 def test_one_odd_trial_among_steady_ones_turns_no_certain_order(
     state: TunerState, predictor: BoundedPredictor, factor: float
 ) -> None:
-    for place in range(4):
-        state = slower(state, place, 1.0)
+    for index in range(4):
+        state = slower(state, index, 1.0)
     before = times(learn(state, predictor).estimates)
     state = slower(state, 11, factor)
     assert turned(state, before, times(learn(state, predictor).estimates)) == []
@@ -151,9 +151,9 @@ def test_several_trials_together_may_turn_an_order(
     before = times(state.candidates)
     strategies = [each.strategy for each in state.candidates[:40:2]]
     slow_links = {"intra_efficiency": 0.3}
-    for place, trial in enumerate(planted_observations(homogeneous, strategies, slow_links)):
+    for index, trial in enumerate(planted_observations(homogeneous, strategies, slow_links)):
         assert trial.measured_s is not None
-        state = ran(state, 2 * place, measured(trial.measured_s))
+        state = ran(state, 2 * index, measured(trial.measured_s))
     assert turned(state, before, times(learn(state, predictor).estimates)) != []
 
 
@@ -163,13 +163,13 @@ def test_running_out_of_memory_makes_what_needs_more_of_it_doubtful(
     state = study(homogeneous, recorded, TunerSettings(budget=10))
     limit = state.candidates[0].memory_limit_bytes[0]
     by_peak = sorted(
-        (max(each.peak_memory_bytes) / limit, place)
-        for place, each in enumerate(state.candidates)
+        (max(each.peak_memory_bytes) / limit, index)
+        for index, each in enumerate(state.candidates)
         if each.feasible
     )
     fullest = by_peak[-1][1]
-    for _, place in by_peak[-5:-1]:
-        state = ran(state, place, out_of_memory())
+    for _, index in by_peak[-5:-1]:
+        state = ran(state, index, out_of_memory())
     after = learn(state, predictor)
     assert state.candidates[fullest].feasible
     assert after.estimates[fullest].failure_probability > 0.8
@@ -222,7 +222,7 @@ def test_what_is_expected_to_fail_is_doubtful_unless_it_must_fail(
     surely = replace(two, reasons=why, failure_probability=1.0)
     state = begin(small, [perhaps, surely, *rest], TunerSettings(budget=3))
     known = learn(state, predictor)
-    assert [state.candidates[place].strategy for place in known.doubtful()] == [one.strategy]
+    assert [state.candidates[index].strategy for index in known.doubtful()] == [one.strategy]
     assert len(known.proposable()) == len(rest)
 
 
@@ -233,10 +233,10 @@ def test_candidates_far_behind_share_a_cautious_guess(
     exact = learn(state, predictor)
     monkeypatch.setattr(knowledge, "MOST_JUDGED", 4)
     rough = learn(state, predictor)
-    assert len(rough.belief.places) == 6
-    assert rough.sigma(15) == max(rough.sigma(place) for place in rough.belief.places)
+    assert len(rough.belief.indices) == 6
+    assert rough.sigma(15) == max(rough.sigma(index) for index in rough.belief.indices)
     assert len(rough.estimates) == len(rough.ranking.results) == 16
-    near = [place for place in rough.belief.places if place > 1]
+    near = [index for index in rough.belief.indices if index > 1]
     scale = min(rough.estimates[p].iteration_time_s / times(state.candidates)[p] for p in near)
     assert rough.estimates[15].iteration_time_s == pytest.approx(
         scale * state.candidates[15].iteration_time_s

@@ -38,7 +38,7 @@ def test_a_log_is_indexed_like_a_tuple() -> None:
 
 
 @pytest.mark.parametrize("index", [3, -4])
-def test_a_place_that_is_not_there_is_refused(index: int) -> None:
+def test_an_index_that_is_not_there_is_refused(index: int) -> None:
     with pytest.raises(IndexError, match="has 3 items, asked for number"):
         log_of(3)[index]
     with pytest.raises(IndexError, match="has 3 items"):

@@ -222,7 +222,7 @@ def test_leaders_are_repeated_when_their_spread_leaves_the_winner_open(
     outcomes = noisy(state, 0.3)
     played = play(state, lambda strategy, _: outcomes[strategy], predictor=predictor)
     launches = [played.state.trials[number].candidate for number in range(played.num_trials)]
-    assert all(1 < launches.count(place) <= 3 for place in range(3))
+    assert all(1 < launches.count(index) <= 3 for index in range(3))
     again = [
         trial_record.trial
         for trial_record in played.state.trials
@@ -289,8 +289,8 @@ def figure(time_s: float, sigma: float, runs: int = 1) -> Figure:
 def status(
     *figures: Figure, running: tuple[int, ...] = (), launched: dict[int, int] | None = None
 ) -> TrialStatus:
-    """Measured candidates, by place."""
-    counts = {place: len(each.runs) for place, each in enumerate(figures)}
+    """Measured candidates, by index."""
+    counts = {index: len(each.runs) for index, each in enumerate(figures)}
     return TrialStatus(
         figures=dict(enumerate(figures)),
         out_of_memory={},

@@ -26,9 +26,9 @@ def state(small: Experiment, ranking: Ranking) -> TunerState:
     return begin(small, ranking.results, TunerSettings(budget=100))
 
 
-def ran(state: TunerState, place: int, factor: float, spread_fraction: float = 0.0) -> TunerState:
+def ran(state: TunerState, index: int, factor: float, spread_fraction: float = 0.0) -> TunerState:
     """A study after a trial that took so many times what was predicted."""
-    estimate, number = state.candidates[place], len(state.trials)
+    estimate, number = state.candidates[index], len(state.trials)
     trial = Trial(
         number=number,
         strategy=estimate.strategy,
@@ -88,11 +88,11 @@ def test_ties_are_what_is_closer_than_the_error(
     assert found is not None
     assert found.measured_s is not None
     tied = {tie.strategy for tie in found.ties}
-    for place in known.proposable():
-        close = known.estimates[place].iteration_time_s <= found.measured_s * 2.718281828 ** (
+    for index in known.proposable():
+        close = known.estimates[index].iteration_time_s <= found.measured_s * 2.718281828 ** (
             known.time_error
         )
-        assert (state.candidates[place].strategy in tied) == close
+        assert (state.candidates[index].strategy in tied) == close
     assert state.candidates[1].strategy in tied
     assert state.candidates[10].strategy not in tied
     assert [tie.time_s for tie in found.ties] == sorted(tie.time_s for tie in found.ties)

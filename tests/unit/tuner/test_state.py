@@ -18,11 +18,11 @@ def state(small: Experiment, ranking: Ranking) -> TunerState:
     return begin(small, ranking.results, TunerSettings(budget=5))
 
 
-def trial(state: TunerState, number: int, place: int) -> Trial:
+def trial(state: TunerState, number: int, index: int) -> Trial:
     """A trial of one candidate."""
     return Trial(
         number=number,
-        strategy=state.candidates[place].strategy,
+        strategy=state.candidates[index].strategy,
         predicted_s=1.0,
         sigma=0.1,
         repeats=None,

@@ -10,10 +10,10 @@ TIMED_OUT = TimedOut(reason="too slow", timeout_s=1.0, lines=(), wall_s=1.0)
 
 
 def study(small: Experiment, ranking: Ranking, *told: tuple[int, Outcome | None]) -> TunerState:
-    """A study with trials of candidates, by place, and what came of them."""
+    """A study with trials of candidates, by index, and what came of them."""
     state = begin(small, ranking.results, TunerSettings(budget=1000))
-    for number, (place, outcome) in enumerate(told):
-        strategy = state.candidates[place].strategy
+    for number, (index, outcome) in enumerate(told):
+        strategy = state.candidates[index].strategy
         trial = Trial(
             number=number, strategy=strategy, predicted_s=1, sigma=1, repeats=None, reason=""
         )
@@ -26,10 +26,10 @@ def study(small: Experiment, ranking: Ranking, *told: tuple[int, Outcome | None]
 def learnt(
     state: TunerState, status: TrialStatus, most: int
 ) -> dict[int, tuple[str, float | None]]:
-    """What a calibration gets, by place."""
+    """What a calibration gets, by index."""
     strategies = [estimate.strategy for estimate in state.candidates]
     found = observations(state.experiment, strategies, status, most)
-    return {place: (each.outcome, each.measured_s) for place, each in found.items()}
+    return {index: (each.outcome, each.measured_s) for index, each in found.items()}
 
 
 def test_a_figure_is_the_median_of_the_runs(small: Experiment, ranking: Ranking) -> None:
@@ -107,6 +107,6 @@ def test_of_too_many_the_fastest_and_the_latest_are_learnt_from(
     small: Experiment, ranking: Ranking
 ) -> None:
     times = [5.0, 1.0, 6.0, 2.0, 7.0, 8.0, 9.0]
-    told = [(place, measured(time_s)) for place, time_s in enumerate(times)]
+    told = [(index, measured(time_s)) for index, time_s in enumerate(times)]
     state = study(small, ranking, *told, (10, out_of_memory()))
     assert sorted(learnt(state, status_of(state), 4)) == [1, 3, 6, 10]

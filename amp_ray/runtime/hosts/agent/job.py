@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .processes import TAG_VARIABLE, die_first, die_with_parent, num_oom_kills, state_of
-from .rank import EVENTS_BYTES, Rank
+from .rank import EVENTS_BYTES, RankProcess
 from .wire import CHUNK_BYTES, is_plain_name, pack
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class Job:
     def __init__(self, message: Mapping[str, Any], folder: str, tag: str) -> None:
         """Take the description; nothing is started yet."""
         self.folder = folder
-        self.ranks: list[Rank] = []
+        self.ranks: list[RankProcess] = []
         self.stop: str | None = None
         self._message = message
         self._environment = {TAG_VARIABLE: tag, FOLDER_VARIABLE: folder}
@@ -119,7 +119,7 @@ class Job:
             read_end, write_end = os.pipe2(os.O_CLOEXEC)
             os.set_blocking(read_end, False)
             try:
-                rank = Rank(
+                rank = RankProcess(
                     entry["rank"],
                     read_end,
                     self.folder,

@@ -54,11 +54,11 @@ class Log:
             self._num_head += len(data[:room])
             data = data[room:]
         while data:
-            place = self._num_ring % (2 * HALF_BYTES)
-            if self._num_ring >= 2 * HALF_BYTES and place % HALF_BYTES == 0:
-                self._drop(place)
-            piece = data[: HALF_BYTES - place % HALF_BYTES]
-            self._write(piece, HEAD_BYTES + KEPT_BYTES + place)
+            offset = self._num_ring % (2 * HALF_BYTES)
+            if self._num_ring >= 2 * HALF_BYTES and offset % HALF_BYTES == 0:
+                self._drop(offset)
+            piece = data[: HALF_BYTES - offset % HALF_BYTES]
+            self._write(piece, HEAD_BYTES + KEPT_BYTES + offset)
             self._num_ring += len(piece)
             data = data[len(piece) :]
 
@@ -102,11 +102,11 @@ class Log:
         """Free the disk."""
         self._file.close()
 
-    def _drop(self, place: int) -> None:
+    def _drop(self, offset: int) -> None:
         """Keep the lines with words of the half of the ring that is about to be overwritten."""
         if not self._words:
             return
-        half = self._line + self._read(HEAD_BYTES + KEPT_BYTES + place, HALF_BYTES)
+        half = self._line + self._read(HEAD_BYTES + KEPT_BYTES + offset, HALF_BYTES)
         end = half.rfind(b"\n") + 1
         self._line = half[end:][-LINE_BYTES:]
         kept = self._select(half[:end])[: KEPT_BYTES - self._num_kept]
@@ -120,12 +120,12 @@ class Log:
             line[:LINE_BYTES] + b"\n" for line in lines if any(word in line for word in self._words)
         )
 
-    def _write(self, data: bytes, place: int) -> None:
+    def _write(self, data: bytes, offset: int) -> None:
         """Write all of it."""
         while data:
-            num_bytes = os.pwrite(self._file.fileno(), data, place)
-            data, place = data[num_bytes:], place + num_bytes
+            num_bytes = os.pwrite(self._file.fileno(), data, offset)
+            data, offset = data[num_bytes:], offset + num_bytes
 
-    def _read(self, place: int, size: int) -> bytes:
+    def _read(self, offset: int, size: int) -> bytes:
         """Read a part."""
-        return os.pread(self._file.fileno(), size, place)
+        return os.pread(self._file.fileno(), size, offset)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import FrameType
 
-    from .rank import Rank
+    from .rank import RankProcess
 
     Message = dict[str, Any]
 
@@ -234,7 +234,7 @@ class Agent:
 
     # ------------------------------------------------------------------ ranks
 
-    def _hear_rank(self, rank: Rank, *, everything: bool = False) -> None:
+    def _hear_rank(self, rank: RankProcess, *, everything: bool = False) -> None:
         """Pass on what a rank said."""
         for message in rank.read(everything=everything):
             self._stdio.say(**message)

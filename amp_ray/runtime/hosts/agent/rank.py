@@ -37,7 +37,7 @@ TAIL_BYTES = 64 * 1024
 READ_BYTES = 64 * 1024
 
 
-class Rank:
+class RankProcess:
     """One rank."""
 
     def __init__(

@@ -50,7 +50,7 @@ def version_lines(folder: Path) -> dict[str, str]:
     return found
 
 
-def look() -> dict[str, Any]:
+def read_software() -> dict[str, Any]:
     """Find versions without importing anything."""
     facts: dict[str, Any] = dict.fromkeys((*PACKAGES, "cuda", "nccl"))
     for name in PACKAGES:
@@ -75,8 +75,10 @@ def import_all() -> dict[str, Any]:
         except Exception as error:  # noqa: BLE001 - an import may fail with anything
             reason = str(error).strip().splitlines() or [""]
             problem = f"import {name}: {type(error).__name__}: {reason[0]}"
-            return {**facts, "import_problem": problem}
-    torch: Any = sys.modules["torch"]
+            facts["import_problem"] = facts["import_problem"] or problem
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not hasattr(torch, "cuda"):
+        return facts
     facts["num_cuda_devices"] = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if facts["num_cuda_devices"] and torch.distributed.is_nccl_available():
         facts["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())
@@ -85,7 +87,7 @@ def import_all() -> dict[str, Any]:
 
 def main() -> None:
     """Print one line of JSON: ``deep`` as an argument asks for imports too."""
-    facts = look()
+    facts = read_software()
     if "deep" in sys.argv[1:]:
         facts.update(import_all())
     version = ".".join(str(part) for part in sys.version_info[:3])

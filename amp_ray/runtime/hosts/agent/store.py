@@ -28,7 +28,7 @@ class Store:
         """Make the file."""
         self._file = tempfile.TemporaryFile(dir=str(folder), buffering=0)  # noqa: SIM115
         self._end = 0
-        self._places: dict[str, tuple[int, int]] = {}
+        self._offsets: dict[str, tuple[int, int]] = {}
         self._open = ""
         self._start, self._hash = 0, new_hash()
 
@@ -37,9 +37,9 @@ class Store:
         if self._end > KEPT_BYTES:
             self._file.truncate(0)
             self._end = 0
-            self._places.clear()
+            self._offsets.clear()
         self._open = ""
-        return [digest for digest in digests if digest not in self._places]
+        return [digest for digest in digests if digest not in self._offsets]
 
     def add(self, digest: str, text: str, *, last: bool) -> None:
         """Take the next piece of a content; pieces of two never mix."""
@@ -55,14 +55,14 @@ class Store:
             self._open = ""
             if self._hash.hexdigest() != digest:  # a piece before this one could not be written
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
-            self._places[digest] = self._start, self._end
+            self._offsets[digest] = self._start, self._end
 
     def write(self, digest: str, path: Path) -> None:
         """Copy a content to a new file."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        place, end = self._places[digest]
+        offset, end = self._offsets[digest]
         with path.open("xb") as file:
-            while place < end:
-                data = os.pread(self._file.fileno(), min(CHUNK_BYTES, end - place), place)
+            while offset < end:
+                data = os.pread(self._file.fileno(), min(CHUNK_BYTES, end - offset), offset)
                 file.write(data)
-                place += len(data)
+                offset += len(data)

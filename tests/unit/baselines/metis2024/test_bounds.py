@@ -12,7 +12,7 @@ from support.metis import metis_document, metis_profile_files, metis_setting
 from support.metis_oracle import random_setting
 
 
-def menu_of(num_micro_batches: int, **setting: str) -> GroupTable:
+def table_of(num_micro_batches: int, **setting: str) -> GroupTable:
     """Return the table of two A100 and two T4 with a batch of 8."""
     space = GroupSpace(setting=metis_setting(**setting), limits=MetisLimits())  # type: ignore[arg-type]
     return group_table(space, RankTimes(space=space), num_micro_batches)
@@ -20,7 +20,7 @@ def menu_of(num_micro_batches: int, **setting: str) -> GroupTable:
 
 @pytest.mark.parametrize("number", [2, 4, 8])
 def test_no_plan_undercuts_the_bound(number: int) -> None:
-    table = menu_of(number)
+    table = table_of(number)
     found = solve_table(table, math.inf)
     assert isinstance(found, MetisSolution)
     assert 0 < work_bound_s(table) <= found.cost.total_s
@@ -38,15 +38,15 @@ def test_no_plan_of_any_cluster_undercuts_the_bound(seed: int) -> None:
             assert work_bound_s(table) <= found.cost.total_s * (1 + 1e-12)
 
 
-def test_one_device_meets_the_bound_but_for_its_tail() -> None:
-    table = menu_of(8, hostfile="0.0.0.1 1\n")
+def test_one_device_meets_the_bound_but_for_its_step_end() -> None:
+    table = table_of(8, hostfile="0.0.0.1 1\n")
     found = solve_table(table, math.inf)
     assert isinstance(found, MetisSolution)
     assert work_bound_s(table) == pytest.approx(found.cost.total_s - found.cost.optimizer_s)
 
 
 def test_micro_batches_are_made_outside_of_stages() -> None:
-    assert outside_s(menu_of(4)) == pytest.approx(4 * 0.5e-3)
+    assert outside_s(table_of(4)) == pytest.approx(4 * 0.5e-3)
 
 
 def test_without_a_last_group_there_is_no_plan() -> None:

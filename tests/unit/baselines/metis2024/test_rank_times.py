@@ -8,7 +8,7 @@ from support.metis import metis_profile_files, metis_setting
 A100, T4 = 0, 1
 
 
-def works_of(files: dict[str, str] | None = None) -> RankTimes:
+def rank_times_of(files: dict[str, str] | None = None) -> RankTimes:
     """Return the tables of a profile of A100 and T4, sizes 1 and 2."""
     return RankTimes(space=GroupSpace(setting=metis_setting(files), limits=MetisLimits()))
 
@@ -25,26 +25,26 @@ def layers_ms(rank_times: RankTimes, place: int) -> list[float]:
 
 def test_layers_count_backwards() -> None:
     files = metis_profile_files()
-    rank_times = works_of(files)
+    rank_times = rank_times_of(files)
     assert layers_ms(rank_times, row(rank_times, A100, 1, 1)) == [1, 2, 2, 1]
     held = rank_times.memory_bytes[row(rank_times, A100, 1, 1)] / MIB
     assert held.tolist() == [4096, 2048, 2048, 1024]
 
 
 def test_samples_are_split_into_binary_digits() -> None:
-    rank_times = works_of()
+    rank_times = rank_times_of()
     assert layers_ms(rank_times, row(rank_times, T4, 1, 3)) == [9, 18, 18, 9]
 
 
 def test_at_once_only_measured_sizes_run() -> None:
-    rank_times = works_of()
+    rank_times = rank_times_of()
     assert rank_times.is_known[rank_times.num_rows + row(rank_times, A100, 1, 2)]
     assert not rank_times.is_known[rank_times.num_rows + row(rank_times, A100, 1, 3)]
     assert rank_times.is_known[row(rank_times, A100, 1, 3)]
 
 
 def test_sizes_do_not_add_up_to_more_than_their_digits() -> None:
-    rank_times = works_of()
+    rank_times = rank_times_of()
     assert not rank_times.is_known[row(rank_times, A100, 1, 4)]
 
 
@@ -52,21 +52,21 @@ def test_memory_is_that_of_the_next_measured_size() -> None:
     files = metis_profile_files()
     for name in [name for name in files if name.endswith("bs2.json")]:
         files[name.replace("bs2", "bs4")] = files.pop(name)
-    rank_times = works_of(files)
+    rank_times = rank_times_of(files)
     known = ~np.isnan(rank_times.memory_bytes[:, 0])
     places = [row(rank_times, A100, 1, samples) for samples in range(1, 6)]
     assert known[places].tolist() == [True, True, True, True, False]
 
 
 def test_no_samples_are_no_work() -> None:
-    rank_times = works_of()
+    rank_times = rank_times_of()
     assert not rank_times.is_known[row(rank_times, A100, 1, 0)]
     assert row(rank_times, A100, 1, 1000) == row(rank_times, A100, 1, 0)
 
 
 def test_what_a_model_takes_beyond_its_layers_may_be_unknown() -> None:
     files = metis_profile_files()
-    rank_times = works_of(files)
+    rank_times = rank_times_of(files)
     rest_ms = 1e3 * rank_times.rest_s
     assert np.isclose(rest_ms[row(rank_times, A100, 1, 1)], 2.0)
     assert np.isnan(rest_ms[row(rank_times, A100, 1, 3)])

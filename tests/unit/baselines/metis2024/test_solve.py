@@ -12,14 +12,14 @@ from amp_ray.cost.estimate import Reason
 from support.metis import metis_document, metis_profile_files, metis_setting
 
 
-def menu_of(number: int, files: dict[str, str] | None = None, **limits: int) -> GroupTable:
+def table_of(number: int, files: dict[str, str] | None = None, **limits: int) -> GroupTable:
     """Return the table of two A100 and two T4 with a batch of 8."""
     space = GroupSpace(setting=metis_setting(files), limits=MetisLimits(**limits))
     return group_table(space, RankTimes(space=space), number)
 
 
 def test_the_answer_is_a_plan_that_can_run_with_its_bound() -> None:
-    table = menu_of(4)
+    table = table_of(4)
     found = solve_table(table, math.inf)
     assert isinstance(found, MetisSolution)
     assert metis_defects(table.space.setting, found.plan) == ()
@@ -29,7 +29,7 @@ def test_the_answer_is_a_plan_that_can_run_with_its_bound() -> None:
 
 
 def test_an_upper_bound_below_the_best_prunes() -> None:
-    table = menu_of(4)
+    table = table_of(4)
     best = solve_table(table, math.inf)
     assert isinstance(best, MetisSolution)
     pruned = solve_table(table, 0.99 * best.cost.total_s)
@@ -42,13 +42,13 @@ def test_why_nothing_fits_is_told() -> None:
     document = metis_document()
     document["execution_memory"]["layer_memory_total_mb"] = [1024 * 100] * 4
     files = dict.fromkeys(metis_profile_files(), json.dumps(document))
-    found = solve_table(menu_of(8, files), math.inf)
+    found = solve_table(table_of(8, files), math.inf)
     assert isinstance(found, Reason)
     assert found.kind == "out of memory"
     assert "layer 0 fits no option's memory" in found.detail
 
 
 def test_that_nothing_shares_a_micro_batch_is_told() -> None:
-    found = solve_table(menu_of(1, max_size=1), math.inf)
+    found = solve_table(table_of(1, max_size=1), math.inf)
     assert isinstance(found, Reason)
     assert found.kind == "no plan"

@@ -6,6 +6,7 @@ import pytest
 from amp_ray.baselines.metis2024.plan import MetisPlan
 from amp_ray.baselines.metis2024.strategy import MetisTranslation
 from amp_ray.errors import InputError
+from amp_ray.spec.recompute import FULL
 from amp_ray.spec.strategy import Stage, StageOptions, Strategy
 from support.metis import metis_setting
 
@@ -93,8 +94,7 @@ def test_other_shares_are_refused() -> None:
 def test_recompute_is_refused() -> None:
     strategy = translation().strategy(MetisPlan(**UNIFORM))
     stages = tuple(
-        replace(stage, options=replace(stage.options, recompute="full"))
-        for stage in strategy.stages
+        replace(stage, options=replace(stage.options, recompute=FULL)) for stage in strategy.stages
     )
     with pytest.raises(InputError, match="knows no recompute"):
         translation().plan(replace(strategy, stages=stages))

@@ -17,7 +17,7 @@ from support.host_reports import healthy_report
 HANG_GUARD_S = 300.0
 TRIALS = small_experiment().trials
 QUESTION = make_question(TRIALS, SshSettings(), deep=False, num_peers=2)
-SITE = healthy_report("localhost").spec
+SPEC = healthy_report("localhost").spec
 
 
 class Refusing(LocalHost):
@@ -41,8 +41,8 @@ def test_importing_gets_more_time() -> None:
     assert replace(QUESTION, deep=True).limit_s > QUESTION.limit_s > 3 * 10
 
 
-def test_a_visit_brings_facts_and_the_clock_back() -> None:
-    host_probe = HostProbe(SITE, LocalHost, QUESTION)
+def test_a_probe_brings_facts_and_the_clock_back() -> None:
+    host_probe = HostProbe(SPEC, LocalHost, QUESTION)
     host_probe.ask()
     report = host_probe.report()
     host_probe.close()
@@ -54,8 +54,8 @@ def test_a_visit_brings_facts_and_the_clock_back() -> None:
 
 
 def test_hosts_of_a_group_try_the_way_to_each_other() -> None:
-    others = [replace(SITE, name="b"), replace(SITE, name="c", group=1)]
-    host_probes = [HostProbe(spec, LocalHost, QUESTION) for spec in (SITE, *others)]
+    others = [replace(SPEC, name="b"), replace(SPEC, name="c", group=1)]
+    host_probes = [HostProbe(spec, LocalHost, QUESTION) for spec in (SPEC, *others)]
     for host_probe in host_probes:
         host_probe.ask()
     for host_probe in host_probes:
@@ -80,7 +80,7 @@ def test_a_host_that_cannot_be_made_is_a_failed_login() -> None:
         message = "a: key file /k does not exist; name an existing one"
         raise HostError(message)
 
-    host_probe = HostProbe(SITE, make, QUESTION)
+    host_probe = HostProbe(SPEC, make, QUESTION)
     host_probe.ask()
     failure = host_probe.report().failure
     assert failure is not None
@@ -94,11 +94,11 @@ def test_a_name_of_no_known_form_is_bad_input() -> None:
         raise InputError(message)
 
     with pytest.raises(InputError):
-        HostProbe(SITE, make, QUESTION)
+        HostProbe(SPEC, make, QUESTION)
 
 
 def test_a_host_that_refuses_is_told_and_asked_no_more() -> None:
-    host_probe = HostProbe(SITE, Refusing, QUESTION)
+    host_probe = HostProbe(SPEC, Refusing, QUESTION)
     host_probe.ask()
     host_probe.reach([host_probe])
     report = host_probe.report()
@@ -108,7 +108,7 @@ def test_a_host_that_refuses_is_told_and_asked_no_more() -> None:
 
 
 def test_an_interpreter_that_does_not_start_is_told() -> None:
-    host_probe = HostProbe(SITE, lambda name: LocalHost(name, python="/no/python"), QUESTION)
+    host_probe = HostProbe(SPEC, lambda name: LocalHost(name, python="/no/python"), QUESTION)
     host_probe.ask()
     failure = host_probe.report().failure
     assert failure is not None
@@ -120,13 +120,13 @@ def test_an_interpreter_that_does_not_start_is_told() -> None:
 
 
 def test_a_host_that_has_not_answered_in_time_counts_as_one_that_does_not() -> None:
-    failure = HostProbe(SITE, LocalHost, QUESTION).report().failure
+    failure = HostProbe(SPEC, LocalHost, QUESTION).report().failure
     assert failure is not None
     assert (failure.check, "no answer within" in failure.found) == ("reach", True)
 
 
 def test_a_host_that_answers_when_nobody_waits_is_left_at_once() -> None:
-    host_probe = HostProbe(SITE, LocalHost, QUESTION)
+    host_probe = HostProbe(SPEC, LocalHost, QUESTION)
     host_probe.close()
     host_probe.ask()
     assert host_probe.report().facts is None

@@ -16,8 +16,8 @@ from support.experiments import small_experiment
 def experiment(folder: Path, **ssh: str) -> Experiment:
     plain = small_experiment()
     settings = SshSettings(config=None, **ssh)  # type: ignore[arg-type]
-    places = replace(plain.places, file=str(folder / "experiment.yaml"))
-    return replace(plain, places=places, trials=replace(plain.trials, ssh=settings))
+    source = replace(plain.source, file=str(folder / "experiment.yaml"))
+    return replace(plain, source=source, trials=replace(plain.trials, ssh=settings))
 
 
 def test_relative_paths_start_at_the_experiment_files_folder() -> None:

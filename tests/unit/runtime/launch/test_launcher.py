@@ -22,6 +22,7 @@ from amp_ray.testing.scripted_host import (
 from amp_ray.trials.launch import FOLDER as FOLDER_PLACEHOLDER
 from amp_ray.trials.launch import Launch, rank_commands
 from amp_ray.trials.outcome import Crashed, Measured, Outcome, OutOfMemory, TimedOut, Unreachable
+from support.launching import warm
 
 # A lease that a busy machine keeps too: what these tests wait for is silence, not speed.
 SETTINGS = AgentSettings(lease_s=2.0, heartbeat_s=0.1, grace_s=0.1, settle_s=0.05)
@@ -233,7 +234,7 @@ WARM_UP = WarmUp(python="python", modules=("json",))
 
 def test_a_silent_agent_is_no_warm_one() -> None:
     with Launcher([ScriptedHost("a", well_behaved)], SETTINGS, warm_up=WARM_UP) as launcher:
-        assert "no sign of life" in launcher.warm()["a"]["problem"]
+        assert "no sign of life" in warm(launcher)["a"]["problem"]
 
 
 def test_warming_up_an_unreachable_host_is_an_error() -> None:
@@ -242,7 +243,7 @@ def test_warming_up_an_unreachable_host_is_an_error() -> None:
         Launcher([host], SETTINGS, warm_up=WARM_UP) as launcher,
         pytest.raises(HostError, match="a: key unknown"),
     ):
-        launcher.warm()
+        warm(launcher)
 
 
 def test_an_agent_that_cannot_be_ended_in_time_is_given_up(tmp_path: Path) -> None:
@@ -366,7 +367,7 @@ def test_a_trial_waits_for_warm_processes_once(tmp_path: Path) -> None:
         for number in range(2):
             outcome = launcher.run(plain_launch("a"), tmp_path / str(number))
             assert isinstance(outcome, Measured)
-        assert launcher.warm()["a"]["import_s"] == 0.1
+        assert warm(launcher)["a"]["import_s"] == 0.1
     assert len([message for message in host.heard if message.get("kind") == "warm"]) == 1
 
 

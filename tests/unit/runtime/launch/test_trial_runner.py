@@ -167,7 +167,7 @@ def test_relative_paths_mean_the_same_in_every_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert portable(experiment()).places.file == str(tmp_path / "test.yaml")
+    assert portable(experiment()).source.file == str(tmp_path / "test.yaml")
 
 
 def test_a_missing_key_file_is_told_when_the_runner_is_made() -> None:

@@ -114,3 +114,22 @@ def test_the_loss_is_counted_at_the_measured_rate() -> None:
     }
     ratio = constants(fast)["loss_bytes_per_logit"] / constants(found)["loss_bytes_per_logit"]
     assert ratio == pytest.approx(2.0, rel=1e-3)
+
+
+def test_a_link_that_is_slow_with_small_messages_becomes_a_table_of_rates() -> None:
+    found = records(INTER)
+    slow = {
+        key: seconds + (key[1].num_bytes / 1e8 if key[1].num_bytes < 10**6 else 0)
+        for key, seconds in found.links.items()
+    }
+    found.links.update(slow)
+    (report,) = link_reports(found, EXPERIMENT)
+    rates = report.gbit_per_s_by_size
+    assert list(rates) == sorted(rates)
+    assert list(rates.values()) == sorted(rates.values())
+    assert rates[max(rates)] == pytest.approx(10, rel=0.1)
+    assert rates[min(rates)] < 3
+    node = parse_yaml(cluster_yaml(EXPERIMENT, [report]), file="x").values["cluster"]["nodes"][0]
+    assert node["inter_gbit_per_s"] == [
+        [size, pytest.approx(rate, rel=1e-3)] for size, rate in rates.items()
+    ]

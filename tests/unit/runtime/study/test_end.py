@@ -3,7 +3,7 @@ from typing import get_args
 
 import pytest
 
-from amp_ray.runtime.study.result import ENDINGS, Ending, Result, best_trial
+from amp_ray.runtime.study.result import ENDINGS, Ending, StudyResult, best_trial
 from amp_ray.trials.outcome import Outcome
 from amp_ray.tuner.bounded_predictor import BoundedPredictor
 from amp_ray.tuner.knowledge import learn
@@ -20,7 +20,7 @@ def remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("amp_ray.runtime.study.driver.BoundedPredictor", lambda: PREDICTOR)
 
 
-def ended(*outcomes: Outcome) -> Result:
+def ended(*outcomes: Outcome) -> StudyResult:
     turns = itertools.cycle(outcomes)
     return drive(small_study(budget=len(outcomes)), lambda _task, _group: next(turns))
 

@@ -11,13 +11,14 @@ from amp_ray.runtime.study.pool import Task
 from amp_ray.runtime.study.result import (
     HISTORY_COLUMNS,
     MEASUREMENT_COLUMNS,
-    Result,
+    StudyResult,
     history_csv,
     history_jsonl,
     measurements_csv,
     study_text,
     trial_json,
 )
+from amp_ray.spec.recompute import NO_RECOMPUTE
 from amp_ray.spec.strategy_file import Context, parse_strategies
 from amp_ray.trials.outcome import Measured, Outcome, TimedOut, Unreachable
 from amp_ray.tuner.bounded_predictor import BoundedPredictor
@@ -52,7 +53,7 @@ def remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("amp_ray.runtime.study.driver.BoundedPredictor", lambda: PREDICTOR)
 
 
-def ended(*outcomes: Outcome, **settings: Any) -> Result:  # noqa: ANN401 - TunerSettings'
+def ended(*outcomes: Outcome, **settings: Any) -> StudyResult:  # noqa: ANN401 - TunerSettings'
     """Drive a study in which trials come out so, one after the other."""
     turns = itertools.cycle(outcomes)
     chosen = {"budget": len(outcomes), **settings}
@@ -72,7 +73,7 @@ def answers(*outcomes: Outcome) -> Callable[..., Outcome]:
 # ------------------------------------------------------------------------- JSON
 
 
-def study_json(result: Result, study: str) -> dict[str, Any]:
+def study_json(result: StudyResult, study: str) -> dict[str, Any]:
     """Return the object that the text is."""
     found: dict[str, Any] = json.loads("".join(study_text(result, study)))
     return found
@@ -215,7 +216,7 @@ def test_an_open_trial_has_a_row_without_an_outcome() -> None:
 
 
 def given_of(
-    result: Result,
+    result: StudyResult,
 ) -> list[tuple[float | None, str | None, float | None, tuple[float, ...]]]:
     """Read the table again, as ``calibrate`` and ``tune --trials replay:`` do."""
     experiment = result.state.experiment
@@ -223,7 +224,7 @@ def given_of(
         cluster=experiment.cluster,
         num_layers=experiment.model.num_layers,
         global_batch_size=experiment.global_batch_size,
-        recompute="none",
+        recompute=NO_RECOMPUTE,
     )
     text = measurements_csv(result.state.trials)
     assert text.startswith(",".join(MEASUREMENT_COLUMNS) + "\n")

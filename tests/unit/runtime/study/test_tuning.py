@@ -20,7 +20,7 @@ from amp_ray.runtime.files import load_experiment
 from amp_ray.runtime.ray.actor_pool import ActorPool
 from amp_ray.runtime.ray.address import RayUnavailableError
 from amp_ray.runtime.study.replay import ReplayPool
-from amp_ray.runtime.study.result import Result
+from amp_ray.runtime.study.result import StudyResult
 from amp_ray.runtime.study.space import TuneOptions
 from amp_ray.runtime.study.tuning import Tuning, begin_state, prepare, study_header
 from amp_ray.spec.experiment import Experiment
@@ -65,7 +65,7 @@ def no_progress(_done: int, _total: int) -> None:
     """Nobody watches."""
 
 
-def run(tuning: Tuning, folder: Path, *, resume: bool = False) -> tuple[Result, list[str]]:
+def run(tuning: Tuning, folder: Path, *, resume: bool = False) -> tuple[StudyResult, list[str]]:
     view = NotingView()
     return tuning.run(folder, view, resume=resume), view.lines
 

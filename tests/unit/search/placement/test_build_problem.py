@@ -12,21 +12,21 @@ LINK = (
 )
 
 
-def test_small_clusters_are_posed_whole() -> None:
-    posed = build_problem(mixed_cost_model(), mixed_candidate(dp=2))
-    assert posed is not None
-    assert posed.scope.is_whole
+def test_small_clusters_are_built_whole() -> None:
+    built = build_problem(mixed_cost_model(), mixed_candidate(dp=2))
+    assert built is not None
+    assert built.scope.is_whole
 
 
-def test_groups_that_no_node_holds_are_not_posed() -> None:
+def test_groups_that_no_node_holds_are_not_built() -> None:
     assert build_problem(mixed_cost_model(), mixed_candidate(tp=3)) is None
 
 
 def test_ends_count_where_a_weight_is_tied() -> None:
     for tied in (False, True):
-        posed = build_problem(mixed_cost_model(tied=tied), mixed_candidate())
-        assert posed is not None
-        assert posed.scope.ends == tied
+        built = build_problem(mixed_cost_model(tied=tied), mixed_candidate())
+        assert built is not None
+        assert built.scope.ends == tied
 
 
 def test_too_many_options_narrow_the_scope(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,9 +55,9 @@ def test_single_links_are_given_up_before_parts_of_nodes(monkeypatch: pytest.Mon
     num_options = len(without.graph.source)
     assert num_options < len(exact.graph.source)
     monkeypatch.setattr(build_module, "MOST_OPTIONS", num_options)
-    posed = build_problem(cost_model, candidate)
-    assert posed is not None
-    assert (posed.scope.pairs, posed.scope.parts) == (False, "any")
+    built = build_problem(cost_model, candidate)
+    assert built is not None
+    assert (built.scope.pairs, built.scope.parts) == (False, "any")
 
 
 def test_the_last_scope_takes_nodes_in_a_row() -> None:
@@ -67,6 +67,6 @@ def test_the_last_scope_takes_nodes_in_a_row() -> None:
     candidate = Candidate(
         micro_batch_size=1, options=StageOptions(tp=1, dp=24), pp=8, num_micro_batches=1
     )
-    posed = build_problem(cost_model, candidate)
-    assert posed is not None
-    assert posed.scope.parts == "row"
+    built = build_problem(cost_model, candidate)
+    assert built is not None
+    assert built.scope.parts == "row"

@@ -63,7 +63,7 @@ def test_the_best_chain_gives_slow_devices_less() -> None:
     assert on_slow < len(blocks) / 3
 
 
-def test_the_objective_is_the_closed_form_and_the_tail() -> None:
+def test_the_objective_is_the_closed_form_and_the_step_end() -> None:
     cost_model = mixed_cost_model(
         ("name: mixed", "name: mixed\ntraits: {blocking_transfers: false}")
     )

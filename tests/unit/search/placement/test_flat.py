@@ -29,7 +29,7 @@ GRAPH = FlatGraph(
 def test_options_stand_stage_by_stage() -> None:
     assert GRAPH.depth.tolist() == [0, 0, 0, 1, 1, 1, 2]
     assert GRAPH.source.tolist() == [0, 1, 1, 0, 1, 2, 0]
-    assert GRAPH.place.tolist() == [0, 1, 1, 2, 3, 4, 5]
+    assert GRAPH.vertex.tolist() == [0, 1, 1, 2, 3, 4, 5]
 
 
 def test_all_first_places_are_the_first_state() -> None:

@@ -14,12 +14,12 @@ from support.placement_oracle import all_placements
 
 def grower_of(candidate: Candidate, scope: Scope) -> Grower:
     cost_model = mixed_cost_model()
-    classes = node_classes(cost_model.experiment.cluster, candidate.tp, pairs_matter=True)
-    moves = [class_moves(found, candidate.dp, scope) for found in classes]
+    classes = node_classes(cost_model.experiment.cluster, candidate.options.tp, pairs_matter=True)
+    moves = [class_moves(found, candidate.options.dp, scope) for found in classes]
     prices = Prices(cost_model=cost_model, candidate=candidate, classes=classes)
     return Grower(
         moves=tuple(found for found in moves if found is not None),
-        dp=candidate.dp,
+        dp=candidate.options.dp,
         cut_rows=prices.cut_rows,
         scope=scope,
     )
@@ -61,7 +61,7 @@ def test_levels_take_the_units_of_one_stage_each() -> None:
     total = sum(moves.free[0] for moves in grower.moves)
     for depth, level in enumerate(levels, start=1):
         free = sum(moves.free[level.states[:, column]] for column, moves in enumerate(grower.moves))
-        assert set(np.atleast_1d(free).tolist()) == {total - depth * candidate.dp}
+        assert set(np.atleast_1d(free).tolist()) == {total - depth * candidate.options.dp}
 
 
 def test_options_lead_from_one_level_to_the_next() -> None:

@@ -13,7 +13,7 @@ BOUNDS = (0, 4, 7, 11)
 
 def prices_of(cost_model: CostModel, candidate: Candidate) -> Prices:
     cluster = cost_model.experiment.cluster
-    classes = node_classes(cluster, candidate.tp, pairs_matter=True)
+    classes = node_classes(cluster, candidate.options.tp, pairs_matter=True)
     return Prices(cost_model=cost_model, candidate=candidate, classes=classes)
 
 
@@ -25,31 +25,31 @@ def by_class(prices: Prices, *, slow: Pairs = (), quick: Pairs = ()) -> tuple[Pa
 def test_a_block_costs_what_its_stage_costs() -> None:
     cost_model, candidate = mixed_cost_model(slow_gib=3), mixed_candidate(dp=2)
     prices = prices_of(cost_model, candidate)
-    blocks = prices.stage_devices(
+    devices = prices.stage_devices(
         [by_class(prices, slow=((2, 0),)), by_class(prices, slow=((1, 1),), quick=((1, 1),))]
     )
     costs = cost_model.costs(candidate, (0, 1, 2, 3, 4, 5))
     expected, row = costs.times.rows()
-    assert np.array_equal(blocks.time_prefix_s[blocks.time_row[0]], expected[row[0]])
-    slower, mixed = blocks.time_prefix_s[blocks.time_row]  # the slower replica counts
+    assert np.array_equal(devices.time_prefix_s[devices.time_row[0]], expected[row[0]])
+    slower, mixed = devices.time_prefix_s[devices.time_row]  # the slower replica counts
     assert np.array_equal(slower, mixed)
-    assert blocks.memory_bytes.tolist() == [3 * 2**30] * 2
+    assert devices.memory_bytes.tolist() == [3 * 2**30] * 2
 
 
-def test_tails_are_those_of_the_cost_model() -> None:
+def test_step_ends_are_those_of_the_cost_model() -> None:
     cost_model, candidate = mixed_cost_model(), mixed_candidate(dp=2)
     prices = prices_of(cost_model, candidate)
     # Stages 0 and 1 take one device of the slow node and one of a quick one each.
     placement = (0, 2, 1, 3, 4, 5)
-    blocks = prices.stage_devices(
+    devices = prices.stage_devices(
         [by_class(prices, slow=((1, 2),), quick=((1, 2),)), by_class(prices, quick=((2, 0),))]
     )
     breakdown = cost_model.estimate(Strategy.uniform(candidate, BOUNDS, placement)).breakdown
     assert breakdown is not None
-    held = cost_model.weights(candidate.tp).of_stages(BOUNDS)
-    tails = blocks.tails[[0, 0, 1], 0] + blocks.tails[[0, 0, 1], 1] * held
+    held = cost_model.weights(candidate.options.tp).of_stages(BOUNDS)
+    step_ends = devices.step_ends[[0, 0, 1], 0] + devices.step_ends[[0, 0, 1], 1] * held
     expected = breakdown.gradient_sync_s + breakdown.optimizer_s
-    assert tails.max() == pytest.approx(expected, rel=1e-12)
+    assert step_ends.max() == pytest.approx(expected, rel=1e-12)
 
 
 def test_cuts_cost_what_their_messages_take() -> None:

@@ -105,7 +105,7 @@ def test_tensor_parallel_groups_span_nodes_only_where_allowed(two_kinds: Experim
     given = replace(two_kinds, limits=limits)
     result = plan_stage_groups(groups_of(given), candidate(given, 4))
     assert isinstance(result, Estimate)
-    assert {stage.tp for stage in result.strategy.stages} == {8}
+    assert {stage.options.tp for stage in result.strategy.stages} == {8}
     inside = replace(given, limits=SearchLimits(min_tp=8))
     refused = plan_stage_groups(groups_of(inside), candidate(inside, 4))
     assert isinstance(refused, Infeasible)

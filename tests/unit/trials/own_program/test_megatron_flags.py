@@ -3,8 +3,9 @@ from itertools import accumulate
 
 import pytest
 
-from amp_ray.spec.candidate import Candidate, Recompute
+from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.experiment import Experiment
+from amp_ray.spec.recompute import FULL, NO_RECOMPUTE, SELECTIVE, Recompute
 from amp_ray.spec.strategy import Stage, StageOptions, Strategy
 from amp_ray.trials.own_program.megatron_flags import megatron_flags, stage_blocks
 from support.experiments import small_experiment
@@ -22,7 +23,7 @@ def experiment(*keys: str, num_layers: int = 6) -> Experiment:
     )
 
 
-def strategy(blocks: Sequence[int], tp: int = 1, recompute: Recompute = "none") -> Strategy:
+def strategy(blocks: Sequence[int], tp: int = 1, recompute: Recompute = NO_RECOMPUTE) -> Strategy:
     """Make a strategy by the blocks of its stages: an embedding before, norm and head behind."""
     cuts = [1 + number for number in accumulate(blocks[:-1])]
     candidate = Candidate(
@@ -117,13 +118,40 @@ def test_zero_stages_that_megatron_does_not_have_are_refused() -> None:
 
 
 def test_recompute_is_of_whole_blocks() -> None:
-    found = megatron_flags(experiment(), strategy([3, 3], recompute="full"))
+    found = megatron_flags(experiment(), strategy([3, 3], recompute=FULL))
     plain = megatron_flags(experiment(), strategy([3, 3]))
     assert [word for word in found if word not in plain] == [
         *("--recompute-granularity", "full", "--recompute-method", "uniform"),
         "--recompute-num-layers",
     ]
     assert found[found.index("--recompute-num-layers") + 1] == "1"
+
+
+@pytest.mark.parametrize(
+    ("recompute", "expected"),
+    [
+        (SELECTIVE, ["--recompute-granularity", "selective"]),
+        (
+            Recompute(kind="full", layers=2),
+            [
+                *("--recompute-granularity", "full", "--recompute-method", "block"),
+                *("--recompute-num-layers", "2"),
+            ],
+        ),
+    ],
+)
+def test_recompute_may_be_of_the_attention_core_or_of_some_blocks(
+    recompute: Recompute, expected: list[str]
+) -> None:
+    found = megatron_flags(experiment(), strategy([3, 3], recompute=recompute))
+    first = found.index("--recompute-granularity")
+    assert list(found[first : first + len(expected)]) == expected
+
+
+def test_the_attention_core_of_some_blocks_is_refused() -> None:
+    part = Recompute(kind="selective", layers=2)
+    with pytest.raises(ValueError, match="selectively in all layers, found selective:2"):
+        megatron_flags(experiment(), strategy([3, 3], recompute=part))
 
 
 def test_an_interleaved_schedule_names_the_blocks_of_a_part() -> None:

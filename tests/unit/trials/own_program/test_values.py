@@ -3,6 +3,7 @@ from dataclasses import replace
 import pytest
 
 from amp_ray.spec.candidate import Candidate
+from amp_ray.spec.recompute import FULL
 from amp_ray.spec.strategy import Stage, StageOptions, Strategy
 from amp_ray.trials.launch import FOLDER, MASTER_ADDRESS, MASTER_PORT, node_commands, rank_commands
 from amp_ray.trials.own_program.placeholders import PLACEHOLDERS, SEVERAL
@@ -14,7 +15,7 @@ PLACES = [("b", 1), ("b", 0), ("a", 0)]
 
 def strategy() -> Strategy:
     candidate = Candidate(
-        options=StageOptions(tp=1, dp=2, recompute="full"),
+        options=StageOptions(tp=1, dp=2, recompute=FULL),
         pp=2,
         micro_batch_size=2,
         num_micro_batches=2,
@@ -78,7 +79,7 @@ def test_every_placeholder_has_a_value_somewhere() -> None:
 
 
 def test_what_stages_differ_in_has_no_value() -> None:
-    values = strategy_values(small_experiment(), mixed(StageOptions(tp=1, dp=1, recompute="full")))
+    values = strategy_values(small_experiment(), mixed(StageOptions(tp=1, dp=1, recompute=FULL)))
     assert "recompute" not in values.texts
     assert "the stages of this strategy differ" in values.missing["recompute"]
     assert values.texts["tp"] == "1"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from amp_ray.runtime.hosts.agent.rank import TAIL_CHARACTERS, TAIL_LINES, Rank
+from amp_ray.runtime.hosts.agent.rank import TAIL_CHARACTERS, TAIL_LINES, RankProcess
 from amp_ray.training.events import EventChannel
 
 TAG = "amp-ray-0123456789"
@@ -18,7 +18,7 @@ Hear = Callable[..., tuple[list[dict[str, Any]], list[str]]]
 @pytest.fixture
 def hear(tmp_path: Path) -> Iterator[Hear]:
     """Have a rank print something; return its messages and the lines that are left as text."""
-    made: list[Rank] = []
+    made: list[RankProcess] = []
 
     def print_(
         text: bytes | str, tag: str | None = TAG, room: int = 1 << 20
@@ -26,7 +26,7 @@ def hear(tmp_path: Path) -> Iterator[Hear]:
         data = text if isinstance(text, bytes) else text.encode()
         read_end, write_end = os.pipe()
         os.set_blocking(read_end, False)
-        rank = Rank(2, read_end, str(tmp_path), tag=tag, room=room)
+        rank = RankProcess(2, read_end, str(tmp_path), tag=tag, room=room)
         made.append(rank)
         messages: list[dict[str, Any]] = []
         for start in range(0, len(data), 4096):
@@ -114,7 +114,7 @@ def test_messages_without_end_become_text(hear: Hear) -> None:
 
 def test_everything_stands_in_the_log(tmp_path: Path) -> None:
     read_end, write_end = os.pipe()
-    rank = Rank(2, read_end, str(tmp_path), tag=TAG)
+    rank = RankProcess(2, read_end, str(tmp_path), tag=TAG)
     os.write(write_end, f"text\n{STEP}\n".encode())
     os.close(write_end)
     assert len([*rank.read(everything=True)]) == 1

@@ -35,7 +35,7 @@ def add_metadata(folder: Path, name: str, version: str) -> None:
     (info / "METADATA").write_text(text, encoding="utf-8")
 
 
-def look(packages: Path, *words: str) -> dict[str, Any]:
+def probed(packages: Path, *words: str) -> dict[str, Any]:
     """Run the script without any packages but the made-up ones."""
     argv = [sys.executable, "-S", "-c", software_script(), *words]
     environment = {"PYTHONPATH": str(packages)}
@@ -45,7 +45,7 @@ def look(packages: Path, *words: str) -> dict[str, Any]:
 
 
 def test_nothing_installed_is_found_as_nothing(packages: Path) -> None:
-    found = look(packages)
+    found = probed(packages)
     assert found["kind"] == "software"
     assert found["version"] == ".".join(map(str, sys.version_info[:3]))
     assert [found[name] for name in ("torch", "deepspeed", "cuda", "nccl")] == [None] * 4
@@ -60,31 +60,31 @@ def test_versions_are_read_without_importing(packages: Path) -> None:
     add(packages, "torch", "2.9.1", __init__=hurt, version=version)
     add(packages, "deepspeed", "0.19.8", __init__=hurt)
     add_metadata(packages, "nvidia-nccl-cu12", "2.27.5")
-    found = look(packages)
+    found = probed(packages)
     assert (found["torch"], found["cuda"]) == ("2.9.1+cu126", "12.6")
     assert (found["deepspeed"], found["nccl"]) == ("0.19.8", "2.27.5")
 
 
 def test_a_build_without_cuda_has_none(packages: Path) -> None:
     add(packages, "torch", "2.9.1", version="__version__ = '2.9.1+cpu'\ncuda = None\n")
-    found = look(packages)
+    found = probed(packages)
     assert (found["torch"], found["cuda"], found["nccl"]) == ("2.9.1+cpu", None, None)
 
 
 def test_a_package_without_metadata_is_there_all_the_same(packages: Path) -> None:
     add(packages, "deepspeed", None)
-    assert look(packages)["deepspeed"] == "unknown"
+    assert probed(packages)["deepspeed"] == "unknown"
 
 
 def test_metadata_without_the_package_is_not_a_package(packages: Path) -> None:
     add_metadata(packages, "deepspeed", "0.19.8")
-    assert look(packages)["deepspeed"] is None
+    assert probed(packages)["deepspeed"] is None
 
 
 def test_an_import_that_fails_is_told_in_one_line(packages: Path) -> None:
     text = "print('noise'); raise OSError('libfoo.so: cannot open\\nmore')"
     add(packages, "torch", "2.9.1", __init__=text)
-    found = look(packages, "deep")
+    found = probed(packages, "deep")
     assert found["import_problem"] == "import torch: OSError: libfoo.so: cannot open"
     assert found["torch"] == "2.9.1"
 
@@ -99,7 +99,7 @@ def test_what_torch_sees_is_told_after_importing(packages: Path) -> None:
     )
     add(packages, "torch", "2.9.1", __init__=text)
     add(packages, "deepspeed", "0.19.8", __init__="print('a banner')")
-    found = look(packages, "deep")
+    found = probed(packages, "deep")
     assert found["import_problem"] is None
     assert (found["num_cuda_devices"], found["nccl"]) == (3, "2.27.5")
 
@@ -108,7 +108,7 @@ def test_too_old_a_python_says_its_version_and_no_more(
     packages: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(host_facts, "AGENT_PYTHON", (99, 0))
-    found = look(packages)
+    found = probed(packages)
     assert found["kind"] == "old"
     assert found["version"] == ".".join(map(str, sys.version_info[:3]))
 

@@ -1,9 +1,10 @@
-"""The best placement by closed form and tail: a search over caps on the tail around the solver.
+"""The best placement by closed form and step end: a search over caps on the step end.
 
-What follows the pipeline, gradient sync and optimizer step, takes as long as its slowest stage.
-That is a second bottleneck beside the slowest beat, so it is searched in the same way: let ``P(c)``
-be the shortest pipeline whose tails stay within ``c``. It never grows with ``c``; a solution with
-tail ``t`` settles all caps from ``t`` on, and intervals that cannot hold a better sum are dropped.
+Gradient sync and optimizer step take as long as in the stage where they take longest. Let ``P(c)``
+be the shortest pipeline in which no stage's step end takes longer than ``c``. It never grows with
+``c``, so a step end in ``[low, high]`` goes with a time of at least ``P(high) + low``. A solution
+whose step end takes ``t`` settles all caps from ``t`` on; intervals whose bound is no better than
+the best placement are dropped.
 """
 
 import math
@@ -16,35 +17,35 @@ from amp_ray.partition.best_first import BestFirst
 from amp_ray.search.placement.problem import PlacementProblem
 
 MOST_WORK: Final = 60_000_000
-"""Options times layers that their stages can end at, summed over caps on the slowest beat, after
+"""Options times layers that their stages can end at, summed over caps on the bottleneck, after
 which the best so far is kept: half a second."""
 
 FEWEST_EVALUATIONS: Final = 3
-"""Caps on the slowest beat that are tried for the first cap on the tail, whatever they cost."""
+"""Caps on the bottleneck that are tried for the first cap on the step end, whatever they cost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Placed:
+class FoundPlacement:
     """One placement with its cuts.
 
     Args:
-        value_s: Closed form of the pipeline, and the tail.
-        tail_s: The tail in it.
+        value_s: Closed form of the pipeline, and the step end.
+        step_end_s: The step end in it.
         options: Of the stages.
     """
 
     value_s: float
-    tail_s: float
+    step_end_s: float
     bounds: tuple[int, ...]
     options: tuple[int, ...]
 
 
 class Interval(NamedTuple):
-    """Tails that are not settled yet, for one time of the tied weights.
+    """Step ends that are not settled yet, for one time of the tied weights.
 
     Attributes:
-        bound_s: No placement with such a tail costs less.
-        pipeline_s: No pipeline with such a tail is shorter.
+        bound_s: No placement with such a step end costs less.
+        pipeline_s: No pipeline with such a step end is shorter.
         tied_s: What the tied weights take at most, and are charged.
     """
 
@@ -56,8 +57,8 @@ class Interval(NamedTuple):
 
 
 @dataclass(slots=True, kw_only=True)
-class TailSearch(BestFirst[Interval]):
-    """Intervals of tails that are still open, and the placements found.
+class StepEndSearch(BestFirst[Interval]):
+    """Intervals of step ends that are still open, and the placements found.
 
     Args:
         most_work: What may be spent, as in `MOST_WORK`.
@@ -65,11 +66,11 @@ class TailSearch(BestFirst[Interval]):
 
     problem: PlacementProblem
     most_work: float = MOST_WORK
-    found: list[Placed] = field(default_factory=list)
+    found: list[FoundPlacement] = field(default_factory=list)
 
     def run(self) -> None:
         """Search until the best is proven or the work is done; without result if none fits."""
-        least_s = self.problem.least_tail_s
+        least_s = self.problem.least_step_end_s
         *others_s, longest_s = self.problem.tied_times_s.tolist()
         self._open_interval(max(least_s, longest_s), math.inf, 0.0, longest_s)
         shortest_s = self._try(heappop(self.open), math.inf)
@@ -109,12 +110,12 @@ class TailSearch(BestFirst[Interval]):
         if isinstance(solution, PrunedPartition):
             self.unwanted_s = min(self.unwanted_s, pipeline_s + low_s)
             return pipeline_s
-        placed = _placed(self.problem, solution, tied_s)
+        placed = _found(self.problem, solution, tied_s)
         self.found.append(placed)
         self.value_s = min(self.value_s, placed.value_s)
-        self._open_interval(low_s, math.nextafter(placed.tail_s, -math.inf), pipeline_s, tied_s)
+        self._open_interval(low_s, math.nextafter(placed.step_end_s, -math.inf), pipeline_s, tied_s)
         # Settled only as far as the solver has proved it.
-        self.unwanted_s = min(self.unwanted_s, pipeline_s + placed.tail_s)
+        self.unwanted_s = min(self.unwanted_s, pipeline_s + placed.step_end_s)
         return pipeline_s
 
     def _open_interval(self, low_s: float, high_s: float, pipeline_s: float, tied_s: float) -> None:
@@ -123,12 +124,12 @@ class TailSearch(BestFirst[Interval]):
             self.offer(Interval(pipeline_s + low_s, low_s, high_s, pipeline_s, tied_s))
 
 
-def _placed(problem: PlacementProblem, solution: PartitionSolution, tied_s: float) -> Placed:
-    """Cost a solution with its tail."""
-    tail_s = problem.tail_s(solution.bounds, solution.options, tied_s)
-    return Placed(
-        value_s=solution.value_s + tail_s,
-        tail_s=tail_s,
+def _found(problem: PlacementProblem, solution: PartitionSolution, tied_s: float) -> FoundPlacement:
+    """Cost a solution with its step end."""
+    step_end_s = problem.step_end_s(solution.bounds, solution.options, tied_s)
+    return FoundPlacement(
+        value_s=solution.value_s + step_end_s,
+        step_end_s=step_end_s,
         bounds=solution.bounds,
         options=solution.options,
     )

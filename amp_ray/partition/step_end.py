@@ -1,13 +1,13 @@
-"""What follows the pipeline, charged by its slowest stage: further bottlenecks, solved exactly.
+"""Partitions with a step end: what follows the pipeline takes as long as in its slowest stage.
 
-A gradient sync or an optimizer step takes as long as in the stage where it takes longest. Each is
-a tail, and a partition with tails costs::
+The step end has terms, such as gradient sync and optimizer step. Each takes as long as in the stage
+where it takes longest, so that a partition costs::
 
-    objective + the largest first tail of any stage + the largest second one + ...
+    objective + the largest first term of any stage + the largest second term + ...
 
-A cap on a tail is a limit on where a stage may start, like memory. So the search is one over boxes
-of caps around the one solver. A solution at the top of a box settles all of the box that has no
-shorter tail; what is left is split by the tails of that solution.
+A cap on a term limits where a stage may start, as memory does. The search is therefore one over
+boxes of caps, and `solve` finds the best partition within the caps of a box. That partition is also
+the best one of the box whose terms are at least as long; the rest of the box is split by its terms.
 """
 
 import math
@@ -32,8 +32,8 @@ from amp_ray.partition.rows import distinct_rows
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Tail:
-    """Seconds of one bottleneck: affine in what a stage holds.
+class StepEndTerm:
+    """Seconds of one term of the step end: affine in what a stage holds.
 
     Args:
         weight_prefix: Shape ``(L + 1,)``. Prefix sums of what each layer weighs.
@@ -57,7 +57,7 @@ class Tail:
             raise ValueError(msg)
 
     def stage_s(self, start: int, end: int, option: int) -> float:
-        """Return the tail of one stage."""
+        """Return the term of one stage."""
         weight = self.weight_prefix[end] - self.weight_prefix[start]
         return float(self.fixed_s[option] + self.s_per_weight[option] * weight)
 
@@ -75,7 +75,7 @@ class Tail:
         return distinct, kind.reshape(-1).astype(np.int64)
 
     def earliest_starts(self, cap_s: float) -> IntArray:
-        """Return, per kind and end, the smallest start with a tail of at most ``cap_s``."""
+        """Return, per kind and end, the smallest start with a term of at most ``cap_s``."""
         kinds, _ = self.kinds
         weight = self.weight_prefix[None, :] - self.weight_prefix[:, None]  # [start, end]
         over = kinds[:, 0, None, None] + kinds[:, 1, None, None] * weight > cap_s
@@ -85,33 +85,33 @@ class Tail:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class TailedProblem:
-    """A partition problem with tails.
+class StepEndProblem:
+    """A partition problem with a step end.
 
     Args:
-        tails: Any number.
+        terms: Any number.
     """
 
     problem: PartitionProblem
-    tails: tuple[Tail, ...]
+    terms: tuple[StepEndTerm, ...]
 
-    def tails_s(self, bounds: Sequence[int], options: Sequence[int]) -> tuple[float, ...]:
-        """Return each tail of a partition."""
+    def terms_s(self, bounds: Sequence[int], options: Sequence[int]) -> tuple[float, ...]:
+        """Return what each term of a partition takes."""
         stages = list(zip(pairwise(bounds), options, strict=True))
         return tuple(
-            max(tail.stage_s(start, end, option) for (start, end), option in stages)
-            for tail in self.tails
+            max(term.stage_s(start, end, option) for (start, end), option in stages)
+            for term in self.terms
         )
 
     def capped(self, caps_s: Sequence[float]) -> PartitionProblem:
-        """Return the problem whose stages have no tail above the caps."""
+        """Return the problem whose stages have no term above the caps."""
         tables = self.problem.tables
         rows, row_of_option = self._limits
         nowhere = np.zeros((1, tables.num_layers + 1), np.int64)
         starts = np.vstack([tables.earliest_start, nowhere])[rows[:, 0]]
-        for column, (tail, cap_s) in enumerate(zip(self.tails, caps_s, strict=True), start=1):
+        for column, (term, cap_s) in enumerate(zip(self.terms, caps_s, strict=True), start=1):
             if cap_s < math.inf:
-                starts = np.maximum(starts, tail.earliest_starts(cap_s)[rows[:, column]])
+                starts = np.maximum(starts, term.earliest_starts(cap_s)[rows[:, column]])
         return replace(
             self.problem,
             tables=replace(tables, earliest_start=starts),
@@ -120,15 +120,15 @@ class TailedProblem:
 
     @cached_property
     def _limits(self) -> tuple[IntArray, IntArray]:
-        """The distinct (memory row, kinds of tails), and which of them each option has."""
-        columns = [self.problem.options.memory_row, *(tail.kinds[1] for tail in self.tails)]
+        """The distinct (memory row, kinds of terms), and which of them each option has."""
+        columns = [self.problem.options.memory_row, *(term.kinds[1] for term in self.terms)]
         distinct, row = distinct_rows(columns)
         return np.stack([column[distinct] for column in columns], axis=1), row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TailedSolution:
-    """The best partition with tails.
+class StepEndSolution:
+    """The best partition with a step end.
 
     Attributes:
         bounds: As in `PartitionSolution`.
@@ -140,19 +140,19 @@ class TailedSolution:
     bounds: tuple[int, ...]
     options: tuple[int, ...]
     value_s: float
-    tails_s: tuple[float, ...]
+    terms_s: tuple[float, ...]
     lower_bound_s: float
     num_solved: int
 
 
 Box = tuple[float, tuple[float, ...], tuple[float, ...], float]
-"""Bound of the value, shortest and longest tails, bound of the pipeline."""
+"""Bound of the value, shortest and longest terms, bound of the pipeline."""
 
 
-def solve_tailed(
-    problem: TailedProblem, *, upper_bound_s: float = math.inf, most_boxes: int | None = None
-) -> TailedSolution | InfeasiblePartition | PrunedPartition:
-    """Find the partition with the smallest objective and tails.
+def solve_with_step_end(
+    problem: StepEndProblem, *, upper_bound_s: float = math.inf, most_boxes: int | None = None
+) -> StepEndSolution | InfeasiblePartition | PrunedPartition:
+    """Find the partition with the smallest objective and step end.
 
     Args:
         problem: The problem.
@@ -165,12 +165,12 @@ def solve_tailed(
     search = _BoxSearch(problem=problem, upper_bound_s=math.nextafter(upper_bound_s, math.inf))
     search.run(math.inf if most_boxes is None else most_boxes)
     if search.best is not None and search.lower_bound_s <= upper_bound_s:
-        bounds, options, tails_s = search.best
-        return TailedSolution(
+        bounds, options, terms_s = search.best
+        return StepEndSolution(
             bounds=bounds,
             options=options,
             value_s=search.value_s,
-            tails_s=tails_s,
+            terms_s=terms_s,
             lower_bound_s=search.lower_bound_s,
             num_solved=search.num_solved,
         )
@@ -183,14 +183,14 @@ def solve_tailed(
 class _BoxSearch(BestFirst[Box]):
     """Boxes that are still open, and the best partition so far."""
 
-    problem: TailedProblem
+    problem: StepEndProblem
     best: tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...]] | None = None
     infeasible: InfeasiblePartition | None = None
     num_solved: int = 0
 
     def run(self, most_boxes: float) -> None:
         """Solve boxes until the best partition is proven."""
-        least = tuple(tail.least_s for tail in self.problem.tails)
+        least = tuple(term.least_s for term in self.problem.terms)
         self._offer(least, (math.inf,) * len(least), 0.0)
         while self.open and self.num_solved < most_boxes and self.open[0][0] < self.limit_s:
             self._solve(heappop(self.open))
@@ -211,26 +211,26 @@ class _BoxSearch(BestFirst[Box]):
         if isinstance(solution, PrunedPartition):
             self.unwanted_s = min(self.unwanted_s, solution.lower_bound_s + sum(low_s))
             return
-        tails_s = self.problem.tails_s(solution.bounds, solution.options)
-        value_s = solution.value_s + sum(tails_s)
+        terms_s = self.problem.terms_s(solution.bounds, solution.options)
+        value_s = solution.value_s + sum(terms_s)
         if value_s < self.value_s:
             self.value_s = value_s
-            self.best = (solution.bounds, solution.options, tails_s)
+            self.best = (solution.bounds, solution.options, terms_s)
         if caps_s != high_s:
             self.unwanted_s = min(self.unwanted_s, self.limit_s)
-        self._split(low_s, caps_s, tails_s, solution)
+        self._split(low_s, caps_s, terms_s, solution)
 
     def _split(
         self,
         low_s: tuple[float, ...],
         high_s: tuple[float, ...],
-        tails_s: tuple[float, ...],
+        terms_s: tuple[float, ...],
         solution: PartitionSolution,
     ) -> None:
-        """Open the parts of a box in which one tail is shorter than that of its solution."""
-        for index, tail_s in enumerate(tails_s):
-            below_s = math.nextafter(tail_s, -math.inf)
-            low = (*(max(pair) for pair in zip(tails_s, low_s, strict=True)),)[:index]
+        """Open the parts of a box in which one term is shorter than that of its solution."""
+        for index, term_s in enumerate(terms_s):
+            below_s = math.nextafter(term_s, -math.inf)
+            low = (*(max(pair) for pair in zip(terms_s, low_s, strict=True)),)[:index]
             low += low_s[index:]
             high = (*high_s[:index], min(below_s, high_s[index]), *high_s[index + 1 :])
             self._offer(low, high, solution.value_s)

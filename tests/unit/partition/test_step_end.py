@@ -10,17 +10,17 @@ from amp_ray.partition.problem import (
     PrunedPartition,
     chain_problem,
 )
-from amp_ray.partition.tables import OptionTable, StageTables
-from amp_ray.partition.tails import (
-    Tail,
-    TailedProblem,
-    TailedSolution,
-    solve_tailed,
+from amp_ray.partition.step_end import (
+    StepEndProblem,
+    StepEndSolution,
+    StepEndTerm,
+    solve_with_step_end,
 )
+from amp_ray.partition.tables import OptionTable, StageTables
 
 
 def chain(num_stages: int = 2, **tables: np.ndarray) -> PartitionProblem:
-    """Pose four layers of one second on stages in a row, for one micro-batch."""
+    """Build four layers of one second on stages in a row, for one micro-batch."""
     prefix = np.array([[0.0, 1.0, 2.0, 3.0, 4.0]])
     row = np.zeros(num_stages, np.int64)
     memory_row = row if "earliest_start" in tables else None
@@ -29,44 +29,44 @@ def chain(num_stages: int = 2, **tables: np.ndarray) -> PartitionProblem:
     )
 
 
-def tail(*s_per_weight: float, fixed_s: tuple[float, ...] = (0.0, 0.0)) -> Tail:
-    """Return a tail over four layers that weigh 1, 1, 1 and 3."""
-    return Tail(
+def term(*s_per_weight: float, fixed_s: tuple[float, ...] = (0.0, 0.0)) -> StepEndTerm:
+    """Return a term over four layers that weigh 1, 1, 1 and 3."""
+    return StepEndTerm(
         weight_prefix=np.array([0.0, 1.0, 2.0, 3.0, 6.0]),
         s_per_weight=np.array(s_per_weight),
         fixed_s=np.array(fixed_s),
     )
 
 
-def solved(problem: TailedProblem, **limits: float) -> TailedSolution:
+def solved(problem: StepEndProblem, **limits: float) -> StepEndSolution:
     """Solve a problem that has a solution."""
-    solution = solve_tailed(problem, **limits)  # type: ignore[arg-type]
-    assert isinstance(solution, TailedSolution)
+    solution = solve_with_step_end(problem, **limits)  # type: ignore[arg-type]
+    assert isinstance(solution, StepEndSolution)
     return solution
 
 
-def test_a_tail_is_affine_in_what_a_stage_holds() -> None:
-    assert tail(2.0, 0.5, fixed_s=(0.0, 7.0)).stage_s(1, 4, 0) == 10.0
-    assert tail(2.0, 0.5, fixed_s=(0.0, 7.0)).stage_s(1, 4, 1) == 9.5
+def test_a_term_is_affine_in_what_a_stage_holds() -> None:
+    assert term(2.0, 0.5, fixed_s=(0.0, 7.0)).stage_s(1, 4, 0) == 10.0
+    assert term(2.0, 0.5, fixed_s=(0.0, 7.0)).stage_s(1, 4, 1) == 9.5
 
 
-def test_the_tail_of_a_partition_is_that_of_its_slowest_stage() -> None:
-    problem = TailedProblem(problem=chain(), tails=(tail(1.0, 1.0), tail(2.0, 0.5)))
-    assert problem.tails_s((0, 3, 4), (0, 1)) == (3.0, 6.0)
+def test_a_term_of_a_partition_is_that_of_its_slowest_stage() -> None:
+    problem = StepEndProblem(problem=chain(), terms=(term(1.0, 1.0), term(2.0, 0.5)))
+    assert problem.terms_s((0, 3, 4), (0, 1)) == (3.0, 6.0)
 
 
 def test_some_stage_holds_the_heaviest_layer() -> None:
-    assert tail(2.0, 0.5, fixed_s=(0.0, 1.0)).least_s == 2.5
+    assert term(2.0, 0.5, fixed_s=(0.0, 1.0)).least_s == 2.5
 
 
 def test_a_cap_is_a_limit_on_starts() -> None:
-    starts = tail(1.0, 1.0).earliest_starts(2.0)
+    starts = term(1.0, 1.0).earliest_starts(2.0)
     assert starts.tolist() == [[0, 0, 0, 1, 4]]
 
 
 def test_caps_and_memory_limit_together() -> None:
     memory = np.array([[0, 0, 0, 0, 2]])
-    problem = TailedProblem(problem=chain(earliest_start=memory), tails=(tail(1.0, 0.1),))
+    problem = StepEndProblem(problem=chain(earliest_start=memory), terms=(term(1.0, 0.1),))
     capped = problem.capped((2.0,))
     rows = capped.tables.earliest_start[capped.options.memory_row]
     assert rows.tolist() == [[0, 0, 0, 1, 4], [0, 0, 0, 0, 2]]
@@ -74,32 +74,32 @@ def test_caps_and_memory_limit_together() -> None:
 
 def test_an_infinite_cap_keeps_only_memory() -> None:
     memory = np.array([[0, 0, 0, 0, 2]])
-    problem = TailedProblem(problem=chain(earliest_start=memory), tails=(tail(1.0, 0.1),))
+    problem = StepEndProblem(problem=chain(earliest_start=memory), terms=(term(1.0, 0.1),))
     capped = problem.capped((math.inf,))
     assert (capped.tables.earliest_start[capped.options.memory_row] == memory).all()
 
 
-def test_without_tails_it_is_the_plain_problem() -> None:
-    solution = solved(TailedProblem(problem=chain(), tails=()))
+def test_without_a_step_end_it_is_the_plain_problem() -> None:
+    solution = solved(StepEndProblem(problem=chain(), terms=()))
     assert solution.value_s == 4.0
-    assert solution.tails_s == ()
+    assert solution.terms_s == ()
 
 
-def test_a_tail_moves_the_cut() -> None:
-    solution = solved(TailedProblem(problem=chain(), tails=(tail(1.0, 1.0),)))
+def test_a_step_end_moves_the_cut() -> None:
+    solution = solved(StepEndProblem(problem=chain(), terms=(term(1.0, 1.0),)))
     assert solution.bounds == (0, 3, 4)
-    assert solution.tails_s == (3.0,)
+    assert solution.terms_s == (3.0,)
     assert solution.value_s == solution.lower_bound_s == 7.0
 
 
-def test_two_tails_that_pull_apart_are_weighed() -> None:
-    late = Tail(
+def test_two_terms_that_pull_apart_are_weighed() -> None:
+    late = StepEndTerm(
         weight_prefix=np.array([0.0, 8.0, 9.0, 11.0, 12.0]),
         s_per_weight=np.ones(2),
         fixed_s=np.zeros(2),
     )
-    solution = solved(TailedProblem(problem=chain(), tails=(tail(1.0, 1.0), late)))
-    first, second = tail(1.0, 1.0).weight_prefix, late.weight_prefix
+    solution = solved(StepEndProblem(problem=chain(), terms=(term(1.0, 1.0), late)))
+    first, second = term(1.0, 1.0).weight_prefix, late.weight_prefix
     values = {
         cut: 4.0 + max(first[cut], 6.0 - first[cut]) + max(second[cut], 12.0 - second[cut])
         for cut in (1, 2, 3)
@@ -109,27 +109,27 @@ def test_two_tails_that_pull_apart_are_weighed() -> None:
 
 
 def test_what_costs_more_than_the_upper_bound_is_pruned() -> None:
-    problem = TailedProblem(problem=chain(), tails=(tail(1.0, 1.0),))
-    pruned = solve_tailed(problem, upper_bound_s=6.0)
+    problem = StepEndProblem(problem=chain(), terms=(term(1.0, 1.0),))
+    pruned = solve_with_step_end(problem, upper_bound_s=6.0)
     assert isinstance(pruned, PrunedPartition)
     assert 6.0 < pruned.lower_bound_s <= 7.0
 
 
 def test_what_costs_as_much_as_the_upper_bound_is_found() -> None:
-    problem = TailedProblem(problem=chain(), tails=(tail(1.0, 1.0),))
+    problem = StepEndProblem(problem=chain(), terms=(term(1.0, 1.0),))
     assert solved(problem, upper_bound_s=7.0).value_s == 7.0
 
 
 def test_an_infeasible_problem_stays_infeasible() -> None:
-    problem = TailedProblem(problem=chain(5), tails=())
-    assert isinstance(solve_tailed(problem), InfeasiblePartition)
+    problem = StepEndProblem(problem=chain(5), terms=())
+    assert isinstance(solve_with_step_end(problem), InfeasiblePartition)
 
 
 def test_a_budget_leaves_an_honest_bound() -> None:
-    problem = TailedProblem(problem=chain(), tails=(tail(3.0, 1.0),))
+    problem = StepEndProblem(problem=chain(), terms=(term(3.0, 1.0),))
     best = solved(problem)
-    first = solve_tailed(problem, most_boxes=1)
-    assert isinstance(first, TailedSolution)
+    first = solve_with_step_end(problem, most_boxes=1)
+    assert isinstance(first, StepEndSolution)
     assert first.lower_bound_s <= best.value_s <= first.value_s
     assert first.num_solved == 1
 
@@ -141,7 +141,7 @@ def test_the_order_of_options_does_not_matter() -> None:
         to_state=np.array([1, 2, 2]),
     )
     problem = replace(chain(), options=options, final_states=(2,))
-    weights = tail(1.0, 1.0).weight_prefix
+    weights = term(1.0, 1.0).weight_prefix
     costs = np.array([1.0, 0.9, 0.2])
     values = set()
     for order in (np.array([0, 1, 2]), np.array([2, 1, 0]), np.array([1, 0, 2])):
@@ -150,8 +150,10 @@ def test_the_order_of_options_does_not_matter() -> None:
             from_state=options.from_state[order],
             to_state=options.to_state[order],
         )
-        tails = (Tail(weight_prefix=weights, s_per_weight=costs[order], fixed_s=np.zeros(3)),)
-        solution = solved(TailedProblem(problem=replace(problem, options=turned), tails=tails))
+        terms = (
+            StepEndTerm(weight_prefix=weights, s_per_weight=costs[order], fixed_s=np.zeros(3)),
+        )
+        solution = solved(StepEndProblem(problem=replace(problem, options=turned), terms=terms))
         values.add((solution.bounds, tuple(order[list(solution.options)]), solution.value_s))
     assert len(values) == 1
 
@@ -164,8 +166,8 @@ def test_the_order_of_options_does_not_matter() -> None:
         ("fixed_s", [math.inf], "times must be finite and not negative"),
     ],
 )
-def test_wrong_tails_are_refused(name: str, values: list[float], message: str) -> None:
+def test_wrong_terms_are_refused(name: str, values: list[float], message: str) -> None:
     parts = {"weight_prefix": [0.0, 1.0, 2.0], "s_per_weight": [1.0], "fixed_s": [0.0]}
     arrays = {key: np.array(value) for key, value in (parts | {name: values}).items()}
     with pytest.raises(ValueError, match=message):
-        Tail(**arrays)
+        StepEndTerm(**arrays)

@@ -1,0 +1,1 @@
+"""The planner published as Aceso (2024): time and memory of a plan by its formulas."""

@@ -1,0 +1,257 @@
+"""Instruction lists: what every stage of a pipeline does in one iteration, in order.
+
+The simulator times these lists, the training program executes them, a timeline draws them. This
+module needs nothing but the standard library: it travels to the hosts with the training program.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Final, Literal, NamedTuple
+
+Kind = Literal["F", "B", "SEND_F", "RECV_F", "SEND_B", "RECV_B", "REDUCE_GRAD", "STEP"]
+"""In the letters of ``torch.distributed.pipelining``: F forward, B backward (input and weight
+gradients), messages of an activation (``_F``) or a gradient (``_B``), the gradient sync and the
+optimizer step."""
+
+Order = tuple["Instruction", ...]
+
+SENDS: Final = ("SEND_F", "SEND_B")
+RECEIVES: Final = ("RECV_F", "RECV_B")
+
+
+class Unit(NamedTuple):
+    """What one pass computes.
+
+    Attributes:
+        chunk: Which of the stage's chunks.
+        micro_batch: Index in the iteration.
+        token_slice: Index in the micro-batch; 0 where it is not sliced.
+    """
+
+    chunk: int
+    micro_batch: int
+    token_slice: int
+
+
+Pass = tuple[Literal["F", "B"], Unit]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instruction:
+    """One thing that a stage does.
+
+    Args:
+        stage: Chunk ``c`` of stage ``p`` counts as stage ``c * pp + p``: the model's order.
+        micro_batch: None for the gradient sync and the step.
+        token_slice: None where the micro-batch is not sliced.
+        peer: The other end of a message, counted as ``stage``.
+    """
+
+    kind: Kind
+    stage: int
+    micro_batch: int | None = None
+    token_slice: int | None = None
+    peer: int | None = None
+
+    def __str__(self) -> str:
+        """Print as ``2F0``: stage 2, forward of micro-batch 0; ``2F0.1`` is its slice 1."""
+        number = "" if self.micro_batch is None else str(self.micro_batch)
+        piece = "" if self.token_slice is None else f".{self.token_slice}"
+        return f"{self.stage}{self.kind}{number}{piece}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """A synchronous pipeline schedule: 1F1B, interleaved, token-sliced.
+
+    Args:
+        pp: Number of stages.
+        num_slices: Token slices of every micro-batch; 1 where it is whole.
+        virtual_stages: Chunks per stage. Above 1 micro-batches pass in groups of ``pp`` through
+            one chunk after the other (as many more as it takes to divide them).
+        blocking: Whether a stage does its messages between two passes, both ends at once, as
+            DeepSpeed does; else it sends when a pass ends and receives when one begins.
+
+    Raises:
+        ValueError: If a count is below 1, or one stage has several chunks.
+
+    References:
+        1F1B: Narayanan et al., arXiv:2006.09503. Interleaved: Narayanan et al., arXiv:2104.04473.
+        Slices within 1F1B: Sun et al., Seq1F1B, arXiv:2406.03488.
+    """
+
+    pp: int
+    num_slices: tuple[int, ...]
+    virtual_stages: int = 1
+    blocking: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse what is no pipeline."""
+        counts = (self.pp, self.virtual_stages, len(self.num_slices), *self.num_slices)
+        if min(counts) < 1 or (self.pp == 1 and self.virtual_stages > 1):
+            message = (
+                "a schedule needs stages, micro-batches and slices, and several stages to "
+                f"interleave, found pp {self.pp}, virtual_stages {self.virtual_stages} and slices "
+                f"{list(self.num_slices)}"
+            )
+            raise ValueError(message)
+        if self.blocking and (self.virtual_stages > 1 or max(self.num_slices) > 1):
+            message = "a blocking schedule has one chunk per stage and whole micro-batches"
+            raise ValueError(message)
+
+    @property
+    def num_stages(self) -> int:
+        """Chunks of all stages together."""
+        return self.pp * self.virtual_stages
+
+    def passes(self, stage: int) -> tuple[Pass, ...]:
+        """List what a stage computes.
+
+        A backward pass needs the whole micro-batch, and begins with its last slice, whose keys
+        and values no other slice reads.
+        """
+        forward = tuple(self._units(backward=False))
+        backward = tuple(self._units(backward=True))
+        ahead = min(self._ahead(stage), len(forward))
+        order: list[Pass] = [("F", unit) for unit in forward[:ahead]]
+        for i, unit in enumerate(backward):
+            order += [("F", unit) for unit in forward[ahead + i : ahead + i + 1]]
+            order.append(("B", unit))
+        return tuple(order)
+
+    def instructions(self, stage: int) -> Order:
+        """List all that a stage does: passes, messages, gradient sync, step."""
+        done: list[Instruction] = []
+        for before, after in pairwise((None, *self.passes(stage), None)):
+            sends = [] if before is None else self._send(stage, *before)
+            receives = [] if after is None else self._receive(stage, *after)
+            wanted = [*sends, *receives]
+            if self.blocking and before and after and self._are_adjacent(stage, before, after):
+                # Both ends do gradients first, or they would wait in a circle.
+                wanted.sort(key=lambda message: message.kind not in {"SEND_B", "RECV_B"})
+            done += wanted
+            if after is not None:
+                done.append(self._instruction(after[0], stage, after[1]))
+        places = (stage + chunk * self.pp for chunk in reversed(range(self.virtual_stages)))
+        syncs = (Instruction(kind="REDUCE_GRAD", stage=place) for place in places)
+        return (*done, *syncs, Instruction(kind="STEP", stage=stage))
+
+    def lists(self) -> tuple[Order, ...]:
+        """List what every stage does."""
+        return tuple(self.instructions(stage) for stage in range(self.pp))
+
+    def text(self) -> str:
+        """Print the lists: a line per stage, instructions separated by commas.
+
+        Example:
+            >>> print(Schedule(pp=2, num_slices=(1,)).text())
+            0F0,0SEND_F0,0RECV_B0,0B0,0REDUCE_GRAD,0STEP
+            1RECV_F0,1F0,1B0,1SEND_B0,1REDUCE_GRAD,1STEP
+        """
+        return "\n".join(",".join(map(str, order)) for order in self.lists())
+
+    def _units(self, *, backward: bool) -> Iterator[Unit]:
+        """Yield units in the order of their forward or backward passes."""
+        chunks = range(self.virtual_stages)
+        for first, end in pairwise(self._groups):
+            for chunk in reversed(chunks) if backward else chunks:
+                for micro_batch in range(first, end):
+                    slices = range(self.num_slices[micro_batch])
+                    for piece in reversed(slices) if backward else slices:
+                        yield Unit(chunk, micro_batch, piece)
+
+    @property
+    def _groups(self) -> tuple[int, ...]:
+        """Return where groups of micro-batches begin that pass one chunk after the other.
+
+        A group of fewer than ``pp`` would leave stages waiting for each other: what does not
+        divide makes groups larger.
+        """
+        num_micro_batches = len(self.num_slices)
+        if self.virtual_stages == 1:
+            return tuple(range(num_micro_batches + 1))
+        num_groups = max(1, num_micro_batches // self.pp)
+        return tuple(i * num_micro_batches // num_groups for i in range(num_groups + 1))
+
+    def _ahead(self, stage: int) -> int:
+        """Return the forward passes before the first one that alternates with a backward pass."""
+        most = max(self.num_slices)
+        behind = self.pp - 1 - stage
+        if self.virtual_stages == 1:
+            return behind + most - 1
+        # Twice as far as it must be, so that messages of both directions have a step to travel.
+        group = max(end - first for first, end in pairwise(self._groups))
+        return 2 * behind + (self.virtual_stages - 1) * group * most + most - 1
+
+    def _are_adjacent(self, stage: int, before: Pass, after: Pass) -> bool:
+        """Tell whether no step without a pass lies between two passes of a blocking stage.
+
+        It has a step for every pass that some stage does, as `schedule_text` prints them.
+        """
+        steps = [
+            2 * unit.micro_batch + (stage if kind == "F" else 2 * self.pp - 1 - stage)
+            for kind, unit in (before, after)
+        ]
+        return steps[1] == steps[0] + 1
+
+    def _instruction(
+        self, kind: Kind, stage: int, unit: Unit, peer: int | None = None
+    ) -> Instruction:
+        """Return what happens to a unit; ``peer`` counts from the unit's stage."""
+        place = stage + unit.chunk * self.pp
+        return Instruction(
+            kind=kind,
+            stage=place,
+            micro_batch=unit.micro_batch,
+            token_slice=unit.token_slice if self.num_slices[unit.micro_batch] > 1 else None,
+            peer=None if peer is None else place + peer,
+        )
+
+    def _send(self, stage: int, kind: Literal["F", "B"], unit: Unit) -> list[Instruction]:
+        """Return the message of what a pass has made: none at the ends of the model."""
+        place = stage + unit.chunk * self.pp
+        if kind == "F":
+            last = place == self.num_stages - 1
+            return [] if last else [self._instruction("SEND_F", stage, unit, 1)]
+        return [] if place == 0 else [self._instruction("SEND_B", stage, unit, -1)]
+
+    def _receive(self, stage: int, kind: Literal["F", "B"], unit: Unit) -> list[Instruction]:
+        """Return the message of what a pass needs."""
+        place = stage + unit.chunk * self.pp
+        if kind == "F":
+            return [] if place == 0 else [self._instruction("RECV_F", stage, unit, -1)]
+        last = place == self.num_stages - 1
+        return [] if last else [self._instruction("RECV_B", stage, unit, 1)]
+
+
+def other_end(message: Instruction) -> Instruction:
+    """Return what the peer of a message does: receive what is sent, send what is received."""
+    assert message.peer is not None
+    word, _, letter = message.kind.partition("_")
+    ends: dict[str, dict[str, Kind]] = {
+        "SEND": {"F": "RECV_F", "B": "RECV_B"},
+        "RECV": {"F": "SEND_F", "B": "SEND_B"},
+    }
+    return replace(message, kind=ends[word][letter], stage=message.peer, peer=message.stage)
+
+
+class Timed(NamedTuple):
+    """When an instruction runs, in seconds since the iteration began."""
+
+    instruction: Instruction
+    begin_s: float
+    end_s: float
+
+
+def passes_of(orders: Sequence[Order]) -> tuple[tuple[str, ...], ...]:
+    """Print the passes alone, per stage.
+
+    Example:
+        >>> passes_of(Schedule(pp=2, num_slices=(1, 1)).lists())[1]
+        ('1F0', '1B0', '1F1', '1B1')
+    """
+    return tuple(
+        tuple(str(instruction) for instruction in order if instruction.kind in {"F", "B"})
+        for order in orders
+    )

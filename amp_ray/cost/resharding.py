@@ -1,0 +1,100 @@
+"""How a tensor lies on the devices of a stage, and what it takes to lay it out otherwise.
+
+Operators of one stage may differ in tp, dp and algorithm. Where one writes its output in another
+layout than the next one reads, the devices exchange it: forward the activation, backward its
+gradient.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from amp_ray.spec.operator_profile import CollectiveKind, OperatorProfile
+from amp_ray.spec.operator_run import OperatorUse
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """How a tensor lies on ``replicas * batch * width`` devices.
+
+    Args:
+        replicas: Devices that hold the same part.
+        batch: Parts along the samples.
+        width: Parts along the other dimension: heads, hidden units or channels.
+    """
+
+    replicas: int
+    batch: int
+    width: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """One step from a layout to another; None where a pass exchanges nothing.
+
+    Args:
+        num_devices: Devices of each group that exchanges.
+        forward: Of the activation.
+        backward: Of its gradient.
+    """
+
+    num_devices: int
+    forward: CollectiveKind | None
+    backward: CollectiveKind | None
+
+
+def layout(*, tp: int, dp: int, divided: bool) -> Layout:
+    """Return the layout of what an operator reads or writes.
+
+    Partial sums never cross operators: an all-reduce is within the operator that makes them.
+
+    Args:
+        tp: Of the operator.
+        dp: Of the operator.
+        divided: Whether its tp ranks hold a part each; else all of them hold all.
+    """
+    return Layout(replicas=1 if divided else tp, batch=dp, width=tp if divided else 1)
+
+
+def exchanges(source: Layout, target: Layout) -> tuple[Exchange, ...]:
+    """Return the steps from one layout to another of as many devices; empty where they are equal.
+
+    A device that holds all keeps its part for free, and the gradient is gathered; the other way
+    round the activation is gathered. Parts along one dimension become parts along the other by an
+    all-to-all.
+
+    Example:
+        >>> whole, divided = layout(tp=2, dp=1, divided=False), layout(tp=2, dp=1, divided=True)
+        >>> exchanges(divided, whole)
+        (Exchange(num_devices=2, forward='all_gather', backward=None),)
+    """
+    steps = []
+    if source.replicas > target.replicas:
+        num = source.replicas // target.replicas
+        steps.append(Exchange(num_devices=num, forward=None, backward="all_gather"))
+        moved = max(source.batch // target.batch, source.width // target.width)
+    else:
+        if target.replicas > source.replicas:
+            num = target.replicas // source.replicas
+            steps.append(Exchange(num_devices=num, forward="all_gather", backward=None))
+        moved = max(target.batch // source.batch, target.width // source.width)
+    if moved > 1:
+        steps.append(Exchange(num_devices=moved, forward="all_to_all", backward="all_to_all"))
+    return tuple(steps)
+
+
+def stage_exchanges(
+    profile: OperatorProfile, first_operator: int, uses: Sequence[OperatorUse]
+) -> tuple[tuple[int, Exchange], ...]:
+    """Return every exchange within a stage, with the operator before which it happens."""
+    found = []
+    for index, (before, after) in enumerate(pairwise(uses), start=first_operator):
+        if before[1] == after[1] == before[0] * before[1]:
+            continue
+        (tp, dp, algorithm, _), (next_tp, next_dp, next_algorithm, _) = before, after
+        source = layout(tp=tp, dp=dp, divided=bool(profile.writes_divided[algorithm][index]))
+        target = layout(
+            tp=next_tp, dp=next_dp, divided=bool(profile.reads_divided[next_algorithm][index + 1])
+        )
+        found += [(index + 1, step) for step in exchanges(source, target)]
+    return tuple(found)

@@ -1,0 +1,315 @@
+"""Aceso's profile database: one CSV per micro-batch, tp and algorithm, and tables of links.
+
+Times of operators are in microseconds, of collectives in milliseconds; sizes are in MiB and of one
+device. A failed measurement stands among the others, as a value that nothing takes.
+"""
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from amp_ray.errors import InputError, Mistakes, Where
+from amp_ray.formats.aceso_layouts import divided_operators
+from amp_ray.formats.aceso_operators import AcesoChain, aceso_chain, family_of
+from amp_ray.spec.cells import is_count, read_rows
+from amp_ray.spec.json_text import shown
+from amp_ray.spec.operator_profile import (
+    COLLECTIVES,
+    CollectiveKind,
+    CollectiveTable,
+    OperatorFamily,
+    OperatorKey,
+    OperatorProfile,
+    OperatorTable,
+    TransferTable,
+    operator_table,
+)
+from amp_ray.units import (
+    GIGA,
+    MIB,
+    MICROSECONDS_PER_SECOND,
+    MILLISECONDS_PER_SECOND,
+)
+
+SUFFIX: Final = ".csv"
+
+INTRA_FILE: Final = "p2p_intra_node.csv"
+INTER_FILE: Final = "p2p_inter_node.csv"
+
+NOT_MEASURED: Final = (1e6, 1e7, 1e9)
+"""What stands in a file for a measurement that failed."""
+
+_LARGEST: Final = 1e12
+"""Of a file's numbers: more than any of them is a slip."""
+
+_SHARED_FILES: Final[Mapping[str, str]] = {"t5_22B": "t5_11B"}
+"""A model whose layers are those of another one, only more of them."""
+
+_OPERATORS: Final = re.compile(
+    r"(?P<model>[A-Za-z0-9][\w.-]*?)_mbs(?P<size>[1-9]\d{0,5})_tp(?P<tp>[1-9]\d{0,5})"
+    r"_algo(?P<algorithm>[01])\.csv"
+)
+
+_COLUMNS: Final[Mapping[str, tuple[str, float]]] = {
+    "forward_s": ("forward-compute", 1 / MICROSECONDS_PER_SECOND),
+    "backward_s": ("backward-compute", 1 / MICROSECONDS_PER_SECOND),
+    "input_bytes": ("input_size", MIB),
+    "output_bytes": ("output_size", MIB),
+    "weight_bytes": ("weights", MIB),
+    "activation_bytes": ("activations", MIB),
+    "forward_reserved_bytes": ("fwd_reserved", MIB),
+    "backward_reserved_bytes": ("bwd_reserved", MIB),
+}
+"""Column and unit of each value."""
+
+_TIMES: Final = ("forward-compute", "backward-compute")
+
+_NAME_COLUMN: Final = "op_name"
+
+Row = tuple[Where, dict[str, float]]
+
+
+def parse_aceso_profile(
+    files: Mapping[str, str], *, folder: str, model: str, num_layers: int
+) -> OperatorProfile:
+    """Read a profile folder, given as text by name, into one model's operators.
+
+    Args:
+        files: All CSV files of the folder; those of other models are left alone.
+        folder: Its name in messages.
+        model: As in the files' names: ``gpt_1_3B`` for ``gpt_1_3B_mbs1_tp1_algo0.csv``.
+        num_layers: Blocks of the model, of which one is profiled (``gpt``, ``t5``: encoder and
+            decoder each); a ``resnet``'s files name all of its operators.
+
+    Raises:
+        InputError: If the model or a needed file is not there, or a file is wrong.
+    """
+    measured_as = model
+    found = _operator_files(files, model)
+    if not found and model in _SHARED_FILES:
+        measured_as = _SHARED_FILES[model]
+        found = _operator_files(files, measured_as)
+    if not found:
+        raise _unknown_model(files, folder, model)
+    tables, chain = _tables(found, files, folder, family_of(model), num_layers)
+    intra = _transfers(files, INTRA_FILE, folder)
+    inter = _transfers(files, INTER_FILE, folder) if INTER_FILE in files else intra
+    collectives = _collectives(files, measured_as, folder)
+    reads_divided, writes_divided = divided_operators(chain, tables)
+    profile = OperatorProfile(
+        source=f"Aceso's profile {folder} of {model}",
+        model=model,
+        family=chain.family,
+        names=chain.names,
+        layer_bounds=chain.layer_bounds,
+        starts_block=chain.starts_block,
+        kept_share=chain.kept_share,
+        reads_divided=reads_divided,
+        writes_divided=writes_divided,
+        tables=tables,
+        collectives=collectives,
+        intra=intra,
+        inter=inter,
+    )
+    notes = list(_notes(profile, folder))
+    if measured_as != model:
+        notes.append(f"{folder}: {model} has the layers of {measured_as}, whose files are read")
+    if INTER_FILE not in files:
+        notes.append(f"{folder}: no {INTER_FILE}; transfers between nodes cost what they do within")
+    return replace(profile, notes=tuple(notes))
+
+
+def _operator_files(files: Mapping[str, str], model: str) -> dict[OperatorKey, str]:
+    """Return the names of a model's operator files by key."""
+    found = {}
+    for name in sorted(files):
+        match = _OPERATORS.fullmatch(name)
+        if match is not None and match["model"] == model:
+            key = OperatorKey(int(match["size"]), int(match["tp"]), int(match["algorithm"]))
+            found[key] = name
+    return found
+
+
+def _unknown_model(files: Mapping[str, str], folder: str, model: str) -> InputError:
+    """Say which models the folder has."""
+    matches = filter(None, map(_OPERATORS.fullmatch, files))
+    known = sorted({match["model"] for match in matches})
+    has = f"it has {', '.join(known)}" if known else "it has no file of that form at all"
+    message = f"no file such as {model}_mbs1_tp1_algo0.csv; {has}"
+    return InputError(message, where=Where(file=folder))
+
+
+def _tables(
+    found: Mapping[OperatorKey, str],
+    files: Mapping[str, str],
+    folder: str,
+    family: OperatorFamily,
+    num_layers: int,
+) -> tuple[dict[OperatorKey, OperatorTable], AcesoChain]:
+    """Read every operator file and spread its rows over the model's chain."""
+    read: dict[OperatorKey, tuple[tuple[str, ...], OperatorTable]] = {}
+    mistakes = Mistakes()
+    for key, name in sorted(found.items()):
+        with mistakes.collect():
+            read[key] = _operator_file(files[name], f"{folder}/{name}")
+    mistakes.check()
+    first = min(read)
+    rows = read[first][0]
+    for key, (names, _) in read.items():
+        if names != rows:
+            different = sorted(set(names) ^ set(rows)) or ["in another order"]
+            message = (
+                f"found other operators than in {found[first]}: {', '.join(different[:3])}; "
+                "a profile is of one model"
+            )
+            raise InputError(message, where=Where(file=f"{folder}/{found[key]}"))
+    try:
+        chain = aceso_chain(rows, family=family, num_layers=num_layers)
+    except ValueError as error:
+        raise InputError(str(error), where=Where(file=f"{folder}/{found[first]}")) from None
+    return {key: table.take(chain.rows) for key, (_, table) in read.items()}, chain
+
+
+def _operator_file(text: str, file: str) -> tuple[tuple[str, ...], OperatorTable]:
+    """Read one operator file: the names of its rows and their values in SI units."""
+    columns = tuple(column for column, _ in _COLUMNS.values())
+    names: list[str] = []
+    values: list[dict[str, float]] = []
+    mistakes = Mistakes()
+    for where, cells in _records(text, file, (_NAME_COLUMN, *columns)):
+        with mistakes.collect():
+            names.append(cells[_NAME_COLUMN])
+            if cells[_NAME_COLUMN] in names[:-1]:
+                message = f"operator {shown(cells[_NAME_COLUMN])} a second time"
+                raise InputError(message, where=where)
+            values.append({name: _number(cells[name], where.at(name)) for name in columns})
+    mistakes.check()
+    if not names:
+        message = "no operator in it"
+        raise InputError(message, where=Where(file=file))
+    arrays = {
+        name: np.array([row[column] for row in values]) * unit
+        for name, (column, unit) in _COLUMNS.items()
+    }
+    measured = [all(row[column] not in NOT_MEASURED for column in _TIMES) for row in values]
+    return tuple(names), operator_table(arrays, np.array(measured))
+
+
+def _records(
+    text: str, file: str, columns: Sequence[str]
+) -> Iterator[tuple[Where, dict[str, str]]]:
+    """Yield the rows of a CSV with a header as cells by column; other columns are left alone."""
+    rows = read_rows(text, file)
+    where, header = next(rows, (Where(file=file, line=1), []))
+    missing = [column for column in columns if column not in header]
+    if missing:
+        message = f"expected the header {','.join(columns)}; missing: {', '.join(missing)}"
+        raise InputError(message, where=where)
+    for place, row in rows:
+        if len(row) != len(header):
+            message = f"expected {len(header)} columns, found {len(row)}: is the file cut short?"
+            raise InputError(message, where=place)
+        yield place, dict(zip(header, row, strict=True))
+
+
+def _number(cell: str, where: Where) -> float:
+    """Read a number that is not negative."""
+    try:
+        value = math.nan if "_" in cell else float(cell)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value <= _LARGEST:
+        message = f"found {shown(cell)}; expected a number from 0"
+        raise InputError(message, where=where)
+    return value
+
+
+def _collectives(
+    files: Mapping[str, str], model: str, folder: str
+) -> dict[tuple[CollectiveKind, int], CollectiveTable]:
+    """Read the tables of collectives that are there."""
+    found = {}
+    for kind in COLLECTIVES:
+        prefix = f"prim_{model}_{kind}_"
+        for name in sorted(files):
+            count = name.removeprefix(prefix).removesuffix(f"gpus{SUFFIX}")
+            if name == f"{prefix}{count}gpus{SUFFIX}" and is_count(count, 2):
+                found[kind, int(count)] = _collective(files[name], f"{folder}/{name}")
+    return found
+
+
+def _collective(text: str, file: str) -> CollectiveTable:
+    """Read one table of a collective; where a size stands twice, its last row counts."""
+    size_column, time_column = "data_size(MB)", "time(ms)"
+    times: dict[float, float] = {}
+    num_failed = 0
+    for where, cells in _records(text, file, (size_column, time_column)):
+        size = _number(cells[size_column], where.at(size_column))
+        time_ms = _number(cells[time_column], where.at(time_column))
+        if time_ms in NOT_MEASURED:
+            num_failed += 1
+        else:
+            times[size] = time_ms
+    sizes = sorted(times)
+    return CollectiveTable(
+        sizes_bytes=np.array(sizes) * MIB,
+        seconds=np.array([times[size] for size in sizes]) / MILLISECONDS_PER_SECOND,
+        num_failed=num_failed,
+    )
+
+
+def _transfers(files: Mapping[str, str], name: str, folder: str) -> TransferTable:
+    """Read a table of transfers: a line of sizes in MiB, a line of rates in GB/s."""
+    file = f"{folder}/{name}"
+    if name not in files:
+        message = "no such file; expected a line of sizes in MiB and a line of rates in GB/s"
+        raise InputError(message, where=Where(file=file))
+    lines = [
+        np.array([_number(cell, where) for cell in cells])
+        for where, cells in read_rows(files[name], file)
+    ]
+    expected = 2
+    if len(lines) != expected or len(lines[0]) != len(lines[1]):
+        message = (
+            "expected a line of sizes in MiB and a line with a rate in GB/s for each, found "
+            f"{len(lines)} lines of {[len(line) for line in lines[:3]]} numbers"
+        )
+        raise InputError(message, where=Where(file=file))
+    sizes, rates = lines
+    if not (np.diff(sizes, prepend=0.0) > 0).all() or not (rates > 0).all():
+        message = "sizes must ascend from above 0, and rates be above 0"
+        raise InputError(message, where=Where(file=file))
+    return TransferTable(sizes_bytes=sizes * MIB, bytes_per_s=rates * GIGA)
+
+
+def _notes(profile: OperatorProfile, folder: str) -> Iterator[str]:
+    """Tell what of the grid is missing or failed."""
+    tables = profile.tables
+    for tp in profile.tps:
+        for algorithm in profile.algorithms:
+            sizes = {key.micro_batch_size for key in tables if key[1:] == (tp, algorithm)}
+            missing = [str(size) for size in profile.micro_batch_sizes if size not in sizes]
+            if missing:
+                yield (
+                    f"{folder}: {profile.model} at tp {tp}, algorithm {algorithm} lacks "
+                    f"micro-batch size {', '.join(missing)}, which others have"
+                )
+    for key, table in sorted(tables.items()):
+        failed = dict.fromkeys(
+            name for name, good in zip(profile.names, table.measured, strict=True) if not good
+        )
+        if failed:
+            yield (
+                f"{folder}: {profile.model} at micro-batch size {key.micro_batch_size}, tp "
+                f"{key.tp}, algorithm {key.algorithm}: {', '.join(failed)} not measured"
+            )
+    for (kind, number), collective in sorted(profile.collectives.items()):
+        if collective.num_failed:
+            yield (
+                f"{folder}: {kind} among {number} devices: {collective.num_failed} sizes not "
+                "measured"
+            )

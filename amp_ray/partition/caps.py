@@ -1,0 +1,87 @@
+"""The search over caps on the slowest stage, around any programme that obeys one.
+
+See `amp_ray.partition.exact`, which explains it.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from heapq import heappop
+
+from amp_ray.partition.best_first import BestFirst
+
+# An interval of bottlenecks: (lower bound of the objective, low, high, smallest sum).
+Interval = tuple[float, float, float, float]
+
+
+@dataclass(slots=True, kw_only=True)
+class CapSearch(BestFirst[Interval], ABC):
+    """The intervals that are still open, and the best chain so far.
+
+    Attributes:
+        num_later: Micro-batches after the first.
+        slowest_s: Bottleneck of the best chain.
+        num_evaluations: Caps tried.
+    """
+
+    num_later: int
+    slowest_s: float = math.inf
+    num_evaluations: int = 0
+
+    @abstractmethod
+    def cheapest(self, cap_s: float) -> tuple[float, float, int, float]:
+        """Return what `kernels.cheapest_chain` returns for a cap."""
+
+    @abstractmethod
+    def keep(self, num_stages: int) -> None:
+        """Keep the chain found last: it is the best so far."""
+
+    def run(self, max_evaluations: float) -> None:
+        """Evaluate caps until the best partition is proven, or the budget is spent."""
+        self._evaluate(0.0, math.inf, math.inf, -math.inf)
+        while self.open and self.num_evaluations < max_evaluations:
+            bound_s, low_s, high_s, sum_s = self.open[0]
+            if bound_s > self.limit_s:
+                return
+            heappop(self.open)
+            if bound_s < self.value_s or low_s < self.slowest_s:
+                high_s = min(high_s, self._highest_cap_s(sum_s, high_s))
+                at_top = self.num_evaluations % 2 == 1
+                cap_s = high_s if at_top else low_s + (high_s - low_s) / 2
+                self._evaluate(low_s, cap_s, high_s, sum_s)
+
+    def _highest_cap_s(self, sum_s: float, high_s: float) -> float:
+        """Give a bottleneck above which partitions cost too much, their sum being ``sum_s``.
+
+        Rounding of the objective can hide half a unit in the last place; four are on the safe
+        side, and cost nothing.
+        """
+        limit_s = self.limit_s
+        if self.num_later == 0:
+            return high_s
+        cap_s = (limit_s - sum_s + 4 * math.ulp(limit_s)) / self.num_later
+        if cap_s < high_s and limit_s < self.value_s:
+            self.unwanted_s = math.nextafter(limit_s, math.inf)
+        return cap_s
+
+    def _evaluate(self, low_s: float, cap_s: float, high_s: float, sum_s: float) -> None:
+        """Settle what one cap tells about the interval, and open the rest of it."""
+        self.num_evaluations += 1
+        cheapest_s, slowest_s, num_stages, next_cap_s = self.cheapest(cap_s)
+        if num_stages:
+            self._keep_best(cheapest_s, slowest_s, num_stages)
+            self._open(low_s, math.nextafter(slowest_s, -math.inf), cheapest_s)
+            next_cap_s = math.nextafter(cap_s, math.inf)
+        self._open(next_cap_s, high_s, sum_s)
+
+    def _open(self, low_s: float, high_s: float, sum_s: float) -> None:
+        """Open an interval, unless it is empty."""
+        if low_s <= high_s < math.inf:
+            self.offer((sum_s + self.num_later * low_s, low_s, high_s, sum_s))
+
+    def _keep_best(self, sum_s: float, slowest_s: float, num_stages: int) -> None:
+        """Keep a partition that is better than the best so far."""
+        value_s = sum_s + self.num_later * slowest_s
+        if (value_s, slowest_s) < (self.value_s, self.slowest_s):
+            self.value_s, self.slowest_s = value_s, slowest_s
+            self.keep(num_stages)

@@ -1,0 +1,120 @@
+"""The kinds of layers of a chain, and the relaxed choice of what to recompute in them."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from amp_ray.partition.arrays import FloatArray, IntArray
+from amp_ray.partition.operators.problem import OperatorProblem
+from amp_ray.partition.recompute.kernels import fill_levels, fill_relaxation
+
+MOST_PEAKS = 16
+MOST_LEVELS = 40
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LayerKinds:
+    """Layers that are alike are of one kind.
+
+    Attributes:
+        kind: Shape ``(Y,)``. Of each layer.
+        begin: Shape ``(K + 1,)``. Where the operators of each kind begin, all in a row.
+        member: Shape ``(O,)``. An operator of the chain that each of them stands for.
+        layer_of: Shape ``(L,)``.
+        place: Shape ``(L,)``. Index of each operator among those of the kinds.
+    """
+
+    kind: IntArray
+    begin: IntArray
+    member: IntArray
+    layer_of: IntArray
+    place: IntArray
+
+
+def layer_kinds(problem: OperatorProblem) -> LayerKinds:
+    """Find layers whose operators are alike in all that recompute depends on."""
+    columns = np.vstack([problem.recompute_s, problem.held_bytes, problem.free_end[None, :]])
+    kinds_of_operators = np.unique(columns, axis=1, return_inverse=True)[1].reshape(-1)
+    ends = np.append(problem.layer_begin[1:], problem.num_operators)
+    known: dict[bytes, int] = {}
+    kind: list[int] = []
+    members: list[int] = []
+    sizes: list[int] = []
+    for start, end in zip(problem.layer_begin.tolist(), ends.tolist(), strict=True):
+        number = known.setdefault(kinds_of_operators[start:end].tobytes(), len(known))
+        kind.append(number)
+        if number == len(sizes):
+            sizes.append(end - start)
+            members.extend(range(start, end))
+    begin = np.concatenate(([0], np.cumsum(sizes))).astype(np.int64)
+    layer_of = np.repeat(np.arange(len(kind)), ends - problem.layer_begin)
+    offset = np.arange(problem.num_operators) - problem.layer_begin[layer_of]
+    return LayerKinds(
+        kind=np.array(kind),
+        begin=begin,
+        member=np.array(members),
+        layer_of=layer_of,
+        place=begin[np.array(kind)[layer_of]] + offset,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Relaxation:
+    """Tables of `recompute.kernels.relaxed_s`, for all options."""
+
+    charged: FloatArray
+    levels: FloatArray
+    rest: FloatArray
+    layers: FloatArray
+    head: FloatArray
+
+
+def relaxation(problem: OperatorProblem, kinds: LayerKinds) -> Relaxation:
+    """Fill the tables; options that differ in time alone share a row of work."""
+    num_options, num_places = len(problem.time_s), len(kinds.member)
+    num_layers = len(kinds.kind)
+    charged = np.full((num_options, MOST_PEAKS), np.inf)
+    levels = np.full((num_options, MOST_PEAKS, MOST_LEVELS), np.inf)
+    rest = np.zeros((num_options, MOST_PEAKS, MOST_LEVELS, num_places, 2))
+    layers = np.zeros((num_options, MOST_PEAKS, MOST_LEVELS, num_layers + 1, 2))
+    head = np.zeros_like(rest)
+    free_end = problem.free_end[kinds.member]
+    for option in range(num_options):
+        cost_s = np.ascontiguousarray(problem.recompute_s[option, kinds.member])
+        held = np.ascontiguousarray(problem.held_bytes[option, kinds.member])
+        smallest, largest = _peaks(held, kinds.begin)
+        rows = len(largest)
+        charged[option, :rows] = smallest
+        fill_levels(cost_s, held, kinds.begin, largest, levels[option, :rows])
+        fill_relaxation(
+            cost_s,
+            held,
+            kinds.begin,
+            free_end,
+            largest,
+            levels[option, :rows],
+            rest[option, :rows],
+            head[option, :rows],
+        )
+        whole = rest[option][:, :, kinds.begin[kinds.kind]]
+        np.cumsum(whole, axis=2, out=layers[option][:, :, 1:])
+    return Relaxation(charged=charged, levels=levels, rest=rest, layers=layers, head=head)
+
+
+def _peaks(held: FloatArray, begin: IntArray) -> tuple[FloatArray, FloatArray]:
+    """Divide all peaks that runs may have into groups of similar ones.
+
+    Returns:
+        The smallest and the largest of each group, ascending.
+    """
+    sums = [np.zeros(1)]
+    for start, end in zip(begin[:-1].tolist(), begin[1:].tolist(), strict=True):
+        prefix = np.concatenate(([0.0], np.cumsum(held[start : end - 1])))
+        sums.append((prefix[None, :] - prefix[:, None])[np.triu_indices(len(prefix), 1)])
+    peaks = np.unique(np.concatenate(sums))
+    if len(peaks) <= MOST_PEAKS:
+        return peaks, peaks
+    # Zero alone; then cut where neighbours differ most.
+    gaps = np.argsort(-np.diff(peaks[1:]), kind="stable")[: MOST_PEAKS - 2] + 2
+    cuts = np.concatenate(([0, 1], np.sort(gaps)))
+    return peaks[cuts], peaks[np.append(cuts[1:], len(peaks)) - 1]

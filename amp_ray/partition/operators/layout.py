@@ -1,0 +1,105 @@
+"""Lay a problem of operators out for the kernels, and choose which stages are worth pricing."""
+
+import numpy as np
+
+from amp_ray.partition.arrays import FloatArray, IntArray
+from amp_ray.partition.operators.kernels import fill_reach
+from amp_ray.partition.operators.layers import LayerKinds, relaxation
+from amp_ray.partition.operators.problem import OperatorProblem
+from amp_ray.partition.operators.programme import Blocks, OperatorProgramme, Reach
+
+
+def laid_out(problem: OperatorProblem, kinds: LayerKinds) -> OperatorProgramme:
+    """Lay out all that does not depend on a cap."""
+    relaxed = relaxation(problem, kinds)
+    return OperatorProgramme(
+        time_prefix_s=_prefix(problem.time_s),
+        join_prefix_s=_prefix(problem.join_s)[:, :-1].copy(),
+        start_s=problem.start_s,
+        end_s=problem.end_s,
+        state_prefix=_prefix(problem.state_bytes),
+        held_prefix=_prefix(problem.held_bytes),
+        weight_prefix=_prefix(problem.weight_bytes),
+        input_bytes=problem.input_bytes,
+        forward_reserved=problem.forward_reserved_bytes,
+        backward_reserved=problem.backward_reserved_bytes,
+        devices=problem.devices,
+        allowed=problem.allowed,
+        edge_kind=problem.edge_kind,
+        least_reserved=_least_reserved(problem),
+        free_end=problem.free_end,
+        layer_begin=np.append(problem.layer_begin, problem.num_operators),
+        layer_of=kinds.layer_of,
+        operator_place=kinds.place,
+        charged=relaxed.charged,
+        levels=relaxed.levels,
+        rest=relaxed.rest,
+        layers=relaxed.layers,
+        head=relaxed.head,
+        limit_bytes=float(problem.limit_bytes),
+        num_devices=problem.num_devices,
+    )
+
+
+def blocks_within(
+    cap_s: float, cuts: IntArray, problem: OperatorProblem, programme: OperatorProgramme
+) -> Blocks:
+    """List the stages that a chain with no stage above a cap can contain.
+
+    Args:
+        cap_s: May be infinite.
+        cuts: Shape ``(C,)``. Where stages may begin and end.
+        problem: The problem.
+        programme: It, laid out.
+
+    Returns:
+        Blocks ascending by stages behind, then devices behind, then devices.
+    """
+    reach = _reach(cap_s, problem, programme)
+    num_devices = programme.num_devices
+    # By stages and devices behind a cut: the first and the last index of a cut that can be there.
+    low = np.searchsorted(cuts, reach.back)
+    high = np.searchsorted(cuts, reach.front[:, ::-1], side="right")
+    rows = []
+    for behind in range(problem.most_stages):
+        for taken in range(num_devices) if behind else (0,):
+            for size in sorted(set(programme.devices.tolist())):
+                left = num_devices - taken - size
+                more = max(problem.fewest_stages - behind - 1, 1 if left else 0)
+                if left < more or more > problem.most_stages - behind - 1:
+                    continue
+                starts = low[behind + 1, taken + size], high[behind + 1, taken + size]
+                ends = low[behind, taken], high[behind, taken]
+                rows.append((behind, taken, size, *starts, *ends))
+    table = np.array(rows, np.int64).reshape(-1, 7)
+    table = table[(table[:, 3] < table[:, 4]) & (table[:, 5] < table[:, 6])]
+    counts = (table[:, 4] - table[:, 3]) * (table[:, 6] - table[:, 5])
+    columns = [np.ascontiguousarray(column) for column in table.T]
+    return Blocks._make([*columns, np.concatenate(([0], np.cumsum(counts)))])
+
+
+def _reach(cap_s: float, problem: OperatorProblem, programme: OperatorProgramme) -> Reach:
+    """Find how far devices get."""
+    shape = (problem.most_stages + 1, programme.num_devices + 1)
+    reach = Reach(front=np.empty(shape, np.int64), back=np.empty(shape, np.int64))
+    fill_reach(cap_s, programme, reach)
+    return reach
+
+
+def _least_reserved(problem: OperatorProblem) -> FloatArray:
+    """Return what every stage with a whole layer reserves, by option; its last operator is free."""
+    ends = np.append(problem.layer_begin[1:], problem.num_operators)
+    layers = [
+        problem.forward_reserved_bytes[:, start : end - 1].max(axis=1, initial=0.0)
+        + problem.backward_reserved_bytes[:, start : end - 1].max(axis=1, initial=0.0)
+        for start, end in zip(problem.layer_begin.tolist(), ends.tolist(), strict=True)
+    ]
+    least: FloatArray = np.min(layers, axis=0)
+    return least
+
+
+def _prefix(table: FloatArray) -> FloatArray:
+    """Sum each row from its beginning."""
+    sums = np.zeros((table.shape[0], table.shape[1] + 1))
+    np.cumsum(table, axis=1, out=sums[:, 1:])
+    return sums

@@ -1,0 +1,169 @@
+"""A chain of operators whose stages recompute what their memory cannot hold."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from amp_ray.partition.arrays import BoolArray, FloatArray, IntArray
+
+_TABLES = (
+    "time_s",
+    "join_s",
+    "recompute_s",
+    "state_bytes",
+    "weight_bytes",
+    "held_bytes",
+    "input_bytes",
+    "forward_reserved_bytes",
+    "backward_reserved_bytes",
+)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OperatorProblem:
+    """Cut a chain of ``L`` operators into stages on ``G`` devices, at the least time.
+
+    A stage takes operators ``[a, b)``, a number of devices next to one another, one of ``V``
+    options and a set of operators to recompute. With ``q`` stages behind it, it takes::
+
+        time = sum of time_s + sum of join_s[a:b-1] + recompute_s of what is recomputed
+               + start_s[a] (unless a = 0) + end_s[b] (unless b = L)
+        memory = sum of state_bytes + (q + 1) * (input_bytes[a] + sum of held_bytes - saved)
+                 + peak + max(sum of weight_bytes,
+                              max forward_reserved_bytes + max backward_reserved_bytes)
+
+    where the two last maxima leave out the stage's last operator. An operator is saved if it and
+    its successor in the stage are recomputed and the successor does not begin a layer; the peak is
+    the most that one run of recomputed operators within a layer saves. All memory must fit into
+    ``limit_bytes``, and ``m`` micro-batches take::
+
+        sum over stages of time + (m - 1) * slowest time
+
+    Bytes are whole numbers, in any unit, so that their sums are exact.
+
+    Attributes:
+        time_s: Shape ``(V, L)``. Forward and backward of one micro-batch.
+        join_s: Shape ``(V, L)``. Between an operator and the next one of the same stage.
+        recompute_s: Shape ``(V, L)``. Forward alone.
+        state_bytes: Shape ``(V, L)``. Weights, gradients and optimizer, for a device.
+        weight_bytes: Shape ``(V, L)``.
+        held_bytes: Shape ``(V, L)``. For the backward pass, per micro-batch.
+        input_bytes: Shape ``(V, L)``.
+        forward_reserved_bytes: Shape ``(V, L)``. Beyond what is held, while it runs.
+        backward_reserved_bytes: Shape ``(V, L)``.
+        start_s: Shape ``(V, K, L + 1)``, by kind of edge.
+        end_s: Shape ``(V, K, L + 1)``.
+        starts_layer: Shape ``(L,)``.
+        free_end: Shape ``(L,)``. Whether the peak of a run that ends a stage with this operator
+            is not counted.
+        counts_last: Whether a run that reaches into the next layer counts the last operator
+            before it in its peak; it then always is counted, which may be more than needed.
+        devices: Shape ``(V,)``.
+        allowed: Shape ``(V, G)``. Whether an option may begin behind so many devices.
+        edge_kind: Shape ``(G + 1,)``. Kind of edge behind so many devices.
+        most_stages: At most so many.
+        fewest_stages: At least so many.
+    """
+
+    time_s: FloatArray
+    join_s: FloatArray
+    recompute_s: FloatArray
+    state_bytes: FloatArray
+    weight_bytes: FloatArray
+    held_bytes: FloatArray
+    input_bytes: FloatArray
+    forward_reserved_bytes: FloatArray
+    backward_reserved_bytes: FloatArray
+    start_s: FloatArray
+    end_s: FloatArray
+    starts_layer: BoolArray
+    free_end: BoolArray
+    counts_last: bool
+    devices: IntArray
+    allowed: BoolArray
+    edge_kind: IntArray
+    limit_bytes: float
+    num_micro_batches: int
+    most_stages: int
+    fewest_stages: int = 1
+
+    def __post_init__(self) -> None:
+        """Check that the tables belong to one chain."""
+        shape = self.time_s.shape
+        for name in _TABLES:
+            table = getattr(self, name)
+            fine = table.shape == shape and np.isfinite(table).all() and (table >= 0).all()
+            if not fine or (name.endswith("_bytes") and (table != np.rint(table)).any()):
+                msg = (
+                    f"{name} has shape {table.shape} and values from {table.min()} to "
+                    f"{table.max()}, expected shape {shape}, finite, not negative and, of bytes, "
+                    "whole numbers"
+                )
+                raise ValueError(msg)
+        layers = np.diff(np.append(self.layer_begin, shape[1]))
+        if layers.max() > MOST_OPERATORS:
+            msg = (
+                f"a layer has {layers.max()} operators, expected at most {MOST_OPERATORS}: "
+                "mark where layers start"
+            )
+            raise ValueError(msg)
+        if not 1 <= self.fewest_stages <= self.most_stages:
+            msg = f"stages from {self.fewest_stages} to {self.most_stages}, expected 1 or more"
+            raise ValueError(msg)
+
+    @property
+    def num_operators(self) -> int:
+        """``L``."""
+        return int(self.time_s.shape[1])
+
+    @property
+    def num_devices(self) -> int:
+        """``G``."""
+        return int(self.allowed.shape[1])
+
+    @cached_property
+    def layer_begin(self) -> IntArray:
+        """First operator of each layer, shape ``(Y,)``; the chain begins one."""
+        starts = self.starts_layer.copy()
+        starts[0] = True
+        return np.flatnonzero(starts)
+
+
+MOST_OPERATORS = 62
+"""Of a layer: its recomputed operators are the bits of one number."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorStage:
+    """A stage of an answer.
+
+    Attributes:
+        start: First operator.
+        end: Behind the last.
+        option: Index.
+        first_device: Devices in front of it.
+        recomputed: The operators that are recomputed, ascending.
+        time_s: Of one micro-batch.
+    """
+
+    start: int
+    end: int
+    option: int
+    first_device: int
+    recomputed: tuple[int, ...]
+    time_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorSolution:
+    """The best stages found.
+
+    Attributes:
+        lower_bound_s: No stages have a smaller objective; equals ``value_s`` once proven.
+    """
+
+    stages: tuple[OperatorStage, ...]
+    value_s: float
+    slowest_s: float
+    lower_bound_s: float

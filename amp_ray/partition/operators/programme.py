@@ -1,0 +1,101 @@
+"""What the kernels of operator chains read and write: named tuples of arrays."""
+
+from typing import NamedTuple
+
+from amp_ray.partition.arrays import BoolArray, FloatArray, IntArray
+
+
+class OperatorProgramme(NamedTuple):
+    """An operator problem laid out: V options, L operators, Y layers, G devices.
+
+    Attributes:
+        time_prefix_s: Shape ``(V, L + 1)``.
+        join_prefix_s: Shape ``(V, L)``. Of what joins operators of one stage: up to operator ``i``.
+        start_s: Shape ``(V, K, L + 1)``. At the first operator of a stage, by kind of edge.
+        end_s: Shape ``(V, K, L + 1)``. After its last.
+        state_prefix: Shape ``(V, L + 1)``. Bytes.
+        held_prefix: Shape ``(V, L + 1)``.
+        weight_prefix: Shape ``(V, L + 1)``.
+        input_bytes: Shape ``(V, L)``.
+        forward_reserved: Shape ``(V, L)``.
+        backward_reserved: Shape ``(V, L)``.
+        devices: Shape ``(V,)``.
+        allowed: Shape ``(V, G)``. By the devices in front of a stage.
+        edge_kind: Shape ``(G + 1,)``.
+        least_reserved: Shape ``(V,)``. What every whole layer reserves at least.
+        free_end: Shape ``(L,)``.
+        layer_begin: Shape ``(Y + 1,)``.
+        layer_of: Shape ``(L,)``.
+        operator_place: Shape ``(L,)``. Among the operators of all kinds of layers.
+        charged: Shape ``(V, P)``. See `recompute.kernels.relaxed_s`.
+        levels: Shape ``(V, P, N)``.
+        rest: Shape ``(V, P, N, O, 2)``.
+        layers: Shape ``(V, P, N, Y + 1, 2)``.
+        head: Shape ``(V, P, N, O, 2)``.
+        limit_bytes: Of every device.
+        num_devices: ``G``.
+    """
+
+    time_prefix_s: FloatArray
+    join_prefix_s: FloatArray
+    start_s: FloatArray
+    end_s: FloatArray
+    state_prefix: FloatArray
+    held_prefix: FloatArray
+    weight_prefix: FloatArray
+    input_bytes: FloatArray
+    forward_reserved: FloatArray
+    backward_reserved: FloatArray
+    devices: IntArray
+    allowed: BoolArray
+    edge_kind: IntArray
+    least_reserved: FloatArray
+    free_end: BoolArray
+    layer_begin: IntArray
+    layer_of: IntArray
+    operator_place: IntArray
+    charged: FloatArray
+    levels: FloatArray
+    rest: FloatArray
+    layers: FloatArray
+    head: FloatArray
+    limit_bytes: float
+    num_devices: int
+
+
+class Reach(NamedTuple):
+    """How far devices get.
+
+    Attributes:
+        front: Shape ``(S + 1, G + 1)``. Most operators that so many devices can hold from the
+            front, by the stages behind them.
+        back: Shape ``(S + 1, G + 1)``. First operator from which so many stages on so many
+            devices can hold all that follow.
+    """
+
+    front: IntArray
+    back: IntArray
+
+
+class Blocks(NamedTuple):
+    """Stages worth pricing, a rectangle of starts and ends for each block of them.
+
+    Attributes:
+        behind: Shape ``(B,)``. Stages behind, ascending.
+        taken: Shape ``(B,)``. Devices of the stages behind.
+        size: Shape ``(B,)``. Devices of the stage.
+        low_start: Shape ``(B,)``. Indices of cuts, from and up to.
+        high_start: Shape ``(B,)``.
+        low_end: Shape ``(B,)``.
+        high_end: Shape ``(B,)``.
+        offset: Shape ``(B + 1,)``. Where a block's stages begin in arrays of all stages.
+    """
+
+    behind: IntArray
+    taken: IntArray
+    size: IntArray
+    low_start: IntArray
+    high_start: IntArray
+    low_end: IntArray
+    high_end: IntArray
+    offset: IntArray

@@ -1,0 +1,315 @@
+"""The exact solver for chains of operators.
+
+Every stage has a lower bound of its time: what it must recompute is relaxed to fractions of
+patterns. The programme over (stages behind, devices behind, operators left), within the search
+over caps on the slowest stage, gives a chain of such stages, which bounds the objective from
+below. The stages that a better chain than the best one known could contain are then priced
+exactly, the most promising first, until bound and value meet.
+
+To have a good chain early, cuts are first tried at the starts of a few layers, then of all of
+them, then at operators around the cuts of the best chain, and last at all operators: each round's
+best value bounds the stages that the next one prices.
+"""
+
+import math
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from amp_ray.partition.arrays import FloatArray, IntArray
+from amp_ray.partition.caps import CapSearch
+from amp_ray.partition.operators.kernels import (
+    cheapest_operators,
+    fill_stages,
+    least_through,
+    walk_stages,
+)
+from amp_ray.partition.operators.layers import layer_kinds
+from amp_ray.partition.operators.layout import blocks_within, laid_out
+from amp_ray.partition.operators.problem import OperatorProblem, OperatorSolution, OperatorStage
+from amp_ray.partition.operators.programme import Blocks, OperatorProgramme
+from amp_ray.partition.operators.stages import StagePrices
+from amp_ray.partition.problem import InfeasiblePartition, InfeasibleReason, PrunedPartition
+
+FEW_CUTS = 32
+FEWER = 6
+FIRST_PRICED = 64
+MOST_PRICED = 20_000
+USUAL_LAYERS = 64
+MOST_GAP = 1e-3  # beyond the usual number of layers, where a stage takes long to price
+
+# Start, end, option, devices in front, stages behind.
+Place = tuple[int, int, int, int, int]
+
+
+def solve_operators(
+    problem: OperatorProblem, *, upper_bound_s: float = math.inf
+) -> OperatorSolution | InfeasiblePartition | PrunedPartition:
+    """Find the stages with the smallest objective.
+
+    Args:
+        problem: The problem.
+        upper_bound_s: Only chains that cost no more are of interest.
+
+    Returns:
+        The best stages with a lower bound; or why there are none; or, if all cost more than
+        ``upper_bound_s``, that the problem was pruned.
+    """
+    kinds = layer_kinds(problem)
+    programme = laid_out(problem, kinds)
+    prices = StagePrices(problem=problem, programme=programme, kinds=kinds)
+    best: OperatorSolution | None = None
+    limit_s = upper_bound_s
+    for cuts in _layer_cuts(problem):
+        better, _ = _round(cuts, problem, programme, prices, limit_s, FIRST_PRICED)
+        best = better or best
+        limit_s = best.value_s if best else upper_bound_s
+    if best is not None:
+        near = _cuts_near(best, problem)
+        best = _round(near, problem, programme, prices, limit_s, FIRST_PRICED)[0] or best
+    limit_s = min(upper_bound_s, best.value_s if best else math.inf)
+    everywhere = np.arange(problem.num_operators + 1)
+    better, lower_bound_s = _round(everywhere, problem, programme, prices, limit_s, MOST_PRICED)
+    best = better or best
+    if best is not None:
+        return replace(best, lower_bound_s=min(lower_bound_s, best.value_s))
+    if upper_bound_s < math.inf:
+        return PrunedPartition(lower_bound_s=min(lower_bound_s, upper_bound_s), num_evaluations=0)
+    return InfeasiblePartition(
+        reason=InfeasibleReason.MEMORY,
+        detail=f"no stages hold all {problem.num_operators} operators within their memory, "
+        "whatever is recomputed",
+    )
+
+
+def _round(
+    cuts: IntArray,
+    problem: OperatorProblem,
+    programme: OperatorProgramme,
+    prices: StagePrices,
+    limit_s: float,
+    most_priced: int,
+) -> tuple[OperatorSolution | None, float]:
+    """Solve the problem with these cuts."""
+    search = Round(problem=problem, programme=programme, prices=prices, cuts=cuts)
+    return search.run(limit_s, most_priced)
+
+
+def _layer_cuts(problem: OperatorProblem) -> list[IntArray]:
+    """List cuts at the starts of layers, few of them first."""
+    rounds = [np.append(problem.layer_begin, problem.num_operators)]
+    while len(rounds[0]) > FEW_CUTS:
+        rounds.insert(0, np.unique(np.append(rounds[0][::FEWER], problem.num_operators)))
+    return rounds
+
+
+def _cuts_near(best: OperatorSolution, problem: OperatorProblem) -> IntArray:
+    """List the cuts within a layer of those of a chain."""
+    begin = np.append(problem.layer_begin, problem.num_operators)
+    cuts = [np.array([0, problem.num_operators])]
+    for stage in best.stages[1:]:
+        layer = int(np.searchsorted(begin, stage.start, side="right")) - 1
+        high = min(layer + 2, len(begin) - 1)
+        cuts.append(np.arange(begin[max(layer - 1, 0)], begin[high] + 1))
+    return np.unique(np.concatenate(cuts))
+
+
+@dataclass(slots=True, kw_only=True)
+class _Caps(CapSearch):
+    """The search over caps for given stage times.
+
+    Attributes:
+        path: Indices of the best chain's stages.
+    """
+
+    cuts: IntArray
+    blocks: Blocks
+    stage_s: FloatArray
+    most_stages: int
+    fewest_stages: int
+    best_s: FloatArray
+    choice: IntArray
+    path: list[int] = field(default_factory=list)
+
+    def cheapest(self, cap_s: float) -> tuple[float, float, int, float]:
+        """Evaluate a cap."""
+        return cheapest_operators(
+            cap_s,
+            self.cuts,
+            self.blocks,
+            self.stage_s,
+            (self.fewest_stages, self.most_stages),
+            self.best_s,
+            self.choice,
+        )
+
+    def keep(self, num_stages: int) -> None:
+        """Read the chain from the kernel's arrays."""
+        path = np.empty(num_stages, np.int64)
+        walk_stages(num_stages, self.blocks, self.stage_s, self.choice, path)
+        self.path = path.tolist()
+
+
+@dataclass(slots=True, kw_only=True)
+class Round:
+    """Cuts at some operators.
+
+    Attributes:
+        lower_s: Lower bound of each stage.
+        upper_s: Least time known of each stage; infinite before it is priced.
+        option: Index of the option that takes it.
+    """
+
+    problem: OperatorProblem
+    programme: OperatorProgramme
+    prices: StagePrices
+    cuts: IntArray
+    blocks: Blocks = field(init=False)
+    lower_s: FloatArray = field(init=False)
+    upper_s: FloatArray = field(init=False)
+    option: IntArray = field(init=False)
+
+    def run(self, limit_s: float, most_priced: int) -> tuple[OperatorSolution | None, float]:
+        """Find the best chain with these cuts.
+
+        Returns:
+            It, if it costs less than ``limit_s``; and a lower bound of all chains that do.
+        """
+        problem = self.problem
+        cap_s = self._cap_s(limit_s)
+        self.blocks = blocks_within(cap_s, self.cuts, problem, self.programme)
+        size = int(self.blocks.offset[-1])
+        self.lower_s = np.empty(size)
+        fill_stages(cap_s, self.cuts, self.blocks, self.programme, self.lower_s)
+        self.upper_s = np.full(size, np.inf)
+        self.option = np.full(size, -1)
+        best, priced = None, 0
+        chunk = FIRST_PRICED
+        while True:
+            relaxed = self._search(self.lower_s, limit_s)
+            if not relaxed.path or relaxed.value_s >= limit_s:
+                return best, max(relaxed.lower_bound_s, limit_s) if best is None else limit_s
+            fresh = [index for index in relaxed.path if self.option[index] < 0]
+            self._price(fresh)
+            known = self._search(self.upper_s, limit_s)
+            if known.path and known.value_s < limit_s:
+                best, limit_s = self._solution(known), known.value_s
+            if priced >= most_priced or relaxed.value_s * (1 + self._gap) >= limit_s:
+                return best, min(relaxed.lower_bound_s, limit_s)
+            chosen = self._promising(relaxed, limit_s, min(chunk, most_priced - priced))
+            if not fresh and not chosen:
+                return best, min(relaxed.lower_bound_s, limit_s)
+            self._price(chosen)
+            priced, chunk = priced + len(fresh) + len(chosen), 2 * chunk
+
+    @property
+    def _gap(self) -> float:
+        """How far, relative to it, the value may be from its bound."""
+        return MOST_GAP if len(self.problem.layer_begin) > USUAL_LAYERS else 0.0
+
+    def _cap_s(self, limit_s: float) -> float:
+        """Return the most that a stage takes in a chain that costs less than a limit.
+
+        The stages take at least the time of all operators, each by the option that needs the
+        fewest device seconds, over the devices of the largest stage; or that of the slowest.
+        """
+        problem, later = self.problem, self.problem.num_micro_batches - 1
+        work_s = (problem.time_s * problem.devices[:, None]).min(axis=0).sum()
+        least_s = float(work_s / problem.devices.max()) * (1 - 1e-9)
+        return min(limit_s / (later + 1), (limit_s - least_s) / later if later else math.inf)
+
+    def _search(self, stage_s: FloatArray, limit_s: float) -> _Caps:
+        """Find the best chain of stages with these times."""
+        problem = self.problem
+        shape = (problem.most_stages + 1, problem.num_devices + 1, len(self.cuts))
+        search = _Caps(
+            upper_bound_s=limit_s,
+            num_later=problem.num_micro_batches - 1,
+            cuts=self.cuts,
+            blocks=self.blocks,
+            stage_s=stage_s,
+            most_stages=problem.most_stages,
+            fewest_stages=problem.fewest_stages,
+            best_s=np.empty(shape),
+            choice=np.empty((*shape, 2), np.int64),
+        )
+        search.run(math.inf)
+        return search
+
+    def _promising(self, relaxed: _Caps, limit_s: float, most: int) -> list[int]:
+        """List stages that are not priced and that a better chain could contain, best first."""
+        relaxed.cheapest(math.inf)
+        through_s = least_through(
+            self.blocks,
+            self.lower_s,
+            self.problem.num_micro_batches - 1,
+            self._floor_s(relaxed),
+            relaxed.best_s,
+        )
+        through_s[self.option >= 0] = np.inf
+        candidates = np.flatnonzero(through_s < limit_s)
+        order = np.argsort(through_s[candidates], kind="stable")
+        chosen: list[int] = candidates[order[:most]].tolist()
+        return chosen
+
+    def _floor_s(self, relaxed: _Caps) -> float:
+        """Return a slowest stage below which there is no chain."""
+        low_s, high_s = 0.0, relaxed.slowest_s
+        for _ in range(20):
+            middle_s = (low_s + high_s) / 2
+            if relaxed.cheapest(middle_s)[2]:
+                high_s = middle_s
+            else:
+                low_s = middle_s
+        relaxed.cheapest(math.inf)
+        return low_s
+
+    def _price(self, stages: list[int]) -> None:
+        """Price stages exactly, by their best option."""
+        for index in stages:
+            upper_s, lower_s, best = math.inf, math.inf, 0
+            start, end, place, behind, options = self._place(index)
+            for option in options:
+                known_s, bound_s = self.prices.stage(option, place, behind, start, end, upper_s)
+                lower_s = min(lower_s, bound_s)
+                if known_s < upper_s:
+                    upper_s, best = known_s, option
+            self.upper_s[index] = upper_s
+            self.lower_s[index] = min(max(self.lower_s[index], lower_s), upper_s)
+            self.option[index] = best
+
+    def _place(self, index: int) -> tuple[int, int, int, int, list[int]]:
+        """Return start, end, devices in front, stages behind, and options of a stage."""
+        blocks = self.blocks
+        block = int(np.searchsorted(blocks.offset, index, side="right")) - 1
+        width = int(blocks.high_end[block] - blocks.low_end[block])
+        row, column = divmod(index - int(blocks.offset[block]), width)
+        start = int(self.cuts[blocks.low_start[block] + row])
+        end = int(self.cuts[blocks.low_end[block] + column])
+        size = int(blocks.size[block])
+        place = self.problem.num_devices - int(blocks.taken[block]) - size
+        fits = (self.problem.devices == size) & self.problem.allowed[:, place]
+        return start, end, place, int(blocks.behind[block]), np.flatnonzero(fits).tolist()
+
+    def _solution(self, search: _Caps) -> OperatorSolution:
+        """Describe the chain that was found."""
+        stages = []
+        for index in search.path:
+            start, end, place, behind, _ = self._place(index)
+            option = int(self.option[index])
+            stages.append(
+                OperatorStage(
+                    start=start,
+                    end=end,
+                    option=option,
+                    first_device=place,
+                    recomputed=self.prices.recomputed(option, behind, start, end),
+                    time_s=float(self.upper_s[index]),
+                )
+            )
+        return OperatorSolution(
+            stages=tuple(stages),
+            value_s=search.value_s,
+            slowest_s=search.slowest_s,
+            lower_bound_s=0.0,
+        )

@@ -1,0 +1,225 @@
+"""The best slices for stages in a row, exactly: a search over boxes of slowest passes.
+
+Stages that are equally fast take, with slices ``i`` of forward ``f_i`` and backward ``w_i``::
+
+    sum_weight * (sum f + sum w) + max_weight * (max f + max w)
+
+with weights 1 and ``K - 1`` for one batch on ``K`` stages. Let ``S(F, W)`` be the smallest sum with
+no pass above ``F`` and ``W``. Slices whose slowest passes lie in a box cost at least
+``S(top) + max_weight * (bottom)``, so the box with the least bound is looked at next. An evaluation
+at caps finds slices with slowest passes below them, and settles what lies between. As in
+`partition.exact`, evaluations alternate between the top of the most promising box and its middle,
+until the middle no longer finds better slices: then going down from the top proves the most. Bounds
+move by single floating-point numbers, and nothing is skipped: there is no tolerance.
+
+References:
+    Li et al., TeraPipe, arXiv:2102.07988, minimise sum + (K - 1) max of forward and backward
+    together, for bounds in ascending order that are some distance apart.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from heapq import heappop
+from typing import Final
+
+import numpy as np
+
+from amp_ray.partition.best_first import BestFirst
+from amp_ray.partition.problem import InfeasiblePartition, InfeasibleReason
+from amp_ray.partition.slices.kernels import SliceArrays, cheapest_slices, tightened
+from amp_ray.partition.slices.problem import Slices, SliceSolution, SliceTables
+
+PATIENCE: Final = 12
+"""Evaluations without better slices, after which only proofs are looked for."""
+
+Weights = tuple[float, float]
+"""What a second of the sum and of both slowest passes counts."""
+
+Box = tuple[float, tuple[float, float], tuple[float, float], float, bool]
+"""Bound of the value, least and most of the slowest passes, smallest sum, whether tightened."""
+
+Found = tuple[float, float, float, float, float]
+"""As `cheapest_slices` has it."""
+
+
+def solve_slices(tables: SliceTables, weights: Weights) -> SliceSolution | InfeasiblePartition:
+    """Find the slices with the smallest objective, for equally fast stages.
+
+    Among equals the answer depends on the tables alone. Batch slices stand in descending order;
+    their order does not matter to the objective.
+
+    Args:
+        tables: Of one stage.
+        weights: Of the objective.
+
+    Example:
+        >>> times_s = np.array([[1.0, 1.5, 2.0]])  # the first granule, the second alone, both
+        >>> tables = SliceTables(forward_s=times_s, backward_s=2 * times_s)
+        >>> solve_slices(tables, (1.0, 3.0)).slices
+        ((1, (1, 1)),)
+        >>> solve_slices(tables, (1.0, 0.0)).slices
+        ((1, (2,)),)
+    """
+    search = SliceSearch(tables=tables, weights=(weights,))
+    search.run()
+    if search.best is None:
+        return infeasible(tables)
+    return SliceSolution(
+        slices=tuple(sorted(search.best, reverse=True)),
+        value_s=search.value_s,
+        lower_bound_s=search.lower_bound_s,
+        num_evaluations=search.num_evaluations,
+    )
+
+
+def infeasible(tables: SliceTables) -> InfeasiblePartition:
+    """Say that no slices make up the batch."""
+    return InfeasiblePartition(
+        reason=InfeasibleReason.MEMORY,
+        detail=(
+            f"no slices that can run make up {tables.num_sequences} sequence(s) of "
+            f"{tables.num_granules} granule(s)"
+        ),
+    )
+
+
+@dataclass(slots=True, kw_only=True)
+class SliceSearch(BestFirst[Box]):
+    """Boxes that are still open, and the best slices so far.
+
+    Attributes:
+        weights: The objective is the largest by any of them.
+        best: The best slices.
+        num_evaluations: Pairs of caps that were tried.
+    """
+
+    tables: SliceTables
+    weights: Sequence[Weights]
+    best: Slices | None = None
+    num_evaluations: int = 0
+    num_stale: int = 0
+    seen: list[Slices] = field(default_factory=list)
+    arrays: SliceArrays = field(init=False)
+    is_merged: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Lay the tables out for the kernels."""
+        tables, width = self.tables, self.tables.num_granules
+        self.is_merged = not np.isfinite(tables.backward_s[tables.backward_s > 0]).any()
+        self.arrays = SliceArrays(
+            forward_s=tables.forward_s,
+            backward_s=tables.backward_s,
+            total_s=tables.total_s,
+            regular=tables.regular,
+            least_s=tables.least_s,
+            cost_s=np.empty((tables.num_sequences, width + 1)),
+            batch_s=np.empty(tables.num_sequences + 1),
+            batch_slice=np.zeros(tables.num_sequences + 1, dtype=np.int64),
+            path=np.zeros((tables.num_sequences, width), dtype=np.int64),
+        )
+
+    def run(self) -> None:
+        """Evaluate caps until the best slices are proven."""
+        self._at_top((0.0, 0.0), (math.inf, math.inf))
+        while self.open and self.open[0][0] < self.value_s:
+            _, lows_s, highs_s, sum_s, is_tight = heappop(self.open)
+            if not is_tight and not self.is_merged:
+                raised_s = tightened(lows_s, highs_s, self.arrays)
+                self._open(raised_s, highs_s, sum_s, is_tight=True)
+                continue
+            highs_s = self._useful(lows_s, highs_s, sum_s)
+            if self.num_stale > PATIENCE or self.num_evaluations % 2:
+                self._at_top(lows_s, highs_s)
+            else:
+                self._at_middle(lows_s, highs_s, sum_s)
+
+    def value(self, sum_s: float, slowest_s: float) -> float:
+        """Return the objective."""
+        return max(total * sum_s + largest * slowest_s for total, largest in self.weights)
+
+    def _useful(
+        self, lows_s: tuple[float, float], highs_s: tuple[float, float], sum_s: float
+    ) -> tuple[float, float]:
+        """Lower the top of a box to where slices cost more than the best, but for rounding."""
+        slowest_s = min(
+            (self.value_s - total * sum_s + 4 * math.ulp(self.value_s)) / largest
+            if largest
+            else math.inf
+            for total, largest in self.weights
+        )
+        return (min(highs_s[0], slowest_s - lows_s[1]), min(highs_s[1], slowest_s - lows_s[0]))
+
+    def _at_top(self, lows_s: tuple[float, float], highs_s: tuple[float, float]) -> None:
+        """Evaluate the top of a box and open what lies below the slices found."""
+        sum_s, forward_s, backward_s, *_ = self._evaluate(highs_s)
+        if sum_s < math.inf:
+            self._below(lows_s, highs_s, (forward_s, backward_s), sum_s)
+
+    def _at_middle(
+        self, lows_s: tuple[float, float], highs_s: tuple[float, float], sum_s: float
+    ) -> None:
+        """Evaluate the half of a box with smaller caps, and open what that leaves."""
+        side = int(highs_s[1] - lows_s[1] > highs_s[0] - lows_s[0])
+        cap_s = lows_s[side] + (highs_s[side] - lows_s[side]) / 2
+        caps_s = (cap_s, highs_s[1]) if side == 0 else (highs_s[0], cap_s)
+        lower_s, forward_s, backward_s, *next_s = self._evaluate(caps_s)
+        above_s = (next_s[0], lows_s[1]) if side == 0 else (lows_s[0], next_s[1])
+        self._open(above_s, highs_s, sum_s)
+        if lower_s < math.inf:
+            self._below(lows_s, caps_s, (forward_s, backward_s), lower_s)
+
+    def _below(
+        self,
+        lows_s: tuple[float, float],
+        highs_s: tuple[float, float],
+        found_s: tuple[float, float],
+        sum_s: float,
+    ) -> None:
+        """Open the parts of a box in which one pass is faster than in the slices found at its top.
+
+        What is left costs at least as much as these slices.
+        """
+        below_s = [math.nextafter(time_s, -math.inf) for time_s in found_s]
+        self._open(lows_s, (min(below_s[0], highs_s[0]), highs_s[1]), sum_s)
+        lows_s = (max(lows_s[0], found_s[0]), lows_s[1])
+        self._open(lows_s, (highs_s[0], min(below_s[1], highs_s[1])), sum_s)
+
+    def _open(
+        self,
+        lows_s: tuple[float, float],
+        highs_s: tuple[float, float],
+        sum_s: float,
+        *,
+        is_tight: bool = False,
+    ) -> None:
+        """Open a box, unless it is empty."""
+        if lows_s[0] <= highs_s[0] and lows_s[1] <= highs_s[1] and max(lows_s) < math.inf:
+            bound_s = self.value(sum_s, lows_s[0] + lows_s[1])
+            self.offer((bound_s, lows_s, highs_s, sum_s, is_tight))
+
+    def _evaluate(self, caps_s: tuple[float, float]) -> Found:
+        """Find the cheapest slices under caps and keep them if they are the best so far."""
+        self.num_evaluations += 1
+        self.num_stale += 1
+        found: Found = cheapest_slices(caps_s[0], caps_s[1], self.arrays)
+        sum_s, forward_s, backward_s = found[:3]
+        if sum_s < math.inf:
+            value_s = self.value(sum_s, forward_s + backward_s)
+            if value_s < self.value_s:
+                self.value_s, self.best = value_s, self._slices()
+                self.num_stale = 0
+                self.seen.append(self.best)
+        return found
+
+    def _slices(self) -> Slices:
+        """Read the slices that were found last."""
+        found, left = [], self.tables.num_sequences
+        while left > 0:
+            size = int(self.arrays.batch_slice[left])
+            path = self.arrays.path[size - 1]
+            (ends,) = np.nonzero(path == 0)
+            used = path[: ends[0]] if len(ends) else path
+            found.append((size, tuple(used[::-1].tolist())))
+            left -= size
+        return tuple(found[::-1])

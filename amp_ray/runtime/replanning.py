@@ -1,0 +1,125 @@
+"""Plan again after a loss or a gain of nodes, by what an earlier plan says."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from amp_ray.cost.estimate import Estimate
+from amp_ray.errors import InputError, Where
+from amp_ray.runtime.files import read_text
+from amp_ray.runtime.planning import Planned, make_planner
+from amp_ray.search.objective import part_of
+from amp_ray.search.replan import Moves, Replanner
+from amp_ray.spec.cluster import Cluster
+from amp_ray.spec.experiment import Experiment
+from amp_ray.spec.json_text import parse_json
+from amp_ray.spec.strategy import Strategy
+from amp_ray.spec.strategy_json import strategy_from_json
+
+_MOST_SLOTS = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replanned(Planned):
+    """A plan whose ties are ordered by what they move.
+
+    Args:
+        replanner: Tells the moves of any strategy of the plan.
+    """
+
+    replanner: Replanner
+
+    def moves(self) -> Moves | None:
+        """Return what the best strategy moves; None where there is none."""
+        best = self.ranking.best
+        return None if best is None else self.replanner.moves(best.strategy)
+
+    def to_json(self, *, num_rows: int | None) -> dict[str, Any]:
+        """Return the object of ``plan --json``, with ``moves`` in every row that can run."""
+        record = Planned.to_json(self, num_rows=num_rows)
+        for row, result in zip(record["ranking"], self.ranking.results, strict=False):
+            if isinstance(result, Estimate) and result.feasible:
+                row["moves"] = self.replanner.moves(result.strategy).to_json()
+        return record
+
+
+def without_hosts(experiment: Experiment, hosts: Sequence[str]) -> Experiment:
+    """Return an experiment on what is left of its cluster without some hosts.
+
+    Raises:
+        InputError: If a host is not there, or none is left.
+    """
+    if not hosts:
+        return experiment
+    names = [node.name for node in experiment.cluster.nodes]
+    unknown = [host for host in hosts if host not in names]
+    if unknown:
+        message = f"--without {unknown[0]}: the hosts are {', '.join(names)}"
+        raise InputError(message, where=experiment.where("cluster"))
+    left = [index for index, name in enumerate(names) if name not in hosts]
+    if not left:
+        message = "--without leaves no host"
+        raise InputError(message, where=experiment.where("cluster"))
+    return replace(experiment, cluster=part_of(experiment.cluster, left))
+
+
+def replan(planned: Planned, path: Path, cluster: Cluster) -> Replanned:
+    """Compare a plan with an earlier one.
+
+    Args:
+        planned: By our own cost model.
+        path: What ``plan --json`` or ``tune --json`` wrote, or a STRATEGY object.
+        cluster: All hosts of the experiment file, those that are lost too.
+
+    Raises:
+        InputError: If the file holds no strategy of this model.
+    """
+    experiment = planned.experiment
+    before, old_cluster = _load_strategy(path, cluster)
+    found, expected = before.bounds[-1], experiment.model.num_layers
+    if found != expected:
+        message = f"a strategy for {found} layers; the model has {expected}"
+        raise InputError(message, where=Where(file=str(path)))
+    replanner = Replanner(experiment=experiment, before=before, old_cluster=old_cluster)
+    planner = make_planner(experiment, planned.cost_model)
+
+    def score(strategy: Strategy) -> Estimate:
+        estimate = planner.score(strategy)
+        assert isinstance(estimate, Estimate)
+        return estimate
+
+    return Replanned(
+        experiment=experiment,
+        cost_model=planned.cost_model,
+        ranking=replanner.ranking(planned.ranking, score),
+        search_s=planned.search_s,
+        replanner=replanner,
+    )
+
+
+def _load_strategy(path: Path, cluster: Cluster) -> tuple[Strategy, Cluster]:
+    """Read the strategy that ran, and the cluster that it ran on."""
+    file = str(path)
+    record = parse_json(read_text(path), file=file)
+    if isinstance(record, dict):
+        rows = record.get("ranking")
+        for chosen in (record.get("best"), rows[0] if isinstance(rows, list) and rows else None):
+            record = chosen if isinstance(chosen, dict) else record
+        record = record.get("strategy", record)
+    if not isinstance(record, dict):
+        message = "expected what plan --json or tune --json writes, or a strategy"
+        raise InputError(message, where=Where(file=file))
+    old_cluster = _with_hosts(cluster, record.get("placement"))
+    return strategy_from_json(record, old_cluster, file=file), old_cluster
+
+
+def _with_hosts(cluster: Cluster, placement: object) -> Cluster:
+    """Add the hosts of a placement that an experiment file does not name any more."""
+    known, slots = {node.name for node in cluster.nodes}, dict[str, int]()
+    for entry in placement if isinstance(placement, list) else []:
+        match entry:
+            case [str(host), int(slot)] if host not in known and 0 <= slot < _MOST_SLOTS:
+                slots[host] = max(slots.get(host, 0), slot + 1)
+    lost = [replace(cluster.nodes[0], name=host, num_slots=count) for host, count in slots.items()]
+    return replace(cluster, nodes=(*cluster.nodes, *lost))

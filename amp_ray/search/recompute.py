@@ -1,0 +1,306 @@
+"""What stages in a given order compute again: chosen together with their cuts, exactly.
+
+A stage that computes its first ``n`` blocks again takes a time more that depends on its first layer
+alone, and fits from other layers on. So each kind of recompute with each ``n`` is an option of the
+stage in the partition problem, and the solver weighs time against memory: nothing is computed again
+where it need not be, and as little as fits where it must.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+
+from amp_ray.cost.estimate import Estimate
+from amp_ray.cost.model import CostModel, StageCosts
+from amp_ray.cost.stages import PlacedStages, prefix_sums
+from amp_ray.cost.topology import FloatArray, IntArray
+from amp_ray.partition import (
+    NO_ROW,
+    OptionTable,
+    PartitionProblem,
+    PartitionSolution,
+    StageTables,
+    solve,
+)
+from amp_ray.search.cuts import best_bounds, latest_starts, partition_problem, roomiest_bounds
+from amp_ray.search.ranking import leader_order
+from amp_ray.spec.recompute import NO_RECOMPUTE, Recompute, RecomputeKind
+from amp_ray.spec.strategy import Strategy
+
+KINDS: Final[tuple[RecomputeKind, ...]] = ("selective", "full")
+
+
+def with_recompute(cost_model: CostModel, strategy: Strategy) -> Estimate:
+    """Choose the cuts of a strategy and what its stages compute again.
+
+    Args:
+        cost_model: Of the experiment.
+        strategy: Its stages' degrees, shares and devices are kept.
+
+    Returns:
+        The strategy with the least closed form that fits, estimated; where none does, the one that
+        computes all blocks again, cut so that it needs the least memory.
+    """
+    if not cost_model.experiment.traits.recompute_per_stage:
+        return _alike(cost_model, strategy)
+    search = RecomputeSearch(cost_model=cost_model, stages=PlacedStages.of_strategy(strategy))
+    found = search.solve()
+    if found is None:
+        return _roomiest(cost_model, strategy)
+    return cost_model.estimate(_applied(strategy, *found))
+
+
+def patterns(cost_model: CostModel) -> tuple[Recompute, ...]:
+    """Return what a stage may compute again, where the runtime can, by kind and number of blocks.
+
+    What the attention core makes is nothing that could be spared where it runs as one kernel.
+    """
+    model, known = cost_model.experiment.model, cost_model.experiment.traits.recompute
+    layers, _ = model.distinct_layers
+    spares = {
+        "selective": any(op.core == "inner" for layer in layers for op in layer.core),
+        "full": model.block_counts[-1] > 0,
+    }
+    found = []
+    for kind in KINDS:
+        if spares[kind] and f"{kind}:n" in known:
+            numbers = range(1, model.block_counts[-1] + 1)
+            found += [Recompute(kind=kind, layers=number) for number in numbers]
+        elif spares[kind] and kind in known:
+            found.append(Recompute(kind=kind))
+    return (NO_RECOMPUTE, *found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Choice:
+    """What one stage may compute again.
+
+    Args:
+        stage: Its index.
+        time_row: Of the stage without recompute.
+        extra_s: Shape ``(num_layers + 1,)``. Time that it takes more, by its first layer; None
+            where all its blocks are computed again, which have times of their own.
+        earliest_start: Shape ``(num_layers + 1,)``. As in `StageTables`.
+    """
+
+    stage: int
+    recompute: Recompute
+    time_row: int
+    extra_s: FloatArray | None
+    earliest_start: IntArray
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RecomputeSearch:
+    """Cuts and recompute of stages in a given order, as a partition problem.
+
+    Args:
+        cost_model: Of the experiment.
+        stages: With their devices; their own recompute does not count.
+    """
+
+    cost_model: CostModel
+    stages: PlacedStages
+    _costs: dict[Recompute, StageCosts] = field(init=False, default_factory=dict)
+
+    def solve(self) -> tuple[tuple[int, ...], tuple[Recompute, ...]] | None:
+        """Return bounds and the recompute of each stage; None where nothing fits."""
+        problem, choices = self.problem
+        solution = solve(problem)
+        if not isinstance(solution, PartitionSolution):
+            return None
+        counts = self.cost_model.experiment.model.block_counts
+        chosen = []
+        for (first, end), option in zip(pairwise(solution.bounds), solution.options, strict=True):
+            own, num_blocks = choices[option].recompute, counts[end] - counts[first]
+            covers = own.layers is not None and own.layers >= num_blocks
+            chosen.append((own.whole if covers else own) if num_blocks else NO_RECOMPUTE)
+        return solution.bounds, tuple(chosen)
+
+    @cached_property
+    def problem(self) -> tuple[PartitionProblem, list[Choice]]:
+        """The problem, and what its options are.
+
+        Choices of which another of the same stage is never slower and fits everywhere are left out.
+        """
+        by_stage: list[list[Choice]] = [[] for _ in range(self.stages.pp)]
+        for own in patterns(self.cost_model):
+            for choice in self._choices(own):
+                by_stage[choice.stage].append(choice)
+        choices = [choice for row in by_stage for choice in undominated(row)]
+        return self._posed(choices), choices
+
+    def costs(self, recompute: Recompute) -> StageCosts:
+        """Return the costs of the stages where all compute the same again."""
+        if recompute not in self._costs:
+            self._costs[recompute] = self._new_costs(recompute)
+        return self._costs[recompute]
+
+    def _new_costs(self, recompute: Recompute) -> StageCosts:
+        """Price the stages."""
+        distinct = {own: replace(own, recompute=recompute) for own in self.stages.options}
+        options = [distinct[own] for own in self.stages.options]
+        return self.cost_model.stage_costs(replace(self.stages, options=options))
+
+    @cached_property
+    def _plain(self) -> PartitionProblem:
+        """The problem without recompute."""
+        given = self.cost_model.experiment
+        return partition_problem(self.costs(NO_RECOMPUTE), given.traits, latest_starts(given))
+
+    @cached_property
+    def _prefix_s(self) -> dict[RecomputeKind, FloatArray]:
+        """Per kind the time rows of stages all of whose blocks are computed again."""
+        kinds = {own.kind for own in patterns(self.cost_model)}
+        return {kind: self.costs(Recompute(kind=kind)).times.rows()[0] for kind in sorted(kinds)}
+
+    def _choices(self, recompute: Recompute) -> Iterator[Choice]:
+        """Give what each stage may do, if it computes this again."""
+        time_row = self._plain.options.time_row.tolist()
+        memory = self.costs(recompute.whole).memory
+        starts = memory.earliest_starts(num_again=recompute.layers)
+        extra_s = None
+        if recompute.layers is not None:
+            extra_s = self._extra_s(recompute.kind, recompute.layers)
+        elif recompute.kind == "none":
+            extra_s = np.zeros_like(self._plain.tables.time_prefix_s)
+        for stage, row in enumerate(time_row):
+            yield Choice(
+                stage=stage,
+                recompute=recompute,
+                time_row=row,
+                extra_s=None if extra_s is None else extra_s[row],
+                earliest_start=starts[stage],
+            )
+
+    def _extra_s(self, kind: RecomputeKind, num_again: int) -> FloatArray:
+        """Return what the first blocks take more, by time row and the first layer of a stage.
+
+        A stage with fewer blocks is charged for those behind it too; it has a choice of its own.
+        """
+        more_s = np.diff(self._prefix_s[kind]) - np.diff(self._prefix_s["none"])
+        prefix_s = prefix_sums(np.maximum(more_s, 0.0))
+        counts = np.array(self.cost_model.experiment.model.block_counts)
+        wanted = np.minimum(counts + num_again, counts[-1])
+        last = np.maximum(np.searchsorted(counts, wanted), np.arange(len(counts)))
+        return np.maximum(prefix_s[:, last] - prefix_s, 0.0)
+
+    def _posed(self, choices: Sequence[Choice]) -> PartitionProblem:
+        """Build the problem: what a choice takes more is charged at the cut before its stage."""
+        plain, kinds = self._plain, sorted(self._prefix_s)
+        tables, options = plain.tables, plain.options
+        stage = np.array([choice.stage for choice in choices])
+        width = tables.time_prefix_s.shape[1]
+        extra_s = np.array(
+            [np.zeros(width) if own.extra_s is None else own.extra_s for own in choices]
+        )
+        cut_s, start_s, end_s = (
+            np.vstack([table, np.zeros(width)])[row[stage]]
+            for table, row in (
+                (tables.cut_time_s, options.cut_row),
+                (tables.bottleneck_start_s, options.bottleneck_row),
+                (tables.bottleneck_end_s, options.bottleneck_row),
+            )
+        )
+        later = (stage > 0)[:, None]
+        rows = np.arange(len(choices))
+        whole = [
+            kinds.index("none" if own.extra_s is not None else own.recompute.kind)
+            for own in choices
+        ]
+        own_row = np.array([choice.time_row for choice in choices])
+        return PartitionProblem(
+            tables=StageTables(
+                time_prefix_s=np.vstack([self._prefix_s[kind] for kind in kinds]),
+                cut_time_s=cut_s + later * extra_s,
+                bottleneck_start_s=start_s + later * extra_s,
+                bottleneck_end_s=end_s,
+                earliest_start=np.array([choice.earliest_start for choice in choices]),
+                latest_start=tables.latest_start,
+            ),
+            options=OptionTable(
+                time_row=own_row + np.array(whole) * len(tables.time_prefix_s),
+                from_state=stage,
+                to_state=stage + 1,
+                cut_row=np.where(stage > 0, rows, NO_ROW),
+                bottleneck_row=rows,
+                memory_row=rows,
+                overhead_s=np.where(stage > 0, 0.0, extra_s[:, 0]),
+            ),
+            num_micro_batches=plain.num_micro_batches,
+        )
+
+
+def undominated(choices: Sequence[Choice]) -> list[Choice]:
+    """Return the choices of a stage that no other undercuts in time without needing more memory.
+
+    Args:
+        choices: Among equals the first is kept. Those with times of their own all are.
+    """
+    priced = [choice for choice in choices if choice.extra_s is not None]
+    extra_s = np.array([choice.extra_s for choice in priced])
+    starts = np.array([choice.earliest_start for choice in priced])
+    kept: list[int] = []
+    for index in np.lexsort((np.arange(len(priced)), extra_s.sum(axis=1))).tolist():
+        cheaper = (extra_s[kept] <= extra_s[index]).all(axis=1)
+        roomier = (starts[kept] <= starts[index]).all(axis=1)
+        if not (cheaper & roomier).any():
+            kept.append(index)
+    return [priced[index] for index in sorted(kept)] + [
+        choice for choice in choices if choice.extra_s is None
+    ]
+
+
+def _applied(strategy: Strategy, bounds: Sequence[int], recompute: Sequence[Recompute]) -> Strategy:
+    """Return a strategy with other cuts and recompute."""
+    stages = tuple(
+        replace(
+            stage,
+            first_layer=first,
+            end_layer=end,
+            options=replace(stage.options, recompute=own),
+        )
+        for stage, (first, end), own in zip(
+            strategy.stages, pairwise(bounds), recompute, strict=True
+        )
+    )
+    return replace(strategy, stages=stages)
+
+
+def _alike(cost_model: CostModel, strategy: Strategy) -> Estimate:
+    """Choose one recompute for all stages: of each kind the fewest blocks that fit."""
+    search = RecomputeSearch(cost_model=cost_model, stages=PlacedStages.of_strategy(strategy))
+    fitting: dict[RecomputeKind, Estimate] = {}
+    for own in patterns(cost_model):
+        if own.kind in fitting:
+            continue
+        costs = search.costs(own)
+        bounds = best_bounds(cost_model.experiment, costs)
+        peaks = costs.memory.peaks(bounds)
+        if all(peak <= device.memory_bytes for peak, device in peaks):
+            applied = _applied(strategy, bounds, [_canonical(cost_model, own, bounds)] * len(peaks))
+            fitting[own.kind] = cost_model.estimate(applied)
+    if not fitting:
+        return _roomiest(cost_model, strategy)
+    return min(fitting.values(), key=leader_order)
+
+
+def _canonical(cost_model: CostModel, own: Recompute, bounds: Sequence[int]) -> Recompute:
+    """Return the whole kind where no stage has more blocks than are computed again."""
+    counts = cost_model.experiment.model.block_counts
+    most = max(counts[end] - counts[first] for first, end in pairwise(bounds))
+    return own.whole if own.layers is not None and own.layers >= most else own
+
+
+def _roomiest(cost_model: CostModel, strategy: Strategy) -> Estimate:
+    """Estimate a strategy that computes as much again as it can, cut to need the least memory."""
+    own = max(patterns(cost_model)).whole
+    stages = PlacedStages.of_strategy(strategy)
+    costs = RecomputeSearch(cost_model=cost_model, stages=stages).costs(own)
+    given = cost_model.experiment
+    bounds = roomiest_bounds(given, costs) or best_bounds(given, costs)
+    return cost_model.estimate(_applied(strategy, bounds, [own] * len(strategy.stages)))

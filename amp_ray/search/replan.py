@@ -1,0 +1,311 @@
+"""Plan again after a loss or a gain of nodes: what has to move, and the plan that moves the least.
+
+State is what training cannot go on without: weights on every rank, and the optimizer's master
+weights and moments, which ZeRO shards over dp. A rank of tensor parallel degree ``tp`` holds an
+interval of length ``1 / tp`` of every sharded layer, so what a device can keep is the intersection
+of the interval that it holds with the one that it will need.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+
+from amp_ray.cost.estimate import Estimate
+from amp_ray.cost.topology import FloatArray, IntArray
+from amp_ray.search.ranking import Ranking, is_risky, speed
+from amp_ray.spec.cluster import Cluster
+from amp_ray.spec.experiment import Experiment
+from amp_ray.spec.optimizer import find_optimizer
+from amp_ray.spec.strategy import Strategy
+from amp_ray.units import BYTES_PER_ELEMENT, BYTES_PER_FP32
+
+Place = tuple[str, int]
+"""A device that outlives its cluster: host and slot."""
+
+_NOTHING: Final = (0.0, 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moves:
+    """What moves from one strategy to another.
+
+    Args:
+        needed_bytes: State of the new strategy on each of its hosts.
+        moved_bytes: Of it, what the host's devices do not hold yet.
+        lost_bytes: Of that, what no host holds any more: only a checkpoint has it.
+        transfer_s: Seconds until the slowest network interface has received its part.
+    """
+
+    needed_bytes: dict[str, float]
+    moved_bytes: dict[str, float]
+    lost_bytes: dict[str, float]
+    transfer_s: float
+
+    @property
+    def total_bytes(self) -> float:
+        """All that moves."""
+        return sum(self.moved_bytes.values())
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the ``moves`` object of a row."""
+        return {
+            "moved_bytes": round(self.total_bytes),
+            "from_checkpoint_bytes": round(sum(self.lost_bytes.values())),
+            "transfer_s": self.transfer_s,
+            "hosts": [
+                {
+                    "host": host,
+                    "state_bytes": round(self.needed_bytes[host]),
+                    "moved_bytes": round(self.moved_bytes[host]),
+                    "from_checkpoint_bytes": round(self.lost_bytes[host]),
+                }
+                for host in self.needed_bytes
+            ],
+        }
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class State:
+    """What the devices of a strategy hold.
+
+    Args:
+        places: Of each device.
+        intervals: Shape ``(num_devices, 4, num_layers, 2)``. Begin and end of what it holds of the
+            sharded weights, the replicated weights and the optimizer state of both, layer by layer.
+    """
+
+    places: tuple[Place, ...]
+    intervals: FloatArray
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Replanner:
+    """Compares strategies with the one that ran before.
+
+    Args:
+        experiment: What is left to plan for.
+        before: The strategy that ran.
+        old_cluster: Where it ran; ``before`` counts its devices.
+    """
+
+    experiment: Experiment
+    before: Strategy
+    old_cluster: Cluster
+
+    def ranking(self, ranking: Ranking, score: Callable[[Strategy], Estimate]) -> Ranking:
+        """Let the ties with the best follow each other by what they move, the safe ones first.
+
+        Equal nodes change places where that moves less; a strategy that would then take longer
+        stays as it is.
+
+        Args:
+            ranking: Of what is left.
+            score: Estimates a strategy.
+        """
+        ties: list[Estimate] = []
+        for tied in ranking.results[: ranking.num_tied]:
+            assert isinstance(tied, Estimate)
+            ties.append(self._moving_least(tied, score))
+        ties.sort(key=lambda each: (is_risky(each), self.moves(each.strategy).total_bytes))
+        return replace(ranking, results=(*ties, *ranking.results[len(ties) :]))
+
+    def moves(self, strategy: Strategy) -> Moves:
+        """Return what has to move before a strategy can run."""
+        state = self._state(strategy, self.experiment.cluster)
+        old = self._surviving
+        index = {place: number for number, place in enumerate(old.places)}
+        none = np.zeros_like(state.intervals[0])
+        needed: dict[str, float] = defaultdict(float)
+        moved, lost = defaultdict(float, needed), defaultdict(float, needed)
+        for (host, slot), wanted in zip(state.places, state.intervals, strict=True):
+            number = index.get((host, slot))
+            held = none if number is None else old.intervals[number]
+            needed[host] += self._bytes(wanted)
+            moved[host] += self._bytes(wanted) - self._bytes(_common(wanted, held))
+            lost[host] += sum(self._bytes(_common(wanted, gap)) for gap in self._gaps)
+        nodes = {node.name: node for node in self.experiment.cluster.nodes}
+        share = self.experiment.constants.nic_efficiency
+        rates = {host: nodes[host].inter.bandwidth_bytes_per_s * share for host in needed}
+        return Moves(
+            needed_bytes=dict(needed),
+            moved_bytes=dict(moved),
+            lost_bytes=dict(lost),
+            transfer_s=max(moved[host] / rate for host, rate in rates.items()),
+        )
+
+    def _moving_least(self, tied: Estimate, score: Callable[[Strategy], Estimate]) -> Estimate:
+        """Return a strategy with equal nodes exchanged so that the least state moves."""
+        cluster, strategy = self.experiment.cluster, tied.strategy
+        if cluster.pair_links:
+            return tied
+        node_of, slot_of = cluster.node_of_device, cluster.slot_of_device
+        first = np.cumsum([0, *(node.num_slots for node in cluster.nodes)])
+        new_node = self._new_nodes(strategy)
+        placement = tuple(
+            int(first[new_node[node_of[device]]]) + slot_of[device] for device in strategy.placement
+        )
+        moved = score(replace(strategy, placement=placement))
+        return moved if speed(moved) <= speed(tied) else tied
+
+    def _new_nodes(self, strategy: Strategy) -> IntArray:
+        """Return the node that takes the part of each node, equal to it in all but its name."""
+        cluster = self.experiment.cluster
+        state = self._state(strategy, cluster)
+        parts = dict(zip(state.places, state.intervals, strict=True))
+        held = dict(zip(self._surviving.places, self._surviving.intervals, strict=True))
+        kinds: dict[str, list[int]] = {}
+        for index, node in enumerate(cluster.nodes):
+            kinds.setdefault(repr(replace(node, name="")), []).append(index)
+        new_node = np.arange(len(cluster.nodes))
+        for nodes in kinds.values():
+            slots = range(cluster.nodes[nodes[0]].num_slots)
+            none = np.zeros_like(state.intervals[0])
+            wanted, given = (
+                np.array([[of.get((cluster.nodes[n].name, s), none) for s in slots] for n in nodes])
+                for of in (parts, held)
+            )
+            kept = np.array([self._bytes_kept(part, given) for part in wanted])
+            new_node[nodes] = np.array(nodes)[best_matching(kept)]
+        return new_node
+
+    def _bytes_kept(self, part: FloatArray, given: FloatArray) -> FloatArray:
+        """Return what each node would keep of a part, shape ``(num_nodes,)``.
+
+        Args:
+            part: Shape ``(num_slots, 4, num_layers, 2)``. Intervals that the part needs.
+            given: Shape ``(num_nodes, num_slots, 4, num_layers, 2)``. Intervals that nodes hold.
+        """
+        length = np.diff(_common(part[None], given)).squeeze(-1)
+        kept: FloatArray = (length * self._layer_bytes).sum(axis=(1, 2, 3))
+        return kept
+
+    def _bytes(self, intervals: FloatArray) -> float:
+        """Return the bytes of intervals of shape ``(4, num_layers, 2)``."""
+        return float((np.diff(intervals).squeeze(-1) * self._layer_bytes).sum())
+
+    @cached_property
+    def _layer_bytes(self) -> FloatArray:
+        """Shape ``(4, num_layers)``. Weights and optimizer state, sharded and replicated each."""
+        given = self.experiment
+        per = given.traits.bytes_per_parameter(given.precision)
+        # Copies of gradients in single precision are no state: the next step makes them anew.
+        optimizer = min(per.master, BYTES_PER_FP32) + find_optimizer(given.optimizer).moment_bytes
+        counts = np.array(
+            [
+                [layer.sharded_parameters for layer in given.model.layers],
+                [layer.replicated_parameters for layer in given.model.layers],
+            ],
+            dtype=np.float64,
+        )
+        return np.concatenate([counts * BYTES_PER_ELEMENT[given.precision], counts * optimizer])
+
+    @cached_property
+    def _surviving(self) -> State:
+        """What the hosts that are still there held before."""
+        state = self._state(self.before, self.old_cluster)
+        hosts = {node.name for node in self.experiment.cluster.nodes}
+        alive = [index for index, (host, _) in enumerate(state.places) if host in hosts]
+        return State(
+            places=tuple(state.places[index] for index in alive),
+            intervals=state.intervals[alive],
+        )
+
+    @cached_property
+    def _gaps(self) -> list[FloatArray]:
+        """Intervals that no surviving device holds; each entry of shape ``(4, num_layers, 2)``."""
+        held = self._surviving.intervals
+        num_layers = self.experiment.model.num_layers
+        found = [
+            [_gaps_between(held[:, kind, layer]) for layer in range(num_layers)]
+            for kind in range(len(self._layer_bytes))
+        ]
+        most = max(len(gaps) for row in found for gaps in row)
+        return [
+            np.array([[gaps[n] if n < len(gaps) else _NOTHING for gaps in row] for row in found])
+            for n in range(most)
+        ]
+
+    def _state(self, strategy: Strategy, cluster: Cluster) -> State:
+        """Return what the devices of a strategy hold."""
+        is_sharded = self.experiment.zero_stage >= 1
+        num_layers = self.experiment.model.num_layers
+        intervals = np.zeros((len(strategy.placement), 4, num_layers, 2))
+        for stage, first in zip(strategy.stages, strategy.first_rank, strict=True):
+            layers = slice(stage.first_layer, stage.end_layer)
+            tp, dp = stage.options.tp, stage.options.dp
+            for rank in range(tp * dp):
+                replica, part = divmod(rank, tp)
+                share = np.array([replica, replica + 1]) / dp if is_sharded else np.array([0, 1])
+                own = np.array([part, part + 1]) / tp
+                rows = np.array([own, [0, 1], (part + share) / tp, share])
+                intervals[first + rank, :, layers] = rows[:, None]
+        places = tuple(
+            (cluster.nodes[cluster.node_of_device[device]].name, cluster.slot_of_device[device])
+            for device in strategy.placement
+        )
+        return State(places=places, intervals=intervals)
+
+
+def _common(one: FloatArray, other: FloatArray) -> FloatArray:
+    """Return the intersection of intervals, whose last axis is begin and end."""
+    begin = np.maximum(one[..., 0], other[..., 0])
+    end = np.minimum(one[..., 1], other[..., 1])
+    return np.stack([begin, np.maximum(begin, end)], axis=-1)
+
+
+def _gaps_between(intervals: FloatArray) -> list[tuple[float, float]]:
+    """Return what some intervals of shape ``(n, 2)`` leave of the one from 0 to 1."""
+    held = sorted({(begin, end) for begin, end in intervals.tolist() if end > begin})
+    gaps, reached = [], 0.0
+    for begin, end in held:
+        if begin > reached:
+            gaps.append((reached, begin))
+        reached = max(reached, end)
+    return gaps if reached >= 1.0 else [*gaps, (reached, 1.0)]
+
+
+def best_matching(gains: FloatArray) -> IntArray:
+    """Match rows with columns so that the gains add up to the most.
+
+    Args:
+        gains: Shape ``(n, n)``.
+
+    Returns:
+        Shape ``(n,)``. Column of each row; the row's own where that is as good.
+
+    References:
+        Kuhn, The Hungarian method for the assignment problem, 1955, in the form with potentials
+        and shortest augmenting paths, O(n^3).
+    """
+    size = len(gains)
+    costs = gains.max() - gains
+    # Among equal matchings the one that changes less: a tie is broken by far less than a byte.
+    costs = costs + (1.0 - np.eye(size)) * 1e-3
+    row_price, column_price = np.zeros(size), np.zeros(size + 1)
+    row_of = np.full(size + 1, -1)  # the last column is where a new row starts from
+    for row in range(size):
+        row_of[size] = row
+        column, reached = size, np.zeros(size + 1, bool)
+        least, before = np.full(size, np.inf), np.full(size, size)
+        while row_of[column] >= 0:
+            reached[column] = True
+            current = row_of[column]
+            reduced = costs[current] - row_price[current] - column_price[:size]
+            better = ~reached[:size] & (reduced < least)
+            least[better], before[better] = reduced[better], column
+            open_least = np.where(reached[:size], np.inf, least)
+            column = int(open_least.argmin())
+            step = open_least[column]
+            row_price[row_of[reached]] += step
+            column_price[reached] -= step
+            least[~reached[:size]] -= step
+        while column != size:
+            row_of[column] = row_of[before[column]]
+            column = before[column]
+    matching = np.empty(size, np.int64)
+    matching[row_of[:size]] = np.arange(size)
+    return matching

@@ -1,0 +1,198 @@
+"""Plans in the order of their closed form, simulated until no other one can be faster.
+
+A closed form says too little where the rings of several stages share a network interface, and where
+a stage waits for a cut that costs more than it does at least. What the simulation had more is then
+charged to the choices of the plan, and the search goes on with these prices. It ends where the next
+closed form, less the largest gain that a simulation gave, is above the best simulated time.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+
+from amp_ray.cost.estimate import Estimate
+from amp_ray.cost.stages import PlacedStages
+from amp_ray.cost.topology import FloatArray
+from amp_ray.partition.step_end import StepEndProblem, StepEndSolution, solve_with_step_end
+from amp_ray.search.ranking import leader_order
+from amp_ray.search.stage_groups.branch_and_bound import (
+    FEW_NEIGHBOURS,
+    MOST_BOXES,
+    BestGroups,
+    cheapest_choices,
+    plan_values,
+)
+from amp_ray.search.stage_groups.objective import blocked_s, cut_s, step_ends_s
+from amp_ray.search.stage_groups.options import GroupCosts, GroupOption
+from amp_ray.search.stage_groups.problem import GroupsProblem
+from amp_ray.search.stage_groups.refine import recut
+from amp_ray.spec.strategy import Strategy
+
+MOST_ROUNDS: Final = 8
+"""Times that the search goes on with higher prices."""
+
+LEAST_EXCESS: Final = 1e-4
+"""Share of the time by which a simulation must be above the closed form to count."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Simulations:
+    """Simulated plans of one candidate.
+
+    Attributes:
+        problem: Not joined.
+        gain_s: The most by which a simulation was below the closed form.
+        estimates: Of every plan, the first found first.
+    """
+
+    problem: GroupsProblem
+    gain_s: float = 0.0
+    estimates: dict[Strategy, Estimate]
+
+    def run(self, found: BestGroups) -> None:
+        """Simulate plans until none can be faster.
+
+        Args:
+            found: The best plan by the closed form; it fits.
+        """
+        assert found.strategy is not None
+        for plan in (found.strategy, *found.others):
+            self._add(plan)
+        excess_s = self._excess_s(found.strategy, found.value_s)
+        if excess_s <= 0.0:
+            return
+        values = plan_values(self.problem, self._limit_s)
+        chosen, _ = cheapest_choices(
+            self.problem, values, limit_s=self._limit_s, most=FEW_NEIGHBOURS
+        )
+        if not len(chosen):
+            return
+        joined = replace(self.problem, choices=self.problem.choices.among(chosen), joined=True)
+        prices = Prices.of(joined)
+        index = {choice: place for place, choice in enumerate(chosen.tolist())}
+        own = [index[choice] for choice in found.chosen if choice in index]
+        if len(own) == len(found.chosen):
+            self._charge(prices, found.strategy, own, excess_s)
+        self._go_on(prices)
+
+    def _go_on(self, prices: "Prices") -> None:
+        """Simulate the next plans by prices that rise with every simulation."""
+        for _ in range(MOST_ROUNDS):
+            solution = solve_with_step_end(
+                prices.problem, upper_bound_s=self._limit_s, most_boxes=MOST_BOXES
+            )
+            if not isinstance(solution, StepEndSolution):
+                return
+            plan = prices.joined.strategy(solution.bounds, solution.options)
+            self._add(plan)
+            if plan not in self.estimates:
+                return
+            excess_s = self._excess_s(plan, solution.value_s)
+            if excess_s <= 0.0:
+                return
+            self._charge(prices, plan, prices.joined.chosen(solution.options), excess_s)
+
+    @property
+    def _limit_s(self) -> float:
+        """The objective, without what is the same for all, from which on no plan is faster."""
+        best = min(self.estimates.values(), key=leader_order)
+        return best.iteration_time_s + self.gain_s - self._other_s
+
+    @property
+    def _other_s(self) -> float:
+        """What is the same for all plans."""
+        return self.problem.costs.device_groups.cost_model.experiment.constants.host_s_per_iteration
+
+    def _add(self, plan: Strategy) -> None:
+        """Simulate a plan, and the same with its cuts moved."""
+        model = self.problem.costs.device_groups.cost_model
+        if plan.pp > self.problem.limits.most_stages:
+            return
+        for strategy in (plan, recut(self.problem.costs, self.problem.limits, plan)):
+            if strategy not in self.estimates:
+                self.estimates[strategy] = model.estimate(strategy)
+
+    def _excess_s(self, plan: Strategy, value_s: float) -> float:
+        """Return what a simulation has beyond the objective; 0 for next to nothing."""
+        took_s = self.estimates[plan].iteration_time_s
+        excess_s = took_s - value_s - self._other_s
+        self.gain_s = max(self.gain_s, -excess_s)
+        return excess_s if excess_s > LEAST_EXCESS * took_s else 0.0
+
+    def _charge(
+        self, prices: "Prices", plan: Strategy, chosen: Sequence[int], excess_s: float
+    ) -> None:
+        """Charge what a simulation had more to the choices of the plan."""
+        blocked, ends = lacking(self.problem.costs, prices.groups(chosen), plan)
+        index = list(chosen)
+        blocked -= prices.blocked_s[index]
+        ends -= prices.step_end_s[index]
+        later_s = (plan.num_micro_batches - 1) * float(blocked.max(initial=0.0))
+        ends = np.maximum(ends, 0.0) + max(0.0, excess_s - later_s - float(ends.max(initial=0.0)))
+        prices.raise_by(index, np.maximum(blocked, 0.0), ends)
+
+
+@dataclass(slots=True, kw_only=True)
+class Prices:
+    """A joined problem, and what simulations add to its choices.
+
+    Attributes:
+        joined: The problem without.
+        blocked_s: Shape ``(C,)``. Added to every micro-batch of a stage.
+        step_end_s: Shape ``(C,)``. Added to its step end.
+    """
+
+    joined: GroupsProblem
+    blocked_s: FloatArray
+    step_end_s: FloatArray
+
+    @classmethod
+    def of(cls, joined: GroupsProblem) -> "Prices":
+        """Add nothing yet."""
+        blocked_s, step_end_s = np.zeros((2, len(joined.choices.edge)))
+        return cls(joined=joined, blocked_s=blocked_s, step_end_s=step_end_s)
+
+    @property
+    def problem(self) -> StepEndProblem:
+        """The problem with what is added."""
+        problem, choice = self.joined.problem, self.joined.steps.choice
+        options, (term,) = problem.problem.options, problem.terms
+        dearer = replace(options, overhead_s=options.overhead_s + self.blocked_s[choice])
+        return StepEndProblem(
+            problem=replace(problem.problem, options=dearer),
+            terms=(replace(term, fixed_s=term.fixed_s + self.step_end_s[choice]),),
+        )
+
+    def groups(self, chosen: Sequence[int]) -> list[GroupOption]:
+        """Return how some choices use their groups."""
+        choices = self.joined.choices
+        return [choices.options[option] for option in choices.option[list(chosen)].tolist()]
+
+    def raise_by(self, chosen: list[int], blocked_s: FloatArray, ends_s: FloatArray) -> None:
+        """Add seconds to some choices."""
+        self.blocked_s[chosen] += blocked_s
+        self.step_end_s[chosen] += ends_s
+
+
+def lacking(
+    costs: GroupCosts, groups: Sequence[GroupOption], plan: Strategy
+) -> tuple[FloatArray, FloatArray]:
+    """Return what the closed form lacks of every stage: per micro-batch, and of the step end.
+
+    Args:
+        costs: Of the candidate.
+        groups: How the stages are used.
+        plan: Their layers.
+    """
+    model = costs.device_groups.cost_model
+    blocked = np.zeros(len(groups))
+    if model.experiment.traits.blocking_transfers:
+        inner = plan.bounds[1:-1]
+        least = blocked_s(model, groups, inner, [0.0] * len(inner))
+        cuts = zip(pairwise(groups), inner, strict=True)
+        blocked = np.array([0.0, *(float(cut_s(model, pair)[cut]) for pair, cut in cuts)]) - least
+    ends = model.stage_costs(PlacedStages.of_strategy(plan)).step_ends.of_stages(plan.bounds)
+    return blocked, np.array([sum(end) for end in ends]) - step_ends_s(costs, groups, plan)

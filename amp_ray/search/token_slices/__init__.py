@@ -1,0 +1,1 @@
+"""Token slices: what they take, and which are best for a plan."""

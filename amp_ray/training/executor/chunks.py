@@ -1,0 +1,129 @@
+"""The layers that a rank has, run forward and backward one unit at a time."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from amp_ray.cost.instructions import Unit
+from amp_ray.training.image import ImageBlock
+from amp_ray.training.layer_spec import LayerSpec
+from amp_ray.training.token_window import Passed, TokenWindow
+from amp_ray.training.transformer import Block, recomputed
+
+Layer = Callable[[Tensor], Tensor]
+
+
+class _Kept(NamedTuple):
+    """What a unit keeps from its forward pass for its backward pass."""
+
+    source: Tensor
+    output: Tensor
+
+
+class BuiltChunk(NamedTuple):
+    """The layers of one chunk.
+
+    Attributes:
+        modules: Each once.
+        run: What runs one after the other.
+    """
+
+    modules: nn.ModuleList
+    run: tuple[Layer, ...]
+
+
+def build_chunks(
+    specs: Sequence[LayerSpec],
+    chunks: Sequence[tuple[int, int]],
+    num_recomputed: int,
+    *,
+    core_alone: bool = False,
+) -> list[BuiltChunk]:
+    """Build the layers of every chunk of a stage.
+
+    Args:
+        specs: Of the whole model.
+        chunks: First and end layer of each chunk.
+        num_recomputed: Blocks, from the stage's first on, that are computed again.
+        core_alone: Whether only their attention core is.
+    """
+    built = []
+    for first, end in chunks:
+        modules, tied, run = nn.ModuleList(), dict[str | None, nn.Module](), list[Layer]()
+        for spec in specs[first:end]:
+            module = tied.get(spec.tied_key) if spec.tied_key is not None else None
+            if module is None:
+                module = tied[spec.tied_key] = spec.build()
+                modules.append(module)
+            layer: Layer = module if spec.forward_fn is None else partial(spec.forward_fn, module)
+            if isinstance(module, Block | ImageBlock) and num_recomputed > 0:
+                num_recomputed -= 1
+                if core_alone:
+                    module.attention_layer.recompute_core = True
+                else:
+                    layer = partial(recomputed, layer)
+            run.append(layer)
+        built.append(BuiltChunk(modules, tuple(run)))
+    return built
+
+
+class Chunks:
+    """Runs units and remembers what their backward passes need.
+
+    Args:
+        runs: Layers of every chunk.
+        window: Which all layers with attention or positions look at.
+    """
+
+    def __init__(self, runs: Sequence[Sequence[Layer]], window: TokenWindow) -> None:
+        """Remember nothing yet."""
+        self.runs, self.window = runs, window
+        self.kept: dict[Unit, _Kept] = {}
+        self.passed: dict[tuple[int, int], Passed] = {}
+
+    def forward(
+        self,
+        unit: Unit,
+        source: Tensor,
+        tokens: Sequence[int],
+        loss: Callable[[Tensor], Tensor] | None,
+    ) -> Tensor:
+        """Run a unit's layers, and the loss behind them if there is one.
+
+        What came from another stage requires a gradient. ``tokens`` are those of all slices of
+        its micro-batch, and empty where sequences are whole.
+        """
+        self._look_at(unit, tokens)
+        value = source
+        for layer in self.runs[unit.chunk]:
+            value = layer(value)
+        output = value if loss is None else loss(value)
+        self.kept[unit] = _Kept(source, output)
+        return output.detach()
+
+    def backward(self, unit: Unit, gradient: Tensor | None, tokens: Sequence[int]) -> Tensor | None:
+        """Add a unit's gradients to the weights', and return that of what went in."""
+        passed = self._look_at(unit, tokens)
+        kept = self.kept.pop(unit)
+        roots, gradients = [kept.output], [gradient]
+        if passed is not None:
+            made, left = passed.backward_roots(unit.token_slice)
+            roots, gradients = [*roots, *made], [*gradients, *left]
+        torch.autograd.backward(roots, gradients)
+        result: Tensor | None = kept.source.grad
+        return result
+
+    def _look_at(self, unit: Unit, tokens: Sequence[int]) -> Passed | None:
+        """Tell the layers which tokens a unit has; they are asked again when recomputing."""
+        place = (unit.chunk, unit.micro_batch)
+        passed = self.passed.setdefault(place, Passed()) if len(tokens) > 1 else None
+        self.window.first = sum(tokens[: unit.token_slice])
+        self.window.token_slice, self.window.passed = unit.token_slice, passed
+        return passed
+
+    def forget(self) -> None:
+        """Drop the keys and values of a step that is over."""
+        self.passed.clear()

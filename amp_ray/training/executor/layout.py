@@ -1,0 +1,122 @@
+"""Who sends which samples and features to whom, where stages differ in tp and dp; no torch."""
+
+from collections.abc import Iterator
+from math import lcm
+from typing import NamedTuple
+
+from amp_ray.training.grid import Grid, Passage
+from amp_ray.training.ranks import Coordinates, shard_range
+
+
+class Piece(NamedTuple):
+    """A part of an activation or a gradient that one message carries.
+
+    Attributes:
+        process: The other end.
+        first: First sample, counted in this rank's part of the passage.
+        end: After its last sample.
+        feature_part: Which part of the features.
+        num_feature_parts: Of how many.
+    """
+
+    process: int
+    first: int
+    end: int
+    feature_part: int
+    num_feature_parts: int
+
+    @property
+    def is_whole_width(self) -> bool:
+        """Whether it carries all features of its samples."""
+        return self.num_feature_parts == 1
+
+
+class RowRange(NamedTuple):
+    """Rows of a sharded table that this rank and a process of another stage both have.
+
+    Attributes:
+        first: First row, counted in this rank's shard.
+    """
+
+    process: int
+    first: int
+    end: int
+
+
+def incoming(grid: Grid, place: Coordinates, source: int, passage: Passage) -> tuple[Piece, ...]:
+    """Return what a rank gets from a stage for one passage.
+
+    Every rank of a stage holds all features of its samples. Where the sender's tp is larger, each
+    of its ranks sends a part of the features; where the receiver's is, a rank sends to several.
+    """
+    return tuple(
+        Piece(grid.process(source, dp, tp), *span, part, num_parts)
+        for dp, span in _shared(grid, place, source, passage)
+        for tp, part, num_parts in _feature_senders(
+            grid.stages[source].tp, grid.stages[place.pp].tp, place.tp
+        )
+    )
+
+
+def outgoing(grid: Grid, place: Coordinates, target: int, passage: Passage) -> tuple[Piece, ...]:
+    """Return what a rank sends to a stage for one passage: what `incoming` says there."""
+    own_tp, tp = grid.stages[place.pp].tp, grid.stages[target].tp
+    return tuple(
+        Piece(grid.process(target, dp, receiver), *span, part, num_parts)
+        for dp, span in _shared(grid, place, target, passage)
+        for receiver in range(tp)
+        for sender, part, num_parts in _feature_senders(own_tp, tp, receiver)
+        if sender == place.tp
+    )
+
+
+def shared_rows(grid: Grid, place: Coordinates, other: int, num_rows: int) -> tuple[RowRange, ...]:
+    """Return the rows of a table, sharded over tp, that a rank shares with ranks of a stage.
+
+    Both ends hold the table; each rank exchanges rows with one replica of the other stage.
+
+    Returns:
+        Only what this rank has to receive: the rows of its shard, each once.
+    """
+    dp = place.dp % grid.stages[other].dp
+    return tuple(_rows(grid, place, (other, dp), num_rows))
+
+
+def rows_for_others(
+    grid: Grid, place: Coordinates, other: int, num_rows: int
+) -> tuple[RowRange, ...]:
+    """Return what a rank has to send so that every rank of a stage gets its `shared_rows`."""
+    replicas = range(place.dp, grid.stages[other].dp, grid.stages[place.pp].dp)
+    return tuple(rows for dp in replicas for rows in _rows(grid, place, (other, dp), num_rows))
+
+
+def _rows(
+    grid: Grid, place: Coordinates, replica: tuple[int, int], num_rows: int
+) -> Iterator[RowRange]:
+    """Yield the rows that a rank shares with the ranks of a replica: its stage and dp index."""
+    own_first, own_end = shard_range(num_rows, place.tp, grid.stages[place.pp].tp)
+    num_shards = grid.stages[replica[0]].tp
+    for tp in range(num_shards):
+        span = shard_range(num_rows, tp, num_shards)
+        first, end = max(span[0], own_first), min(span[1], own_end)
+        if first < end:
+            yield RowRange(grid.process(*replica, tp), first - own_first, end - own_first)
+
+
+def _shared(
+    grid: Grid, place: Coordinates, other: int, passage: Passage
+) -> Iterator[tuple[int, tuple[int, int]]]:
+    """Yield each dp index of a stage that has samples of this rank, and which of them."""
+    own_first, own_end = grid.samples(place.pp, passage)[place.dp]
+    for dp, span in enumerate(grid.samples(other, passage)):
+        first, end = max(span[0], own_first), min(span[1], own_end)
+        if first < end:
+            yield dp, (first - own_first, end - own_first)
+
+
+def _feature_senders(tp: int, receiving_tp: int, receiver: int) -> Iterator[tuple[int, int, int]]:
+    """Yield the tp indices that send to a receiver, with the part of the features of each."""
+    lanes = lcm(tp, receiving_tp)
+    num_parts = lanes // receiving_tp
+    for part in range(num_parts):
+        yield (receiver * num_parts + part) * tp // lanes, part, num_parts

@@ -1,0 +1,131 @@
+"""The part of the model that a rank has: its groups, layers and flat weights."""
+
+import datetime as dt
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from amp_ray.training.clock import Spans
+from amp_ray.training.executor.chunks import BuiltChunk, build_chunks
+from amp_ray.training.executor.messages import Messages
+from amp_ray.training.executor.parameters import FlatParameters
+from amp_ray.training.grid import Grid
+from amp_ray.training.image import image_layers, picture_loss
+from amp_ray.training.job import Job
+from amp_ray.training.layer_spec import LayerSpec
+from amp_ray.training.parallel import TensorParallel
+from amp_ray.training.ranks import Coordinates
+from amp_ray.training.shapes import ImageShape
+from amp_ray.training.text import TIED_KEY, text_layers
+from amp_ray.training.token_window import TokenWindow
+from amp_ray.training.vocabulary import CrossEntropy
+
+DTYPES: Final = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class StageModel:
+    """Layers and weights of a rank, with the groups that share them.
+
+    Attributes:
+        replicas: Group of the ranks that hold the same weights; None if there is one.
+        chunks: Layers of every chunk.
+        weights: Of every chunk: those that belong to this stage alone, and its end of a table
+            that two stages share.
+    """
+
+    def __init__(self, job: Job, place: Coordinates, spans: Spans, *, cuda: bool) -> None:
+        """Build the stage; every rank of the trial does so at the same time."""
+        grid, stage = job.grid, job.grid.stages[place.pp]
+        self.dtype = DTYPES[job.precision]
+        local_rank = int(os.environ["LOCAL_RANK"])
+        self.device = torch.device("cuda", local_rank) if cuda else torch.device("cpu")
+        self.messages = Messages(cuda=cuda)
+        limit = dt.timedelta(seconds=job.communication_timeout_s)
+        sharers = [grid.process(place.pp, place.dp, tp) for tp in range(stage.tp)]
+        replicas = [grid.process(place.pp, dp, place.tp) for dp in range(stage.dp)]
+        self.parallel = TensorParallel(
+            rank=place.tp, size=stage.tp, group=_group(sharers, limit), spans=spans
+        )
+        self.replicas = _group(replicas, limit)
+        self.window = TokenWindow()
+        specs, self.loss = _layers(job, self.parallel, self.window)
+        blocks = _num_recomputed(grid, place.pp, len(specs))
+        self.chunks = build_chunks(
+            specs,
+            grid.chunks_of(place.pp),
+            blocks,
+            core_alone=stage.recompute == "selective",
+        )
+        self.num_parameters = sum(
+            parameter.numel() for chunk in self.chunks for parameter in chunk.modules.parameters()
+        )
+        self.tables = [
+            _shared_table(specs, chunk, ends)
+            for chunk, ends in zip(self.chunks, grid.chunks_of(place.pp), strict=True)
+        ]
+        replica = (place.dp, stage.dp)
+        self.weights = [
+            [
+                FlatParameters(
+                    part,
+                    dtype=self.dtype,
+                    device=self.device,
+                    group=self.replicas,
+                    replica=replica,
+                    shards=job.zero_stage > 0,
+                )
+                for part in _parts(chunk, table)
+            ]
+            for chunk, table in zip(self.chunks, self.tables, strict=True)
+        ]
+
+
+def _group(processes: Sequence[int], limit: dt.timedelta) -> Any:  # noqa: ANN401 - torch's
+    """Make a group of this process and others; None for a process alone."""
+    if len(processes) == 1:
+        return None
+    return torch.distributed.new_group(
+        sorted(processes), timeout=limit, use_local_synchronization=True
+    )
+
+
+def _layers(
+    job: Job, parallel: TensorParallel, window: TokenWindow
+) -> tuple[list[LayerSpec], Callable[[Tensor, Tensor], Tensor]]:
+    """Return the whole model's layers, and its loss."""
+    if isinstance(job.model, ImageShape):
+        return image_layers(job.model, parallel, job.seed), picture_loss
+    layers = text_layers(job.model, parallel, job.seed, window)
+    return layers, CrossEntropy(job.model, parallel)
+
+
+def _num_recomputed(grid: Grid, stage: int, num_layers: int) -> int:
+    """Return how many blocks of a stage are computed again."""
+    own = grid.stages[stage]
+    if own.recompute == "none":
+        return 0
+    return num_layers if own.recompute_layers is None else own.recompute_layers
+
+
+def _shared_table(
+    specs: Sequence[LayerSpec], chunk: BuiltChunk, ends: tuple[int, int]
+) -> Any | None:  # noqa: ANN401 - a torch parameter
+    """Return the chunk's end of a table whose other end another stage has."""
+    keys = [spec.tied_key for spec in specs]
+    own = keys[slice(*ends)]
+    if TIED_KEY not in own or keys.count(TIED_KEY) == own.count(TIED_KEY):
+        return None
+    return chunk.modules[own.index(TIED_KEY)].weight
+
+
+def _parts(chunk: BuiltChunk, table: Any | None) -> list[list[Any]]:  # noqa: ANN401
+    """Divide a chunk's parameters: shards of their own, copies of all tp ranks, a shared table."""
+    shards, copies = list[Any](), list[Any]()
+    for parameter in chunk.modules.parameters():
+        if parameter is not table:
+            sharded = getattr(parameter, "model_parallel", False)
+            (shards if sharded else copies).append(parameter)
+    return [part for part in (shards, copies, [] if table is None else [table]) if part]

@@ -1,0 +1,302 @@
+"""The strategy of a job as this program runs it: stages, samples, slices and chunks."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate, pairwise
+from typing import Any, Final, NamedTuple
+
+from amp_ray.training.fields import Fields
+from amp_ray.training.ranks import Coordinates, Place, rank_map, read_places
+
+RECOMPUTE: Final = ("none", "selective", "full")
+
+TokenSlices = tuple[tuple[int, tuple[int, ...]], ...]
+"""Per batch slice its sequences and the tokens of each of its slices."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GridStage:
+    """How one stage is divided.
+
+    Args:
+        shares: Samples of one micro-batch per dp index; None for ``micro_batch_size`` each.
+        recompute: Kind of what is computed again in the backward pass.
+        recompute_layers: In how many of its blocks, from the first on; None for all.
+    """
+
+    tp: int
+    dp: int
+    shares: tuple[int, ...] | None = None
+    recompute: str = "none"
+    recompute_layers: int | None = None
+
+    @property
+    def num_ranks(self) -> int:
+        """Processes of the stage."""
+        return self.tp * self.dp
+
+
+class Passage(NamedTuple):
+    """What goes through the pipeline as one: a micro-batch, or a batch slice of one.
+
+    Attributes:
+        micro_batch: Index in the step.
+        first: First sequence of every share.
+        size: Sequences of every share; None for all.
+        tokens: Of every token slice; empty where the sequence is whole.
+    """
+
+    micro_batch: int
+    first: int
+    size: int | None
+    tokens: tuple[int, ...]
+
+    @property
+    def num_slices(self) -> int:
+        """Token slices."""
+        return max(1, len(self.tokens))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """A strategy that this program can run.
+
+    Args:
+        stages: In pipeline order.
+        micro_batch_size: Per replica; where stages share samples differently, of all together.
+        bounds: ``(0, ..., num_layers)``, in the list of ``layer_kinds``; with several chunks per
+            stage in the order of the model: chunk 0 of every stage, chunk 1 of every stage, ...
+        rank_map: For every rank in the contract's order, the process that plays it.
+        virtual_stages: Chunks per stage.
+        token_slices: How a micro-batch is cut; empty where it is not.
+    """
+
+    stages: tuple[GridStage, ...]
+    micro_batch_size: int
+    num_micro_batches: int
+    bounds: tuple[int, ...]
+    rank_map: tuple[int, ...]
+    virtual_stages: int = 1
+    token_slices: TokenSlices = ()
+
+    @property
+    def pp(self) -> int:
+        """Number of stages."""
+        return len(self.stages)
+
+    @property
+    def tp(self) -> int:
+        """Tensor parallel degree, of the first stage where they differ."""
+        return self.stages[0].tp
+
+    @property
+    def dp(self) -> int:
+        """Data parallel degree, of the first stage where they differ."""
+        return self.stages[0].dp
+
+    @property
+    def num_ranks(self) -> int:
+        """Processes that the strategy occupies."""
+        return sum(stage.num_ranks for stage in self.stages)
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether all stages have one tp and dp, even shares, one chunk and whole sequences."""
+        degrees = {(stage.tp, stage.dp) for stage in self.stages}
+        even = all(set(self.shares(i)) == {self.micro_batch_size} for i in range(self.pp))
+        return len(degrees) == 1 and even and self.virtual_stages == 1 and not self.token_slices
+
+    def shares(self, stage: int) -> tuple[int, ...]:
+        """Return the samples of one micro-batch that each dp index of a stage takes."""
+        own = self.stages[stage]
+        return (self.micro_batch_size,) * own.dp if own.shares is None else own.shares
+
+    @property
+    def samples_per_micro_batch(self) -> int:
+        """Samples of one micro-batch over all replicas."""
+        return sum(self.shares(0))
+
+    @cached_property
+    def first_rank(self) -> tuple[int, ...]:
+        """First rank of each stage, and the number of ranks."""
+        return tuple(accumulate((stage.num_ranks for stage in self.stages), initial=0))
+
+    def coordinates(self, rank: int) -> Coordinates:
+        """Return where a rank stands: tp fastest, then dp, then stages."""
+        pp = max(i for i, first in enumerate(self.first_rank[:-1]) if first <= rank)
+        dp, tp = divmod(rank - self.first_rank[pp], self.stages[pp].tp)
+        return Coordinates(pp=pp, dp=dp, tp=tp)
+
+    def process(self, stage: int, dp_index: int, tp_index: int) -> int:
+        """Return the process that plays a rank."""
+        rank = self.first_rank[stage] + dp_index * self.stages[stage].tp + tp_index
+        return self.rank_map[rank]
+
+    def chunks_of(self, stage: int) -> list[tuple[int, int]]:
+        """Return first and end layer of every chunk of a stage."""
+        ends = list(pairwise(self.bounds))
+        return ends[stage :: self.pp]
+
+    @cached_property
+    def passages(self) -> tuple[Passage, ...]:
+        """What goes through the pipeline in one step, in order."""
+        found = []
+        for micro_batch in range(self.num_micro_batches):
+            first = 0
+            for size, tokens in self.token_slices:
+                whole = len(self.token_slices) == 1
+                found.append(Passage(micro_batch, first, None if whole else size, tokens))
+                first += size
+            if not self.token_slices:
+                found.append(Passage(micro_batch, 0, None, ()))
+        return tuple(found)
+
+    def samples(self, stage: int, passage: Passage) -> tuple[tuple[int, int], ...]:
+        """Return the samples of the step that each dp index of a stage takes, half-open."""
+        start = passage.micro_batch * self.samples_per_micro_batch
+        ends = pairwise(accumulate(self.shares(stage), initial=start))
+        return tuple(
+            (first, end)
+            if passage.size is None
+            else (first + passage.first, first + passage.first + passage.size)
+            for first, end in ends
+        )
+
+
+def read_grid(strategy: Mapping[str, Any], launch_order: Any) -> Grid:  # noqa: ANN401 - JSON
+    """Read a STRATEGY object of the contract."""
+    fields = Fields(strategy, "job.strategy")
+    micro_batch_size = fields.integer("micro_batch_size")
+    bounds = fields.integers("bounds")
+    virtual_stages = fields.integer("virtual_stages", default=1)
+    stages = _read_stages(fields, bounds, micro_batch_size, virtual_stages)
+    num_ranks = sum(stage.num_ranks for stage in stages)
+    placement = fields.any("placement", None)
+    places = (
+        tuple(("", slot) for slot in range(num_ranks))
+        if placement is None
+        else read_places(placement, "job.strategy.placement", num_ranks)
+    )
+    grid = Grid(
+        stages=stages,
+        micro_batch_size=micro_batch_size,
+        num_micro_batches=fields.integer("num_micro_batches"),
+        bounds=bounds,
+        rank_map=_read_rank_map(places, launch_order),
+        virtual_stages=virtual_stages,
+        token_slices=_read_slices(fields.any("token_slices", None), micro_batch_size),
+    )
+    fields.finish()
+    sums = [sum(grid.shares(stage)) for stage in range(grid.pp)]
+    if len(set(sums)) > 1:
+        message = f"job.strategy.stages take {sums} samples of a micro-batch; expected one number"
+        raise ValueError(message)
+    return grid
+
+
+def _read_rank_map(places: tuple[Place, ...], launch_order: Any) -> tuple[int, ...]:  # noqa: ANN401
+    """Return the rank map; without ``launch_order`` the launcher follows the placement."""
+    if launch_order is None:
+        return rank_map(places, places)
+    return rank_map(places, read_places(launch_order, "job.launch_order", len(places)))
+
+
+def _read_stages(
+    fields: Fields, bounds: tuple[int, ...], micro_batch_size: int, virtual_stages: int
+) -> tuple[GridStage, ...]:
+    """Read ``stages``, or what the degrees make of every one."""
+    records = fields.any("stages", None)
+    tp, dp, pp = fields.any("tp"), fields.any("dp"), fields.integer("pp")
+    own_words = [dict(record).get("recompute", "none") for record in records or ()]
+    words = _read_recompute(fields.any("recompute", own_words or "none"), pp)
+    if records is None:
+        tp, dp = fields.integer("tp"), fields.integer("dp")
+        return tuple(
+            GridStage(tp=tp, dp=dp, recompute=kind, recompute_layers=layers)
+            for kind, layers in words
+        )
+    if len(records) != pp or (virtual_stages == 1 and len(bounds) != pp + 1):
+        message = f"job.strategy has pp {pp}, {len(records)} stages and bounds {list(bounds)}"
+        raise ValueError(message)
+    stages = []
+    for index, (record, (kind, layers)) in enumerate(zip(records, words, strict=True)):
+        stage = Fields(record, f"job.strategy.stages[{index}]")
+        own = GridStage(
+            tp=stage.integer("tp"),
+            dp=stage.integer("dp"),
+            shares=_read_shares(stage, micro_batch_size),
+            recompute=kind,
+            recompute_layers=layers,
+        )
+        found = stage.integers("layers")
+        if virtual_stages == 1 and found != bounds[index : index + 2]:
+            message = f"{stage.where}.layers is {list(found)}, bounds say {list(bounds)}"
+            raise ValueError(message)
+        for key, wanted in (("tp", tp), ("dp", dp)):
+            if wanted not in {None, getattr(own, key)}:
+                message = f"{stage.where}.{key} is {getattr(own, key)}, all stages have {wanted}"
+                raise ValueError(message)
+        stages.append(own)
+    return tuple(stages)
+
+
+def _read_shares(stage: Fields, micro_batch_size: int) -> tuple[int, ...] | None:
+    """Read how many samples each dp index takes; None for ``micro_batch_size`` each."""
+    dp = stage.integer("dp")
+    if stage.any("shares", None) is None:
+        return None
+    shares = stage.integers("shares")
+    if len(shares) != dp or min(shares) < 1:
+        message = f"{stage.where}.shares needs {dp} positive counts, found {list(shares)}"
+        raise ValueError(message)
+    return None if set(shares) == {micro_batch_size} else shares
+
+
+def _read_recompute(value: Any, pp: int) -> tuple[tuple[str, int | None], ...]:  # noqa: ANN401
+    """Read one value for all stages or a list with one per stage."""
+    values = tuple(value) if isinstance(value, list | tuple) else (value,) * pp
+    found = []
+    for item in values:
+        kind, layers = item, None
+        if isinstance(item, Mapping):
+            fields = Fields(item, "job.strategy.recompute")
+            kind, layers = fields.text("kind"), fields.integer("layers")
+            fields.finish()
+        found.append((kind, layers))
+    if len(found) != pp or any(kind not in RECOMPUTE for kind, _ in found):
+        message = (
+            f"job.strategy.recompute must be one of {', '.join(RECOMPUTE)}, or "
+            "{'kind': ..., 'layers': n}, or a list of them for each of the "
+            f"{pp} stages, found {value!r}"
+        )
+        raise ValueError(message)
+    return tuple(found)
+
+
+def _read_slices(value: Any, micro_batch_size: int) -> TokenSlices:  # noqa: ANN401 - JSON
+    """Read ``[[sequences, [tokens, ...]], ...]``."""
+    if value is None:
+        return ()
+    found = []
+    for entry in value if isinstance(value, list | tuple) else (None,):
+        match entry:
+            case [int(size), [*tokens]] if (
+                size > 0
+                and tokens
+                and all(isinstance(number, int) and number > 0 for number in tokens)
+            ):
+                found.append((size, tuple(tokens)))
+            case _:
+                message = (
+                    "job.strategy.token_slices must be [[sequences, [tokens, ...]], ...], found "
+                    f"{value!r}"
+                )
+                raise ValueError(message)
+    if sum(size for size, _ in found) != micro_batch_size:
+        message = (
+            f"job.strategy.token_slices {value!r} must have the {micro_batch_size} sequences of a "
+            "micro-batch"
+        )
+        raise ValueError(message)
+    return tuple(found)

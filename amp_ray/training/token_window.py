@@ -1,0 +1,85 @@
+"""The tokens that a pass sees, and the keys and values of the slices before them.
+
+A micro-batch may pass in slices of its tokens. Attention of a slice reads the keys and values of
+the earlier slices; in the backward pass, which takes the slices in reverse, their gradients come
+from all later slices and go into the slice that made them.
+
+References:
+    Li et al., TeraPipe, arXiv:2102.07988.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class _Entry(NamedTuple):
+    """What one slice made in one layer, and what later slices read instead of it."""
+
+    made: tuple[Tensor, Tensor]
+    read: tuple[Tensor, Tensor]
+
+
+@dataclass(slots=True)
+class Passed:
+    """Keys and values of one micro-batch in one chunk.
+
+    Args:
+        entries: By layer and index of the slice.
+    """
+
+    entries: dict[int, dict[int, _Entry]] = field(default_factory=lambda: defaultdict(dict))
+
+    def backward_roots(self, token_slice: int) -> tuple[list[Tensor], list[Tensor]]:
+        """Take out what a slice made, with the gradients that later slices left for it."""
+        made, gradients = [], []
+        for layer in self.entries.values():
+            entry = layer.pop(token_slice)
+            for tensor, leaf in zip(entry.made, entry.read, strict=True):
+                if leaf.grad is not None:
+                    made.append(tensor)
+                    gradients.append(leaf.grad)
+        return made, gradients
+
+
+@dataclass(slots=True)
+class TokenWindow:
+    """What the layers of a rank know about the slice at hand.
+
+    Args:
+        first: Tokens before it.
+        token_slice: Its index.
+        passed: Keys and values of its micro-batch; None where sequences are whole.
+    """
+
+    first: int = 0
+    token_slice: int = 0
+    passed: Passed | None = None
+
+    def extend(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Put the keys and values of earlier slices before those of this one, along dimension 2.
+
+        A layer that is computed again in the backward pass finds what it found before.
+        """
+        if self.passed is None:
+            return key, value
+        entries = self.passed.entries[layer]
+        if self.token_slice not in entries:
+            leaves = key.detach().requires_grad_(), value.detach().requires_grad_()
+            entries[self.token_slice] = _Entry((key, value), leaves)
+        if self.token_slice == 0:
+            return key, value
+        earlier = [entries[index].read for index in range(self.token_slice)]
+        return (
+            torch.cat([*(entry[0] for entry in earlier), key], dim=2),
+            torch.cat([*(entry[1] for entry in earlier), value], dim=2),
+        )
+
+
+def visible(tokens: int, before: int, device: torch.device) -> Tensor:
+    """Return which of ``before + tokens`` keys each of the last ``tokens`` queries sees."""
+    everything = torch.ones(tokens, before + tokens, dtype=torch.bool, device=device)
+    return everything.tril(diagonal=before)

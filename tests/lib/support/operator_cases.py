@@ -1,0 +1,60 @@
+"""Random problems of operators, small enough for the oracle."""
+
+import numpy as np
+
+from amp_ray.partition.operators import OperatorProblem
+
+
+def random_operators(
+    rng: np.random.Generator, *, num_operators: int, num_devices: int, kind: str
+) -> OperatorProblem:
+    """Make a problem.
+
+    Args:
+        rng: Source of all figures.
+        num_operators: Of the chain.
+        num_devices: That all are taken.
+        kind: ``published`` has the published model's rules of peaks; ``repeated`` has like
+            layers; ``plain`` has neither.
+    """
+    sizes = [size for size in (1, 2, 4) if size <= num_devices]
+    devices = np.array([size for size in sizes for _ in range(int(rng.integers(1, 3)))])
+    shape = (len(devices), num_operators)
+    period = int(rng.integers(2, 5))
+    starts_layer = rng.random(num_operators) < 0.3
+    if kind == "repeated":
+        starts_layer = np.arange(num_operators) % period == 0
+
+    def table(most: int) -> np.ndarray:
+        values = rng.integers(0, most + 1, shape).astype(float)
+        if kind == "repeated":
+            values = values[:, np.arange(num_operators) % period]
+        return values
+
+    forward = (table(40) + 1) / 64
+    time_s = forward * (2 + table(4) / 4)
+    held, state, weight = table(12) + 1, table(6), table(3)
+    edges = (len(devices), 2, num_operators + 1)
+    all_held = float(held.sum(axis=1).max() + state.sum(axis=1).max())
+    return OperatorProblem(
+        time_s=time_s,
+        join_s=table(2) / 64,
+        recompute_s=forward,
+        state_bytes=state,
+        weight_bytes=weight,
+        held_bytes=held,
+        input_bytes=table(4),
+        forward_reserved_bytes=table(5),
+        backward_reserved_bytes=table(5),
+        start_s=rng.integers(0, 8, edges) / 64,
+        end_s=rng.integers(0, 8, edges) / 64,
+        starts_layer=starts_layer,
+        free_end=rng.random(num_operators) < (0.3 if kind == "published" else 0.0),
+        counts_last=kind == "published",
+        devices=devices,
+        allowed=rng.random((len(devices), num_devices)) < 0.95,
+        edge_kind=rng.integers(0, 2, num_devices + 1),
+        limit_bytes=float(int(all_held * rng.uniform(0.3, 1.5))),
+        num_micro_batches=int(rng.integers(1, 12)),
+        most_stages=int(rng.integers(1, num_devices + 1)),
+    )

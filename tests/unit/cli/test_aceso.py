@@ -1,0 +1,109 @@
+"""Aceso's profiles and plan files, as a user meets them."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.aceso import EXPERIMENT, aceso_files
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture
+def experiment(tmp_path: Path) -> Path:
+    """An experiment file beside its profile."""
+    folder = tmp_path / "p"
+    folder.mkdir()
+    for name, text in aceso_files().items():
+        (folder / name).write_text(text, encoding="utf-8")
+    path = tmp_path / "tiny.yaml"
+    path.write_text(EXPERIMENT, encoding="utf-8")
+    return path
+
+
+def test_a_plan_of_layers_is_exported_and_scored_by_the_published_formulas(
+    amp_ray: Run, experiment: Path, tmp_path: Path
+) -> None:
+    plan = tmp_path / "plan.json"
+    one_node = EXPERIMENT.replace("count: 2", "count: 1").replace("slots: 2", "slots: 4")
+    experiment.write_text(one_node, encoding="utf-8")
+    ended = amp_ray("export", experiment, "--to", "aceso", "--position", "2", "-o", plan)
+    assert ended.code == 0
+    assert sum(json.loads(plan.read_text())["num_ops_in_each_stage"]) == 29
+    second = amp_ray("plan", experiment, "--json").json["ranking"][1]["strategy"]
+    options = ("--strategies", plan, "--cost-model", "aceso-2024")
+    [row] = amp_ray("score", experiment, *options, "--json").json["rows"]
+    assert row["feasible"]
+    assert row["strategy"]["pp"] == second["pp"]
+    assert row["strategy"]["stages"][0]["operators"][0]["tp"] == second["tp"]
+    parts = row["breakdown_s"]
+    assert sum(parts.values()) == pytest.approx(row["iteration_time_s"])
+
+    again = tmp_path / "again.json"
+    given = ("--strategies", plan, "--cost-model", "aceso-2024", "-o", again)
+    assert amp_ray("export", experiment, "--to", "aceso", *given).code == 0
+    assert again.read_text() == plan.read_text()
+    rows = tmp_path / "rows.json"
+    rows.write_text(json.dumps([row["strategy"]]), encoding="utf-8")
+    options = ("--strategies", rows, "--cost-model", "aceso-2024")
+    assert amp_ray("score", experiment, *options, "--json").json["rows"] == [row]
+
+
+def test_what_does_not_fit_the_memory_or_the_nodes_says_so(
+    amp_ray: Run, experiment: Path, tmp_path: Path
+) -> None:
+    plan = tmp_path / "plan.csv"
+    plan.write_text("tp,pp,dp,micro_batch_size,bounds\n1,1,4,1,0 5\n", encoding="utf-8")
+    small = EXPERIMENT.replace("slots: 2,", "slots: 2, memory_gib: 0.1,")
+    experiment.write_text(small, encoding="utf-8")
+    options = ("--strategies", plan, "--cost-model", "aceso-2024", "--json")
+    [row] = amp_ray("score", experiment, *options).json["rows"]
+    assert not row["feasible"]
+    assert "stage 0 lies on two nodes" in row["reason"]
+    assert "out of memory: stage 0 needs" in row["reason"]
+
+
+def test_what_was_not_measured_is_told(amp_ray: Run, experiment: Path, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.csv"
+    plan.write_text("tp,pp,dp,micro_batch_size,bounds\n1,4,1,8,0 1 2 3 5\n", encoding="utf-8")
+    options = ("--strategies", plan, "--cost-model", "aceso-2024", "--json")
+    [row] = amp_ray("score", experiment, *options).json["rows"]
+    assert row["reason"] == "not in the profile: stage 0: micro-batch 8 / dp 1, tp 1, algorithm 0"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("path: p, model: gpt_tiny", "path: p", "source 'aceso' needs 'model'"),
+        ("path: p, model: gpt_tiny", "path: p, model: gpt_9B", "it has gpt_tiny"),
+        ("path: p, model: gpt_tiny", "path: q, model: gpt_tiny", "no such folder"),
+        ("source: aceso, path: p, ", "", "only source 'aceso' has models by name"),
+    ],
+)
+def test_a_profile_that_is_not_there(
+    amp_ray: Run, experiment: Path, old: str, new: str, told: str
+) -> None:
+    experiment.write_text(EXPERIMENT.replace(old, new), encoding="utf-8")
+    ended = amp_ray("plan", experiment)
+    assert ended.code == 2
+    assert told in ended.err
+
+
+def test_what_is_no_plan_of_aceso_is_refused(
+    amp_ray: Run, experiment: Path, small: Path, tmp_path: Path
+) -> None:
+    plan = tmp_path / "plan.json"
+    assert amp_ray("export", small, "--to", "aceso", "-o", plan).code == 2
+    for position in ("99", "0"):
+        options = ("--to", "aceso", "--position", position, "-o", plan)
+        assert amp_ray("export", experiment, *options).code == 2
+    assert not plan.exists()
+    assert amp_ray("export", experiment, "--to", "aceso", "-o", plan).code == 0
+    ended = amp_ray("score", experiment, "--strategies", plan)
+    assert ended.code == 2
+    assert "--cost-model aceso-2024" in ended.err
+    ended = amp_ray("score", small, "--strategies", plan)
+    assert "profile knows operators" in ended.err

@@ -1,0 +1,69 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Run = Callable[..., Any]
+
+
+def table(tmp_path: Path, **changes: object) -> Path:
+    record = {
+        "batch": 2,
+        "tokens": 10,
+        "granularity": 4,
+        "stages": 4,
+        "points": {
+            f"{b}_{s}_{c}": {"forward_mean": b * s, "backward_mean": 2 * b * s, "memory_mb": b * s}
+            for b in (1, 2)
+            for s, c in ((4, 0), (4, 4), (2, 8), (8, 0), (6, 4), (10, 0))
+        },
+    }
+    path = tmp_path / "table.json"
+    path.write_text(json.dumps(record | changes), encoding="utf-8")
+    return path
+
+
+def test_the_best_slices_are_written(amp_ray: Run, tmp_path: Path) -> None:
+    ended = amp_ray("slices", "--table", table(tmp_path), "--json")
+    assert ended.code == 0
+    assert ended.json == {
+        "slices": [{"batch": 1, "tokens": [4, 4, 2]}] * 2,
+        "time_s": 60.0 + 3 * 12.0,
+        "lower_bound_s": 60.0 + 3 * 12.0,
+    }
+
+
+def test_unequal_stages_take_longer(amp_ray: Run, tmp_path: Path) -> None:
+    path = table(tmp_path, speeds=[1.0, 2.0, 1.0, 1.0])
+    found = amp_ray("slices", "--table", path, "--json").json
+    assert found["lower_bound_s"] == found["time_s"] > 96.0
+
+
+def test_people_see_equal_slices_together(amp_ray: Run, tmp_path: Path) -> None:
+    shown = amp_ray("slices", "--table", table(tmp_path)).out
+    assert "96 s, the best there is" in shown
+    assert "2x4 2" in shown
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"points": {}},
+        {"memory_cap_mb": 1.0},
+        {"points": {"3_4_0": {"forward_mean": 1, "backward_mean": 1}}},
+    ],
+)
+def test_nothing_that_fits_ends_with_3(
+    amp_ray: Run, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    ended = amp_ray("slices", "--table", table(tmp_path, **changes))
+    assert ended.code == 3
+    assert "no feasible slices: no slices that can run make up 2 sequence(s)" in ended.err
+
+
+def test_a_mistake_ends_with_2_and_its_key(amp_ray: Run, tmp_path: Path) -> None:
+    ended = amp_ray("slices", "--table", table(tmp_path, granularity=0))
+    assert ended.code == 2
+    assert "table.json: granularity: found 0" in ended.err
