@@ -6,6 +6,7 @@ kind, or a part of it. So every order of the kinds is a path, and what the paths
 once. A state is how many units of each kind are taken.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -93,14 +94,49 @@ def resource_graph(
         >>> [graph.units(edge) for edge in range(3)]
         [((0, 1, 2),), ((0, 0, 2),), ((1, 0, 1),)]
     """
-    grower = _Grower(counts=tuple(counts), most=most_kinds or len(counts), idle=idle)
+    graph = limited_graph(
+        counts, (1,) * len(counts), most_kinds=most_kinds or len(counts), idle=idle
+    )
+    assert graph is not None
+    return graph
+
+
+def limited_graph(
+    counts: Sequence[int],
+    grains: Sequence[int],
+    *,
+    most_kinds: int,
+    idle: bool,
+    most_groups: float = math.inf,
+) -> ResourceGraph | None:
+    """Enumerate groups of whole grains, or of an equal part of one; None where there are too many.
+
+    Args:
+        counts: Units of each kind, at least one.
+        grains: Units of a grain of each kind, from the begin of its row.
+        most_kinds: Of one group.
+        idle: As in `resource_graph`.
+        most_groups: More are too many.
+    """
+    grower = _Grower(counts=tuple(counts), grains=tuple(grains), most=most_kinds, idle=idle)
     found = {(0, NO_KIND, 0): list(grower.groups((0, NO_KIND, 0)))}
-    waiting = list(found)
+    waiting, num_groups = list(found), 0
     while waiting:
-        for _, to_state, _ in found[waiting.pop()]:
+        groups = found[waiting.pop()]
+        num_groups += len(groups)
+        if num_groups > most_groups:
+            return None
+        for _, to_state, _ in groups:
             if to_state not in found:
                 found[to_state] = list(grower.groups(to_state))
                 waiting.append(to_state)
+    return _graph(grower, found)
+
+
+def _graph(
+    grower: "_Grower", found: dict[State, list[tuple[int, State, tuple[Piece, ...]]]]
+) -> ResourceGraph:
+    """Number the states, and lay the groups out."""
     states = sorted(found, key=lambda state: (grower.taken(state), state))
     number = {state: index for index, state in enumerate(states)}
     edges = [
@@ -108,7 +144,7 @@ def resource_graph(
         for state in states
         for taken, to_state, pieces in found[state]
     ]
-    width = len(counts)
+    width = len(grower.counts)
     kinds = np.full((len(edges), width), NO_KIND)
     sizes = np.zeros((len(edges), width), np.int64)
     for row, (_, _, _, pieces) in enumerate(edges):
@@ -116,14 +152,14 @@ def resource_graph(
             kinds[row, column], sizes[row, column] = kind, size
     ends = np.array([edge[:3] for edge in edges], np.int64)
     return ResourceGraph(
-        counts=np.array(counts, np.int64),
+        counts=np.array(grower.counts, np.int64),
         states=tuple(states),
         from_state=ends[:, 0],
         to_state=ends[:, 1],
         kinds=kinds,
         sizes=sizes,
         taken=ends[:, 2],
-        full=not idle,
+        full=not grower.idle,
     )
 
 
@@ -132,6 +168,7 @@ class _Grower:
     """Enumerates the groups that can be taken next."""
 
     counts: tuple[int, ...]
+    grains: tuple[int, ...]
     most: int
     idle: bool
 
@@ -165,11 +202,18 @@ class _Grower:
         """Take some more units of a kind; after all of them, other kinds as well."""
         left = self.counts[kind] - used
         for size in range(1, left):
-            yield (closed, kind, used + size), (*pieces, (kind, size))
-        closed |= 1 << kind
-        whole = (*pieces, (kind, left))
-        yield (closed, NO_KIND, 0), whole
-        yield from self._begun(closed, whole)
+            if self._allows(kind, left - size, size):
+                yield (closed, kind, used + size), (*pieces, (kind, size))
+        if self._allows(kind, 0, left):
+            closed |= 1 << kind
+            whole = (*pieces, (kind, left))
+            yield (closed, NO_KIND, 0), whole
+            yield from self._begun(closed, whole)
+
+    def _allows(self, kind: int, first: int, size: int) -> bool:
+        """Tell whether units of a row are whole grains, or an equal part of one."""
+        grain = self.grains[kind]
+        return first % min(grain, size) == 0 and (size % grain == 0 or grain % size == 0)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -109,6 +109,8 @@ def planned_candidates(experiment: Experiment, cost_model: str) -> tuple[AnyCand
         return uniform_candidates(experiment)
     if cost_model == METIS_2024:
         return group_candidates(experiment)
+    if cost_model == ACESO_2024:
+        return Aceso2024Planner(experiment=experiment).candidates()
     return candidates_of(experiment)
 
 
@@ -147,7 +149,7 @@ def plan_experiment(
         )
     if counts_money(experiment):
         ranking = _with_parts(experiment, cost_model, ranking)
-    if cost_model == METIS_2024:  # what it bounds is the predicted time itself
+    if cost_model in {METIS_2024, ACESO_2024}:  # what it bounds is the predicted time itself
         ranking = replace(ranking, lower_bound_s=_least_bound_s(ranking))
     return Planned(
         experiment=experiment,
@@ -179,7 +181,7 @@ def _check_money(experiment: Experiment, cost_model: str) -> None:
         return
     key = "search.max_cost_per_iteration"
     what = key if experiment.objective == "time" else f"objective {experiment.objective!r}"
-    if cost_model in {AMP_2022, METIS_2024}:
+    if cost_model in {AMP_2022, METIS_2024, ACESO_2024}:
         message = f"{what} needs a cost model that knows prices; {cost_model} knows none"
         raise InputError(message, where=experiment.where())
     missing = [node for node in experiment.cluster.nodes if node.price_per_device_hour is None]

@@ -14,7 +14,7 @@ from amp_ray.cost.estimate import Estimate, Infeasible, Reason, Result
 from amp_ray.cost.model import CostModel
 from amp_ray.errors import InputError
 from amp_ray.partition import even_bounds
-from amp_ray.search.cuts import roomiest_bounds
+from amp_ray.search.cuts import best_bounds, roomiest_bounds
 from amp_ray.search.grid_bounds import GridBounds
 from amp_ray.search.objective import within_limits
 from amp_ray.search.placement import plan_listed, plan_placement, simple_s
@@ -22,6 +22,7 @@ from amp_ray.search.ranking import leader_order
 from amp_ray.search.recompute import patterns, with_recompute
 from amp_ray.search.space import uniform_candidates
 from amp_ray.search.stage_groups import DeviceGroups, plan_stage_groups
+from amp_ray.search.token_slices.plan import plan_slices
 from amp_ray.spec.candidate import (
     AnyCandidate,
     Candidate,
@@ -114,7 +115,13 @@ class AmpRayPlanner:
             return Infeasible(candidate=candidate, reason=refused)
         if self.experiment.space != "uniform":
             return plan_placement(self.cost_model, candidate)
-        return plan_listed(self.cost_model, candidate)
+        if not self._cuts_sequences:
+            return plan_listed(self.cost_model, candidate)
+        costs = self.cost_model.costs(candidate)
+        bounds = best_bounds(self.experiment, costs)
+        whole = self.cost_model.estimate_from(costs, Strategy.uniform(candidate, bounds))
+        sliced = plan_slices(self.cost_model, candidate, costs, bounds)
+        return whole if sliced is None else min(whole, sliced, key=leader_order)
 
     def least_s(self, candidate: Candidate, limit_s: float) -> float:
         """Return what no strategy of a candidate undercuts; infinite where there is none.
@@ -150,7 +157,8 @@ class AmpRayPlanner:
                 return Infeasible(candidate=candidate, reason=refused)
             plain = with_kind(candidate, NO_RECOMPUTE)
             bounds = even_bounds(self.experiment.model.num_layers, candidate.pp)
-            return with_recompute(self.cost_model, Strategy.uniform(plain, bounds))
+            best = with_recompute(self.cost_model, Strategy.uniform(plain, bounds))
+            return self._or_sliced(candidate, best) if self._cuts_sequences else best
         kinds = dict.fromkeys(own.whole for own in patterns(self.cost_model))
         results = [self._plan(with_kind(candidate, own)) for own in kinds]
         found = [result for result in results if isinstance(result, Estimate)]
@@ -159,6 +167,20 @@ class AmpRayPlanner:
             return replace(without[0], candidate=candidate)
         found += [with_recompute(self.cost_model, each.strategy) for each in found]
         return replace(min(found, key=leader_order), lower_bound_s=None)
+
+    @property
+    def _cuts_sequences(self) -> bool:
+        """Whether plans may have token slices."""
+        limits = self.experiment.limits
+        able = self.experiment.traits.token_slices or not limits.launchable
+        return limits.token_slices and able
+
+    def _or_sliced(self, candidate: Candidate, best: Result) -> Result:
+        """Return the better of a plan and those with token slices and one recompute for all."""
+        kinds = dict.fromkeys(own.whole for own in patterns(self.cost_model))
+        results = [best, *(self._plan(with_kind(candidate, own)) for own in kinds)]
+        found = [result for result in results if isinstance(result, Estimate)]
+        return replace(min(found, key=leader_order), lower_bound_s=None) if found else best
 
     def score(self, strategy: Strategy) -> Result:
         """Estimate a complete strategy; one that tensor parallelism cannot divide is told so.

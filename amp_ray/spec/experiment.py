@@ -39,6 +39,8 @@ class SearchLimits:
         idle_devices: Whether strategies may leave devices idle; None = not in the uniform space.
         max_cost_per_iteration: Strategies that cost more are not feasible.
         min_tokens_per_s: Strategies that train fewer tokens in a second are not feasible.
+        token_slices: Whether sequences may be cut into token slices.
+        slice_granularity: Tokens at whose multiples slices begin; None = a 32nd of a sequence.
     """
 
     min_tp: int = 1
@@ -51,6 +53,8 @@ class SearchLimits:
     idle_devices: bool | None = None
     max_cost_per_iteration: float | None = None
     min_tokens_per_s: float | None = None
+    token_slices: bool = False
+    slice_granularity: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,10 +118,10 @@ class Experiment:
 
     @property
     def may_idle(self) -> bool:
-        """Whether strategies may leave devices idle; not beside groups that span nodes."""
+        """Whether strategies may leave devices idle; no groups then span nodes, no slices."""
         chosen = self.limits.idle_devices
         allowed = self.space != "uniform" if chosen is None else chosen
-        return allowed and not self.limits.tp_across_nodes
+        return allowed and not (self.limits.tp_across_nodes or self.limits.token_slices)
 
     def where(self, *path: str | int) -> Where:
         """Return the place of a key in the file that the experiment was built from."""

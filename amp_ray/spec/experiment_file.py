@@ -160,6 +160,8 @@ class SearchSection(Section):
     idle_devices: Flag | None = None
     max_cost_per_iteration: Positive | None = None
     min_tokens_per_s: Positive | None = None
+    token_slices: Flag = False
+    slice_granularity: Count | None = None
 
 
 class SshSection(Section):

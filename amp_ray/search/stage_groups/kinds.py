@@ -1,5 +1,6 @@
 """Kinds of equal devices, and all ways in which stages can take them one after another."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,14 +11,18 @@ from typing import Final
 import numpy as np
 
 from amp_ray.cost.topology import IntArray
-from amp_ray.partition.resources import resource_graph
+from amp_ray.partition.resources import limited_graph
 from amp_ray.spec.cluster import Cluster
 
 MOST_GROUPS_IN_ANY_ORDER: Final = 600
 """Groups up to which kinds may alternate along the pipeline in any way."""
 
-MOST_GROUPS: Final = 20_000
-"""Groups up to which a stage may mix any number of kinds, and kinds tell links apart."""
+MOST_MIXED_GROUPS: Final = 6_000
+"""Groups up to which a stage may mix kinds."""
+
+MOST_GROUPS: Final = 16_000
+"""Groups up to which a stage may take any number of devices of one kind; beyond them devices are
+taken in grains: halves, quarters and eighths of a node at least, or an equal part of a grain."""
 
 MOST_KINDS: Final = 6
 """More kinds are put together: the number of their orders doubles with each."""
@@ -103,13 +108,19 @@ def device_graph(cluster: Cluster) -> DeviceGraph:
     if prod(comb(len(row) + 2, 2) for row in rows) <= MOST_GROUPS_IN_ANY_ORDER:
         return _any_order(cluster, rows, slots)
     if len(rows) <= MOST_KINDS:
-        for most_kinds in (len(rows), 2):
-            graph = _in_runs(cluster, rows, slots, most_kinds)
-            if len(graph.pieces) <= MOST_GROUPS:
+        for most_kinds in dict.fromkeys((len(rows), 2)):
+            graph = _in_runs(cluster, rows, slots, most_kinds, most_groups=MOST_MIXED_GROUPS)
+            if graph is not None:
                 return graph
-        return _in_runs(cluster, rows, slots, 1)
-    types = device_kinds(cluster, by_links=False)
-    return _in_runs(cluster, types, (0,) * len(types), 2)
+    else:
+        rows = device_kinds(cluster, by_links=False)
+        slots = (0,) * len(rows)
+    for share in (8, 4, 2, 1):
+        most = MOST_GROUPS if share > 1 else math.inf
+        graph = _in_runs(cluster, rows, slots, 1, most_groups=most, share=share)
+        if graph is not None:
+            return graph
+    raise AssertionError
 
 
 def one_node_graphs(cluster: Cluster) -> list[DeviceGraph]:
@@ -145,10 +156,24 @@ def device_kinds(cluster: Cluster, *, by_links: bool) -> tuple[tuple[int, ...], 
 
 
 def _in_runs(
-    cluster: Cluster, rows: tuple[tuple[int, ...], ...], slots: tuple[int, ...], most_kinds: int
-) -> DeviceGraph:
+    cluster: Cluster,
+    rows: tuple[tuple[int, ...], ...],
+    slots: tuple[int, ...],
+    most_kinds: int,
+    *,
+    most_groups: float,
+    share: int = 0,
+) -> DeviceGraph | None:
     """Take kind after kind; the first devices of a row are the first in the pipeline."""
-    graph = resource_graph([len(row) for row in rows], most_kinds=most_kinds, idle=True)
+    graph = limited_graph(
+        [len(row) for row in rows],
+        [max(1, (own or 8) // share) if share else 1 for own in slots],
+        most_kinds=most_kinds,
+        idle=True,
+        most_groups=most_groups,
+    )
+    if graph is None:
+        return None
     return DeviceGraph(
         rows=rows,
         from_state=graph.from_state,

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from amp_ray.partition.resources import NO_KIND, labelled, resource_graph
+from amp_ray.partition.resources import NO_KIND, labelled, limited_graph, resource_graph
 
 
 def groups_of(counts: tuple[int, ...], **options: object) -> list[tuple[tuple[int, int, int], ...]]:
@@ -101,3 +101,16 @@ def test_one_label_changes_nothing(label: int) -> None:
     assert split.edge.tolist() == list(range(len(graph.size)))
     assert split.from_state.tolist() == graph.from_state.tolist()
     assert split.final_states == graph.final_states
+
+
+def test_groups_are_whole_grains_or_equal_parts_of_one() -> None:
+    graph = limited_graph((8,), (4,), most_kinds=1, idle=False)
+    assert graph is not None
+    pieces = {graph.units(edge)[0][1:] for edge in range(len(graph.from_state))}
+    assert {(0, 8), (0, 4), (4, 8), (4, 6), (7, 8)} <= pieces
+    assert not pieces & {(2, 6), (0, 3), (3, 5), (2, 8)}
+
+
+def test_too_many_groups_are_none() -> None:
+    assert limited_graph((8,), (1,), most_kinds=1, idle=False, most_groups=35) is None
+    assert limited_graph((8,), (1,), most_kinds=1, idle=False, most_groups=36) is not None

@@ -1,6 +1,11 @@
 from dataclasses import replace
 
-from amp_ray.search.stage_groups.kinds import device_graph, device_kinds, one_node_graphs
+from amp_ray.search.stage_groups.kinds import (
+    MOST_GROUPS,
+    device_graph,
+    device_kinds,
+    one_node_graphs,
+)
 from amp_ray.spec.catalogue import CATALOGUE
 from amp_ray.spec.cluster import Cluster, Link, Node
 
@@ -104,3 +109,12 @@ def test_whole_nodes_and_equal_parts_of_one_are_aligned() -> None:
     assert (2, 4) in aligned
     assert (1, 3) not in aligned
     assert (2, 6) not in aligned
+
+
+def test_very_many_devices_are_taken_in_parts_of_nodes() -> None:
+    nodes = [node(f"n{index}", "T4" if index < 24 else "P100-16", 8) for index in range(48)]
+    graph = device_graph(Cluster(nodes=tuple(nodes)))
+    assert len(graph.pieces) <= MOST_GROUPS
+    sizes = {end - first for ((_, first, end),) in graph.pieces}
+    assert {1, 2, 8, 16} <= sizes
+    assert not any(size % 2 for size in sizes if size > 1)

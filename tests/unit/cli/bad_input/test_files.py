@@ -1,0 +1,131 @@
+"""An experiment file that cannot be read, and one with several mistakes."""
+
+from typing import Final
+
+import pytest
+
+from support.bad_input import EXPERIMENT, MODEL, NODE, WITH_HOSTFILE, Refused, edited
+
+TEXTS: Final[dict[str, tuple[str | bytes, str]]] = {
+    "empty": ("", "experiment.yaml: expected a mapping of keys such as"),
+    "only comments": ("# later\n", "found an empty file"),
+    "a list": ("- name: x\n", "experiment.yaml: expected a mapping of keys such as 'name:' and"),
+    "a word": ("homogeneous\n", "found a str"),
+    "cut short within a mapping": (
+        EXPERIMENT[: EXPERIMENT.index("hidden_size")],
+        "experiment.yaml:2: not valid YAML: ",
+    ),
+    "cut short between keys": (
+        EXPERIMENT[: EXPERIMENT.index("runtime")],
+        "experiment.yaml: global_batch_size: key 'global_batch_size' is missing",
+    ),
+    "key twice": (
+        EXPERIMENT + "precision: bf16\n",
+        "experiment.yaml:12: key 'precision' stands here and on line 7: keep one",
+    ),
+    "key twice within a mapping": (
+        edited((NODE, "slots: 2, slots: 4, ")),
+        "experiment.yaml:5: key 'slots' stands here and on line 5: keep one",
+    ),
+    "tabs": (edited(("  nodes", "\tnodes")), "experiment.yaml:4: not valid YAML: found character"),
+    "two documents": (
+        EXPERIMENT + "---\n" + EXPERIMENT,
+        "experiment.yaml:12: not valid YAML: but found another document",
+    ),
+    "control character": (
+        EXPERIMENT + "\x01",
+        "experiment.yaml:12: not valid YAML: character '\\x01'",
+    ),
+    "tag": (
+        edited(("name: mistaken", "name: !!python/name:os.system x")),
+        "experiment.yaml:1: found the tag 'tag:yaml.org,2002:python/name:os.system'; write the",
+    ),
+    "list as a key": ("? [a, b]\n: c\n", "experiment.yaml:1: expected a word as the key, found a"),
+    "value within itself": (
+        edited(("search: {space: uniform}", "search: &all {space: *all}")),
+        "experiment.yaml:11: a value cannot stand within itself",
+    ),
+    "nested too deeply": ("a: " + "[" * 5000, "experiment.yaml:1: not valid YAML: nested mo"),
+    "not UTF-8": (
+        b"name: caf\xe9\n",
+        "experiment.yaml: not a text file (byte 9 is not UTF-8)",
+    ),
+    "UTF-16": (EXPERIMENT.encode("utf-16"), "experiment.yaml: not a text file (byte 0 is not UTF"),
+}
+
+
+@pytest.mark.parametrize(("content", "message"), TEXTS.values(), ids=TEXTS)
+def test_a_file_that_cannot_be_read_says_where(
+    refused: Refused, content: str | bytes, message: str
+) -> None:
+    assert message in refused({"experiment.yaml": content})
+
+
+BOMB: Final = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 9)
+)
+"""9 to the power of 9 values in a few hundred bytes."""
+
+
+@pytest.mark.parametrize("command", ["plan", "doctor", "tune", "profile"])
+def test_aliases_that_explode_are_refused_at_once(refused: Refused, command: str) -> None:
+    options = {"tune": ("--budget", "1"), "profile": ("-o", "out")}.get(command, ())
+    message = refused({"experiment.yaml": BOMB}, *options, command=command)
+    assert message.startswith("experiment.yaml:6: stands for 597,871 values by its aliases")
+
+
+def test_all_mistakes_of_a_file_are_told_at_once(refused: Refused) -> None:
+    text = edited(
+        ("device: T4", "device: T5"),
+        ("profile:", "profil:"),
+        ("zero_stage: 0", "zero_stage: 3"),
+        ("runtime: deepspeed", "constants: {speed: 1}"),
+        ("global_batch_size", "globl_batch_size"),
+        ("space: uniform", "max_tp: 0"),
+        (MODEL, "vocab_size: 128, bottom_width: 8}"),
+    )
+    told = refused({"experiment.yaml": text}, mistakes=7).splitlines()
+    assert [line.partition(";")[0] for line in told] == [
+        "experiment.yaml:6: profil: unknown key 'profil'",
+        "experiment.yaml:10: globl_batch_size: unknown key 'globl_batch_size'",
+        "experiment.yaml:11: search.max_tp: found 0",
+        "experiment.yaml:8: zero_stage: found 3",
+        "experiment.yaml:9: constants.speed: unknown constant 'speed'",
+        "experiment.yaml:2: model: family 'gpt2' has no bottom_width",
+        "experiment.yaml:5: cluster.nodes.0.device: device 'T5' is not in the catalogue",
+    ]
+    assert told[1].endswith("did you mean 'global_batch_size'?")
+
+
+def test_what_depends_on_a_wrong_part_is_not_told_again(refused: Refused) -> None:
+    text = edited(
+        ("runtime: deepspeed", "runtime: horovod"), ("{source: analytic}", "{source: table}")
+    )
+    message = refused({"experiment.yaml": text})
+    assert message.startswith("experiment.yaml:9: runtime: found 'horovod'")
+
+
+def test_many_mistakes_are_counted(refused: Refused) -> None:
+    hosts = "".join(f"h{n} slots=x\n" for n in range(50))
+    told = refused({"experiment.yaml": WITH_HOSTFILE, "hosts": hosts}, mistakes=21).splitlines()
+    assert told[0].startswith("hosts:1: slots must be a positive integer")
+    assert told[-1].endswith("and 30 more mistakes")
+
+
+def test_a_file_without_end_is_refused(refused: Refused) -> None:
+    text = WITH_HOSTFILE.replace("hostfile: hosts", "hostfile: /dev/zero")
+    assert "longer than 33,554,432 characters" in refused({"experiment.yaml": text})
+
+
+def test_a_file_that_ends_too_early_asks_whether_it_was_cut(refused: Refused) -> None:
+    text = EXPERIMENT[: EXPERIMENT.index("hidden_size")]
+    assert "is it cut short?" in refused({"experiment.yaml": text})
+
+
+def test_a_missing_experiment_is_named(refused: Refused) -> None:
+    assert refused({}) == "experiment.yaml: no such file"
+
+
+def test_a_folder_in_place_of_the_experiment_is_told(refused: Refused) -> None:
+    message = refused({"experiment.yaml/inside.txt": "x"})
+    assert message == "experiment.yaml: this is a folder; expected a file"
