@@ -18,6 +18,12 @@ def candidates_of(experiment: Experiment) -> tuple[AnyCandidate, ...]:
     Raises:
         ValueError: If the limits leave nothing, with the limit that did it.
     """
+    if experiment.space == "operator":
+        message = (
+            "cost model amp-ray estimates layers; search.space operator is planned by "
+            "--cost-model aceso-2024"
+        )
+        raise ValueError(message)
     if _has_groups(experiment):
         return group_candidates(experiment)
     try:

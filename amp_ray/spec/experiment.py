@@ -16,9 +16,9 @@ from amp_ray.spec.traits import RuntimeTraits
 from amp_ray.spec.yaml_text import SourceLines
 from amp_ray.units import Precision
 
-Space = Literal["uniform", "placement", "heterogeneous"]
-"""Which strategies are looked at: one grid on devices in order, the grid on any devices, or stages
-that each have their own device group, tp and dp."""
+Space = Literal["uniform", "placement", "heterogeneous", "operator"]
+"""Which strategies are looked at: one grid on devices in order, the grid on any devices, stages
+that each have their own device group, tp and dp, or such stages cut between operators."""
 
 
 Objective = Literal["time", "cost", "time-cost"]

@@ -101,7 +101,9 @@ class StageOption:
 
 
 def stage_options(setting: AcesoSetting, micro_batch_size: int) -> tuple[StageOption, ...]:
-    """Return every tp and dp of a stage that was measured at a micro-batch size.
+    """Return every tp, dp and algorithm of a stage that was measured at a micro-batch size.
+
+    Undivided operators are the same by any algorithm.
 
     Args:
         setting: What is given.
@@ -115,10 +117,11 @@ def stage_options(setting: AcesoSetting, micro_batch_size: int) -> tuple[StageOp
             dp, rest = divmod(devices, tp)
             if rest or micro_batch_size % dp or not setting.allows(tp, dp):
                 continue
-            key = OperatorKey(micro_batch_size // dp, tp, 0)
-            table = setting.profile.tables.get(key)
-            if table is not None:
-                found.append(StageOption(tp=tp, dp=dp, algorithm=0, table=table))
+            for algorithm in setting.profile.algorithms if tp > 1 else (0,):
+                key = OperatorKey(micro_batch_size // dp, tp, algorithm)
+                table = setting.profile.tables.get(key)
+                if table is not None:
+                    found.append(StageOption(tp=tp, dp=dp, algorithm=algorithm, table=table))
     return tuple(found)
 
 

@@ -116,7 +116,7 @@ def _described(solution: OperatorSolution, options: tuple[StageOption, ...]) -> 
         option, again = options[stage.option], frozenset(stage.recomputed)
         stages.append(
             tuple(
-                (option.tp, option.dp, 0, operator in again)
+                (option.tp, option.dp, option.algorithm, operator in again)
                 for operator in range(stage.start, stage.end)
             )
         )

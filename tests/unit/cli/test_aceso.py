@@ -146,3 +146,13 @@ def test_what_the_published_planner_cannot_plan(amp_ray: Run, experiment: Path) 
     ended = amp_ray("plan", experiment, *model)
     assert ended.code == 2
     assert "needs zero_stage: 0" in ended.err
+
+
+def test_the_space_of_operators_is_planned_by_the_published_formulas_alone(
+    amp_ray: Run, experiment: Path
+) -> None:
+    experiment.write_text(f"{EXPERIMENT}search: {{space: operator}}\n", encoding="utf-8")
+    assert amp_ray("plan", experiment, "--cost-model", "aceso-2024").code == 0
+    ended = amp_ray("plan", experiment)
+    assert ended.code == 2
+    assert "search.space operator is planned by --cost-model aceso-2024" in ended.err
