@@ -84,6 +84,43 @@ def simulate_overlapped(stage_s: FloatArray, send_s: FloatArray, m: int) -> floa
     return float(clock[0])  # where the last backward pass ends
 
 
+@numba.njit(cache=True)
+def simulate_sliced(passes_s: FloatArray, sends_s: FloatArray, m: int) -> float:
+    """Walk 1F1B whose unit is a slice; backward passes take the slices of a micro-batch in reverse.
+
+    Stage ``j`` runs ``pp - 1 - j + slices - 1`` forward passes ahead, so that the whole first
+    micro-batch is done where its backward passes begin. Transfers delay only what they carry.
+    """
+    pp, slices = passes_s.shape[1], passes_s.shape[2]
+    total = m * slices
+    clock = np.zeros(pp)
+    forward, backward = np.zeros(pp, np.int64), np.zeros(pp, np.int64)
+    forward_done, backward_done = np.full((pp, total), -1.0), np.full((pp, total), -1.0)
+    while backward[0] < total:
+        for j in range(pp):
+            while backward[j] < total:
+                if forward[j] < min(total, pp - 1 - j + slices + backward[j]):
+                    unit, ready = forward[j], 0.0
+                    if j > 0:
+                        if forward_done[j - 1, unit] < 0.0:
+                            break
+                        ready = forward_done[j - 1, unit] + sends_s[0, j - 1, unit % slices]
+                    clock[j] = max(clock[j], ready) + passes_s[0, j, unit % slices]
+                    forward_done[j, unit] = clock[j]
+                    forward[j] += 1
+                else:
+                    piece = slices - 1 - backward[j] % slices
+                    unit, ready = backward[j] // slices * slices + piece, 0.0
+                    if j < pp - 1:
+                        if backward_done[j + 1, unit] < 0.0:
+                            break
+                        ready = backward_done[j + 1, unit] + sends_s[1, j, piece]
+                    clock[j] = max(clock[j], ready) + passes_s[1, j, piece]
+                    backward_done[j, unit] = clock[j]
+                    backward[j] += 1
+    return float(clock[0])
+
+
 @numba.njit("f8(f8[:,::1],f8[::1],f8[::1],UniTuple(i8,2),f8,f8)", cache=True)
 def peak_with(
     layers: FloatArray,

@@ -1,8 +1,8 @@
 """Peak memory of a rank, by stage and position in the schedule."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, reduce
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import numpy as np
 
@@ -36,7 +36,13 @@ LIVE_TEMPORARIES = 3
 that it writes, one gradient."""
 
 
-def in_flight(stage: int, pp: int, num_micro_batches: int, virtual_stages: int = 1) -> float:
+def in_flight(
+    stage: int,
+    pp: int,
+    num_micro_batches: int,
+    virtual_stages: int = 1,
+    slice_share: float = 1.0,
+) -> float:
     """Return the micro-batches whose activations a stage holds at once.
 
     Under 1F1B a stage runs one forward pass ahead for every stage behind it. With ``v`` chunks
@@ -48,9 +54,11 @@ def in_flight(stage: int, pp: int, num_micro_batches: int, virtual_stages: int =
         pp: Number of stages.
         num_micro_batches: Per replica.
         virtual_stages: ``v``.
+        slice_share: The part of a micro-batch in its largest token slice. A stage holds all slices
+            of one micro-batch, and one more slice for every stage behind it.
 
     Returns:
-        A whole number without chunks, else possibly a fraction.
+        A whole number without chunks and slices, else possibly a fraction.
 
     References:
         Narayanan et al., arXiv:2104.04473, section 2.2; Korthikanti et al., arXiv:2205.05198.
@@ -60,7 +68,7 @@ def in_flight(stage: int, pp: int, num_micro_batches: int, virtual_stages: int =
         (4.0, 1.0, 2.0, 5.5)
     """
     if virtual_stages == 1:
-        return float(min(pp - stage, num_micro_batches))
+        return float(min(1 + (pp - 1 - stage) * slice_share, num_micro_batches))
     chunks = 2 * (pp - 1 - stage) + (virtual_stages - 1) * pp + 1
     return float(min(chunks / virtual_stages, num_micro_batches))
 
@@ -148,6 +156,7 @@ class MemoryModel:
         zero_stage: What is sharded over dp.
         traits: What the runtime keeps.
         constants: Context and allocator.
+        slice_share: As in `in_flight`.
     """
 
     layers: FloatArray
@@ -160,6 +169,26 @@ class MemoryModel:
     zero_stage: int
     traits: RuntimeTraits
     constants: Constants
+    slice_share: float = 1.0
+
+    def sliced(self, share: float) -> "MemoryModel":
+        """Return the memory where micro-batches are cut into slices.
+
+        What lives while a layer runs is that of a slice. The gradients of all keys and values of a
+        micro-batch are kept beside its activations until its first slice has run backward.
+
+        Args:
+            share: Of a micro-batch in its largest slice.
+        """
+        shape, rank = self.weights.model.shape, self.rank
+        heads = shape.num_key_value_heads / shape.num_heads
+        key_values = 2 * shape.sequence_length * shape.hidden_size * heads / rank.tp
+        each = rank.micro_batch_size * rank.bytes_per_element * key_values
+        added = np.zeros((4, len(self.block_counts)))
+        added[1] = each * self.block_counts
+        scale = np.array([1.0, 1.0, share, share])[:, None]
+        layers, plain = (rows * scale + added for rows in (self.layers, self.plain))
+        return replace(self, layers=layers, plain=plain, slice_share=share)
 
     def peak(self, stage: int, start: int, end: int) -> float:
         """Return the peak of one stage.
@@ -227,7 +256,9 @@ class MemoryModel:
         bucket = per.bucket if candidate.options.dp > 1 or traits.buckets_alone else 0.0
         context = self._context_bytes * self.constants.context_scale
         for stage in range(pp):
-            flying = in_flight(stage, pp, num_micro_batches, traits.virtual_stages)
+            flying = in_flight(
+                stage, pp, num_micro_batches, traits.virtual_stages, self.slice_share
+            )
             rows.append(
                 (
                     states,
@@ -282,6 +313,13 @@ class StageMemory:
     """
 
     needs: tuple[RankMemory, ...]
+
+    def sliced(self, share: float) -> "StageMemory":
+        """Return the memory of stages whose micro-batches are cut; see `MemoryModel.sliced`."""
+        distinct = dict.fromkeys(memory for memory, _ in chain.from_iterable(self.needs))
+        known = {memory: memory.sliced(share) for memory in distinct}
+        needs = (tuple((known[memory], device) for memory, device in own) for own in self.needs)
+        return StageMemory(needs=tuple(needs))
 
     def peaks(self, bounds: tuple[int, ...]) -> list[tuple[float, Device]]:
         """Return, per stage, peak and device of the rank that comes closest to its memory.

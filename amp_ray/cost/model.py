@@ -14,7 +14,8 @@ from amp_ray.cost.memory import LayerMemory, MemoryModel, RankMemory, StageMemor
 from amp_ray.cost.messages import MessageModel, Messages
 from amp_ray.cost.money import Cost, PriceModel
 from amp_ray.cost.roofline import Rank
-from amp_ray.cost.schedule import slowest_replica
+from amp_ray.cost.schedule import slowest_replica, slowest_sliced_replica
+from amp_ray.cost.slices import largest_share, slice_model, slice_places
 from amp_ray.cost.stages import PlacedStages, StageTimes, TimeTables
 from amp_ray.cost.step_end import StepEndModel, StepEnds
 from amp_ray.cost.topology import FloatArray, IntArray, Topology
@@ -24,11 +25,18 @@ from amp_ray.spec.candidate import Candidate, StageOptions
 from amp_ray.spec.device import Device
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.optimizer import find_optimizer
+from amp_ray.spec.profile import ANALYTIC
 from amp_ray.spec.recompute import RecomputeKind
 from amp_ray.spec.strategy import Strategy
 
+TINY_S: Final = 1e-12
+"""Stands for a counted time of 0, where nothing can be corrected."""
+
 EXTRAPOLATED: Final = "micro-batch size outside the measured ones: layer times are extrapolated"
 """Warning: the profile has no measurement on one side of this micro-batch size."""
+
+NO_SLICES: Final = "this runtime passes on whole micro-batches, not token slices"
+"""Warning of a strategy with token slices that cannot be launched."""
 
 NO_RUNTIME: Final = "stages of different tp or dp, which only runtime torch runs"
 """Warning of what cannot be launched."""
@@ -70,6 +78,7 @@ class CostModel:
     _memory: dict[Candidate, MemoryModel] = field(init=False, default_factory=dict)
     _weights: dict[int, Weights] = field(init=False, default_factory=dict)
     _networks: dict[int, tuple[Topology, MessageModel]] = field(init=False, default_factory=dict)
+    _slice_models: dict[tuple[int, int], "CostModel"] = field(init=False, default_factory=dict)
     _layer_memory: dict[tuple[int, int, RecomputeKind], FloatArray] = field(
         init=False, default_factory=dict
     )
@@ -138,16 +147,22 @@ class CostModel:
             costs: Of the same options, shares and devices.
             strategy: Its bounds count.
         """
-        breakdown = self._breakdown(costs, strategy.bounds)
+        breakdown = self._breakdown(costs, strategy)
         total_s = breakdown.total_s
-        peaks, devices = zip(*costs.memory.peaks(strategy.bounds), strict=True)
+        memory = costs.memory
+        if strategy.token_slices:
+            memory = memory.sliced(largest_share(strategy.token_slices))
+        peaks, devices = zip(*memory.peaks(strategy.bounds), strict=True)
         verdict = self._judge.judge(strategy.bounds, total_s, peaks, devices)
-        launchable = strategy.is_uniform or self.experiment.traits.unequal_stages
+        traits = self.experiment.traits
+        launchable = strategy.is_uniform or traits.unequal_stages
+        runs_slices = traits.token_slices or not strategy.token_slices
         recompute = [stage.options.recompute for stage in strategy.stages]
-        no_recompute = self.experiment.traits.why_no_recompute(recompute)
+        no_recompute = traits.why_no_recompute(recompute)
         warnings = (
             *([EXTRAPOLATED] if costs.times.extrapolated else []),
             *([] if launchable else [NO_RUNTIME]),
+            *([] if runs_slices else [NO_SLICES]),
             *([] if no_recompute is None else [no_recompute]),
         )
         return Estimate(
@@ -158,7 +173,7 @@ class CostModel:
             memory_limit_bytes=tuple(float(device.memory_bytes) for device in devices),
             reasons=verdict.reasons,
             warnings=warnings,
-            launchable=launchable and no_recompute is None,
+            launchable=launchable and runs_slices and no_recompute is None,
             failure_probability=verdict.failure_probability,
             cost=self._cost(costs.stages, strategy.bounds, total_s),
             tokens_per_s=costs.stages.num_samples * self._sequence_length / total_s or None,
@@ -305,23 +320,86 @@ class CostModel:
         given = self.experiment
         return Judge(model=given.model, traits=given.traits, constants=given.constants)
 
-    def _breakdown(self, costs: StageCosts, bounds: tuple[int, ...]) -> Breakdown:
+    def _breakdown(self, costs: StageCosts, strategy: Strategy) -> Breakdown:
         """Put pipeline and step end together."""
-        constants = self.experiment.constants
-        times = costs.times.at(bounds)
-        times[0] += constants.host_s_per_micro_batch
-        pipeline = slowest_replica(
-            times,
-            costs.messages.at(bounds),
-            costs.stages.num_micro_batches,
-            self.experiment.traits,
-        )
+        constants, bounds = self.experiment.constants, strategy.bounds
+        if strategy.token_slices:
+            pipeline = self._sliced_pipeline(costs.stages, strategy)
+        else:
+            pipeline = self._pipeline(costs, bounds)
         step_end = costs.step_ends.at(bounds)
         return replace(
             pipeline,
             gradient_sync_s=step_end.gradient_sync_s,
             optimizer_s=step_end.optimizer_s,
             other_s=constants.host_s_per_iteration,
+        )
+
+    def _sliced_pipeline(self, stages: PlacedStages, strategy: Strategy) -> Breakdown:
+        """Simulate micro-batches that are cut into slices."""
+        places = slice_places(strategy.token_slices)
+        known = {
+            place: self.slice_seconds(stages, strategy.bounds, place)
+            for place in dict.fromkeys(places)
+        }
+        passes_s = np.stack([known[place][0] for place in places], axis=-1)
+        sends_s = np.stack([known[place][1] for place in places], axis=-1)
+        return slowest_sliced_replica(passes_s, sends_s, stages.num_micro_batches)
+
+    def slice_seconds(
+        self, stages: PlacedStages, bounds: tuple[int, ...], place: tuple[int, int, int]
+    ) -> tuple[FloatArray, FloatArray]:
+        """Return what a slice takes: of a layer it is counted, corrected as the whole is measured.
+
+        Args:
+            stages: With their devices.
+            bounds: Their cuts.
+            place: Sequences, tokens and tokens of context.
+
+        Returns:
+            Forward, backward and all-reduce seconds, shape ``(3, pp, num_parts)``, and those of
+            activation and gradient across each cut, shape ``(2, pp - 1, num_parts)``.
+        """
+        sequences, tokens, context = place
+        own = replace(stages, shares=[(sequences,) * len(share) for share in stages.shares])
+        passes_s, sends_s = self._slice_model(tokens, context).seconds(own, bounds)
+        if self.experiment.profile.is_measured:
+            whole = self._slice_model(self._sequence_length, 0)
+            counted_s = np.maximum(whole.seconds(stages, bounds)[0], TINY_S)
+            passes_s = passes_s * self.seconds(stages, bounds)[0] / counted_s
+        passes_s[0] += self.experiment.constants.host_s_per_micro_batch
+        return passes_s, sends_s
+
+    def seconds(
+        self, stages: PlacedStages, bounds: tuple[int, ...]
+    ) -> tuple[FloatArray, FloatArray]:
+        """Return passes and messages of stages with their cuts, without the host."""
+        topology, messages = self.network(max(map(max, stages.shares)))
+        rings, types = topology.rings(stages.groups), stages.types(self.experiment.cluster)
+        passes_s = self.time_tables.times(stages, types, rings).at(bounds)
+        return passes_s, messages.between(stages, rings).at(bounds)
+
+    def _slice_model(self, tokens: int, context: int) -> "CostModel":
+        """Return the cost model of sequences as long as a slice, by data sheets alone."""
+        key = tokens, context
+        if key not in self._slice_models:
+            given = self.experiment
+            model = slice_model(given.model, given.traits, tokens=tokens, context=context)
+            self._slice_models[key] = CostModel(
+                experiment=replace(given, model=model, profile=ANALYTIC)
+            )
+        return self._slice_models[key]
+
+    def _pipeline(self, costs: StageCosts, bounds: tuple[int, ...]) -> Breakdown:
+        """Simulate whole micro-batches."""
+        constants = self.experiment.constants
+        times = costs.times.at(bounds)
+        times[0] += constants.host_s_per_micro_batch
+        return slowest_replica(
+            times,
+            costs.messages.at(bounds),
+            costs.stages.num_micro_batches,
+            self.experiment.traits,
         )
 
     def _stage_memory(self, stages: PlacedStages, types: Sequence[frozenset[int]]) -> StageMemory:

@@ -7,7 +7,7 @@ import numpy as np
 
 from amp_ray.cost.estimate import Breakdown
 from amp_ray.cost.instructions import RECEIVES, SENDS, Instruction, Order, Timed, other_end
-from amp_ray.cost.kernels import FloatArray, simulate_blocking, simulate_overlapped
+from amp_ray.cost.kernels import FloatArray, simulate_blocking, simulate_overlapped, simulate_sliced
 from amp_ray.spec.traits import RuntimeTraits
 
 
@@ -261,6 +261,44 @@ def slowest_replica(
         _replica(stage_s[:, :, replica], send_s[:, :, replica], num_micro_batches, traits)
         for replica in distinct.values()
     ]
+    return max(parts, key=lambda part: part.total_s)
+
+
+def slowest_sliced_replica(
+    passes_s: FloatArray, sends_s: FloatArray, num_micro_batches: int
+) -> Breakdown:
+    """Simulate replicas whose micro-batches are cut into slices, and take the slowest one apart.
+
+    Args:
+        passes_s: Shape ``(3, pp, dp, num_slices)``. Forward, backward, all-reduces within both.
+        sends_s: Shape ``(2, pp - 1, dp, num_slices)``. Activation and gradient across each cut.
+        num_micro_batches: Per replica.
+
+    Returns:
+        The pipeline's part of a breakdown.
+    """
+    parts = []
+    for replica in range(passes_s.shape[2]):
+        own_s = np.ascontiguousarray(passes_s[:, :, replica])
+        pipeline_s, still_s = (
+            float(simulate_sliced(own_s[:2].copy(), sends, num_micro_batches))
+            for sends in (
+                np.ascontiguousarray(sends_s[:, :, replica]),
+                np.zeros_like(sends_s[:, :, replica]),
+            )
+        )
+        totals = own_s[:2].sum(axis=(0, 2))
+        slowest = int(np.argmax(totals))
+        busy_s = num_micro_batches * float(totals[slowest])
+        talking_s = num_micro_batches * float(own_s[2, slowest].sum())
+        parts.append(
+            Breakdown(
+                compute_s=busy_s - talking_s,
+                tensor_parallel_s=talking_s,
+                bubble_s=max(0.0, still_s - busy_s),
+                pipeline_p2p_s=max(0.0, pipeline_s - still_s),
+            )
+        )
     return max(parts, key=lambda part: part.total_s)
 
 

@@ -1,23 +1,22 @@
 """Which operators Aceso's models consist of, and what its names say about their memory."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, groupby
+from itertools import accumulate
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from amp_ray.spec.operator_profile import BoolArray, FloatArray, OperatorFamily
+from amp_ray.units import counted
 
 _LAYER_LENGTHS: Final[dict[OperatorFamily, tuple[int, ...]]] = {"gpt": (13,), "t5": (13, 21)}
 """Operators of a layer: of GPT; of T5's encoder and decoder."""
 
 _NUM_OTHERS: Final[dict[OperatorFamily, int]] = {"gpt": 3, "t5": 5}
 """Operators outside of the layers: embeddings, final norms, the output layer with its loss."""
-
-_OTHERS: Final = ("embedding", "final", "post-process")
 
 _BOTTLENECK_LENGTH: Final = 8
 """Operators of a bottleneck of a ResNet."""
@@ -80,52 +79,40 @@ def aceso_chain(rows: Sequence[str], *, family: OperatorFamily, num_layers: int)
 
 
 def _repeated(rows: Sequence[str], family: OperatorFamily, num_layers: int) -> list[list[int]]:
-    """Return the rows of every layer, each run of a layer's operators so many times."""
-    runs = [
-        (bool(part), list(run))
-        for part, run in groupby(range(len(rows)), key=lambda row: _part(rows[row]))
-    ]
-    lengths = tuple(len(run) for is_layer, run in runs if is_layer)
+    """Return the rows of every layer, the one of each kind in the file so many times."""
+    starts = [row for row, name in enumerate(rows) if _starts_block(name, family)]
+    lengths = _LAYER_LENGTHS[family]
     num_others = len(rows) - sum(lengths)
-    if lengths != _LAYER_LENGTHS[family] or num_others != _NUM_OTHERS[family]:
-        expected = " and ".join(map(str, _LAYER_LENGTHS[family]))
+    layers = _blocks(rows, dict(zip(starts, lengths, strict=False)))
+    kinds = tuple(len(layer) for layer in layers if len(layer) > 1)
+    if len(starts) != len(lengths) or kinds != lengths or num_others != _NUM_OTHERS[family]:
         message = (
-            f"found layers of {' and '.join(map(str, lengths)) or 'no'} operators and {num_others} "
-            f"others; a model of family {family} has layers of {expected} and "
-            f"{_NUM_OTHERS[family]} others (embeddings, final norms, post-process)"
+            f"found {counted(len(rows), 'operator')}, {len(starts)} of them a 1st-layernorm; a "
+            f"model of family {family} has layers of {' and '.join(map(str, lengths))} operators, "
+            f"which start with one, and {_NUM_OTHERS[family]} others (embeddings, final norms, "
+            "post-process)"
         )
         raise ValueError(message)
-    layers: list[list[int]] = []
-    for is_layer, run in runs:
-        layers += [run] * num_layers if is_layer else [[row] for row in run]
-    return layers
-
-
-def _part(name: str) -> str:
-    """Return the part of the model whose layers an operator is of, empty for one outside of them.
-
-    Example:
-        >>> _part("enc-MLP-gelu"), _part("encoder-embedding")
-        ('enc', '')
-    """
-    if any(word in name for word in _OTHERS):
-        return ""
-    return name.partition("-")[0] or name
+    return [layer for each in layers for layer in [each] * (num_layers if len(each) > 1 else 1)]
 
 
 def _bottlenecks(rows: Sequence[str]) -> list[list[int]]:
     """Return the rows of every bottleneck of a ResNet, and of each operator outside of them."""
-    layers: list[list[int]] = []
+    starts = (row for row, name in enumerate(rows) if _starts_block(name, "resnet"))
+    return _blocks(rows, dict.fromkeys(starts, _BOTTLENECK_LENGTH))
+
+
+def _blocks(rows: Sequence[str], lengths: Mapping[int, int]) -> list[list[int]]:
+    """Divide rows into blocks, given their length by first row, and single ones between them."""
+    blocks: list[list[int]] = []
     end = 0
-    for row, name in enumerate(rows):
-        if _starts_block(name, "resnet"):
-            end = row + _BOTTLENECK_LENGTH
-            layers.append([row])
-        elif row < end:
-            layers[-1].append(row)
+    for row in range(len(rows)):
+        if row in lengths or row >= end:
+            blocks.append([row])
+            end = row + lengths.get(row, 1)
         else:
-            layers.append([row])
-    return layers
+            blocks[-1].append(row)
+    return blocks
 
 
 def _starts_block(name: str, family: OperatorFamily) -> bool:

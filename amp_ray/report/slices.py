@@ -9,10 +9,16 @@ from rich.table import Table
 
 def slices_table(record: Mapping[str, Any]) -> Table:
     """Draw what ``slices --json`` writes; equal batch slices share a line."""
-    proven = "the best there is"
-    if record["lower_bound_s"] < record["time_s"]:
-        proven = f"none takes less than {record['lower_bound_s']:.6g} s"
-    table = Table(title=f"{record['time_s']:.6g} s, {proven}", title_justify="left")
+    title = f"{record['time_s']:.6g} s"
+    if "row" in record:
+        plan = record["row"]["strategy"]
+        degrees = ", ".join(f"{name} {plan[name]}" for name in ("tp", "pp", "dp"))
+        title += f" per iteration: {degrees}, {plan['num_micro_batches']} micro-batch(es) of"
+    elif record["lower_bound_s"] < record["time_s"]:
+        title += f", none takes less than {record['lower_bound_s']:.6g} s"
+    else:
+        title += ", the best there is"
+    table = Table(title=title, title_justify="left")
     for name in ("times", "sequences", "tokens of each slice"):
         table.add_column(name, justify="left" if name.startswith("tokens") else "right")
     for entry, equal in groupby(record["slices"]):

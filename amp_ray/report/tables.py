@@ -180,8 +180,12 @@ class ResultsTable:
 
     def _legend(self, width: int) -> Iterator[str]:
         """Yield what readers cannot guess."""
-        layers = layers_text(self.experiment.model)
-        yield from _lines(f"bounds count layers: {layers}", width)
+        operators = self.experiment.profile.operators
+        if operators and any(each.strategy.has_operators for each in self._estimates):
+            yield f"bounds count operators of {operators.model}: {operators.num_operators} in all"
+        else:
+            layers = layers_text(self.experiment.model)
+            yield from _lines(f"bounds count layers: {layers}", width)
         if self._has_places:
             yield "below bounds: the nodes of each stage in turn; x4 stands for four stages"
         if any(_is_split(result) for result in self.results):

@@ -140,6 +140,7 @@ def load_strategies(path: Path, experiment: Experiment) -> tuple[Given, ...]:
     context = Context(
         cluster=experiment.cluster,
         num_layers=experiment.model.num_layers,
+        sequence_length=experiment.model.shape.sequence_length,
         global_batch_size=experiment.global_batch_size,
         recompute=experiment.recompute,
         num_operators=0 if operators is None else operators.num_operators,

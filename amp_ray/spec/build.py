@@ -190,7 +190,7 @@ class _Builder:
             zero_stage=self.zero_stage,
             recompute=Recompute(kind=checked.recompute),
             global_batch_size=checked.global_batch_size,
-            limits=_limits(checked.search),
+            limits=_limits(checked.search, document),
             trials=self.trials,
             space=checked.search.space,
             objective=checked.objective,
@@ -247,8 +247,11 @@ def _check_profiled(document: Document, section: ProfileSection) -> None:
     raise InputError(message, where=document.where("profile", "model"))
 
 
-def _limits(section: SearchSection) -> SearchLimits:
+def _limits(section: SearchSection, document: Document) -> SearchLimits:
     """Return the limits of the search: all its keys but the space."""
+    if section.token_slices and section.space != "uniform":
+        message = f"token slices are planned in space uniform; the space is {section.space}"
+        raise InputError(message, where=document.where("search", "token_slices"))
     sizes = section.micro_batch_sizes
     limits = {key: value for key, value in section if key != "space"}
     limits["micro_batch_sizes"] = None if sizes is None else tuple(sorted(set(sizes)))

@@ -233,8 +233,11 @@ def candidate_of(strategy: Strategy) -> Candidate:
     """Return the candidate that a uniform strategy was cut from.
 
     Raises:
-        ValueError: If stages differ in their options, or share samples unevenly.
+        ValueError: If stages differ in their options, share samples unevenly, or pass on slices.
     """
+    if strategy.token_slices:
+        message = "expected whole micro-batches, found token slices"
+        raise ValueError(message)
     options = strategy.options
     if not strategy.is_uniform or options is None:
         message = (

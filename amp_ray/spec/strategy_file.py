@@ -56,6 +56,7 @@ class Context:
     Args:
         cluster: Its devices; a strategy uses each once.
         recompute: What a strategy that says nothing of it does.
+        sequence_length: Tokens that token slices make together; 0 where there are none.
         num_operators: What bounds count where a strategy tells how operators are used; 0 where the
             profile knows no operators.
     """
@@ -64,6 +65,7 @@ class Context:
     num_layers: int
     global_batch_size: int
     recompute: Recompute
+    sequence_length: int = 0
     num_operators: int = 0
 
 
@@ -257,9 +259,6 @@ def _from_json(text: str, file: str, context: Context) -> tuple[Given, ...]:
 def _from_record(record: Mapping[str, Any], where: Where, context: Context) -> Given:
     """Read one STRATEGY object."""
     checked = validate(StrategyRecord, Document(file=where.file, values=record))
-    if checked.token_slices:
-        message = "the time of a strategy with token slices cannot be estimated yet; leave them out"
-        raise InputError(message, where=where.at("token_slices"))
     if checked.bounds is None and checked.stages is None:
         return _uncut(checked, where, context)
     if checked.recompute is None and checked.stages is None:
@@ -309,6 +308,12 @@ def _check_fit(
             "number of the model's layers (embedding, head and others count too)"
         )
         raise InputError(message, where=where.at("bounds"))
+    if strategy.token_slices and sum(strategy.token_slices[0][1]) != context.sequence_length:
+        message = (
+            f"found slices of {sum(strategy.token_slices[0][1])} tokens together; the experiment's "
+            f"sequences have {context.sequence_length}"
+        )
+        raise InputError(message, where=where.at("token_slices"))
     if strategy.global_batch_size != context.global_batch_size:
         message = (
             f"makes {strategy.global_batch_size} samples per step; the experiment has "

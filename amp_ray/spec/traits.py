@@ -13,6 +13,8 @@ from amp_ray.spec.recompute import Recompute
 from amp_ray.units import BYTES_PER_ELEMENT, BYTES_PER_FP32, GIB, Precision
 
 LayerList = Literal["amp-2022", "runtime"]
+
+LAYER_LISTS: Final[tuple[LayerList, ...]] = ("runtime", "amp-2022")
 PartitionRule = Literal["exact", "even-blocks"]
 RecomputePattern = Literal["none", "selective", "selective:n", "full", "full:n"]
 
@@ -74,6 +76,7 @@ class RuntimeTraits:
         recompute: What it can compute again; ``full:n`` is for part of the blocks of a stage.
         recompute_per_stage: Whether stages may differ in it.
         unequal_stages: Whether stages may differ in tp and dp and share samples unevenly.
+        token_slices: Whether stages can pass on slices of sequences.
     """
 
     name: str
@@ -120,6 +123,7 @@ class RuntimeTraits:
     recompute: tuple[RecomputePattern, ...] = ("none", "full")
     recompute_per_stage: bool = False
     unequal_stages: bool = False
+    token_slices: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what the cost model cannot price, and a launcher that ends before it starts."""
@@ -258,6 +262,7 @@ TORCH: Final = RuntimeTraits(
     master_bytes_per_parameter=4.0,
     bucket_bytes_per_element=0.0,
     unequal_stages=True,
+    token_slices=True,
     recompute=("none", "selective", "selective:n", "full", "full:n"),
     recompute_per_stage=True,
 )

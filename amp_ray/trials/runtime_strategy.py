@@ -147,8 +147,6 @@ def _reasons(experiment: Experiment, strategy: Strategy) -> Iterator[str]:
             "as 'trials: {program: {argv: [...]}}', or plan with 'runtime: deepspeed'"
         )
     yield from _runtime_reasons(experiment, strategy)
-    if strategy.token_slices:
-        yield "it cuts sequences into token slices, which DeepSpeed's pipeline cannot run"
     if experiment.zero_stage > MAX_ZERO_STAGE:
         yield f"zero_stage {experiment.zero_stage} does not work with a pipeline; use 0 or 1"
     recompute = [stage.options.recompute for stage in strategy.stages]
@@ -181,6 +179,11 @@ def _runtime_reasons(experiment: Experiment, strategy: Strategy) -> Iterator[str
                 "its stages have different tp or dp, or shares of samples; DeepSpeed runs one of "
                 "each, 'runtime: torch' any"
             )
+        if strategy.token_slices:
+            yield (
+                "it cuts sequences into token slices, which DeepSpeed's pipeline cannot run; "
+                "'runtime: torch' can"
+            )
         if traits.virtual_stages > 1:
             yield (
                 f"virtual_stages is {traits.virtual_stages}, and DeepSpeed does not interleave "
@@ -189,6 +192,12 @@ def _runtime_reasons(experiment: Experiment, strategy: Strategy) -> Iterator[str
         return
     if traits.sliced_activations or traits.sliced_gradients:
         yield "runtime torch sends whole activations to every rank; leave sliced_* of traits out"
+    length = experiment.model.shape.sequence_length if experiment.model.shape.vocab_size else 0
+    wrong = [tokens for _, tokens in strategy.token_slices if sum(tokens) != length]
+    if wrong and not length:
+        yield "its token_slices need causal attention; pictures attend as a whole"
+    elif wrong:
+        yield f"its token_slices {list(wrong[0])} must add up to sequence_length {length}"
     if traits.virtual_stages > 1:
         try:
             chunk_bounds(experiment.model, strategy.bounds, traits.virtual_stages)

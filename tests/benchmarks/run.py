@@ -22,6 +22,8 @@ PARTS = {
     "bench_partition": "Exact partition solver",
     "bench_placement": "Placements: devices and cuts together",
     "bench_study": "A study of 10,000 trials",
+    "bench_mixed": "Stages with their own devices on mixed clusters",
+    "bench_slices": "Token slices: long sequences on 48 stages",
     "bench_metis": "Exact search under Metis's formulas",
 }
 

@@ -109,7 +109,8 @@ def test_every_strategy_has_an_estimate(case: Case) -> None:
     runs_again = case.experiment.traits.why_no_recompute(
         [stage.options.recompute for stage in case.strategy.stages]
     )
-    assert estimate.launchable == (case.strategy.is_uniform and runs_again is None)
+    runs_stages = case.strategy.is_uniform or case.experiment.traits.unequal_stages
+    assert estimate.launchable == (runs_stages and runs_again is None)
 
 
 @given(case=cases(), data=st.data())

@@ -7,6 +7,7 @@ run is left out where a stage ends with it.
 """
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -26,6 +27,7 @@ from amp_ray.spec.operator_profile import (
     TransferTable,
     operator_table,
 )
+from amp_ray.spec.operator_run import OperatorUse
 from amp_ray.units import MEGA, MIB
 
 NOT_PROFILED: Final = "not in the profile"
@@ -177,37 +179,46 @@ def _stage_time(
 ) -> StageTime:
     """Return what one micro-batch takes in a stage."""
     incoming, outgoing = links
-    resharding_s, num_missing = _resharding_s(profile, stage, table.input_bytes)
+    steps = list(resharding_s(profile, stage.first_operator, stage.uses, table.input_bytes))
     return StageTime(
         forward_s=float(table.forward_s.sum()),
         backward_s=float(table.backward_s.sum()),
         recompute_s=float(table.forward_s[stage.recompute].sum()),
         transfer_s=transfer_s(incoming, float(table.input_bytes[0]))
         + transfer_s(outgoing, float(table.output_bytes[-1])),
-        resharding_s=resharding_s,
-        num_missing=num_missing,
+        resharding_s=sum(seconds for _, seconds, _ in steps),
+        num_missing=sum(not measured for *_, measured in steps),
     )
 
 
-def _resharding_s(
-    profile: OperatorProfile, stage: AcesoStage, input_bytes: FloatArray
-) -> tuple[float, int]:
-    """Return what exchanges within a stage take, and how many have an unmeasured size.
+def resharding_s(
+    profile: OperatorProfile,
+    first_operator: int,
+    uses: Sequence[OperatorUse],
+    input_bytes: FloatArray,
+) -> Iterator[tuple[int, float, bool]]:
+    """Yield what each exchange within a stage takes; its T5 has none.
 
-    Its T5 has none.
+    Args:
+        profile: What was measured.
+        first_operator: Of the stage.
+        uses: Of its operators.
+        input_bytes: What each of them reads.
+
+    Yields:
+        The operator before which it happens, seconds, and whether its size was measured.
     """
     if profile.family == "t5":
-        return 0.0, 0
-    seconds, num_missing = 0.0, 0
-    for operator, step in stage_exchanges(profile, stage.first_operator, stage.uses):
-        size_bytes = float(input_bytes[operator - stage.first_operator])
+        return
+    for operator, step in stage_exchanges(profile, first_operator, uses):
+        size_bytes = float(input_bytes[operator - first_operator])
         for kind in (step.forward, step.backward):
-            if kind is None:
-                continue
-            price_s = collective_s(profile, kind, step.num_devices, size_bytes)
-            num_missing += price_s is None
-            seconds += MISSING_COLLECTIVE_S if price_s is None else price_s
-    return seconds, num_missing
+            if kind is not None:
+                price_s = collective_s(profile, kind, step.num_devices, size_bytes)
+                if price_s is None:
+                    yield operator, MISSING_COLLECTIVE_S, False
+                else:
+                    yield operator, price_s, True
 
 
 def collective_s(

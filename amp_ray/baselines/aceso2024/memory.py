@@ -6,7 +6,13 @@ from typing import Final
 import numpy as np
 
 from amp_ray.baselines.aceso2024.plan import AcesoStage
-from amp_ray.spec.operator_profile import BoolArray, FloatArray, OperatorProfile, OperatorTable
+from amp_ray.spec.operator_profile import (
+    BoolArray,
+    FloatArray,
+    OperatorFamily,
+    OperatorProfile,
+    OperatorTable,
+)
 
 MIXED_PRECISION_COPIES: Final = 8
 """Half precision: weights, their gradients, a master copy and two moments of twice their width."""
@@ -71,15 +77,19 @@ def stage_memory(
     counted = runs[:-1] if _omits_last_run(both, share) else runs
     largest = float(counted.max(initial=0.0))
     weights = float(table.weight_bytes.sum())
-    copies = SINGLE_PRECISION_COPIES if profile.family == "resnet" else MIXED_PRECISION_COPIES
     return StageMemory(
-        states_bytes=copies * weights,
+        states_bytes=copies_of_weights(profile.family) * weights,
         in_flight_bytes=float(table.input_bytes[0] + kept.sum()) - saved,
         num_in_flight=num_stages_behind + 1,
         recomputed_bytes=largest,
         reserved_bytes=_reserved_bytes(table, weights),
         omitted_bytes=float(runs.max()) - largest,
     )
+
+
+def copies_of_weights(family: OperatorFamily) -> int:
+    """Return what weights, gradients and optimizer take, in parts of the weights."""
+    return SINGLE_PRECISION_COPIES if family == "resnet" else MIXED_PRECISION_COPIES
 
 
 def _omits_last_run(both: BoolArray, share: FloatArray) -> bool:

@@ -1,24 +1,22 @@
 """The planner published as Aceso (2024) on an experiment of ours: its formulas."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 from amp_ray.baselines.aceso2024.cost import NOT_EXPRESSIBLE, AcesoCost, aceso_cost
 from amp_ray.baselines.aceso2024.plan import AcesoPlan, aceso_plan
+from amp_ray.baselines.aceso2024.problem import MOST_STAGES, STAGE_DEVICES, AcesoSetting
+from amp_ray.baselines.aceso2024.search import AcesoSearch
 from amp_ray.cost.estimate import Breakdown, Estimate, Infeasible, Reason, Result
 from amp_ray.cost.verdict import OUT_OF_MEMORY
 from amp_ray.errors import InputError
 from amp_ray.spec.candidate import AnyCandidate, GroupsCandidate
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.operator_profile import OperatorProfile
+from amp_ray.spec.operator_strategy import operator_strategy
 from amp_ray.spec.strategy import Strategy
 from amp_ray.units import MIB, counted
-
-STAGE_DEVICES: Final = (1, 2, 4, 8)
-"""Devices of a stage that it knows."""
-
-MOST_STAGES: Final = 16
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -63,16 +61,53 @@ class Aceso2024Planner:
         return 0.0
 
     def plan(self, candidate: AnyCandidate) -> Result:
-        """Refuse: only whole strategies have a price.
+        """Return the best plan with a candidate's micro-batch, with a bound of all of them.
+
+        Args:
+            candidate: How the batch is cut; the published planner chooses all else.
 
         Raises:
-            InputError: Always.
+            InputError: If tp, dp and pp are chosen already.
         """
-        message = (
-            f"cost model aceso-2024 estimates strategies with bounds; found micro-batch size "
-            f"{candidate.micro_batch_size} without"
+        if not isinstance(candidate, GroupsCandidate):
+            message = (
+                "cost model aceso-2024 chooses tp, dp and pp of every stage: name a whole strategy"
+            )
+            raise InputError(message)
+        found = self._search.found[candidate.micro_batch_size]
+        if isinstance(found, Reason):
+            return Infeasible(candidate=candidate, reason=found)
+        strategy = operator_strategy(
+            found.stages,
+            samples_per_micro_batch=candidate.micro_batch_size,
+            num_micro_batches=candidate.num_micro_batches,
         )
-        raise InputError(message)
+        result = self.score(strategy)
+        if isinstance(result, Infeasible):
+            return result
+        return replace(result, lower_bound_s=found.lower_bound_s)
+
+    def candidates(self) -> tuple[GroupsCandidate, ...]:
+        """Return every size of the micro-batch that the published planner looks at.
+
+        Raises:
+            ValueError: If there is none.
+        """
+        given, setting = self.experiment, self._search.setting
+        batch = given.global_batch_size
+        if not setting.micro_batch_sizes:
+            sizes = ", ".join(map(str, self.profile.micro_batch_sizes))
+            asked = given.limits.micro_batch_sizes
+            message = (
+                f"cost model aceso-2024 takes micro-batches of a measured size ({sizes}) that "
+                f"divides global_batch_size {batch}"
+                + (f" and is one of micro_batch_sizes {list(asked)}" if asked else "")
+            )
+            raise ValueError(message)
+        return tuple(
+            GroupsCandidate(micro_batch_size=size, num_micro_batches=batch // size)
+            for size in setting.micro_batch_sizes
+        )
 
     def score(self, strategy: Strategy) -> Result:
         """Estimate a strategy.
@@ -96,6 +131,20 @@ class Aceso2024Planner:
         if isinstance(cost, Reason):
             return self._infeasible(plan, cost)
         return self._estimate(strategy, plan, cost)
+
+    @cached_property
+    def _search(self) -> AcesoSearch:
+        """The exact search, within the limits of the experiment."""
+        given = self.experiment
+        setting = AcesoSetting(
+            profile=self.profile,
+            num_devices=given.cluster.num_devices,
+            devices_per_node=given.cluster.nodes[0].num_slots,
+            limit_bytes=float(given.cluster.device_types[0].memory_bytes),
+            global_batch_size=given.global_batch_size,
+            limits=given.limits,
+        )
+        return AcesoSearch(setting=setting)
 
     def _infeasible(self, plan: AcesoPlan, reason: Reason) -> Infeasible:
         """Return a plan that has no price."""

@@ -68,7 +68,30 @@ class DeviceGroups:
 
     cost_model: CostModel
     _known: dict[object, DeviceGroup | None] = field(init=False, default_factory=dict)
+    _graphs: dict[DeviceGraph, tuple[list[list[DeviceGroup]], IntArray]] = field(
+        init=False, default_factory=dict
+    )
     _bounds: dict[Recompute, TimeBound] = field(init=False, default_factory=dict)
+
+    def of_graph(self, graph: DeviceGraph) -> tuple[list[list[DeviceGroup]], IntArray]:
+        """Return the different groups of a graph, and which of them each of its edges is.
+
+        Args:
+            graph: Groups of devices.
+
+        Returns:
+            Per different group the same devices with every tp; shape ``(E,)`` of the edges.
+        """
+        if graph not in self._graphs:
+            signatures = [graph.signature(edge) for edge in range(len(graph.pieces))]
+            first = {signature: edge for edge, signature in reversed(list(enumerate(signatures)))}
+            edges = sorted(first.values())
+            index = {signatures[edge]: number for number, edge in enumerate(edges)}
+            self._graphs[graph] = (
+                [self.of_edge(graph, edge) for edge in edges],
+                np.array([index[signature] for signature in signatures], dtype=np.int64),
+            )
+        return self._graphs[graph]
 
     def of_edge(self, graph: DeviceGraph, edge: int) -> list[DeviceGroup]:
         """Return a group with every tp that it allows; equal groups are one.

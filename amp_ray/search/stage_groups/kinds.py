@@ -11,6 +11,7 @@ from typing import Final
 import numpy as np
 
 from amp_ray.cost.topology import IntArray
+from amp_ray.partition.arrays import BoolArray
 from amp_ray.partition.resources import limited_graph
 from amp_ray.spec.cluster import Cluster
 
@@ -85,6 +86,16 @@ class DeviceGraph:
             for kind, first, size in self.signature(edge)
             for slots in (self.slots[kind] or size,)
         )
+
+    @cached_property
+    def at_node_ends(self) -> BoolArray:
+        """Shape ``(E,)``. `ends_at_nodes` of every group."""
+        return np.array([self.ends_at_nodes(edge) for edge in range(len(self.pieces))])
+
+    @cached_property
+    def aligned(self) -> BoolArray:
+        """Shape ``(E,)``. `is_aligned` of every group."""
+        return np.array([self.is_aligned(edge) for edge in range(len(self.pieces))])
 
     @property
     def is_small(self) -> bool:

@@ -13,6 +13,7 @@ from amp_ray.cost.collective import Path
 from amp_ray.cost.kernels import RankTable
 from amp_ray.cost.stages import PlacedStages
 from amp_ray.cost.topology import FloatArray, IntArray, Rings, Topology
+from amp_ray.partition.rows import repeated
 from amp_ray.search.stage_groups.device_group import DeviceGroup, DeviceGroups
 from amp_ray.search.stage_groups.kinds import DeviceGraph
 from amp_ray.search.stage_groups.shares import (
@@ -108,19 +109,18 @@ class GroupCosts:
             [np.max([self._step_s[kind] for kind in kinds], axis=0) for kinds in self._rows]
         )
 
-    def options(self, graph: DeviceGraph, edge: int) -> list[GroupOption]:
-        """Return every way to use a device group as a stage.
+    def options(self, groups: Sequence[DeviceGroup]) -> list[GroupOption]:
+        """Return every way to use devices as a stage.
 
         Args:
-            graph: Groups of devices.
-            edge: The group.
+            groups: The same devices with every tp.
         """
         most = self.candidate.micro_batch_size
         max_dp = self.device_groups.cost_model.experiment.limits.max_dp
         most = most if max_dp is None else min(most, max_dp)
         return [
             self.option(group, shares)
-            for group in self.device_groups.of_edge(graph, edge)
+            for group in groups
             if len(group.devices) <= most
             for shares in self._shares(group)
         ]
@@ -245,16 +245,14 @@ class Choices:
     @cached_property
     def ends_at_nodes(self) -> BoolArray:
         """Shape ``(C,)``. Whether the next stage has to be on other nodes."""
-        at_end = np.array(
-            [self.graph.ends_at_nodes(edge) for edge in range(len(self.graph.pieces))]
-        )
-        return at_end[self.edge]
+        at_end: BoolArray = self.graph.at_node_ends[self.edge]
+        return at_end
 
     @cached_property
     def is_aligned(self) -> BoolArray:
         """Shape ``(C,)``. Whether the group is whole nodes, or an equal part of one."""
-        aligned = np.array([self.graph.is_aligned(edge) for edge in range(len(self.graph.pieces))])
-        return aligned[self.edge]
+        aligned: BoolArray = self.graph.aligned[self.edge]
+        return aligned
 
     @cached_property
     def begins_at_nodes(self) -> BoolArray:
@@ -291,21 +289,13 @@ def all_choices(graph: DeviceGraph, costs: GroupCosts) -> Choices:
         graph: Groups of devices.
         costs: Of the candidate.
     """
-    options: list[GroupOption] = []
-    known: dict[object, range] = {}
-    edges: list[int] = []
-    chosen: list[int] = []
-    for edge in range(len(graph.pieces)):
-        key = graph.signature(edge)
-        if key not in known:
-            found = costs.options(graph, edge)
-            known[key] = range(len(options), len(options) + len(found))
-            options += found
-        edges += [edge] * len(known[key])
-        chosen += known[key]
+    distinct, number = costs.device_groups.of_graph(graph)
+    found = [costs.options(groups) for groups in distinct]
+    count = np.array([len(options) for options in found], dtype=np.int64)
+    edge, place = repeated(count[number])
     return Choices(
         graph=graph,
-        options=tuple(options),
-        edge=np.array(edges, dtype=np.int64),
-        option=np.array(chosen, dtype=np.int64),
+        options=tuple(chain.from_iterable(found)),
+        edge=edge,
+        option=(np.cumsum(count) - count)[number[edge]] + place,
     )

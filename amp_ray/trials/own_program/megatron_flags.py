@@ -25,9 +25,6 @@ def megatron_flags(experiment: Experiment, strategy: Strategy) -> tuple[str, ...
     Raises:
         ValueError: If Megatron has no flags for such a strategy or model.
     """
-    if strategy.token_slices:
-        message = "Megatron runs whole micro-batches, not token slices"
-        raise ValueError(message)
     candidate = candidate_of(strategy)
     trials, traits = experiment.trials, experiment.traits
     blocks = stage_blocks(_checked(experiment.model), strategy.bounds)

@@ -6,10 +6,12 @@ import resource
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 HANG_S = 3600.0
 ADDRESS_SPACE_BYTES = 64 << 30
+SPARE_BYTES = 640 << 20
 
 
 def raise_error() -> None:
@@ -25,6 +27,14 @@ def run_out_of_memory() -> None:
     importlib.import_module("torch").ones(ADDRESS_SPACE_BYTES)
 
 
+def limit_memory() -> None:
+    """Leave the process little more memory than it has taken so far."""
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+    taken = pages * resource.getpagesize()
+    hard_limit = resource.getrlimit(resource.RLIMIT_AS)[1]
+    resource.setrlimit(resource.RLIMIT_AS, (taken + SPARE_BYTES, hard_limit))
+
+
 def be_killed() -> None:
     """Vanish as under the kernel's out-of-memory killer."""
     os.kill(os.getpid(), signal.SIGKILL)
@@ -38,6 +48,7 @@ def hang() -> None:
 HOW: dict[str, Callable[[], None]] = {
     "raise": raise_error,
     "out_of_memory": run_out_of_memory,
+    "limit_memory": limit_memory,
     "kill": be_killed,
     "hang": hang,
 }

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from .conftest import REPOSITORY, Ended, make_job
+from .conftest import MODELS, REPOSITORY, Ended, make_job
 
 pytestmark = pytest.mark.integration
 
@@ -41,6 +41,30 @@ def test_out_of_memory_has_its_own_code(run_trial: Callable[..., Ended]) -> None
     ended = run_trial(make_job("gpt2", **TWO_STAGES), fault=fault)
     assert cause(ended)["cause"] == "out_of_memory"
     assert ended.codes == [42, 43]
+
+
+def test_recompute_fits_where_the_plain_run_is_out_of_memory(
+    run_trial: Callable[..., Ended],
+) -> None:
+    # 16 blocks of 8 samples, 1024 tokens and width 128 keep 60 MB each; an input is 4 MB.
+    model = {
+        **MODELS["gpt2"],
+        "num_layers": 16,
+        "hidden_size": 128,
+        "sequence_length": 1024,
+        "vocab_size": 64,
+    }
+
+    def ended(recompute: object, **given: object) -> Ended:
+        job = make_job("gpt2", bounds=[0, 19], recompute=recompute, steps=1, warmup_steps=1)
+        return run_trial({**job, "model": model}, **given)
+
+    limited = {"rank": 0, "step": 0, "how": "limit_memory"}
+    plain = ended("none", fault=limited)
+    assert cause(plain)["cause"] == "out_of_memory"
+    losses = ended("none").result["losses"]
+    again = ended({"kind": "full", "layers": 15}, fault=limited).result["losses"]
+    assert again == pytest.approx(losses, abs=1e-5)
 
 
 def test_peers_of_a_killed_rank_report_communication(run_trial: Callable[..., Ended]) -> None:

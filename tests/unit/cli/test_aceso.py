@@ -107,3 +107,52 @@ def test_what_is_no_plan_of_aceso_is_refused(
     assert "--cost-model aceso-2024" in ended.err
     ended = amp_ray("score", small, "--strategies", plan)
     assert "profile knows operators" in ended.err
+
+
+def test_a_plan_by_the_published_formulas_is_bounded_and_exported(
+    amp_ray: Run, experiment: Path, tmp_path: Path
+) -> None:
+    options = ("--cost-model", "aceso-2024", "--all", "--json")
+    planned = amp_ray("plan", experiment, *options).json
+    sizes = {row["strategy"]["num_micro_batches"] for row in planned["ranking"]}
+    assert sizes == {16, 8, 4}
+    best = planned["ranking"][0]
+    assert planned["lower_bound_s"] == pytest.approx(best["iteration_time_s"])
+    assert best["lower_bound_s"] == pytest.approx(best["iteration_time_s"])
+    assert best["strategy"]["bounds"][-1] == 29
+
+    plan = tmp_path / "plan.json"
+    model = ("--cost-model", "aceso-2024")
+    assert amp_ray("export", experiment, "--to", "aceso", *model, "-o", plan).code == 0
+    [row] = amp_ray("score", experiment, "--strategies", plan, *model, "--json").json["rows"]
+    assert row["strategy"] == best["strategy"]
+    assert row["iteration_time_s"] == best["iteration_time_s"]
+    assert "bounds count operators of gpt_tiny: 29" in amp_ray("plan", experiment, *model).out
+
+
+def test_what_the_published_planner_cannot_plan(amp_ray: Run, experiment: Path) -> None:
+    model = ("--cost-model", "aceso-2024")
+    odd = EXPERIMENT + "search: {micro_batch_sizes: [3, 16]}\n"
+    experiment.write_text(odd, encoding="utf-8")
+    ended = amp_ray("plan", experiment, *model)
+    assert ended.code == 2
+    assert "a measured size (1, 2, 4) that divides global_batch_size 16" in ended.err
+    tight = EXPERIMENT.replace("slots: 2,", "slots: 2, memory_gib: 0.1,")
+    experiment.write_text(tight, encoding="utf-8")
+    ended = amp_ray("plan", experiment, *model)
+    assert ended.code == 3
+    assert "3 out of memory" in ended.err
+    experiment.write_text(EXPERIMENT + "zero_stage: 1\n", encoding="utf-8")
+    ended = amp_ray("plan", experiment, *model)
+    assert ended.code == 2
+    assert "needs zero_stage: 0" in ended.err
+
+
+def test_the_space_of_operators_is_planned_by_the_published_formulas_alone(
+    amp_ray: Run, experiment: Path
+) -> None:
+    experiment.write_text(f"{EXPERIMENT}search: {{space: operator}}\n", encoding="utf-8")
+    assert amp_ray("plan", experiment, "--cost-model", "aceso-2024").code == 0
+    ended = amp_ray("plan", experiment)
+    assert ended.code == 2
+    assert "search.space operator is planned by --cost-model aceso-2024" in ended.err

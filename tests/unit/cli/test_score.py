@@ -81,3 +81,37 @@ def test_the_published_planner_scores_too(amp_ray: Run, tmp_path: Path) -> None:
         "score", experiment, "--strategies", strategies, "--cost-model", "amp-2022", "--json"
     )
     assert round(ended.json["rows"][0]["iteration_time_s"], 4) == 1.2665
+
+
+LONG = """\
+name: long
+model: {family: llama, num_layers: 8, hidden_size: 4096, num_heads: 32, sequence_length: 8192,
+        vocab_size: 32000}
+cluster:
+  nodes: [{count: 1, device: A100-80, slots: 4, intra_gbit_per_s: 2400, inter_gbit_per_s: 100}]
+runtime: torch
+global_batch_size: 1
+search: {token_slices: true}
+"""
+
+
+def test_plans_with_token_slices_can_be_scored_again(amp_ray: Run, tmp_path: Path) -> None:
+    experiment, strategies = tmp_path / "long.yaml", tmp_path / "plan.json"
+    experiment.write_text(LONG, encoding="utf-8")
+    ranking = amp_ray("plan", experiment, "--json").json["ranking"]
+    assert any("token_slices" in row["strategy"] for row in ranking)
+    strategies.write_text(json.dumps(ranking), encoding="utf-8")
+    rows = amp_ray("score", experiment, "--strategies", strategies, "--json").json["rows"]
+    assert [row["iteration_time_s"] for row in rows] == [row["iteration_time_s"] for row in ranking]
+
+
+def test_slices_of_other_sequences_are_refused(amp_ray: Run, tmp_path: Path) -> None:
+    experiment, strategies = tmp_path / "long.yaml", tmp_path / "plan.json"
+    experiment.write_text(LONG, encoding="utf-8")
+    ranking = amp_ray("plan", experiment, "--json").json["ranking"]
+    [row] = [row["strategy"] for row in ranking if "token_slices" in row["strategy"]][:1]
+    row["token_slices"] = [[1, [4096]]]
+    strategies.write_text(json.dumps([row]), encoding="utf-8")
+    ended = amp_ray("score", experiment, "--strategies", strategies)
+    assert ended.code == 2
+    assert "token_slices: found slices of 4096 tokens together; the experiment's" in ended.err

@@ -67,3 +67,57 @@ def test_a_mistake_ends_with_2_and_its_key(amp_ray: Run, tmp_path: Path) -> None
     ended = amp_ray("slices", "--table", table(tmp_path, granularity=0))
     assert ended.code == 2
     assert "table.json: granularity: found 0" in ended.err
+
+
+LONG = """\
+name: long
+model: {family: llama, num_layers: 8, hidden_size: 4096, num_heads: 32, sequence_length: 8192,
+        vocab_size: 32000}
+cluster:
+  nodes: [{count: 1, device: A100-80, slots: 4, intra_gbit_per_s: 2400, inter_gbit_per_s: 100}]
+runtime: torch
+global_batch_size: 1
+search: {min_tp: 1, max_tp: 1}
+"""
+
+
+def test_an_experiment_gets_the_slices_of_its_fastest_strategy(
+    amp_ray: Run, tmp_path: Path
+) -> None:
+    path = tmp_path / "long.yaml"
+    path.write_text(LONG, encoding="utf-8")
+    found = amp_ray("slices", path, "--json").json
+    [[sequences, tokens]] = found["row"]["strategy"]["token_slices"]
+    assert found["slices"] == [{"batch": sequences, "tokens": tokens}]
+    assert sum(tokens) == 8192
+    assert found["time_s"] == found["row"]["iteration_time_s"]
+    assert "per iteration: tp 1, pp 4, dp 1" in amp_ray("slices", path).out
+
+
+def test_an_experiment_without_room_ends_with_3(amp_ray: Run, tmp_path: Path) -> None:
+    path = tmp_path / "long.yaml"
+    path.write_text(LONG.replace("slots: 4,", "slots: 4, memory_gib: 1,"), encoding="utf-8")
+    ended = amp_ray("slices", path)
+    assert ended.code == 3
+    assert "no feasible strategy" in ended.err
+
+
+@pytest.mark.parametrize("space", ["placement", "heterogeneous"])
+def test_other_spaces_are_refused(amp_ray: Run, tmp_path: Path, space: str) -> None:
+    path = tmp_path / "long.yaml"
+    path.write_text(LONG.replace("min_tp: 1", f"space: {space}"), encoding="utf-8")
+    ended = amp_ray("slices", path)
+    assert ended.code == 2
+    assert f"search.space: found {space}; token slices are planned in space uniform" in ended.err
+    path.write_text(
+        LONG.replace("min_tp: 1", f"space: {space}, token_slices: true"), encoding="utf-8"
+    )
+    ended = amp_ray("plan", path)
+    assert ended.code == 2
+    assert "search.token_slices: token slices are planned in space uniform" in ended.err
+
+
+def test_either_an_experiment_or_a_table_is_needed(amp_ray: Run) -> None:
+    ended = amp_ray("slices")
+    assert ended.code == 2
+    assert "give an experiment file, or --table FILE, and not both" in ended.err

@@ -180,3 +180,9 @@ def test_slices_that_make_no_micro_batch_are_refused(slices: TokenSlices, messag
 def test_slices_and_uneven_shares_are_refused_together() -> None:
     with pytest.raises(ValueError, match="token_slices need stages that share samples evenly"):
         replace(DIFFERENT, token_slices=SLICES)
+
+
+def test_a_strategy_with_slices_is_more_than_a_candidate() -> None:
+    plan = Strategy.uniform(candidate(micro_batch_size=4), (0, 1, 2))
+    with pytest.raises(ValueError, match="expected whole micro-batches, found token slices"):
+        candidate_of(replace(plan, token_slices=SLICES))

@@ -113,6 +113,22 @@ def test_plain_torch_runs_stages_that_differ() -> None:
     assert "deepspeed runs one of each" in (trial_problem(experiment(), UNEQUAL) or "").lower()
 
 
+def sliced(*tokens: int) -> Strategy:
+    return replace(PLACED, token_slices=((2, tokens),))
+
+
+def test_plain_torch_passes_slices_of_tokens() -> None:
+    length = small_experiment().model.shape.sequence_length
+    found = launch(plain_torch(), sliced(length - 3, 3))
+    assert read_job(job(found)).grid.token_slices == ((2, (length - 3, 3)),)
+    assert "timeline.json" in found.collect
+    assert "token slices, which DeepSpeed's pipeline cannot run" in (
+        trial_problem(experiment(), sliced(length)) or ""
+    )
+    problem = trial_problem(plain_torch(), sliced(length, 3))
+    assert problem == f"its token_slices [{length}, 3] must add up to sequence_length {length}"
+
+
 def test_plain_torch_interleaves_chunks() -> None:
     grid = read_job(job(launch(plain_torch(virtual_stages=2)))).grid
     # Layers 1 to 6 are blocks: three for each stage, one and two for its chunks.

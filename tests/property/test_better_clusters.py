@@ -1,0 +1,27 @@
+import pytest
+
+from amp_ray.cost.estimate import Estimate
+from amp_ray.search.planner import AmpRayPlanner
+from amp_ray.search.space import candidates_of
+from amp_ray.spec.experiment import Experiment
+from support.cluster_pairs import cluster_pair
+
+
+def best(experiment: Experiment) -> Estimate | None:
+    """Return the fastest plan that fits."""
+    planner = AmpRayPlanner(experiment=experiment)
+    results = (planner.plan(candidate) for candidate in candidates_of(experiment))
+    found = [each for each in results if isinstance(each, Estimate) and each.feasible]
+    return min(found, key=lambda each: each.iteration_time_s, default=None)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_old_plan_never_beats_the_answer_on_a_better_cluster(seed: int) -> None:
+    before, after, _ = cluster_pair(seed, most_devices=5)
+    old = best(before)
+    if old is None:
+        return
+    scored, new = AmpRayPlanner(experiment=after).score(old.strategy), best(after)
+    assert isinstance(scored, Estimate)
+    assert new is not None
+    assert new.iteration_time_s <= scored.iteration_time_s * (1 + 1e-9)
