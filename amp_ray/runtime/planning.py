@@ -16,7 +16,13 @@ from amp_ray.search.objective import on_cluster, sub_clusters
 from amp_ray.search.planner import AmpRayPlanner, Planner, evaluate
 from amp_ray.search.ranking import Ranking, leader_order, named, rank, why_none
 from amp_ray.search.rows import SCHEMA, ranking_rows
-from amp_ray.search.space import candidates_of, group_candidates, uniform_candidates
+from amp_ray.search.space import (
+    candidates_of,
+    group_candidates,
+    optional_candidates,
+    uniform_candidates,
+)
+from amp_ray.search.wanted import NO_CANDIDATES, OptionalCandidates
 from amp_ray.spec import recompute
 from amp_ray.spec.candidate import AnyCandidate
 from amp_ray.spec.experiment import Experiment
@@ -134,7 +140,13 @@ def plan_experiment(
     with placed(experiment.where("search"), ValueError):
         candidates = planned_candidates(experiment, cost_model)
     with placed(experiment.where("profile")):
-        ranking = search_candidates(planner, candidates, workers=workers, progress=progress)
+        ranking = search_candidates(
+            planner,
+            candidates,
+            optional=_optional(planner),
+            workers=workers,
+            progress=progress,
+        )
     if counts_money(experiment):
         ranking = _with_parts(experiment, cost_model, ranking)
     if cost_model in {METIS_2024, ACESO_2024}:  # what it bounds is the predicted time itself
@@ -144,6 +156,16 @@ def plan_experiment(
         cost_model=cost_model,
         ranking=ranking,
         search_s=time.perf_counter() - start_s,
+    )
+
+
+def _optional(planner: Planner) -> OptionalCandidates:
+    """Return what our planner looks at only where that may be among the fastest."""
+    if not isinstance(planner, AmpRayPlanner):
+        return NO_CANDIDATES
+    candidates = optional_candidates(planner.experiment)
+    return OptionalCandidates(
+        candidates=candidates, least_s=planner.least_s, expected_s=planner.expected_s
     )
 
 

@@ -91,6 +91,18 @@ def roomiest_bounds(experiment: Experiment, costs: StageCosts) -> tuple[int, ...
     return best
 
 
+def may_fit(experiment: Experiment, earliest_start: IntArray) -> bool:
+    """Tell whether some cuts fit.
+
+    Args:
+        experiment: Tells what stages need, and whether the runtime shares blocks out evenly.
+        earliest_start: Shape ``(pp, num_layers + 1)``. Smallest start that fits, by stage and end.
+    """
+    if experiment.traits.partition == "even-blocks":
+        return True
+    return _fitting_bounds(earliest_start, latest_starts(experiment)) is not None
+
+
 def _fitting_bounds(earliest_start: IntArray, latest_start: IntArray) -> tuple[int, ...] | None:
     """Return cuts by which every stage fits, or None.
 

@@ -1,5 +1,8 @@
 """The spaces: which candidates of an experiment are looked at."""
 
+from collections.abc import Iterable
+from contextlib import suppress
+
 from amp_ray.spec.candidate import AnyCandidate, Candidate, GroupsCandidate, StageOptions
 from amp_ray.spec.cluster import Cluster
 from amp_ray.spec.experiment import Experiment, SearchLimits
@@ -7,11 +10,10 @@ from amp_ray.units import counted
 
 
 def candidates_of(experiment: Experiment) -> tuple[AnyCandidate, ...]:
-    """Enumerate the candidates of an experiment's space.
+    """Enumerate the candidates of an experiment's space that are planned in any case.
 
     Most runtimes launch no stages that differ in tp or dp: where only what can be launched matters,
-    the heterogeneous space is then that of placements, and of the groups that turn out to be one
-    grid on some of the devices.
+    the heterogeneous space is then that of placements.
 
     Raises:
         ValueError: If the limits leave nothing, with the limit that did it.
@@ -22,11 +24,34 @@ def candidates_of(experiment: Experiment) -> tuple[AnyCandidate, ...]:
             "--cost-model aceso-2024"
         )
         raise ValueError(message)
-    if experiment.space != "heterogeneous":
+    if _has_groups(experiment):
+        return group_candidates(experiment)
+    try:
         return uniform_candidates(experiment)
-    groups = group_candidates(experiment)
+    except ValueError:
+        if idle_candidates(experiment):
+            return ()
+        raise
+
+
+def optional_candidates(experiment: Experiment) -> tuple[Candidate, ...]:
+    """Enumerate the candidates that are planned only if they may be among the fastest.
+
+    They are those that leave devices idle, where that is allowed; and in the heterogeneous space,
+    whose own search does not look at all of their placements, those that use all devices.
+    """
+    idle = idle_candidates(experiment)
+    if not _has_groups(experiment):
+        return idle
+    with suppress(ValueError):  # limits may leave none
+        return (*uniform_candidates(experiment), *idle)
+    return idle
+
+
+def _has_groups(experiment: Experiment) -> bool:
+    """Tell whether stages may differ in tp and dp."""
     only_grids = experiment.limits.launchable and not experiment.traits.unequal_stages
-    return (*uniform_candidates(experiment), *groups) if only_grids else groups
+    return experiment.space == "heterogeneous" and not only_grids
 
 
 def group_candidates(experiment: Experiment) -> tuple[GroupsCandidate, ...]:
@@ -60,31 +85,74 @@ def uniform_candidates(experiment: Experiment) -> tuple[Candidate, ...]:
     Raises:
         ValueError: If the limits leave nothing, with the limit that did it.
     """
-    limits, num_devices = experiment.limits, experiment.cluster.num_devices
-    tps = [tp for tp in _divisors(num_devices) if _allows_tp(tp, experiment.cluster, limits)]
-    candidates = [
-        Candidate(
-            micro_batch_size=size,
-            options=StageOptions(tp=tp, dp=dp, recompute=experiment.recompute),
-            pp=num_devices // (tp * dp),
-            num_micro_batches=experiment.global_batch_size // (dp * size),
-        )
-        for tp in tps
-        for dp in _divisors(num_devices // tp)
-        if experiment.global_batch_size % dp == 0
-        for size in _divisors(experiment.global_batch_size // dp)
-        if _allows(dp, num_devices // (tp * dp), size, limits)
+    num_devices = experiment.cluster.num_devices
+    tps = [
+        tp
+        for tp in _divisors(num_devices)
+        if _allows_tp(tp, experiment.limits)
+        and (experiment.limits.tp_across_nodes or _whole(tp, experiment.cluster) == num_devices)
     ]
+    grids = (
+        (tp, dp, num_devices // (tp * dp)) for tp in tps for dp in _divisors(num_devices // tp)
+    )
+    candidates = _with_batches(experiment, grids)
     if not candidates:
         raise ValueError(_why_empty(experiment, tps))
-    return tuple(sorted(candidates))
+    return candidates
 
 
-def _allows_tp(tp: int, cluster: Cluster, limits: SearchLimits) -> bool:
-    """Tell whether tensor-parallel groups of this size fit the limits and the nodes."""
-    if tp < limits.min_tp or (limits.max_tp is not None and tp > limits.max_tp):
-        return False
-    return limits.tp_across_nodes or all(node.num_slots % tp == 0 for node in cluster.nodes)
+def idle_candidates(experiment: Experiment) -> tuple[Candidate, ...]:
+    """Enumerate the candidates that leave devices idle; none where that is not allowed.
+
+    Tensor-parallel groups stay inside nodes; devices of a node that make no group stay idle.
+
+    Returns:
+        Candidates in the order of `uniform_candidates`.
+    """
+    cluster, limits = experiment.cluster, experiment.limits
+    if not experiment.may_idle:
+        return ()
+    most_stages = experiment.model.num_layers
+    grids = (
+        (tp, dp, pp)
+        for tp in range(1, max(node.num_slots for node in cluster.nodes) + 1)
+        if _allows_tp(tp, limits)
+        for dp in _divisors(experiment.global_batch_size)
+        for pp in range(1, min(_whole(tp, cluster) // (tp * dp), most_stages) + 1)
+        if tp * dp * pp < cluster.num_devices
+    )
+    return _with_batches(experiment, grids)
+
+
+def _with_batches(
+    experiment: Experiment, grids: Iterable[tuple[int, int, int]]
+) -> tuple[Candidate, ...]:
+    """Give every tp, dp and pp the micro-batch sizes that the batch and the limits allow."""
+    batch = experiment.global_batch_size
+    return tuple(
+        sorted(
+            Candidate(
+                micro_batch_size=size,
+                options=StageOptions(tp=tp, dp=dp, recompute=experiment.recompute),
+                pp=pp,
+                num_micro_batches=batch // (dp * size),
+            )
+            for tp, dp, pp in grids
+            if batch % dp == 0
+            for size in _divisors(batch // dp)
+            if _allows(dp, pp, size, experiment.limits)
+        )
+    )
+
+
+def _whole(tp: int, cluster: Cluster) -> int:
+    """Count the devices that tensor-parallel groups inside nodes can use."""
+    return sum(node.num_slots // tp * tp for node in cluster.nodes)
+
+
+def _allows_tp(tp: int, limits: SearchLimits) -> bool:
+    """Tell whether tensor-parallel groups of this size are within the limits."""
+    return limits.min_tp <= tp and (limits.max_tp is None or tp <= limits.max_tp)
 
 
 def _allows(dp: int, pp: int, size: int, limits: SearchLimits) -> bool:

@@ -36,6 +36,7 @@ class SearchLimits:
         micro_batch_sizes: The sizes to look at; None = every one that divides the batch.
         tp_across_nodes: Whether the ranks of a tensor-parallel group may sit on several nodes.
         launchable: Whether only strategies that the runtime launches as they are matter.
+        idle_devices: Whether strategies may leave devices idle; None = not in the uniform space.
         max_cost_per_iteration: Strategies that cost more are not feasible.
         min_tokens_per_s: Strategies that train fewer tokens in a second are not feasible.
         token_slices: Whether sequences may be cut into token slices.
@@ -49,6 +50,7 @@ class SearchLimits:
     micro_batch_sizes: tuple[int, ...] | None = None
     tp_across_nodes: bool = False
     launchable: bool = False
+    idle_devices: bool | None = None
     max_cost_per_iteration: float | None = None
     min_tokens_per_s: float | None = None
     token_slices: bool = False
@@ -113,6 +115,13 @@ class Experiment:
     objective: Objective = "time"
     names_hosts: bool = True
     source: SourceLines = NO_SOURCE
+
+    @property
+    def may_idle(self) -> bool:
+        """Whether strategies may leave devices idle; no groups then span nodes, no slices."""
+        chosen = self.limits.idle_devices
+        allowed = self.space != "uniform" if chosen is None else chosen
+        return allowed and not (self.limits.tp_across_nodes or self.limits.token_slices)
 
     def where(self, *path: str | int) -> Where:
         """Return the place of a key in the file that the experiment was built from."""

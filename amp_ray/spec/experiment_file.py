@@ -157,6 +157,7 @@ class SearchSection(Section):
     micro_batch_sizes: Annotated[list[Count], Field(min_length=1)] | None = None
     tp_across_nodes: Flag = False
     launchable: Flag = False
+    idle_devices: Flag | None = None
     max_cost_per_iteration: Positive | None = None
     min_tokens_per_s: Positive | None = None
     token_slices: Flag = False

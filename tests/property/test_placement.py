@@ -10,7 +10,7 @@ from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.model import CostModel
 from amp_ray.search.placement import objective_s, plan_placement, solve_placement
 from amp_ray.search.planner import AmpRayPlanner
-from amp_ray.search.space import uniform_candidates
+from amp_ray.search.space import idle_candidates, uniform_candidates
 from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.cluster import Cluster, Link, Node
 from amp_ray.spec.experiment import Experiment
@@ -43,6 +43,15 @@ def cases(draw: st.DrawFn, sizes: tuple[int, ...] = (2, 3, 4, 6)) -> tuple[CostM
     return CostModel(experiment=experiment), draw(st.sampled_from(fitting))
 
 
+@st.composite
+def idle_cases(draw: st.DrawFn) -> tuple[CostModel, Candidate]:
+    """An experiment, and a candidate that leaves some of its devices idle."""
+    experiment = replace(draw(experiments((2, 3, 4))), space="placement")
+    heads = experiment.model.shape.num_heads
+    found = [own for own in idle_candidates(experiment) if heads % own.options.tp == 0]
+    return CostModel(experiment=experiment), draw(st.sampled_from(found))
+
+
 def value_of(cost_model: CostModel, candidate: Candidate) -> float:
     """Give the best objective, infinite where nothing fits."""
     value_s = solve_placement(cost_model, candidate).value_s
@@ -56,7 +65,7 @@ def is_matched_freely(cost_model: CostModel, candidate: Candidate) -> bool:
 
 
 @settings(max_examples=300)
-@given(case=cases())
+@given(case=cases() | idle_cases())
 def test_search_equals_brute_force(case: tuple[CostModel, Candidate]) -> None:
     cost_model, candidate = case
     solution = solve_placement(cost_model, candidate)

@@ -13,6 +13,7 @@ from amp_ray.cost.estimate import Result
 from amp_ray.runtime.ray.address import RayUnavailableError, check_form, require_ray
 from amp_ray.search.planner import Planner
 from amp_ray.search.ranking import Ranking, rank
+from amp_ray.search.wanted import NO_CANDIDATES, OptionalCandidates, Wanted
 from amp_ray.spec.candidate import AnyCandidate
 
 _LOGGER = logging.getLogger(__name__)
@@ -87,36 +88,34 @@ class Work:
 class Stopwatch:
     """Tells from the last candidates what the rest will take."""
 
-    def __init__(self, num_candidates: int) -> None:
+    def __init__(self) -> None:
         """Begin."""
-        self._num_left = num_candidates
         self._last_s: deque[float] = deque(maxlen=NUM_SAMPLES)
 
     def add(self, time_s: float) -> None:
         """Note what one more candidate took."""
-        self._num_left -= 1
         self._last_s.append(time_s)
 
-    @property
-    def remaining_s(self) -> float:
-        """Estimate of the rest; 0 until enough is known.
+    def remaining_s(self, num_left: int) -> float:
+        """Estimate what so many candidates will take; 0 until enough is known.
 
         The slowest candidate is left out: it may have compiled or filled caches for the others.
         """
         if len(self._last_s) < NUM_SAMPLES:
             return 0.0
         each_s = (sum(self._last_s) - max(self._last_s)) / (NUM_SAMPLES - 1)
-        return each_s * self._num_left
+        return each_s * num_left
 
 
 def search_candidates(
     planner: Planner,
     candidates: tuple[AnyCandidate, ...],
     *,
+    optional: OptionalCandidates = NO_CANDIDATES,
     workers: Workers = AUTO,
     progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Ranking:
-    """Plan every candidate and rank them, by whomever.
+    """Plan every candidate and rank them, by whomever; optional ones as `Wanted` has it.
 
     Where Ray is lost, or cannot be used although nobody asked for a certain cluster, a warning
     says so and the search goes on in this process.
@@ -128,34 +127,37 @@ def search_candidates(
         InputError: If Ray is asked for and not installed, or the address is none.
         AmpRayError: If the Ray cluster of an address cannot be used.
     """
-    work, total = Work(planner=planner, candidates=candidates), len(candidates)
-    watch = Stopwatch(total)
+    wanted = Wanted(candidates, optional, planner.relative_error)
+    watch = Stopwatch()
     may_leave = not workers.forced and workers.num != 0 and num_cpus() > 1
     may_leave = may_leave and find_spec("ray") is not None
     found: dict[int, Result | ValueError] = {}
     if workers.forced:
-        _plan_with_ray(work, workers, found, progress)
-    results = []
-    for number in range(total):
-        if may_leave and watch.remaining_s > RAY_PAYS_S:
+        _plan_with_ray(planner, wanted, workers, found, progress)
+    number = 0
+    while number < wanted.num:
+        remaining_s = watch.remaining_s(wanted.num - number)
+        if may_leave and remaining_s > RAY_PAYS_S:
             may_leave = False
-            _LOGGER.info("%.0f s of work remain: going on with Ray workers", watch.remaining_s)
-            _plan_with_ray(work, workers, found, progress)
+            _LOGGER.info("%.0f s of work remain: going on with Ray workers", remaining_s)
+            _plan_with_ray(planner, wanted, workers, found, progress)
         if number not in found:
-            progress(len(found), total)
+            progress(len(found), max(wanted.num, len(found)))
             start_s = time.perf_counter()
-            found[number] = planner.plan(candidates[number])
+            found[number] = planner.plan(wanted.candidates[number])
             watch.add(time.perf_counter() - start_s)
         result = found[number]
         if isinstance(result, ValueError):
             raise result
-        results.append(result)
-    progress(total, total)
-    return rank(results, relative_error=planner.relative_error)
+        wanted.add(number, result)
+        number += 1
+    progress(len(found), len(found))
+    return rank(wanted.results, relative_error=planner.relative_error)
 
 
 def _plan_with_ray(
-    work: Work,
+    planner: Planner,
+    wanted: Wanted,
     workers: Workers,
     found: dict[int, Result | ValueError],
     progress: Callable[[int, int], None],
@@ -165,15 +167,18 @@ def _plan_with_ray(
     # Ray costs a quarter of a second to import and seconds to start: only where it is used.
     from amp_ray.runtime.ray import actors  # noqa: PLC0415
 
-    total, before = len(work.candidates), len(found)
-    rest = range(before, total)
-    num_here = min(workers.num or num_cpus(), len(rest))
+    before = len(found)
+    num_here = min(workers.num or num_cpus(), max(len(wanted.rest(found)), 1))
     try:
         with actors.connect(workers.address, num_cpus=num_here):
-            num_workers = min(workers.num or actors.num_cluster_cpus(), len(rest))
-            for batch, answer in actors.plan_batches(work, rest, num_workers):
-                found.update(zip(batch, answer, strict=False))  # an error ends an answer
-                progress(len(found), total)
+            while rest := wanted.rest(found):
+                work = Work(planner=planner, candidates=wanted.candidates)
+                num_workers = min(workers.num or actors.num_cluster_cpus(), len(rest))
+                for batch, answer in actors.plan_batches(work, rest, num_workers):
+                    found.update(zip(batch, answer, strict=False))  # an error ends an answer
+                    progress(len(found), max(wanted.num, len(found)))
+                if any(isinstance(answer, ValueError) for answer in found.values()):
+                    return
     except RayUnavailableError as error:
         if workers.address is not None and len(found) == before:
             raise

@@ -9,6 +9,19 @@ devices.
 """
 
 from amp_ray.search.placement.chains import objective_s
-from amp_ray.search.placement.plan import PlacementSolution, plan_placement, solve_placement
+from amp_ray.search.placement.plan import (
+    PlacementSolution,
+    plan_listed,
+    plan_placement,
+    simple_s,
+    solve_placement,
+)
 
-__all__ = ["PlacementSolution", "objective_s", "plan_placement", "solve_placement"]
+__all__ = [
+    "PlacementSolution",
+    "objective_s",
+    "plan_listed",
+    "plan_placement",
+    "simple_s",
+    "solve_placement",
+]

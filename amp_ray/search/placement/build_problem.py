@@ -45,7 +45,11 @@ def build_problem(cost_model: CostModel, candidate: Candidate) -> BuiltProblem |
         The widest scope that is not too large. None where tensor-parallel groups do not fit
         into nodes, or where every scope is too large.
     """
-    if any(node.num_slots % candidate.options.tp for node in cost_model.experiment.cluster.nodes):
+    slots = [node.num_slots for node in cost_model.experiment.cluster.nodes]
+    if (
+        sum(own // candidate.options.tp * candidate.options.tp for own in slots)
+        < candidate.num_devices
+    ):
         return None
     for scope in _scopes(cost_model, candidate):
         problem = build_within(cost_model, candidate, scope)

@@ -1,7 +1,8 @@
 """Placements that are given: simple ones to start from, their best cuts, their objective."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import islice, permutations
+from itertools import chain, combinations, islice, permutations
 from typing import Final
 
 from amp_ray.cost.estimate import Estimate
@@ -11,6 +12,7 @@ from amp_ray.search.cuts import NO_LIMIT, best_bounds, partition_problem
 from amp_ray.search.placement.nodes import node_classes
 from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.cluster import Cluster
+from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import Strategy, candidate_of
 
 MOST_ORDERS: Final = 24
@@ -19,22 +21,94 @@ MOST_ORDERS: Final = 24
 Key = tuple[tuple[int, ...], tuple[int, ...]]
 
 
-def class_orders(cluster: Cluster, num_devices: int) -> tuple[tuple[int, ...], ...]:
-    """Return orders of the devices: as they are listed, then those with equal nodes in a row.
+def class_orders(cluster: Cluster, candidate: Candidate) -> tuple[tuple[int, ...], ...]:
+    """Return orders of the devices that are used: as listed, then with equal nodes in a row.
 
     Args:
         cluster: The nodes.
-        num_devices: That are used.
+        candidate: Tells how many devices are used, by groups of how many.
     """
-    devices: dict[int, list[int]] = {}
-    for device, node in enumerate(cluster.node_of_device):
-        devices.setdefault(node, []).append(device)
+    devices = _group_devices(cluster, candidate)
     classes = node_classes(cluster, 1, pairs_matter=False)
-    orders = [tuple(range(num_devices))]
+    orders = list(listed_orders(cluster, candidate))
     for order in islice(permutations(classes), MOST_ORDERS):
         placed = [device for part in order for node in part.nodes for device in devices[node]]
-        orders.append(tuple(placed[:num_devices]))
+        orders.append(tuple(placed[: candidate.num_devices]))
     return tuple(dict.fromkeys(orders))
+
+
+def listed_orders(cluster: Cluster, candidate: Candidate) -> tuple[tuple[int, ...], ...]:
+    """Return the devices as listed; where some stay idle, also without whole classes of nodes.
+
+    Args:
+        cluster: The nodes.
+        candidate: Tells how many devices are used, by groups of how many.
+
+    Returns:
+        The first devices of some classes each, at most `MOST_ORDERS` of them; that of all classes
+        comes first.
+    """
+    devices, used = _group_devices(cluster, candidate), candidate.num_devices
+    classes = node_classes(cluster, 1, pairs_matter=False)
+    orders: dict[tuple[int, ...], None] = {}
+    for count in range(len(classes), 0, -1):
+        for chosen in combinations(classes, count):
+            nodes = sorted(node for part in chosen for node in part.nodes)
+            order = [device for node in nodes for device in devices[node]]
+            if len(order) >= used and len(orders) < MOST_ORDERS:
+                orders.setdefault(tuple(order[:used]))
+    return tuple(orders)
+
+
+def simple_orders(experiment: Experiment, candidate: Candidate) -> tuple[tuple[int, ...], ...]:
+    """Return a few orders of devices, the fastest where some stay idle.
+
+    Args:
+        experiment: Its cluster, and the precision that tells which devices are fast.
+        candidate: Tells how many devices are used, by groups of how many.
+
+    Returns:
+        The devices as listed; those of the fastest devices or networks first, or last, or with the
+        second half of the first node behind all others, so that both ends of the pipeline meet.
+    """
+    cluster = experiment.cluster
+    rows = [row for row in _group_devices(cluster, candidate) if row]
+    nodes = [cluster.nodes[cluster.node_of_device[row[0]]] for row in rows]
+    speeds = [node.device.peak_flops(experiment.precision) for node in nodes]
+    rates = [node.inter.bandwidth_bytes_per_s for node in nodes]
+    orders = list(listed_orders(cluster, candidate)[:1])
+    for key in zip(speeds, rates, strict=True), zip(rates, speeds, strict=True):
+        best_first = sorted(zip(key, rows, strict=True), key=lambda entry: entry[0], reverse=True)
+        orders += _both_ways([row for _, row in best_first], candidate)
+    return tuple(dict.fromkeys(orders))
+
+
+def _both_ways(rows: Sequence[list[int]], candidate: Candidate) -> list[tuple[int, ...]]:
+    """Return the first devices of some nodes in order, in reverse, and with the first node split.
+
+    Args:
+        rows: Devices of each node.
+        candidate: Tells how many devices are used, by groups of how many.
+    """
+    chosen = list(chain.from_iterable(rows))[: candidate.num_devices]
+    used = set(chosen)
+    reverse = [device for row in reversed(rows) for device in row if device in used]
+    size = min(len(rows[0]), len(chosen))
+    half = size // (2 * candidate.options.tp) * candidate.options.tp
+    split = (*chosen[:half], *chosen[size:], *chosen[half:size])
+    return [tuple(chosen), tuple(reverse), split]
+
+
+def _group_devices(cluster: Cluster, candidate: Candidate) -> list[list[int]]:
+    """Return the devices of each node that tensor-parallel groups inside it can use.
+
+    Where these are too few, groups span nodes and can use all.
+    """
+    devices: list[list[int]] = [[] for _ in cluster.nodes]
+    for device, node in enumerate(cluster.node_of_device):
+        devices[node].append(device)
+    inside = [row[: len(row) // candidate.options.tp * candidate.options.tp] for row in devices]
+    return inside if sum(map(len, inside)) >= candidate.num_devices else devices
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

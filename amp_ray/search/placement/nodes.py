@@ -80,14 +80,16 @@ def node_classes(cluster: Cluster, tp: int, *, pairs_matter: bool) -> tuple[Node
     """Group the nodes of a cluster, in an order that does not depend on how they are listed.
 
     Args:
-        cluster: Nodes whose slots ``tp`` divides.
+        cluster: Nodes; those that hold no tensor-parallel group are left out.
         tp: Tensor parallel degree.
         pairs_matter: Whether a node with a link of its own to another is a class of its own.
     """
     own = {node for pair in cluster.pair_links for node in pair} if pairs_matter else set[int]()
     members: dict[tuple[str, int], list[int]] = {}
     for index, node in enumerate(cluster.nodes):
-        members.setdefault((_figures(node), index if index in own else -1), []).append(index)
+        if node.num_slots >= tp:
+            key = _figures(node), index if index in own else -1
+            members.setdefault(key, []).append(index)
     return tuple(
         NodeClass(nodes=tuple(nodes), num_units=cluster.nodes[nodes[0]].num_slots // tp)
         for _, nodes in sorted(members.items())

@@ -10,7 +10,13 @@ from amp_ray.cost.model import CostModel
 from amp_ray.partition import PartitionSolution
 from amp_ray.search.cuts import without_limits
 from amp_ray.search.placement.build_problem import build_problem
-from amp_ray.search.placement.chains import Chains, class_orders, key_of
+from amp_ray.search.placement.chains import (
+    Chains,
+    class_orders,
+    key_of,
+    listed_orders,
+    simple_orders,
+)
 from amp_ray.search.placement.improve import climb, swap_replicas
 from amp_ray.search.placement.problem import PlacementProblem
 from amp_ray.search.placement.ranks import Walk
@@ -41,6 +47,35 @@ def plan_placement(cost_model: CostModel, candidate: Candidate) -> Estimate:
     best = min((chains.estimate(leader) for leader in leaders.values()), key=leader_order)
     best = swap_replicas(chains, best)
     return replace(climb(cost_model, best), lower_bound_s=solution.lower_bound_s)
+
+
+def plan_listed(cost_model: CostModel, candidate: Candidate) -> Estimate:
+    """Cut a candidate on the devices as they are listed, and estimate it.
+
+    Where devices stay idle, those of whole classes of nodes and the last ones of the others.
+
+    Args:
+        cost_model: Of the experiment.
+        candidate: Degrees that the model can be divided by.
+
+    Returns:
+        The best estimate. Where nothing fits, one that would be good without limits.
+    """
+    chains = Chains(cost_model=cost_model, candidate=candidate)
+    orders = listed_orders(cost_model.experiment.cluster, candidate)
+    return min((chains.estimate(chains.best(order)) for order in orders), key=leader_order)
+
+
+def simple_s(cost_model: CostModel, candidate: Candidate) -> float:
+    """Return what the best of a few simple placements takes, whether it fits or not.
+
+    Args:
+        cost_model: Of the experiment.
+        candidate: Degrees that the model can be divided by.
+    """
+    chains = Chains(cost_model=cost_model, candidate=candidate)
+    orders = simple_orders(cost_model.experiment, candidate)
+    return min(chains.estimate(chains.best(order)).iteration_time_s for order in orders)
 
 
 MOST_LEADERS: Final = 6
@@ -83,7 +118,7 @@ def solve_chains(chains: Chains) -> PlacementSolution:
         chains: Of the candidate; what is judged stays known there.
     """
     cluster = chains.cost_model.experiment.cluster
-    seeds = [chains.best(order) for order in class_orders(cluster, chains.candidate.num_devices)]
+    seeds = [chains.best(order) for order in class_orders(cluster, chains.candidate)]
     feasible = [seed for seed in seeds if chains.estimate(seed).feasible]
     built = build_problem(chains.cost_model, chains.candidate)
     if built is None:

@@ -45,12 +45,12 @@ def all_placements(cluster: Cluster, candidate: Candidate) -> Iterator[tuple[int
     Equal nodes are interchangeable, unless a link of their own tells them apart.
 
     Args:
-        cluster: Every node's slots are a multiple of ``tp``.
+        cluster: The nodes; devices that make no tensor-parallel group inside one stay idle.
         candidate: Degrees.
     """
     alike = _alike(cluster)
     left = [node.num_slots // candidate.options.tp for node in cluster.nodes]
-    for stage_nodes in _stage_nodes(left, alike, candidate.options.dp, ()):
+    for stage_nodes in _stage_nodes(left, alike, (candidate.options.dp, candidate.pp), ()):
         yield _devices(cluster, stage_nodes, candidate.options.tp)
 
 
@@ -143,10 +143,11 @@ def _alike(cluster: Cluster) -> list[int]:
 
 
 def _stage_nodes(
-    left: list[int], alike: list[int], dp: int, stage_nodes: StageNodes
+    left: list[int], alike: list[int], grid: tuple[int, int], stage_nodes: StageNodes
 ) -> Iterator[StageNodes]:
-    """Extend groups by one; untouched equal nodes come in their order."""
-    if not any(left):
+    """Extend groups by one, up to those of a grid; untouched equal nodes come in their order."""
+    dp, pp = grid
+    if len(stage_nodes) == dp * pp:
         yield stage_nodes
         return
     untouched: set[int] = set()
@@ -159,7 +160,7 @@ def _stage_nodes(
         if 0 < len(stage_nodes) < dp and node < stage_nodes[-1]:
             continue  # the replicas of the first stage are in order
         below = [units - (other == node) for other, units in enumerate(left)]
-        yield from _stage_nodes(below, alike, dp, (*stage_nodes, node))
+        yield from _stage_nodes(below, alike, grid, (*stage_nodes, node))
 
 
 def _devices(cluster: Cluster, stage_nodes: StageNodes, tp: int) -> tuple[int, ...]:

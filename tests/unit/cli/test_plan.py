@@ -173,18 +173,18 @@ def mixed(path: Path, space: str, *more: str) -> Path:
     return path
 
 
-def test_a_free_placement_is_never_worse_and_says_where(amp_ray: Run, small: Path) -> None:
+@pytest.mark.parametrize("more", ["", ", idle_devices: false"])
+def test_a_free_placement_is_never_worse_and_says_where(
+    amp_ray: Run, small: Path, more: str
+) -> None:
     uniform = amp_ray("plan", mixed(small, "uniform"), "--json").json["ranking"][0]
-    text = small.read_text(encoding="utf-8").replace("space: uniform", "space: placement")
+    text = small.read_text(encoding="utf-8").replace("space: uniform", f"space: placement{more}")
     small.write_text(text, encoding="utf-8")
     placed = amp_ray("plan", small, "--json").json["ranking"][0]
     assert placed["iteration_time_s"] <= uniform["iteration_time_s"]
-    assert sorted(map(tuple, placed["strategy"]["placement"])) == [
-        ("node0", 0),
-        ("node0", 1),
-        ("node1", 0),
-        ("node1", 1),
-    ]
+    devices = set(map(tuple, placed["strategy"]["placement"]))
+    everything = {("node0", 0), ("node0", 1), ("node1", 0), ("node1", 1)}
+    assert devices == everything if more else devices < everything
     assert placed["launchable"]
 
 
@@ -199,12 +199,12 @@ def test_stages_with_their_own_devices_are_told_whole(amp_ray: Run, small: Path)
         assert all(sum(stage["shares"]) == size for stage in stages)
         assert row["launchable"] == (not stages)
     placed = amp_ray("plan", small, "--launchable", "--json").json["ranking"][0]
-    assert plan["ranking"][0]["iteration_time_s"] <= placed["iteration_time_s"] * 1.05
+    assert plan["ranking"][0]["iteration_time_s"] <= placed["iteration_time_s"]
 
 
 def test_only_what_can_be_launched(amp_ray: Run, small: Path) -> None:
     plan = amp_ray("plan", mixed(small, "heterogeneous"), "--launchable", "--json").json
-    assert plan["num_candidates"] == 16 + 4
+    assert plan["num_candidates"] == 16 + 1  # all of the grids, and one that may be the fastest
     assert all(row["strategy"]["tp"] and row["launchable"] for row in plan["ranking"])
     strategies = [json.dumps(row["strategy"]) for row in plan["ranking"]]
     assert len(set(strategies)) == len(strategies)

@@ -2,7 +2,13 @@ from operator import attrgetter
 
 import pytest
 
-from amp_ray.search.space import candidates_of, group_candidates, uniform_candidates
+from amp_ray.search.space import (
+    candidates_of,
+    group_candidates,
+    idle_candidates,
+    optional_candidates,
+    uniform_candidates,
+)
 from amp_ray.spec.candidate import Candidate, StageOptions
 from amp_ray.spec.experiment import Experiment, launchable_only
 from support.experiments import small_experiment
@@ -129,7 +135,55 @@ def test_stages_of_their_own_choose_all_but_the_micro_batch() -> None:
     ]
 
 
-def test_what_can_be_launched_of_the_heterogeneous_space_are_placements_and_some_groups() -> None:
+def test_what_can_be_launched_of_the_heterogeneous_space_are_placements() -> None:
     experiment = launchable_only(small_experiment(limits("space: heterogeneous")))
-    everything = (*uniform_candidates(experiment), *group_candidates(experiment))
-    assert candidates_of(experiment) == everything
+    assert candidates_of(experiment) == uniform_candidates(experiment)
+    assert optional_candidates(experiment) == idle_candidates(experiment) != ()
+
+
+def test_the_heterogeneous_space_holds_that_of_placements() -> None:
+    experiment = small_experiment(limits("space: heterogeneous"))
+    everything = (*uniform_candidates(experiment), *idle_candidates(experiment))
+    assert optional_candidates(experiment) == everything
+
+
+def test_grids_that_leave_devices_idle_are_those_of_fewer_devices() -> None:
+    found = idle_candidates(small_experiment(limits("space: placement, micro_batch_sizes: [2]")))
+    assert sorted({(c.options.tp, c.options.dp, c.pp) for c in found}) == [
+        (1, 1, 1),
+        (1, 1, 2),
+        (1, 1, 3),
+        (1, 2, 1),
+        (2, 1, 1),
+    ]
+    assert {c.global_batch_size for c in found} == {8}
+
+
+@pytest.mark.parametrize(
+    ("text", "allowed"),
+    [
+        ("space: uniform", False),
+        ("space: uniform, idle_devices: true", True),
+        ("space: placement", True),
+        ("space: placement, idle_devices: false", False),
+        ("space: placement, tp_across_nodes: true", False),
+    ],
+)
+def test_devices_stay_idle_where_the_space_or_the_user_says_so(text: str, allowed: bool) -> None:  # noqa: FBT001 - parametrized
+    assert bool(optional_candidates(small_experiment(limits(text)))) == allowed
+
+
+def test_nodes_of_a_size_of_their_own_allow_degrees_that_leave_some_of_them_idle() -> None:
+    old = "{count: 2, device: T4, slots: 2, intra_gbit_per_s: 50, inter_gbit_per_s: 10}"
+    odd = f"{old}\n    - {old.replace('count: 2', 'count: 1').replace('slots: 2', 'slots: 3')}"
+    found = idle_candidates(small_experiment((old, odd), limits("space: placement")))
+    assert max(c.num_devices for c in found if c.options.tp == 2) == 6
+
+
+def test_a_cluster_that_no_grid_uses_up_is_planned_with_idle_devices() -> None:
+    seven = cluster(7, 1)
+    with pytest.raises(ValueError, match="no candidate for 7 devices"):
+        candidates_of(small_experiment(seven, limits("max_pp: 4")))
+    experiment = small_experiment(seven, limits("space: placement, max_pp: 4"))
+    assert candidates_of(experiment) == ()
+    assert {c.num_devices for c in optional_candidates(experiment)} == {1, 2, 3, 4, 6}

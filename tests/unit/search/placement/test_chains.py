@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from amp_ray.cost.schedule import closed_form_s
@@ -18,7 +20,7 @@ LAST_FIRST = (2, 3, 4, 5, 0, 1)
 
 def test_classes_stand_in_a_row_in_every_order() -> None:
     cluster = mixed_cost_model().experiment.cluster
-    assert set(class_orders(cluster, 6)) == {tuple(range(6)), LAST_FIRST}
+    assert set(class_orders(cluster, mixed_candidate())) == {tuple(range(6)), LAST_FIRST}
 
 
 def test_the_order_of_the_file_comes_first() -> None:
@@ -26,14 +28,15 @@ def test_the_order_of_the_file_comes_first() -> None:
     cost_model = mixed_cost_model(
         ("count: 2", "count: 1"), ("  nodes:\n", f"  nodes:\n    - {quick}\n")
     )
-    first, *others = class_orders(cost_model.experiment.cluster, 6)
+    first, *others = class_orders(cost_model.experiment.cluster, mixed_candidate())
     assert first == (0, 1, 2, 3, 4, 5)
     assert set(others) == {(0, 1, 4, 5, 2, 3), (2, 3, 0, 1, 4, 5)}
 
 
 def test_fewer_devices_than_there_are_may_be_used() -> None:
     cluster = mixed_cost_model().experiment.cluster
-    assert {len(order) for order in class_orders(cluster, 4)} == {4}
+    four = replace(mixed_candidate(), pp=4)
+    assert {len(order) for order in class_orders(cluster, four)} == {4}
 
 
 def test_many_classes_do_not_make_many_orders() -> None:
@@ -48,7 +51,8 @@ cluster:
 {nodes}
 global_batch_size: 1
 """
-    assert len(class_orders(experiment_from(text).cluster, 28)) <= MOST_ORDERS + 1
+    all_devices = replace(mixed_candidate(), pp=28)
+    assert len(class_orders(experiment_from(text).cluster, all_devices)) <= MOST_ORDERS + 1
 
 
 def test_the_best_chain_gives_slow_devices_less() -> None:

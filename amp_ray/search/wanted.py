@@ -1,0 +1,136 @@
+"""Which candidates are planned: some in any case, others only if they may be among the fastest."""
+
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from amp_ray.cost.estimate import Estimate, Result
+from amp_ray.search.ranking import is_risky
+from amp_ray.spec.candidate import AnyCandidate, Candidate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptionalCandidates:
+    """Candidates that need not be planned where others are faster.
+
+    Args:
+        least_s: What no strategy of a candidate undercuts, infinite where there is none; above
+            the limit that is given it need not be the best bound that is known.
+        expected_s: What strategies of a candidate are expected to take at least, unproven.
+    """
+
+    candidates: tuple[Candidate, ...]
+    least_s: Callable[[Candidate, float], float]
+    expected_s: Callable[[Candidate], float]
+
+
+NO_CANDIDATES: Final = OptionalCandidates(
+    candidates=(), least_s=lambda _, limit_s: limit_s, expected_s=lambda _: math.inf
+)
+
+MOST_DEVICES: Final = 1_000
+"""Devices of all optional candidates together, up to which each candidate is planned that is not
+proven to be slower; of more, only those that are expected to be fast."""
+
+
+class Wanted:
+    """The candidates in the order in which they are planned, and the results that count.
+
+    Optional candidates come last, by what they take at least. They are planned until that is more
+    than the fastest safe strategy so far takes, or where none is safe, than what ties with the
+    fastest; so none that is left out would come first, and it does not matter who plans them. Where
+    that leaves many, what is expected counts for what is proven. Of the results those count that
+    can run and are no strategy that was found before.
+    """
+
+    def __init__(
+        self,
+        candidates: Sequence[AnyCandidate],
+        optional: OptionalCandidates,
+        relative_error: float,
+    ) -> None:
+        """Begin with what is planned in any case.
+
+        Args:
+            candidates: That are planned in any case.
+            optional: The others.
+            relative_error: Two predictions closer than this share are a tie.
+        """
+        self.candidates = tuple(candidates)
+        self.results: list[Result] = []
+        self._num_needed, self._optional = len(self.candidates), optional
+        self._relative_error = relative_error
+        self._limit_s, self._least_s = math.inf, list[float]()
+        self._known: set[object] = set()
+        self._is_open = False
+        if not self.candidates:
+            self._open(math.inf)
+
+    @property
+    def num(self) -> int:
+        """How many of the candidates are to be planned, by what is known."""
+        return self._num_needed + bisect_right(self._least_s, self._limit_s)
+
+    def add(self, number: int, result: Result) -> None:
+        """Note the next result; they come in the order of the candidates.
+
+        Args:
+            number: Of its candidate.
+            result: Of the planner.
+        """
+        counts = number < self._num_needed
+        if isinstance(result, Estimate):
+            if result.feasible:
+                counts = counts or result.strategy not in self._known
+                self._limit_s = min(self._limit_s, self._matters_s(result))
+            self._known.add(result.strategy)
+        if counts:
+            self.results.append(result)
+        if number == self._num_needed - 1:
+            self._open(self._limit_s)
+
+    def rest(self, found: Mapping[int, Result | ValueError]) -> range:
+        """Return candidates without a result: those planned in any case, or else others.
+
+        Args:
+            found: Results by number, of the first candidates.
+        """
+        first = len(found)
+        if first < self._num_needed:
+            return range(first, self._num_needed)
+        limits_s = (
+            self._matters_s(result)
+            for result in found.values()
+            if isinstance(result, Estimate) and result.feasible
+        )
+        limit_s = min(limits_s, default=math.inf)
+        self._open(limit_s)
+        return range(first, self._num_needed + bisect_right(self._least_s, limit_s))
+
+    def _open(self, limit_s: float) -> None:
+        """Put the optional candidates in order, once.
+
+        Args:
+            limit_s: What must not be exceeded, by all that is planned in any case.
+        """
+        if self._is_open:
+            return
+        self._is_open = True
+        bounds = (
+            (self._optional.least_s(candidate, limit_s), candidate)
+            for candidate in self._optional.candidates
+        )
+        later = [entry for entry in bounds if entry[0] <= limit_s and entry[0] < math.inf]
+        if sum(own.num_devices for _, own in later) > MOST_DEVICES:
+            expected = ((max(least, self._optional.expected_s(own)), own) for least, own in later)
+            later = [entry for entry in expected if entry[0] <= limit_s]
+        later.sort()
+        self.candidates += tuple(candidate for _, candidate in later)
+        self._least_s = [least_s for least_s, _ in later]
+
+    def _matters_s(self, feasible: Estimate) -> float:
+        """Return what a strategy must not exceed to come before a feasible one in the ranking."""
+        error = self._relative_error if is_risky(feasible) else 0.0
+        return feasible.iteration_time_s * (1 + error)

@@ -1,0 +1,102 @@
+import math
+from dataclasses import replace
+
+import pytest
+
+from amp_ray.cost.estimate import Estimate, Infeasible, Reason, Result
+from amp_ray.search import wanted
+from amp_ray.search.planner import AmpRayPlanner
+from amp_ray.search.space import uniform_candidates
+from amp_ray.search.wanted import OptionalCandidates, Wanted
+from amp_ray.spec.candidate import Candidate
+from support.experiments import small_experiment
+
+EXPERIMENT = small_experiment()
+CANDIDATES = uniform_candidates(EXPERIMENT)
+NEEDED, OTHERS = CANDIDATES[:2], CANDIDATES[2:8]
+BOUNDS_S = dict(zip(OTHERS, (4.0, 1.0, 9.0, math.inf, 3.0, 2.0), strict=True))
+
+
+def estimate(number: int, time_s: float, *, risk: float = 0.0) -> Estimate:
+    """Return a feasible estimate of a strategy of its own."""
+    found = AmpRayPlanner(experiment=EXPERIMENT).plan(CANDIDATES[number])
+    assert isinstance(found, Estimate)
+    return replace(found, iteration_time_s=time_s, failure_probability=risk, reasons=())
+
+
+def optional(expected_s: float = 0.0) -> OptionalCandidates:
+    return OptionalCandidates(
+        candidates=OTHERS,
+        least_s=lambda candidate, _limit_s: BOUNDS_S[candidate],
+        expected_s=lambda _: expected_s,
+    )
+
+
+def opened(*results: Result, expected_s: float = 0.0) -> Wanted:
+    """Return what is wanted after the needed candidates."""
+    found = Wanted(NEEDED, optional(expected_s), 0.1)
+    assert found.num == len(NEEDED)
+    for number, result in enumerate(results):
+        found.add(number, result)
+    return found
+
+
+def bounds_s(found: Wanted) -> list[float]:
+    """Return the bounds of the optional candidates that are still to be planned."""
+    later = found.candidates[len(NEEDED) : found.num]
+    return [BOUNDS_S[own] for own in later if isinstance(own, Candidate)]
+
+
+def test_optional_candidates_come_by_their_bounds_up_to_the_fastest() -> None:
+    found = opened(estimate(0, 5.0), estimate(1, 3.5))
+    assert bounds_s(found) == [1.0, 2.0, 3.0]
+
+
+def test_a_faster_strategy_leaves_fewer() -> None:
+    found = opened(estimate(0, 5.0), estimate(1, 3.5))
+    found.add(2, estimate(2, 2.5))
+    assert bounds_s(found) == [1.0, 2.0]
+
+
+def test_a_risky_strategy_leaves_what_ties_with_it() -> None:
+    assert bounds_s(opened(estimate(0, 2.8, risk=0.5), estimate(1, 9.5))) == [1.0, 2.0, 3.0]
+    assert bounds_s(opened(estimate(0, 2.8), estimate(1, 9.5))) == [1.0, 2.0]
+
+
+def test_without_a_strategy_all_that_have_one_are_planned() -> None:
+    nothing = Infeasible(candidate=NEEDED[0], reason=Reason(kind="none", detail=""))
+    assert bounds_s(opened(nothing, nothing)) == [1.0, 2.0, 3.0, 4.0, 9.0]
+    assert Wanted((), optional(), 0.1).num == len(OTHERS) - 1
+
+
+def test_of_optional_results_only_those_count_that_are_new_and_can_run() -> None:
+    first = estimate(0, 5.0)
+    found = opened(first, estimate(1, 6.0))
+    slow = replace(estimate(2, 5.0), reasons=(Reason(kind="out of memory", detail=""),))
+    for number, result in enumerate((first, slow, estimate(3, 4.5)), start=2):
+        found.add(number, result)
+    assert [
+        result.iteration_time_s for result in found.results if isinstance(result, Estimate)
+    ] == [
+        5.0,
+        6.0,
+        4.5,
+    ]
+
+
+def test_of_many_those_are_left_out_that_are_expected_to_be_slow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    results = estimate(0, 5.0), estimate(1, 3.5)
+    assert bounds_s(opened(*results, expected_s=9.0)) == [1.0, 2.0, 3.0]
+    monkeypatch.setattr(wanted, "MOST_DEVICES", 8)
+    assert bounds_s(opened(*results, expected_s=9.0)) == []
+    assert sorted(bounds_s(opened(*results, expected_s=3.0))) == [1.0, 2.0, 3.0]
+
+
+def test_workers_get_no_less_than_what_is_planned_one_by_one() -> None:
+    results: dict[int, Result | ValueError] = {0: estimate(0, 5.0), 1: estimate(1, 3.5)}
+    found = Wanted(NEEDED, optional(), 0.1)
+    assert found.rest({}) == range(len(NEEDED))
+    assert found.rest(results) == range(2, 5)
+    assert found.candidates == opened(*(estimate(0, 5.0), estimate(1, 3.5))).candidates
