@@ -26,7 +26,7 @@ def fingerprint(experiment: Experiment) -> Fingerprint:
     profile = experiment.profile
     record = {
         "model": {
-            **asdict(experiment.model.shape),
+            **experiment.model.shape.figures(),
             "layers_in_chain": experiment.model.num_layers,
             "parameters": experiment.model.num_parameters,
         },

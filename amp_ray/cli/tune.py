@@ -24,6 +24,7 @@ from amp_ray.errors import InputError
 from amp_ray.runtime.calibrating import with_calibration
 from amp_ray.runtime.files import load_experiment
 from amp_ray.spec.experiment import Experiment
+from amp_ray.trials.runtime_strategy import untrained
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -262,6 +263,9 @@ def _asked(
     if table is not None and workers.forced:
         message = "--workers and --address have nothing to do: a table is scored in this process"
         raise InputError(message)
+    if table is None and not experiment.is_trained:
+        message = untrained(experiment.model.shape.family)
+        raise InputError(message, where=experiment.where("model"))
     return TuneOptions(
         backend=backend,  # type: ignore[arg-type]
         table=table,

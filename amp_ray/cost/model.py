@@ -38,6 +38,7 @@ EXTRAPOLATED: Final = "micro-batch size outside the measured ones: layer times a
 NO_SLICES: Final = "this runtime passes on whole micro-batches, not token slices"
 """Warning of a strategy with token slices that cannot be launched."""
 
+NO_PROGRAM: Final = "a model family that only a program of your own (trials.program) can train"
 NO_RUNTIME: Final = "stages of different tp or dp, which only runtime torch runs"
 """Warning of what cannot be launched."""
 
@@ -156,11 +157,13 @@ class CostModel:
         verdict = self._judge.judge(strategy.bounds, total_s, peaks, devices)
         traits = self.experiment.traits
         launchable = strategy.is_uniform or traits.unequal_stages
+        is_trained = self.experiment.is_trained
         runs_slices = traits.token_slices or not strategy.token_slices
         recompute = [stage.options.recompute for stage in strategy.stages]
         no_recompute = traits.why_no_recompute(recompute)
         warnings = (
             *([EXTRAPOLATED] if costs.times.extrapolated else []),
+            *([] if is_trained else [NO_PROGRAM]),
             *([] if launchable else [NO_RUNTIME]),
             *([] if runs_slices else [NO_SLICES]),
             *([] if no_recompute is None else [no_recompute]),
@@ -173,7 +176,7 @@ class CostModel:
             memory_limit_bytes=tuple(float(device.memory_bytes) for device in devices),
             reasons=verdict.reasons,
             warnings=warnings,
-            launchable=launchable and runs_slices and no_recompute is None,
+            launchable=is_trained and launchable and runs_slices and no_recompute is None,
             failure_probability=verdict.failure_probability,
             cost=self._cost(costs.stages, strategy.bounds, total_s),
             tokens_per_s=costs.stages.num_samples * self._sequence_length / total_s or None,
@@ -186,8 +189,7 @@ class CostModel:
     @cached_property
     def _sequence_length(self) -> int:
         """Tokens of a sample; 0 for a model that has none."""
-        model = self.experiment.model
-        return model.shape.sequence_length if model.shape.vocab_size else 0
+        return self.experiment.model.shape.num_tokens
 
     @cached_property
     def _prices(self) -> PriceModel | None:

@@ -56,13 +56,17 @@ class Weights:
 
     @cached_property
     def tied(self) -> TiedWeight | None:
-        """The weight that two layers hold, if there is one."""
+        """The weight that two layers hold, if there is one.
+
+        Where more hold it (T5: both embeddings and the head), those between the first and the last
+        count as weights of their own.
+        """
         layers = self.model.layers
         where = [position for position, layer in enumerate(layers) if layer.tied_parameters]
-        if len(where) != 2:  # noqa: PLR2004 - a weight is shared by two layers or by none
+        if len(where) < 2:  # noqa: PLR2004 - a weight is shared by two layers or by none
             return None
         parameters = layers[where[0]].tied_parameters / self.tp
-        return TiedWeight(first=where[0], last=where[1], parameters=parameters)
+        return TiedWeight(first=where[0], last=where[-1], parameters=parameters)
 
     def of_stages(self, bounds: tuple[int, ...]) -> FloatArray:
         """Return the parameters of one rank of each stage, shape ``(pp,)``.

@@ -5,7 +5,7 @@ section 4.1: 34*s*h + 5*a*s^2 bytes per GPT block in half precision. Traffic of
 the memory-bound kernels is counted from what each one reads and writes.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
@@ -48,6 +48,9 @@ class Width:
         fused_attention: Whether all of attention between the projections is one kernel.
         causal: Whether a token sees only those before it, which one kernel need not compute.
         context: Tokens before these, which they attend to as well; not with a window.
+        own_head_size: Width of one head where it is not ``hidden / heads``.
+        source_tokens: Tokens of the other sequence that these attend to (cross attention).
+        position_bias: Whether a learned bias per head and distance is added to the scores (T5).
     """
 
     tokens: int
@@ -61,10 +64,15 @@ class Width:
     fused_attention: bool = False
     causal: bool = True
     context: int = 0
+    own_head_size: int | None = None
+    source_tokens: int | None = None
+    position_bias: bool = False
 
     @property
     def attended(self) -> int:
         """Tokens that one token attends to."""
+        if self.source_tokens is not None:
+            return self.source_tokens
         return self.tokens + self.context if self.window is None else self.window
 
     @property
@@ -75,7 +83,22 @@ class Width:
     @property
     def head_size(self) -> int:
         """Width of one head."""
-        return self.hidden // self.heads
+        return self.own_head_size or self.hidden // self.heads
+
+    @property
+    def attention_size(self) -> int:
+        """Width of all queries."""
+        return self.head_size * self.heads
+
+    @property
+    def attention_stream(self) -> int:
+        """Elements of all queries, per sample."""
+        return self.tokens * self.attention_size
+
+    @property
+    def key_values(self) -> int:
+        """Elements of all keys, or of all values, per sample."""
+        return (self.source_tokens or self.tokens) * self.key_value_size
 
     @property
     def key_value_size(self) -> int:
@@ -99,7 +122,7 @@ def gpt_block(width: Width, *, name: str, dropout: bool = True) -> Layer:
     operators = (
         norm("norm-1", width, bias=True),
         *attention(width, bias=True, dropout=dropout),
-        _residual("residual-1", width, dropout=dropout),
+        residual("residual-1", width, dropout=dropout),
         norm("norm-2", width, bias=True),
         Gemm(
             name="feed-forward-in",
@@ -111,9 +134,9 @@ def gpt_block(width: Width, *, name: str, dropout: bool = True) -> Layer:
             saved_elements=stream,
             all_reduce="backward",
         ),
-        _gelu(inner, fused=width.fused),
-        _feed_forward_out(width, bias=width.hidden),
-        _residual("residual-2", width, dropout=dropout),
+        gelu(inner, fused=width.fused),
+        feed_forward_out(width, bias=width.hidden),
+        residual("residual-2", width, dropout=dropout),
     )
     return Layer(name=name, kind="block", operators=operators, output_elements=stream)
 
@@ -132,7 +155,7 @@ def llama_block(width: Width, *, name: str) -> Layer:
             num_kernels=2,
             sharded=width.shards_heads,
         ),
-        _residual("residual-1", width, dropout=False),
+        residual("residual-1", width, dropout=False),
         norm("norm-2", width, bias=False),
         Gemm(
             name="feed-forward-in",
@@ -143,18 +166,72 @@ def llama_block(width: Width, *, name: str) -> Layer:
             saved_elements=stream,
             all_reduce="backward",
         ),
-        Elementwise(
-            name="gated-silu",
-            forward_elements=5 * inner,
-            backward_elements=8 * inner,
-            num_kernels=2,
-            sharded=True,
-            saved_elements=3 * inner,
-        ),
-        _feed_forward_out(width, bias=0),
-        _residual("residual-2", width, dropout=False),
+        gated("gated-silu", inner),
+        feed_forward_out(width, bias=0),
+        residual("residual-2", width, dropout=False),
     )
     return Layer(name=name, kind="block", operators=operators, output_elements=stream)
+
+
+def t5_encoder_block(width: Width, *, dropout: bool, is_gated: bool) -> Layer:
+    """Build a pre-norm block of T5: attention with position biases, no biases of products."""
+    operators = (
+        *_t5_attention(width, dropout=dropout),
+        *_t5_feed_forward(width, dropout=dropout, is_gated=is_gated),
+    )
+    return Layer(
+        name="encoder-block", kind="block", operators=operators, output_elements=width.stream
+    )
+
+
+def t5_decoder_block(width: Width, *, source: Width, dropout: bool, is_gated: bool) -> Layer:
+    """Build a block with cross attention to the encoder's result between the two other parts."""
+    across = replace(width, source_tokens=source.tokens, causal=False, position_bias=False)
+    operators = (
+        *_t5_attention(width, dropout=dropout),
+        norm("norm-cross", width, bias=False),
+        *(replace(op, name=f"cross-{op.name}") for op in cross_attention(across, dropout=dropout)),
+        residual("residual-cross", width, dropout=dropout),
+        *_t5_feed_forward(width, dropout=dropout, is_gated=is_gated),
+    )
+    return Layer(
+        name="decoder-block", kind="block", operators=operators, output_elements=width.stream
+    )
+
+
+def _t5_attention(width: Width, *, dropout: bool) -> tuple[Operator, ...]:
+    """Norm, attention within the sequence, residual."""
+    return (
+        norm("norm-1", width, bias=False),
+        *attention(width, bias=False, dropout=dropout),
+        residual("residual-1", width, dropout=dropout),
+    )
+
+
+def _t5_feed_forward(width: Width, *, dropout: bool, is_gated: bool) -> tuple[Operator, ...]:
+    """Norm, feed-forward part with ReLU or (version 1.1) gated GELU, residual."""
+    inner = width.tokens * width.feed_forward
+    relu = Elementwise(
+        name="relu",
+        forward_elements=2 * inner,
+        backward_elements=3 * inner,
+        sharded=True,
+    )
+    return (
+        norm("norm-2", width, bias=False),
+        Gemm(
+            name="feed-forward-in",
+            rows=width.tokens,
+            columns=(2 if is_gated else 1) * width.feed_forward,
+            inner=width.hidden,
+            shard="columns",
+            saved_elements=width.stream,
+            all_reduce="backward",
+        ),
+        gated("gated-gelu", inner) if is_gated else relu,
+        feed_forward_out(width, bias=0),
+        residual("residual-2", width, dropout=dropout),
+    )
 
 
 def norm(name: str, width: Width, *, bias: bool) -> Elementwise:
@@ -168,7 +245,7 @@ def norm(name: str, width: Width, *, bias: bool) -> Elementwise:
     )
 
 
-def _gelu(inner: int, *, fused: bool) -> Elementwise:
+def gelu(inner: int, *, fused: bool) -> Elementwise:
     """GELU: one fused kernel, or five steps around the error function."""
     if fused:
         return Elementwise(
@@ -188,7 +265,19 @@ def _gelu(inner: int, *, fused: bool) -> Elementwise:
     )
 
 
-def _residual(name: str, width: Width, *, dropout: bool) -> Elementwise:
+def gated(name: str, inner: int) -> Elementwise:
+    """Activation of one half of the inner feed-forward width, times the other half."""
+    return Elementwise(
+        name=name,
+        forward_elements=5 * inner,
+        backward_elements=8 * inner,
+        num_kernels=2,
+        sharded=True,
+        saved_elements=3 * inner,
+    )
+
+
+def residual(name: str, width: Width, *, dropout: bool) -> Elementwise:
     """Bias, dropout and the addition to the residual stream."""
     return Elementwise(
         name=name,
@@ -198,7 +287,7 @@ def _residual(name: str, width: Width, *, dropout: bool) -> Elementwise:
     )
 
 
-def _feed_forward_out(width: Width, *, bias: int) -> Gemm:
+def feed_forward_out(width: Width, *, bias: int) -> Gemm:
     """Return the row-parallel GEMM back to the residual stream."""
     return Gemm(
         name="feed-forward-out",
@@ -218,7 +307,7 @@ def attention(width: Width, *, bias: bool, dropout: bool) -> tuple[Operator, ...
 
     Attention as one kernel has no dropout.
     """
-    columns = width.hidden + 2 * width.key_value_size
+    columns = width.attention_size + 2 * width.key_value_size
     return (
         Gemm(
             name="qkv",
@@ -230,6 +319,31 @@ def attention(width: Width, *, bias: bool, dropout: bool) -> tuple[Operator, ...
             saved_elements=width.stream,
             all_reduce="backward",
         ),
+        *_after_projections(width, bias=bias, dropout=dropout),
+    )
+
+
+def cross_attention(width: Width, *, dropout: bool) -> tuple[Operator, ...]:
+    """Return attention to another sequence of ``source_tokens``, as wide as this one; no biases.
+
+    That sequence is one tensor for all layers, so no layer's saved activations have it.
+    """
+    project = partial(Gemm, inner=width.hidden, shard="columns", all_reduce="backward")
+    return (
+        project(
+            name="query",
+            rows=width.tokens,
+            columns=width.attention_size,
+            saved_elements=width.stream,
+        ),
+        project(name="key-value", rows=width.attended, columns=2 * width.key_value_size),
+        *_after_projections(width, bias=False, dropout=dropout),
+    )
+
+
+def _after_projections(width: Width, *, bias: bool, dropout: bool) -> tuple[Operator, ...]:
+    """Return the attention core, the layout of heads, and the output projection."""
+    return (
         *(
             (_fused_attention(width),)
             if width.fused_attention
@@ -237,8 +351,8 @@ def attention(width: Width, *, bias: bool, dropout: bool) -> tuple[Operator, ...
         ),
         Elementwise(
             name="heads",
-            forward_elements=2 * width.stream,
-            backward_elements=11 * width.stream,
+            forward_elements=2 * width.attention_stream,
+            backward_elements=11 * width.attention_stream,
             num_kernels=2,
             sharded=width.shards_heads,
         ),
@@ -246,10 +360,10 @@ def attention(width: Width, *, bias: bool, dropout: bool) -> tuple[Operator, ...
             name="projection",
             rows=width.tokens,
             columns=width.hidden,
-            inner=width.hidden,
+            inner=width.attention_size,
             shard="inner",
             bias=width.hidden if bias else 0,
-            saved_elements=width.stream,
+            saved_elements=width.attention_stream,
             saved_sharded=True,
             all_reduce="forward",
         ),
@@ -258,16 +372,16 @@ def attention(width: Width, *, bias: bool, dropout: bool) -> tuple[Operator, ...
 
 def _fused_attention(width: Width) -> Elementwise:
     """Scores, softmax and context as one kernel: it reads and keeps its three inputs."""
-    key_values = width.tokens * width.key_value_size
+    stream, key_values = width.attention_stream, width.key_values
     read = key_values + width.context * width.key_value_size
     pairs = width.tokens * (width.attended - (width.attending / 2 if width.causal else 0))
     return Elementwise(
         name="attention",
-        forward_elements=2 * width.stream + 2 * read,
-        backward_elements=4 * width.stream + 4 * read,
-        flops=2 * 2.0 * pairs * width.hidden,
+        forward_elements=2 * stream + 2 * read,
+        backward_elements=4 * stream + 4 * read,
+        flops=2 * 2.0 * pairs * width.attention_size,
         sharded=width.shards_heads,
-        saved_elements=width.stream + 2 * key_values,
+        saved_elements=stream + 2 * key_values,
         saved_mask_bytes=BYTES_PER_LOG_SUM * width.heads * width.tokens,
         core="input",
     )
@@ -280,6 +394,13 @@ def _attention_core(width: Width, *, dropout: bool) -> tuple[Operator, ...]:
     batch = width.heads * width.tokens // width.attending
     product = partial(
         Gemm, batch=batch, shard=shard, has_weight=False, saved_sharded=sharded, core="input"
+    )
+    position_bias = Elementwise(
+        name="position-bias",
+        forward_elements=2 * scores,
+        backward_elements=scores,
+        sharded=sharded,
+        core="inner",
     )
     drop = Elementwise(
         name="attention-dropout",
@@ -296,8 +417,9 @@ def _attention_core(width: Width, *, dropout: bool) -> tuple[Operator, ...]:
             rows=width.attending,
             columns=width.attended,
             inner=width.head_size,
-            saved_elements=width.stream + width.tokens * width.key_value_size,
+            saved_elements=width.attention_stream + width.key_values,
         ),
+        *((position_bias,) if width.position_bias else ()),
         Elementwise(
             name="softmax",
             forward_elements=(2 if width.fused else 6) * scores,
@@ -313,6 +435,6 @@ def _attention_core(width: Width, *, dropout: bool) -> tuple[Operator, ...]:
             rows=width.attending,
             columns=width.head_size,
             inner=width.attended,
-            saved_elements=width.tokens * width.key_value_size,
+            saved_elements=width.key_values,
         ),
     )

@@ -44,6 +44,7 @@ Seconds = Annotated[_Number, AfterValidator(Within(1e-3, 1e8, "seconds"))]
 Price = Annotated[_Number, AfterValidator(Within(1e-6, 1e6, "of the currency", or_zero=True))]
 Few = Annotated[int, Field(ge=1, le=10**5, strict=True)]
 Samples = Annotated[int, Field(ge=1, le=10**6, strict=True)]
+_Amount = Annotated[float, Field(ge=0, le=1e15, allow_inf_nan=False, strict=True)]
 Layers = Annotated[int, Field(ge=1, le=MOST_LAYERS, strict=True)]
 
 
@@ -59,6 +60,18 @@ def _plain(name: str) -> str:
 
 
 Name = Annotated[Text, AfterValidator(_plain)]
+
+
+class BlockSection(Section):
+    """One entry of ``model.blocks``: ``repeat`` equal blocks, figures of one sample."""
+
+    name: Name
+    repeat: Layers = 1
+    parameters: _Amount
+    forward_gflops: _Amount
+    activation_elements: _Amount
+    boundary_elements: Positive
+    sharded: Flag = False
 
 
 class ModelSection(Section):
@@ -78,6 +91,15 @@ class ModelSection(Section):
     bottom_width: Count | None = None
     latent_size: Count | None = None
     window_size: Count | None = None
+    num_decoder_layers: Layers | None = None
+    decoder_sequence_length: Count | None = None
+    head_size: Count | None = None
+    gated_feed_forward: Flag | None = None
+    width_factor: Count | None = None
+    base_channels: Count | None = None
+    image_size: Count | None = None
+    num_classes: Count | None = None
+    blocks: Annotated[list[BlockSection], Field(min_length=1, max_length=MOST_LAYERS)] | None = None
     layer_list: LayerList | None = None
 
 

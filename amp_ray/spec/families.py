@@ -8,10 +8,21 @@ the width by four (Jiang et al., TransGAN, arXiv:2102.07074).
 from dataclasses import replace
 from typing import Final
 
-from amp_ray.spec.blocks import UNFUSED, Kernels, Width, gpt_block, llama_block, norm
+from amp_ray.spec.block_list import block_list_layers
+from amp_ray.spec.blocks import (
+    UNFUSED,
+    Kernels,
+    Width,
+    gpt_block,
+    llama_block,
+    norm,
+    t5_decoder_block,
+    t5_encoder_block,
+)
 from amp_ray.spec.model import Layer, Model, ModelShape
 from amp_ray.spec.operator import Elementwise, Gemm, Operator
 from amp_ray.spec.traits import LayerList
+from amp_ray.spec.wide_resnet import wide_resnet_layers
 
 SHRINKING_LEVELS: Final = 3
 SHRINK_FACTOR: Final = 4
@@ -19,6 +30,9 @@ RGB_CHANNELS: Final = 3
 
 FULL_ATTENTION_WINDOWS: Final = 4
 """A picture narrower than this many windows attends as a whole (64 in the paper's model)."""
+
+DISTANCE_BUCKETS: Final = 32
+"""Rows of T5's table of position biases (Raffel et al., arXiv:1910.10683, section 2.1)."""
 
 PUBLISHED_DEPTH: Final = (12, 0, 0, 0, 0, 12)
 PUBLISHED_BETWEEN: Final = (2, 26, 3)
@@ -42,11 +56,19 @@ def build_model(
         vocabulary_multiple: The vocabulary is padded up to a multiple of this.
         kernels: What the program computes in one kernel, and what it leaves out.
     """
-    builders = {"gpt2": _gpt2, "llama": _llama, "transgan": transgan_layers}
+    builders = {
+        "gpt2": _gpt2,
+        "llama": _llama,
+        "transgan": transgan_layers,
+        "t5": _t5,
+        "wide_resnet": _wide_resnet,
+        "blocks": _block_list,
+    }
     if shape.family not in builders:
         message = f"model family {shape.family!r} is unknown; known: {', '.join(builders)}"
         raise ValueError(message)
-    _check_heads(shape)
+    if shape.num_heads and not shape.head_size:
+        _check_heads(shape)
     padded = -(-shape.vocab_size // vocabulary_multiple) * vocabulary_multiple
     layers = builders[shape.family](replace(shape, vocab_size=padded), layer_list, kernels)
     return Model(name=shape.family, shape=shape, layers=layers)
@@ -97,9 +119,7 @@ def _gpt2(shape: ModelShape, layer_list: LayerList, kernels: Kernels) -> tuple[L
 
 def _llama(shape: ModelShape, layer_list: LayerList, kernels: Kernels) -> tuple[Layer, ...]:
     """Llama-like: rotary positions, RMS norm, gated SiLU, no dropout, no biases."""
-    if layer_list != "runtime":
-        message = f"layer list {layer_list!r} exists for gpt2 and transgan only, not for llama"
-        raise ValueError(message)
+    _check_layer_list(shape, layer_list)
     width = _width(shape, kernels)
     return (
         token_embedding(width, shape, positions=0, dropout=False),
@@ -107,6 +127,66 @@ def _llama(shape: ModelShape, layer_list: LayerList, kernels: Kernels) -> tuple[
         final_norm(width, bias=False),
         *_output(width, shape, split_loss=False),
     )
+
+
+def _check_layer_list(shape: ModelShape, layer_list: LayerList) -> None:
+    """Refuse the published list for a family that it does not have."""
+    if layer_list != "runtime":
+        message = (
+            f"layer list {layer_list!r} exists for gpt2 and transgan only, not for {shape.family}"
+        )
+        raise ValueError(message)
+
+
+def _t5(shape: ModelShape, layer_list: LayerList, kernels: Kernels) -> tuple[Layer, ...]:
+    """T5: an encoder, and a decoder that attends to the encoder's result as well.
+
+    That result passes through every boundary from the encoder's end to the last block of the
+    decoder. Both halves have a table of position biases, counted with their embedding.
+    """
+    _check_layer_list(shape, layer_list)
+    encoder = replace(
+        _width(shape, kernels),
+        own_head_size=shape.head_size or None,
+        causal=False,
+        position_bias=True,
+    )
+    decoder = replace(encoder, tokens=shape.decoder_sequence_length, causal=True)
+    dropout, is_gated = kernels.dropout, shape.gated_feed_forward
+    inputs = tuple(
+        replace(
+            token_embedding(
+                width, shape, positions=0, dropout=dropout, others=DISTANCE_BUCKETS * width.heads
+            ),
+            name=name,
+            tied_parameters=shape.vocab_size * shape.hidden_size,
+        )
+        for name, width in (("embedding", encoder), ("decoder-embedding", decoder))
+    )
+    passed = t5_decoder_block(decoder, source=encoder, dropout=dropout, is_gated=is_gated)
+    both = float(encoder.stream + decoder.stream)
+    return (
+        inputs[0],
+        *(t5_encoder_block(encoder, dropout=dropout, is_gated=is_gated),) * shape.num_layers,
+        replace(final_norm(encoder, bias=False), name="encoder-norm"),
+        replace(inputs[1], output_elements=both),
+        *(replace(passed, output_elements=both),) * (shape.num_decoder_layers - 1),
+        passed,
+        final_norm(decoder, bias=False),
+        *_output(decoder, shape, split_loss=False),
+    )
+
+
+def _wide_resnet(shape: ModelShape, layer_list: LayerList, _: Kernels) -> tuple[Layer, ...]:
+    """A wide residual network."""
+    _check_layer_list(shape, layer_list)
+    return wide_resnet_layers(shape)
+
+
+def _block_list(shape: ModelShape, layer_list: LayerList, _: Kernels) -> tuple[Layer, ...]:
+    """Blocks as they are listed."""
+    _check_layer_list(shape, layer_list)
+    return block_list_layers(shape)
 
 
 def _output(width: Width, shape: ModelShape, *, split_loss: bool) -> tuple[Layer, ...]:
@@ -143,8 +223,13 @@ def _noop(width: Width) -> Layer:
     return Layer(name="noop", kind="noop", operators=(), output_elements=width.stream)
 
 
-def token_embedding(width: Width, shape: ModelShape, *, positions: int, dropout: bool) -> Layer:
-    """Build the input embedding: a vocabulary-parallel table and learned positions."""
+def token_embedding(
+    width: Width, shape: ModelShape, *, positions: int, dropout: bool, others: int = 0
+) -> Layer:
+    """Build the input embedding: a vocabulary-parallel table and learned positions.
+
+    ``others`` are more parameters that every rank holds.
+    """
     stream = width.stream
     return Layer(
         name="embedding",
@@ -156,7 +241,7 @@ def token_embedding(width: Width, shape: ModelShape, *, positions: int, dropout:
                 backward_elements=(6.5 if dropout else 4) * stream,
                 num_kernels=2,
                 sharded_parameters=shape.vocab_size * width.hidden,
-                replicated_parameters=positions * width.hidden,
+                replicated_parameters=positions * width.hidden + others,
                 saved_mask_bytes=stream if dropout else 0,
                 all_reduce="forward",
                 all_reduce_elements=stream,

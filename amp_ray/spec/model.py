@@ -1,10 +1,10 @@
 """A model is a chain of layers, a layer a run of operators."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from itertools import accumulate
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from amp_ray.spec.operator import AllReduce, Elementwise, Gemm, Operator
 
@@ -105,8 +105,38 @@ def count_kernels(operators: Iterable[Operator]) -> int:
     return sum(1 if isinstance(op, Gemm) else op.num_kernels for op in operators)
 
 
+CAUSAL: Final = ("gpt2", "llama")
+"""Families of causal language models."""
+
+TRAINED: Final = (*CAUSAL, "transgan")
+"""Families that our training program can run."""
+
+_FIRST_OPTIONAL: Final = 13
+"""Figures of a shape that older records have, whatever their family."""
+
 MOST_LAYERS: Final = 10_000
 """Blocks of a model; more are a slip, and would fill the memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockFigures:
+    """One entry of a list of blocks; all figures are of one sample.
+
+    Args:
+        repeat: Equal blocks in a row.
+        forward_flops: Two per multiply-add.
+        activation_elements: Kept for the backward pass.
+        boundary_elements: Handed on to the next block.
+        sharded: Whether tensor parallelism divides parameters, work and activations.
+    """
+
+    name: str
+    repeat: int
+    parameters: int
+    forward_flops: float
+    activation_elements: float
+    boundary_elements: float
+    sharded: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,17 +144,29 @@ class ModelShape:
     """The figures that name a model, as in an experiment file or a Hugging Face configuration.
 
     Args:
-        family: Architecture: ``gpt2``, ``llama`` or ``transgan``.
-        num_layers: Transformer blocks.
+        family: Architecture: ``gpt2``, ``llama``, ``transgan``, ``t5``, ``wide_resnet``, or
+            ``blocks`` for a list of them.
+        num_layers: Transformer blocks; of the encoder (``t5``); layers with weights, as a ResNet
+            is named by them (``wide_resnet``); all blocks (``blocks``).
         hidden_size: Width of a block (of the first, where widths differ).
         sequence_length: Tokens per sample.
         vocab_size: Rows of the embedding; 0 where there is none.
+        num_heads: Attention heads; 0 where there is no attention.
         num_key_value_heads: Heads of keys and values (grouped-query attention).
         tied_embedding: Whether input and output embedding are one weight.
         depth: Blocks per scale (``transgan``).
         bottom_width: Width and height of the first feature map (``transgan``).
         latent_size: Width of the generator's input (``transgan``).
         window_size: Side of an attention window where pictures are large (``transgan``).
+        num_decoder_layers: Blocks of the decoder (``t5``).
+        decoder_sequence_length: Tokens of the decoder per sample (``t5``).
+        head_size: Width of one head where it is not ``hidden_size / num_heads``, else 0 (``t5``).
+        gated_feed_forward: Whether a second product gates the inner width (``t5``).
+        width_factor: Of the inner width of a bottleneck (``wide_resnet``).
+        base_channels: Channels of the stem (``wide_resnet``).
+        image_size: Side of the picture (``wide_resnet``).
+        num_classes: Columns of the last layer (``wide_resnet``).
+        blocks: The entries of a list of blocks (``blocks``).
     """
 
     family: str
@@ -140,6 +182,33 @@ class ModelShape:
     bottom_width: int = 0
     latent_size: int = 0
     window_size: int = 0
+    num_decoder_layers: int = 0
+    decoder_sequence_length: int = 0
+    head_size: int = 0
+    gated_feed_forward: bool = False
+    width_factor: int = 0
+    base_channels: int = 0
+    image_size: int = 0
+    num_classes: int = 0
+    blocks: tuple[BlockFigures, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of a sample, of both sequences where there are two; 0 where there are none."""
+        if self.family == "transgan":
+            return 0
+        return self.sequence_length + self.decoder_sequence_length
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether all attention is to tokens before: sequences can be cut into token slices."""
+        return self.family in CAUSAL
+
+    def figures(self) -> dict[str, Any]:
+        """Return its figures by name; those of a few families only where they are given."""
+        given = asdict(self)
+        optional = [field.name for field in fields(self)][_FIRST_OPTIONAL:]
+        return {name: v for name, v in given.items() if v or name not in optional}
 
 
 @dataclass(frozen=True, kw_only=True)

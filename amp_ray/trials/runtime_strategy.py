@@ -13,7 +13,7 @@ from typing import Final
 from amp_ray.errors import InputError
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.families import build_model
-from amp_ray.spec.model import LayerKind, Model
+from amp_ray.spec.model import TRAINED, LayerKind, Model
 from amp_ray.spec.recompute import FULL
 from amp_ray.spec.strategy import Strategy
 
@@ -60,6 +60,14 @@ def runtime_strategy(experiment: Experiment, strategy: Strategy) -> Strategy:
 def why_not_launchable(experiment: Experiment, strategy: Strategy) -> str | None:
     """Say why our training program cannot run a strategy, and what to change; None if it can."""
     return next(_reasons(experiment, strategy), None)
+
+
+def untrained(family: str) -> str:
+    """Say that our training program has no such model, and what to do."""
+    return (
+        f"our training program trains {', '.join(TRAINED)}, not model family {family!r}; run a "
+        "program of your own as 'trials: {program: {argv: [...]}}'"
+    )
 
 
 def describe(strategy: Strategy) -> str:
@@ -146,6 +154,8 @@ def _reasons(experiment: Experiment, strategy: Strategy) -> Iterator[str]:
             f"runtime {experiment.traits.name!r} is another program than ours; give its command "
             "as 'trials: {program: {argv: [...]}}', or plan with 'runtime: deepspeed'"
         )
+    if model.shape.family not in TRAINED:
+        yield untrained(model.shape.family)
     yield from _runtime_reasons(experiment, strategy)
     if experiment.zero_stage > MAX_ZERO_STAGE:
         yield f"zero_stage {experiment.zero_stage} does not work with a pipeline; use 0 or 1"
@@ -192,7 +202,7 @@ def _runtime_reasons(experiment: Experiment, strategy: Strategy) -> Iterator[str
         return
     if traits.sliced_activations or traits.sliced_gradients:
         yield "runtime torch sends whole activations to every rank; leave sliced_* of traits out"
-    length = experiment.model.shape.sequence_length if experiment.model.shape.vocab_size else 0
+    length = experiment.model.shape.sequence_length if experiment.model.shape.is_causal else 0
     wrong = [tokens for _, tokens in strategy.token_slices if sum(tokens) != length]
     if wrong and not length:
         yield "its token_slices need causal attention; pictures attend as a whole"

@@ -12,6 +12,7 @@ from amp_ray.search.space import uniform_candidates
 from amp_ray.spec.build import build_experiment
 from amp_ray.spec.cluster import Node
 from amp_ray.spec.experiment import Experiment
+from amp_ray.spec.model import TRAINED
 from amp_ray.spec.yaml_text import parse_yaml
 from amp_ray.trials.profile.grid import (
     LayerPoint,
@@ -22,6 +23,7 @@ from amp_ray.trials.profile.grid import (
     thinned,
 )
 from amp_ray.trials.profile.records import LinkPlace
+from amp_ray.trials.runtime_strategy import untrained
 
 _LINK_PAIR: Final = 2
 """Hosts at the ends of a link."""
@@ -65,6 +67,10 @@ def profile_parts(experiment: Experiment, *, is_local: bool) -> tuple[Part, ...]
         InputError: If the runtime trains another list of layers than the training program, or
             the devices' names or number do not suit.
     """
+    family = experiment.model.shape.family
+    if family not in TRAINED:
+        message = f"{untrained(family)}; plan with an analytic profile, or give times as a table"
+        raise InputError(message, where=experiment.where("model"))
     if experiment.traits.layer_list != "runtime":
         message = (
             f"runtime {experiment.traits.name!r} has the layer list "

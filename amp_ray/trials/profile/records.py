@@ -3,7 +3,7 @@
 import json
 import reprlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Final, get_args, get_type_hints
 
 from amp_ray.errors import InputError, Where
@@ -108,7 +108,7 @@ def heading(model: Model, precision: str) -> Record:
     return {
         "record": "profile",
         "schema": SCHEMA,
-        "model": asdict(model.shape),
+        "model": model.shape.figures(),
         "num_layers": model.num_layers,
         "precision": precision,
     }
