@@ -387,6 +387,17 @@ def _fused_attention(width: Width) -> Elementwise:
     )
 
 
+def _position_bias(width: Width) -> Elementwise:
+    """Return the addition of a learned bias to the scores."""
+    return Elementwise(
+        name="position-bias",
+        forward_elements=2 * width.scores,
+        backward_elements=width.scores,
+        sharded=width.shards_heads,
+        core="inner",
+    )
+
+
 def _attention_core(width: Width, *, dropout: bool) -> tuple[Operator, ...]:
     """Scores, softmax, dropout and context, window by window."""
     sharded, scores = width.shards_heads, width.scores
@@ -394,13 +405,6 @@ def _attention_core(width: Width, *, dropout: bool) -> tuple[Operator, ...]:
     batch = width.heads * width.tokens // width.attending
     product = partial(
         Gemm, batch=batch, shard=shard, has_weight=False, saved_sharded=sharded, core="input"
-    )
-    position_bias = Elementwise(
-        name="position-bias",
-        forward_elements=2 * scores,
-        backward_elements=scores,
-        sharded=sharded,
-        core="inner",
     )
     drop = Elementwise(
         name="attention-dropout",
@@ -419,7 +423,7 @@ def _attention_core(width: Width, *, dropout: bool) -> tuple[Operator, ...]:
             inner=width.head_size,
             saved_elements=width.attention_stream + width.key_values,
         ),
-        *((position_bias,) if width.position_bias else ()),
+        *((_position_bias(width),) if width.position_bias else ()),
         Elementwise(
             name="softmax",
             forward_elements=(2 if width.fused else 6) * scores,

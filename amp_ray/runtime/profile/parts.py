@@ -23,7 +23,6 @@ from amp_ray.trials.profile.grid import (
     thinned,
 )
 from amp_ray.trials.profile.records import LinkPlace
-from amp_ray.trials.runtime_strategy import untrained
 
 _LINK_PAIR: Final = 2
 """Hosts at the ends of a link."""
@@ -69,7 +68,10 @@ def profile_parts(experiment: Experiment, *, is_local: bool) -> tuple[Part, ...]
     """
     family = experiment.model.shape.family
     if family not in TRAINED:
-        message = f"{untrained(family)}; plan with an analytic profile, or give times as a table"
+        message = (
+            f"our training program, which measures layers, trains {', '.join(TRAINED)}, not model "
+            f"family {family!r}; plan with an analytic profile, or give times as a table"
+        )
         raise InputError(message, where=experiment.where("model"))
     if experiment.traits.layer_list != "runtime":
         message = (

@@ -65,7 +65,7 @@ def test_llama_has_no_published_list() -> None:
 @pytest.mark.parametrize(
     ("figures", "message"),
     [
-        ({"family": "t5"}, "model family 't5' is unknown; known: gpt2, llama, transgan"),
+        ({"family": "bert"}, "model family 'bert' is unknown; known: gpt2, llama, transgan"),
         ({"num_heads": 5}, "hidden_size 64 is not a multiple of num_heads 5"),
         ({"num_key_value_heads": 3}, "num_heads 4 is not a multiple of num_key_value_heads 3"),
     ],

@@ -114,7 +114,7 @@ def test_transgan_counts_the_blocks_of_all_levels() -> None:
     assert (shape.num_layers, shape.latent_size, shape.window_size) == (5, 512, 16)
 
 
-@pytest.mark.parametrize("kind", ["gpt_neox", "bert", "t5", None, 7])
+@pytest.mark.parametrize("kind", ["gpt_neox", "bert", "umt5", None, 7])
 def test_an_architecture_without_a_builder_is_refused(kind: object) -> None:
     with pytest.raises(InputError, match=r"^config\.json: model_type: found .* one of gpt2, llama"):
         model_shape(ModelSection(config="config.json"), json.dumps({"model_type": kind}))

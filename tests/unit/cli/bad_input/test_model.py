@@ -18,7 +18,10 @@ MODELS: Final = {
     ),
     "no family": (
         ("family: gpt2, ", ""),
-        "experiment.yaml:2: model: model needs 'family' (gpt2, llama or transgan) or 'config'",
+        (
+            "experiment.yaml:2: model: model needs 'family' (gpt2, llama, transgan, t5, "
+            "wide_resnet or blocks) or 'config'"
+        ),
     ),
     "family without its figures": (
         (", " + MODEL, "}"),
