@@ -111,6 +111,9 @@ CAUSAL: Final = ("gpt2", "llama")
 TRAINED: Final = (*CAUSAL, "transgan")
 """Families that our training program can run."""
 
+PLANNED_ONLY: Final = ("t5", "wide_resnet", "blocks")
+"""Families that it cannot run."""
+
 _FIRST_OPTIONAL: Final = 13
 """Figures of a shape that older records have, whatever their family."""
 

@@ -13,7 +13,7 @@ from typing import Final
 from amp_ray.errors import InputError
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.families import build_model
-from amp_ray.spec.model import TRAINED, LayerKind, Model
+from amp_ray.spec.model import PLANNED_ONLY, TRAINED, LayerKind, Model
 from amp_ray.spec.recompute import FULL
 from amp_ray.spec.strategy import Strategy
 
@@ -154,7 +154,7 @@ def _reasons(experiment: Experiment, strategy: Strategy) -> Iterator[str]:
             f"runtime {experiment.traits.name!r} is another program than ours; give its command "
             "as 'trials: {program: {argv: [...]}}', or plan with 'runtime: deepspeed'"
         )
-    if model.shape.family not in TRAINED:
+    if model.shape.family in PLANNED_ONLY:
         yield untrained(model.shape.family)
     yield from _runtime_reasons(experiment, strategy)
     if experiment.zero_stage > MAX_ZERO_STAGE:

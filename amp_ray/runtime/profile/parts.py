@@ -12,7 +12,7 @@ from amp_ray.search.space import uniform_candidates
 from amp_ray.spec.build import build_experiment
 from amp_ray.spec.cluster import Node
 from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.model import TRAINED
+from amp_ray.spec.model import PLANNED_ONLY, TRAINED
 from amp_ray.spec.yaml_text import parse_yaml
 from amp_ray.trials.profile.grid import (
     LayerPoint,
@@ -67,7 +67,7 @@ def profile_parts(experiment: Experiment, *, is_local: bool) -> tuple[Part, ...]
             the devices' names or number do not suit.
     """
     family = experiment.model.shape.family
-    if family not in TRAINED:
+    if family in PLANNED_ONLY:
         message = (
             f"our training program, which measures layers, trains {', '.join(TRAINED)}, not model "
             f"family {family!r}; plan with an analytic profile, or give times as a table"
