@@ -33,8 +33,8 @@ def run_out_of_memory() -> None:
 def limit_memory() -> None:
     """Leave the process little more memory than it has taken so far.
 
-    Threads that start later share one arena: each of their own would reserve 128 MiB of the addresses
-    that are counted, whether it is used or not.
+    Threads that start later share one arena: one of their own would reserve 128 MiB of addresses,
+    which count whether they are used or not.
     """
     ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
