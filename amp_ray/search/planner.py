@@ -151,7 +151,7 @@ class AmpRayPlanner:
         Stages whose devices are given are solved exactly. Where devices are to be chosen, too, that
         is done for stages that all compute the same again, of each kind; what is found is cut anew.
         """
-        if isinstance(candidate, Candidate) and self.experiment.space == "uniform":
+        if isinstance(candidate, Candidate) and self._is_listed(candidate):
             refused = self._refuse(candidate)
             if refused is not None:
                 return Infeasible(candidate=candidate, reason=refused)
@@ -167,6 +167,11 @@ class AmpRayPlanner:
             return replace(without[0], candidate=candidate)
         found += [with_recompute(self.cost_model, each.strategy) for each in found]
         return replace(min(found, key=leader_order), lower_bound_s=None)
+
+    def _is_listed(self, candidate: Candidate) -> bool:
+        """Tell whether a candidate runs on all devices, as they are listed."""
+        uses_all = candidate.num_devices == self.experiment.cluster.num_devices
+        return uses_all and self.experiment.space == "uniform"
 
     @property
     def _cuts_sequences(self) -> bool:

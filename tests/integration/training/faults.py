@@ -1,5 +1,6 @@
 """Makes one rank of a trial fail on purpose; called in the rank before it starts."""
 
+import ctypes
 import importlib
 import os
 import resource
@@ -12,6 +13,8 @@ from typing import Any
 HANG_S = 3600.0
 ADDRESS_SPACE_BYTES = 64 << 30
 SPARE_BYTES = 640 << 20
+M_ARENA_MAX = -8
+"""As in glibc's malloc.h."""
 
 
 def raise_error() -> None:
@@ -28,7 +31,12 @@ def run_out_of_memory() -> None:
 
 
 def limit_memory() -> None:
-    """Leave the process little more memory than it has taken so far."""
+    """Leave the process little more memory than it has taken so far.
+
+    Threads that start later share one arena: one of their own would reserve 128 MiB of addresses,
+    which count whether they are used or not.
+    """
+    ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
     taken = pages * resource.getpagesize()
     hard_limit = resource.getrlimit(resource.RLIMIT_AS)[1]

@@ -89,15 +89,16 @@ def test_stage_with_more_layers_computes_longer(run_trial: Callable[..., Ended])
 
 
 def test_recomputing_saves_memory(run_trial: Callable[..., Ended]) -> None:
+    model = {**WIDE, "num_layers": 6, "hidden_size": 256}
     none, part, full = (
-        run_trial({**make_job("gpt2", recompute=recompute), "model": WIDE}).result[
+        run_trial({**make_job("gpt2", bounds=[0, 9], recompute=how), "model": model}).result[
             "peak_memory_bytes"
         ]
-        for recompute in ("none", {"kind": "full", "layers": 2}, "full")
+        for how in ("none", {"kind": "full", "layers": 3}, "full")
     )
-    # Four blocks of 8 samples, 256 tokens, width 64 keep 34 bytes and more per feature.
-    assert none - part > 4_000_000
-    assert part - full > 4_000_000
+    # A block keeps some 36 MB; freed memory that the allocator holds on to blurs the difference.
+    assert none - part > 30_000_000
+    assert none - full > 50_000_000
 
 
 def test_zero_spreads_the_optimizer_state(run_trial: Callable[..., Ended]) -> None:

@@ -55,7 +55,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "llama",
         stages([0, 3, 7], (2, [4]), (1, [1, 3]), token_slices=[[4, [9, 7]]]),
     ),
-    "interleaved": ("gpt2", {**CHUNKS, "micro_batch_size": 2}),
+    "interleaved-selective": (
+        "gpt2",
+        {**CHUNKS, "micro_batch_size": 2, "recompute": "selective"},
+    ),
     "interleaved-slices-tp2": (
         "gpt2-untied",
         {**CHUNKS, "tp": 2, "micro_batch_size": 4, "token_slices": [[4, [10, 6]]]},

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from amp_ray.cost.estimate import Estimate, Infeasible
@@ -5,7 +7,7 @@ from amp_ray.runtime.ray.searching import ALONE, search_candidates
 from amp_ray.search.planner import AmpRayPlanner, evaluate
 from amp_ray.search.space import candidates_of
 from amp_ray.spec.candidate import Candidate
-from amp_ray.spec.recompute import NO_RECOMPUTE
+from amp_ray.spec.recompute import AUTO, NO_RECOMPUTE, Recompute
 from amp_ray.spec.strategy import StageOptions, Strategy
 from amp_ray.spec.strategy_file import Context, parse_strategies
 from amp_ray.units import GIB
@@ -252,3 +254,15 @@ def test_the_runtimes_own_cuts_are_the_only_ones() -> None:
     roomiest = AmpRayPlanner(experiment=small_experiment(MEGATRON)).roomiest()
     found = {estimate.strategy.bounds for estimate in roomiest if estimate.strategy.pp == 2}
     assert len(found) == 1
+
+
+@pytest.mark.parametrize("recompute", [NO_RECOMPUTE, AUTO])
+def test_idle_devices_are_the_slower_ones_whatever_is_computed_again(recompute: Recompute) -> None:
+    slow = "{count: 2, device: T4, slots: 2, intra_gbit_per_s: 50, inter_gbit_per_s: 10}"
+    fast = slow.replace("T4", "V100-16").replace("count: 2", "count: 1")
+    candidate = pipeline(2, num_micro_batches=8)
+    options = replace(candidate.options, recompute=recompute)
+    found = planned(
+        replace(candidate, options=options), (slow, f"{slow}\n    - {fast}\n    - {fast}")
+    )
+    assert sorted(found.strategy.placement) == [4, 5, 6, 7]
