@@ -105,10 +105,7 @@ def count_kernels(operators: Iterable[Operator]) -> int:
     return sum(1 if isinstance(op, Gemm) else op.num_kernels for op in operators)
 
 
-CAUSAL: Final = ("gpt2", "llama")
-"""Families of causal language models."""
-
-TRAINED: Final = (*CAUSAL, "transgan")
+TRAINED: Final = ("gpt2", "llama", "transgan")
 """Families that our training program can run."""
 
 PLANNED_ONLY: Final = ("t5", "wide_resnet", "blocks")
@@ -198,14 +195,14 @@ class ModelShape:
     @property
     def num_tokens(self) -> int:
         """Tokens of a sample, of both sequences where there are two; 0 where there are none."""
-        if self.family == "transgan":
+        if not self.vocab_size and self.family != "blocks":
             return 0
         return self.sequence_length + self.decoder_sequence_length
 
     @property
     def is_causal(self) -> bool:
         """Whether all attention is to tokens before: sequences can be cut into token slices."""
-        return self.family in CAUSAL
+        return self.vocab_size > 0 and self.family not in PLANNED_ONLY
 
     def figures(self) -> dict[str, Any]:
         """Return its figures by name; those of a few families only where they are given."""
