@@ -43,7 +43,7 @@ def slice_model(model: Model, traits: RuntimeTraits, *, tokens: int, context: in
         InputError: If the model has no tokens, or was built in a way that cannot be repeated.
     """
     if not model.shape.is_causal:
-        message = f"model family {model.shape.family!r} has no sequence to cut into token slices: attention is not causal"
+        message = f"model family {model.shape.family!r} has no sequence to cut into token slices"
         raise InputError(message)
     if traits.virtual_stages > 1:
         message = (
