@@ -2,6 +2,7 @@
 
 import os
 import time
+
 import pytest
 
 from amp_ray.runtime.hosts.agent.stdio import Stdio
