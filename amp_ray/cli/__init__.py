@@ -12,6 +12,7 @@ from amp_ray.cli.plan import plan
 from amp_ray.cli.profile import profile
 from amp_ray.cli.score import score
 from amp_ray.cli.slices import slices
+from amp_ray.cli.sweep import sweep
 from amp_ray.cli.tune import tune
 
 
@@ -29,6 +30,7 @@ commands.add_command(plan)
 commands.add_command(profile)
 commands.add_command(score)
 commands.add_command(slices)
+commands.add_command(sweep)
 commands.add_command(tune)
 
 
