@@ -162,6 +162,8 @@ class ResultsTable:
         marks = "".join(f" ({self._marks[warning]})" for warning in result.warnings)
         lines = wrap(" ".join(map(str, result.strategy.bounds)) + marks, room)
         lines += _recompute_lines(result.strategy, self.experiment, room)
+        if result.strategy.sequence_parallel and not self.experiment.sequence_parallel:
+            lines += wrap("sequence parallel", room)
         if not self._has_places:
             return lines
         return lines + _places(result.strategy, self.experiment, room)

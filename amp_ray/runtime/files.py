@@ -136,16 +136,7 @@ def load_strategies(path: Path, experiment: Experiment) -> tuple[Given, ...]:
         if ACESO_SIGNATURE in record:
             strategy = read_aceso_plan(record, file=str(path), experiment=experiment)
             return (Given(where=Where(file=str(path)), candidate=None, strategy=strategy),)
-    operators = experiment.profile.operators
-    context = Context(
-        cluster=experiment.cluster,
-        num_layers=experiment.model.num_layers,
-        sequence_length=experiment.model.shape.sequence_length,
-        global_batch_size=experiment.global_batch_size,
-        recompute=experiment.recompute,
-        num_operators=0 if operators is None else operators.num_operators,
-    )
-    return parse_strategies(text, file=str(path), context=context)
+    return parse_strategies(text, file=str(path), context=Context.of(experiment))
 
 
 def load_slice_table(path: Path) -> SliceTable:

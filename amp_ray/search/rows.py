@@ -72,11 +72,13 @@ def ranking_rows(
 
 def _candidate(candidate: AnyCandidate) -> dict[str, Any]:
     """Return a STRATEGY object without cuts and placement; null is what stages would choose."""
+    is_sequence_parallel = False
     if isinstance(candidate, GroupsCandidate):
         tp, pp, dp, recompute = None, None, None, candidate.recompute
     else:
         options = candidate.options
         tp, pp, dp, recompute = options.tp, candidate.pp, options.dp, options.recompute
+        is_sequence_parallel = options.sequence_parallel
     return {
         "tp": tp,
         "pp": pp,
@@ -85,5 +87,6 @@ def _candidate(candidate: AnyCandidate) -> dict[str, Any]:
         "num_micro_batches": candidate.num_micro_batches,
         "bounds": None,
         "recompute": recompute.to_json(),
+        **({"sequence_parallel": True} if is_sequence_parallel else {}),
         "placement": None,
     }

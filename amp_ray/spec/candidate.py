@@ -16,19 +16,25 @@ class StageOptions:
         tp: Tensor parallel degree.
         dp: Data parallel degree.
         recompute: What is computed again in the backward pass.
+        sequence_parallel: Whether tensor-parallel ranks divide the tokens where they do not divide
+            the width: norms, dropout, residual stream (Korthikanti et al., arXiv:2205.05198).
 
     Raises:
-        ValueError: If a degree is below 1.
+        ValueError: If a degree is below 1, or one rank is to divide its tokens with nobody.
     """
 
     tp: int
     dp: int
     recompute: Recompute = NO_RECOMPUTE
+    sequence_parallel: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what could not run."""
         if self.tp < 1 or self.dp < 1:
             message = f"tp and dp start at 1, found tp {self.tp} and dp {self.dp}"
+            raise ValueError(message)
+        if self.sequence_parallel and self.tp == 1:
+            message = "sequence_parallel divides tokens over tp ranks, so it needs tp 2 or more"
             raise ValueError(message)
 
     @property

@@ -1,14 +1,15 @@
 """Strategies that a user hands over: CSV with a header, or JSON."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Self
 
 from amp_ray.errors import InputError, Mistakes, Where, placed
 from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.cells import MOST_SECONDS, read_count, read_rows, read_seconds
 from amp_ray.spec.cluster import Cluster
+from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.json_text import parse_any_json, shown
 from amp_ray.spec.recompute import AUTO, Recompute, parse_recompute
 from amp_ray.spec.section import validate
@@ -19,7 +20,15 @@ from amp_ray.spec.yaml_text import Document
 Failure = Literal["oom", "failed"]
 
 _DEGREES = ("tp", "pp", "dp", "micro_batch_size")
-_OPTIONAL = ("bounds", "measured_s", "recompute", "spread_s", "peak_memory_bytes")
+_OPTIONAL = (
+    "bounds",
+    "measured_s",
+    "recompute",
+    "sequence_parallel",
+    "spread_s",
+    "peak_memory_bytes",
+)
+_FLAGS: Final[Mapping[str, bool]] = {"true": True, "false": False}
 _FAILURES: Final[Mapping[str, Failure]] = {"oom": "oom", "failed": "failed"}
 _LEAST_SECONDS: Final = 1e-6
 """Of an iteration: no device launches a kernel faster."""
@@ -59,6 +68,8 @@ class Context:
         sequence_length: Tokens that token slices make together; 0 where there are none.
         num_operators: What bounds count where a strategy tells how operators are used; 0 where the
             profile knows no operators.
+        sequence_parallel: What a strategy that says nothing of it does, where it can.
+        divides_tokens: Tells whether so many ranks can divide the tokens of a sample.
     """
 
     cluster: Cluster
@@ -67,6 +78,29 @@ class Context:
     recompute: Recompute
     sequence_length: int = 0
     num_operators: int = 0
+    sequence_parallel: bool = False
+    divides_tokens: Callable[[int], bool] = bool
+
+    @classmethod
+    def of(cls, experiment: Experiment) -> Self:
+        """Return what strategies of an experiment must fit."""
+        operators, shape = experiment.profile.operators, experiment.model.shape
+        return cls(
+            cluster=experiment.cluster,
+            num_layers=experiment.model.num_layers,
+            sequence_length=shape.sequence_length,
+            global_batch_size=experiment.global_batch_size,
+            recompute=experiment.recompute,
+            num_operators=0 if operators is None else operators.num_operators,
+            sequence_parallel=experiment.sequence_parallel,
+            divides_tokens=shape.divides_tokens,
+        )
+
+    def options(self, tp: int, dp: int, recompute: Recompute, *, said: bool | None) -> StageOptions:
+        """Return options of stages; ``said`` is what a strategy says of sequence parallelism."""
+        own = self.sequence_parallel and tp > 1 and self.divides_tokens(tp)
+        sequence_parallel = own if said is None else said
+        return StageOptions(tp=tp, dp=dp, recompute=recompute, sequence_parallel=sequence_parallel)
 
 
 def parse_strategies(text: str, *, file: str, context: Context) -> tuple[Given, ...]:
@@ -110,7 +144,10 @@ def _from_cells(cells: Mapping[str, str], where: Where, context: Context) -> Giv
     """Read one CSV line."""
     degrees = {name: read_count(cells[name], where.at(name)) for name in _DEGREES}
     recompute = _recompute(cells, degrees["pp"], where, context)
-    candidate = _candidate(degrees, recompute[0], where, context, is_cut=bool(cells.get("bounds")))
+    said = _flag(cells.get("sequence_parallel", ""), where.at("sequence_parallel"))
+    with placed(where.at("sequence_parallel"), ValueError):
+        options = context.options(degrees["tp"], degrees["dp"], recompute[0], said=said)
+    candidate = _candidate(degrees, options, where, context, is_cut=bool(cells.get("bounds")))
     strategy = None
     if cells.get("bounds"):
         at_bounds = where.at("bounds")
@@ -161,13 +198,14 @@ def _not_said(context: Context, where: Where, *, is_cut: bool) -> Recompute:
 
 def _candidate(
     degrees: Mapping[str, int],
-    recompute: Recompute,
+    options: StageOptions,
     where: Where,
     context: Context,
     *,
     is_cut: bool = False,
 ) -> Candidate:
     """Complete the degrees with the number of micro-batches."""
+    recompute = options.recompute
     if recompute.layers is not None and not is_cut:
         message = f"found {recompute}; a strategy that recomputes part of a stage needs its bounds"
         raise InputError(message, where=where.at("recompute"))
@@ -185,12 +223,31 @@ def _candidate(
             f"not divide global_batch_size {context.global_batch_size}"
         )
         raise InputError(message, where=where)
+    _check_tokens(options, where, context)
     return Candidate(
         micro_batch_size=degrees["micro_batch_size"],
-        options=StageOptions(tp=degrees["tp"], dp=degrees["dp"], recompute=recompute),
+        options=options,
         pp=degrees["pp"],
         num_micro_batches=context.global_batch_size // samples,
     )
+
+
+def _check_tokens(options: StageOptions, where: Where, context: Context) -> None:
+    """Refuse sequence parallelism of sequences that tp does not divide."""
+    if options.sequence_parallel and not context.divides_tokens(options.tp):
+        message = (
+            f"found true; tp {options.tp} must divide the tokens of a sequence, "
+            f"{context.sequence_length}"
+        )
+        raise InputError(message, where=where.at("sequence_parallel"))
+
+
+def _flag(word: str, where: Where) -> bool | None:
+    """Read true, false or nothing."""
+    if word and word not in _FLAGS:
+        message = f"found {shown(word)}; expected true or false"
+        raise InputError(message, where=where)
+    return _FLAGS.get(word)
 
 
 def _measurement(word: str, where: Where) -> tuple[float | None, Failure | None]:
@@ -283,7 +340,11 @@ def _uncut(record: StrategyRecord, where: Where, context: Context) -> Given:
         message = f"found {words}; without bounds, expected one value for all stages"
         raise InputError(message, where=where.at("recompute"))
     (recompute,) = said_recompute(record) or (context.recompute,)
-    candidate = _candidate(degrees, recompute, where, context)
+    with placed(where.at("sequence_parallel"), ValueError):
+        options = context.options(
+            degrees["tp"], degrees["dp"], recompute, said=record.sequence_parallel
+        )
+    candidate = _candidate(degrees, options, where, context)
     if record.num_micro_batches not in {None, candidate.num_micro_batches}:
         message = (
             f"found {record.num_micro_batches}; global_batch_size {context.global_batch_size} "
@@ -300,6 +361,8 @@ def _check_fit(
 
     Devices may stay idle where a placement leaves them out.
     """
+    for stage in strategy.stages:
+        _check_tokens(stage.options, where, context)
     if strategy.has_operators:
         _check_operators(strategy, where, context)
     elif strategy.bounds[-1] != context.num_layers:

@@ -58,6 +58,7 @@ class StageRecord(Section):
     dp: Count
     devices: list[Index] | None = None
     recompute: StageRecompute = "none"
+    sequence_parallel: Flag = False
     shares: list[Count] | None = None
     operators: list[OperatorsRecord] | None = None
 
@@ -85,6 +86,7 @@ class StrategyRecord(Section):
         ]
         | None
     ) = None
+    sequence_parallel: Flag | None = None
     placement: list[tuple[Text, Index]] | None = None
     stages: Annotated[list[StageRecord], Field(min_length=1)] | None = None
     token_slices: list[tuple[Count, Annotated[list[Count], Field(min_length=1)]]] | None = None
@@ -102,12 +104,13 @@ def strategy_to_json(strategy: Strategy, cluster: Cluster) -> dict[str, Any]:
         "recompute": [stage.options.recompute.to_json() for stage in strategy.stages]
         if strategy.recompute is None
         else strategy.recompute.to_json(),
+        **({"sequence_parallel": True} if strategy.sequence_parallel else {}),
         "placement": [
             [cluster.nodes[cluster.node_of_device[device]].name, cluster.slot_of_device[device]]
             for device in strategy.placement
         ],
     }
-    if not strategy.is_uniform or strategy.recompute is None:
+    if not strategy.is_uniform or strategy.options is None:
         record["stages"] = [
             _stage_to_json(stage, first, strategy.micro_batch_size)
             for stage, first in zip(strategy.stages, strategy.first_rank, strict=True)
@@ -171,6 +174,7 @@ def _stage_to_json(stage: Stage, first_rank: int, micro_batch_size: int) -> dict
         "dp": stage.options.dp,
         "devices": list(range(first_rank, first_rank + stage.num_ranks)),
         "recompute": stage.options.recompute.to_json(),
+        **({"sequence_parallel": True} if stage.options.sequence_parallel else {}),
         "shares": list(stage.shares or (micro_batch_size,) * stage.options.dp),
         **({"operators": operators} if operators else {}),
     }
@@ -212,7 +216,10 @@ def _stages(record: StrategyRecord) -> tuple[Stage, ...]:
                 first_layer=stage.layers[0],
                 end_layer=stage.layers[1],
                 options=StageOptions(
-                    tp=stage.tp, dp=stage.dp, recompute=recompute_of(stage.recompute)
+                    tp=stage.tp,
+                    dp=stage.dp,
+                    recompute=recompute_of(stage.recompute),
+                    sequence_parallel=stage.sequence_parallel,
                 ),
                 shares=None if even else tuple(stage.shares or each * stage.dp),
                 operators=_operators(stage.operators),
@@ -236,7 +243,12 @@ def _stages(record: StrategyRecord) -> tuple[Stage, ...]:
         Stage(
             first_layer=first,
             end_layer=end,
-            options=StageOptions(tp=record.tp, dp=record.dp, recompute=chosen),
+            options=StageOptions(
+                tp=record.tp,
+                dp=record.dp,
+                recompute=chosen,
+                sequence_parallel=bool(record.sequence_parallel),
+            ),
         )
         for (first, end), chosen in zip(cuts, per_stage, strict=True)
     )
@@ -258,6 +270,7 @@ def _check_agreement(record: StrategyRecord, strategy: Strategy) -> None:
         "dp": (record.dp, strategy.dp),
         "bounds": (record.bounds, list(strategy.bounds)),
         "recompute": _recompute_said_and_made(record, strategy),
+        "sequence_parallel": (record.sequence_parallel, strategy.sequence_parallel),
     }
     for key, (found, made) in said.items():
         if found is not None and found != made:

@@ -88,6 +88,9 @@ MEASUREMENT_COLUMNS: Final = (
 )
 """Of a strategies file: what `calibrate --measurements` and `tune --trials replay:` read."""
 
+DIMENSIONS_OFF: Final = {"sequence_parallel": "false"}
+"""Columns that stand behind the others where some row is not off, with what off is."""
+
 
 def trial_json(trial_record: TrialRecord, cluster: Cluster) -> dict[str, Any]:
     """Return a TRIAL of the contract; one that has not ended has the outcome null."""
@@ -255,6 +258,7 @@ def _degrees(strategy: Strategy) -> dict[str, Any]:
             if strategy.recompute is None
             else [strategy.recompute]
         ),
+        "sequence_parallel": str(strategy.sequence_parallel).lower(),
     }
 
 
@@ -265,8 +269,9 @@ def _spaced(values: Sequence[object] | None) -> str:
 
 def _table(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
     """Return rows as CSV text."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    text, table = io.StringIO(), list(rows)
+    used = [name for name, off in DIMENSIONS_OFF.items() if any(row[name] != off for row in table)]
+    writer = csv.DictWriter(text, [*columns, *used], lineterminator="\n", extrasaction="ignore")
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows(table)
     return text.getvalue()
