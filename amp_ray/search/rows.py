@@ -72,21 +72,21 @@ def ranking_rows(
 
 def _candidate(candidate: AnyCandidate) -> dict[str, Any]:
     """Return a STRATEGY object without cuts and placement; null is what stages would choose."""
-    is_sequence_parallel = False
     if isinstance(candidate, GroupsCandidate):
         tp, pp, dp, recompute = None, None, None, candidate.recompute
+        others: dict[str, Any] = {}
     else:
         options = candidate.options
         tp, pp, dp, recompute = options.tp, candidate.pp, options.dp, options.recompute
-        is_sequence_parallel = options.sequence_parallel
+        others = options.others
     return {
         "tp": tp,
         "pp": pp,
         "dp": dp,
+        **others,
         "micro_batch_size": candidate.micro_batch_size,
         "num_micro_batches": candidate.num_micro_batches,
         "bounds": None,
         "recompute": recompute.to_json(),
-        **({"sequence_parallel": True} if is_sequence_parallel else {}),
         "placement": None,
     }

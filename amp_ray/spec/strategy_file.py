@@ -14,20 +14,21 @@ from amp_ray.spec.json_text import parse_any_json, shown
 from amp_ray.spec.recompute import AUTO, Recompute, parse_recompute
 from amp_ray.spec.section import validate
 from amp_ray.spec.strategy import StageOptions, Strategy
-from amp_ray.spec.strategy_json import StrategyRecord, said_recompute, strategy_from_json
+from amp_ray.spec.strategy_json import (
+    OptionsRecord,
+    StrategyRecord,
+    said_recompute,
+    strategy_from_json,
+)
 from amp_ray.spec.yaml_text import Document
 
 Failure = Literal["oom", "failed"]
 
 _DEGREES = ("tp", "pp", "dp", "micro_batch_size")
-_OPTIONAL = (
-    "bounds",
-    "measured_s",
-    "recompute",
-    "sequence_parallel",
-    "spread_s",
-    "peak_memory_bytes",
-)
+_OTHERS = tuple(OptionsRecord.model_fields)
+"""Dimensions of a stage that may be left out."""
+
+_OPTIONAL = ("bounds", "measured_s", "recompute", "spread_s", "peak_memory_bytes", *_OTHERS)
 _FLAGS: Final[Mapping[str, bool]] = {"true": True, "false": False}
 _FAILURES: Final[Mapping[str, Failure]] = {"oom": "oom", "failed": "failed"}
 _LEAST_SECONDS: Final = 1e-6
@@ -96,11 +97,12 @@ class Context:
             divides_tokens=shape.divides_tokens,
         )
 
-    def options(self, tp: int, dp: int, recompute: Recompute, *, said: bool | None) -> StageOptions:
-        """Return options of stages; ``said`` is what a strategy says of sequence parallelism."""
-        own = self.sequence_parallel and tp > 1 and self.divides_tokens(tp)
-        sequence_parallel = own if said is None else said
-        return StageOptions(tp=tp, dp=dp, recompute=recompute, sequence_parallel=sequence_parallel)
+    def options(self, said: Mapping[str, int], recompute: Recompute) -> StageOptions:
+        """Return options of stages; what is not said is the experiment's."""
+        own = {name: said[name] for name in ("tp", "dp", *_OTHERS) if name in said}
+        divides = self.sequence_parallel and own["tp"] > 1 and self.divides_tokens(own["tp"])
+        sequence_parallel = bool(own.pop("sequence_parallel", divides))
+        return StageOptions(recompute=recompute, sequence_parallel=sequence_parallel, **own)
 
 
 def parse_strategies(text: str, *, file: str, context: Context) -> tuple[Given, ...]:
@@ -142,12 +144,10 @@ def _from_csv(text: str, file: str, context: Context) -> tuple[Given, ...]:
 
 def _from_cells(cells: Mapping[str, str], where: Where, context: Context) -> Given:
     """Read one CSV line."""
-    degrees = {name: read_count(cells[name], where.at(name)) for name in _DEGREES}
+    said = [*_DEGREES, *(name for name in _OTHERS if cells.get(name))]
+    degrees = {name: _degree(name, cells[name], where.at(name)) for name in said}
     recompute = _recompute(cells, degrees["pp"], where, context)
-    said = _flag(cells.get("sequence_parallel", ""), where.at("sequence_parallel"))
-    with placed(where.at("sequence_parallel"), ValueError):
-        options = context.options(degrees["tp"], degrees["dp"], recompute[0], said=said)
-    candidate = _candidate(degrees, options, where, context, is_cut=bool(cells.get("bounds")))
+    candidate = _candidate(degrees, recompute[0], where, context, is_cut=bool(cells.get("bounds")))
     strategy = None
     if cells.get("bounds"):
         at_bounds = where.at("bounds")
@@ -198,14 +198,13 @@ def _not_said(context: Context, where: Where, *, is_cut: bool) -> Recompute:
 
 def _candidate(
     degrees: Mapping[str, int],
-    options: StageOptions,
+    recompute: Recompute,
     where: Where,
     context: Context,
     *,
     is_cut: bool = False,
 ) -> Candidate:
     """Complete the degrees with the number of micro-batches."""
-    recompute = options.recompute
     if recompute.layers is not None and not is_cut:
         message = f"found {recompute}; a strategy that recomputes part of a stage needs its bounds"
         raise InputError(message, where=where.at("recompute"))
@@ -223,6 +222,8 @@ def _candidate(
             f"not divide global_batch_size {context.global_batch_size}"
         )
         raise InputError(message, where=where)
+    with placed(where, ValueError):
+        options = context.options(degrees, recompute)
     _check_tokens(options, where, context)
     return Candidate(
         micro_batch_size=degrees["micro_batch_size"],
@@ -242,12 +243,14 @@ def _check_tokens(options: StageOptions, where: Where, context: Context) -> None
         raise InputError(message, where=where.at("sequence_parallel"))
 
 
-def _flag(word: str, where: Where) -> bool | None:
-    """Read true, false or nothing."""
-    if word and word not in _FLAGS:
+def _degree(name: str, word: str, where: Where) -> int:
+    """Read a degree, or whether sequences are divided."""
+    if name != "sequence_parallel":
+        return read_count(word, where)
+    if word not in _FLAGS:
         message = f"found {shown(word)}; expected true or false"
         raise InputError(message, where=where)
-    return _FLAGS.get(word)
+    return _FLAGS[word]
 
 
 def _measurement(word: str, where: Where) -> tuple[float | None, Failure | None]:
@@ -340,11 +343,7 @@ def _uncut(record: StrategyRecord, where: Where, context: Context) -> Given:
         message = f"found {words}; without bounds, expected one value for all stages"
         raise InputError(message, where=where.at("recompute"))
     (recompute,) = said_recompute(record) or (context.recompute,)
-    with placed(where.at("sequence_parallel"), ValueError):
-        options = context.options(
-            degrees["tp"], degrees["dp"], recompute, said=record.sequence_parallel
-        )
-    candidate = _candidate(degrees, options, where, context)
+    candidate = _candidate(degrees | record.others(), recompute, where, context)
     if record.num_micro_batches not in {None, candidate.num_micro_batches}:
         message = (
             f"found {record.num_micro_batches}; global_batch_size {context.global_batch_size} "
