@@ -65,6 +65,13 @@ def solve_operators(
     found = search.solve(upper_bound_s)
     if not isinstance(found, OperatorSolution) or problem.step_end_s is None:
         return found
+    return _by_step_end(search, found, upper_bound_s)
+
+
+def _by_step_end(
+    search: "_Search", found: OperatorSolution, upper_bound_s: float
+) -> OperatorSolution | PrunedPartition:
+    """Go on from the best stages, step ends apart, to ever shorter step ends."""
     best: OperatorSolution | None = None
     bound_s, left_s, limit_s = math.inf, 0.0, upper_bound_s
     for _ in range(MOST_STEP_ENDS):
