@@ -97,7 +97,7 @@ def test_sequence_parallelism_stands_beside_the_degrees_only_where_it_is_on() ->
     found = record(divided)
     assert found["sequence_parallel"] is True
     assert strategy_from_json(found, CLUSTER) == divided
-    with pytest.raises(InputError, match="sequence_parallel is False, but the stages make it True"):
+    with pytest.raises(InputError, match="sequence_parallel is False, but the stages make it None"):
         strategy_from_json(record(PARTLY) | {"sequence_parallel": False}, CLUSTER)
 
 
