@@ -49,6 +49,7 @@ from amp_ray.runtime.files import load_experiment
 def calibrate_command(
     *,
     experiment_path: Path,
+    changes: tuple[str, ...],
     measurements_path: Path,
     output_path: Path,
     names: str | None,
@@ -57,7 +58,7 @@ def calibrate_command(
 ) -> None:
     """Fit a few named constants to measured trials of an experiment."""
     configure_logging(verbose=verbose)
-    experiment = load_experiment(experiment_path)
+    experiment = load_experiment(experiment_path, changes=changes)
     observations = load_observations(measurements_path, experiment)
     chosen = None if names is None else tuple(name.strip() for name in names.split(","))
     try:

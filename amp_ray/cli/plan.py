@@ -86,6 +86,7 @@ _DEFAULT_ROWS = 10
 def plan(
     *,
     experiment_path: Path,
+    changes: tuple[str, ...],
     num_rows: int,
     show_all: bool,
     launchable: bool,
@@ -107,7 +108,9 @@ def plan(
     if before_path is not None and cost_model != OURS:
         message = f"--from compares plans by cost model {OURS}; {cost_model} cannot"
         raise InputError(message)
-    whole = with_calibration(load_experiment(experiment_path), calibration_path, transfer=transfer)
+    whole = with_calibration(
+        load_experiment(experiment_path, changes=changes), calibration_path, transfer=transfer
+    )
     experiment = without_hosts(whole, lost_hosts)
     if launchable:
         experiment = launchable_only(experiment)

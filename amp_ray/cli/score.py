@@ -42,6 +42,7 @@ from amp_ray.units import counted
 def score(
     *,
     experiment_path: Path,
+    changes: tuple[str, ...],
     strategies_path: Path,
     wide: bool,
     cost_model: str,
@@ -54,7 +55,7 @@ def score(
     configure_logging(verbose=verbose)
     refuse_useless(cost_model, calibration_path)
     experiment = with_calibration(
-        load_experiment(experiment_path), calibration_path, transfer=transfer
+        load_experiment(experiment_path, changes=changes), calibration_path, transfer=transfer
     )
     given = load_strategies(strategies_path, experiment)
     results = score_given(make_planner(experiment, cost_model), given)

@@ -142,6 +142,7 @@ if TYPE_CHECKING:  # loaded where a study runs, so that planning starts no slowe
 def tune(
     *,
     experiment_path: Path,
+    changes: tuple[str, ...],
     hostfile_path: Path | None,
     calibration_path: Path | None,
     transfer: bool,
@@ -156,7 +157,9 @@ def tune(
     """
     configure_logging(verbose=verbose)
     experiment = with_calibration(
-        load_experiment(experiment_path, hostfile_path), calibration_path, transfer=transfer
+        load_experiment(experiment_path, hostfile_path, changes),
+        calibration_path,
+        transfer=transfer,
     )
     return tune_experiment(experiment, json_target=json_target, **options)
 

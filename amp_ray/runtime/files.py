@@ -24,7 +24,7 @@ from amp_ray.spec.model import Model
 from amp_ray.spec.profile import Profile
 from amp_ray.spec.slice_table import MOST_CHARACTERS, SliceTable, parse_slice_table
 from amp_ray.spec.strategy_file import Context, Given, parse_strategies
-from amp_ray.spec.yaml_text import parse_yaml
+from amp_ray.spec.yaml_text import parse_yaml, with_changes
 from amp_ray.trials.profile.tables import RECORDS_FILE
 
 _LOGGER = logging.getLogger(__name__)
@@ -108,15 +108,18 @@ class ExperimentFiles:
             raise InputError(message, where=Where(file=name)) from None
 
 
-def load_experiment(path: Path, hostfile: Path | None = None) -> Experiment:
+def load_experiment(
+    path: Path, hostfile: Path | None = None, changes: Iterable[str] = ()
+) -> Experiment:
     """Read an experiment file and every file that it names.
 
-    ``hostfile`` names the hosts instead of the experiment's own hostfile.
+    ``hostfile`` names the hosts instead of the experiment's own hostfile; ``changes`` set keys, as
+    `with_changes` does.
 
     Raises:
         InputError: If a file cannot be read or what it says does not fit.
     """
-    document = parse_yaml(read_text(path), file=str(path))
+    document = with_changes(parse_yaml(read_text(path), file=str(path)), changes)
     cluster = document.values.get("cluster")
     if hostfile is not None and isinstance(cluster, dict):
         named = {**cluster, "hostfile": str(hostfile.absolute())}
@@ -136,16 +139,7 @@ def load_strategies(path: Path, experiment: Experiment) -> tuple[Given, ...]:
         if ACESO_SIGNATURE in record:
             strategy = read_aceso_plan(record, file=str(path), experiment=experiment)
             return (Given(where=Where(file=str(path)), candidate=None, strategy=strategy),)
-    operators = experiment.profile.operators
-    context = Context(
-        cluster=experiment.cluster,
-        num_layers=experiment.model.num_layers,
-        sequence_length=experiment.model.shape.sequence_length,
-        global_batch_size=experiment.global_batch_size,
-        recompute=experiment.recompute,
-        num_operators=0 if operators is None else operators.num_operators,
-    )
-    return parse_strategies(text, file=str(path), context=context)
+    return parse_strategies(text, file=str(path), context=Context.of(experiment))
 
 
 def load_slice_table(path: Path) -> SliceTable:
