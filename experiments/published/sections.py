@@ -133,7 +133,7 @@ SECTIONS: Final[Mapping[str, Section]] = {
         ),
     ),
     "megatron": Section(
-        title="Megatron-LM, 4 jobs with full recompute (target: error 10 %)",
+        title="Megatron-LM, 8 jobs with full and selective recompute (target: error 10 %)",
         compute=lambda sources: a100_jobs.megatron_jobs(
             read_rows(sources.data, "megatron"), sources.num_draws
         ),
