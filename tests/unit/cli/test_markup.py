@@ -167,4 +167,4 @@ def test_one_place_makes_consoles_and_nothing_reads_markup(repository: Path) -> 
         and getattr(node.func, "attr", getattr(node.func, "id", None)) in reads_markup
     }
     own_words_only = {"experiments/accuracy.py"}
-    assert found - own_words_only == {"amp_ray/cli/output.py"}
+    assert found - own_words_only == {"amp_ray/report/console.py"}
