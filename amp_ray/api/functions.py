@@ -52,6 +52,7 @@ def load(
     source: Source,
     *,
     hostfile: AnyPath | None = None,
+    changes: Sequence[str] = (),
     calibration: Calibration | AnyPath | None = None,
     transfer: bool = False,
 ) -> Experiment:
@@ -61,6 +62,7 @@ def load(
         source: A file, or its keys as a mapping; files that a mapping names are looked for in the
             current folder.
         hostfile: Names the hosts instead of the experiment's own hostfile.
+        changes: Keys with other values, as ``--set`` takes them: ``cluster.nodes.0.count=4``.
         calibration: What `calibrate` returns, or its file.
         transfer: Whether it may be of another model, cluster or runtime: what holds here too is
             taken.
@@ -69,11 +71,14 @@ def load(
         InputError: With file, line and key, for whatever is wrong or does not fit.
     """
     if isinstance(source, Experiment):
+        if changes or hostfile is not None:
+            message = "an experiment that is built takes no changes: give its file or values"
+            raise InputError(message)
         experiment = source
     elif isinstance(source, Mapping):
-        experiment = experiment_from_values(source, _path(hostfile))
+        experiment = experiment_from_values(source, _path(hostfile), changes)
     else:
-        experiment = load_experiment(Path(source), _path(hostfile))
+        experiment = load_experiment(Path(source), _path(hostfile), changes)
     chosen = calibration if isinstance(calibration, Calibration) else _path(calibration)
     return with_calibration(experiment, chosen, transfer=transfer)
 

@@ -47,6 +47,7 @@ from amp_ray.report.calibration import calibration_view
 def calibrate_command(
     *,
     experiment_path: Path,
+    changes: tuple[str, ...],
     measurements_path: Path,
     output_path: Path,
     names: str | None,
@@ -56,7 +57,8 @@ def calibrate_command(
     """Fit a few named constants to measured trials of an experiment."""
     configure_logging(verbose=verbose)
     chosen = None if names is None else tuple(name.strip() for name in names.split(","))
-    calibration = api.calibrate(experiment_path, measurements_path, constants=chosen)
+    experiment = api.load(experiment_path, changes=changes)
+    calibration = api.calibrate(experiment, measurements_path, constants=chosen)
     record = calibration_to_json(calibration)
     write_json(record, str(output_path))
     if json_target is not None:

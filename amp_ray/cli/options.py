@@ -23,9 +23,22 @@ _AUTO = "auto"
 
 
 def experiment_argument(command: _F) -> _F:
-    """Take the experiment file as the first argument."""
-    return click.argument(
+    """Take the experiment file as the first argument, and ``--set KEY=VALUE``."""
+    path = click.argument(
         "experiment_path", metavar="EXPERIMENT.yaml", type=click.Path(path_type=Path)
+    )
+    return path(set_option(command))
+
+
+def set_option(command: _F) -> _F:
+    """Take ``--set KEY=VALUE``, as often as one likes."""
+    return click.option(
+        "--set",
+        "changes",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="Set a key of the experiment, such as search.space=placement or "
+        "cluster.nodes.0.count=8; may be given several times.",
     )(command)
 
 

@@ -77,6 +77,7 @@ _DEFAULT_ROWS = 10
 def plan(
     *,
     experiment_path: Path,
+    changes: tuple[str, ...],
     num_rows: int,
     show_all: bool,
     launchable: bool,
@@ -96,7 +97,7 @@ def plan(
     configure_logging(verbose=verbose)
     with search_progress() as progress:
         found = api.plan(
-            experiment_path,
+            api.load(experiment_path, changes=changes),
             cost_model=cost_model,
             calibration=calibration_path,
             transfer=transfer,

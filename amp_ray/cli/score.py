@@ -36,6 +36,7 @@ from amp_ray.cli.output import table_console
 def score(
     *,
     experiment_path: Path,
+    changes: tuple[str, ...],
     strategies_path: Path,
     wide: bool,
     cost_model: api.CostModel,
@@ -47,7 +48,7 @@ def score(
     """Estimate given strategies: what would this take?"""
     configure_logging(verbose=verbose)
     scores = api.score(
-        experiment_path,
+        api.load(experiment_path, changes=changes),
         strategies_path,
         cost_model=cost_model,
         calibration=calibration_path,

@@ -138,6 +138,7 @@ if TYPE_CHECKING:  # loaded where a study runs, so that planning starts no slowe
 def tune(
     *,
     experiment_path: Path,
+    changes: tuple[str, ...],
     hostfile_path: Path | None,
     calibration_path: Path | None,
     transfer: bool,
@@ -152,7 +153,11 @@ def tune(
     """
     configure_logging(verbose=verbose)
     experiment = api.load(
-        experiment_path, hostfile=hostfile_path, calibration=calibration_path, transfer=transfer
+        experiment_path,
+        hostfile=hostfile_path,
+        changes=changes,
+        calibration=calibration_path,
+        transfer=transfer,
     )
     return tune_experiment(experiment, json_target=json_target, **options)
 

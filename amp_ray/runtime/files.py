@@ -28,7 +28,7 @@ from amp_ray.spec.slice_table import MOST_CHARACTERS, SliceTable, parse_slice_ta
 from amp_ray.spec.strategy import Strategy
 from amp_ray.spec.strategy_file import Context, Given, parse_strategies, strategies_of
 from amp_ray.spec.strategy_json import strategy_to_json
-from amp_ray.spec.yaml_text import Document, parse_yaml
+from amp_ray.spec.yaml_text import Document, parse_yaml, with_changes
 from amp_ray.trials.profile.tables import RECORDS_FILE
 
 _LOGGER = logging.getLogger(__name__)
@@ -114,18 +114,24 @@ class ExperimentFiles:
             raise InputError(message, where=Where(file=name)) from None
 
 
-def load_experiment(path: Path, hostfile: Path | None = None) -> Experiment:
+def load_experiment(
+    path: Path, hostfile: Path | None = None, changes: Iterable[str] = ()
+) -> Experiment:
     """Read an experiment file and every file that it names.
 
-    ``hostfile`` names the hosts instead of the experiment's own hostfile.
+    ``hostfile`` names the hosts instead of the experiment's own hostfile; ``changes`` set keys, as
+    `with_changes` does.
 
     Raises:
         InputError: If a file cannot be read or what it says does not fit.
     """
-    return _built(parse_yaml(read_text(path), file=str(path)), path.parent, hostfile)
+    document = with_changes(parse_yaml(read_text(path), file=str(path)), changes)
+    return _built(document, path.parent, hostfile)
 
 
-def experiment_from_values(values: Mapping[str, Any], hostfile: Path | None = None) -> Experiment:
+def experiment_from_values(
+    values: Mapping[str, Any], hostfile: Path | None = None, changes: Sequence[str] = ()
+) -> Experiment:
     """Build an experiment from the keys of an experiment file, as plain values.
 
     Files that it names are looked for in the current folder.
@@ -133,7 +139,8 @@ def experiment_from_values(values: Mapping[str, Any], hostfile: Path | None = No
     Raises:
         InputError: If a file cannot be read or what it says does not fit.
     """
-    return _built(Document(file="experiment", values=_plain(values)), Path(), hostfile)
+    document = with_changes(Document(file="experiment", values=_plain(values)), changes)
+    return _built(document, Path(), hostfile)
 
 
 def _built(document: Document, base: Path, hostfile: Path | None) -> Experiment:

@@ -103,13 +103,16 @@ def _candidate(candidate: AnyCandidate) -> dict[str, Any]:
     """Return a STRATEGY object without cuts and placement; null is what stages would choose."""
     if isinstance(candidate, GroupsCandidate):
         tp, pp, dp, recompute = None, None, None, candidate.recompute
+        others: dict[str, int] = {}
     else:
         options = candidate.options
         tp, pp, dp, recompute = options.tp, candidate.pp, options.dp, options.recompute
+        others = options.others
     return {
         "tp": tp,
         "pp": pp,
         "dp": dp,
+        **others,
         "micro_batch_size": candidate.micro_batch_size,
         "num_micro_batches": candidate.num_micro_batches,
         "bounds": None,

@@ -195,7 +195,7 @@ class _Builder:
             space=checked.search.space,
             objective=checked.objective,
             names_hosts=checked.cluster.hostfile is not None,
-            source=SourceLines(file=document.file, lines=document.lines),
+            source=SourceLines(file=document.file, lines=document.lines, changes=document.changes),
         )
 
 

@@ -167,6 +167,7 @@ class ModelShape:
         image_size: Side of the picture (``wide_resnet``).
         num_classes: Columns of the last layer (``wide_resnet``).
         blocks: The entries of a list of blocks (``blocks``).
+        num_experts: Routed experts of a layer; 0 where no layer has any.
     """
 
     family: str
@@ -191,6 +192,7 @@ class ModelShape:
     image_size: int = 0
     num_classes: int = 0
     blocks: tuple[BlockFigures, ...] = ()
+    num_experts: int = 0
 
     @property
     def num_tokens(self) -> int:

@@ -13,13 +13,21 @@ from amp_ray.spec.json_text import parse_any_json, shown
 from amp_ray.spec.recompute import AUTO, Recompute, parse_recompute
 from amp_ray.spec.section import validate
 from amp_ray.spec.strategy import StageOptions, Strategy
-from amp_ray.spec.strategy_json import StrategyRecord, said_recompute, strategy_from_json
+from amp_ray.spec.strategy_json import (
+    OptionsRecord,
+    StrategyRecord,
+    said_recompute,
+    strategy_from_json,
+)
 from amp_ray.spec.yaml_text import Document
 
 Failure = Literal["oom", "failed"]
 
 _DEGREES = ("tp", "pp", "dp", "micro_batch_size")
-_OPTIONAL = ("bounds", "measured_s", "recompute", "spread_s", "peak_memory_bytes")
+_OTHERS = tuple(OptionsRecord.model_fields)
+"""Dimensions of a stage that may be left out."""
+
+_OPTIONAL = ("bounds", "measured_s", "recompute", "spread_s", "peak_memory_bytes", *_OTHERS)
 _FAILURES: Final[Mapping[str, Failure]] = {"oom": "oom", "failed": "failed"}
 _LEAST_SECONDS: Final = 1e-6
 """Of an iteration: no device launches a kernel faster."""
@@ -108,7 +116,8 @@ def _from_csv(text: str, file: str, context: Context) -> tuple[Given, ...]:
 
 def _from_cells(cells: Mapping[str, str], where: Where, context: Context) -> Given:
     """Read one CSV line."""
-    degrees = {name: read_count(cells[name], where.at(name)) for name in _DEGREES}
+    said = [*_DEGREES, *(name for name in _OTHERS if cells.get(name))]
+    degrees = {name: read_count(cells[name], where.at(name)) for name in said}
     recompute = _recompute(cells, degrees["pp"], where, context)
     candidate = _candidate(degrees, recompute[0], where, context, is_cut=bool(cells.get("bounds")))
     strategy = None
@@ -185,9 +194,12 @@ def _candidate(
             f"not divide global_batch_size {context.global_batch_size}"
         )
         raise InputError(message, where=where)
+    others = {name: degrees[name] for name in _OTHERS if name in degrees}
+    with placed(where, ValueError):
+        options = StageOptions(tp=degrees["tp"], dp=degrees["dp"], recompute=recompute, **others)
     return Candidate(
         micro_batch_size=degrees["micro_batch_size"],
-        options=StageOptions(tp=degrees["tp"], dp=degrees["dp"], recompute=recompute),
+        options=options,
         pp=degrees["pp"],
         num_micro_batches=context.global_batch_size // samples,
     )
@@ -292,6 +304,7 @@ def _uncut(record: StrategyRecord, where: Where, context: Context) -> Given:
         message = f"found {words}; without bounds, expected one value for all stages"
         raise InputError(message, where=where.at("recompute"))
     (recompute,) = said_recompute(record) or (context.recompute,)
+    degrees |= record.others()
     candidate = _candidate(degrees, recompute, where, context)
     if record.num_micro_batches not in {None, candidate.num_micro_batches}:
         message = (

@@ -77,6 +77,7 @@ class RuntimeTraits:
         recompute_per_stage: Whether stages may differ in it.
         unequal_stages: Whether stages may differ in tp and dp and share samples unevenly.
         token_slices: Whether stages can pass on slices of sequences.
+        expert_parallel: Whether ranks can share out the experts of a layer.
     """
 
     name: str
@@ -124,6 +125,7 @@ class RuntimeTraits:
     recompute_per_stage: bool = False
     unequal_stages: bool = False
     token_slices: bool = False
+    expert_parallel: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what the cost model cannot price, and a launcher that ends before it starts."""
@@ -157,6 +159,12 @@ class RuntimeTraits:
             words = ", ".join(map(str, per_stage))
             return f"runtime {self.name!r} recomputes alike in all stages, found {words}"
         return None
+
+    def why_no_experts(self, ep: int) -> str | None:
+        """Say that the runtime cannot share out experts; None if it can, or need not."""
+        if ep == 1 or self.expert_parallel:
+            return None
+        return f"runtime {self.name!r} has no expert parallelism, found ep {ep}"
 
     @property
     def waits_for_all_reduces(self) -> bool:

@@ -163,6 +163,9 @@ def _reasons(experiment: Experiment, strategy: Strategy) -> Iterator[str]:
     no_recompute = experiment.traits.why_no_recompute(recompute)
     if no_recompute is not None:
         yield no_recompute
+    no_experts = experiment.traits.why_no_experts(max(own.options.ep for own in strategy.stages))
+    if no_experts is not None:
+        yield no_experts
     if strategy.bounds[-1] != model.num_layers:
         yield f"its bounds end at {strategy.bounds[-1]}, the model has {model.num_layers} layers"
         return

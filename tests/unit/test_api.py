@@ -154,3 +154,10 @@ def test_the_document_runs(repository: Path, monkeypatch: pytest.MonkeyPatch) ->
     exec("".join(blocks), {})  # noqa: S102 - our own document
     public = {name for name in amp.__all__ if name[0].islower()}
     assert public == set(re.findall(r"^\| `amp\.(\w+)", text, re.MULTILINE))
+
+
+def test_changes_are_those_of_set(small: Path) -> None:
+    for source in (small, values()):
+        assert amp.load(source, changes=["global_batch_size=16"]).global_batch_size == 16
+    with pytest.raises(InputError, match="give its file or values"):
+        amp.load(amp.load(small), changes=["global_batch_size=16"])

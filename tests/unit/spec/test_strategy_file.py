@@ -75,6 +75,17 @@ def test_recompute_is_the_experiments_unless_told() -> None:
     ]
 
 
+def test_a_column_may_tell_how_experts_are_shared_out() -> None:
+    first, second = parse("tp,pp,dp,micro_batch_size,ep\n1,2,2,1,2\n1,2,2,1,\n")
+    assert first.candidate is not None
+    assert second.candidate is not None
+    assert (first.candidate.options.ep, second.candidate.options.ep) == (2, 1)
+    with pytest.raises(
+        InputError, match=r"given:2: ep x etp divides the ranks of a stage, found ep 4"
+    ):
+        parse("tp,pp,dp,micro_batch_size,ep\n1,2,2,1,4\n")
+
+
 def test_stages_may_recompute_differently() -> None:
     head = "tp,pp,dp,micro_batch_size,recompute,bounds\n"
     each, same = parse(head + "1,2,2,1,full:2 none,0 3 5\n1,2,2,1,selective,0 3 5\n")

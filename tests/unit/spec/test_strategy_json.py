@@ -81,6 +81,27 @@ def test_a_placement_that_is_left_out_is_the_order_of_the_devices() -> None:
     assert strategy_from_json(record(placement=None), CLUSTER).placement == (0, 1, 2, 3)
 
 
+def test_experts_are_told_where_they_are_shared_out() -> None:
+    found = strategy_from_json(record(ep=2, etp=1), CLUSTER)
+    assert [(stage.options.ep, stage.options.expert_dp) for stage in found.stages] == [(2, 1)] * 2
+    told = strategy_to_json(found, CLUSTER)
+    assert (told["ep"], told["etp"]) == (2, 1)
+    assert strategy_from_json(told, CLUSTER) == found
+    assert "ep" not in record()
+
+
+def test_stages_may_share_out_experts_differently() -> None:
+    stages = tuple(
+        replace(stage, options=replace(stage.options, ep=ep))
+        for stage, ep in zip(UNIFORM.stages, (1, 2), strict=True)
+    )
+    strategy = replace(UNIFORM, stages=stages)
+    told = strategy_to_json(strategy, CLUSTER)
+    assert "ep" not in told
+    assert [stage.get("ep") for stage in told["stages"]] == [None, 2]
+    assert strategy_from_json(told, CLUSTER) == strategy
+
+
 def test_recompute_may_differ_by_stage() -> None:
     found = strategy_from_json(record(recompute=["full", "none"]), CLUSTER)
     assert [stage.options.recompute for stage in found.stages] == [FULL, NO_RECOMPUTE]
@@ -125,12 +146,16 @@ def test_stages_alone_are_enough() -> None:
             {"recompute": "some"},
             "strategy: recompute: found 'some'; expected 'none', 'selective', 'full' or 'auto'",
         ),
+        (
+            {"ep": 4},
+            "strategy: ep x etp divides the ranks of a stage, found ep 4 x etp 1 for 2 ranks",
+        ),
         ({"recompute": ["none"]}, "strategy: found 1 values of recompute for 2 stages"),
         ({"placement": [["a", 0]]}, "strategy: placement must give 4 ranks a device each"),
         ({"placement": [["a", 2]]}, "strategy: placement names slot 2 of host 'a', which the clu"),
         ({"placement": [["a"]]}, "strategy: placement.0.1: entry 1 is missing"),
         ({"placement": ["a"]}, "strategy: placement.0: found 'a'; expected a list"),
-        ({"speed": 1}, "strategy: speed: unknown key 'speed'; known here: tp, pp"),
+        ({"speed": 1}, "strategy: speed: unknown key 'speed'; known here: .*tp, pp"),
         ({"token_slices": [[2]]}, "strategy: token_slices.0.1: entry 1 is missing"),
         ({"token_slices": [[2, []]]}, r"strategy: token_slices.0.1: found \[\]; expected"),
         ({"token_slices": [[1, [8]]]}, "strategy: the sequences of token_slices must add up to"),
