@@ -197,6 +197,7 @@ def _strategies_of_file(path: Path, experiment: Experiment) -> tuple[Given, ...]
         if ACESO_SIGNATURE in record:
             strategy = read_aceso_plan(record, file=str(path), experiment=experiment)
             return (Given(where=Where(file=str(path)), candidate=None, strategy=strategy),)
+<<<<<<< HEAD
     return parse_strategies(text, file=str(path), context=_context(experiment))
 
 
@@ -211,6 +212,9 @@ def _context(experiment: Experiment) -> Context:
         recompute=experiment.recompute,
         num_operators=0 if operators is None else operators.num_operators,
     )
+=======
+    return parse_strategies(text, file=str(path), context=Context.of(experiment))
+>>>>>>> main
 
 
 def load_slice_table(path: Path) -> SliceTable:

@@ -103,7 +103,7 @@ def _candidate(candidate: AnyCandidate) -> dict[str, Any]:
     """Return a STRATEGY object without cuts and placement; null is what stages would choose."""
     if isinstance(candidate, GroupsCandidate):
         tp, pp, dp, recompute = None, None, None, candidate.recompute
-        others: dict[str, int] = {}
+        others: dict[str, Any] = {}
     else:
         options = candidate.options
         tp, pp, dp, recompute = options.tp, candidate.pp, options.dp, options.recompute

@@ -118,13 +118,8 @@ def _given(cells: Cells, experiment: Experiment) -> Given:
     """Return the strategy of a row, which must fit its experiment."""
     told = {name: cells[name] for name in STRATEGY if name in cells}
     text = f"{','.join(told)}\n{','.join(told.values())}\n"
-    context = Context(
-        cluster=experiment.cluster,
-        num_layers=experiment.model.num_layers,
-        global_batch_size=experiment.global_batch_size,
-        recompute=experiment.recompute,
-    )
-    (given,) = parse_strategies(text, file=str(dict(cells)), context=context)
+    file = str(dict(cells))
+    (given,) = parse_strategies(text, file=file, context=Context.of(experiment))
     return given
 
 

@@ -11,10 +11,11 @@ from rich.live import Live
 
 from amp_ray.calibration import calibrate
 from amp_ray.calibration.calibration import RefusedConstant
-from amp_ray.cli.output import console, table_console
+from amp_ray.cli.output import table_console
 from amp_ray.cost.estimate import Estimate, Reason
 from amp_ray.cost.model import CostModel
 from amp_ray.report.calibration import calibration_view
+from amp_ray.report.console import console
 from amp_ray.report.doctor import diagnosis_view
 from amp_ray.report.study import LiveView, PlainView, end_view
 from amp_ray.report.tables import ResultsTable, ranking_table
