@@ -176,7 +176,7 @@ def load_strategies(
     if isinstance(source, Path):
         return _strategies_of_file(source, experiment)
     records = [_strategy_record(each, experiment) for each in source]
-    return strategies_of(records, file="strategies", context=_context(experiment))
+    return strategies_of(records, file="strategies", context=Context.of(experiment))
 
 
 def _strategy_record(
@@ -197,24 +197,7 @@ def _strategies_of_file(path: Path, experiment: Experiment) -> tuple[Given, ...]
         if ACESO_SIGNATURE in record:
             strategy = read_aceso_plan(record, file=str(path), experiment=experiment)
             return (Given(where=Where(file=str(path)), candidate=None, strategy=strategy),)
-<<<<<<< HEAD
-    return parse_strategies(text, file=str(path), context=_context(experiment))
-
-
-def _context(experiment: Experiment) -> Context:
-    """Return what strategies of an experiment must fit."""
-    operators = experiment.profile.operators
-    return Context(
-        cluster=experiment.cluster,
-        num_layers=experiment.model.num_layers,
-        sequence_length=experiment.model.shape.sequence_length,
-        global_batch_size=experiment.global_batch_size,
-        recompute=experiment.recompute,
-        num_operators=0 if operators is None else operators.num_operators,
-    )
-=======
     return parse_strategies(text, file=str(path), context=Context.of(experiment))
->>>>>>> main
 
 
 def load_slice_table(path: Path) -> SliceTable:
