@@ -116,7 +116,12 @@ def plan(
         table_console(wide=wide).print(shown)
         if (moves := shown.drawn_moves()) is not None:
             table_console(wide=wide).print(moves)
-    why_none = shown.why_none()
+    return _exit_code(shown)
+
+
+def _exit_code(found: api.Plan) -> int:
+    """Return how the command ends; say why where nothing is feasible."""
+    why_none = found.why_none()
     if why_none is None:
         return SUCCESS
     click.echo(f"amp-ray: no feasible strategy: {why_none}", err=True)
