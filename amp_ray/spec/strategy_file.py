@@ -1,7 +1,7 @@
 """Strategies that a user hands over: CSV with a header, or JSON."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Self
 
@@ -302,6 +302,15 @@ def _from_json(text: str, file: str, context: Context) -> tuple[Given, ...]:
             "of a plan's or score's result, give the list in 'ranking' or 'rows'"
         )
         raise InputError(message, where=Where(file=file))
+    return strategies_of(records, file=file, context=context)
+
+
+def strategies_of(records: Sequence[object], *, file: str, context: Context) -> tuple[Given, ...]:
+    """Read STRATEGY objects, or rows of a ranking that stand for their strategies.
+
+    Raises:
+        InputError: If one is none, or names what the experiment cannot have.
+    """
     given = []
     mistakes = Mistakes()
     for index, record in enumerate(records):
