@@ -10,7 +10,6 @@ from rich.table import Table
 from rich.text import Text
 
 from amp_ray.cli.options import (
-    OURS,
     configure_logging,
     json_option,
     search_progress,
@@ -21,7 +20,7 @@ from amp_ray.cli.output import table_console
 from amp_ray.errors import InputError, Where
 from amp_ray.report.variants import figure_text
 from amp_ray.runtime.files import load_experiment, read_text
-from amp_ray.runtime.planning import plan_experiment
+from amp_ray.runtime.planning import OURS, plan_experiment
 from amp_ray.search.rows import SCHEMA, row
 from amp_ray.spec.json_text import parse_json
 from amp_ray.spec.yaml_text import parse_yaml

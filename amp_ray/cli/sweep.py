@@ -4,22 +4,19 @@ from pathlib import Path
 
 import click
 
+from amp_ray import api
 from amp_ray.cli.exits import NOT_FEASIBLE, SUCCESS
 from amp_ray.cli.options import (
     calibration_options,
     configure_logging,
     cost_model_option,
     json_option,
-    refuse_useless,
     search_progress,
     verbose_option,
     workers_options,
     write_json,
 )
 from amp_ray.cli.output import table_console
-from amp_ray.report.variants import sweep_view
-from amp_ray.runtime.ray.searching import Workers
-from amp_ray.runtime.variants import Variants, combinations_of, sweep_to_json
 
 
 @click.command()
@@ -41,7 +38,7 @@ def sweep(
     *,
     experiment_path: Path,
     sets: tuple[str, ...],
-    cost_model: str,
+    cost_model: api.CostModel,
     calibration_path: Path | None,
     transfer: bool,
     num_workers: int | None,
@@ -55,20 +52,19 @@ def sweep(
     worth it.
     """
     configure_logging(verbose=verbose)
-    refuse_useless(cost_model, calibration_path)
-    combinations = combinations_of(sets)
-    planner = Variants(
-        path=experiment_path,
-        cost_model=cost_model,
-        calibration=calibration_path,
-        transfer=transfer,
-        workers=Workers(num=num_workers, address=ray_address),
-    )
     with search_progress() as progress:
-        found = planner.plan_all(combinations, progress)
-    record = sweep_to_json(experiment_path.name, cost_model, found)
+        found = api.sweep(
+            experiment_path,
+            sets,
+            cost_model=cost_model,
+            calibration=calibration_path,
+            transfer=transfer,
+            workers=num_workers,
+            address=ray_address,
+            progress=progress,
+        )
     if json_target is not None:
-        write_json(record, json_target)
+        write_json(found.to_json(), json_target)
     else:
-        table_console().print(sweep_view(record))
-    return SUCCESS if any(variant.best for variant in found) else NOT_FEASIBLE
+        table_console().print(found)
+    return SUCCESS if any(found.bests) else NOT_FEASIBLE

@@ -1,15 +1,13 @@
 """What would help a plan most: planned again with the change, instead of guessed."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any, Final
 
-from amp_ray.runtime.files import read_text
 from amp_ray.runtime.variants import Variant, Variants
 from amp_ray.search.rows import row
 from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.yaml_text import parse_yaml, with_changes
 from amp_ray.units import GIB
 
 _RECOMPUTES: Final = ("none", "selective", "full", "auto")
@@ -41,20 +39,20 @@ class Advice:
 
 
 def advise(
-    variants: Variants, today: Variant, progress: Callable[[int, int], None]
+    variants: Variants,
+    today: Variant,
+    values: Mapping[str, Any],
+    progress: Callable[[int, int], None],
 ) -> list[Advice]:
     """Plan again with each change that people consider; what helps most comes first.
 
     Args:
-        variants: Plans the experiment's file. A calibration holds for the changed ones as far as
-            one of another cluster does.
-        today: What came of the file as it is; some plan was looked for.
+        variants: Plans the experiment with changes.
+        today: What came of it as it is; some plan was looked for.
+        values: The keys of the experiment.
         progress: Gets (changes planned, all changes).
     """
     assert today.planned is not None
-    variants = replace(variants, transfer=variants.calibration is not None)
-    document = parse_yaml(read_text(variants.path), file=str(variants.path))
-    values = with_changes(document, variants.fixed).values
     asked = list(_changes(values, today.planned.experiment))
     found = []
     for number, (what, changes) in enumerate(asked):

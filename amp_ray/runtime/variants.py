@@ -1,19 +1,17 @@
-"""Plans of one experiment file with some of its keys changed."""
+"""Plans of one experiment with some of its keys changed."""
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
-from pathlib import Path
 from typing import Any, Final
 
 from amp_ray.cost.estimate import Estimate
 from amp_ray.errors import InputError, Where
-from amp_ray.runtime.calibrating import with_calibration
-from amp_ray.runtime.files import load_experiment
 from amp_ray.runtime.planning import Planned, plan_experiment, why_infeasible
 from amp_ray.runtime.ray.searching import AUTO, Workers
-from amp_ray.search.rows import SCHEMA, row
+from amp_ray.search.rows import row
+from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.yaml_text import parse_value
 
 MOST_VARIANTS: Final = 1000
@@ -62,27 +60,20 @@ class Variant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variants:
-    """Plans changed files, all by one cost model.
+    """Plans changed experiments, all by one cost model.
 
     Args:
-        path: The experiment file.
-        fixed: Changes of all variants.
-        calibration: File of a calibration, if one is used.
-        transfer: Whether it may be one of another model, cluster or runtime.
+        load: Returns the experiment with some keys set, each ``KEY=VALUE``.
     """
 
-    path: Path
+    load: Callable[[Sequence[str]], Experiment]
     cost_model: str
-    fixed: tuple[str, ...] = ()
-    calibration: Path | None = None
-    transfer: bool = False
     workers: Workers = AUTO
 
     def plan(self, changes: Sequence[str]) -> Variant:
         """Plan with some changes; what then does not fit together is the variant's problem."""
         try:
-            experiment = load_experiment(self.path, changes=(*self.fixed, *changes))
-            experiment = with_calibration(experiment, self.calibration, transfer=self.transfer)
+            experiment = self.load(changes)
             planned = plan_experiment(
                 experiment,
                 self.cost_model,
@@ -113,8 +104,12 @@ class Variants:
         return tuple(found)
 
 
-def combinations_of(sets: Iterable[str]) -> tuple[tuple[str, ...], ...]:
+def combinations_of(
+    sets: Mapping[str, Sequence[Any]] | Iterable[str],
+) -> tuple[tuple[str, ...], ...]:
     """Return every combination of ``KEY=V1,V2,...``; the last key's values change first.
+
+    ``sets`` may also give the values by key.
 
     Raises:
         InputError: If one has no value, a key stands there twice, or there are too many.
@@ -125,6 +120,8 @@ def combinations_of(sets: Iterable[str]) -> tuple[tuple[str, ...], ...]:
     """
     choices: dict[str, list[str]] = {}
     total = 1
+    if isinstance(sets, Mapping):
+        sets = [f"{key}={json.dumps(list(values))[1:-1]}" for key, values in sets.items()]
     for text in sets:
         key, _, values = text.partition("=")
         where = Where(file=f"--set {text}")
@@ -167,15 +164,3 @@ def knee(variants: Sequence[Variant]) -> Variant | None:
         if faster / rate - 1 < KNEE * (more / size - 1):
             return variants[number]
     return None
-
-
-def sweep_to_json(name: str, cost_model: str, variants: Sequence[Variant]) -> dict[str, Any]:
-    """Return the object of ``sweep --json``."""
-    at = knee(variants)
-    return {
-        "schema": SCHEMA,
-        "experiment": name,
-        "cost_model": cost_model,
-        "points": [variant.to_json() for variant in variants],
-        "knee": None if at is None else variants.index(at),
-    }
