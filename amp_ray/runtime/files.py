@@ -144,6 +144,7 @@ def load_strategies(path: Path, experiment: Experiment) -> tuple[Given, ...]:
         global_batch_size=experiment.global_batch_size,
         recompute=experiment.recompute,
         num_operators=0 if operators is None else operators.num_operators,
+        virtual_stages=experiment.limits.virtual_stages[0],
     )
     return parse_strategies(text, file=str(path), context=context)
 

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 from amp_ray.errors import InputError, Mistakes, Where, placed
@@ -19,7 +19,9 @@ from amp_ray.spec.yaml_text import Document
 Failure = Literal["oom", "failed"]
 
 _DEGREES = ("tp", "pp", "dp", "micro_batch_size")
-_OPTIONAL = ("bounds", "measured_s", "recompute", "spread_s", "peak_memory_bytes")
+_OPTIONAL = (
+    *("bounds", "measured_s", "recompute", "spread_s", "peak_memory_bytes", "virtual_stages"),
+)
 _FAILURES: Final[Mapping[str, Failure]] = {"oom": "oom", "failed": "failed"}
 _LEAST_SECONDS: Final = 1e-6
 """Of an iteration: no device launches a kernel faster."""
@@ -59,6 +61,7 @@ class Context:
         sequence_length: Tokens that token slices make together; 0 where there are none.
         num_operators: What bounds count where a strategy tells how operators are used; 0 where the
             profile knows no operators.
+        virtual_stages: Chunks per stage of a line of CSV that does not say.
     """
 
     cluster: Cluster
@@ -67,6 +70,7 @@ class Context:
     recompute: Recompute
     sequence_length: int = 0
     num_operators: int = 0
+    virtual_stages: int = 1
 
 
 def parse_strategies(text: str, *, file: str, context: Context) -> tuple[Given, ...]:
@@ -111,6 +115,10 @@ def _from_cells(cells: Mapping[str, str], where: Where, context: Context) -> Giv
     degrees = {name: read_count(cells[name], where.at(name)) for name in _DEGREES}
     recompute = _recompute(cells, degrees["pp"], where, context)
     candidate = _candidate(degrees, recompute[0], where, context, is_cut=bool(cells.get("bounds")))
+    number = read_count(cells.get("virtual_stages") or "0", where.at("virtual_stages"), low=0)
+    if candidate.pp > 1 or number:
+        with placed(where.at("virtual_stages"), ValueError):
+            candidate = replace(candidate, virtual_stages=number or context.virtual_stages)
     strategy = None
     if cells.get("bounds"):
         at_bounds = where.at("bounds")
@@ -284,6 +292,8 @@ def _uncut(record: StrategyRecord, where: Where, context: Context) -> Given:
         raise InputError(message, where=where.at("recompute"))
     (recompute,) = said_recompute(record) or (context.recompute,)
     candidate = _candidate(degrees, recompute, where, context)
+    with placed(where.at("virtual_stages"), ValueError):
+        candidate = replace(candidate, virtual_stages=record.virtual_stages)
     if record.num_micro_batches not in {None, candidate.num_micro_batches}:
         message = (
             f"found {record.num_micro_batches}; global_batch_size {context.global_batch_size} "

@@ -82,6 +82,9 @@ HISTORY_COLUMNS: Final = (
     *("wall_s", "reason"),
 )
 
+OPTIONAL_COLUMNS: Final = ("virtual_stages",)
+"""Behind the others, where some strategy has them."""
+
 MEASUREMENT_COLUMNS: Final = (
     *("tp", "pp", "dp", "micro_batch_size", "bounds", "recompute"),
     *("measured_s", "spread_s", "peak_memory_bytes"),
@@ -193,7 +196,7 @@ def history_jsonl(records: Iterable[TrialRecord], cluster: Cluster) -> Iterator[
 
 def history_csv(records: Iterable[TrialRecord]) -> str:
     """Return a table of all trials, for spreadsheet programs."""
-    return _table(HISTORY_COLUMNS, map(_history_row, records))
+    return _table(HISTORY_COLUMNS, [_history_row(entry) for entry in records])
 
 
 def _history_row(trial_record: TrialRecord) -> dict[str, Any]:
@@ -249,12 +252,13 @@ def _degrees(strategy: Strategy) -> dict[str, Any]:
         "pp": strategy.pp,
         "dp": strategy.dp,
         "micro_batch_size": strategy.micro_batch_size,
-        "bounds": _spaced(strategy.bounds),
+        "bounds": _spaced(strategy.given_bounds),
         "recompute": _spaced(
             [stage.options.recompute for stage in strategy.stages]
             if strategy.recompute is None
             else [strategy.recompute]
         ),
+        **({"virtual_stages": strategy.virtual_stages} if strategy.virtual_stages > 1 else {}),
     }
 
 
@@ -263,10 +267,11 @@ def _spaced(values: Sequence[object] | None) -> str:
     return " ".join(map(str, values or ()))
 
 
-def _table(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
-    """Return rows as CSV text."""
+def _table(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return rows as CSV text; a dimension that is off in all of them has no column."""
     text = io.StringIO()
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    added = [name for name in OPTIONAL_COLUMNS if any(name in row for row in rows)]
+    writer = csv.DictWriter(text, [*columns, *added], lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()
