@@ -162,10 +162,11 @@ class CostModel:
         launchable = strategy.is_uniform or traits.unequal_stages
         is_trained = self.experiment.is_trained
         runs_slices = traits.token_slices or not strategy.token_slices
-        recompute = [stage.options.recompute for stage in strategy.stages]
-        no_recompute = traits.why_no_recompute(recompute)
-        no_chunks = traits.why_no_chunks(strategy.virtual_stages)
-        refused = [reason for reason in (no_recompute, no_chunks) if reason is not None]
+        refusals = (
+            traits.why_not([stage.options for stage in strategy.stages]),
+            traits.why_no_chunks(strategy.virtual_stages),
+        )
+        refused = [reason for reason in refusals if reason is not None]
         warnings = (
             *([EXTRAPOLATED] if costs.times.extrapolated else []),
             *([] if is_trained else [NO_PROGRAM]),

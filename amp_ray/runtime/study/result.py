@@ -11,7 +11,7 @@ from amp_ray.calibration import calibration_to_json
 from amp_ray.search.rows import SCHEMA, row
 from amp_ray.spec.cluster import Cluster
 from amp_ray.spec.strategy import Strategy
-from amp_ray.spec.strategy_json import strategy_to_json
+from amp_ray.spec.strategy_json import OptionsRecord, strategy_to_json
 from amp_ray.trials.outcome import (
     Crashed,
     Measured,
@@ -82,14 +82,15 @@ HISTORY_COLUMNS: Final = (
     *("wall_s", "reason"),
 )
 
-OPTIONAL_COLUMNS: Final = ("virtual_stages",)
-"""Behind the others, where some strategy has them."""
-
 MEASUREMENT_COLUMNS: Final = (
     *("tp", "pp", "dp", "micro_batch_size", "bounds", "recompute"),
     *("measured_s", "spread_s", "peak_memory_bytes"),
 )
 """Of a strategies file: what `calibrate --measurements` and `tune --trials replay:` read."""
+
+
+DIMENSIONS: Final = tuple(OptionsRecord.model_fields)
+"""Columns that stand behind the others where they are not off in all rows."""
 
 
 def trial_json(trial_record: TrialRecord, cluster: Cluster) -> dict[str, Any]:
@@ -258,6 +259,7 @@ def _degrees(strategy: Strategy) -> dict[str, Any]:
             if strategy.recompute is None
             else [strategy.recompute]
         ),
+        **{name: str(value).lower() for name, value in strategy.stages[0].options.others.items()},
         **({"virtual_stages": strategy.virtual_stages} if strategy.virtual_stages > 1 else {}),
     }
 
@@ -267,11 +269,12 @@ def _spaced(values: Sequence[object] | None) -> str:
     return " ".join(map(str, values or ()))
 
 
-def _table(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
+def _table(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
     """Return rows as CSV text; a dimension that is off in all of them has no column."""
-    text = io.StringIO()
-    added = [name for name in OPTIONAL_COLUMNS if any(name in row for row in rows)]
-    writer = csv.DictWriter(text, [*columns, *added], lineterminator="\n")
+    text, table = io.StringIO(), list(rows)
+    optional = (*DIMENSIONS, "virtual_stages")
+    used = [name for name in optional if any(name in row for row in table)]
+    writer = csv.DictWriter(text, [*columns, *used], lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows(table)
     return text.getvalue()
