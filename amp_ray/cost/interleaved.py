@@ -10,6 +10,7 @@ import numpy as np
 
 from amp_ray.cost.estimate import Breakdown
 from amp_ray.cost.kernels import FloatArray, IntArray, simulate_interleaved
+from amp_ray.spec.traits import RuntimeTraits
 
 
 @lru_cache(maxsize=256)
@@ -73,7 +74,12 @@ def flights(stage: int, pp: int, num_micro_batches: int, virtual_stages: int) ->
 
 
 def slowest_interleaved_replica(
-    passes_s: FloatArray, sends_s: FloatArray, pp: int, num_micro_batches: int, *, blocking: bool
+    passes_s: FloatArray,
+    sends_s: FloatArray,
+    pp: int,
+    num_micro_batches: int,
+    *,
+    traits: RuntimeTraits,
 ) -> Breakdown:
     """Simulate every distinct replica of an interleaved pipeline and take the slowest one apart.
 
@@ -83,7 +89,8 @@ def slowest_interleaved_replica(
         sends_s: Shape ``(2, num_chunks - 1, dp)``. Activation and gradient across each cut.
         pp: Number of stages.
         num_micro_batches: Per replica.
-        blocking: Whether a stage stands still until what it sends has crossed.
+        traits: Whether a stage stands still until what it sends has crossed, and whether what two
+            alternating passes send then crosses at the same time.
 
     Returns:
         The pipeline's part of a breakdown.
@@ -94,14 +101,19 @@ def slowest_interleaved_replica(
     )
     distinct = {row.tobytes(): replica for replica, row in enumerate(columns.T)}
     parts = [
-        _replica(passes_s[:, :, own], sends_s[:, :, own], pp, num_micro_batches, blocking=blocking)
+        _replica(passes_s[:, :, own], sends_s[:, :, own], pp, num_micro_batches, traits=traits)
         for own in distinct.values()
     ]
     return max(parts, key=lambda part: part.total_s)
 
 
 def simulate_s(
-    passes_s: FloatArray, sends_s: FloatArray, pp: int, num_micro_batches: int, *, blocking: bool
+    passes_s: FloatArray,
+    sends_s: FloatArray,
+    pp: int,
+    num_micro_batches: int,
+    *,
+    traits: RuntimeTraits,
 ) -> float:
     """Simulate one iteration, pass by pass.
 
@@ -110,7 +122,8 @@ def simulate_s(
         sends_s: Shape ``(2, num_chunks - 1)``. Activation and gradient across each cut.
         pp: Number of stages.
         num_micro_batches: Per replica.
-        blocking: Whether a stage stands still until what it sends has crossed.
+        traits: Whether a stage stands still until what it sends has crossed, and whether what two
+            alternating passes send then crosses at the same time.
 
     Returns:
         Seconds until the last pass of any stage ends.
@@ -123,17 +136,23 @@ def simulate_s(
             np.ascontiguousarray(sends_s),
             pass_order(pp, num_micro_batches, virtual_stages),
             np.array(ahead),
-            blocking,
+            traits.blocking_transfers,
+            traits.duplex_transfers,
         )
     )
 
 
 def _replica(
-    passes_s: FloatArray, sends_s: FloatArray, pp: int, num_micro_batches: int, *, blocking: bool
+    passes_s: FloatArray,
+    sends_s: FloatArray,
+    pp: int,
+    num_micro_batches: int,
+    *,
+    traits: RuntimeTraits,
 ) -> Breakdown:
     """Simulate one replica with its transfers and as if they took no time."""
     pipeline_s, still_s = (
-        simulate_s(passes_s[:2], sends, pp, num_micro_batches, blocking=blocking)
+        simulate_s(passes_s[:2], sends, pp, num_micro_batches, traits=traits)
         for sends in (sends_s, np.zeros_like(sends_s))
     )
     by_stage = passes_s.reshape(3, -1, pp).sum(axis=1)

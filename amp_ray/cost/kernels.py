@@ -128,6 +128,7 @@ def simulate_interleaved(
     order: IntArray,
     ahead: IntArray,
     blocking: bool,  # noqa: FBT001 - compiled code has no keywords
+    duplex: bool,  # noqa: FBT001
 ) -> float:
     """Walk interleaved 1F1B: stage ``j`` has chunks ``j``, ``j + pp``, ... of the model.
 
@@ -138,9 +139,10 @@ def simulate_interleaved(
             stage, and the micro-batch of both.
         ahead: Shape ``(pp,)``. Forward passes of each stage before its first backward pass.
         blocking: Whether a stage stands still until what it sends has crossed.
+        duplex: Whether what two alternating passes send then crosses at the same time.
     """
     pp, last, total = len(ahead), passes_s.shape[1] - 1, order.shape[1]
-    clock = np.zeros(pp)
+    clock, pending = np.zeros(pp), np.zeros(pp)
     forward, backward = np.zeros(pp, np.int64), np.zeros(pp, np.int64)
     arrived = np.full((2, last + 1, order[2].max() + 1), -1.0)
     arrived[0, 0] = 0.0
@@ -159,16 +161,22 @@ def simulate_interleaved(
                 clock[j] = max(clock[j], ready) + passes_s[way, chunk]
                 if goes_back:
                     backward[j] += 1
+                    sends = sends_s[1, chunk - 1] if chunk > 0 else 0.0
                     if chunk > 0:
-                        arrived[1, chunk - 1, unit] = clock[j] + sends_s[1, chunk - 1]
-                        clock[j] += sends_s[1, chunk - 1] if blocking else 0.0
+                        arrived[1, chunk - 1, unit] = clock[j] + sends
+                    clock[j] += max(sends, pending[j]) if blocking else 0.0
+                    pending[j] = 0.0
                 else:
                     forward[j] += 1
-                    if chunk == last:
-                        arrived[1, chunk, unit] = clock[j]
+                    sends = sends_s[0, chunk] if chunk < last else 0.0
+                    if chunk < last:
+                        arrived[0, chunk + 1, unit] = clock[j] + sends
                     else:
-                        arrived[0, chunk + 1, unit] = clock[j] + sends_s[0, chunk]
-                        clock[j] += sends_s[0, chunk] if blocking else 0.0
+                        arrived[1, chunk, unit] = clock[j]
+                    if duplex and forward[j] > ahead[j]:
+                        pending[j] = sends
+                    elif blocking:
+                        clock[j] += sends
                 left -= 1
         assert left < before, "stages wait for each other in a circle"
     return float(clock.max())

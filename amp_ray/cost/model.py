@@ -408,7 +408,7 @@ class CostModel:
         if stages.virtual_stages == 1:
             return slowest_replica(times, sends, stages.num_micro_batches, traits)
         return slowest_interleaved_replica(
-            times, sends, stages.pp, stages.num_micro_batches, blocking=traits.blocking_transfers
+            times, sends, stages.pp, stages.num_micro_batches, traits=traits
         )
 
     def _stage_memory(self, stages: PlacedStages, types: Sequence[frozenset[int]]) -> StageMemory:

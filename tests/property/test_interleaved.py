@@ -15,6 +15,7 @@ from amp_ray.search.cuts import even_block_bounds
 from amp_ray.spec.candidate import Candidate, StageOptions
 from amp_ray.spec.chunks import chunk_bounds
 from amp_ray.spec.strategy import Strategy
+from amp_ray.spec.traits import RUNTIMES
 from support.experiments import experiment_from
 
 PIPELINES = st.tuples(st.integers(2, 5), st.integers(1, 12), st.integers(2, 4))
@@ -61,8 +62,12 @@ def test_simulation_equals_instructions_executed_one_by_one(
 
     timed = time_instructions(schedule.lists(), seconds)
     expected = max(row[-1].end_s for row in timed)
-    found = simulate_s(passes_s, sends_s, pp, num_micro_batches, blocking=blocking)
+    traits = replace(RUNTIMES["torch"], blocking_transfers=blocking)
+    found = simulate_s(passes_s, sends_s, pp, num_micro_batches, traits=traits)
     assert found == pytest.approx(expected, rel=1e-9)
+    if blocking:  # what crosses together never takes longer than one after the other
+        duplex = replace(traits, duplex_transfers=True)
+        assert simulate_s(passes_s, sends_s, pp, num_micro_batches, traits=duplex) <= found * (1 + 1e-9)
 
 
 @given(size=PIPELINES, data=st.data())
