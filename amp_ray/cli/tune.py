@@ -267,7 +267,7 @@ def _asked(
         message = "--workers and --address have nothing to do: a table is scored in this process"
         raise InputError(message)
     if table is None and not experiment.is_trained:
-        message = untrained(experiment.model.shape.family)
+        message = untrained(experiment.model.shape)
         raise InputError(message, where=experiment.where("model"))
     return TuneOptions(
         backend=backend,  # type: ignore[arg-type]
