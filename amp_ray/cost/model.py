@@ -159,17 +159,14 @@ class CostModel:
         launchable = strategy.is_uniform or traits.unequal_stages
         is_trained = self.experiment.is_trained
         runs_slices = traits.token_slices or not strategy.token_slices
-        recompute = [stage.options.recompute for stage in strategy.stages]
-        no_recompute = traits.why_no_recompute(recompute)
-        no_experts = traits.why_no_experts(max(own.options.ep for own in strategy.stages))
+        why_not = traits.why_not([stage.options for stage in strategy.stages])
         warnings = (
             *([EXTRAPOLATED] if costs.times.extrapolated else []),
             *([] if is_trained else [NO_PROGRAM]),
             *(f"not counted: {part}" for part in self.experiment.model.shape.not_counted),
             *([] if launchable else [NO_RUNTIME]),
             *([] if runs_slices else [NO_SLICES]),
-            *([] if no_recompute is None else [no_recompute]),
-            *([] if no_experts is None else [no_experts]),
+            *([] if why_not is None else [why_not]),
         )
         return Estimate(
             strategy=strategy,
@@ -179,10 +176,7 @@ class CostModel:
             memory_limit_bytes=tuple(float(device.memory_bytes) for device in devices),
             reasons=verdict.reasons,
             warnings=warnings,
-            launchable=is_trained
-            and launchable
-            and runs_slices
-            and no_recompute is no_experts is None,
+            launchable=is_trained and launchable and runs_slices and why_not is None,
             failure_probability=verdict.failure_probability,
             cost=self._cost(costs.stages, strategy.bounds, total_s),
             tokens_per_s=costs.stages.num_samples * self._sequence_length / total_s or None,

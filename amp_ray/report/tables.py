@@ -316,8 +316,14 @@ def _others_lines(result: Result, room: int) -> list[str]:
     else:
         return []
     said = dict.fromkeys(tuple(options.others.items()) for options in each)
-    texts = [", ".join(f"{name} {value}" for name, value in own) or "-" for own in said]
+    texts = [", ".join(map(_dimension, own)) or "-" for own in said]
     return wrap(" | ".join(texts), room) if any(said) else []
+
+
+def _dimension(chosen: tuple[str, object]) -> str:
+    """Name a dimension with its value, or a flag that is set."""
+    name, value = chosen
+    return name.replace("_", " ") if value is True else f"{name} {value}"
 
 
 def _recompute_lines(strategy: Strategy, experiment: Experiment, room: int) -> list[str]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from contextlib import suppress
 
-from amp_ray.spec.candidate import AnyCandidate, Candidate, GroupsCandidate, StageOptions
+from amp_ray.spec.candidate import AnyCandidate, Candidate, GroupsCandidate
 from amp_ray.spec.cluster import Cluster
 from amp_ray.spec.experiment import Experiment, SearchLimits
 from amp_ray.units import counted
@@ -133,7 +133,7 @@ def _with_batches(
         sorted(
             Candidate(
                 micro_batch_size=size,
-                options=StageOptions(tp=tp, dp=dp, recompute=experiment.recompute),
+                options=experiment.stage_options(tp, dp),
                 pp=pp,
                 num_micro_batches=batch // (dp * size),
             )

@@ -1,7 +1,7 @@
 """How stages are used, and what a search looks at: strategies before they are cut or placed."""
 
 from dataclasses import dataclass, fields, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from amp_ray.spec.recompute import NO_RECOMPUTE, Recompute
 
@@ -18,9 +18,12 @@ class StageOptions:
         recompute: What is computed again in the backward pass.
         ep: Expert parallel degree: ranks of the stage that share the experts of a layer out.
         etp: Ranks that divide each expert (expert tensor parallel degree); 0 means as many as tp.
+        sequence_parallel: Whether tensor-parallel ranks divide the tokens where they do not divide
+            the width: norms, dropout, residual stream (Korthikanti et al., arXiv:2205.05198).
 
     Raises:
-        ValueError: If a degree is below 1, or experts cannot be spread over the ranks evenly.
+        ValueError: If a degree is below 1, experts cannot be spread over the ranks evenly, or one
+            rank is to divide its tokens with nobody.
     """
 
     tp: int
@@ -28,11 +31,15 @@ class StageOptions:
     recompute: Recompute = NO_RECOMPUTE
     ep: int = 1
     etp: int = 0
+    sequence_parallel: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what could not run."""
         if self.tp < 1 or self.dp < 1:
             message = f"tp and dp start at 1, found tp {self.tp} and dp {self.dp}"
+            raise ValueError(message)
+        if self.sequence_parallel and self.tp == 1:
+            message = "sequence_parallel divides tokens over tp ranks, so it needs tp 2 or more"
             raise ValueError(message)
         if self.ep < 1 or self.etp < 0 or self.num_ranks % (self.ep * self.expert_tp):
             message = (
@@ -52,7 +59,7 @@ class StageOptions:
         return self.num_ranks // (self.ep * self.expert_tp)
 
     @property
-    def others(self) -> dict[str, int]:
+    def others(self) -> dict[str, Any]:
         """Return by name what is not off, beside tp, dp and recompute."""
         values = {own.name: getattr(self, own.name) for own in fields(self)[3:]}
         defaults = {own.name: own.default for own in fields(self)}

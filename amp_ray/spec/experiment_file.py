@@ -266,6 +266,7 @@ class ExperimentFile(Section):
     optimizer: Literal["adam", "adamw", "sgd"] = "adam"
     zero_stage: Annotated[int, Field(ge=0, le=3, strict=True)] = 0
     recompute: RecomputeKind = "none"
+    sequence_parallel: Flag | Literal["auto"] = "auto"
     runtime: Text = "deepspeed"
     traits: dict[Text, Any] = Field(default_factory=dict)
     constants: dict[Text, Positive] = Field(default_factory=dict)

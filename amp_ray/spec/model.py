@@ -247,6 +247,12 @@ class ModelShape:
         """Whether all attention is to tokens before: sequences can be cut into token slices."""
         return self.vocab_size > 0 and self.is_trained
 
+    def divides_tokens(self, tp: int) -> bool:
+        """Tell whether tp ranks can each take as many tokens of every sequence."""
+        has_tokens = self.vocab_size > 0 and self.family != "blocks"
+        lengths = (self.sequence_length, self.decoder_sequence_length)
+        return has_tokens and not any(length % tp for length in lengths)
+
     def figures(self) -> dict[str, Any]:
         """Return its figures by name; those of a few families only where they are given."""
         given = asdict(self)

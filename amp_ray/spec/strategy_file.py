@@ -1,14 +1,15 @@
 """Strategies that a user hands over: CSV with a header, or JSON."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Self
 
 from amp_ray.errors import InputError, Mistakes, Where, placed
 from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.cells import MOST_SECONDS, read_count, read_rows, read_seconds
 from amp_ray.spec.cluster import Cluster
+from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.json_text import parse_any_json, shown
 from amp_ray.spec.recompute import AUTO, Recompute, parse_recompute
 from amp_ray.spec.section import validate
@@ -28,6 +29,7 @@ _OTHERS = tuple(OptionsRecord.model_fields)
 """Dimensions of a stage that may be left out."""
 
 _OPTIONAL = ("bounds", "measured_s", "recompute", "spread_s", "peak_memory_bytes", *_OTHERS)
+_FLAGS: Final[Mapping[str, bool]] = {"true": True, "false": False}
 _FAILURES: Final[Mapping[str, Failure]] = {"oom": "oom", "failed": "failed"}
 _LEAST_SECONDS: Final = 1e-6
 """Of an iteration: no device launches a kernel faster."""
@@ -67,6 +69,8 @@ class Context:
         sequence_length: Tokens that token slices make together; 0 where there are none.
         num_operators: What bounds count where a strategy tells how operators are used; 0 where the
             profile knows no operators.
+        sequence_parallel: What a strategy that says nothing of it does, where it can.
+        divides_tokens: Tells whether so many ranks can divide the tokens of a sample.
     """
 
     cluster: Cluster
@@ -75,6 +79,30 @@ class Context:
     recompute: Recompute
     sequence_length: int = 0
     num_operators: int = 0
+    sequence_parallel: bool = False
+    divides_tokens: Callable[[int], bool] = bool
+
+    @classmethod
+    def of(cls, experiment: Experiment) -> Self:
+        """Return what strategies of an experiment must fit."""
+        operators, shape = experiment.profile.operators, experiment.model.shape
+        return cls(
+            cluster=experiment.cluster,
+            num_layers=experiment.model.num_layers,
+            sequence_length=shape.sequence_length,
+            global_batch_size=experiment.global_batch_size,
+            recompute=experiment.recompute,
+            num_operators=0 if operators is None else operators.num_operators,
+            sequence_parallel=experiment.sequence_parallel,
+            divides_tokens=shape.divides_tokens,
+        )
+
+    def options(self, said: Mapping[str, int], recompute: Recompute) -> StageOptions:
+        """Return options of stages; what is not said is the experiment's."""
+        own = {name: said[name] for name in ("tp", "dp", *_OTHERS) if name in said}
+        divides = self.sequence_parallel and own["tp"] > 1 and self.divides_tokens(own["tp"])
+        sequence_parallel = bool(own.pop("sequence_parallel", divides))
+        return StageOptions(recompute=recompute, sequence_parallel=sequence_parallel, **own)
 
 
 def parse_strategies(text: str, *, file: str, context: Context) -> tuple[Given, ...]:
@@ -117,7 +145,7 @@ def _from_csv(text: str, file: str, context: Context) -> tuple[Given, ...]:
 def _from_cells(cells: Mapping[str, str], where: Where, context: Context) -> Given:
     """Read one CSV line."""
     said = [*_DEGREES, *(name for name in _OTHERS if cells.get(name))]
-    degrees = {name: read_count(cells[name], where.at(name)) for name in said}
+    degrees = {name: _degree(name, cells[name], where.at(name)) for name in said}
     recompute = _recompute(cells, degrees["pp"], where, context)
     candidate = _candidate(degrees, recompute[0], where, context, is_cut=bool(cells.get("bounds")))
     strategy = None
@@ -194,15 +222,35 @@ def _candidate(
             f"not divide global_batch_size {context.global_batch_size}"
         )
         raise InputError(message, where=where)
-    others = {name: degrees[name] for name in _OTHERS if name in degrees}
     with placed(where, ValueError):
-        options = StageOptions(tp=degrees["tp"], dp=degrees["dp"], recompute=recompute, **others)
+        options = context.options(degrees, recompute)
+    _check_tokens(options, where, context)
     return Candidate(
         micro_batch_size=degrees["micro_batch_size"],
         options=options,
         pp=degrees["pp"],
         num_micro_batches=context.global_batch_size // samples,
     )
+
+
+def _check_tokens(options: StageOptions, where: Where, context: Context) -> None:
+    """Refuse sequence parallelism of sequences that tp does not divide."""
+    if options.sequence_parallel and not context.divides_tokens(options.tp):
+        message = (
+            f"found true; tp {options.tp} must divide the tokens of a sequence, "
+            f"{context.sequence_length}"
+        )
+        raise InputError(message, where=where.at("sequence_parallel"))
+
+
+def _degree(name: str, word: str, where: Where) -> int:
+    """Read a degree, or whether sequences are divided."""
+    if name != "sequence_parallel":
+        return read_count(word, where)
+    if word not in _FLAGS:
+        message = f"found {shown(word)}; expected true or false"
+        raise InputError(message, where=where)
+    return _FLAGS[word]
 
 
 def _measurement(word: str, where: Where) -> tuple[float | None, Failure | None]:
@@ -254,6 +302,15 @@ def _from_json(text: str, file: str, context: Context) -> tuple[Given, ...]:
             "of a plan's or score's result, give the list in 'ranking' or 'rows'"
         )
         raise InputError(message, where=Where(file=file))
+    return strategies_of(records, file=file, context=context)
+
+
+def strategies_of(records: Sequence[object], *, file: str, context: Context) -> tuple[Given, ...]:
+    """Read STRATEGY objects, or rows of a ranking that stand for their strategies.
+
+    Raises:
+        InputError: If one is none, or names what the experiment cannot have.
+    """
     given = []
     mistakes = Mistakes()
     for index, record in enumerate(records):
@@ -295,8 +352,7 @@ def _uncut(record: StrategyRecord, where: Where, context: Context) -> Given:
         message = f"found {words}; without bounds, expected one value for all stages"
         raise InputError(message, where=where.at("recompute"))
     (recompute,) = said_recompute(record) or (context.recompute,)
-    degrees |= record.others()
-    candidate = _candidate(degrees, recompute, where, context)
+    candidate = _candidate(degrees | record.others(), recompute, where, context)
     if record.num_micro_batches not in {None, candidate.num_micro_batches}:
         message = (
             f"found {record.num_micro_batches}; global_batch_size {context.global_batch_size} "
@@ -313,6 +369,8 @@ def _check_fit(
 
     Devices may stay idle where a placement leaves them out.
     """
+    for stage in strategy.stages:
+        _check_tokens(stage.options, where, context)
     if strategy.has_operators:
         _check_operators(strategy, where, context)
     elif strategy.bounds[-1] != context.num_layers:

@@ -55,8 +55,9 @@ class OptionsRecord(Section):
 
     ep: Count | None = None
     etp: Count | None = None
+    sequence_parallel: Flag | None = None
 
-    def others(self) -> dict[str, int]:
+    def others(self) -> dict[str, Any]:
         """Return those that are given."""
         values = {name: getattr(self, name) for name in OptionsRecord.model_fields}
         return {name: value for name, value in values.items() if value is not None}

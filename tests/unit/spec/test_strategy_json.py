@@ -38,6 +38,19 @@ DIFFERENT = Strategy(
     num_micro_batches=2,
     placement=(0, 1, 2, 3),
 )
+PARTLY = Strategy(
+    stages=(
+        Stage(first_layer=0, end_layer=3, options=StageOptions(tp=2, dp=1)),
+        Stage(
+            first_layer=3,
+            end_layer=5,
+            options=StageOptions(tp=2, dp=1, sequence_parallel=True),
+        ),
+    ),
+    micro_batch_size=1,
+    num_micro_batches=2,
+    placement=(0, 1, 2, 3),
+)
 
 
 def record(strategy: Strategy = UNIFORM, **changes: object) -> dict[str, Any]:
@@ -75,6 +88,23 @@ def test_slices_stand_beside_the_degrees_only_where_there_are_some() -> None:
     found = record(sliced)
     assert found["token_slices"] == [[2, [5, 3]]]
     assert strategy_from_json(found, CLUSTER) == sliced
+
+
+def test_sequence_parallelism_stands_beside_the_degrees_only_where_it_is_on() -> None:
+    options = StageOptions(tp=2, dp=1, sequence_parallel=True)
+    candidate = Candidate(micro_batch_size=2, options=options, pp=2, num_micro_batches=4)
+    divided = Strategy.uniform(candidate, (0, 3, 5))
+    found = record(divided)
+    assert found["sequence_parallel"] is True
+    assert strategy_from_json(found, CLUSTER) == divided
+    with pytest.raises(InputError, match="sequence_parallel is False, but the stages make it None"):
+        strategy_from_json(record(PARTLY) | {"sequence_parallel": False}, CLUSTER)
+
+
+def test_stages_that_differ_in_sequence_parallelism_are_spelled_out() -> None:
+    found = record(PARTLY)
+    assert [stage.get("sequence_parallel") for stage in found["stages"]] == [None, True]
+    assert strategy_from_json(found, CLUSTER) == PARTLY
 
 
 def test_a_placement_that_is_left_out_is_the_order_of_the_devices() -> None:
