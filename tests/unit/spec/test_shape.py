@@ -333,7 +333,7 @@ def test_other_architectures_are_refused(config: dict[str, object], message: str
         ),
     ],
 )
-def test_figures_of_decoders_fit_each_other(figures: dict[str, int], message: str) -> None:
+def test_figures_of_decoders_fit_each_other(figures: dict[str, Any], message: str) -> None:
     section = ModelSection(
         family="llama", num_layers=1, hidden_size=8, num_heads=2, sequence_length=4, vocab_size=9,
         **figures,
