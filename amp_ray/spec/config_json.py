@@ -110,6 +110,9 @@ _OTHERS: Final = (
 )
 """Parts of keys of a configuration that make it another architecture than the one it names."""
 
+_WITH_PARTS: Final = ("mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3", "gpt_oss")
+"""Architectures that have experts."""
+
 _READ: Final[Mapping[str, tuple[str, ...]]] = {
     "t5": ("is_encoder_decoder", "add_cross_attention"),
     "deepseek_v2": ("n_shared_experts", "moe_layer_freq"),
@@ -251,9 +254,9 @@ def _check_parts(config: Mapping[str, Any], file: str, allowed: tuple[str, ...])
         if not is_off and key not in allowed and any(part in key for part in _OTHERS):
             with mistakes.collect():
                 message = (
-                    f"found {shown(value)}; model_type {config['model_type']!r} is planned without "
-                    "it, and would be another model: no experts, no cross attention and no latent "
-                    "attention but in the architectures that are known to have them"
+                    f"found {shown(value)}; only dense decoders are planned, and as they are known "
+                    f"{', '.join(_WITH_PARTS)}: model_type {config['model_type']!r} has no such "
+                    "part, no experts, cross attention or latent attention of others"
                 )
                 raise InputError(message, where=Where(file=file, key=key))
     mistakes.check()
