@@ -40,7 +40,7 @@ EXTRAPOLATED: Final = "micro-batch size outside the measured ones: layer times a
 NO_SLICES: Final = "this runtime passes on whole micro-batches, not token slices"
 """Warning of a strategy with token slices that cannot be launched."""
 
-NO_PROGRAM: Final = "a model family that only a program of your own (trials.program) can train"
+NO_PROGRAM: Final = "a model that only a program of your own (trials.program) can train"
 NO_RUNTIME: Final = "stages of different tp or dp, which only runtime torch runs"
 """Warning of what cannot be launched."""
 
@@ -170,6 +170,7 @@ class CostModel:
         warnings = (
             *([EXTRAPOLATED] if costs.times.extrapolated else []),
             *([] if is_trained else [NO_PROGRAM]),
+            *(f"not counted: {part}" for part in self.experiment.model.shape.not_counted),
             *([] if launchable else [NO_RUNTIME]),
             *([] if runs_slices else [NO_SLICES]),
             *refused,

@@ -9,7 +9,7 @@ from amp_ray.spec.access import SshSettings
 from amp_ray.spec.candidate import StageOptions
 from amp_ray.spec.cluster import Cluster
 from amp_ray.spec.constants import Constants
-from amp_ray.spec.model import PLANNED_ONLY, Model
+from amp_ray.spec.model import Model
 from amp_ray.spec.own_program import OwnProgram
 from amp_ray.spec.profile import Profile
 from amp_ray.spec.recompute import Recompute
@@ -141,7 +141,7 @@ class Experiment:
     @property
     def is_trained(self) -> bool:
         """Whether a training program is known for the model: ours, or one of the user's."""
-        return self.model.shape.family not in PLANNED_ONLY or self.trials.program is not None
+        return self.model.shape.is_trained or self.trials.program is not None
 
     def where(self, *path: str | int) -> Where:
         """Return the place of a key in the file that the experiment was built from."""

@@ -14,7 +14,7 @@ from amp_ray.errors import InputError
 from amp_ray.spec.chunks import all_bounds
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.families import build_model
-from amp_ray.spec.model import PLANNED_ONLY, TRAINED, LayerKind, Model
+from amp_ray.spec.model import PLANNED_ONLY, TRAINED, LayerKind, Model, ModelShape
 from amp_ray.spec.recompute import FULL
 from amp_ray.spec.strategy import Strategy, stage_bounds
 
@@ -67,10 +67,17 @@ def why_not_launchable(experiment: Experiment, strategy: Strategy) -> str | None
     return next(_reasons(experiment, strategy), None)
 
 
-def untrained(family: str) -> str:
+def untrained_part(shape: ModelShape) -> str:
+    """Name what our training program lacks of a model."""
+    if shape.family in PLANNED_ONLY:
+        return f"model family {shape.family!r}"
+    return f"a {shape.family} with experts, latent attention, windows, other norms or heads"
+
+
+def untrained(shape: ModelShape) -> str:
     """Say that our training program has no such model, and what to do."""
     return (
-        f"our training program trains {', '.join(TRAINED)}, not model family {family!r}; run a "
+        f"our training program trains {', '.join(TRAINED)}, not {untrained_part(shape)}; run a "
         "program of your own as 'trials: {program: {argv: [...]}}'"
     )
 
@@ -126,8 +133,8 @@ def _reasons(experiment: Experiment, strategy: Strategy) -> Iterator[str]:
             f"runtime {experiment.traits.name!r} is another program than ours; give its command "
             "as 'trials: {program: {argv: [...]}}', or plan with 'runtime: deepspeed'"
         )
-    if model.shape.family in PLANNED_ONLY:
-        yield untrained(model.shape.family)
+    if not model.shape.is_trained:
+        yield untrained(model.shape)
     yield from _runtime_reasons(experiment, strategy)
     if experiment.zero_stage > MAX_ZERO_STAGE:
         yield f"zero_stage {experiment.zero_stage} does not work with a pipeline; use 0 or 1"
