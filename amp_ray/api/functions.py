@@ -341,7 +341,7 @@ def _check(experiment: Experiment, options: "TuneOptions") -> None:
         message = "--workers and --address have nothing to do: a table is scored in this process"
         raise InputError(message)
     if options.table is None and not experiment.is_trained:
-        message = untrained(experiment.model.shape.family)
+        message = untrained(experiment.model.shape)
         raise InputError(message, where=experiment.where("model"))
 
 
