@@ -8,7 +8,6 @@ import click
 
 from amp_ray.cli.exits import NOT_FEASIBLE, SUCCESS
 from amp_ray.cli.options import (
-    OURS,
     configure_logging,
     json_option,
     search_progress,
@@ -21,7 +20,7 @@ from amp_ray.errors import InputError
 from amp_ray.partition.problem import InfeasiblePartition
 from amp_ray.report.slices import slices_table
 from amp_ray.runtime.files import load_experiment, load_slice_table
-from amp_ray.runtime.planning import plan_experiment, why_infeasible
+from amp_ray.runtime.planning import OURS, plan_experiment, why_infeasible
 from amp_ray.search.rows import row
 from amp_ray.search.token_slices.table import best_slices, slices_to_json
 from amp_ray.spec.experiment import Experiment

@@ -165,7 +165,7 @@ def test_interrupting_ends_with_130(
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sys.modules["amp_ray.cli.plan"], "plan_experiment", interrupted)
+    monkeypatch.setattr(sys.modules["amp_ray.api.functions"], "plan_experiment", interrupted)
     assert amp_ray("plan", small).code == 130
 
 
