@@ -43,7 +43,7 @@ def report(
     """Write a plan or a study as one static page, which opens from disk without a network."""
     configure_logging(verbose=verbose)
     with search_progress() as progress:
-        api.report(
+        api.write_report(
             source,
             output,
             changes=changes,

@@ -12,7 +12,7 @@ _LIBRARY: Final = "plotly-basic.min.js"
 
 
 def page(record: Mapping[str, Any]) -> str:
-    """Return the page of a report's record (`amp_ray.runtime.reporting`).
+    """Return the page of a report's record (`amp_ray.report.record`).
 
     Nothing of the record is markup: it stands in the page as JSON without ``<``, and the page's
     script sets it as text. The page may load nothing, by its content security policy.

@@ -17,6 +17,8 @@ function element(tag, text, className) {
 const number = (value, digits = 4) => value === null || value === undefined ? "-"
   : Math.abs(value) >= 1000 ? Math.round(value).toLocaleString("en") : String(Number(value.toPrecision(digits)));
 const most = (values) => values.reduce((one, other) => Math.max(one, other), 0);
+const percent = (fraction) => fraction === null || fraction === undefined ? "-"
+  : fraction > 0.999 ? ">99.9" : fraction < 0.001 ? "<0.1" : (100 * fraction).toFixed(1);
 const fullest = (row) => row.peak_memory_bytes && row.memory_limit_bytes
   ? most(row.peak_memory_bytes.map((peak, stage) => peak / row.memory_limit_bytes[stage])) : null;
 const plan = (row) => data.names[row.id];
@@ -55,9 +57,10 @@ function drawCharts() {
       gridcolor: line, zerolinecolor: line, linecolor: line, automargin: true, ...layout[name] };
     Plotly.react(place, traces, {
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { color: text, size: 13 },
-      margin: { l: 60, r: 16, t: 16, b: 48 }, legend: { orientation: "h", y: -0.25 },
-      hoverlabel: { font: { size: 13 } }, ...layout, ...axes, height: narrow ? 320 : layout.height || 360,
-    }, { displaylogo: false, responsive: true, modeBarButtonsToRemove: ["lasso2d", "select2d"] });
+      margin: { l: 60, r: 16, t: 16, b: 48 }, legend: { orientation: "h", y: narrow ? -0.45 : -0.25 },
+      hoverlabel: { font: { size: 13 } },
+      modebar: { bgcolor: "rgba(0,0,0,0)", color: line, activecolor: text }, ...layout, ...axes, height: narrow ? 320 : layout.height || 360,
+    }, { displaylogo: false, responsive: true, displayModeBar: narrow ? false : "hover", modeBarButtonsToRemove: ["lasso2d", "select2d"] });
   }
 }
 
@@ -113,7 +116,7 @@ const COLUMNS = [
   ["tokens/s", (row) => row.tokens_per_s, (row) => number(row.tokens_per_s)],
   ["MFU %", (row) => row.mfu, (row) => row.mfu ? number(100 * row.mfu, 3) : "-"],
   ["memory %", fullest, (row) => fullest(row) === null ? "-" : number(100 * fullest(row), 3)],
-  ["risk %", (row) => row.failure_probability, (row) => number(100 * row.failure_probability, 2)],
+  ["risk %", (row) => row.failure_probability, (row) => percent(row.failure_probability)],
   ["cost/iter", (row) => row.cost && row.cost.per_iteration, (row) => row.cost ? number(row.cost.per_iteration) : "-"],
   ["where the time goes", null, null],
   ["why not", (row) => row.reason, (row) => row.reason || "", "text"],

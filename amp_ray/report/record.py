@@ -1,6 +1,7 @@
 """What a report shows, of an experiment's plan or of a study, as one record for the page."""
 
 import platform
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
@@ -14,6 +15,7 @@ from amp_ray.report.variants import figure_text, plan_text
 from amp_ray.runtime.planning import OURS, Planned
 from amp_ray.search.explanation import difference
 from amp_ray.search.rows import row
+from amp_ray.spec.cluster import Cluster
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import Strategy
 from amp_ray.units import GIB, counted
@@ -63,7 +65,7 @@ def plan_record(planned: Planned, *, source: str) -> dict[str, Any]:
             "best": _slim(rows[0], names),
             "figures": _figures(rows[0], best),
             "commands": _commands(source, rows[0]),
-            "lost": _lost(best, ranking.results[1 : ranking.num_feasible], names, cluster=cluster),
+            "lost": _lost(best, ranking.results[1 : ranking.num_feasible], names, cluster),
             "cluster": _places(best.strategy, experiment),
         }
         record |= _timeline(experiment, best, planned.cost_model)
@@ -179,16 +181,20 @@ def _figures(full: Mapping[str, Any], best: Estimate) -> list[tuple[str, str]]:
 
 def _commands(source: str, full: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return commands with what they do."""
-    position = f" --position {full['position']}" if full["position"] != 1 else ""
-    return [
-        ("Prove it by real trials:", f"amp-ray tune {source}" if full["launchable"] else ""),
-        ("Hand it over (see amp-ray export --help):", f"amp-ray export {source}{position} --to ..."),
-        ("Why, and what would help:", f"amp-ray explain {source}{position}"),
-    ][0 if full["launchable"] and source.endswith((".yaml", ".yml")) else 1 :]
+    found = []
+    if full["launchable"] and source.endswith((".yaml", ".yml")):
+        found.append(("Prove it by real trials:", f"amp-ray tune {shlex.quote(source)}"))
+    found.append(
+        (
+            "Hand it over; --help lists the formats:",
+            f"amp-ray export {shlex.quote(source)} --to ...",
+        )
+    )
+    return found
 
 
 def _lost(
-    best: Estimate, others: Sequence[object], names: _Names, *, cluster: Any
+    best: Estimate, others: Sequence[object], names: _Names, cluster: Cluster
 ) -> list[dict[str, Any]]:
     """Say of the plans after the best one where they lose time."""
     return [
