@@ -21,9 +21,11 @@ from amp_ray.cost.step_end import StepEndModel, StepEnds
 from amp_ray.cost.topology import FloatArray, IntArray, Topology
 from amp_ray.cost.verdict import Judge
 from amp_ray.cost.weights import Weights
+from amp_ray.spec.blocks import UNFUSED
 from amp_ray.spec.candidate import Candidate, StageOptions
 from amp_ray.spec.device import Device
 from amp_ray.spec.experiment import Experiment
+from amp_ray.spec.families import build_model
 from amp_ray.spec.optimizer import find_optimizer
 from amp_ray.spec.profile import ANALYTIC
 from amp_ray.spec.recompute import RecomputeKind
@@ -179,7 +181,41 @@ class CostModel:
             failure_probability=verdict.failure_probability,
             cost=self._cost(costs.stages, strategy.bounds, total_s),
             tokens_per_s=costs.stages.num_samples * self._sequence_length / total_s or None,
+            mfu=self._mfu(costs.stages, total_s),
         )
+
+    def memory_parts(self, strategy: Strategy) -> list[dict[str, float]]:
+        """Return what the peak of each stage is made of, by `memory.PARTS`.
+
+        Args:
+            strategy: One that can be estimated; the parts add up to its peaks.
+        """
+        memory = self.stage_costs(PlacedStages.of_strategy(strategy)).memory
+        if strategy.token_slices:
+            memory = memory.sliced(largest_share(strategy.token_slices))
+        return memory.parts(strategy.bounds)
+
+    def _mfu(self, stages: PlacedStages, total_s: float) -> float:
+        """Return the model's own operations over what the devices could do in that time."""
+        used = self._peak_flops[stages.devices].sum()
+        return float(stages.num_samples * self._training_flops / (used * total_s))
+
+    @cached_property
+    def _peak_flops(self) -> FloatArray:
+        """Peak rate of every device of the cluster."""
+        given = self.experiment
+        nodes = (given.cluster.nodes[node] for node in given.cluster.node_of_device)
+        return np.array([node.device.peak_flops(given.precision) for node in nodes])
+
+    @cached_property
+    def _training_flops(self) -> float:
+        """Operations of both passes of a sample, as the field counts them for MFU.
+
+        A backward pass is two forward passes; attention counts in full, also where a token sees
+        only those before it (Chowdhery et al., PaLM, arXiv:2204.02311, appendix B).
+        """
+        plain = build_model(self.experiment.model.shape, layer_list="runtime", kernels=UNFUSED)
+        return 3.0 * sum(layer.forward_flops for layer in plain.layers)
 
     def _cost(self, stages: PlacedStages, bounds: tuple[int, ...], total_s: float) -> Cost | None:
         """Return what an iteration costs, where prices are known."""

@@ -96,6 +96,7 @@ class Experiment:
     Args:
         global_batch_size: Samples per optimizer step.
         sequence_parallel: Whether tensor-parallel ranks divide tokens too, where they can.
+        tokens: To train on in all, where the file tells it.
         names_hosts: Whether a hostfile names the nodes.
         source: Where all this stands in its file, for mistakes found later.
     """
@@ -116,6 +117,7 @@ class Experiment:
     sequence_parallel: bool = False
     space: Space = "uniform"
     objective: Objective = "time"
+    tokens: float | None = None
     names_hosts: bool = True
     source: SourceLines = NO_SOURCE
 

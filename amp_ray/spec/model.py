@@ -79,6 +79,11 @@ class Layer:
         """Elements per sample of each tensor-parallel all-reduce of one pass."""
         return tuple(op.all_reduce_elements for op in self.operators if op.all_reduce == direction)
 
+    @property
+    def forward_flops(self) -> float:
+        """Operations of matrix products of one sample's forward pass."""
+        return float(sum(op.flops for op in self.operators))
+
     @cached_property
     def measurable(self) -> tuple[Operator, ...]:
         """The operators that a profile of the layer holds."""
