@@ -22,16 +22,17 @@ from amp_ray.cost.step_end import StepEndModel, StepEnds
 from amp_ray.cost.topology import FloatArray, IntArray, Topology
 from amp_ray.cost.verdict import Judge
 from amp_ray.cost.weights import Weights
-from amp_ray.spec.blocks import UNFUSED
 from amp_ray.spec.candidate import Candidate, StageOptions
 from amp_ray.spec.chunks import all_bounds
 from amp_ray.spec.device import Device
 from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.families import build_model
 from amp_ray.spec.optimizer import find_optimizer
 from amp_ray.spec.profile import ANALYTIC
 from amp_ray.spec.recompute import RecomputeKind
 from amp_ray.spec.strategy import Strategy
+
+_PASSES: Final = 3
+"""Forward passes that both passes of a step count as: a backward pass is two of them."""
 
 TINY_S: Final = 1e-12
 """Stands for a counted time of 0, where nothing can be corrected."""
@@ -203,10 +204,11 @@ class CostModel:
             memory = memory.sliced(largest_share(strategy.token_slices))
         return memory.parts(all_bounds(self.experiment.model, strategy))
 
-    def _mfu(self, stages: PlacedStages, total_s: float) -> float:
+    def _mfu(self, stages: PlacedStages, total_s: float) -> float | None:
         """Return the model's own operations over what the devices could do in that time."""
         used = self._peak_flops[stages.devices].sum()
-        return float(stages.num_samples * self._training_flops / (used * total_s))
+        flops = _PASSES * stages.num_samples * self.experiment.model.forward_flops
+        return float(flops / (used * total_s)) or None
 
     @cached_property
     def _peak_flops(self) -> FloatArray:
@@ -214,16 +216,6 @@ class CostModel:
         given = self.experiment
         nodes = (given.cluster.nodes[node] for node in given.cluster.node_of_device)
         return np.array([node.device.peak_flops(given.precision) for node in nodes])
-
-    @cached_property
-    def _training_flops(self) -> float:
-        """Operations of both passes of a sample, as the field counts them for MFU.
-
-        A backward pass is two forward passes; attention counts in full, also where a token sees
-        only those before it (Chowdhery et al., PaLM, arXiv:2204.02311, appendix B).
-        """
-        plain = build_model(self.experiment.model.shape, layer_list="runtime", kernels=UNFUSED)
-        return 3.0 * sum(layer.forward_flops for layer in plain.layers)
 
     def _cost(self, stages: PlacedStages, bounds: tuple[int, ...], total_s: float) -> Cost | None:
         """Return what an iteration costs, where prices are known."""

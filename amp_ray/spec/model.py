@@ -272,11 +272,15 @@ class Model:
 
     Args:
         layers: In the order of the forward pass; equal layers are equal values.
+        forward_flops: Operations of one sample's forward pass as the field counts them for MFU:
+            attention in full, also where a token sees only those before it, and no padding
+            (Chowdhery et al., PaLM, arXiv:2204.02311, appendix B). 0 where nobody counted.
     """
 
     name: str
     shape: ModelShape
     layers: tuple[Layer, ...]
+    forward_flops: float = 0.0
 
     @property
     def num_layers(self) -> int:
