@@ -109,14 +109,16 @@ class CostModel:
         topology, messages = self.network(max(map(max, stages.shares)))
         rings, types = topology.rings(stages.groups), stages.types(self.experiment.cluster)
         ends = pairwise(stages.first_group)
+        times = self.time_tables.times(stages, types, rings)
         return StageCosts(
             stages=stages,
-            times=self.time_tables.times(stages, types, rings),
+            times=times,
             messages=messages.between(stages, rings),
             memory=self._stage_memory(stages, types),
             step_ends=StepEnds(
                 model=self.step_end,
                 stages=stages,
+                times=times,
                 types=[frozenset().union(*types[first:end]) for first, end in ends],
                 weights=self.weights,
             ),
@@ -160,13 +162,17 @@ class CostModel:
         is_trained = self.experiment.is_trained
         runs_slices = traits.token_slices or not strategy.token_slices
         recompute = [stage.options.recompute for stage in strategy.stages]
-        no_recompute = traits.why_no_recompute(recompute)
+        refused = [
+            traits.why_no_recompute(recompute),
+            traits.why_no_zero(strategy.zero, strategy.pp),
+        ]
+        cannot = [why for why in refused if why is not None]
         warnings = (
             *([EXTRAPOLATED] if costs.times.extrapolated else []),
             *([] if is_trained else [NO_PROGRAM]),
             *([] if launchable else [NO_RUNTIME]),
             *([] if runs_slices else [NO_SLICES]),
-            *([] if no_recompute is None else [no_recompute]),
+            *cannot,
         )
         return Estimate(
             strategy=strategy,
@@ -176,7 +182,7 @@ class CostModel:
             memory_limit_bytes=tuple(float(device.memory_bytes) for device in devices),
             reasons=verdict.reasons,
             warnings=warnings,
-            launchable=is_trained and launchable and runs_slices and no_recompute is None,
+            launchable=is_trained and launchable and runs_slices and not cannot,
             failure_probability=verdict.failure_probability,
             cost=self._cost(costs.stages, strategy.bounds, total_s),
             tokens_per_s=costs.stages.num_samples * self._sequence_length / total_s or None,
@@ -201,7 +207,6 @@ class CostModel:
             cluster=given.cluster,
             traits=given.traits,
             precision=given.precision,
-            zero_stage=given.zero_stage,
             weights=self.weights,
             sample_bytes=self.messages.sample_bytes,
             tokens_per_sample=self._sequence_length,
@@ -236,7 +241,6 @@ class CostModel:
             candidate=candidate,
             rank=rank,
             optimizer=self.step_end.optimizer,
-            zero_stage=given.zero_stage,
             traits=given.traits,
             constants=given.constants,
         )
@@ -313,7 +317,6 @@ class CostModel:
             constants=given.constants,
             precision=given.precision,
             optimizer=find_optimizer(given.optimizer),
-            zero_stage=given.zero_stage,
         )
 
     @cached_property

@@ -143,6 +143,7 @@ def load_strategies(path: Path, experiment: Experiment) -> tuple[Given, ...]:
         sequence_length=experiment.model.shape.sequence_length,
         global_batch_size=experiment.global_batch_size,
         recompute=experiment.recompute,
+        zero=experiment.zero,
         num_operators=0 if operators is None else operators.num_operators,
     )
     return parse_strategies(text, file=str(path), context=context)

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from amp_ray.spec.recompute import NO_RECOMPUTE, Recompute
+from amp_ray.spec.zero import NO_ZERO, Zero
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -16,19 +17,27 @@ class StageOptions:
         tp: Tensor parallel degree.
         dp: Data parallel degree.
         recompute: What is computed again in the backward pass.
+        zero: What its data-parallel ranks share out; the same for all stages of a strategy.
 
     Raises:
-        ValueError: If a degree is below 1.
+        ValueError: If a degree is below 1, or shard groups do not divide dp.
     """
 
     tp: int
     dp: int
     recompute: Recompute = NO_RECOMPUTE
+    zero: Zero = NO_ZERO
 
     def __post_init__(self) -> None:
         """Refuse what could not run."""
         if self.tp < 1 or self.dp < 1:
             message = f"tp and dp start at 1, found tp {self.tp} and dp {self.dp}"
+            raise ValueError(message)
+        if self.zero.shard_ranks and self.dp % self.zero.shard_ranks:
+            message = (
+                f"shard_ranks {self.zero.shard_ranks} do not divide dp {self.dp}; choose a divisor "
+                "of it, or leave shard_ranks out to shard over all data-parallel ranks"
+            )
             raise ValueError(message)
 
     @property
@@ -84,11 +93,13 @@ class GroupsCandidate:
         micro_batch_size: Samples of one micro-batch over all data-parallel ranks of a stage.
         num_micro_batches: Micro-batches per optimizer step.
         recompute: What every stage computes again in the backward pass.
+        zero: What data-parallel ranks share out.
     """
 
     micro_batch_size: int
     num_micro_batches: int
     recompute: Recompute = NO_RECOMPUTE
+    zero: Zero = NO_ZERO
 
     def __post_init__(self) -> None:
         """Refuse counts below one."""
@@ -120,3 +131,16 @@ def with_kind(candidate: C, recompute: Recompute) -> C:
     if isinstance(candidate, Candidate):
         return replace(candidate, options=replace(candidate.options, recompute=recompute))
     return replace(candidate, recompute=recompute)
+
+
+def zero_of_candidate(candidate: AnyCandidate) -> Zero:
+    """Return what all stages share out between data-parallel ranks."""
+    own = candidate.options if isinstance(candidate, Candidate) else candidate
+    return own.zero
+
+
+def with_zero(candidate: C, zero: Zero) -> C:
+    """Return a candidate all of whose stages share the same out."""
+    if isinstance(candidate, Candidate):
+        return replace(candidate, options=replace(candidate.options, zero=zero))
+    return replace(candidate, zero=zero)

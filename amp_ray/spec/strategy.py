@@ -9,6 +9,7 @@ from typing import Self, TypeVar
 from amp_ray.spec.candidate import Candidate, StageOptions
 from amp_ray.spec.operator_run import OperatorRun, check_runs
 from amp_ray.spec.recompute import AUTO, Recompute
+from amp_ray.spec.zero import AUTO_STAGE, Zero
 
 __all__ = ["Stage", "StageOptions", "Strategy", "TokenSlices", "candidate_of"]
 
@@ -58,8 +59,9 @@ class Stage:
                 end=self.end_layer,
                 num_ranks=self.num_ranks,
             )
-        if self.options.recompute == AUTO:
-            message = "recompute 'auto' is for a search to choose; a stage has none of it yet"
+        if self.options.recompute == AUTO or self.options.zero.stage == AUTO_STAGE:
+            key = "recompute" if self.options.recompute == AUTO else "zero_stage"
+            message = f"{key} 'auto' is for a search to choose; a stage has none of it yet"
             raise ValueError(message)
 
     @property
@@ -83,8 +85,8 @@ class Strategy:
             runs of tokens with the length of a sequence together. Empty means whole micro-batches.
 
     Raises:
-        ValueError: If stages leave gaps, take different numbers of samples, the placement
-            does not give each rank its own device, or slices do not make a micro-batch.
+        ValueError: If stages leave gaps, take different numbers of samples, differ in ZeRO, the
+            placement does not give each rank its own device, or slices do not make a micro-batch.
     """
 
     stages: tuple[Stage, ...]
@@ -103,6 +105,10 @@ class Strategy:
             raise ValueError(message)
         _check_chain(self.stages)
         _check_samples(self.stages, self.micro_batch_size)
+        if len({stage.options.zero for stage in self.stages}) > 1:
+            words = ", ".join(str(stage.options.zero) for stage in self.stages)
+            message = f"all stages have one zero_stage, found {words}"
+            raise ValueError(message)
         if self.token_slices:
             _check_slices(self.token_slices, self)
         num_ranks = sum(stage.num_ranks for stage in self.stages)
@@ -169,6 +175,11 @@ class Strategy:
     def recompute(self) -> Recompute | None:
         """Recompute of all stages; None where they differ."""
         return _common(stage.options.recompute for stage in self.stages)
+
+    @property
+    def zero(self) -> Zero:
+        """What data-parallel ranks share out, in all stages."""
+        return self.stages[0].options.zero
 
     @property
     def options(self) -> StageOptions | None:

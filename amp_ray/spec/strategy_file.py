@@ -1,7 +1,7 @@
 """Strategies that a user hands over: CSV with a header, or JSON."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -15,11 +15,14 @@ from amp_ray.spec.section import validate
 from amp_ray.spec.strategy import StageOptions, Strategy
 from amp_ray.spec.strategy_json import StrategyRecord, said_recompute, strategy_from_json
 from amp_ray.spec.yaml_text import Document
+from amp_ray.spec.zero import AUTO_STAGE, NO_ZERO, Zero, zero_of
 
 Failure = Literal["oom", "failed"]
 
 _DEGREES = ("tp", "pp", "dp", "micro_batch_size")
-_OPTIONAL = ("bounds", "measured_s", "recompute", "spread_s", "peak_memory_bytes")
+_ZERO = ("zero_stage", "shard_ranks", "reshard_after_forward")
+_OPTIONAL = ("bounds", "measured_s", "recompute", "spread_s", "peak_memory_bytes", *_ZERO)
+_FLAGS: Final[Mapping[str, bool | None]] = {"": None, "true": True, "false": False}
 _FAILURES: Final[Mapping[str, Failure]] = {"oom": "oom", "failed": "failed"}
 _LEAST_SECONDS: Final = 1e-6
 """Of an iteration: no device launches a kernel faster."""
@@ -56,6 +59,7 @@ class Context:
     Args:
         cluster: Its devices; a strategy uses each once.
         recompute: What a strategy that says nothing of it does.
+        zero: Likewise of ZeRO, by its number of stages.
         sequence_length: Tokens that token slices make together; 0 where there are none.
         num_operators: What bounds count where a strategy tells how operators are used; 0 where the
             profile knows no operators.
@@ -67,6 +71,12 @@ class Context:
     recompute: Recompute
     sequence_length: int = 0
     num_operators: int = 0
+    zero: Callable[[int], Zero] = lambda _: NO_ZERO
+
+    def zero_not_said(self, pp: int, *, is_cut: bool) -> Zero:
+        """Return the ZeRO of a strategy that does not tell it: one with cuts chooses nothing."""
+        own = self.zero(pp)
+        return NO_ZERO if is_cut and own.stage == AUTO_STAGE else own
 
 
 def parse_strategies(text: str, *, file: str, context: Context) -> tuple[Given, ...]:
@@ -110,7 +120,9 @@ def _from_cells(cells: Mapping[str, str], where: Where, context: Context) -> Giv
     """Read one CSV line."""
     degrees = {name: read_count(cells[name], where.at(name)) for name in _DEGREES}
     recompute = _recompute(cells, degrees["pp"], where, context)
-    candidate = _candidate(degrees, recompute[0], where, context, is_cut=bool(cells.get("bounds")))
+    is_cut = bool(cells.get("bounds"))
+    zero = _zero(cells, degrees["pp"], where, context, is_cut=is_cut)
+    candidate = _candidate(degrees, recompute[0], zero, where, context, is_cut=is_cut)
     strategy = None
     if cells.get("bounds"):
         at_bounds = where.at("bounds")
@@ -131,6 +143,23 @@ def _from_cells(cells: Mapping[str, str], where: Where, context: Context) -> Giv
             cells.get("peak_memory_bytes", ""), candidate.pp, where.at("peak_memory_bytes")
         ),
     )
+
+
+def _zero(
+    cells: Mapping[str, str], pp: int, where: Where, context: Context, *, is_cut: bool
+) -> Zero:
+    """Read what data-parallel ranks share out."""
+    stage, ranks, word = (cells.get(name, "") for name in _ZERO)
+    if word not in _FLAGS:
+        message = f"found {shown(word)}; expected true or false"
+        raise InputError(message, where=where.at("reshard_after_forward"))
+    with placed(where.at("zero_stage"), ValueError):
+        return zero_of(
+            read_count(stage, where.at("zero_stage"), low=0) if stage else None,
+            read_count(ranks, where.at("shard_ranks")) if ranks else None,
+            reshard=_FLAGS[word],
+            otherwise=context.zero_not_said(pp, is_cut=is_cut),
+        )
 
 
 def _recompute(
@@ -162,6 +191,7 @@ def _not_said(context: Context, where: Where, *, is_cut: bool) -> Recompute:
 def _candidate(
     degrees: Mapping[str, int],
     recompute: Recompute,
+    zero: Zero,
     where: Where,
     context: Context,
     *,
@@ -185,9 +215,11 @@ def _candidate(
             f"not divide global_batch_size {context.global_batch_size}"
         )
         raise InputError(message, where=where)
+    with placed(where.at("shard_ranks"), ValueError):
+        options = StageOptions(tp=degrees["tp"], dp=degrees["dp"], recompute=recompute, zero=zero)
     return Candidate(
         micro_batch_size=degrees["micro_batch_size"],
-        options=StageOptions(tp=degrees["tp"], dp=degrees["dp"], recompute=recompute),
+        options=options,
         pp=degrees["pp"],
         num_micro_batches=context.global_batch_size // samples,
     )
@@ -264,7 +296,9 @@ def _from_record(record: Mapping[str, Any], where: Where, context: Context) -> G
     if checked.recompute is None and checked.stages is None:
         own = _not_said(context, where.at("recompute"), is_cut=True)
         record = {**record, "recompute": own.to_json()}
-    strategy = strategy_from_json(record, context.cluster, file=where.file)
+    pp = len(checked.stages or (checked.bounds or ())[1:])
+    zero = context.zero_not_said(pp, is_cut=True)
+    strategy = strategy_from_json(record, context.cluster, file=where.file, zero=zero)
     _check_fit(strategy, where, context, some_idle=checked.placement is not None)
     return Given(where=where, candidate=None, strategy=strategy)
 
@@ -283,7 +317,14 @@ def _uncut(record: StrategyRecord, where: Where, context: Context) -> Given:
         message = f"found {words}; without bounds, expected one value for all stages"
         raise InputError(message, where=where.at("recompute"))
     (recompute,) = said_recompute(record) or (context.recompute,)
-    candidate = _candidate(degrees, recompute, where, context)
+    with placed(where.at("zero_stage"), ValueError):
+        zero = zero_of(
+            record.zero_stage,
+            record.shard_ranks,
+            reshard=record.reshard_after_forward,
+            otherwise=context.zero_not_said(degrees["pp"], is_cut=False),
+        )
+    candidate = _candidate(degrees, recompute, zero, where, context)
     if record.num_micro_batches not in {None, candidate.num_micro_batches}:
         message = (
             f"found {record.num_micro_batches}; global_batch_size {context.global_batch_size} "

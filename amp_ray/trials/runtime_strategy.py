@@ -157,8 +157,8 @@ def _reasons(experiment: Experiment, strategy: Strategy) -> Iterator[str]:
     if model.shape.family in PLANNED_ONLY:
         yield untrained(model.shape.family)
     yield from _runtime_reasons(experiment, strategy)
-    if experiment.zero_stage > MAX_ZERO_STAGE:
-        yield f"zero_stage {experiment.zero_stage} does not work with a pipeline; use 0 or 1"
+    if strategy.zero.stage > MAX_ZERO_STAGE:
+        yield f"zero_stage {strategy.zero.stage} does not work with a pipeline; use 0 or 1"
     recompute = [stage.options.recompute for stage in strategy.stages]
     no_recompute = experiment.traits.why_no_recompute(recompute)
     if no_recompute is not None:

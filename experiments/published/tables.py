@@ -123,6 +123,7 @@ def _given(cells: Cells, experiment: Experiment) -> Given:
         num_layers=experiment.model.num_layers,
         global_batch_size=experiment.global_batch_size,
         recompute=experiment.recompute,
+        zero=experiment.zero,
     )
     (given,) = parse_strategies(text, file=str(dict(cells)), context=context)
     return given

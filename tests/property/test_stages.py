@@ -51,7 +51,6 @@ def given_experiments(draw: st.DrawFn) -> Experiment:
         SMALL,
         cluster=draw(clusters()),
         traits=RUNTIMES[draw(st.sampled_from(sorted(RUNTIMES)))],
-        zero_stage=draw(st.sampled_from([0, 1])),
         precision="fp32",
     )
 
