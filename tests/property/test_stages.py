@@ -109,7 +109,8 @@ def test_every_strategy_has_an_estimate(case: Case) -> None:
         [stage.options.recompute for stage in case.strategy.stages]
     )
     runs_stages = case.strategy.is_uniform or case.experiment.traits.unequal_stages
-    assert estimate.launchable == (runs_stages and runs_again is None)
+    shares = case.experiment.traits.why_no_zero(case.strategy.zero, case.strategy.pp)
+    assert estimate.launchable == (runs_stages and runs_again is None and shares is None)
 
 
 @given(case=cases(), data=st.data())

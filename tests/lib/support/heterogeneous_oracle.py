@@ -53,7 +53,12 @@ class PlanOracle:
             Stage(
                 first_layer=first,
                 end_layer=end,
-                options=StageOptions(tp=group.tp, dp=group.dp, recompute=self.candidate.recompute),
+                options=StageOptions(
+                    tp=group.tp,
+                    dp=group.dp,
+                    recompute=self.candidate.recompute,
+                    zero=self.candidate.zero,
+                ),
                 shares=None if even else group.shares,
             )
             for group, (first, end) in zip(groups, pairwise(bounds), strict=True)

@@ -11,7 +11,7 @@ STRATEGIES: Final[dict[str, tuple[str | bytes, str]]] = {
     "no rows": (f"{COLUMNS}\n", "strategies.csv: no strategy found in it"),
     "missing column": (
         "tp,pp,dp\n1,2,2\n",
-        "[,zero_stage][,shard_ranks][,reshard_after_forward], found 'tp,pp,dp': missing: micro_batch_size",
+        "[,reshard_after_forward], found 'tp,pp,dp': missing: micro_batch_size",
     ),
     "unknown column": (f"{COLUMNS},speed\n", "strategies.csv:1: expected the header tp,pp,dp,micr"),
     "column twice": (f"{COLUMNS},tp\n", "strategies.csv:1: expected the header tp,pp,dp,micro_bat"),
