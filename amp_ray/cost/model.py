@@ -161,9 +161,8 @@ class CostModel:
         launchable = strategy.is_uniform or traits.unequal_stages
         is_trained = self.experiment.is_trained
         runs_slices = traits.token_slices or not strategy.token_slices
-        recompute = [stage.options.recompute for stage in strategy.stages]
         refused = [
-            traits.why_no_recompute(recompute),
+            traits.why_not([stage.options for stage in strategy.stages]),
             traits.why_no_zero(strategy.zero, strategy.pp),
         ]
         cannot = [why for why in refused if why is not None]

@@ -158,9 +158,10 @@ class ResultsTable:
     def _last(self, result: Result, room: int) -> list[str]:
         """Return the lines of the last column: bounds and places, or why it cannot run."""
         if isinstance(result, Infeasible) or not result.feasible:
-            return wrap(str(first_reason(result)), room)
+            return wrap(str(first_reason(result)), room) + _others_lines(result, room)
         marks = "".join(f" ({self._marks[warning]})" for warning in result.warnings)
         lines = wrap(" ".join(map(str, result.strategy.bounds)) + marks, room)
+        lines += _others_lines(result, room)
         lines += _recompute_lines(result.strategy, self.experiment, room)
         if not self._has_places:
             return lines
@@ -304,6 +305,25 @@ def _risk(result: Result) -> str:
         return "-"
     percent = round(100 * result.failure_probability)
     return "<1 %" if percent < 1 else ">99 %" if percent > 99 else f"{percent} %"  # noqa: PLR2004
+
+
+def _others_lines(result: Result, room: int) -> list[str]:
+    """Say which dimensions are not off, beside those that have a column."""
+    if isinstance(result, Estimate):
+        each = [stage.options for stage in result.strategy.stages]
+    elif isinstance(result.candidate, Candidate):
+        each = [result.candidate.options]
+    else:
+        return []
+    said = dict.fromkeys(tuple(options.others.items()) for options in each)
+    texts = [", ".join(map(_dimension, own)) or "-" for own in said]
+    return wrap(" | ".join(texts), room) if any(said) else []
+
+
+def _dimension(chosen: tuple[str, object]) -> str:
+    """Name a dimension with its value, or a flag that is set."""
+    name, value = chosen
+    return name.replace("_", " ") if value is True else f"{name} {value}"
 
 
 def _recompute_lines(strategy: Strategy, experiment: Experiment, room: int) -> list[str]:

@@ -29,6 +29,9 @@ from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import candidate_of
 from amp_ray.spec.strategy_file import Given
 
+OURS: Final = "amp-ray"
+"""Our own cost model."""
+
 AMP_2022: Final = "amp-2022"
 """The planner whose placements come from the order of the nodes: its space is the uniform one."""
 

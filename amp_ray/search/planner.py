@@ -28,6 +28,7 @@ from amp_ray.spec.candidate import (
     C,
     Candidate,
     GroupsCandidate,
+    StageOptions,
     recompute_of,
     with_kind,
     with_zero,
@@ -251,7 +252,7 @@ class AmpRayPlanner:
             )
             raise InputError(message)
         estimate = self.cost_model.estimate(strategy)
-        found = map(self._undivided, dict.fromkeys(stage.options.tp for stage in strategy.stages))
+        found = map(self._undivided, dict.fromkeys(stage.options for stage in strategy.stages))
         undivided = next(filter(None, found), None)
         if undivided is None:
             return estimate
@@ -287,7 +288,7 @@ class AmpRayPlanner:
     def _refuse(self, candidate: Candidate) -> Reason | None:
         """Tell why no strategy can be made of a candidate."""
         model, traits = self.experiment.model, self.experiment.traits
-        undivided = self._undivided(candidate.options.tp)
+        undivided = self._undivided(candidate.options)
         if undivided is not None:
             return undivided
         no_zero = traits.why_no_zero(candidate.options.zero, candidate.pp)
@@ -308,9 +309,14 @@ class AmpRayPlanner:
         gap = self.experiment.profile.gap(self.experiment.cluster.device_types, tp)
         return None if gap is None else Reason(kind="not in the profile", detail=gap)
 
-    def _undivided(self, tp: int) -> Reason | None:
-        """Tell which heads tensor parallelism of this degree would have to divide and cannot."""
-        shape = self.experiment.model.shape
+    def _undivided(self, options: StageOptions) -> Reason | None:
+        """Tell which heads or experts degrees would have to divide and cannot."""
+        shape, tp = self.experiment.model.shape, options.tp
+        if options.ep > 1 and not shape.num_experts:
+            return Reason(kind="ep needs a model with experts", detail=f"ep {options.ep}")
+        if shape.num_experts % options.ep:
+            detail = f"ep {options.ep}, num_experts {shape.num_experts}"
+            return Reason(kind="ep does not divide the experts", detail=detail)
         heads = {"num_heads": shape.num_heads, "num_key_value_heads": shape.num_key_value_heads}
         undivided = [f"{name} {count}" for name, count in heads.items() if count % tp]
         if not undivided or not self.experiment.traits.shards_heads:

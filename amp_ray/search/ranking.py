@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from amp_ray.cost.estimate import Estimate, Infeasible, Reason, Result
-from amp_ray.spec.candidate import AnyCandidate, GroupsCandidate
+from amp_ray.spec.candidate import AnyCandidate, GroupsCandidate, StageOptions
 from amp_ray.spec.experiment import Objective
 from amp_ray.spec.strategy import Strategy
 
@@ -209,12 +209,17 @@ def _degrees(candidate: AnyCandidate) -> tuple[object, ...]:
         return (candidate.micro_batch_size, ())
     return (
         candidate.micro_batch_size,
-        ((candidate.options.tp, candidate.options.dp),) * candidate.pp,
+        (_divided(candidate.options),) * candidate.pp,
     )
+
+
+def _divided(options: StageOptions) -> tuple[object, ...]:
+    """Return what tells the options of stages apart, but for recompute."""
+    return options.tp, options.dp, tuple(options.others.items())
 
 
 def _values(strategy: Strategy) -> tuple[object, ...]:
     """Return what tells strategies of equal time apart."""
-    degrees = tuple((stage.options.tp, stage.options.dp) for stage in strategy.stages)
+    degrees = tuple(_divided(stage.options) for stage in strategy.stages)
     order = (strategy.bounds, strategy.placement, strategy.token_slices)
     return (strategy.micro_batch_size, degrees, *order)

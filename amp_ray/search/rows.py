@@ -1,5 +1,6 @@
 """The ROW object of the JSON contract."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from amp_ray.cost.estimate import Estimate, Result
@@ -9,6 +10,9 @@ from amp_ray.spec.cluster import Cluster
 from amp_ray.spec.strategy_json import strategy_to_json
 
 SCHEMA = 1
+
+_NESTED = ("placement", "stages", "token_slices")
+"""Keys of a STRATEGY that are no cells."""
 
 
 def row(result: Result, position: int | None, cluster: Cluster) -> dict[str, Any]:
@@ -54,6 +58,31 @@ def row(result: Result, position: int | None, cluster: Cluster) -> dict[str, Any
     }
 
 
+def flat_row(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a ROW or a TRIAL without nested mappings, as tables and data frames take it.
+
+    Keys of ``strategy`` stand beside the others, those of ``breakdown_s`` and ``cost`` with it in
+    front; lists of numbers are texts with spaces between, placements and stages are left out.
+    """
+    flat: dict[str, Any] = {}
+    for key, value in record.items():
+        if key == "strategy":
+            flat |= {name: _cell(each) for name, each in value.items() if name not in _NESTED}
+        elif key in {"breakdown_s", "cost"}:
+            prefix = key.removesuffix("_s")
+            flat |= {f"{prefix}_{name}": each for name, each in (value or {}).items()}
+        else:
+            flat[key] = _cell(value)
+    return flat
+
+
+def _cell(value: Any) -> Any:  # noqa: ANN401 - any value of JSON
+    """Return a value as a cell."""
+    if isinstance(value, list):
+        return " ".join(map(str, map(_cell, value)))
+    return f"{value['kind']}:{value['layers']}" if isinstance(value, dict) else value
+
+
 def ranking_rows(
     ranking: Ranking, cluster: Cluster, *, num_rows: int | None
 ) -> list[dict[str, Any]]:
@@ -74,13 +103,16 @@ def _candidate(candidate: AnyCandidate) -> dict[str, Any]:
     """Return a STRATEGY object without cuts and placement; null is what stages would choose."""
     if isinstance(candidate, GroupsCandidate):
         tp, pp, dp, recompute = None, None, None, candidate.recompute
+        others: dict[str, Any] = {}
     else:
         options = candidate.options
         tp, pp, dp, recompute = options.tp, candidate.pp, options.dp, options.recompute
+        others = options.others
     return {
         "tp": tp,
         "pp": pp,
         "dp": dp,
+        **others,
         "micro_batch_size": candidate.micro_batch_size,
         "num_micro_batches": candidate.num_micro_batches,
         "bounds": None,

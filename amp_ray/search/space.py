@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 
-from amp_ray.spec.candidate import AnyCandidate, Candidate, GroupsCandidate, StageOptions
+from amp_ray.spec.candidate import AnyCandidate, Candidate, GroupsCandidate
 from amp_ray.spec.cluster import Cluster
 from amp_ray.spec.experiment import Experiment, SearchLimits
 from amp_ray.spec.zero import AUTO_STAGE, AUTO_ZERO, MOST_ZERO_STAGE, Zero
@@ -136,7 +136,7 @@ def _with_batches(
         sorted(
             Candidate(
                 micro_batch_size=size,
-                options=StageOptions(tp=tp, dp=dp, recompute=experiment.recompute, zero=zero),
+                options=replace(experiment.stage_options(tp, dp), zero=zero),
                 pp=pp,
                 num_micro_batches=batch // (dp * size),
             )

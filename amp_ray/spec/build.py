@@ -88,6 +88,7 @@ def build_experiment(document: Document, files: Files) -> Experiment:
         mistakes.add(part)
     for build in (
         lambda: builder.zero_stage,
+        lambda: builder.sequence_parallel,
         lambda: builder.constants,
         lambda: builder.model,
         lambda: builder.trials,
@@ -136,6 +137,34 @@ class _Builder:
         """The ZeRO stage."""
         checked = self._need("zero_stage", "shard_ranks", "reshard_after_forward")
         return check_zero_stage(self._document, checked, self.traits)
+
+    @cached_property
+    def sequence_parallel(self) -> bool:
+        """Whether tensor-parallel ranks divide tokens too."""
+        checked = self._need("sequence_parallel", "search")
+        chosen, may = checked.sequence_parallel, self.traits.sequence_parallel
+        is_grid = checked.search.space in {"uniform", "placement"}
+        has_tokens = self.model.shape.divides_tokens(1)
+        if chosen is not True:
+            return chosen == "auto" and may and is_grid and has_tokens
+        where = self._document.where("sequence_parallel")
+        if not may:
+            able = [traits.name for traits in RUNTIMES.values() if traits.sequence_parallel]
+            message = (
+                f"found true; runtime {self.traits.name!r} has no sequence parallelism, "
+                f"expected false, auto, or one of the runtimes {', '.join(able)}"
+            )
+            raise InputError(message, where=where)
+        if not is_grid:
+            message = (
+                f"found true; it is planned in spaces uniform and placement, not in "
+                f"{checked.search.space}"
+            )
+            raise InputError(message, where=where)
+        if not has_tokens:
+            message = f"found true; family {self.model.shape.family!r} has no tokens to divide"
+            raise InputError(message, where=where)
+        return True
 
     @cached_property
     def constants(self) -> Constants:
@@ -192,13 +221,14 @@ class _Builder:
             shard_ranks=checked.shard_ranks or 0,
             reshard_after_forward=checked.reshard_after_forward,
             recompute=Recompute(kind=checked.recompute),
+            sequence_parallel=self.sequence_parallel,
             global_batch_size=checked.global_batch_size,
             limits=_limits(checked.search, document),
             trials=self.trials,
             space=checked.search.space,
             objective=checked.objective,
             names_hosts=checked.cluster.hostfile is not None,
-            source=SourceLines(file=document.file, lines=document.lines),
+            source=SourceLines(file=document.file, lines=document.lines, changes=document.changes),
         )
 
 

@@ -1,7 +1,7 @@
 """How stages are used, and what a search looks at: strategies before they are cut or placed."""
 
-from dataclasses import dataclass, replace
-from typing import TypeVar
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeVar
 
 from amp_ray.spec.recompute import NO_RECOMPUTE, Recompute
 from amp_ray.spec.zero import NO_ZERO, Zero
@@ -18,15 +18,23 @@ class StageOptions:
         dp: Data parallel degree.
         recompute: What is computed again in the backward pass.
         zero: What its data-parallel ranks share out; the same for all stages of a strategy.
+        ep: Expert parallel degree: ranks of the stage that share the experts of a layer out.
+        etp: Ranks that divide each expert (expert tensor parallel degree); 0 means as many as tp.
+        sequence_parallel: Whether tensor-parallel ranks divide the tokens where they do not divide
+            the width: norms, dropout, residual stream (Korthikanti et al., arXiv:2205.05198).
 
     Raises:
-        ValueError: If a degree is below 1, or shard groups do not divide dp.
+        ValueError: If a degree is below 1, shard groups do not divide dp, experts cannot be spread
+            over the ranks evenly, or one rank is to divide its tokens with nobody.
     """
 
     tp: int
     dp: int
     recompute: Recompute = NO_RECOMPUTE
     zero: Zero = NO_ZERO
+    ep: int = 1
+    etp: int = 0
+    sequence_parallel: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what could not run."""
@@ -39,6 +47,32 @@ class StageOptions:
                 "of it, or leave shard_ranks out to shard over all data-parallel ranks"
             )
             raise ValueError(message)
+        if self.sequence_parallel and self.tp == 1:
+            message = "sequence_parallel divides tokens over tp ranks, so it needs tp 2 or more"
+            raise ValueError(message)
+        if self.ep < 1 or self.etp < 0 or self.num_ranks % (self.ep * self.expert_tp):
+            message = (
+                f"ep x etp divides the ranks of a stage, found ep {self.ep} x etp "
+                f"{self.expert_tp} for {self.num_ranks} ranks (tp {self.tp}, dp {self.dp})"
+            )
+            raise ValueError(message)
+
+    @property
+    def expert_tp(self) -> int:
+        """Ranks that divide each expert."""
+        return self.etp or self.tp
+
+    @property
+    def expert_dp(self) -> int:
+        """Ranks that hold the same part of the same experts."""
+        return self.num_ranks // (self.ep * self.expert_tp)
+
+    @property
+    def others(self) -> dict[str, Any]:
+        """Return by name what is not off, beside tp, dp, recompute and zero."""
+        values = {own.name: getattr(self, own.name) for own in fields(self)[4:]}
+        defaults = {own.name: own.default for own in fields(self)}
+        return {name: value for name, value in values.items() if value != defaults[name]}
 
     @property
     def num_ranks(self) -> int:

@@ -6,6 +6,7 @@ from typing import Final, Literal
 
 from amp_ray.errors import Where
 from amp_ray.spec.access import SshSettings
+from amp_ray.spec.candidate import StageOptions
 from amp_ray.spec.cluster import Cluster
 from amp_ray.spec.constants import Constants
 from amp_ray.spec.model import PLANNED_ONLY, Model
@@ -95,6 +96,7 @@ class Experiment:
 
     Args:
         global_batch_size: Samples per optimizer step.
+        sequence_parallel: Whether tensor-parallel ranks divide tokens too, where they can.
         names_hosts: Whether a hostfile names the nodes.
         zero_stage: 0 to 3, or `AUTO_STAGE` for the search to choose.
         shard_ranks: Data-parallel ranks that share; 0 where that is left out, which means all of
@@ -117,6 +119,7 @@ class Experiment:
     global_batch_size: int
     limits: SearchLimits
     trials: TrialSettings
+    sequence_parallel: bool = False
     space: Space = "uniform"
     objective: Objective = "time"
     names_hosts: bool = True
@@ -130,6 +133,16 @@ class Experiment:
         chosen = self.limits.idle_devices
         allowed = self.space != "uniform" if chosen is None else chosen
         return allowed and not (self.limits.tp_across_nodes or self.limits.token_slices)
+
+    def stage_options(self, tp: int, dp: int) -> StageOptions:
+        """Return the options of stages of such degrees, with all that the experiment says."""
+        divides = tp > 1 and self.model.shape.divides_tokens(tp)
+        return StageOptions(
+            tp=tp,
+            dp=dp,
+            recompute=self.recompute,
+            sequence_parallel=self.sequence_parallel and divides,
+        )
 
     @property
     def is_trained(self) -> bool:

@@ -267,6 +267,7 @@ class ExperimentFile(Section):
     shard_ranks: Count | None = None
     reshard_after_forward: Flag | None = None
     recompute: RecomputeKind = "none"
+    sequence_parallel: Flag | Literal["auto"] = "auto"
     runtime: Text = "deepspeed"
     traits: dict[Text, Any] = Field(default_factory=dict)
     constants: dict[Text, Positive] = Field(default_factory=dict)

@@ -167,6 +167,7 @@ class ModelShape:
         image_size: Side of the picture (``wide_resnet``).
         num_classes: Columns of the last layer (``wide_resnet``).
         blocks: The entries of a list of blocks (``blocks``).
+        num_experts: Routed experts of a layer; 0 where no layer has any.
     """
 
     family: str
@@ -191,6 +192,7 @@ class ModelShape:
     image_size: int = 0
     num_classes: int = 0
     blocks: tuple[BlockFigures, ...] = ()
+    num_experts: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -203,6 +205,12 @@ class ModelShape:
     def is_causal(self) -> bool:
         """Whether all attention is to tokens before: sequences can be cut into token slices."""
         return self.vocab_size > 0 and self.family not in PLANNED_ONLY
+
+    def divides_tokens(self, tp: int) -> bool:
+        """Tell whether tp ranks can each take as many tokens of every sequence."""
+        has_tokens = self.vocab_size > 0 and self.family != "blocks"
+        lengths = (self.sequence_length, self.decoder_sequence_length)
+        return has_tokens and not any(length % tp for length in lengths)
 
     def figures(self) -> dict[str, Any]:
         """Return its figures by name; those of a few families only where they are given."""

@@ -182,6 +182,11 @@ class Strategy:
         return self.stages[0].options.zero
 
     @property
+    def sequence_parallel(self) -> bool:
+        """Whether some stage divides tokens over its tensor-parallel ranks."""
+        return any(stage.options.sequence_parallel for stage in self.stages)
+
+    @property
     def options(self) -> StageOptions | None:
         """Options of all stages; None where they differ."""
         return _common(stage.options for stage in self.stages)

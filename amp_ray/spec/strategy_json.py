@@ -51,7 +51,20 @@ class OperatorsRecord(Section):
     recompute: Flag = False
 
 
-class StageRecord(Section):
+class OptionsRecord(Section):
+    """What may stand beside the degrees of a stage: the dimensions that are off by default."""
+
+    ep: Count | None = None
+    etp: Count | None = None
+    sequence_parallel: Flag | None = None
+
+    def others(self) -> dict[str, Any]:
+        """Return those that are given."""
+        values = {name: getattr(self, name) for name in OptionsRecord.model_fields}
+        return {name: value for name, value in values.items() if value is not None}
+
+
+class StageRecord(OptionsRecord):
     """One entry of ``stages``."""
 
     layers: tuple[Index, Count]
@@ -68,7 +81,7 @@ def _kind(recompute: object) -> str:
     return "each" if isinstance(recompute, list) else _part(recompute)
 
 
-class StrategyRecord(Section):
+class StrategyRecord(OptionsRecord):
     """A STRATEGY object; a candidate's own has neither bounds nor stages."""
 
     tp: Count | None = None
@@ -96,10 +109,12 @@ class StrategyRecord(Section):
 
 def strategy_to_json(strategy: Strategy, cluster: Cluster) -> dict[str, Any]:
     """Return the STRATEGY object of a strategy; stages are spelled out only where they differ."""
+    others = strategy.stages[0].options.others
     record: dict[str, Any] = {
         "tp": strategy.tp,
         "pp": strategy.pp,
         "dp": strategy.dp,
+        **(others if all(stage.options.others == others for stage in strategy.stages) else {}),
         "micro_batch_size": strategy.micro_batch_size,
         "num_micro_batches": strategy.num_micro_batches,
         "bounds": list(strategy.bounds),
@@ -112,7 +127,7 @@ def strategy_to_json(strategy: Strategy, cluster: Cluster) -> dict[str, Any]:
             for device in strategy.placement
         ],
     }
-    if not strategy.is_uniform or strategy.recompute is None:
+    if not strategy.is_uniform or strategy.options is None:
         record["stages"] = [
             _stage_to_json(stage, first, strategy.micro_batch_size)
             for stage, first in zip(strategy.stages, strategy.first_rank, strict=True)
@@ -182,6 +197,7 @@ def _stage_to_json(stage: Stage, first_rank: int, micro_batch_size: int) -> dict
         "layers": [stage.first_layer, stage.end_layer],
         "tp": stage.options.tp,
         "dp": stage.options.dp,
+        **stage.options.others,
         "devices": list(range(first_rank, first_rank + stage.num_ranks)),
         "recompute": stage.options.recompute.to_json(),
         "shares": list(stage.shares or (micro_batch_size,) * stage.options.dp),
@@ -225,7 +241,11 @@ def _stages(record: StrategyRecord, zero: Zero) -> tuple[Stage, ...]:
                 first_layer=stage.layers[0],
                 end_layer=stage.layers[1],
                 options=StageOptions(
-                    tp=stage.tp, dp=stage.dp, recompute=recompute_of(stage.recompute), zero=zero
+                    tp=stage.tp,
+                    dp=stage.dp,
+                    recompute=recompute_of(stage.recompute),
+                    zero=zero,
+                    **stage.others(),
                 ),
                 shares=None if even else tuple(stage.shares or each * stage.dp),
                 operators=_operators(stage.operators),
@@ -249,7 +269,9 @@ def _stages(record: StrategyRecord, zero: Zero) -> tuple[Stage, ...]:
         Stage(
             first_layer=first,
             end_layer=end,
-            options=StageOptions(tp=record.tp, dp=record.dp, recompute=chosen, zero=zero),
+            options=StageOptions(
+                tp=record.tp, dp=record.dp, recompute=chosen, zero=zero, **record.others()
+            ),
         )
         for (first, end), chosen in zip(cuts, per_stage, strict=True)
     )
@@ -271,6 +293,7 @@ def _check_agreement(record: StrategyRecord, strategy: Strategy) -> None:
         "dp": (record.dp, strategy.dp),
         "bounds": (record.bounds, list(strategy.bounds)),
         "recompute": _recompute_said_and_made(record, strategy),
+        **{name: (value, _made(name, strategy)) for name, value in record.others().items()},
     }
     for key, (found, made) in said.items():
         if found is not None and found != made:
@@ -282,6 +305,12 @@ def _check_agreement(record: StrategyRecord, strategy: Strategy) -> None:
         if stage.devices is not None and stage.devices != ranks:
             message = f"devices of stage {index} are its ranks {ranks}, found {stage.devices}"
             raise ValueError(message)
+
+
+def _made(name: str, strategy: Strategy) -> object:
+    """Return a dimension of all stages; None where they differ."""
+    values = {getattr(stage.options, name) for stage in strategy.stages}
+    return values.pop() if len(values) == 1 else None
 
 
 def _recompute_said_and_made(record: StrategyRecord, strategy: Strategy) -> tuple[object, object]:

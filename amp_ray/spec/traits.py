@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final, Literal
 
+from amp_ray.spec.candidate import StageOptions
 from amp_ray.spec.recompute import Recompute
 from amp_ray.spec.zero import MOST_ZERO_STAGE, Zero
 from amp_ray.units import BYTES_PER_ELEMENT, BYTES_PER_FP32, GIB, Precision
@@ -84,6 +85,9 @@ class RuntimeTraits:
         recompute_per_stage: Whether stages may differ in it.
         unequal_stages: Whether stages may differ in tp and dp and share samples unevenly.
         token_slices: Whether stages can pass on slices of sequences.
+        sequence_parallel: Whether tensor-parallel ranks can divide tokens where they do not divide
+            the width.
+        expert_parallel: Whether ranks can share out the experts of a layer.
     """
 
     name: str
@@ -139,6 +143,8 @@ class RuntimeTraits:
     recompute_per_stage: bool = False
     unequal_stages: bool = False
     token_slices: bool = False
+    sequence_parallel: bool = False
+    expert_parallel: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what the cost model cannot price, and a launcher that ends before it starts."""
@@ -167,6 +173,15 @@ class RuntimeTraits:
                 f"launch_setup_s, found {self.launch_iterations} and {self.launch_setup_s}"
             )
             raise ValueError(message)
+
+    def why_not(self, options: Sequence[StageOptions]) -> str | None:
+        """Say what of the stages' options the runtime cannot run; None if it runs all."""
+        if any(own.sequence_parallel for own in options) and not self.sequence_parallel:
+            return f"runtime {self.name!r} has no sequence parallelism"
+        no_experts = self.why_no_experts(max(own.ep for own in options))
+        if no_experts is not None:
+            return no_experts
+        return self.why_no_recompute([own.recompute for own in options])
 
     def why_no_recompute(self, per_stage: Sequence[Recompute]) -> str | None:
         """Say what of this the runtime cannot compute again; None if it can."""
@@ -209,6 +224,12 @@ class RuntimeTraits:
         return tuple(
             stage for stage in PIPELINE_ZERO_STAGES if self.min_zero_stage <= stage <= most
         )
+
+    def why_no_experts(self, ep: int) -> str | None:
+        """Say that the runtime cannot share out experts; None if it can, or need not."""
+        if ep == 1 or self.expert_parallel:
+            return None
+        return f"runtime {self.name!r} has no expert parallelism, found ep {ep}"
 
     @property
     def waits_for_all_reduces(self) -> bool:

@@ -159,10 +159,9 @@ def _reasons(experiment: Experiment, strategy: Strategy) -> Iterator[str]:
     yield from _runtime_reasons(experiment, strategy)
     if strategy.zero.stage > MAX_ZERO_STAGE:
         yield f"zero_stage {strategy.zero.stage} does not work with a pipeline; use 0 or 1"
-    recompute = [stage.options.recompute for stage in strategy.stages]
-    no_recompute = experiment.traits.why_no_recompute(recompute)
-    if no_recompute is not None:
-        yield no_recompute
+    why_not = experiment.traits.why_not([stage.options for stage in strategy.stages])
+    if why_not is not None:
+        yield why_not
     if strategy.bounds[-1] != model.num_layers:
         yield f"its bounds end at {strategy.bounds[-1]}, the model has {model.num_layers} layers"
         return

@@ -13,7 +13,7 @@ from amp_ray.spec.build import build_experiment
 from amp_ray.spec.cluster import Node
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.model import PLANNED_ONLY, TRAINED
-from amp_ray.spec.yaml_text import parse_yaml
+from amp_ray.spec.yaml_text import parse_yaml, with_changes
 from amp_ray.trials.profile.grid import (
     LayerPoint,
     LinkPoint,
@@ -50,9 +50,9 @@ class Part:
         return [(node.name, slot) for node in self.nodes for slot in range(self.slots)]
 
 
-def load_unprofiled(path: Path) -> Experiment:
+def load_unprofiled(path: Path, changes: Iterable[str] = ()) -> Experiment:
     """Read an experiment file without the profile that it names, which may not be there yet."""
-    document = parse_yaml(read_text(path), file=str(path))
+    document = with_changes(parse_yaml(read_text(path), file=str(path)), changes)
     values = {key: value for key, value in document.values.items() if key != "profile"}
     return build_experiment(replace(document, values=values), ExperimentFiles(base=path.parent))
 

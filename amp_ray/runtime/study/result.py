@@ -11,7 +11,7 @@ from amp_ray.calibration import calibration_to_json
 from amp_ray.search.rows import SCHEMA, row
 from amp_ray.spec.cluster import Cluster
 from amp_ray.spec.strategy import Strategy
-from amp_ray.spec.strategy_json import strategy_to_json
+from amp_ray.spec.strategy_json import OptionsRecord, strategy_to_json
 from amp_ray.trials.outcome import (
     Crashed,
     Measured,
@@ -87,6 +87,10 @@ MEASUREMENT_COLUMNS: Final = (
     *("measured_s", "spread_s", "peak_memory_bytes"),
 )
 """Of a strategies file: what `calibrate --measurements` and `tune --trials replay:` read."""
+
+
+DIMENSIONS: Final = tuple(OptionsRecord.model_fields)
+"""Columns that stand behind the others where they are not off in all rows."""
 
 
 def trial_json(trial_record: TrialRecord, cluster: Cluster) -> dict[str, Any]:
@@ -255,6 +259,7 @@ def _degrees(strategy: Strategy) -> dict[str, Any]:
             if strategy.recompute is None
             else [strategy.recompute]
         ),
+        **{name: str(value).lower() for name, value in strategy.stages[0].options.others.items()},
     }
 
 
@@ -265,8 +270,9 @@ def _spaced(values: Sequence[object] | None) -> str:
 
 def _table(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
     """Return rows as CSV text."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    text, table = io.StringIO(), list(rows)
+    used = [name for name in DIMENSIONS if any(name in row for row in table)]
+    writer = csv.DictWriter(text, [*columns, *used], lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows(table)
     return text.getvalue()

@@ -183,7 +183,7 @@ class PlanOracle:
     @cached_property
     def _device_groups(self) -> DeviceGroups:
         """Groups with their tensor-parallel degrees."""
-        return DeviceGroups(cost_model=self.cost_model)
+        return DeviceGroups(cost_model=self.cost_model, zero=self.candidate.zero)
 
     @cached_property
     def _costs(self) -> dict[bool, GroupCosts]:

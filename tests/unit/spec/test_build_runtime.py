@@ -43,6 +43,45 @@ def test_a_wrong_trait_is_refused(trait: str, message: str) -> None:
         experiment_from(SMALL + f"traits: {{{trait}}}\n")
 
 
+TRANSGAN = SMALL.replace(
+    SMALL[SMALL.index("{family") : SMALL.index("cluster:")],
+    "{family: transgan, depth: [2, 2], hidden_size: 64, num_heads: 4, bottom_width: 2}\n",
+)
+CAN = "traits: {sequence_parallel: true}\n"
+
+
+@pytest.mark.parametrize(
+    ("keys", "chosen"),
+    [
+        ("", False),
+        (CAN, True),
+        (CAN + "sequence_parallel: auto\n", True),
+        (CAN + "sequence_parallel: true\n", True),
+        (CAN + "sequence_parallel: false\n", False),
+        (CAN + "search: {space: heterogeneous}\n", False),
+    ],
+)
+def test_sequence_parallelism_is_used_where_the_runtime_can(keys: str, *, chosen: bool) -> None:
+    experiment = experiment_from(SMALL + keys)
+    assert experiment.sequence_parallel is chosen
+    assert experiment.stage_options(2, 1).sequence_parallel is chosen
+    assert not experiment.stage_options(1, 1).sequence_parallel
+    assert not experiment.stage_options(3, 1).sequence_parallel  # 128 tokens
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (SMALL, "found true; runtime 'deepspeed' has no sequence parallelism, expected false"),
+        (SMALL + CAN + "search: {space: heterogeneous}\n", "found true; it is planned in spaces"),
+        (TRANSGAN + CAN, "found true; family 'transgan' has no tokens to divide"),
+    ],
+)
+def test_sequence_parallelism_that_cannot_be_is_refused(text: str, message: str) -> None:
+    with pytest.raises(InputError, match=rf"test\.yaml:\d+: sequence_parallel: {message}"):
+        experiment_from(text + "sequence_parallel: true\n")
+
+
 def test_a_zero_stage_that_the_runtime_lacks_is_refused() -> None:
     with pytest.raises(
         InputError, match="found 2; runtime 'deepspeed' works with zero_stage up to"
