@@ -186,14 +186,7 @@ class StepEndModel:
             paths: What the gradient rings of the stage meet.
             device: That with the slowest memory.
         """
-        rings = tuple(paths)
-        alone = (NO_RING,)
-        hybrid = options.zero.shards(options.dp) not in {1, options.dp}
-        found = DataPaths(
-            shards=rings if options.zero.stage and not hybrid else alone,
-            copies=alone if options.zero.stage and not hybrid else rings,
-            device=device,
-        )
+        found = self.whole_rings(options, tuple(paths), device)
         beside = Beside(pp=pp, forward_s=math.inf, backward_s=math.inf)
         shards = options.zero.shards(options.dp)
         none, many = (
@@ -202,6 +195,20 @@ class StepEndModel:
             for parameters in (0.0, MANY_PARAMETERS)
         )
         return none, (many - none) / MANY_PARAMETERS
+
+    def whole_rings(
+        self, options: StageOptions, rings: Sequence[Path], device: Device
+    ) -> DataPaths:
+        """Return the paths of a stage of which only the rings of all its ranks are known.
+
+        Those of shard groups then take no time.
+        """
+        shards = options.zero.shards(options.dp)
+        share = options.dp == shards > 1
+        alone = (NO_RING,)
+        return DataPaths(
+            shards=rings if share else alone, copies=alone if share else rings, device=device
+        )
 
     def slowest(self, types: Iterable[int]) -> Device:
         """Return the device whose memory is slowest, of some types."""
@@ -243,7 +250,7 @@ class StepEnds:
         """Return what the slowest stage takes.
 
         Args:
-            bounds: Shape ``(pp + 1,)``.
+            bounds: Of all chunks.
         """
         sync_s, step_s = max(self.of_stages(bounds), key=sum)
         return StepEnd(gradient_sync_s=sync_s, optimizer_s=step_s)
@@ -252,10 +259,10 @@ class StepEnds:
         """Return what gradient sync and optimizer take each stage.
 
         Args:
-            bounds: Shape ``(pp + 1,)``.
+            bounds: Of all chunks.
         """
         tps = [options.tp for options in self.stages.options]
-        held = {tp: self.weights(tp).of_stages(bounds).tolist() for tp in set(tps)}
+        held = {tp: self.weights(tp).of_stages(bounds, len(tps)).tolist() for tp in set(tps)}
         sync, step = [], []
         for stage, (options, paths) in enumerate(
             zip(self.stages.options, self._paths, strict=True)
@@ -274,9 +281,11 @@ class StepEnds:
         traits, pp = self.model.traits, self.stages.pp
         if not (traits.overlaps_gradient_sync or traits.overlaps_weight_gather):
             return Beside(pp=pp)
-        forward_s, backward_s, _ = self.times.at(bounds)[:, stage].min(axis=-1).tolist()
+        passes_s = self.times.at(bounds)[:2, stage::pp].sum(axis=1)
+        forward_s, backward_s = passes_s.min(axis=-1).tolist()
         held = np.diff(self.weights(self.stages.options[stage].tp).prefix)
-        own = held[bounds[stage] : bounds[stage + 1]]
+        chunks = [*pairwise(bounds)][stage::pp]
+        own = np.concatenate([held[first:end] for first, end in chunks])
         return Beside(
             pp=pp,
             forward_s=forward_s,
@@ -350,7 +359,7 @@ class StepEnds:
         tied = self.weights(1).tied
         if tied is None:
             return
-        first, last = ends = tied.stages(bounds)
+        first, last = ends = tied.stages(bounds, self.stages.pp)
         if first == last:
             return
         if ends not in self._tied_paths:

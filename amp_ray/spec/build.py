@@ -223,7 +223,7 @@ class _Builder:
             recompute=Recompute(kind=checked.recompute),
             sequence_parallel=self.sequence_parallel,
             global_batch_size=checked.global_batch_size,
-            limits=_limits(checked.search, document),
+            limits=_limits(checked.search, document, self.traits),
             trials=self.trials,
             space=checked.search.space,
             objective=checked.objective,
@@ -280,7 +280,7 @@ def _check_profiled(document: Document, section: ProfileSection) -> None:
     raise InputError(message, where=document.where("profile", "model"))
 
 
-def _limits(section: SearchSection, document: Document) -> SearchLimits:
+def _limits(section: SearchSection, document: Document, traits: RuntimeTraits) -> SearchLimits:
     """Return the limits of the search: all its keys but the space."""
     if section.token_slices and section.space != "uniform":
         message = f"token slices are planned in space uniform; the space is {section.space}"
@@ -288,7 +288,25 @@ def _limits(section: SearchSection, document: Document) -> SearchLimits:
     sizes = section.micro_batch_sizes
     limits = {key: value for key, value in section if key != "space"}
     limits["micro_batch_sizes"] = None if sizes is None else tuple(sorted(set(sizes)))
+    limits["virtual_stages"] = _virtual_stages(section, document, traits)
     return SearchLimits(**limits)
+
+
+def _virtual_stages(
+    section: SearchSection, document: Document, traits: RuntimeTraits
+) -> tuple[int, ...]:
+    """Return the chunks per stage that are looked at; the runtime's own where none are named."""
+    found = tuple(sorted(set(section.virtual_stages or (traits.virtual_stages,))))
+    if found == (1,):
+        return found
+    reason = traits.why_no_chunks(found[-1])
+    if reason is None and section.space != "uniform":
+        reason = f"interleaved chunks are planned in space uniform; the space is {section.space}"
+    if reason is None and section.token_slices:
+        reason = "token slices cannot be added to interleaved chunks; leave one of them out"
+    if reason is not None:
+        raise InputError(reason, where=document.where("search", "virtual_stages"))
+    return found
 
 
 def build_traits(document: Document, checked: ExperimentFile) -> RuntimeTraits:
@@ -309,18 +327,21 @@ def build_traits(document: Document, checked: ExperimentFile) -> RuntimeTraits:
 
 def check_zero_stage(document: Document, checked: ExperimentFile, traits: RuntimeTraits) -> int:
     """Return the ZeRO stage; refuse one that the runtime does not have."""
-    if checked.zero_stage == "auto":
+    if checked.zero_stage == "auto" and checked.search.space != "operator":
         return AUTO_STAGE
-    stage = traits.min_zero_stage if checked.zero_stage is None else checked.zero_stage
+    said = checked.zero_stage
+    stage = traits.min_zero_stage if said is None else said
+    own_groups = checked.search.space in {"heterogeneous", "operator"}
+    if own_groups and (stage not in {0, 1} or checked.shard_ranks):
+        message = (
+            f"found {stage}; stages with device groups of their own share out optimizer states "
+            "alone: zero_stage 0 or 1, no shard_ranks; search.space uniform and placement have all"
+        )
+        raise InputError(message, where=document.where("zero_stage"))
+    assert stage != "auto", "only space operator comes here with it"
     if not traits.min_zero_stage <= stage <= traits.max_zero_stage:
         known = f"runtime {traits.name!r} works with zero_stage {traits.zero_stages}"
         message = f"found {stage}; {known}"
-        raise InputError(message, where=document.where("zero_stage"))
-    if checked.search.space == "heterogeneous" and (stage > 1 or checked.shard_ranks):
-        message = (
-            "stages with device groups of their own share out optimizer states alone: zero_stage 0 "
-            "or 1, no shard_ranks; search.space uniform or placement has all"
-        )
         raise InputError(message, where=document.where("zero_stage"))
     key = "shard_ranks" if checked.shard_ranks else "reshard_after_forward"
     with document.at(key):

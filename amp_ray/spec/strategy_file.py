@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, Self
 
 from amp_ray.errors import InputError, Mistakes, Where, placed
@@ -31,7 +31,7 @@ _OTHERS = tuple(OptionsRecord.model_fields)
 """Dimensions of a stage that may be left out."""
 
 _OPTIONAL = (
-    *("bounds", "measured_s", "recompute", "spread_s", "peak_memory_bytes"),
+    *("bounds", "measured_s", "recompute", "spread_s", "peak_memory_bytes", "virtual_stages"),
     *(*_ZERO, *_OTHERS),
 )
 _FLAGS: Final[Mapping[str, bool]] = {"true": True, "false": False}
@@ -77,6 +77,7 @@ class Context:
             profile knows no operators.
         sequence_parallel: What a strategy that says nothing of it does, where it can.
         divides_tokens: Tells whether so many ranks can divide the tokens of a sample.
+        virtual_stages: Chunks per stage of a line of CSV that does not say.
     """
 
     cluster: Cluster
@@ -88,6 +89,7 @@ class Context:
     sequence_parallel: bool = False
     divides_tokens: Callable[[int], bool] = bool
     zero: Callable[[int], Zero] = lambda _: NO_ZERO
+    virtual_stages: int = 1
 
     @classmethod
     def of(cls, experiment: Experiment) -> Self:
@@ -103,6 +105,7 @@ class Context:
             sequence_parallel=experiment.sequence_parallel,
             divides_tokens=shape.divides_tokens,
             zero=experiment.zero,
+            virtual_stages=experiment.limits.virtual_stages[0],
         )
 
     def zero_not_said(self, pp: int, *, is_cut: bool) -> Zero:
@@ -165,6 +168,10 @@ def _from_cells(cells: Mapping[str, str], where: Where, context: Context) -> Giv
     is_cut = bool(cells.get("bounds"))
     zero = _zero(cells, degrees["pp"], where, context, is_cut=is_cut)
     candidate = _candidate(degrees, recompute[0], zero, where, context, is_cut=is_cut)
+    number = read_count(cells.get("virtual_stages") or "0", where.at("virtual_stages"), low=0)
+    if candidate.pp > 1 or number:
+        with placed(where.at("virtual_stages"), ValueError):
+            candidate = replace(candidate, virtual_stages=number or context.virtual_stages)
     strategy = None
     if cells.get("bounds"):
         at_bounds = where.at("bounds")
@@ -398,6 +405,8 @@ def _uncut(record: StrategyRecord, where: Where, context: Context) -> Given:
             otherwise=context.zero_not_said(degrees["pp"], is_cut=False),
         )
     candidate = _candidate(degrees | record.others(), recompute, zero, where, context)
+    with placed(where.at("virtual_stages"), ValueError):
+        candidate = replace(candidate, virtual_stages=record.virtual_stages)
     if record.num_micro_batches not in {None, candidate.num_micro_batches}:
         message = (
             f"found {record.num_micro_batches}; global_batch_size {context.global_batch_size} "
