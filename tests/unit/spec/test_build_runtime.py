@@ -115,7 +115,7 @@ def test_a_trait_cannot_raise_the_zero_stage_beyond_what_is_priced(
         ),
         (
             "zero_stage: 2\nsearch: {space: heterogeneous}\ntraits: {max_zero_stage: 2}",
-            "zero_stage: stages with device groups of their own share out optimizer states alone",
+            "zero_stage: found 2; stages with device groups of their own share out optimizer",
         ),
     ],
 )
