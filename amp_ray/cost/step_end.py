@@ -172,9 +172,17 @@ class StepEndModel:
         """Time the all-reduce of a weight between two ranks that both hold it."""
         return all_reduce_s(parameters * self._per_parameter.tied, 2, ring, self._start_s)
 
+<<<<<<< HEAD
     def line(
         self, options: StageOptions, pp: int, paths: Iterable[Path], device: Device
     ) -> tuple[float, float]:
+=======
+    def replicated_s(self, parameters: float, tp: int, ring: Path) -> float:
+        """Time the all-reduce of gradients of which each tensor-parallel rank has a part."""
+        return all_reduce_s(parameters * self._per_parameter.gradient, tp, ring, self._start_s)
+
+    def line(self, dp: int, paths: Iterable[Path], device: Device) -> tuple[float, float]:
+>>>>>>> main
         """Return both, without tied weights, as a line: seconds, and seconds per parameter.
 
         What passes hide counts as hidden, and so does what shard groups exchange among themselves:
@@ -274,8 +282,10 @@ class StepEnds:
         if self.model.per_micro_batch(self.stages.options[0], self.stages.pp):
             sync[0] += self.stages.num_micro_batches * self._exposed_s
         self._add_tied(sync, bounds)
+        self._add_replicated(sync, bounds)
         return list(zip(sync, step, strict=True))
 
+<<<<<<< HEAD
     def _beside(self, stage: int, bounds: tuple[int, ...]) -> Beside:
         """Return what hides the exchanges of a stage, where the runtime lets something do so."""
         traits, pp = self.model.traits, self.stages.pp
@@ -291,6 +301,34 @@ class StepEnds:
             forward_s=forward_s,
             backward_s=backward_s,
             largest_share=float(own.max() / max(own.sum(), 1.0)),
+=======
+    def _add_replicated(self, sync: list[float], bounds: tuple[int, ...]) -> None:
+        """Add the all-reduce of gradients that tensor-parallel ranks have of their tokens alone.
+
+        Those are of the norms, which every rank holds whole, under sequence parallelism.
+        """
+        for stage, options in enumerate(self.stages.options):
+            if options.sequence_parallel:
+                prefix = self.weights(options.tp).replicated_prefix
+                parameters = float(prefix[bounds[stage + 1]] - prefix[bounds[stage]])
+                sync[stage] += max(
+                    self.model.replicated_s(parameters, options.tp, path)
+                    for path in self._tensor_paths[stage]
+                )
+
+    @cached_property
+    def _tensor_paths(self) -> list[list[Path]]:
+        """What the tensor-parallel rings of each stage meet."""
+        rings = self.model.topology.rings(self.stages.groups)
+        return [rings.among(first, end) for first, end in pairwise(self.stages.first_group)]
+
+    @cached_property
+    def _paths(self) -> list[list[Path]]:
+        """What the gradient rings of each stage meet."""
+        groups = self.stages.groups
+        rows = chain.from_iterable(
+            zip(*groups[first:end], strict=True) for first, end in pairwise(self.stages.first_group)
+>>>>>>> main
         )
 
     @cached_property
