@@ -172,17 +172,13 @@ class StepEndModel:
         """Time the all-reduce of a weight between two ranks that both hold it."""
         return all_reduce_s(parameters * self._per_parameter.tied, 2, ring, self._start_s)
 
-<<<<<<< HEAD
-    def line(
-        self, options: StageOptions, pp: int, paths: Iterable[Path], device: Device
-    ) -> tuple[float, float]:
-=======
     def replicated_s(self, parameters: float, tp: int, ring: Path) -> float:
         """Time the all-reduce of gradients of which each tensor-parallel rank has a part."""
         return all_reduce_s(parameters * self._per_parameter.gradient, tp, ring, self._start_s)
 
-    def line(self, dp: int, paths: Iterable[Path], device: Device) -> tuple[float, float]:
->>>>>>> main
+    def line(
+        self, options: StageOptions, pp: int, paths: Iterable[Path], device: Device
+    ) -> tuple[float, float]:
         """Return both, without tied weights, as a line: seconds, and seconds per parameter.
 
         What passes hide counts as hidden, and so does what shard groups exchange among themselves:
@@ -285,7 +281,6 @@ class StepEnds:
         self._add_replicated(sync, bounds)
         return list(zip(sync, step, strict=True))
 
-<<<<<<< HEAD
     def _beside(self, stage: int, bounds: tuple[int, ...]) -> Beside:
         """Return what hides the exchanges of a stage, where the runtime lets something do so."""
         traits, pp = self.model.traits, self.stages.pp
@@ -301,7 +296,8 @@ class StepEnds:
             forward_s=forward_s,
             backward_s=backward_s,
             largest_share=float(own.max() / max(own.sum(), 1.0)),
-=======
+        )
+
     def _add_replicated(self, sync: list[float], bounds: tuple[int, ...]) -> None:
         """Add the all-reduce of gradients that tensor-parallel ranks have of their tokens alone.
 
@@ -321,15 +317,6 @@ class StepEnds:
         """What the tensor-parallel rings of each stage meet."""
         rings = self.model.topology.rings(self.stages.groups)
         return [rings.among(first, end) for first, end in pairwise(self.stages.first_group)]
-
-    @cached_property
-    def _paths(self) -> list[list[Path]]:
-        """What the gradient rings of each stage meet."""
-        groups = self.stages.groups
-        rows = chain.from_iterable(
-            zip(*groups[first:end], strict=True) for first, end in pairwise(self.stages.first_group)
->>>>>>> main
-        )
 
     @cached_property
     def _exposed_s(self) -> float:
