@@ -29,8 +29,8 @@ from amp_ray.spec.device import Device
 from amp_ray.spec.model import Layer, Model
 from amp_ray.spec.optimizer import Optimizer
 from amp_ray.spec.recompute import RecomputeKind
-from amp_ray.spec.traits import RuntimeTraits
-from amp_ray.units import BYTES_PER_ELEMENT
+from amp_ray.spec.traits import ParameterBytes, RuntimeTraits
+from amp_ray.spec.zero import MOST_ZERO_STAGE, SHARDED_GRADIENTS
 
 CHECKPOINT_BUFFERS = 2
 """With full recompute what enters a stage is kept per micro-batch as its checkpoint already; at
@@ -191,7 +191,6 @@ class MemoryModel:
         block_counts: Shape ``(num_layers + 1,)``. As `Model.block_counts`.
         weights: What a rank holds.
         rank: Its precision counts, and the context of its device.
-        zero_stage: What is sharded over dp.
         traits: What the runtime keeps.
         constants: Context and allocator.
         slice_share: As in `in_flight`.
@@ -205,7 +204,6 @@ class MemoryModel:
     candidate: Candidate
     rank: Rank
     optimizer: Optimizer
-    zero_stage: int
     traits: RuntimeTraits
     constants: Constants
     slice_share: float = 1.0
@@ -331,13 +329,14 @@ class MemoryModel:
         """Columns of `stage_peak`, one row per stage."""
         traits, candidate = self.traits, self.candidate
         per = traits.bytes_per_parameter(self.rank.precision)
-        shards = candidate.options.dp if self.zero_stage >= 1 else 1
-        states = per.kept + (per.master + self.optimizer.moment_bytes) / shards
+        shards = self._shards
+        states = self._state_bytes(per)
         full = candidate.options.recompute.kind == "full"
         rows = []
         pp, num_micro_batches = candidate.pp, candidate.num_micro_batches
         bucket = per.bucket if candidate.options.dp > 1 or traits.buckets_alone else 0.0
         context = self._context_bytes * self.constants.context_scale
+        context += self._whole_layers_bytes(per) * traits.allocator_factor
         for stage in range(pp):
             flying = in_flight(
                 stage, pp, num_micro_batches, candidate.virtual_stages, self.slice_share
@@ -361,11 +360,11 @@ class MemoryModel:
     def _of_part(self, columns: FloatArray) -> FloatArray:
         """Return columns of `stage_peak` in which one part alone counts."""
         per = self.traits.bytes_per_parameter(self.rank.precision)
-        width = min(BYTES_PER_ELEMENT[self.rank.precision], per.kept)
-        weights = np.full(len(columns), width)
-        gradients = np.full(len(columns), per.kept - width)
-        optimizer = columns[:, 0] - per.kept
-        states = {"weights": weights, "gradients": gradients, "optimizer": optimizer}
+        optimizer = (per.master + self.optimizer.moment_bytes) / self._shards
+        weights = np.full(len(columns), self._weight_bytes(per))
+        gradients = columns[:, 0] - weights - optimizer
+        states = {"weights": weights, "gradients": gradients}
+        states["optimizer"] = np.full(len(columns), optimizer)
         context = np.full(len(columns), self._context_bytes * self.constants.context_scale)
         constant = {"context": context, "temporary": columns[:, 7] - context}
         found, nothing = columns.copy(), np.zeros(len(columns))
@@ -374,6 +373,56 @@ class MemoryModel:
         if self.part != "temporary":
             found[:, 8] = 0.0
         return found
+
+    @property
+    def _shards(self) -> int:
+        """Ranks that share states out."""
+        return self.candidate.options.zero.shards(self.candidate.options.dp)
+
+    def _weight_bytes(self, per: ParameterBytes) -> float:
+        """Return what of `_state_bytes` is weights."""
+        stage, width = self.candidate.options.zero.stage, min(per.weight, per.kept)
+        if stage == MOST_ZERO_STAGE and self.candidate.pp > 1:
+            return width + width / self._shards
+        frees = stage == SHARDED_GRADIENTS and self.traits.gathers_every_pass
+        return width / self._shards if stage == MOST_ZERO_STAGE or frees else width
+
+    def _state_bytes(self, per: ParameterBytes) -> float:
+        """Return what a rank keeps of a parameter between micro-batches.
+
+        In a pipeline a stage gathers its weights once, and reduces gradients when all micro-batches
+        have added to them.
+        """
+        zero, shards = self.candidate.options.zero, self._shards
+        weights = min(per.weight, per.kept)
+        whole = (per.kept, per.kept, weights, 0.0)[zero.stage]
+        if zero.stage == SHARDED_GRADIENTS and self.traits.gathers_every_pass:
+            whole = 0.0
+        if zero.stage == MOST_ZERO_STAGE and self.candidate.pp > 1:
+            whole = per.weight + per.total
+            return whole + (per.kept + per.master + self.optimizer.moment_bytes) / shards
+        shared = per.kept - whole + per.master + self.optimizer.moment_bytes
+        return whole + shared / shards
+
+    def _whole_layers_bytes(self, per: ParameterBytes) -> float:
+        """Return the whole weights and gradients that live beside shards while layers run.
+
+        Two layers are gathered at a time, one that runs and one that is next, or all where they
+        stay until the backward pass; gradients of a layer are made while those of another are
+        reduced.
+        """
+        zero = self.candidate.options.zero
+        if zero.stage < SHARDED_GRADIENTS:
+            return 0.0
+        held = np.diff(self.weights.prefix)
+        largest = float((held[1:] + held[:-1]).max()) if len(held) > 1 else float(held[0])
+        gradients = largest / 2 * (per.weight + per.gradient)
+        if self.candidate.pp > 1:
+            return gradients
+        frees = self.traits.gathers_every_pass and zero.stage == SHARDED_GRADIENTS
+        if zero.keeps_weights or frees:
+            return gradients + float(held.sum()) * per.weight
+        return gradients + (largest * per.weight if zero.stage == MOST_ZERO_STAGE else 0.0)
 
     @property
     def _context_bytes(self) -> float:
