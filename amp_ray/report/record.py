@@ -15,7 +15,6 @@ from amp_ray.report.variants import figure_text, plan_text
 from amp_ray.runtime.planning import OURS, Planned
 from amp_ray.search.explanation import difference
 from amp_ray.search.rows import row
-from amp_ray.spec.cluster import Cluster
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import Strategy
 from amp_ray.units import GIB, counted
@@ -51,7 +50,7 @@ def plan_record(planned: Planned, *, source: str) -> dict[str, Any]:
     """
     experiment, ranking, names = planned.experiment, planned.ranking, _Names()
     cluster = experiment.cluster
-    rows = [row(each, number, cluster) for number, each in enumerate(ranking.results, start=1)]
+    rows = [row(each, number, experiment) for number, each in enumerate(ranking.results, start=1)]
     best, record = ranking.best, _empty(experiment)
     record |= {
         "subtitle": _subtitle(experiment, planned.cost_model, len(rows)),
@@ -65,7 +64,7 @@ def plan_record(planned: Planned, *, source: str) -> dict[str, Any]:
             "best": _slim(rows[0], names),
             "figures": _figures(rows[0], best),
             "commands": _commands(source, rows[0]),
-            "lost": _lost(best, ranking.results[1 : ranking.num_feasible], names, cluster),
+            "lost": _lost(best, ranking.results[1 : ranking.num_feasible], names, experiment),
             "cluster": _places(best.strategy, experiment),
         }
         record |= _timeline(experiment, best, planned.cost_model)
@@ -194,13 +193,13 @@ def _commands(source: str, full: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _lost(
-    best: Estimate, others: Sequence[object], names: _Names, cluster: Cluster
+    best: Estimate, others: Sequence[object], names: _Names, experiment: Experiment
 ) -> list[dict[str, Any]]:
     """Say of the plans after the best one where they lose time."""
     return [
         {
             "position": number,
-            "id": names.id(row(other, number, cluster)["strategy"]),
+            "id": names.id(row(other, number, experiment)["strategy"]),
             "difference_s": difference(best, other),
         }
         for number, other in enumerate(others[:_NUM_LOST], start=2)
