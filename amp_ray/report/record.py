@@ -49,7 +49,6 @@ def plan_record(planned: Planned, *, source: str) -> dict[str, Any]:
         source: The experiment's file, for commands.
     """
     experiment, ranking, names = planned.experiment, planned.ranking, _Names()
-    cluster = experiment.cluster
     rows = [row(each, number, experiment) for number, each in enumerate(ranking.results, start=1)]
     best, record = ranking.best, _empty(experiment)
     record |= {
