@@ -1,4 +1,5 @@
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate
 
 import pytest
@@ -50,7 +51,7 @@ def test_an_even_strategy_needs_the_plain_flags_only() -> None:
     assert megatron_flags(experiment("precision: bf16"), strategy([3, 3], tp=2)) == (
         *("--tensor-model-parallel-size", "2", "--pipeline-model-parallel-size", "2"),
         *("--micro-batch-size", "2", "--global-batch-size", "8", "--num-layers", "6"),
-        *("--train-iters", "25", "--log-interval", "1", "--bf16"),
+        *("--bf16", "--train-iters", "25", "--log-interval", "1"),
     )
 
 
@@ -77,14 +78,14 @@ def test_first_and_last_stage_may_have_a_number_of_their_own(
     assert (found.get(FIRST), found.get(LAST)) == (first, last)
 
 
-def test_uneven_middle_stages_are_refused() -> None:
-    with pytest.raises(ValueError, match="found stages with 2, 1, 2, 2 blocks"):
-        flags([2, 1, 2, 2])
-
-
-def test_a_stage_without_blocks_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"a transformer block in every stage, found .* 0, 6"):
-        flags([0, 6])
+@pytest.mark.parametrize(
+    ("blocks", "layout"),
+    [([2, 1, 2, 2], "Et*2|t|t*2|t*2L"), ([0, 6], "E|t*6L"), ([3, 3, 0], "Et*3|t*3|L")],
+)
+def test_other_cuts_are_a_layout(blocks: list[int], layout: str) -> None:
+    found = flags(blocks)
+    assert found["--pipeline-model-parallel-layout"] == layout
+    assert not {FIRST, LAST} & found.keys()
 
 
 def test_megatron_deepspeed_divides_evenly() -> None:
@@ -112,9 +113,13 @@ def test_megatron_deepspeed_takes_the_zero_stage(stage: str) -> None:
     assert "--use-distributed-optimizer" not in found
 
 
-def test_zero_stages_that_megatron_does_not_have_are_refused() -> None:
-    with pytest.raises(ValueError, match="zero_stage is 2"):
-        flags([3, 3], "zero_stage: 2", "traits: {max_zero_stage: 2}")
+def test_sharded_gradients_and_weights_are_those_of_its_own_fsdp() -> None:
+    found = [
+        megatron_flags(replace(experiment(), zero_stage=stage), strategy([3, 3]))[-6:-4]
+        for stage in (2, 3)
+    ]
+    name = "--data-parallel-sharding-strategy"
+    assert found == [(name, "optim_grads"), (name, "optim_grads_params")]
 
 
 def test_recompute_is_of_whole_blocks() -> None:
@@ -160,10 +165,12 @@ def test_an_interleaved_schedule_names_the_blocks_of_a_part() -> None:
     assert "--num-layers-per-virtual-pipeline-stage" not in flags([4], *keys)
 
 
-@pytest.mark.parametrize("blocks", [[3, 3], [2, 4]])
-def test_an_interleaved_schedule_needs_parts_of_one_size(blocks: list[int]) -> None:
-    with pytest.raises(ValueError, match=r"virtual_stages 2, found \d, \d"):
-        flags(blocks, "runtime: megatron-lm", "traits: {virtual_stages: 2}")
+@pytest.mark.parametrize(
+    ("blocks", "layout"), [([3, 3], "Et|t|t*2|t*2L"), ([2, 4], "Et|t*2|t|t*2L")]
+)
+def test_interleaved_parts_of_several_sizes_are_a_layout(blocks: list[int], layout: str) -> None:
+    found = flags(blocks, "runtime: megatron-lm", "traits: {virtual_stages: 2}")
+    assert found["--pipeline-model-parallel-layout"] == layout
 
 
 def test_stages_that_differ_are_refused() -> None:
