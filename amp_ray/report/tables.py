@@ -160,7 +160,9 @@ class ResultsTable:
         if isinstance(result, Infeasible) or not result.feasible:
             return wrap(str(first_reason(result)), room) + _others_lines(result, room)
         marks = "".join(f" ({self._marks[warning]})" for warning in result.warnings)
-        lines = wrap(" ".join(map(str, result.strategy.bounds)) + marks, room)
+        lines = wrap(" ".join(map(str, result.strategy.given_bounds)) + marks, room)
+        if result.strategy.virtual_stages > 1:
+            lines += wrap(f"{result.strategy.virtual_stages} chunks per stage", room)
         lines += _others_lines(result, room)
         lines += _recompute_lines(result.strategy, self.experiment, room)
         if not self._has_places:
@@ -328,6 +330,10 @@ def _dimension(chosen: tuple[str, object]) -> str:
 
 def _recompute_lines(strategy: Strategy, experiment: Experiment, room: int) -> list[str]:
     """Say what stages compute again, where that is not simply the experiment's for all."""
+    if strategy.has_operators:
+        runs = [[run for run in stage.operators if run.recompute] for stage in strategy.stages]
+        counts = [str(sum(run.num_operators for run in own)) for own in runs]
+        return wrap(f"operators recomputed {' '.join(counts)}", room)
     per_stage = [str(stage.options.recompute) for stage in strategy.stages]
     if set(per_stage) == {str(experiment.recompute)}:
         return []

@@ -9,7 +9,7 @@ from amp_ray.spec.access import SshSettings
 from amp_ray.spec.candidate import StageOptions
 from amp_ray.spec.cluster import Cluster
 from amp_ray.spec.constants import Constants
-from amp_ray.spec.model import PLANNED_ONLY, Model
+from amp_ray.spec.model import Model
 from amp_ray.spec.own_program import OwnProgram
 from amp_ray.spec.profile import Profile
 from amp_ray.spec.recompute import Recompute
@@ -42,6 +42,7 @@ class SearchLimits:
         min_tokens_per_s: Strategies that train fewer tokens in a second are not feasible.
         token_slices: Whether sequences may be cut into token slices.
         slice_granularity: Tokens at whose multiples slices begin; None = a 32nd of a sequence.
+        virtual_stages: Chunks per stage to look at, ascending; a single stage has one.
     """
 
     min_tp: int = 1
@@ -56,6 +57,7 @@ class SearchLimits:
     min_tokens_per_s: float | None = None
     token_slices: bool = False
     slice_granularity: int | None = None
+    virtual_stages: tuple[int, ...] = (1,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,9 +139,14 @@ class Experiment:
         )
 
     @property
+    def cuts_operators(self) -> bool:
+        """Whether stages are cut between the operators of a profile, not between layers."""
+        return self.space == "operator" and self.profile.operators is not None
+
+    @property
     def is_trained(self) -> bool:
         """Whether a training program is known for the model: ours, or one of the user's."""
-        return self.model.shape.family not in PLANNED_ONLY or self.trials.program is not None
+        return self.model.shape.is_trained or self.trials.program is not None
 
     def where(self, *path: str | int) -> Where:
         """Return the place of a key in the file that the experiment was built from."""

@@ -99,6 +99,20 @@ class ModelSection(Section):
     base_channels: Count | None = None
     image_size: Count | None = None
     num_classes: Count | None = None
+    num_experts: Count | None = None
+    experts_per_token: Count | None = None
+    expert_feed_forward_size: Count | None = None
+    shared_feed_forward_size: Count | None = None
+    first_dense_layers: Index | None = None
+    attention_windows: Annotated[list[Index], Field(min_length=1)] | None = None
+    attention_bias: Flag | None = None
+    query_key_norm: Flag | None = None
+    post_norms: Flag | None = None
+    key_value_rank: Count | None = None
+    query_rank: Count | None = None
+    rotary_head_size: Count | None = None
+    value_head_size: Count | None = None
+    patch_size: Count | None = None
     blocks: Annotated[list[BlockSection], Field(min_length=1, max_length=MOST_LAYERS)] | None = None
     layer_list: LayerList | None = None
 
@@ -184,6 +198,7 @@ class SearchSection(Section):
     min_tokens_per_s: Positive | None = None
     token_slices: Flag = False
     slice_granularity: Count | None = None
+    virtual_stages: Annotated[list[Count], Field(min_length=1)] | None = None
 
 
 class SshSection(Section):
