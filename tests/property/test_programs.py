@@ -1,5 +1,8 @@
 """An import of an export is the same strategy, whatever its degrees, cuts and recompute."""
 
+from dataclasses import replace
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -43,6 +46,13 @@ def drawn(draw: st.DrawFn) -> Strategy:
     return Strategy.uniform(candidate, bounds)
 
 
+def interleaved(strategy: Strategy) -> Strategy | None:
+    """Return the same stages with two chunks each; None where one would be empty."""
+    blocks = [end - first for first, end in pairwise((1, *strategy.bounds[1:-1], NUM_BLOCKS + 1))]
+    several = strategy.pp > 1 and min(blocks) > 1
+    return replace(strategy, virtual_stages=2) if several else None
+
+
 @pytest.mark.parametrize("write", [megatron_script, titan_config])
 @given(strategy=drawn())
 def test_an_import_of_an_export_is_the_same_strategy(write: object, strategy: Strategy) -> None:
@@ -51,3 +61,14 @@ def test_an_import_of_an_export_is_the_same_strategy(write: object, strategy: St
     said = read_program(text, file="run", experiment=EXPERIMENT)
     [found] = strategies_of([said], file="run", context=Context.of(EXPERIMENT))
     assert found.strategy == strategy
+
+
+@given(strategy=drawn())
+def test_chunks_of_stages_come_back(strategy: Strategy) -> None:
+    chunked = interleaved(strategy)
+    if chunked is None:
+        return
+    [text] = megatron_script(Chosen(experiment=EXPERIMENT, strategy=chunked)).files.values()
+    said = read_program(text, file="run", experiment=EXPERIMENT)
+    [found] = strategies_of([said], file="run", context=Context.of(EXPERIMENT))
+    assert found.strategy == chunked

@@ -79,7 +79,7 @@ def settings_of(chosen: Chosen, program: str, known: Collection[str]) -> dict[st
         "pp": strategy.pp,
         "dp": options.dp,
         "recompute": options.recompute,
-        "virtual_stages": experiment.traits.virtual_stages,
+        "virtual_stages": strategy.virtual_stages,
         "zero_stage": experiment.zero_stage,
         **options.others,
     }

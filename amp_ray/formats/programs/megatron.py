@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from amp_ray.formats.programs.chosen import Chosen, Export, check_family, settings_of
 from amp_ray.formats.programs.scripts import END, header, torchrun_script, words_by_line
+from amp_ray.spec.chunks import chunk_bounds
 from amp_ray.spec.model import Model, ModelShape
 from amp_ray.spec.recompute import parse_recompute
 from amp_ray.trials.own_program.megatron_flags import strategy_flags
@@ -125,7 +126,7 @@ def _overrides(chosen: Chosen, flags: Sequence[str]) -> Iterator[tuple[str, str]
             yield key, fixed
         elif place:
             yield place, value or "true"
-    virtual_stages = chosen.experiment.traits.virtual_stages
+    virtual_stages = chosen.strategy.virtual_stages
     if "num-layers-per-virtual-pipeline-stage" in strategy_words:
         yield "model.virtual_pipeline_model_parallel_size", str(virtual_stages)
     yield "model.seq_length", strategy_words["seq-length"]
@@ -199,8 +200,12 @@ def read_flags(flags: Mapping[str, str], model: Model) -> dict[str, Any]:
     if "use-megatron-fsdp" in flags:
         strategy = flags.get("data-parallel-sharding-strategy", "no_shard")
         record["zero_stage"] = _SHARDING.get(strategy, 0)
-    blocks, record["virtual_stages"] = _blocks(flags, record["pp"], len(model.indices("block")))
-    record["bounds"] = bounds_of(model, blocks)
+    chunks = _chunks(flags, record["pp"], len(model.indices("block")))
+    number = record["virtual_stages"] = len(chunks) // record["pp"]
+    stages = bounds_of(model, [sum(chunks[stage :: record["pp"]]) for stage in range(record["pp"])])
+    bounds = bounds_of(model, chunks)
+    is_usual = number > 1 and bounds == list(chunk_bounds(model, stages, number))
+    record["bounds"] = stages if is_usual else bounds
     return record
 
 
@@ -220,8 +225,8 @@ def bounds_of(model: Model, blocks: Sequence[int]) -> list[int]:
     return [0, *cuts, model.num_layers]
 
 
-def _blocks(flags: Mapping[str, str], pp: int, num_blocks: int) -> tuple[tuple[int, ...], int]:
-    """Return the blocks of every stage, and the chunks per stage."""
+def _chunks(flags: Mapping[str, str], pp: int, num_blocks: int) -> list[int]:
+    """Return the blocks of every chunk, in the model's order."""
     if "pipeline-model-parallel-layout" in flags:
         chunks = parse_layout(flags["pipeline-model-parallel-layout"])
         if len(chunks) % pp or sum(chunks) != num_blocks:
@@ -230,7 +235,7 @@ def _blocks(flags: Mapping[str, str], pp: int, num_blocks: int) -> tuple[tuple[i
                 f"blocks together, for pp {pp} and a model of {num_blocks}"
             )
             raise ValueError(message)
-        return tuple(sum(chunks[stage::pp]) for stage in range(pp)), len(chunks) // pp
+        return chunks
     ends = {
         stage: count(flags, flag)
         for stage, flag in zip((0, pp - 1), _ENDS, strict=True)
@@ -240,10 +245,13 @@ def _blocks(flags: Mapping[str, str], pp: int, num_blocks: int) -> tuple[tuple[i
     if rest or size < 0:
         message = f"{num_blocks} blocks are not divided evenly among {pp} stages"
         raise ValueError(message)
-    virtual_stages = 1
-    if _PART in flags:
-        virtual_stages = max(1, size // count(flags, _PART))
-    return tuple(ends.get(stage, size) for stage in range(pp)), virtual_stages
+    part = count(flags, _PART) if _PART in flags and pp > 1 else size
+    if size % (part or 1):
+        message = f"--{_PART} {part} does not divide the {size} blocks of a stage"
+        raise ValueError(message)
+    if part < size:
+        return [part] * (num_blocks // part)
+    return [ends.get(stage, size) for stage in range(pp)]
 
 
 def parse_layout(text: str) -> list[int]:

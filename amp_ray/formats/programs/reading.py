@@ -29,7 +29,7 @@ _TITAN_PYTHON: Final = re.compile(r"^PARALLELISM = \{", re.MULTILINE)
 _ASSIGNMENT: Final = re.compile(r"([A-Za-z_]\w*)\+?=(.*)", re.DOTALL)
 _VARIABLE: Final = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?::?-([^}]*))?\})")
 
-_STEP: Final = ("global_batch_size", "zero_stage", "virtual_stages")
+_STEP: Final = ("global_batch_size", "zero_stage")
 """What a program is told that the experiment says, unless a STRATEGY has a key for it."""
 
 
@@ -167,15 +167,15 @@ def _fitted(record: dict[str, Any], experiment: Experiment) -> dict[str, Any]:
     ours = {
         "global_batch_size": experiment.global_batch_size,
         "zero_stage": experiment.zero_stage,
-        "virtual_stages": experiment.traits.virtual_stages if record.get("pp", 1) > 1 else 1,
     }
     told = {name: record.pop(name) for name in _STEP if name in record}
     for name, value in told.items():
         if name in StrategyRecord.model_fields:
             record[name] = value
         elif value != ours[name]:
-            key = "traits.virtual_stages" if name == "virtual_stages" else name
-            message = f"{name} is {value}; the experiment has {ours[name]}: add --set {key}={value}"
+            message = (
+                f"{name} is {value}; the experiment has {ours[name]}: add --set {name}={value}"
+            )
             raise ValueError(message)
     own = record["tp"] * record["pp"] * record.get("cp", 1)
     record["dp"], rest = divmod(experiment.cluster.num_devices, own)
@@ -193,5 +193,5 @@ def _fitted(record: dict[str, Any], experiment: Experiment) -> dict[str, Any]:
             f"not divide global_batch_size {ours['global_batch_size']}"
         )
         raise ValueError(message)
-    off = {name for name in ("cp", "ep", "etp") if record.get(name, 1) == 1}
+    off = {name for name in ("cp", "ep", "virtual_stages") if record.get(name, 1) == 1}
     return {name: value for name, value in record.items() if name not in off}

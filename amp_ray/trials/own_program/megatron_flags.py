@@ -5,11 +5,11 @@ from itertools import groupby, pairwise
 from typing import Final
 
 from amp_ray.spec.candidate import Candidate
+from amp_ray.spec.chunks import all_bounds
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.model import Model
 from amp_ray.spec.strategy import Strategy, candidate_of
 from amp_ray.spec.traits import RuntimeTraits
-from amp_ray.trials.runtime_strategy import chunk_bounds
 
 MEGATRON_DEEPSPEED: Final = "megatron"
 """Name of the runtime that shards the optimizer by DeepSpeed's settings, not by Megatron's own."""
@@ -63,7 +63,7 @@ def strategy_flags(experiment: Experiment, strategy: Strategy) -> tuple[str, ...
     return (
         *(word for name, size in sizes.items() for word in (f"--{name}", str(size))),
         *_other_flags(candidate),
-        *_stage_flags(model, strategy.bounds, traits),
+        *_stage_flags(model, strategy, traits),
         *_recompute_flags(candidate),
         *([] if experiment.precision == "fp32" else [f"--{experiment.precision}"]),
         *_zero_flags(experiment),
@@ -97,26 +97,23 @@ def _checked(model: Model) -> Model:
     return model
 
 
-def _stage_flags(model: Model, bounds: Sequence[int], traits: RuntimeTraits) -> list[str]:
+def _stage_flags(model: Model, strategy: Strategy, traits: RuntimeTraits) -> list[str]:
     """Say how blocks are divided; first and last stage may have numbers of their own.
 
     Any other cuts are a layout, which Megatron-LM takes since its core 0.12. Where every stage has
     blocks, embedding and head are on the first and the last stage anyway.
     """
-    blocks = stage_blocks(model, bounds)
-    virtual_stages = traits.virtual_stages if len(blocks) > 1 else 1
-    is_even = len(set(blocks)) == 1 and blocks[0] % virtual_stages == 0
-    if is_even and virtual_stages > 1:
-        return ["--num-layers-per-virtual-pipeline-stage", str(blocks[0] // virtual_stages)]
-    if is_even:
-        return []
+    blocks = stage_blocks(model, all_bounds(model, strategy))
+    if len(set(blocks)) == 1:
+        part = ["--num-layers-per-virtual-pipeline-stage", str(blocks[0])]
+        return part if strategy.virtual_stages > 1 else []
     if traits.name == MEGATRON_DEEPSPEED:
         message = (
             "Megatron-DeepSpeed divides the blocks evenly among the stages, found stages with "
             f"{', '.join(map(str, blocks))} blocks"
         )
         raise ValueError(message)
-    if virtual_stages == 1 and min(blocks) > 0:
+    if strategy.virtual_stages == 1 and min(blocks) > 0:
         first = ["--decoder-first-pipeline-num-layers", str(blocks[0])]
         last = ["--decoder-last-pipeline-num-layers", str(blocks[-1])]
         if len(set(blocks[1:])) == 1:
@@ -125,21 +122,17 @@ def _stage_flags(model: Model, bounds: Sequence[int], traits: RuntimeTraits) -> 
             return last
         if len(set(blocks[1:-1])) == 1:
             return [*first, *last]
-    return ["--pipeline-model-parallel-layout", layout_text(model, bounds, virtual_stages)]
+    return ["--pipeline-model-parallel-layout", layout_text(model, all_bounds(model, strategy))]
 
 
-def layout_text(model: Model, bounds: Sequence[int], virtual_stages: int) -> str:
+def layout_text(model: Model, bounds: Sequence[int]) -> str:
     """Return the layers of every stage, or of every chunk in the order of the model.
 
     Returns:
         Text such as ``Et*3|t*4|tL``: embedding and three blocks, four blocks, one and the head.
-
-    Raises:
-        ValueError: If a stage has fewer blocks than chunks.
     """
-    cuts = bounds if virtual_stages == 1 else chunk_bounds(model, bounds, virtual_stages)
     stages = []
-    for first, end in pairwise(cuts):
+    for first, end in pairwise(bounds):
         letters = "".join(LETTERS.get(layer.kind, "") for layer in model.layers[first:end])
         runs = [(letter, len(list(run))) for letter, run in groupby(letters)]
         stages.append("".join(f"{one}*{size}" if size > 1 else one for one, size in runs))
