@@ -82,7 +82,7 @@ class CostModel:
     _weights: dict[int, Weights] = field(init=False, default_factory=dict)
     _networks: dict[int, tuple[Topology, MessageModel]] = field(init=False, default_factory=dict)
     _slice_models: dict[tuple[int, int], "CostModel"] = field(init=False, default_factory=dict)
-    _layer_memory: dict[tuple[int, int, RecomputeKind], FloatArray] = field(
+    _layer_memory: dict[tuple[int, bool, int, RecomputeKind], FloatArray] = field(
         init=False, default_factory=dict
     )
 
@@ -234,6 +234,7 @@ class CostModel:
             tp=candidate.options.tp,
             micro_batch_size=candidate.micro_batch_size,
             precision=given.precision,
+            sequence_parallel=candidate.options.sequence_parallel,
         )
         return MemoryModel(
             layers=self._memory_rows(rank, candidate.options.recompute.kind),
@@ -264,7 +265,7 @@ class CostModel:
 
     def _memory_rows(self, rank: Rank, recompute: RecomputeKind) -> FloatArray:
         """Return what layers need on one kind of rank."""
-        key = (rank.tp, rank.micro_batch_size, recompute)
+        key = (rank.tp, rank.sequence_parallel, rank.micro_batch_size, recompute)
         if key not in self._layer_memory:
             given = self.experiment
             layers = LayerMemory(

@@ -124,6 +124,11 @@ class PlacedStages:
         return np.array([options.tp for options in self.options])
 
     @cached_property
+    def sequence_parallel(self) -> IntArray:
+        """Shape ``(pp,)``. Whether the tensor-parallel ranks of each stage divide tokens."""
+        return np.array([int(options.sequence_parallel) for options in self.options])
+
+    @cached_property
     def first_group(self) -> list[int]:
         """Length ``pp + 1``. Where the groups of each stage begin."""
         return [0, *accumulate(map(len, self.shares))]
@@ -362,7 +367,7 @@ class TimeTables:
             ValueError: If the profile is measured, but not for this tp on these devices.
         """
         recompute = options.recompute.kind
-        key = (types, ring, options.tp, recompute, samples)
+        key = (types, ring, options.tp, options.sequence_parallel, recompute, samples)
         if key not in self._known:
             known = self.topology.cluster.device_types
             tables = [
@@ -372,6 +377,7 @@ class TimeTables:
                         tp=options.tp,
                         micro_batch_size=samples,
                         precision=self.precision,
+                        sequence_parallel=options.sequence_parallel,
                     ),
                     ring,
                     recompute,

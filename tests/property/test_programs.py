@@ -22,7 +22,7 @@ EXPERIMENT = small_experiment(
     ("device: T4, slots: 2", "device: A100-40, slots: 8"),
     ("family: gpt2", "family: llama"),
     ("num_layers: 6", f"num_layers: {NUM_BLOCKS}"),
-    ("global_batch_size: 8\n", "global_batch_size: 32\nruntime: megatron-lm\n"),
+    ("global_batch_size: 8\n", "global_batch_size: 32\nruntime: megatron-core\n"),
 )
 NUM_DEVICES = EXPERIMENT.cluster.num_devices
 FAMILY_RECOMPUTE = (NO_RECOMPUTE, SELECTIVE, FULL)

@@ -10,7 +10,7 @@ import pytest
 
 Run = Callable[..., Any]
 
-LLAMA = ("--set", "model.family=llama", "--set", "runtime=megatron-lm")
+LLAMA = ("--set", "model.family=llama", "--set", "runtime=megatron-core")
 
 
 def test_a_script_goes_to_standard_output_or_a_file(

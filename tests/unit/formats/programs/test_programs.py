@@ -35,7 +35,7 @@ LLAMA = ("family: gpt2", "family: llama")
 Write = Callable[[Chosen], Export]
 
 
-def experiment(*replaced: tuple[str, str], keys: str = "runtime: megatron-lm\n") -> Experiment:
+def experiment(*replaced: tuple[str, str], keys: str = "runtime: megatron-core\n") -> Experiment:
     """Build llama on 2 nodes of 2 A100; its list has embedding, 6 blocks, norm and head."""
     step = ("global_batch_size: 8\n", f"global_batch_size: 8\n{keys}")
     return small_experiment(("device: T4", "device: A100-40"), LLAMA, step, *replaced)

@@ -99,7 +99,7 @@ def test_megatron_deepspeed_divides_evenly() -> None:
         (["precision: fp32"], set()),
         (["precision: fp16"], {"--fp16"}),
         (["precision: fp32", "zero_stage: 1"], {"--use-distributed-optimizer"}),
-        (["precision: fp32", "runtime: megatron-lm"], set()),
+        (["precision: fp32", "runtime: megatron-lm-2022"], set()),
     ],
 )
 def test_precision_and_optimizer_add_flags(keys: list[str], expected: set[str]) -> None:
@@ -162,7 +162,7 @@ def test_the_attention_core_of_some_blocks_is_refused() -> None:
 def chunked(blocks: list[int]) -> Sequence[str]:
     """Return the flags of two chunks per stage."""
     plan = replace(strategy(blocks), virtual_stages=2)
-    return megatron_flags(experiment("runtime: megatron-lm", num_layers=sum(blocks)), plan)
+    return megatron_flags(experiment("runtime: megatron-core", num_layers=sum(blocks)), plan)
 
 
 def test_an_interleaved_schedule_names_the_blocks_of_a_part() -> None:
