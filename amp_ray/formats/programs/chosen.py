@@ -14,6 +14,8 @@ from amp_ray.spec.strategy import Strategy
 _OFF: Final[Mapping[str, object]] = {
     **dict.fromkeys(("tp", "pp", "dp", "virtual_stages"), 1),
     "zero_stage": 0,
+    "shard_ranks": 0,
+    "keeps_weights": False,
     "recompute": NO_RECOMPUTE,
 }
 """Settings that need no word of a program, beside the defaults of `StageOptions`."""
@@ -80,7 +82,9 @@ def settings_of(chosen: Chosen, program: str, known: Collection[str]) -> dict[st
         "dp": options.dp,
         "recompute": options.recompute,
         "virtual_stages": strategy.virtual_stages,
-        "zero_stage": experiment.zero_stage,
+        "zero_stage": strategy.zero.stage,
+        "shard_ranks": strategy.zero.shard_ranks,
+        "keeps_weights": strategy.zero.keeps_weights,
         **options.others,
     }
     wrong = [

@@ -18,6 +18,17 @@ from amp_ray.trials.launch import slots_by_host
 _NANOTRON_DTYPES: Final = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 _MOST_ZERO_STAGE: Final = 1
 
+_OPTIMIZER: Final = {
+    "weight_decay": 0.1,
+    "clip_grad": 1.0,
+    "adam_eps": 1e-08,
+    "adam_beta1": 0.9,
+    "adam_beta2": 0.95,
+    "torch_adam_is_fused": True,
+    "learning_rate_scheduler": {"learning_rate": 0.0003, "lr_warmup_steps": 10},
+}
+"""What nanotron needs and a strategy does not decide."""
+
 _ACCELERATE_PRECISION: Final = {"fp32": "no"}
 
 
@@ -72,7 +83,6 @@ def _nanotron(chosen: Chosen, settings: Mapping[str, Any]) -> dict[str, Any]:
                 "vocab_size": shape.vocab_size,
             },
         },
-        "tokenizer": {"tokenizer_name_or_path": None},
         "tokens": {
             "sequence_length": shape.sequence_length,
             "train_steps": 100,
@@ -81,15 +91,10 @@ def _nanotron(chosen: Chosen, settings: Mapping[str, Any]) -> dict[str, Any]:
         },
         "optimizer": {
             "zero_stage": settings["zero_stage"],
-            "weight_decay": 0.1,
-            "clip_grad": 1.0,
             "accumulate_grad_in_fp32": chosen.experiment.traits.accumulates_bf16_in_fp32,
-            "adam_eps": 1e-08,
-            "adam_beta1": 0.9,
-            "adam_beta2": 0.95,
-            "torch_adam_is_fused": True,
-            "learning_rate_scheduler": {"learning_rate": 0.0003, "lr_warmup_steps": 10},
+            **_OPTIMIZER,
         },
+        "tokenizer": {"tokenizer_name_or_path": None},
         "data": {"dataset": None, "seed": 42},
     }
 

@@ -18,7 +18,7 @@ from amp_ray.trials.own_program.megatron_flags import strategy_flags
 
 _KNOWN: Final = (
     *("tp", "pp", "dp", "cp", "ep", "etp", "recompute", "sequence_parallel"),
-    *("virtual_stages", "zero_stage"),
+    *("virtual_stages", "zero_stage", "shard_ranks"),
 )
 _FAMILIES: Final = ("gpt2", "llama")
 
@@ -44,6 +44,7 @@ _PLACES: Final = {
     "global-batch-size": "train.global_batch_size",
     "seq-length": "dataset.seq_length",
     "use-distributed-optimizer": "ddp.use_distributed_optimizer",
+    "num-distributed-optimizer-instances": "ddp.num_distributed_optimizer_instances",
     "use-megatron-fsdp": "dist.use_megatron_fsdp",
     "data-parallel-sharding-strategy": "ddp.data_parallel_sharding_strategy",
     "decoder-first-pipeline-num-layers": "model.num_layers_in_first_pipeline_stage",
@@ -200,6 +201,8 @@ def read_flags(flags: Mapping[str, str], model: Model) -> dict[str, Any]:
     if "use-megatron-fsdp" in flags:
         strategy = flags.get("data-parallel-sharding-strategy", "no_shard")
         record["zero_stage"] = _SHARDING.get(strategy, 0)
+    if "num-distributed-optimizer-instances" in flags:
+        record["shard_groups"] = count(flags, "num-distributed-optimizer-instances")
     chunks = _chunks(flags, record["pp"], len(model.indices("block")))
     number = record["virtual_stages"] = len(chunks) // record["pp"]
     stages = bounds_of(model, [sum(chunks[stage :: record["pp"]]) for stage in range(record["pp"])])

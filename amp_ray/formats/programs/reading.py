@@ -17,7 +17,6 @@ from amp_ray.formats.programs.megatron import pairs_of, read_flags
 from amp_ray.formats.programs.torchtitan import read_settings
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.json_text import shown
-from amp_ray.spec.strategy_json import StrategyRecord
 
 _MEGATRON: Final = re.compile(
     r"--(tensor-model-parallel-size|pipeline-model-parallel-size|micro-batch-size)\b"
@@ -28,9 +27,6 @@ _TITAN_PYTHON: Final = re.compile(r"^PARALLELISM = \{", re.MULTILINE)
 
 _ASSIGNMENT: Final = re.compile(r"([A-Za-z_]\w*)\+?=(.*)", re.DOTALL)
 _VARIABLE: Final = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?::?-([^}]*))?\})")
-
-_STEP: Final = ("global_batch_size", "zero_stage")
-"""What a program is told that the experiment says, unless a STRATEGY has a key for it."""
 
 
 def read_program(text: str, *, file: str, experiment: Experiment) -> dict[str, Any] | None:
@@ -164,19 +160,14 @@ def _once_each(words: Sequence[str]) -> dict[str, str]:
 
 def _fitted(record: dict[str, Any], experiment: Experiment) -> dict[str, Any]:
     """Complete a STRATEGY object by the devices of the experiment, and check what it says else."""
-    ours = {
-        "global_batch_size": experiment.global_batch_size,
-        "zero_stage": experiment.zero_stage,
-    }
-    told = {name: record.pop(name) for name in _STEP if name in record}
-    for name, value in told.items():
-        if name in StrategyRecord.model_fields:
-            record[name] = value
-        elif value != ours[name]:
-            message = (
-                f"{name} is {value}; the experiment has {ours[name]}: add --set {name}={value}"
-            )
-            raise ValueError(message)
+    batch = experiment.global_batch_size
+    told = record.pop("global_batch_size", batch)
+    if told != batch:
+        message = (
+            f"global_batch_size is {told}; the experiment has {batch}: add "
+            f"--set global_batch_size={told}"
+        )
+        raise ValueError(message)
     own = record["tp"] * record["pp"] * record.get("cp", 1)
     record["dp"], rest = divmod(experiment.cluster.num_devices, own)
     if rest:
@@ -186,12 +177,15 @@ def _fitted(record: dict[str, Any], experiment: Experiment) -> dict[str, Any]:
         )
         raise ValueError(message)
     samples = record["dp"] * record["micro_batch_size"]
-    record["num_micro_batches"], rest = divmod(ours["global_batch_size"], samples)
+    record["num_micro_batches"], rest = divmod(batch, samples)
     if rest:
         message = (
             f"dp {record['dp']} x micro-batch size {record['micro_batch_size']} = {samples} does "
-            f"not divide global_batch_size {ours['global_batch_size']}"
+            f"not divide global_batch_size {batch}"
         )
         raise ValueError(message)
+    groups = record.pop("shard_groups", 1)
+    if groups > 1:
+        record["shard_ranks"] = record["dp"] // groups
     off = {name for name in ("cp", "ep", "virtual_stages") if record.get(name, 1) == 1}
     return {name: value for name, value in record.items() if name not in off}

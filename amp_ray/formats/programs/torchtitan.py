@@ -21,15 +21,18 @@ _DEGREES: Final = {
     "cp": "context_parallel_degree",
     "ep": "expert_parallel_degree",
 }
-_KNOWN: Final = (*_DEGREES, "dp", "recompute", "sequence_parallel", "zero_stage", "virtual_stages")
+_KNOWN: Final = (
+    *(*_DEGREES, "dp", "recompute", "sequence_parallel"),
+    *("zero_stage", "shard_ranks", "keeps_weights"),
+)
 
 _MODELS: Final = {(32, 4096): "llama3_8b", (80, 8192): "llama3_70b", (126, 16384): "llama3_405b"}
 """Configurations of torchtitan, by layers and width."""
 
 _OTHER_MODEL: Final = "llama3_debugmodel"
 
-_RESHARD: Final = {2: "never", 3: "always"}
-"""``fsdp_reshard_after_forward``, by ZeRO stage."""
+_FSDP: Final = 3
+"""ZeRO stage of FSDP."""
 
 _MODULES: Final = {"embedding": "tok_embeddings", "norm": "norm", "head": "lm_head"}
 
@@ -66,14 +69,14 @@ def titan_config(chosen: Chosen) -> Export:
     """
     check_family(chosen, "torchtitan", ("llama",))
     settings = settings_of(chosen, "torchtitan", _KNOWN)
-    if settings["zero_stage"] == 1:
-        message = "torchtitan shards weights and gradients (zero_stage 2, 3) or nothing, not ZeRO-1"
+    if settings["zero_stage"] not in {0, _FSDP}:
+        message = (
+            f"torchtitan shards weights too, or nothing: zero_stage 3 or 0, not "
+            f"{settings['zero_stage']}; the nearest is 3 with reshard_after_forward: false"
+        )
         raise ValueError(message)
     if settings["recompute"].layers is not None:
         message = f"torchtitan recomputes in all blocks alike, found {settings['recompute']}"
-        raise ValueError(message)
-    if settings["virtual_stages"] > 1:
-        message = "torchtitan's interleaved schedule cuts stages by itself; use virtual_stages 1"
         raise ValueError(message)
     shape = chosen.experiment.model.shape
     base = _MODELS.get((shape.num_layers, shape.hidden_size), _OTHER_MODEL)
@@ -99,15 +102,15 @@ def titan_config(chosen: Chosen) -> Export:
 
 def _parallelism(chosen: Chosen, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of ``ParallelismConfig``."""
-    is_sharded = settings["zero_stage"] > 1
+    shards = chosen.strategy.zero.shards(settings["dp"])
     found: dict[str, Any] = {
         **{theirs: settings.get(ours, 1) for ours, theirs in _DEGREES.items()},
-        "data_parallel_replicate_degree": 1 if is_sharded else settings["dp"],
-        "data_parallel_shard_degree": settings["dp"] if is_sharded else 1,
+        "data_parallel_replicate_degree": settings["dp"] // shards,
+        "data_parallel_shard_degree": shards,
         "enable_sequence_parallel": bool(settings.get("sequence_parallel", False)),
     }
-    if is_sharded:
-        found["fsdp_reshard_after_forward"] = _RESHARD[settings["zero_stage"]]
+    if shards > 1:
+        found["fsdp_reshard_after_forward"] = "never" if settings["keeps_weights"] else "always"
     if settings["pp"] > 1:
         found["pipeline_parallel_schedule"] = "1F1B"
         found["pipeline_parallel_microbatch_size"] = settings["micro_batch_size"]
@@ -155,9 +158,14 @@ def read_settings(settings: Mapping[str, Any], experiment: Experiment) -> dict[s
     record: dict[str, Any] = {
         ours: _count(parallelism, theirs, 1) for ours, theirs in _DEGREES.items()
     }
-    shards = parallelism.get("data_parallel_shard_degree", -1)
-    reshard = parallelism.get("fsdp_reshard_after_forward", "default")
-    record["zero_stage"] = 0 if shards == 1 else (2 if reshard == "never" else 3)
+    record["zero_stage"] = 0
+    if parallelism.get("data_parallel_shard_degree", -1) != 1:
+        reshard = parallelism.get("fsdp_reshard_after_forward", "default")
+        record["zero_stage"] = _FSDP
+        record["reshard_after_forward"] = reshard == "always" or (
+            reshard == "default" and record["pp"] == 1
+        )
+        record["shard_groups"] = _count(parallelism, "data_parallel_replicate_degree", 1)
     if "global_batch_size" in training:
         record["global_batch_size"] = _count(training, "global_batch_size", 1)
     record["micro_batch_size"] = _count(training, "local_batch_size", 8)

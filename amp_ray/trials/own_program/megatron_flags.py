@@ -66,7 +66,7 @@ def strategy_flags(experiment: Experiment, strategy: Strategy) -> tuple[str, ...
         *_stage_flags(model, strategy, traits),
         *_recompute_flags(candidate),
         *([] if experiment.precision == "fp32" else [f"--{experiment.precision}"]),
-        *_zero_flags(experiment),
+        *_zero_flags(strategy, traits.name),
     )
 
 
@@ -154,11 +154,18 @@ def _recompute_flags(candidate: Candidate) -> list[str]:
     return [word for name, value in flags for word in (f"--recompute-{name}", value)]
 
 
-def _zero_flags(experiment: Experiment) -> list[str]:
-    """Say how the optimizer is sharded."""
-    stage = experiment.zero_stage
-    if experiment.traits.name == MEGATRON_DEEPSPEED:
-        return ["--zero-stage", str(stage)]
-    if stage in _SHARDED:
-        return ["--use-megatron-fsdp", "--data-parallel-sharding-strategy", _SHARDED[stage]]
-    return ["--use-distributed-optimizer"] if stage else []
+def _zero_flags(strategy: Strategy, runtime: str) -> list[str]:
+    """Say what data-parallel ranks share out."""
+    zero = strategy.zero
+    if runtime == MEGATRON_DEEPSPEED:
+        return ["--zero-stage", str(zero.stage)]
+    if zero.keeps_weights or (zero.shard_ranks and zero.stage in _SHARDED):
+        message = f"Megatron shards weights over all data-parallel ranks, found zero_stage {zero}"
+        raise ValueError(message)
+    if zero.stage in _SHARDED:
+        return ["--use-megatron-fsdp", "--data-parallel-sharding-strategy", _SHARDED[zero.stage]]
+    if not zero.stage:
+        return []
+    copies = (strategy.dp or 1) // zero.shards(strategy.dp or 1)
+    several = ["--num-distributed-optimizer-instances", str(copies)] if copies > 1 else []
+    return ["--use-distributed-optimizer", *several]

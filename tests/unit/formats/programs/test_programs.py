@@ -29,6 +29,7 @@ from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.recompute import FULL, NO_RECOMPUTE, SELECTIVE, Recompute
 from amp_ray.spec.strategy import Stage, StageOptions, Strategy
+from amp_ray.spec.zero import Zero
 from support.experiments import small_experiment
 
 LLAMA = ("family: gpt2", "family: llama")
@@ -70,6 +71,7 @@ def text_of(found: Export) -> str:
     return text
 
 
+KEPT = Zero(stage=3, keeps_weights=True)
 UNEVEN = strategy((0, 3, 9))
 MIDDLE = strategy((0, 4, 5, 7, 9))
 
@@ -162,7 +164,7 @@ def test_accelerate_names_the_plugin_that_runs_it() -> None:
     kinds = {
         "MULTI_GPU": chosen(strategy((0, 9))),
         "MEGATRON_LM": chosen(strategy((0, 4, 9))),
-        "DEEPSPEED": chosen(strategy((0, 9)), experiment(keys="zero_stage: 1\n")),
+        "DEEPSPEED": chosen(strategy((0, 9), zero=Zero(stage=3))),
     }
     for kind, each in kinds.items():
         found = accelerate_config(each)
@@ -188,6 +190,12 @@ def test_stages_that_differ_and_slices_are_refused(write: Write) -> None:
 @pytest.mark.parametrize(
     ("write", "plan", "told"),
     [
+        (titan_config, strategy((0, 9), zero=Zero(stage=1)), "zero_stage 3 or 0, not 1"),
+        (
+            megatron_script,
+            strategy((0, 9), zero=Zero(stage=3, keeps_weights=True)),
+            "keeps_weights",
+        ),
         (titan_config, strategy((0, 9), Recompute(kind="full", layers=2)), "in all blocks alike"),
         (nanotron_config, strategy((0, 9), FULL), "cannot be told recompute full"),
         (accelerate_config, strategy((0, 4, 9), FULL), "cannot be told recompute full"),
@@ -251,6 +259,7 @@ def test_a_users_script_is_read() -> None:
         "micro_batch_size": 1,
         "num_micro_batches": 8,
         "recompute": "selective",
+        "zero_stage": 0,
         "bounds": [0, 4, 9],
     }
 
@@ -304,8 +313,7 @@ def test_a_ds_config_is_read_where_it_tells_enough() -> None:
         said(json.dumps({**config, "gradient_accumulation_steps": 4}))
     staged = {**config, "gradient_accumulation_steps": 4, "pipeline": {"stages": 2}}
     assert said(json.dumps(staged))["pp"] == 2
-    with pytest.raises(InputError, match="zero_stage is 3; the experiment has 0"):
-        said(json.dumps({**whole, "zero_optimization": {"stage": 3}}))
+    assert said(json.dumps({**whole, "zero_optimization": {"stage": 3}}))["zero_stage"] == 3
     with pytest.raises(InputError, match="train_batch_size: found 'x'"):
         said(json.dumps({**whole, "train_batch_size": "x"}))
 

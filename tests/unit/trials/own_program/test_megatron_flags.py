@@ -8,6 +8,7 @@ from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.recompute import FULL, NO_RECOMPUTE, SELECTIVE, Recompute
 from amp_ray.spec.strategy import Stage, StageOptions, Strategy
+from amp_ray.spec.zero import NO_ZERO, Zero
 from amp_ray.trials.own_program.megatron_flags import megatron_flags, stage_blocks
 from support.experiments import small_experiment
 
@@ -24,11 +25,16 @@ def experiment(*keys: str, num_layers: int = 6) -> Experiment:
     )
 
 
-def strategy(blocks: Sequence[int], tp: int = 1, recompute: Recompute = NO_RECOMPUTE) -> Strategy:
+def strategy(
+    blocks: Sequence[int],
+    tp: int = 1,
+    recompute: Recompute = NO_RECOMPUTE,
+    zero: Zero = NO_ZERO,
+) -> Strategy:
     """Make a strategy by the blocks of its stages: an embedding before, norm and head behind."""
     cuts = [1 + number for number in accumulate(blocks[:-1])]
     candidate = Candidate(
-        options=StageOptions(tp=tp, dp=1, recompute=recompute),
+        options=StageOptions(tp=tp, dp=1, recompute=recompute, zero=zero),
         pp=len(blocks),
         micro_batch_size=2,
         num_micro_batches=4,
@@ -40,7 +46,9 @@ def flags(blocks: Sequence[int], *keys: str) -> dict[str, str]:
     """Return every flag with its value."""
     found: dict[str, str] = {}
     name = ""
-    for word in megatron_flags(experiment(*keys, num_layers=sum(blocks)), strategy(blocks)):
+    given = experiment(*keys, num_layers=sum(blocks))
+    plan = strategy(blocks, zero=Zero(stage=given.zero_stage))
+    for word in megatron_flags(given, plan):
         if word.startswith("--"):
             name = word
         found[name] = "" if word == name else word
@@ -114,10 +122,11 @@ def test_megatron_deepspeed_takes_the_zero_stage(stage: str) -> None:
 
 
 def test_sharded_gradients_and_weights_are_those_of_its_own_fsdp() -> None:
-    found = [
-        megatron_flags(replace(experiment(), zero_stage=stage), strategy([3, 3]))[-6:-4]
-        for stage in (2, 3)
-    ]
+    found = []
+    for stage in (2, 3):
+        words = megatron_flags(experiment(), strategy([6], zero=Zero(stage=stage)))
+        first = words.index("--use-megatron-fsdp")
+        found.append(words[first + 1 : first + 3])
     name = "--data-parallel-sharding-strategy"
     assert found == [(name, "optim_grads"), (name, "optim_grads_params")]
 
