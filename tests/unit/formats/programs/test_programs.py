@@ -308,6 +308,7 @@ def test_a_ds_config_is_read_where_it_tells_enough() -> None:
         "dp": 4,
         "micro_batch_size": 1,
         "num_micro_batches": 2,
+        "zero_stage": 0,
     }
     with pytest.raises(InputError, match="whether the other 2 are tp or pp"):
         said(json.dumps({**config, "gradient_accumulation_steps": 4}))
