@@ -68,7 +68,7 @@ def score(
         with search_progress() as progress:
             best = api.plan(experiment, progress=progress, **options).best
     if json_target is not None:
-        own = {} if best is None else {"best": row(best, 1, experiment.cluster)}
+        own = {} if best is None else {"best": row(best, 1, experiment)}
         write_json({**scores.to_json(), **own}, json_target)
         return
     table_console(wide=wide).print(scores)
