@@ -22,7 +22,6 @@ from amp_ray.cost.estimate import Estimate
 from amp_ray.formats.programs.reading import is_program
 from amp_ray.runtime.files import read_text
 from amp_ray.search.ranking import named
-from amp_ray.search.rows import row
 
 
 @click.command()
@@ -63,12 +62,13 @@ def score(
         "transfer": transfer,
     }
     scores = api.score(experiment, strategies_path, **options)
-    best = None
+    best, own = None, {}
     if is_program(read_text(strategies_path)):
         with search_progress() as progress:
-            best = api.plan(experiment, progress=progress, **options).best
+            plan = api.plan(experiment, progress=progress, **options)
+        [best_row] = plan.to_json(num_rows=1)["ranking"] or [None]
+        best, own = plan.best, {"best": best_row}
     if json_target is not None:
-        own = {} if best is None else {"best": row(best, 1, experiment)}
         write_json({**scores.to_json(), **own}, json_target)
         return
     table_console(wide=wide).print(scores)
