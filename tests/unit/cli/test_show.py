@@ -25,7 +25,7 @@ def study(amp_ray: Run, small: Path, tmp_path: Path) -> Path:
 def test_a_study_that_has_ended(amp_ray: Run, study: Path) -> None:
     state = amp_ray("show", study, "--json").json
     outcomes = [trial["outcome"] for trial in state["trials"]]
-    assert sorted(outcomes) == ["measured", "measured", "oom"]
+    assert set(outcomes) == {"measured", "oom"}
     assert state["trials"][state["best"]]["measured_s"] == min(
         trial["measured_s"] for trial in state["trials"] if trial["measured_s"]
     )
