@@ -40,19 +40,28 @@ class Weights:
     Args:
         model: The chain of layers.
         tp: Tensor parallel degree, which divides sharded parameters.
+        expert_ranks: Ranks that hold the experts of a layer together; by default tp.
     """
 
     model: Model
     tp: int
+    expert_ranks: int = 0
 
     @cached_property
     def prefix(self) -> FloatArray:
         """Shape ``(num_layers + 1,)``. Prefix sums over the layers, tied weights twice."""
         held = [
-            layer.sharded_parameters / self.tp + layer.replicated_parameters
+            (layer.sharded_parameters - layer.expert_parameters) / self.tp
+            + layer.replicated_parameters
             for layer in self.model.layers
         ]
-        return np.concatenate(([0.0], np.cumsum(held)))
+        return np.concatenate(([0.0], np.cumsum(held))) + self.expert_prefix
+
+    @cached_property
+    def expert_prefix(self) -> FloatArray:
+        """Shape ``(num_layers + 1,)``. Prefix sums of the experts alone."""
+        held = [layer.expert_parameters for layer in self.model.layers]
+        return np.concatenate(([0.0], np.cumsum(held))) / (self.expert_ranks or self.tp)
 
     @cached_property
     def tied(self) -> TiedWeight | None:
@@ -80,3 +89,11 @@ class Weights:
             if first == last:
                 held[first] -= self.tied.parameters
         return held
+
+    def experts_of_stages(self, bounds: tuple[int, ...]) -> FloatArray:
+        """Return the parameters of experts on one rank of each stage, shape ``(pp,)``.
+
+        Args:
+            bounds: Shape ``(pp + 1,)``.
+        """
+        return np.diff(self.expert_prefix[list(bounds)])

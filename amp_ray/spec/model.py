@@ -50,6 +50,11 @@ class Layer:
         return sum(op.sharded_parameters for op in self.operators)
 
     @cached_property
+    def expert_parameters(self) -> int:
+        """Parameters of its experts, which are among the sharded ones."""
+        return sum(op.sharded_parameters for op in self.gemms if op.is_expert)
+
+    @cached_property
     def replicated_parameters(self) -> int:
         """Parameters that every tensor-parallel rank holds."""
         return sum(op.replicated_parameters for op in self.operators)
@@ -81,6 +86,11 @@ class Layer:
     def all_reduce_elements(self, direction: AllReduce) -> tuple[float, ...]:
         """Elements per sample of each tensor-parallel all-reduce of one pass."""
         return tuple(op.all_reduce_elements for op in self.operators if op.all_reduce == direction)
+
+    @cached_property
+    def exchanges(self) -> tuple[float, ...]:
+        """Elements per sample of each all-to-all of one pass."""
+        return tuple(op.exchange_elements for op in self.elementwise if op.exchange_elements)
 
     @cached_property
     def measurable(self) -> tuple[Operator, ...]:
