@@ -1,5 +1,6 @@
 """What ``import amp_ray`` offers: the commands as functions, and the types that they return."""
 
+from amp_ray.api.comparisons import Explanation, Sweep, explain, sweep
 from amp_ray.api.functions import CostModel, calibrate, load, plan, score, tune
 from amp_ray.api.results import Plan, Scores, Study
 from amp_ray.calibration import Calibration
@@ -12,13 +13,17 @@ __all__ = [
     "CostModel",
     "Estimate",
     "Experiment",
+    "Explanation",
     "Plan",
     "Scores",
     "Strategy",
     "Study",
+    "Sweep",
     "calibrate",
+    "explain",
     "load",
     "plan",
     "score",
+    "sweep",
     "tune",
 ]

@@ -137,7 +137,7 @@ def plan(
         experiment,
         cost_model,
         workers=Workers(num=workers, address=address),
-        progress=progress or _silent,
+        progress=progress or silent,
     )
     if before is not None:
         planned = replan(planned, Path(before), whole.cluster)
@@ -304,7 +304,7 @@ def _tune(
 
     folder = folder or folder_for(experiment.name)
     check_folder(folder, resume=resume)  # before anybody waits for a search
-    tuning = prepare(experiment, options, progress or _silent)
+    tuning = prepare(experiment, options, progress or silent)
     if not tuning.space.num_feasible:
         raise NotFeasibleError(tuning.space.why_none(tuning.experiment))
     if options.table is None and doctor:
@@ -352,11 +352,16 @@ def _loaded(
     *,
     transfer: bool,
 ) -> Experiment:
-    """Return an experiment; refuse a calibration for a cost model that has no constants."""
+    """Return an experiment, for a cost model that takes its calibration."""
+    refuse_useless(cost_model, calibration)
+    return load(source, calibration=calibration, transfer=transfer)
+
+
+def refuse_useless(cost_model: CostModel, calibration: Calibration | AnyPath | None) -> None:
+    """Refuse a calibration for a cost model that has no constants."""
     if calibration is not None and cost_model != OURS:
         message = f"--calibration fits constants of cost model {OURS}; {cost_model} has none"
         raise InputError(message)
-    return load(source, calibration=calibration, transfer=transfer)
 
 
 def _path(name: AnyPath | None) -> Path | None:
@@ -364,5 +369,5 @@ def _path(name: AnyPath | None) -> Path | None:
     return None if name is None else Path(name)
 
 
-def _silent(_done: int, _total: int) -> None:
+def silent(_done: int, _total: int) -> None:
     """Tell nobody how far a search is."""

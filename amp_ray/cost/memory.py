@@ -1,11 +1,13 @@
 """Peak memory of a rank, by stage and position in the schedule."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from itertools import chain, pairwise
 
 import numpy as np
 
+from amp_ray.cost.interleaved import flights
 from amp_ray.cost.kernels import (
     FloatArray,
     IntArray,
@@ -31,6 +33,9 @@ CHECKPOINT_BUFFERS = 2
 """With full recompute what enters a stage is kept per micro-batch as its checkpoint already; at
 each end there is one buffer for what arrives and one for what is sent."""
 
+NOT_TIED = np.array([-1.0, -1.0, 0.0])
+"""In place of two layers that share a weight, where there are none."""
+
 LIVE_TEMPORARIES = 3
 """Tensors of an operator's largest saved size that live while it runs: one that it reads, one
 that it writes, one gradient."""
@@ -47,7 +52,7 @@ def in_flight(
 
     Under 1F1B a stage runs one forward pass ahead for every stage behind it. With ``v`` chunks
     per stage it runs ``2 (pp - 1 - stage) + (v - 1) pp`` chunks ahead, each of ``1 / v`` of
-    its layers.
+    its layers (`interleaved.flights` has them chunk by chunk).
 
     Args:
         stage: From 0.
@@ -69,8 +74,8 @@ def in_flight(
     """
     if virtual_stages == 1:
         return float(min(1 + (pp - 1 - stage) * slice_share, num_micro_batches))
-    chunks = 2 * (pp - 1 - stage) + (virtual_stages - 1) * pp + 1
-    return float(min(chunks / virtual_stages, num_micro_batches))
+    states = flights(stage, pp, num_micro_batches, virtual_stages)
+    return float(states.sum(axis=1).max() / virtual_stages)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -207,6 +212,42 @@ class MemoryModel:
         columns = self._part_stages[stage]
         return float(peak_with(self.plain, columns, self._tied, (start, end), kept_each, temporary))
 
+    def peak_of_chunks(self, stage: int, chunks: Sequence[tuple[int, int]]) -> float:
+        """Return the peak of one stage of an interleaved schedule.
+
+        Args:
+            stage: Its index.
+            chunks: First layer of each of its chunks, and the layer after its last.
+        """
+        recompute, columns = self.candidate.options.recompute, self._stages[stage].copy()
+        kept, temporary, done = [], 0.0, 0
+        for start, end in chunks:
+            split = int(split_after(self.block_counts, start, end, recompute, done))
+            done += int(self.block_counts[end] - self.block_counts[start])
+            again, after = self.layers[:, start : split + 1], self.plain[:, split : end + 1]
+            kept.append(again[1, -1] - again[1, 0] + after[1, -1] - after[1, 0])
+            rows = np.concatenate((again[2, :-1], after[2, :-1]))
+            temporary = max(temporary, float(rows.max(initial=0.0)))
+        starts, ends = np.array(chunks).T
+        entering, leaving = self.layers[3, starts], self.layers[3, ends]
+        if recompute.kind != "full":
+            kept = kept + entering + leaving
+            columns[2:4] = 1.0, 0.0
+        states = flights(
+            stage,
+            self.candidate.pp,
+            self.candidate.num_micro_batches,
+            self.candidate.virtual_stages,
+        )
+        columns[1] = 1.0
+        held = self.layers[0, ends] - self.layers[0, starts]
+        first, last, shared = self._tied
+        has = [((starts <= layer) & (layer < ends)).any() for layer in (first, last)]
+        parameters = held.sum() - (shared if all(has) else 0.0)
+        whole = np.array([[0.0, parameters], [0, 0], [0, 0], [entering.max(), leaving.max()]])
+        most = float((states @ np.array(kept)).max())
+        return float(peak_with(whole, columns, NOT_TIED, (0, 1), most, temporary))
+
     def earliest_starts(self, limits_bytes: FloatArray, num_again: int | None = None) -> IntArray:
         """Return per stage and end the smallest start from which a stage fits.
 
@@ -257,7 +298,7 @@ class MemoryModel:
         context = self._context_bytes * self.constants.context_scale
         for stage in range(pp):
             flying = in_flight(
-                stage, pp, num_micro_batches, traits.virtual_stages, self.slice_share
+                stage, pp, num_micro_batches, candidate.virtual_stages, self.slice_share
             )
             rows.append(
                 (
@@ -325,11 +366,19 @@ class StageMemory:
         """Return, per stage, peak and device of the rank that comes closest to its memory.
 
         Args:
-            bounds: Shape ``(pp + 1,)``.
+            bounds: Of all chunks, which are the stages where they are no more than one.
         """
-        found = []
-        for stage, (start, end) in enumerate(pairwise(bounds)):
-            peaks = [(own.peak(stage, start, end), device) for own, device in self.needs[stage]]
+        found, chunks, pp = [], list(pairwise(bounds)), len(self.needs)
+        for stage, (start, end) in enumerate(chunks[:pp]):
+            peaks = [
+                (
+                    own.peak(stage, start, end)
+                    if len(chunks) == pp
+                    else own.peak_of_chunks(stage, chunks[stage::pp]),
+                    device,
+                )
+                for own, device in self.needs[stage]
+            ]
             if len(peaks) > 1:
                 peaks[0] = max(peaks, key=lambda need: (need[0] / need[1].memory_bytes, need[0]))
             found.append(peaks[0])

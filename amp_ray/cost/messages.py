@@ -48,10 +48,11 @@ class MessageModel:
             stages: With their devices.
             rings: Of every tensor-parallel group.
             pairs: Shape ``(num_cuts, 2)``. The stages before and after each cut; by default those
-                that follow each other.
+                that follow each other. Chunks of the last stage are followed by those of the first.
         """
         if pairs is None:
-            pairs = np.arange(stages.pp - 1)[:, None] + np.arange(2)
+            num_cuts = stages.pp - 1 if stages.virtual_stages == 1 else stages.pp
+            pairs = (np.arange(num_cuts)[:, None] + np.arange(2)) % stages.pp
         ranks = rank_table(self.topology, stages)
         met = slowest_messages(pairs, ranks, *self.links, stages.num_parts)
         gathers = None
@@ -151,12 +152,19 @@ class Messages:
     coefficients: FloatArray
 
     def at(self, bounds: tuple[int, ...]) -> FloatArray:
-        """Return activation and gradient seconds of given cuts, shape ``(2, pp - 1, num_parts)``.
+        """Return activation and gradient seconds of given cuts.
 
         Args:
-            bounds: Shape ``(pp + 1,)``.
+            bounds: Shape ``(num_chunks + 1,)``. Cut ``i`` lies between the stages of pair ``i``
+                modulo the number of pairs.
+
+        Returns:
+            Shape ``(2, num_chunks - 1, num_parts)``.
         """
-        return self._seconds(self._held[:, np.arange(len(self.tps)), bounds[1:-1], None])
+        cuts = np.arange(len(bounds) - 2)
+        if len(cuts) > len(self.tps):
+            cuts %= len(self.tps)
+        return self._seconds(self._held[:, cuts, bounds[1:-1], None], cuts)
 
     def rows(self) -> tuple[FloatArray, IntArray]:
         """Return cut rows for the partition and the row of each cut, by its slowest part.
@@ -184,11 +192,12 @@ class Messages:
         )
         return both
 
-    def _seconds(self, held: FloatArray) -> FloatArray:
-        """Return seconds for what receiving ranks hold of a sample."""
-        seconds: FloatArray = self.coefficients[:, 0] + self.coefficients[:, 1] * held
+    def _seconds(self, held: FloatArray, cuts: IntArray | None = None) -> FloatArray:
+        """Return seconds for what receiving ranks hold of a sample, of all or some cuts."""
+        each = self.coefficients if cuts is None else self.coefficients[:, :, cuts]
+        seconds: FloatArray = each[:, 0] + each[:, 1] * held
         if len(self._distinct_tps) > 1:
-            seconds += self.coefficients[:, 2] * held.max(axis=0)
+            seconds += each[:, 2] * held.max(axis=0)
         return seconds
 
     @cached_property

@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 
 from amp_ray.cost.estimate import Breakdown, Estimate
+from amp_ray.cost.interleaved import slowest_interleaved_replica
 from amp_ray.cost.layers import LayerCosts
 from amp_ray.cost.memory import LayerMemory, MemoryModel, RankMemory, StageMemory
 from amp_ray.cost.messages import MessageModel, Messages
@@ -22,6 +23,7 @@ from amp_ray.cost.topology import FloatArray, IntArray, Topology
 from amp_ray.cost.verdict import Judge
 from amp_ray.cost.weights import Weights
 from amp_ray.spec.candidate import Candidate, StageOptions
+from amp_ray.spec.chunks import all_bounds
 from amp_ray.spec.device import Device
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.optimizer import find_optimizer
@@ -153,20 +155,25 @@ class CostModel:
         memory = costs.memory
         if strategy.token_slices:
             memory = memory.sliced(largest_share(strategy.token_slices))
-        peaks, devices = zip(*memory.peaks(strategy.bounds), strict=True)
-        verdict = self._judge.judge(strategy.bounds, total_s, peaks, devices)
+        bounds = all_bounds(self.experiment.model, strategy)
+        peaks, devices = zip(*memory.peaks(bounds), strict=True)
+        verdict = self._judge.judge(bounds, total_s, peaks, devices)
         traits = self.experiment.traits
         launchable = strategy.is_uniform or traits.unequal_stages
         is_trained = self.experiment.is_trained
         runs_slices = traits.token_slices or not strategy.token_slices
-        why_not = traits.why_not([stage.options for stage in strategy.stages])
+        refusals = (
+            traits.why_not([stage.options for stage in strategy.stages]),
+            traits.why_no_chunks(strategy.virtual_stages),
+        )
+        refused = [reason for reason in refusals if reason is not None]
         warnings = (
             *([EXTRAPOLATED] if costs.times.extrapolated else []),
             *([] if is_trained else [NO_PROGRAM]),
             *(f"not counted: {part}" for part in self.experiment.model.shape.not_counted),
             *([] if launchable else [NO_RUNTIME]),
             *([] if runs_slices else [NO_SLICES]),
-            *([] if why_not is None else [why_not]),
+            *refused,
         )
         return Estimate(
             strategy=strategy,
@@ -176,9 +183,9 @@ class CostModel:
             memory_limit_bytes=tuple(float(device.memory_bytes) for device in devices),
             reasons=verdict.reasons,
             warnings=warnings,
-            launchable=is_trained and launchable and runs_slices and why_not is None,
+            launchable=is_trained and launchable and runs_slices and not refused,
             failure_probability=verdict.failure_probability,
-            cost=self._cost(costs.stages, strategy.bounds, total_s),
+            cost=self._cost(costs.stages, bounds, total_s),
             tokens_per_s=costs.stages.num_samples * self._sequence_length / total_s or None,
         )
 
@@ -324,7 +331,8 @@ class CostModel:
 
     def _breakdown(self, costs: StageCosts, strategy: Strategy) -> Breakdown:
         """Put pipeline and step end together."""
-        constants, bounds = self.experiment.constants, strategy.bounds
+        constants = self.experiment.constants
+        bounds = all_bounds(self.experiment.model, strategy)
         if strategy.token_slices:
             pipeline = self._sliced_pipeline(costs.stages, strategy)
         else:
@@ -395,13 +403,13 @@ class CostModel:
     def _pipeline(self, costs: StageCosts, bounds: tuple[int, ...]) -> Breakdown:
         """Simulate whole micro-batches."""
         constants = self.experiment.constants
-        times = costs.times.at(bounds)
-        times[0] += constants.host_s_per_micro_batch
-        return slowest_replica(
-            times,
-            costs.messages.at(bounds),
-            costs.stages.num_micro_batches,
-            self.experiment.traits,
+        times, sends = costs.times.at(bounds), costs.messages.at(bounds)
+        times[0] += constants.host_s_per_micro_batch / costs.stages.virtual_stages
+        stages, traits = costs.stages, self.experiment.traits
+        if stages.virtual_stages == 1:
+            return slowest_replica(times, sends, stages.num_micro_batches, traits)
+        return slowest_interleaved_replica(
+            times, sends, stages.pp, stages.num_micro_batches, traits=traits
         )
 
     def _stage_memory(self, stages: PlacedStages, types: Sequence[frozenset[int]]) -> StageMemory:
@@ -428,6 +436,7 @@ class CostModel:
                 options=options,
                 pp=stages.pp,
                 num_micro_batches=stages.num_micro_batches,
+                virtual_stages=stages.virtual_stages,
             )
             types = sorted({kind for share, own in groups if share == samples for kind in own})
             smallest = min((known[kind] for kind in types), key=lambda own: own.memory_bytes)

@@ -74,7 +74,7 @@ class PriceModel:
 
         Args:
             stages: With their devices.
-            bounds: Shape ``(pp + 1,)``.
+            bounds: Of all chunks.
             time_s: Seconds of the iteration.
 
         Returns:
@@ -116,7 +116,7 @@ class PriceModel:
         """Price the activations and gradients across each cut."""
         kinds = (self.traits.sliced_activations, self.traits.sliced_gradients)
         for before, boundary in enumerate(bounds[1:-1]):
-            ends = (before, before + 1)
+            ends = (before % stages.pp, (before + 1) % stages.pp)
             tps = [stages.options[stage].tp for stage in ends]
             per_byte = self._price_per_sample(stages, *ends)
             for is_sliced, tp in zip(kinds, reversed(tps), strict=True):
@@ -149,11 +149,11 @@ class PriceModel:
         gathered = BYTES_PER_ELEMENT[self.precision] if self.zero_stage >= 1 else 0
         for stage, grid in enumerate(stages.grids):
             dp, tp = grid.shape
-            parameters = float(self.weights(tp).of_stages(tuple(bounds))[stage])
+            parameters = float(self.weights(tp).of_stages(tuple(bounds), stages.pp)[stage])
             num_bytes = (dp - 1) / dp * parameters * (2 * per.gradient + gathered)
             yield num_bytes * sum(self._price_around(ring) for ring in grid.T)
         tied = self.weights(1).tied
-        ends = (0, 0) if tied is None else tied.stages(tuple(bounds))
+        ends = (0, 0) if tied is None else tied.stages(tuple(bounds), stages.pp)
         if tied is not None and ends[0] != ends[1]:
             grids = [stages.grids[end] for end in ends]
             parameters = tied.parameters / lcm(*(grid.shape[1] for grid in grids))

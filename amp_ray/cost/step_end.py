@@ -139,7 +139,7 @@ class StepEnds:
         """Return what the slowest stage takes.
 
         Args:
-            bounds: Shape ``(pp + 1,)``.
+            bounds: Of all chunks.
         """
         sync_s, step_s = max(self.of_stages(bounds), key=sum)
         return StepEnd(gradient_sync_s=sync_s, optimizer_s=step_s)
@@ -148,10 +148,10 @@ class StepEnds:
         """Return what gradient sync and optimizer take each stage.
 
         Args:
-            bounds: Shape ``(pp + 1,)``.
+            bounds: Of all chunks.
         """
         tps = [options.tp for options in self.stages.options]
-        held = {tp: self.weights(tp).of_stages(bounds).tolist() for tp in set(tps)}
+        held = {tp: self.weights(tp).of_stages(bounds, len(tps)).tolist() for tp in set(tps)}
         sync, step = [], []
         for stage, (tp, paths, device) in enumerate(
             zip(tps, self._paths, self._devices, strict=True)
@@ -187,7 +187,7 @@ class StepEnds:
         tied = self.weights(1).tied
         if tied is None:
             return
-        first, last = ends = tied.stages(bounds)
+        first, last = ends = tied.stages(bounds, self.stages.pp)
         if first == last:
             return
         if ends not in self._tied_paths:

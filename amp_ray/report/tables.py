@@ -160,7 +160,9 @@ class ResultsTable:
         if isinstance(result, Infeasible) or not result.feasible:
             return wrap(str(first_reason(result)), room) + _others_lines(result, room)
         marks = "".join(f" ({self._marks[warning]})" for warning in result.warnings)
-        lines = wrap(" ".join(map(str, result.strategy.bounds)) + marks, room)
+        lines = wrap(" ".join(map(str, result.strategy.given_bounds)) + marks, room)
+        if result.strategy.virtual_stages > 1:
+            lines += wrap(f"{result.strategy.virtual_stages} chunks per stage", room)
         lines += _others_lines(result, room)
         lines += _recompute_lines(result.strategy, self.experiment, room)
         if not self._has_places:

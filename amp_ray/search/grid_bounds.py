@@ -84,9 +84,9 @@ class GridBounds:
         both, batches = forward + backward, candidate.num_micro_batches
         late = max(batches - candidate.pp, 0)
         host_s = given.constants.host_s_per_micro_batch
-        blocks = given.traits.blocking_transfers
+        blocks = given.traits.blocking_transfers and candidate.virtual_stages == 1
         busy_s = slowest(batches * both, count, candidate, batches * blocks) + batches * host_s
-        if given.traits.virtual_stages > 1:
+        if candidate.virtual_stages > 1:
             return busy_s
         through_s = float(both.min(axis=0).sum()) + candidate.pp * host_s + self._cuts_s(candidate)
         later = (batches - 1) * backward + late * forward
@@ -156,8 +156,6 @@ class GridBounds:
 
     def _cut_s(self, candidate: Candidate) -> tuple[float, float]:
         """Return the least time of both messages of a cut inside a node, and between nodes."""
-        if self.cost_model.experiment.traits.virtual_stages > 1:
-            return 0.0, 0.0  # transfers then overlap with what the cost model takes off the bubble
         key = candidate.options.tp, candidate.micro_batch_size
         if key not in self._cuts:
             self._cuts[key] = self._least_cuts_s(*key)
@@ -249,6 +247,8 @@ class GridBounds:
         memory = self.cost_model.memory(candidate)
         if candidate.pp == 1:
             return memory.peak(0, 0, given.model.num_layers) <= most
+        if candidate.virtual_stages > 1:
+            return True  # memory is that of chunks, whose cuts are not known yet
         return may_fit(given, memory.earliest_starts(np.full(candidate.pp, most)))
 
     def _rest_s(self, candidate: Candidate) -> float:

@@ -136,12 +136,31 @@ def _with_batches(
                 options=experiment.stage_options(tp, dp),
                 pp=pp,
                 num_micro_batches=batch // (dp * size),
+                virtual_stages=virtual_stages,
             )
             for tp, dp, pp in grids
             if batch % dp == 0
+            for virtual_stages in _virtual_stages(pp, experiment)
             for size in _divisors(batch // dp)
             if _allows(dp, pp, size, experiment.limits)
         )
+    )
+
+
+def _virtual_stages(pp: int, experiment: Experiment) -> tuple[int, ...]:
+    """Return the chunks per stage to look at, for each of which every stage has a block.
+
+    A single stage has one. Where blocks are shared out evenly, chunks share them evenly, too.
+    """
+    if pp == 1:
+        return (1,)
+    num_blocks = experiment.model.block_counts[-1]
+    is_even = experiment.traits.partition == "even-blocks"
+    return tuple(
+        number
+        for number in experiment.limits.virtual_stages
+        if number == 1
+        or (number * pp <= num_blocks and not (is_even and num_blocks % (number * pp)))
     )
 
 

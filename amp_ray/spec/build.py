@@ -220,7 +220,7 @@ class _Builder:
             recompute=Recompute(kind=checked.recompute),
             sequence_parallel=self.sequence_parallel,
             global_batch_size=checked.global_batch_size,
-            limits=_limits(checked.search, document),
+            limits=_limits(checked.search, document, self.traits),
             trials=self.trials,
             space=checked.search.space,
             objective=checked.objective,
@@ -277,7 +277,7 @@ def _check_profiled(document: Document, section: ProfileSection) -> None:
     raise InputError(message, where=document.where("profile", "model"))
 
 
-def _limits(section: SearchSection, document: Document) -> SearchLimits:
+def _limits(section: SearchSection, document: Document, traits: RuntimeTraits) -> SearchLimits:
     """Return the limits of the search: all its keys but the space."""
     if section.token_slices and section.space != "uniform":
         message = f"token slices are planned in space uniform; the space is {section.space}"
@@ -285,7 +285,25 @@ def _limits(section: SearchSection, document: Document) -> SearchLimits:
     sizes = section.micro_batch_sizes
     limits = {key: value for key, value in section if key != "space"}
     limits["micro_batch_sizes"] = None if sizes is None else tuple(sorted(set(sizes)))
+    limits["virtual_stages"] = _virtual_stages(section, document, traits)
     return SearchLimits(**limits)
+
+
+def _virtual_stages(
+    section: SearchSection, document: Document, traits: RuntimeTraits
+) -> tuple[int, ...]:
+    """Return the chunks per stage that are looked at; the runtime's own where none are named."""
+    found = tuple(sorted(set(section.virtual_stages or (traits.virtual_stages,))))
+    if found == (1,):
+        return found
+    reason = traits.why_no_chunks(found[-1])
+    if reason is None and section.space != "uniform":
+        reason = f"interleaved chunks are planned in space uniform; the space is {section.space}"
+    if reason is None and section.token_slices:
+        reason = "token slices cannot be added to interleaved chunks; leave one of them out"
+    if reason is not None:
+        raise InputError(reason, where=document.where("search", "virtual_stages"))
+    return found
 
 
 def build_traits(document: Document, checked: ExperimentFile) -> RuntimeTraits:

@@ -96,21 +96,29 @@ class Candidate:
         options: Of every stage.
         pp: Pipeline parallel degree.
         num_micro_batches: Micro-batches per optimizer step and replica.
+        virtual_stages: Chunks per stage; above 1 the schedule is interleaved.
     """
 
     micro_batch_size: int
     options: StageOptions
     pp: int
     num_micro_batches: int
+    virtual_stages: int = 1
 
     def __post_init__(self) -> None:
-        """Refuse degrees below one."""
+        """Refuse degrees below one, and one stage with several chunks."""
         degrees = (self.micro_batch_size, self.pp, self.num_micro_batches)
         if min(degrees) < 1:
             message = "micro_batch_size, pp and num_micro_batches start at 1, found " + ", ".join(
                 map(str, degrees)
             )
             raise ValueError(message)
+        check_virtual_stages(self.virtual_stages, self.pp)
+
+    @property
+    def num_chunks(self) -> int:
+        """Chunks of all stages."""
+        return self.pp * self.virtual_stages
 
     @property
     def num_devices(self) -> int:
@@ -150,6 +158,17 @@ class GroupsCandidate:
     def global_batch_size(self) -> int:
         """Samples per optimizer step."""
         return self.micro_batch_size * self.num_micro_batches
+
+
+def check_virtual_stages(virtual_stages: int, pp: int) -> None:
+    """Refuse what is no number of chunks per stage.
+
+    Raises:
+        ValueError: If it is below 1, or one stage has several chunks.
+    """
+    if virtual_stages < 1 or (virtual_stages > 1 and pp == 1):
+        message = f"virtual_stages {virtual_stages} need several stages, found pp {pp}; use 1"
+        raise ValueError(message)
 
 
 AnyCandidate = Candidate | GroupsCandidate

@@ -42,6 +42,7 @@ class SearchLimits:
         min_tokens_per_s: Strategies that train fewer tokens in a second are not feasible.
         token_slices: Whether sequences may be cut into token slices.
         slice_granularity: Tokens at whose multiples slices begin; None = a 32nd of a sequence.
+        virtual_stages: Chunks per stage to look at, ascending; a single stage has one.
     """
 
     min_tp: int = 1
@@ -56,6 +57,7 @@ class SearchLimits:
     min_tokens_per_s: float | None = None
     token_slices: bool = False
     slice_granularity: int | None = None
+    virtual_stages: tuple[int, ...] = (1,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

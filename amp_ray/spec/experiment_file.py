@@ -198,6 +198,7 @@ class SearchSection(Section):
     min_tokens_per_s: Positive | None = None
     token_slices: Flag = False
     slice_granularity: Count | None = None
+    virtual_stages: Annotated[list[Count], Field(min_length=1)] | None = None
 
 
 class SshSection(Section):

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, Self
 
 from amp_ray.errors import InputError, Mistakes, Where, placed
@@ -28,7 +28,10 @@ _DEGREES = ("tp", "pp", "dp", "micro_batch_size")
 _OTHERS = tuple(OptionsRecord.model_fields)
 """Dimensions of a stage that may be left out."""
 
-_OPTIONAL = ("bounds", "measured_s", "recompute", "spread_s", "peak_memory_bytes", *_OTHERS)
+_OPTIONAL = (
+    *("bounds", "measured_s", "recompute", "spread_s", "peak_memory_bytes", "virtual_stages"),
+    *_OTHERS,
+)
 _FLAGS: Final[Mapping[str, bool]] = {"true": True, "false": False}
 _FAILURES: Final[Mapping[str, Failure]] = {"oom": "oom", "failed": "failed"}
 _LEAST_SECONDS: Final = 1e-6
@@ -71,6 +74,7 @@ class Context:
             profile knows no operators.
         sequence_parallel: What a strategy that says nothing of it does, where it can.
         divides_tokens: Tells whether so many ranks can divide the tokens of a sample.
+        virtual_stages: Chunks per stage of a line of CSV that does not say.
     """
 
     cluster: Cluster
@@ -81,6 +85,7 @@ class Context:
     num_operators: int = 0
     sequence_parallel: bool = False
     divides_tokens: Callable[[int], bool] = bool
+    virtual_stages: int = 1
 
     @classmethod
     def of(cls, experiment: Experiment) -> Self:
@@ -95,6 +100,7 @@ class Context:
             num_operators=0 if operators is None else operators.num_operators,
             sequence_parallel=experiment.sequence_parallel,
             divides_tokens=shape.divides_tokens,
+            virtual_stages=experiment.limits.virtual_stages[0],
         )
 
     def options(self, said: Mapping[str, int], recompute: Recompute) -> StageOptions:
@@ -148,6 +154,10 @@ def _from_cells(cells: Mapping[str, str], where: Where, context: Context) -> Giv
     degrees = {name: _degree(name, cells[name], where.at(name)) for name in said}
     recompute = _recompute(cells, degrees["pp"], where, context)
     candidate = _candidate(degrees, recompute[0], where, context, is_cut=bool(cells.get("bounds")))
+    number = read_count(cells.get("virtual_stages") or "0", where.at("virtual_stages"), low=0)
+    if candidate.pp > 1 or number:
+        with placed(where.at("virtual_stages"), ValueError):
+            candidate = replace(candidate, virtual_stages=number or context.virtual_stages)
     strategy = None
     if cells.get("bounds"):
         at_bounds = where.at("bounds")
@@ -353,6 +363,8 @@ def _uncut(record: StrategyRecord, where: Where, context: Context) -> Given:
         raise InputError(message, where=where.at("recompute"))
     (recompute,) = said_recompute(record) or (context.recompute,)
     candidate = _candidate(degrees | record.others(), recompute, where, context)
+    with placed(where.at("virtual_stages"), ValueError):
+        candidate = replace(candidate, virtual_stages=record.virtual_stages)
     if record.num_micro_batches not in {None, candidate.num_micro_batches}:
         message = (
             f"found {record.num_micro_batches}; global_batch_size {context.global_batch_size} "

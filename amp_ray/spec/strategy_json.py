@@ -10,7 +10,7 @@ from amp_ray.spec.cluster import Cluster
 from amp_ray.spec.operator_run import OperatorRun
 from amp_ray.spec.recompute import NO_RECOMPUTE, Recompute, RecomputeKind
 from amp_ray.spec.section import Count, Flag, Index, Section, Text, validate
-from amp_ray.spec.strategy import Stage, StageOptions, Strategy
+from amp_ray.spec.strategy import Stage, StageOptions, Strategy, stage_bounds
 from amp_ray.spec.yaml_text import Document
 
 Words = Literal["none", "selective", "full"]
@@ -101,6 +101,7 @@ class StrategyRecord(OptionsRecord):
     placement: list[tuple[Text, Index]] | None = None
     stages: Annotated[list[StageRecord], Field(min_length=1)] | None = None
     token_slices: list[tuple[Count, Annotated[list[Count], Field(min_length=1)]]] | None = None
+    virtual_stages: Count = 1
 
 
 def strategy_to_json(strategy: Strategy, cluster: Cluster) -> dict[str, Any]:
@@ -113,7 +114,7 @@ def strategy_to_json(strategy: Strategy, cluster: Cluster) -> dict[str, Any]:
         **(others if all(stage.options.others == others for stage in strategy.stages) else {}),
         "micro_batch_size": strategy.micro_batch_size,
         "num_micro_batches": strategy.num_micro_batches,
-        "bounds": list(strategy.bounds),
+        "bounds": list(strategy.given_bounds),
         "recompute": [stage.options.recompute.to_json() for stage in strategy.stages]
         if strategy.recompute is None
         else strategy.recompute.to_json(),
@@ -127,6 +128,8 @@ def strategy_to_json(strategy: Strategy, cluster: Cluster) -> dict[str, Any]:
             _stage_to_json(stage, first, strategy.micro_batch_size)
             for stage, first in zip(strategy.stages, strategy.first_rank, strict=True)
         ]
+    if strategy.virtual_stages > 1:
+        record["virtual_stages"] = strategy.virtual_stages
     if strategy.token_slices:
         record["token_slices"] = [
             [sequences, list(tokens)] for sequences, tokens in strategy.token_slices
@@ -163,6 +166,8 @@ def strategy_from_json(
             token_slices=tuple(
                 (count, tuple(tokens)) for count, tokens in checked.token_slices or ()
             ),
+            virtual_stages=checked.virtual_stages,
+            chunk_bounds=_chunk_bounds(checked),
         )
         _check_agreement(checked, strategy)
     return strategy
@@ -212,7 +217,7 @@ def _check_size(record: StrategyRecord, cluster: Cluster) -> None:
     if record.stages is not None:
         num_devices = sum(stage.tp * stage.dp for stage in record.stages)
     else:
-        num_devices = (record.tp or 1) * (record.dp or 1) * (len(record.bounds or (0, 0)) - 1)
+        num_devices = (record.tp or 1) * (record.dp or 1) * (len(_stage_bounds(record)) - 1)
     if num_devices > cluster.num_devices:
         message = f"uses {num_devices} devices; the cluster has {cluster.num_devices}"
         raise ValueError(message)
@@ -244,7 +249,7 @@ def _stages(record: StrategyRecord) -> tuple[Stage, ...]:
     if record.bounds[0] != 0:
         message = f"bounds run from 0 to the number of layers, found {record.bounds}"
         raise ValueError(message)
-    cuts = list(pairwise(record.bounds))
+    cuts = list(pairwise(_stage_bounds(record)))
     per_stage = said_recompute(record) or (NO_RECOMPUTE,)
     if not isinstance(record.recompute, list):
         per_stage *= len(cuts)
@@ -258,6 +263,25 @@ def _stages(record: StrategyRecord) -> tuple[Stage, ...]:
             options=StageOptions(tp=record.tp, dp=record.dp, recompute=chosen, **record.others()),
         )
         for (first, end), chosen in zip(cuts, per_stage, strict=True)
+    )
+
+
+def _chunk_bounds(record: StrategyRecord) -> tuple[int, ...]:
+    """Return ``bounds`` where they are of chunks: more than ``pp`` (or the stages) of them."""
+    bounds, number = record.bounds or (), record.virtual_stages
+    num_stages = record.pp if record.stages is None else len(record.stages)
+    if number == 1 or num_stages is None or len(bounds) != num_stages * number + 1:
+        return ()
+    return tuple(bounds)
+
+
+def _stage_bounds(record: StrategyRecord) -> tuple[int, ...]:
+    """Return ``bounds`` of stages."""
+    chunks = _chunk_bounds(record)
+    return (
+        stage_bounds(chunks, (len(chunks) - 1) // record.virtual_stages)
+        if chunks
+        else tuple(record.bounds or (0, 0))
     )
 
 
@@ -275,7 +299,7 @@ def _check_agreement(record: StrategyRecord, strategy: Strategy) -> None:
         "tp": (record.tp, strategy.tp),
         "pp": (record.pp, strategy.pp),
         "dp": (record.dp, strategy.dp),
-        "bounds": (record.bounds, list(strategy.bounds)),
+        "bounds": (record.bounds, list(strategy.given_bounds)),
         "recompute": _recompute_said_and_made(record, strategy),
         **{name: (value, _made(name, strategy)) for name, value in record.others().items()},
     }

@@ -45,7 +45,8 @@ class RuntimeTraits:
         sliced_gradients: The same for gradients.
         mask_bytes: Bytes of an attention mask that each forward message carries.
         overlaps_backward_all_reduce: Whether a backward all-reduce runs beside the weight gradient.
-        virtual_stages: Model chunks per stage (interleaved schedule); divides fill and drain.
+        virtual_stages: Chunks per stage where neither the search nor a strategy tells them.
+        interleaves: Whether it can run several chunks per stage (interleaved schedule).
         accumulates_fp16_in_fp32: Whether the gradients of a step's micro-batches are added up in
             single precision when training in fp16.
         accumulates_bf16_in_fp32: The same for bf16.
@@ -102,6 +103,7 @@ class RuntimeTraits:
     mask_bytes: float = 0.0
     overlaps_backward_all_reduce: bool = False
     virtual_stages: int = 1
+    interleaves: bool = False
     accumulates_fp16_in_fp32: bool = False
     accumulates_bf16_in_fp32: bool = True
     fused_accumulation: bool = False
@@ -172,6 +174,16 @@ class RuntimeTraits:
             words = ", ".join(map(str, per_stage))
             return f"runtime {self.name!r} recomputes alike in all stages, found {words}"
         return None
+
+    def why_no_chunks(self, virtual_stages: int) -> str | None:
+        """Say why the runtime cannot run so many chunks per stage; None if it can."""
+        if virtual_stages == 1 or self.interleaves or self.virtual_stages > 1:
+            return None
+        able = ", ".join(name for name, traits in RUNTIMES.items() if traits.interleaves)
+        return (
+            f"runtime {self.name!r} does not interleave chunks, found virtual_stages "
+            f"{virtual_stages}; runtimes that do: {able}"
+        )
 
     def why_no_experts(self, ep: int) -> str | None:
         """Say that the runtime cannot share out experts; None if it can, or need not."""
@@ -282,6 +294,7 @@ TORCH: Final = RuntimeTraits(
     step_traffic_bytes_per_parameter=8.0,
     master_bytes_per_parameter=4.0,
     bucket_bytes_per_element=0.0,
+    interleaves=True,
     unequal_stages=True,
     token_slices=True,
     recompute=("none", "selective", "selective:n", "full", "full:n"),
@@ -306,6 +319,7 @@ MEGATRON_LM: Final = RuntimeTraits(
     description="Megatron-LM since 2022: overlapped backward all-reduces, batched p2p.",
     partition="even-blocks",
     vocabulary_multiple=128,
+    interleaves=True,
     duplex_transfers=True,
     sliced_activations=True,
     sliced_gradients=True,

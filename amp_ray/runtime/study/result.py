@@ -197,7 +197,7 @@ def history_jsonl(records: Iterable[TrialRecord], cluster: Cluster) -> Iterator[
 
 def history_csv(records: Iterable[TrialRecord]) -> str:
     """Return a table of all trials, for spreadsheet programs."""
-    return _table(HISTORY_COLUMNS, map(_history_row, records))
+    return _table(HISTORY_COLUMNS, [_history_row(entry) for entry in records])
 
 
 def _history_row(trial_record: TrialRecord) -> dict[str, Any]:
@@ -253,13 +253,14 @@ def _degrees(strategy: Strategy) -> dict[str, Any]:
         "pp": strategy.pp,
         "dp": strategy.dp,
         "micro_batch_size": strategy.micro_batch_size,
-        "bounds": _spaced(strategy.bounds),
+        "bounds": _spaced(strategy.given_bounds),
         "recompute": _spaced(
             [stage.options.recompute for stage in strategy.stages]
             if strategy.recompute is None
             else [strategy.recompute]
         ),
         **{name: str(value).lower() for name, value in strategy.stages[0].options.others.items()},
+        **({"virtual_stages": strategy.virtual_stages} if strategy.virtual_stages > 1 else {}),
     }
 
 
@@ -269,9 +270,10 @@ def _spaced(values: Sequence[object] | None) -> str:
 
 
 def _table(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
-    """Return rows as CSV text."""
+    """Return rows as CSV text; a dimension that is off in all of them has no column."""
     text, table = io.StringIO(), list(rows)
-    used = [name for name in DIMENSIONS if any(name in row for row in table)]
+    optional = (*DIMENSIONS, "virtual_stages")
+    used = [name for name in optional if any(name in row for row in table)]
     writer = csv.DictWriter(text, [*columns, *used], lineterminator="\n")
     writer.writeheader()
     writer.writerows(table)
