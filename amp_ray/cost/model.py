@@ -79,12 +79,10 @@ class CostModel:
 
     experiment: Experiment
     _memory: dict[Candidate, MemoryModel] = field(init=False, default_factory=dict)
-    _weights: dict[int, Weights] = field(init=False, default_factory=dict)
+    _weights: dict[tuple[int, int], Weights] = field(init=False, default_factory=dict)
     _networks: dict[int, tuple[Topology, MessageModel]] = field(init=False, default_factory=dict)
     _slice_models: dict[tuple[int, int], "CostModel"] = field(init=False, default_factory=dict)
-    _layer_memory: dict[tuple[int, int, RecomputeKind], FloatArray] = field(
-        init=False, default_factory=dict
-    )
+    _layer_memory: dict[tuple[int | str, ...], FloatArray] = field(init=False, default_factory=dict)
 
     def costs(self, candidate: Candidate, placement: tuple[int, ...] | None = None) -> StageCosts:
         """Price a candidate as far as its cuts do not matter.
@@ -214,11 +212,18 @@ class CostModel:
             tokens_per_sample=self._sequence_length,
         )
 
-    def weights(self, tp: int) -> Weights:
-        """Return what a rank of a tensor-parallel group holds."""
-        if tp not in self._weights:
-            self._weights[tp] = Weights(model=self.experiment.model, tp=tp)
-        return self._weights[tp]
+    def weights(self, tp: int, expert_ranks: int = 0) -> Weights:
+        """Return what a rank of a tensor-parallel group holds.
+
+        Args:
+            tp: Its size.
+            expert_ranks: Ranks that hold the experts of a layer together; by default the group.
+        """
+        key = tp, expert_ranks or tp
+        if key not in self._weights:
+            model = self.experiment.model
+            self._weights[key] = Weights(model=model, tp=tp, expert_ranks=key[1])
+        return self._weights[key]
 
     def memory(self, candidate: Candidate) -> MemoryModel:
         """Return the memory of a candidate's stages."""
@@ -228,7 +233,8 @@ class CostModel:
 
     def _new_memory(self, candidate: Candidate) -> MemoryModel:
         """Return the memory of a candidate's stages, from tables that others may share."""
-        given, weights = self.experiment, self.weights(candidate.options.tp)
+        given, options = self.experiment, candidate.options
+        weights = self.weights(options.tp, options.expert_ranks)
         rank = Rank(
             device=given.cluster.device_types[0],
             tp=candidate.options.tp,
@@ -236,8 +242,8 @@ class CostModel:
             precision=given.precision,
         )
         return MemoryModel(
-            layers=self._memory_rows(rank, candidate.options.recompute.kind),
-            plain=self._memory_rows(rank, "none"),
+            layers=self._memory_rows(rank, options, options.recompute.kind),
+            plain=self._memory_rows(rank, options, "none"),
             block_counts=np.array(given.model.block_counts),
             weights=weights,
             candidate=candidate,
@@ -262,15 +268,20 @@ class CostModel:
             self._networks[num_samples] = topology, replace(self.messages, topology=topology)
         return self._networks[num_samples]
 
-    def _memory_rows(self, rank: Rank, recompute: RecomputeKind) -> FloatArray:
+    def _memory_rows(
+        self, rank: Rank, options: StageOptions, recompute: RecomputeKind
+    ) -> FloatArray:
         """Return what layers need on one kind of rank."""
-        key = (rank.tp, rank.micro_batch_size, recompute)
+        key = (rank.tp, options.ep, options.expert_tp, rank.micro_batch_size, recompute)
         if key not in self._layer_memory:
             given = self.experiment
             layers = LayerMemory(
-                model=given.model, rank=rank, recompute=recompute, traits=given.traits
+                model=self.time_tables.layouts.of(options),
+                rank=rank,
+                recompute=recompute,
+                traits=given.traits,
             )
-            self._layer_memory[key] = layers.rows(self.weights(rank.tp))
+            self._layer_memory[key] = layers.rows(self.weights(options.tp, options.expert_ranks))
         return self._layer_memory[key]
 
     @cached_property

@@ -126,13 +126,13 @@ class StepEnds:
 
     Args:
         types: Device types of each stage.
-        weights: What a rank holds at some tp.
+        weights: What a rank holds at some tp, with experts on some number of ranks.
     """
 
     model: StepEndModel
     stages: PlacedStages
     types: Sequence[frozenset[int]]
-    weights: Callable[[int], Weights]
+    weights: Callable[..., Weights]
     _tied_paths: dict[tuple[int, int], tuple[Path, ...]] = field(init=False, default_factory=dict)
 
     def at(self, bounds: tuple[int, ...]) -> StepEnd:
@@ -151,16 +151,47 @@ class StepEnds:
             bounds: Of all chunks.
         """
         tps = [options.tp for options in self.stages.options]
-        held = {tp: self.weights(tp).of_stages(bounds, len(tps)).tolist() for tp in set(tps)}
+        held = {tp: self.weights(tp).of_stages(bounds, len(tps)) for tp in set(tps)}
         sync, step = [], []
         for stage, (tp, paths, device) in enumerate(
             zip(tps, self._paths, self._devices, strict=True)
         ):
-            parameters, dp = held[tp][stage], self.stages.options[stage].dp
+            options = self.stages.options[stage]
+            parameters, dp = float(held[tp][stage]), options.dp
+            if options.spreads_experts:
+                parameters -= self._experts(stage, bounds) * options.expert_ranks / tp
             sync.append(max([self.model.sync_s(parameters, dp, path, device) for path in paths]))
             step.append(self.model.optimizer_s(parameters, dp, device))
         self._add_tied(sync, bounds)
+        self._add_experts(sync, step, bounds)
         return list(zip(sync, step, strict=True))
+
+    def _experts(self, stage: int, bounds: tuple[int, ...]) -> float:
+        """Return the parameters of experts on one rank of a stage."""
+        options = self.stages.options[stage]
+        weights = self.weights(options.tp, options.expert_ranks)
+        return float(weights.experts_of_stages(bounds, self.stages.pp)[stage])
+
+    def _add_experts(self, sync: list[float], step: list[float], bounds: tuple[int, ...]) -> None:
+        """Add the experts of stages that spread them: other ranks hold the same ones."""
+        for stage, options in enumerate(self.stages.options):
+            if options.spreads_experts:
+                parameters, dp = self._experts(stage, bounds), options.expert_dp
+                device = self._devices[stage]
+                sync[stage] += max(
+                    self.model.sync_s(parameters, dp, path, device)
+                    for path in self._expert_paths[stage]
+                )
+                step[stage] += self.model.optimizer_s(parameters, dp, device)
+
+    @cached_property
+    def _expert_paths(self) -> list[list[Path]]:
+        """What the gradient rings of each stage's experts meet."""
+        grids = [self.stages.expert_grid(stage) for stage in range(self.stages.pp)]
+        rows = [grid.reshape(len(grid), -1).T.tolist() for grid in grids]
+        rings = self.model.topology.rings(list(chain.from_iterable(rows)))
+        ends = accumulate(map(len, rows), initial=0)
+        return [rings.among(first, end) for first, end in pairwise(ends)]
 
     @cached_property
     def _paths(self) -> list[list[Path]]:

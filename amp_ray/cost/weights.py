@@ -87,19 +87,26 @@ class Weights:
             bounds: Of all chunks.
             pp: Number of stages; None where each is one chunk.
         """
-        held: FloatArray = np.diff(self.prefix[list(bounds)])
-        if pp is not None and len(held) > pp:
-            held = held.reshape(-1, pp).sum(axis=0)
+        held = _by_stage(self.prefix, bounds, pp)
         if self.tied is not None:
             first, last = self.tied.stages(bounds, pp)
             if first == last:
                 held[first] -= self.tied.parameters
         return held
 
-    def experts_of_stages(self, bounds: tuple[int, ...]) -> FloatArray:
+    def experts_of_stages(self, bounds: tuple[int, ...], pp: int) -> FloatArray:
         """Return the parameters of experts on one rank of each stage, shape ``(pp,)``.
 
         Args:
-            bounds: Shape ``(pp + 1,)``.
+            bounds: Of all chunks.
+            pp: Number of stages.
         """
-        return np.diff(self.expert_prefix[list(bounds)])
+        return _by_stage(self.expert_prefix, bounds, pp)
+
+
+def _by_stage(prefix: FloatArray, bounds: tuple[int, ...], pp: int | None) -> FloatArray:
+    """Return what stages have of what prefix sums count; ``pp`` None where each is one chunk."""
+    held: FloatArray = np.diff(prefix[list(bounds)])
+    if pp is not None and len(held) > pp:
+        held = held.reshape(-1, pp).sum(axis=0)
+    return held
