@@ -195,6 +195,26 @@ class MemoryModel:
         layers, plain = (rows * scale + added for rows in (self.layers, self.plain))
         return replace(self, layers=layers, plain=plain, slice_share=share)
 
+    def weighed(self) -> "MemoryModel":
+        """Return the memory with experts that count as much more as fewer ranks share their states.
+
+        Other ranks hold the same experts than hold the same other weights.
+        """
+        options = self.candidate.options
+        if not options.spreads_experts:
+            return self
+        ratio = self._state_bytes(options.expert_dp) / self._state_bytes(options.dp)
+        layers, plain = self.layers.copy(), self.plain.copy()
+        for rows in (layers, plain):
+            rows[0] += (ratio - 1.0) * self.weights.expert_prefix
+        return replace(self, layers=layers, plain=plain)
+
+    def _state_bytes(self, dp: int) -> float:
+        """Return what a rank keeps of a parameter that ``dp`` ranks hold."""
+        per = self.traits.bytes_per_parameter(self.rank.precision)
+        shards = dp if self.zero_stage >= 1 else 1
+        return per.kept + (per.master + self.optimizer.moment_bytes) / shards
+
     def peak(self, stage: int, start: int, end: int) -> float:
         """Return the peak of one stage.
 
@@ -290,7 +310,7 @@ class MemoryModel:
         traits, candidate = self.traits, self.candidate
         per = traits.bytes_per_parameter(self.rank.precision)
         shards = candidate.options.dp if self.zero_stage >= 1 else 1
-        states = per.kept + (per.master + self.optimizer.moment_bytes) / shards
+        states = self._state_bytes(candidate.options.dp)
         full = candidate.options.recompute.kind == "full"
         rows = []
         pp, num_micro_batches = candidate.pp, candidate.num_micro_batches

@@ -252,7 +252,7 @@ class CostModel:
             zero_stage=given.zero_stage,
             traits=given.traits,
             constants=given.constants,
-        )
+        ).weighed()
 
     def network(self, num_samples: int) -> tuple[Topology, MessageModel]:
         """Return the links as activations of so many samples meet them, and messages over these.
