@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from itertools import chain, pairwise
+from typing import Protocol
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from amp_ray.cost.messages import sample_bytes
 from amp_ray.cost.recompute import split_after
 from amp_ray.cost.roofline import Rank
 from amp_ray.cost.weights import Weights
+from amp_ray.cost.work import PASSES
 from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.constants import Constants
 from amp_ray.spec.device import Device
@@ -33,12 +35,24 @@ CHECKPOINT_BUFFERS = 2
 """With full recompute what enters a stage is kept per micro-batch as its checkpoint already; at
 each end there is one buffer for what arrives and one for what is sent."""
 
+GATHERED_COPIES = 2
+"""Under sequence parallelism a product's input is whole while it runs, and in the backward pass so
+is that input's gradient until it is scattered."""
+
 NOT_TIED = np.array([-1.0, -1.0, 0.0])
 """In place of two layers that share a weight, where there are none."""
 
 LIVE_TEMPORARIES = 3
 """Tensors of an operator's largest saved size that live while it runs: one that it reads, one
 that it writes, one gradient."""
+
+
+class SavedBytes(Protocol):
+    """Bytes per sample and rank of a layer."""
+
+    def __call__(self, *, tp: int, bytes_per_element: int) -> float:
+        """Return them for a tensor parallel degree."""
+        ...
 
 
 def in_flight(
@@ -108,7 +122,10 @@ class LayerMemory:
         np.cumsum(kept, out=rows[1, 1:])
         rows[2, :-1] = temporary
         rows[3] = self.rank.micro_batch_size * sample_bytes(
-            self.model, self.rank.tp, self.rank.precision
+            self.model,
+            self.rank.tp,
+            self.rank.precision,
+            sequence_parallel=self.rank.sequence_parallel,
         )
         rows[3, 1:-1] += self.traits.mask_bytes
         return rows
@@ -121,27 +138,39 @@ class LayerMemory:
         """
         size, width = self.rank.micro_batch_size, self.rank.bytes_per_element
         if self._runs_again(layer):
-            return size * width * layer.output_elements  # as large as its input
-        kept = layer.saved_bytes(tp=self.rank.tp, bytes_per_element=width)
+            return size * width * layer.output_elements / self._divides_tokens  # as its input
+        kept = self._each(layer.saved_bytes)
         if self.recompute == "selective":
-            kept -= layer.core_saved_bytes(tp=self.rank.tp, bytes_per_element=width)
+            kept -= self._each(layer.core_saved_bytes)
         return size * kept
 
     def temporary_bytes(self, layer: Layer) -> float:
         """Bytes that live while the layer runs: its working set, or logits and their copies.
 
         What is computed again is alive for one micro-batch: all that a block saves, or what is
-        made within its attention core.
+        made within its attention core. Under sequence parallelism products run on whole tensors.
         """
-        tp, width = self.rank.tp, self.rank.bytes_per_element
-        logits = layer.logits * self.traits.logit_bytes / tp
+        logits = layer.logits * self.traits.logit_bytes / self.rank.tp
         if self._runs_again(layer):
-            working = layer.saved_bytes(tp=tp, bytes_per_element=width)
+            working = self._each(layer.saved_bytes)
         else:
-            working = LIVE_TEMPORARIES * layer.largest_saved_bytes(tp=tp, bytes_per_element=width)
+            working = LIVE_TEMPORARIES * self._each(layer.largest_saved_bytes)
         if self.recompute == "selective":
-            working = max(working, layer.core_saved_bytes(tp=tp, bytes_per_element=width))
+            working = max(working, self._each(layer.core_saved_bytes))
+        if self.rank.sequence_parallel:
+            whole = max(map(max, filter(None, map(layer.all_reduce_elements, PASSES))), default=0.0)
+            working += GATHERED_COPIES * whole * self.rank.bytes_per_element
         return self.rank.micro_batch_size * max(logits, working)
+
+    def _each(self, saved_bytes: SavedBytes) -> float:
+        """Return what one rank holds; all of it is divided where tokens are divided, too."""
+        width, divides = self.rank.bytes_per_element, self._divides_tokens
+        return saved_bytes(tp=self.rank.tp // divides, bytes_per_element=width) / divides
+
+    @property
+    def _divides_tokens(self) -> int:
+        """Ranks that divide the tokens of what tensor parallelism leaves whole."""
+        return self.rank.tp if self.rank.sequence_parallel else 1
 
     def _runs_again(self, layer: Layer) -> bool:
         """Tell whether the layer is computed again in the backward pass."""

@@ -240,6 +240,7 @@ class CostModel:
             tp=candidate.options.tp,
             micro_batch_size=candidate.micro_batch_size,
             precision=given.precision,
+            sequence_parallel=candidate.options.sequence_parallel,
         )
         return MemoryModel(
             layers=self._memory_rows(rank, options, options.recompute.kind),
@@ -272,7 +273,8 @@ class CostModel:
         self, rank: Rank, options: StageOptions, recompute: RecomputeKind
     ) -> FloatArray:
         """Return what layers need on one kind of rank."""
-        key = (rank.tp, options.ep, options.expert_tp, rank.micro_batch_size, recompute)
+        spread = options.ep, options.expert_tp
+        key = (rank.tp, *spread, rank.sequence_parallel, rank.micro_batch_size, recompute)
         if key not in self._layer_memory:
             given = self.experiment
             layers = LayerMemory(

@@ -118,9 +118,10 @@ class PriceModel:
         for before, boundary in enumerate(bounds[1:-1]):
             ends = (before % stages.pp, (before + 1) % stages.pp)
             tps = [stages.options[stage].tp for stage in ends]
+            divided = any(stages.options[stage].sequence_parallel for stage in ends)
             per_byte = self._price_per_sample(stages, *ends)
             for is_sliced, tp in zip(kinds, reversed(tps), strict=True):
-                held = float(self.sample_bytes(tp)[boundary]) * (1 if is_sliced else tp)
+                held = float(self.sample_bytes(tp)[boundary]) * (1 if is_sliced or divided else tp)
                 yield per_byte * held * stages.num_micro_batches
 
     def _price_per_sample(self, stages: PlacedStages, before: int, after: int) -> float:

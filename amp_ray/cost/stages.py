@@ -139,6 +139,11 @@ class PlacedStages:
         return np.array([options.tp for options in self.options])
 
     @cached_property
+    def sequence_parallel(self) -> IntArray:
+        """Shape ``(pp,)``. Whether the tensor-parallel ranks of each stage divide tokens."""
+        return np.array([int(options.sequence_parallel) for options in self.options])
+
+    @cached_property
     def first_group(self) -> list[int]:
         """Length ``pp + 1``. Where the groups of each stage begin."""
         return [0, *accumulate(map(len, self.shares))]
@@ -392,7 +397,8 @@ class TimeTables:
         """
         recompute = options.recompute.kind
         spread = (options.ep, options.expert_tp, exchange)
-        key = (types, ring, options.tp, spread, recompute, samples)
+        divided = (options.tp, options.sequence_parallel, spread)
+        key = (types, ring, divided, recompute, samples)
         if key not in self._known:
             known = self.topology.cluster.device_types
             costs = replace(self.layer_costs, model=self.layouts.of(options))
@@ -403,6 +409,7 @@ class TimeTables:
                         tp=options.tp,
                         micro_batch_size=samples,
                         precision=self.precision,
+                        sequence_parallel=options.sequence_parallel,
                     ),
                     ring,
                     recompute,

@@ -85,6 +85,10 @@ class StepEndModel:
         """Time the all-reduce of a weight between two ranks that both hold it."""
         return all_reduce_s(parameters * self._per_parameter.tied, 2, ring, self._start_s)
 
+    def replicated_s(self, parameters: float, tp: int, ring: Path) -> float:
+        """Time the all-reduce of gradients of which each tensor-parallel rank has a part."""
+        return all_reduce_s(parameters * self._per_parameter.gradient, tp, ring, self._start_s)
+
     def line(self, dp: int, paths: Iterable[Path], device: Device) -> tuple[float, float]:
         """Return both, without tied weights, as a line: seconds, and seconds per parameter.
 
@@ -164,7 +168,28 @@ class StepEnds:
             step.append(self.model.optimizer_s(parameters, dp, device))
         self._add_tied(sync, bounds)
         self._add_experts(sync, step, bounds)
+        self._add_replicated(sync, bounds)
         return list(zip(sync, step, strict=True))
+
+    def _add_replicated(self, sync: list[float], bounds: tuple[int, ...]) -> None:
+        """Add the all-reduce of gradients that tensor-parallel ranks have of their tokens alone.
+
+        Those are of the norms, which every rank holds whole, under sequence parallelism.
+        """
+        for stage, options in enumerate(self.stages.options):
+            if options.sequence_parallel:
+                weights = self.weights(options.tp)
+                parameters = float(weights.replicated_of_stages(bounds, self.stages.pp)[stage])
+                sync[stage] += max(
+                    self.model.replicated_s(parameters, options.tp, path)
+                    for path in self._tensor_paths[stage]
+                )
+
+    @cached_property
+    def _tensor_paths(self) -> list[list[Path]]:
+        """What the tensor-parallel rings of each stage meet."""
+        rings = self.model.topology.rings(self.stages.groups)
+        return [rings.among(first, end) for first, end in pairwise(self.stages.first_group)]
 
     def _experts(self, stage: int, bounds: tuple[int, ...]) -> float:
         """Return the parameters of experts on one rank of a stage."""

@@ -67,6 +67,12 @@ class Weights:
         return np.concatenate(([0.0], np.cumsum(held))) / (self.expert_ranks or self.tp)
 
     @cached_property
+    def replicated_prefix(self) -> FloatArray:
+        """Shape ``(num_layers + 1,)``. Prefix sums of what every tensor-parallel rank holds."""
+        held = [layer.replicated_parameters for layer in self.model.layers]
+        return np.concatenate(([0.0], np.cumsum(held)))
+
+    @cached_property
     def tied(self) -> TiedWeight | None:
         """The weight that two layers hold, if there is one.
 
@@ -93,6 +99,15 @@ class Weights:
             if first == last:
                 held[first] -= self.tied.parameters
         return held
+
+    def replicated_of_stages(self, bounds: tuple[int, ...], pp: int) -> FloatArray:
+        """Return of each stage what every tensor-parallel rank holds whole, shape ``(pp,)``.
+
+        Args:
+            bounds: Of all chunks.
+            pp: Number of stages.
+        """
+        return _by_stage(self.replicated_prefix, bounds, pp)
 
     def experts_of_stages(self, bounds: tuple[int, ...], pp: int) -> FloatArray:
         """Return the parameters of experts on one rank of each stage, shape ``(pp,)``.

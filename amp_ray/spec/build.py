@@ -309,7 +309,9 @@ def _virtual_stages(
 def build_traits(document: Document, checked: ExperimentFile) -> RuntimeTraits:
     """Return the runtime's record with the traits that the file sets; refuse unknown ones."""
     if checked.runtime not in RUNTIMES:
-        message = f"found {checked.runtime!r}; expected one of {', '.join(RUNTIMES)}"
+        close = [name for name in RUNTIMES if name.startswith(f"{checked.runtime}-")]
+        hint = f", did you mean {close[0]!r}?" if close else ""
+        message = f"found {checked.runtime!r}; expected one of {', '.join(RUNTIMES)}{hint}"
         raise InputError(message, where=document.where("runtime"))
     traits = RUNTIMES[checked.runtime]
     chosen: dict[str, Any] = {}

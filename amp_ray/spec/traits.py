@@ -314,9 +314,9 @@ MEGATRON: Final = RuntimeTraits(
     context_bytes=4.0 * GIB,
 )
 
-MEGATRON_LM: Final = RuntimeTraits(
-    name="megatron-lm",
-    description="Megatron-LM since 2022: overlapped backward all-reduces, batched p2p.",
+MEGATRON_LM_2022: Final = RuntimeTraits(
+    name="megatron-lm-2022",
+    description="Megatron-LM of 2022: overlapped backward all-reduces, batched p2p.",
     partition="even-blocks",
     vocabulary_multiple=128,
     interleaves=True,
@@ -326,9 +326,37 @@ MEGATRON_LM: Final = RuntimeTraits(
     overlaps_backward_all_reduce=True,
     accumulates_fp16_in_fp32=True,
     fused_accumulation=True,
+    master_bytes_per_parameter=4.0,
     recompute=("none", "selective", "full", "full:n"),
     allocator_factor=1.10,
     context_bytes=4.0 * GIB,
+    sequence_parallel=True,
+)
+
+MEGATRON_CORE: Final = replace(
+    MEGATRON_LM_2022,
+    name="megatron-core",
+    description="Megatron-core since 2024 with Transformer Engine: flash attention, any cuts.",
+    partition="exact",
+    fused_attention=True,
+    dropout=False,
+    sliced_activations=False,
+    sliced_gradients=False,
+    step_traffic_bytes_per_parameter=22.0,
+)
+
+NANOTRON: Final = RuntimeTraits(
+    name="nanotron",
+    description="nanotron 0.4: flash attention, scattered tokens, gradients in single precision.",
+    fused_attention=True,
+    dropout=False,
+    overlaps_backward_all_reduce=True,
+    kept_bytes_per_parameter=6.0,
+    master_bytes_per_parameter=4.0,
+    step_traffic_bytes_per_parameter=22.0,
+    bucket_elements=25 * 1024**2 / 2,
+    recompute=("none", "full"),
+    sequence_parallel=True,
 )
 
 AMP_2022: Final = RuntimeTraits(
@@ -369,6 +397,9 @@ AMP_2022_TRANSGAN: Final = replace(
 RUNTIMES: Final = MappingProxyType(
     {
         traits.name: traits
-        for traits in (DEEPSPEED, TORCH, MEGATRON, MEGATRON_LM, AMP_2022, AMP_2022_TRANSGAN)
+        for traits in (
+            *(DEEPSPEED, TORCH, MEGATRON_CORE, MEGATRON_LM_2022, MEGATRON, NANOTRON),
+            *(AMP_2022, AMP_2022_TRANSGAN),
+        )
     }
 )

@@ -12,6 +12,11 @@ def test_every_runtime_can_be_chosen(name: str) -> None:
     assert experiment_from(text).traits == RUNTIMES[name]
 
 
+def test_a_runtime_that_was_renamed_is_named() -> None:
+    with pytest.raises(InputError, match=r"found 'megatron-lm'; .*did you mean 'megatron-lm-2022'"):
+        experiment_from(SMALL + "runtime: megatron-lm\n")
+
+
 def test_traits_are_set_in_the_records_own_types() -> None:
     text = SMALL + "traits: {shards_heads: false, virtual_stages: 2, context_bytes: 7}\n"
     traits = experiment_from(text).traits
