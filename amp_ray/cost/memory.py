@@ -23,13 +23,14 @@ from amp_ray.cost.recompute import split_after
 from amp_ray.cost.roofline import Rank
 from amp_ray.cost.weights import Weights
 from amp_ray.cost.work import PASSES
-from amp_ray.spec.candidate import Candidate
+from amp_ray.spec.candidate import Candidate, StageOptions
 from amp_ray.spec.constants import Constants
 from amp_ray.spec.device import Device
 from amp_ray.spec.model import Layer, Model
 from amp_ray.spec.optimizer import Optimizer
 from amp_ray.spec.recompute import RecomputeKind
-from amp_ray.spec.traits import RuntimeTraits
+from amp_ray.spec.traits import ParameterBytes, RuntimeTraits
+from amp_ray.spec.zero import MOST_ZERO_STAGE, SHARDED_GRADIENTS
 
 CHECKPOINT_BUFFERS = 2
 """With full recompute what enters a stage is kept per micro-batch as its checkpoint already; at
@@ -187,7 +188,6 @@ class MemoryModel:
         block_counts: Shape ``(num_layers + 1,)``. As `Model.block_counts`.
         weights: What a rank holds.
         rank: Its precision counts, and the context of its device.
-        zero_stage: What is sharded over dp.
         traits: What the runtime keeps.
         constants: Context and allocator.
         slice_share: As in `in_flight`.
@@ -200,7 +200,6 @@ class MemoryModel:
     candidate: Candidate
     rank: Rank
     optimizer: Optimizer
-    zero_stage: int
     traits: RuntimeTraits
     constants: Constants
     slice_share: float = 1.0
@@ -232,17 +231,12 @@ class MemoryModel:
         options = self.candidate.options
         if not options.spreads_experts:
             return self
-        ratio = self._state_bytes(options.expert_dp) / self._state_bytes(options.dp)
+        per = self.traits.bytes_per_parameter(self.rank.precision)
+        ratio = self._state_bytes(per, options.of_experts) / self._state_bytes(per, options)
         layers, plain = self.layers.copy(), self.plain.copy()
         for rows in (layers, plain):
             rows[0] += (ratio - 1.0) * self.weights.expert_prefix
         return replace(self, layers=layers, plain=plain)
-
-    def _state_bytes(self, dp: int) -> float:
-        """Return what a rank keeps of a parameter that ``dp`` ranks hold."""
-        per = self.traits.bytes_per_parameter(self.rank.precision)
-        shards = dp if self.zero_stage >= 1 else 1
-        return per.kept + (per.master + self.optimizer.moment_bytes) / shards
 
     def peak(self, stage: int, start: int, end: int) -> float:
         """Return the peak of one stage.
@@ -338,13 +332,14 @@ class MemoryModel:
         """Columns of `stage_peak`, one row per stage."""
         traits, candidate = self.traits, self.candidate
         per = traits.bytes_per_parameter(self.rank.precision)
-        shards = candidate.options.dp if self.zero_stage >= 1 else 1
-        states = self._state_bytes(candidate.options.dp)
+        shards = candidate.options.zero.shards(candidate.options.dp)
+        states = self._state_bytes(per, candidate.options)
         full = candidate.options.recompute.kind == "full"
         rows = []
         pp, num_micro_batches = candidate.pp, candidate.num_micro_batches
         bucket = per.bucket if candidate.options.dp > 1 or traits.buckets_alone else 0.0
         context = self._context_bytes * self.constants.context_scale
+        context += self._whole_layers_bytes(per) * traits.allocator_factor
         for stage in range(pp):
             flying = in_flight(
                 stage, pp, num_micro_batches, candidate.virtual_stages, self.slice_share
@@ -363,6 +358,48 @@ class MemoryModel:
                 )
             )
         return np.array(rows, dtype=np.float64)
+
+    def _state_bytes(self, per: ParameterBytes, options: StageOptions) -> float:
+        """Return what a rank keeps of a parameter between micro-batches.
+
+        In a pipeline a stage gathers its weights once, and reduces gradients when all micro-batches
+        have added to them.
+
+        Args:
+            per: What a parameter takes.
+            options: Of those who hold the same ones.
+        """
+        zero = options.zero
+        shards = zero.shards(options.dp)
+        weights = min(per.weight, per.kept)
+        whole = (per.kept, per.kept, weights, 0.0)[zero.stage]
+        if zero.stage == SHARDED_GRADIENTS and self.traits.gathers_every_pass:
+            whole = 0.0
+        if zero.stage == MOST_ZERO_STAGE and self.candidate.pp > 1:
+            whole = per.weight + per.total
+            return whole + (per.kept + per.master + self.optimizer.moment_bytes) / shards
+        shared = per.kept - whole + per.master + self.optimizer.moment_bytes
+        return whole + shared / shards
+
+    def _whole_layers_bytes(self, per: ParameterBytes) -> float:
+        """Return the whole weights and gradients that live beside shards while layers run.
+
+        Two layers are gathered at a time, one that runs and one that is next, or all where they
+        stay until the backward pass; gradients of a layer are made while those of another are
+        reduced.
+        """
+        zero = self.candidate.options.zero
+        if zero.stage < SHARDED_GRADIENTS:
+            return 0.0
+        held = np.diff(self.weights.prefix)
+        largest = float((held[1:] + held[:-1]).max()) if len(held) > 1 else float(held[0])
+        gradients = largest / 2 * (per.weight + per.gradient)
+        if self.candidate.pp > 1:
+            return gradients
+        frees = self.traits.gathers_every_pass and zero.stage == SHARDED_GRADIENTS
+        if zero.keeps_weights or frees:
+            return gradients + float(held.sum()) * per.weight
+        return gradients + (largest * per.weight if zero.stage == MOST_ZERO_STAGE else 0.0)
 
     @property
     def _context_bytes(self) -> float:

@@ -109,14 +109,16 @@ class CostModel:
         topology, messages = self.network(max(map(max, stages.shares)))
         rings, types = topology.rings(stages.groups), stages.types(self.experiment.cluster)
         ends = pairwise(stages.first_group)
+        times = self.time_tables.times(stages, types, rings)
         return StageCosts(
             stages=stages,
-            times=self.time_tables.times(stages, types, rings),
+            times=times,
             messages=messages.between(stages, rings),
             memory=self._stage_memory(stages, types),
             step_ends=StepEnds(
                 model=self.step_end,
                 stages=stages,
+                times=times,
                 types=[frozenset().union(*types[first:end]) for first, end in ends],
                 weights=self.weights,
             ),
@@ -162,6 +164,7 @@ class CostModel:
         runs_slices = traits.token_slices or not strategy.token_slices
         refusals = (
             traits.why_not([stage.options for stage in strategy.stages]),
+            traits.why_no_zero(strategy.zero, strategy.pp),
             traits.why_no_chunks(strategy.virtual_stages),
         )
         refused = [reason for reason in refusals if reason is not None]
@@ -206,7 +209,6 @@ class CostModel:
             cluster=given.cluster,
             traits=given.traits,
             precision=given.precision,
-            zero_stage=given.zero_stage,
             weights=self.weights,
             sample_bytes=self.messages.sample_bytes,
             tokens_per_sample=self._sequence_length,
@@ -250,7 +252,6 @@ class CostModel:
             candidate=candidate,
             rank=rank,
             optimizer=self.step_end.optimizer,
-            zero_stage=given.zero_stage,
             traits=given.traits,
             constants=given.constants,
         ).weighed()
@@ -333,7 +334,6 @@ class CostModel:
             constants=given.constants,
             precision=given.precision,
             optimizer=find_optimizer(given.optimizer),
-            zero_stage=given.zero_stage,
         )
 
     @cached_property

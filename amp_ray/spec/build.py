@@ -34,6 +34,7 @@ from amp_ray.spec.section import validate_parts
 from amp_ray.spec.shape import model_shape
 from amp_ray.spec.traits import RUNTIMES, RuntimeTraits
 from amp_ray.spec.yaml_text import Document, SourceLines
+from amp_ray.spec.zero import AUTO_STAGE, NO_ZERO, zero_of
 
 _PROFILE_FOLDERS: Final = {
     "table": "a folder with profile.yaml and one CSV per device",
@@ -134,8 +135,8 @@ class _Builder:
     @cached_property
     def zero_stage(self) -> int:
         """The ZeRO stage."""
-        zero_stage = self._need("zero_stage").zero_stage
-        return check_zero_stage(self._document, zero_stage, self.traits)
+        checked = self._need("zero_stage", "shard_ranks", "reshard_after_forward")
+        return check_zero_stage(self._document, checked, self.traits)
 
     @cached_property
     def sequence_parallel(self) -> bool:
@@ -217,6 +218,8 @@ class _Builder:
             precision=checked.precision,
             optimizer=checked.optimizer,
             zero_stage=self.zero_stage,
+            shard_ranks=checked.shard_ranks or 0,
+            reshard_after_forward=checked.reshard_after_forward,
             recompute=Recompute(kind=checked.recompute),
             sequence_parallel=self.sequence_parallel,
             global_batch_size=checked.global_batch_size,
@@ -324,15 +327,36 @@ def build_traits(document: Document, checked: ExperimentFile) -> RuntimeTraits:
         return replace(traits, **chosen)
 
 
-def check_zero_stage(document: Document, zero_stage: int, traits: RuntimeTraits) -> int:
+def check_zero_stage(document: Document, checked: ExperimentFile, traits: RuntimeTraits) -> int:
     """Return the ZeRO stage; refuse one that the runtime does not have."""
-    if zero_stage <= traits.max_zero_stage:
-        return zero_stage
-    message = (
-        f"found {zero_stage}; runtime {traits.name!r} works with zero_stage up to "
-        f"{traits.max_zero_stage}"
-    )
-    raise InputError(message, where=document.where("zero_stage"))
+    if checked.zero_stage == "auto" and checked.search.space != "operator":
+        return AUTO_STAGE
+    said = checked.zero_stage
+    stage = traits.min_zero_stage if said is None else said
+    own_groups = checked.search.space in {"heterogeneous", "operator"}
+    if own_groups and (stage not in {0, 1} or checked.shard_ranks):
+        message = (
+            f"found {stage}; stages with device groups of their own share out optimizer states "
+            "alone: zero_stage 0 or 1, no shard_ranks; search.space uniform and placement have all"
+        )
+        raise InputError(message, where=document.where("zero_stage"))
+    assert stage != "auto", "only space operator comes here with it"
+    if not traits.min_zero_stage <= stage <= traits.max_zero_stage:
+        known = f"runtime {traits.name!r} works with zero_stage {traits.zero_stages}"
+        message = f"found {stage}; {known}"
+        raise InputError(message, where=document.where("zero_stage"))
+    key = "shard_ranks" if checked.shard_ranks else "reshard_after_forward"
+    with document.at(key):
+        zero = zero_of(
+            stage,
+            checked.shard_ranks,
+            reshard=checked.reshard_after_forward,
+            otherwise=NO_ZERO,
+        )
+        why = traits.why_no_zero(zero, pp=1)
+        if why is not None:
+            raise ValueError(why)
+    return stage
 
 
 def build_constants(document: Document, checked: ExperimentFile) -> Constants:

@@ -14,6 +14,7 @@ from amp_ray.search.space import candidates_of
 from amp_ray.spec.candidate import Candidate, StageOptions
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import Strategy
+from amp_ray.spec.zero import Zero
 from amp_ray.units import BYTES_PER_ELEMENT
 from support.experiments import experiment_from
 
@@ -28,7 +29,7 @@ cluster:
   nodes:
     - {count: 2, device: A100-80, slots: 4, intra_gbit_per_s: 2000, inter_gbit_per_s: 200}
 precision: bf16
-runtime: megatron-lm
+runtime: megatron-lm-2022
 traits: {fused_attention: true, expert_parallel: true}
 global_batch_size: 16
 """
@@ -137,12 +138,14 @@ def test_tokens_go_to_their_experts_and_back_in_both_passes() -> None:
     assert far[1, -1] - near[1, -1] == pytest.approx(3 * 2 * each_s)
 
 
-@pytest.mark.parametrize("zero_stage", [0, 1])
+@pytest.mark.parametrize("zero_stage", [0, 1, 3])
 def test_sharing_experts_out_needs_less_memory(zero_stage: int) -> None:
     constants = replace(EXPERIMENT.constants, expert_imbalance=1.0)
-    given = replace(EXPERIMENT, zero_stage=zero_stage, constants=constants)
+    given = replace(EXPERIMENT, constants=constants)
+    zero = Zero(stage=zero_stage)
     peaks = [
-        estimate(StageOptions(tp=1, dp=8, ep=ep), given).peak_memory_bytes[0] for ep in (1, 2, 4, 8)
+        estimate(StageOptions(tp=1, dp=8, ep=ep, zero=zero), given).peak_memory_bytes[0]
+        for ep in (1, 2, 4, 8)
     ]
     assert peaks == sorted(peaks, reverse=True)
     assert len(set(peaks)) == 4
@@ -150,13 +153,13 @@ def test_sharing_experts_out_needs_less_memory(zero_stage: int) -> None:
 
 def test_states_of_experts_are_sharded_over_those_who_hold_them() -> None:
     """With ZeRO-1 all states are sharded over eight ranks, whatever the experts' share."""
-    given = replace(EXPERIMENT, zero_stage=1)
+    given = EXPERIMENT
     memory = CostModel(experiment=given).memory
     (once, shared) = (
         memory(
             Candidate(
                 micro_batch_size=1,
-                options=StageOptions(tp=1, dp=8, ep=ep),
+                options=StageOptions(tp=1, dp=8, ep=ep, zero=Zero(stage=1)),
                 pp=1,
                 num_micro_batches=2,
             )
@@ -182,6 +185,17 @@ def test_experts_alone_synchronise_with_those_who_hold_them() -> None:
     }
     assert ends[8].gradient_sync_s < ends[1].gradient_sync_s
     assert ends[8].optimizer_s < ends[1].optimizer_s
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("sizes", [(1, 4, 0), (2, 4, 1), (2, 2, 0), (1, 8, 0)])
+def test_spread_experts_can_be_sharded_by_zero(stage: int, sizes: tuple[int, int, int]) -> None:
+    tp, ep, etp = sizes
+    plain = StageOptions(tp=tp, dp=8 // tp, ep=ep, etp=etp)
+    sharded = replace(plain, zero=Zero(stage=stage))
+    peaks = [estimate(options).peak_memory_bytes[0] for options in (plain, sharded)]
+    assert peaks[1] < peaks[0]
+    assert estimate(sharded).breakdown != estimate(plain).breakdown
 
 
 def test_the_search_shares_experts_out_where_the_runtime_can() -> None:
