@@ -1,6 +1,6 @@
 """Peak memory of a rank, by stage and position in the schedule."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from itertools import chain, pairwise
@@ -35,6 +35,9 @@ from amp_ray.spec.zero import MOST_ZERO_STAGE, SHARDED_GRADIENTS
 CHECKPOINT_BUFFERS = 2
 """With full recompute what enters a stage is kept per micro-batch as its checkpoint already; at
 each end there is one buffer for what arrives and one for what is sent."""
+
+PARTS = ("weights", "gradients", "optimizer", "temporary", "context", "activations")
+"""What a peak is made of; activations, with the buffers of messages, are what the others leave."""
 
 GATHERED_COPIES = 2
 """Under sequence parallelism a product's input is whole while it runs, and in the backward pass so
@@ -191,6 +194,7 @@ class MemoryModel:
         traits: What the runtime keeps.
         constants: Context and allocator.
         slice_share: As in `in_flight`.
+        part: The only one of `PARTS` that counts; empty for all of them.
     """
 
     layers: FloatArray
@@ -203,6 +207,14 @@ class MemoryModel:
     traits: RuntimeTraits
     constants: Constants
     slice_share: float = 1.0
+    part: str = ""
+
+    def only(self, part: str) -> "MemoryModel":
+        """Return the memory of one of `PARTS` alone, activations excepted."""
+        if part != "temporary":
+            return replace(self, part=part).weighed()
+        kept = np.array([1.0, 0.0, 1.0, 0.0])[:, None]  # neither activations nor messages
+        return replace(self, part=part, layers=self.layers * kept, plain=self.plain * kept)
 
     def sliced(self, share: float) -> "MemoryModel":
         """Return the memory where micro-batches are cut into slices.
@@ -231,11 +243,14 @@ class MemoryModel:
         options = self.candidate.options
         if not options.spreads_experts:
             return self
-        per = self.traits.bytes_per_parameter(self.rank.precision)
-        ratio = self._state_bytes(per, options.of_experts) / self._state_bytes(per, options)
+        own, others = (self._state_parts(each) for each in (options.of_experts, options))
+        if self.part in own:
+            ratio = own[self.part] / others[self.part] if others[self.part] else 1.0
+        else:
+            ratio = sum(own.values()) / sum(others.values())
         layers, plain = self.layers.copy(), self.plain.copy()
         for rows in (layers, plain):
-            rows[0] += (ratio - 1.0) * self.weights.expert_prefix
+            rows[0] = self.weights.prefix + (ratio - 1.0) * self.weights.expert_prefix
         return replace(self, layers=layers, plain=plain)
 
     def peak(self, stage: int, start: int, end: int) -> float:
@@ -357,7 +372,36 @@ class MemoryModel:
                     traits.allocator_factor * self.constants.allocator_scale,
                 )
             )
-        return np.array(rows, dtype=np.float64)
+        columns = np.array(rows, dtype=np.float64)
+        return self._of_part(columns) if self.part else columns
+
+    def _of_part(self, columns: FloatArray) -> FloatArray:
+        """Return columns of `stage_peak` in which one part alone counts."""
+        states = self._state_parts(self.candidate.options)
+        context = np.full(len(columns), self._context_bytes * self.constants.context_scale)
+        constant = {"context": context, "temporary": columns[:, 7] - context}
+        found, nothing = columns.copy(), np.zeros(len(columns))
+        found[:, 0] = states.get(self.part, 0.0)
+        found[:, 7] = constant.get(self.part, nothing)
+        if self.part != "temporary":
+            found[:, 8] = 0.0
+        return found
+
+    def _state_parts(self, options: StageOptions) -> dict[str, float]:
+        """Return what of a parameter is weights, gradients and optimizer states.
+
+        Args:
+            options: Of those who hold the same ones.
+        """
+        per, zero = self.traits.bytes_per_parameter(self.rank.precision), options.zero
+        shards, width = zero.shards(options.dp), min(per.weight, per.kept)
+        optimizer = (per.master + self.optimizer.moment_bytes) / shards
+        frees = zero.stage == SHARDED_GRADIENTS and self.traits.gathers_every_pass
+        weights = width / shards if zero.stage == MOST_ZERO_STAGE or frees else width
+        if zero.stage == MOST_ZERO_STAGE and self.candidate.pp > 1:
+            weights = width + width / shards
+        gradients = self._state_bytes(per, options) - weights - optimizer
+        return {"weights": weights, "gradients": gradients, "optimizer": optimizer}
 
     def _state_bytes(self, per: ParameterBytes, options: StageOptions) -> float:
         """Return what a rank keeps of a parameter between micro-batches.
@@ -427,6 +471,11 @@ def _largest_within(values: FloatArray) -> FloatArray:
     return largest
 
 
+def _fullness(peak_bytes: float, device: Device) -> tuple[float, float]:
+    """Return what ranks compare by: the share of their device's memory, then bytes."""
+    return peak_bytes / device.memory_bytes, peak_bytes
+
+
 RankMemory = tuple[tuple[MemoryModel, Device], ...]
 """Memory of the different ranks of a stage, each with the smallest device of such ranks."""
 
@@ -443,8 +492,12 @@ class StageMemory:
 
     def sliced(self, share: float) -> "StageMemory":
         """Return the memory of stages whose micro-batches are cut; see `MemoryModel.sliced`."""
+        return self._map(lambda memory: memory.sliced(share))
+
+    def _map(self, change: Callable[[MemoryModel], MemoryModel]) -> "StageMemory":
+        """Return the stages with a change to the memory of every rank."""
         distinct = dict.fromkeys(memory for memory, _ in chain.from_iterable(self.needs))
-        known = {memory: memory.sliced(share) for memory in distinct}
+        known = {memory: change(memory) for memory in distinct}
         needs = (tuple((known[memory], device) for memory, device in own) for own in self.needs)
         return StageMemory(needs=tuple(needs))
 
@@ -466,9 +519,41 @@ class StageMemory:
                 for own, device in self.needs[stage]
             ]
             if len(peaks) > 1:
-                peaks[0] = max(peaks, key=lambda need: (need[0] / need[1].memory_bytes, need[0]))
+                peaks[0] = max(peaks, key=lambda need: _fullness(*need))
             found.append(peaks[0])
         return found
+
+    def parts(self, bounds: tuple[int, ...]) -> list[dict[str, float]]:
+        """Return what each stage's peak is made of, by name of `PARTS`; they add up to it.
+
+        Args:
+            bounds: As in `peaks`.
+        """
+        own = self._of_peaks(bounds)
+        others = {part: own.only(part).peaks(bounds) for part in PARTS[:-1]}
+        found = []
+        for index, (peak, _) in enumerate(own.peaks(bounds)):
+            row = {part: peaks[index][0] for part, peaks in others.items()}
+            found.append({**row, PARTS[-1]: max(0.0, peak - sum(row.values()))})
+        return found
+
+    def only(self, part: str) -> "StageMemory":
+        """Return one part of the memory of every rank; see `MemoryModel.only`."""
+        return self._map(lambda memory: memory.only(part))
+
+    def _of_peaks(self, bounds: tuple[int, ...]) -> "StageMemory":
+        """Return the memory of that rank of each stage which comes closest to its device's."""
+        most = max(map(len, self.needs))
+        single = [
+            StageMemory(needs=tuple((own[min(index, len(own) - 1)],) for own in self.needs))
+            for index in range(most)
+        ]
+        peaks = [each.peaks(bounds) for each in single]
+        needs = []
+        for stage, choices in enumerate(zip(*peaks, strict=True)):
+            fullness = [_fullness(*choice) for choice in choices]
+            needs.append(single[fullness.index(max(fullness))].needs[stage])
+        return StageMemory(needs=tuple(needs))
 
     def earliest_starts(self, scale: float = 1.0, num_again: int | None = None) -> IntArray:
         """Return per stage and end the smallest start from which all ranks of a stage fit.

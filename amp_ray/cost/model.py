@@ -31,6 +31,9 @@ from amp_ray.spec.profile import ANALYTIC
 from amp_ray.spec.recompute import RecomputeKind
 from amp_ray.spec.strategy import Strategy
 
+_PASSES: Final = 3
+"""Forward passes that both passes of a step count as: a backward pass is two of them."""
+
 TINY_S: Final = 1e-12
 """Stands for a counted time of 0, where nothing can be corrected."""
 
@@ -188,7 +191,32 @@ class CostModel:
             failure_probability=verdict.failure_probability,
             cost=self._cost(costs.stages, bounds, total_s),
             tokens_per_s=costs.stages.num_samples * self._sequence_length / total_s or None,
+            mfu=self._mfu(costs.stages, total_s),
         )
+
+    def memory_parts(self, strategy: Strategy) -> list[dict[str, float]]:
+        """Return what the peak of each stage is made of, by `memory.PARTS`.
+
+        Args:
+            strategy: One that can be estimated; the parts add up to its peaks.
+        """
+        memory = self.stage_costs(PlacedStages.of_strategy(strategy)).memory
+        if strategy.token_slices:
+            memory = memory.sliced(largest_share(strategy.token_slices))
+        return memory.parts(all_bounds(self.experiment.model, strategy))
+
+    def _mfu(self, stages: PlacedStages, total_s: float) -> float | None:
+        """Return the model's own operations over what the devices could do in that time."""
+        used = self._peak_flops[stages.devices].sum()
+        flops = _PASSES * stages.num_samples * self.experiment.model.forward_flops
+        return float(flops / (used * total_s)) or None
+
+    @cached_property
+    def _peak_flops(self) -> FloatArray:
+        """Peak rate of every device of the cluster."""
+        given = self.experiment
+        nodes = (given.cluster.nodes[node] for node in given.cluster.node_of_device)
+        return np.array([node.device.peak_flops(given.precision) for node in nodes])
 
     def _cost(self, stages: PlacedStages, bounds: tuple[int, ...], total_s: float) -> Cost | None:
         """Return what an iteration costs, where prices are known."""

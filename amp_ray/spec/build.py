@@ -90,6 +90,7 @@ def build_experiment(document: Document, files: Files) -> Experiment:
         lambda: builder.zero_stage,
         lambda: builder.sequence_parallel,
         lambda: builder.constants,
+        lambda: builder.tokens,
         lambda: builder.model,
         lambda: builder.trials,
         lambda: builder.profile,
@@ -167,6 +168,15 @@ class _Builder:
         return True
 
     @cached_property
+    def tokens(self) -> float | None:
+        """Tokens to train on in all."""
+        found = self._need("tokens").tokens
+        if found is not None and not self.model.shape.num_tokens:
+            message = f"found {found:g}; family {self.model.shape.family!r} has no tokens"
+            raise InputError(message, where=self._document.where("tokens"))
+        return found
+
+    @cached_property
     def constants(self) -> Constants:
         """Constants of the cost model."""
         return build_constants(self._document, self._need("constants"))
@@ -227,6 +237,7 @@ class _Builder:
             trials=self.trials,
             space=checked.search.space,
             objective=checked.objective,
+            tokens=self.tokens,
             names_hosts=checked.cluster.hostfile is not None,
             source=SourceLines(file=document.file, lines=document.lines, changes=document.changes),
         )

@@ -101,6 +101,7 @@ class Experiment:
     Args:
         global_batch_size: Samples per optimizer step.
         sequence_parallel: Whether tensor-parallel ranks divide tokens too, where they can.
+        tokens: To train on in all, where the file tells it.
         names_hosts: Whether a hostfile names the nodes.
         zero_stage: 0 to 3, or `AUTO_STAGE` for the search to choose.
         shard_ranks: Data-parallel ranks that share; 0 where that is left out, which means all of
@@ -126,6 +127,7 @@ class Experiment:
     sequence_parallel: bool = False
     space: Space = "uniform"
     objective: Objective = "time"
+    tokens: float | None = None
     names_hosts: bool = True
     shard_ranks: int = 0
     reshard_after_forward: bool | None = None

@@ -288,6 +288,7 @@ class ExperimentFile(Section):
     traits: dict[Text, Any] = Field(default_factory=dict)
     constants: dict[Text, Positive] = Field(default_factory=dict)
     global_batch_size: Samples
+    tokens: Positive | None = None
     search: SearchSection = SearchSection()
     objective: Objective = "time"
     trials: TrialsSection = TrialsSection()

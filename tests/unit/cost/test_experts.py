@@ -176,6 +176,18 @@ def test_states_of_experts_are_sharded_over_those_who_hold_them() -> None:
         assert kept == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("stage", [0, 1, 3])
+def test_parts_of_the_memory_add_up_with_experts_shared_out(stage: int) -> None:
+    model = CostModel(experiment=EXPERIMENT)
+    plan = strategy(StageOptions(tp=2, dp=4, ep=4, etp=1, zero=Zero(stage=stage)))
+    (parts,), (peak,) = model.memory_parts(plan), model.estimate(plan).peak_memory_bytes
+    assert sum(parts.values()) == pytest.approx(peak)
+    assert min(parts.values()) >= 0
+    if stage == 0:
+        weights = Weights(model=EXPERIMENT.model, tp=2, expert_ranks=4).prefix[-1]
+        assert parts["weights"] == pytest.approx(2 * weights)
+
+
 def test_experts_alone_synchronise_with_those_who_hold_them() -> None:
     ends = {
         ep: CostModel(experiment=EXPERIMENT)
