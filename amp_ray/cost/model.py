@@ -40,6 +40,9 @@ TINY_S: Final = 1e-12
 EXTRAPOLATED: Final = "micro-batch size outside the measured ones: layer times are extrapolated"
 """Warning: the profile has no measurement on one side of this micro-batch size."""
 
+SLOW_LINK: Final = "{}: less than a quarter of what such boards reach; GB/s stated as Gbit/s?"
+"""Warning of a link that is most likely stated in another unit."""
+
 NO_SLICES: Final = "this runtime passes on whole micro-batches, not token slices"
 """Warning of a strategy with token slices that cannot be launched."""
 
@@ -173,6 +176,7 @@ class CostModel:
         refused = [reason for reason in refusals if reason is not None]
         warnings = (
             *([EXTRAPOLATED] if costs.times.extrapolated else []),
+            *([SLOW_LINK.format(slow)] if (slow := self.experiment.cluster.slow_links) else []),
             *([] if is_trained else [NO_PROGRAM]),
             *(f"not counted: {part}" for part in self.experiment.model.shape.not_counted),
             *([] if launchable else [NO_RUNTIME]),

@@ -75,7 +75,7 @@ class Topology:
     @cached_property
     def between(self) -> tuple[FloatArray, FloatArray]:
         """Rate and latency of messages between nodes, of shape ``(num_nodes, num_nodes)``."""
-        rates = self._between_nodes(np.minimum, lambda link: link.bandwidth_bytes_per_s)
+        rates = self._between_nodes(np.minimum, lambda link: link.line_bytes_per_s)
         steps = self._between_nodes(np.maximum, lambda link: link.latency_s)
         return rates * self.constants.nic_efficiency, steps * self.constants.latency_scale
 
