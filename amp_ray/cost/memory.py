@@ -141,6 +141,7 @@ class LayerMemory:
             working = LIVE_TEMPORARIES * layer.largest_saved_bytes(tp=tp, bytes_per_element=width)
         if self.recompute == "selective":
             working = max(working, layer.core_saved_bytes(tp=tp, bytes_per_element=width))
+        working += layer.buffer_elements * width / tp
         return self.rank.micro_batch_size * max(logits, working)
 
     def _runs_again(self, layer: Layer) -> bool:

@@ -286,6 +286,7 @@ def _limits(section: SearchSection, document: Document, traits: RuntimeTraits) -
     limits = {key: value for key, value in section if key != "space"}
     limits["micro_batch_sizes"] = None if sizes is None else tuple(sorted(set(sizes)))
     limits["virtual_stages"] = _virtual_stages(section, document, traits)
+    _check_max_cp(section, document, traits)
     return SearchLimits(**limits)
 
 
@@ -304,6 +305,17 @@ def _virtual_stages(
     if reason is not None:
         raise InputError(reason, where=document.where("search", "virtual_stages"))
     return found
+
+
+def _check_max_cp(section: SearchSection, document: Document, traits: RuntimeTraits) -> None:
+    """Refuse context parallelism where it cannot be planned."""
+    if section.max_cp == 1:
+        return
+    reason = traits.why_no_context(section.max_cp)
+    if reason is None and (section.space != "uniform" or section.token_slices):
+        reason = "context parallelism is planned in space uniform, without token slices"
+    if reason is not None:
+        raise InputError(reason, where=document.where("search", "max_cp"))
 
 
 def build_traits(document: Document, checked: ExperimentFile) -> RuntimeTraits:

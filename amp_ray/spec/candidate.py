@@ -20,6 +20,8 @@ class StageOptions:
         etp: Ranks that divide each expert (expert tensor parallel degree); 0 means as many as tp.
         sequence_parallel: Whether tensor-parallel ranks divide the tokens where they do not divide
             the width: norms, dropout, residual stream (Korthikanti et al., arXiv:2205.05198).
+        cp: Context parallel degree: ranks that divide the tokens of every sequence, and exchange
+            keys and values (Liu et al., Ring Attention, arXiv:2310.01889).
 
     Raises:
         ValueError: If a degree is below 1, experts cannot be spread over the ranks evenly, or one
@@ -32,11 +34,15 @@ class StageOptions:
     ep: int = 1
     etp: int = 0
     sequence_parallel: bool = False
+    cp: int = 1
 
     def __post_init__(self) -> None:
         """Refuse what could not run."""
         if self.tp < 1 or self.dp < 1:
             message = f"tp and dp start at 1, found tp {self.tp} and dp {self.dp}"
+            raise ValueError(message)
+        if self.cp < 1:
+            message = f"cp starts at 1, found {self.cp}"
             raise ValueError(message)
         if self.sequence_parallel and self.tp == 1:
             message = "sequence_parallel divides tokens over tp ranks, so it needs tp 2 or more"
@@ -68,7 +74,7 @@ class StageOptions:
     @property
     def num_ranks(self) -> int:
         """Ranks that a stage occupies."""
-        return self.tp * self.dp
+        return self.tp * self.cp * self.dp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)

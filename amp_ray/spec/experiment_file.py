@@ -190,6 +190,7 @@ class SearchSection(Section):
     max_tp: Count | None = None
     max_pp: Count | None = None
     max_dp: Count | None = None
+    max_cp: Count = 1
     micro_batch_sizes: Annotated[list[Count], Field(min_length=1)] | None = None
     tp_across_nodes: Flag = False
     launchable: Flag = False

@@ -78,6 +78,11 @@ class Layer:
         sizes = (op.saved_bytes(tp, bytes_per_element) for op in self.operators)
         return max(sizes, default=0.0)
 
+    @cached_property
+    def buffer_elements(self) -> float:
+        """Elements per sample that live while it runs beside what it keeps; divided by tp."""
+        return sum(op.buffer_elements for op in self.elementwise)
+
     def all_reduce_elements(self, direction: AllReduce) -> tuple[float, ...]:
         """Elements per sample of each tensor-parallel all-reduce of one pass."""
         return tuple(op.all_reduce_elements for op in self.operators if op.all_reduce == direction)
@@ -246,6 +251,14 @@ class ModelShape:
     def is_causal(self) -> bool:
         """Whether all attention is to tokens before: sequences can be cut into token slices."""
         return self.vocab_size > 0 and self.is_trained
+
+    def divides_context(self, cp: int) -> bool:
+        """Tell whether cp ranks can share out every sequence, as much work for each.
+
+        Each has as many tokens from the front as from the end, since tokens attend to those before.
+        """
+        has_sequence = self.vocab_size > 0 and self.family not in PLANNED_ONLY
+        return cp == 1 or (has_sequence and self.divides_tokens(2 * cp))
 
     def divides_tokens(self, tp: int) -> bool:
         """Tell whether tp ranks can each take as many tokens of every sequence."""

@@ -102,6 +102,9 @@ class Elementwise:
         all_reduce_elements: Elements per sample of that all-reduce.
         exchange_elements: Elements per sample that a rank sends to others, and receives, in an
             all-to-all of each pass; divided by tp.
+        context_elements: Keys and values of the rank's own tokens, per sample, that all ranks of a
+            sequence get; 0 where no ranks divide it.
+        buffer_elements: Elements per sample that live while it runs, beside what it keeps.
         is_layer: Whether it belongs to the layer itself; a loss that the runtime adds behind the
             last layer does not, and so is in no profile of the layers.
         core: As of a `Gemm`.
@@ -121,6 +124,8 @@ class Elementwise:
     all_reduce: AllReduce = "none"
     all_reduce_elements: float = 0.0
     exchange_elements: float = 0.0
+    context_elements: float = 0.0
+    buffer_elements: float = 0.0
     is_layer: bool = True
     core: CorePart = "none"
 

@@ -17,6 +17,7 @@ LayerList = Literal["amp-2022", "runtime"]
 
 LAYER_LISTS: Final[tuple[LayerList, ...]] = ("runtime", "amp-2022")
 PartitionRule = Literal["exact", "even-blocks"]
+ContextExchange = Literal["none", "ring", "all-gather"]
 RecomputePattern = Literal["none", "selective", "selective:n", "full", "full:n"]
 
 MOST_ZERO_STAGE: Final = 1
@@ -47,6 +48,9 @@ class RuntimeTraits:
         overlaps_backward_all_reduce: Whether a backward all-reduce runs beside the weight gradient.
         virtual_stages: Chunks per stage where neither the search nor a strategy tells them.
         interleaves: Whether it can run several chunks per stage (interleaved schedule).
+        context_parallel: How keys and values come to all ranks of a sequence: from neighbour to
+            neighbour beside the attention to those that are there (``ring``), or all of them before
+            the attention (``all-gather``).
         accumulates_fp16_in_fp32: Whether the gradients of a step's micro-batches are added up in
             single precision when training in fp16.
         accumulates_bf16_in_fp32: The same for bf16.
@@ -104,6 +108,7 @@ class RuntimeTraits:
     overlaps_backward_all_reduce: bool = False
     virtual_stages: int = 1
     interleaves: bool = False
+    context_parallel: ContextExchange = "none"
     accumulates_fp16_in_fp32: bool = False
     accumulates_bf16_in_fp32: bool = True
     fused_accumulation: bool = False
@@ -184,6 +189,20 @@ class RuntimeTraits:
             f"runtime {self.name!r} does not interleave chunks, found virtual_stages "
             f"{virtual_stages}; runtimes that do: {able}"
         )
+
+    def why_no_context(self, cp: int) -> str | None:
+        """Say why the runtime cannot divide sequences over so many ranks; None if it can."""
+        if cp == 1:
+            return None
+        if self.context_parallel == "none":
+            able = [name for name, traits in RUNTIMES.items() if traits.context_parallel != "none"]
+            return (
+                f"runtime {self.name!r} has no context parallelism, found cp {cp}; runtimes that "
+                f"have: {', '.join(able) or 'none'}"
+            )
+        if not self.fused_attention:
+            return f"cp {cp} needs attention as one kernel; set traits.fused_attention to true"
+        return None
 
     def why_no_experts(self, ep: int) -> str | None:
         """Say that the runtime cannot share out experts; None if it can, or need not."""
