@@ -330,6 +330,10 @@ def _dimension(chosen: tuple[str, object]) -> str:
 
 def _recompute_lines(strategy: Strategy, experiment: Experiment, room: int) -> list[str]:
     """Say what stages compute again, where that is not simply the experiment's for all."""
+    if strategy.has_operators:
+        runs = [[run for run in stage.operators if run.recompute] for stage in strategy.stages]
+        counts = [str(sum(run.num_operators for run in own)) for own in runs]
+        return wrap(f"operators recomputed {' '.join(counts)}", room)
     per_stage = [str(stage.options.recompute) for stage in strategy.stages]
     if set(per_stage) == {str(experiment.recompute)}:
         return []

@@ -152,7 +152,9 @@ def plan_experiment(
         )
     if counts_money(experiment):
         ranking = _with_parts(experiment, cost_model, ranking)
-    if cost_model in {METIS_2024, ACESO_2024}:  # what it bounds is the predicted time itself
+    if (
+        cost_model in {METIS_2024, ACESO_2024} or experiment.cuts_operators
+    ):  # what it bounds is the predicted time itself
         ranking = replace(ranking, lower_bound_s=_least_bound_s(ranking))
     return Planned(
         experiment=experiment,
@@ -187,6 +189,9 @@ def _check_money(experiment: Experiment, cost_model: str) -> None:
     if cost_model in {AMP_2022, METIS_2024, ACESO_2024}:
         message = f"{what} needs a cost model that knows prices; {cost_model} knows none"
         raise InputError(message, where=experiment.where())
+    if experiment.cuts_operators:
+        message = f"{what} is not for stages cut between operators, whose price is not known"
+        raise InputError(message, where=experiment.where("search", "space"))
     missing = [node for node in experiment.cluster.nodes if node.price_per_device_hour is None]
     if missing:
         message = f"{what} needs price_per_device_hour of every node; {missing[0].name!r} has none"

@@ -13,11 +13,13 @@ from typing import Final, Protocol
 from amp_ray.cost.context import with_context, without_context
 from amp_ray.cost.estimate import Estimate, Infeasible, Reason, Result
 from amp_ray.cost.model import CostModel
+from amp_ray.cost.operators import OperatorCostModel
 from amp_ray.errors import InputError
 from amp_ray.partition import even_bounds
 from amp_ray.search.cuts import best_bounds, roomiest_bounds
 from amp_ray.search.grid_bounds import GridBounds
 from amp_ray.search.objective import within_limits
+from amp_ray.search.operators import OperatorSearch
 from amp_ray.search.placement import plan_listed, plan_placement, simple_s
 from amp_ray.search.ranking import leader_order
 from amp_ray.search.recompute import patterns, with_recompute
@@ -95,6 +97,14 @@ class AmpRayPlanner:
         """What candidates take at least."""
         return GridBounds(cost_model=self.cost_model)
 
+    @cached_property
+    def _operator_search(self) -> OperatorSearch:
+        """The search over plans of operators."""
+        try:
+            return OperatorSearch(cost_model=OperatorCostModel(experiment=self.experiment))
+        except ValueError as error:
+            raise InputError(str(error)) from None
+
     @property
     def relative_error(self) -> float:
         """The time estimate's own error."""
@@ -110,7 +120,11 @@ class AmpRayPlanner:
             cp = candidate.options.cp
             found = self._with_context(cp).plan(without_context(candidate))
             return with_context(found, cp, self.experiment.traits)
-        return within_limits(self._plan(candidate), self.experiment.limits)
+        if isinstance(candidate, GroupsCandidate) and self.experiment.cuts_operators:
+            result = self._operator_search.plan(candidate)
+        else:
+            result = self._plan(candidate)
+        return within_limits(result, self.experiment.limits)
 
     def _with_context(self, cp: int) -> "AmpRayPlanner":
         """Return the planner of parts of sequences that ``cp`` ranks divide."""
@@ -216,14 +230,10 @@ class AmpRayPlanner:
         """Estimate a complete strategy; one that tensor parallelism cannot divide is told so.
 
         Raises:
-            InputError: If it tells how single operators are used.
+            InputError: If it tells how single operators are used, and the profile has none.
         """
         if strategy.has_operators:
-            message = (
-                "cost model amp-ray estimates layers; a strategy that tells how single operators "
-                "are used is estimated by --cost-model aceso-2024"
-            )
-            raise InputError(message)
+            return self._score_operators(strategy)
         estimate = self.cost_model.estimate(strategy)
         found = map(self._undivided, dict.fromkeys(stage.options for stage in strategy.stages))
         undivided = next(filter(None, found), None)
@@ -231,6 +241,19 @@ class AmpRayPlanner:
             return estimate
         reasons = (undivided, *estimate.reasons)
         return replace(estimate, reasons=reasons, launchable=False, failure_probability=1.0)
+
+    def _score_operators(self, strategy: Strategy) -> Result:
+        """Estimate a plan of operators."""
+        if self.experiment.profile.operators is None:
+            message = (
+                "a strategy that tells how single operators are used needs a profile of operators: "
+                "profile.source aceso"
+            )
+            raise InputError(message)
+        try:
+            return self._operator_search.cost_model.estimate(strategy)
+        except ValueError as error:
+            raise InputError(str(error)) from None
 
     def roomiest(self) -> tuple[Estimate, ...]:
         """Return the strategies that come closest to fitting, to tell what a cluster lacks.

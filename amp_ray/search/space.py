@@ -18,11 +18,8 @@ def candidates_of(experiment: Experiment) -> tuple[AnyCandidate, ...]:
     Raises:
         ValueError: If the limits leave nothing, with the limit that did it.
     """
-    if experiment.space == "operator":
-        message = (
-            "cost model amp-ray estimates layers; search.space operator is planned by "
-            "--cost-model aceso-2024"
-        )
+    if experiment.cuts_operators and experiment.limits.launchable:
+        message = "no runtime launches stages cut between operators; they can be exported only"
         raise ValueError(message)
     if _has_groups(experiment):
         return group_candidates(experiment)
@@ -40,6 +37,8 @@ def optional_candidates(experiment: Experiment) -> tuple[Candidate, ...]:
     They are those that leave devices idle, where that is allowed; and in the heterogeneous space,
     whose own search does not look at all of their placements, those that use all devices.
     """
+    if experiment.cuts_operators:
+        return ()
     idle = idle_candidates(experiment)
     if not _has_groups(experiment):
         return idle
@@ -51,7 +50,7 @@ def optional_candidates(experiment: Experiment) -> tuple[Candidate, ...]:
 def _has_groups(experiment: Experiment) -> bool:
     """Tell whether stages may differ in tp and dp."""
     only_grids = experiment.limits.launchable and not experiment.traits.unequal_stages
-    return experiment.space == "heterogeneous" and not only_grids
+    return experiment.space in {"heterogeneous", "operator"} and not only_grids
 
 
 def group_candidates(experiment: Experiment) -> tuple[GroupsCandidate, ...]:

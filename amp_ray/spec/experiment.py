@@ -142,6 +142,11 @@ class Experiment:
         )
 
     @property
+    def cuts_operators(self) -> bool:
+        """Whether stages are cut between the operators of a profile, not between layers."""
+        return self.space == "operator" and self.profile.operators is not None
+
+    @property
     def is_trained(self) -> bool:
         """Whether a training program is known for the model: ours, or one of the user's."""
         return self.model.shape.is_trained or self.trials.program is not None

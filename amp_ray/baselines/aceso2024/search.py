@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
-from amp_ray.baselines.aceso2024.cost import NOT_PROFILED
 from amp_ray.baselines.aceso2024.problem import (
     AcesoSetting,
     StageOption,
@@ -13,6 +12,7 @@ from amp_ray.baselines.aceso2024.problem import (
     stage_options,
 )
 from amp_ray.cost.estimate import Reason
+from amp_ray.cost.operators import NOT_PROFILED
 from amp_ray.cost.verdict import OUT_OF_MEMORY
 from amp_ray.partition.operators import (
     OperatorProblem,
