@@ -66,8 +66,8 @@ class StageOptions:
 
     @property
     def others(self) -> dict[str, Any]:
-        """Return by name what is not off, beside tp, dp, recompute and zero."""
-        values = {own.name: getattr(self, own.name) for own in fields(self)[4:]}
+        """Return by name what is not off, beside tp, dp and recompute."""
+        values = {own.name: getattr(self, own.name) for own in fields(self)[3:]}
         defaults = {own.name: own.default for own in fields(self)}
         return {name: value for name, value in values.items() if value != defaults[name]}
 

@@ -98,7 +98,14 @@ def test_a_ring_hides_behind_attention_and_a_gather_does_not() -> None:
             CostModel(experiment=given()).estimate(strategy(tp=4, cp=1, dp=16))
         ).tensor_parallel_s
     )
-    assert gathered.peak_memory_bytes > ring.peak_memory_bytes
+
+
+def test_gathered_keys_and_values_take_memory() -> None:
+    ring, gathered = (
+        CostModel(experiment=given(exchange)).estimate(strategy(tp=1, cp=32, dp=1, pp=2))
+        for exchange in ("ring", "all-gather")
+    )
+    assert gathered.peak_memory_bytes[0] > ring.peak_memory_bytes[0]
 
 
 def test_a_ring_over_a_slow_network_is_seen() -> None:
