@@ -57,7 +57,8 @@ def rank_experiment(experiment: Experiment, cp: int) -> Experiment:
         gathers_context=traits.context_parallel == "all-gather",
     )
     model = shorter_model(experiment.model, traits, tokens=tokens, kernels=kernels)
-    return replace(experiment, model=model, profile=ANALYTIC)
+    flops = experiment.model.forward_flops / cp
+    return replace(experiment, model=replace(model, forward_flops=flops), profile=ANALYTIC)
 
 
 def without_context(plan: C) -> C:

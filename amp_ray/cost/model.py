@@ -261,6 +261,9 @@ class CostModel:
         Args:
             strategy: One that can be estimated; the parts add up to its peaks.
         """
+        cp = strategy.stages[0].options.cp
+        if cp > 1:
+            return self.with_context(cp).memory_parts(without_context(strategy))
         memory = self.stage_costs(PlacedStages.of_strategy(strategy)).memory
         if strategy.token_slices:
             memory = memory.sliced(largest_share(strategy.token_slices))

@@ -37,7 +37,7 @@ cluster:
     - {{count: 8, device: H100, slots: 8, intra_gbit_per_s: 3600, inter_gbit_per_s: 3200}}
 precision: bf16
 zero_stage: 1
-runtime: torch
+runtime: megatron-core
 global_batch_size: 32
 """
 
@@ -54,7 +54,7 @@ def given(exchange: ContextExchange = "ring", text: str = TEXT, *, max_cp: int =
 def strategy(*, tp: int, cp: int, dp: int, pp: int = 1) -> Strategy:
     candidate = Candidate(
         micro_batch_size=1,
-        options=StageOptions(tp=tp, cp=cp, dp=dp),
+        options=replace(given().stage_options(tp, dp, cp), zero=given().zero(pp)),
         pp=pp,
         num_micro_batches=32 // dp,
     )
@@ -75,6 +75,13 @@ def test_ranks_of_a_sequence_share_its_work_and_memory() -> None:
     assert shared.feasible
     assert shared.strategy == strategy(tp=4, cp=8, dp=2)
     assert shared.tokens_per_s == pytest.approx(32 * LENGTH / shared.iteration_time_s)
+    assert shared.mfu is not None
+    assert alone.mfu is not None
+    assert shared.mfu / alone.mfu == pytest.approx(alone.iteration_time_s / shared.iteration_time_s)
+    for row, peak in zip(
+        model.memory_parts(shared.strategy), shared.peak_memory_bytes, strict=True
+    ):
+        assert sum(row.values()) == pytest.approx(peak)
 
 
 def test_gradients_are_added_up_over_dp_and_cp() -> None:
@@ -146,7 +153,7 @@ def test_a_search_finds_what_practice_runs() -> None:
     known = planner.plan(
         Candidate(
             micro_batch_size=1,
-            options=StageOptions(tp=4, cp=8, dp=2),
+            options=replace(experiment.stage_options(4, 2, 8), zero=experiment.zero(1)),
             pp=1,
             num_micro_batches=16,
         )
@@ -195,10 +202,10 @@ def test_degrees_that_do_not_divide_are_refused(row: str, words: str) -> None:
 
 
 def test_runtimes_without_it_are_named() -> None:
-    with pytest.raises(InputError, match="'deepspeed' has no context parallelism, found cp 4"):
-        experiment_from(
-            TEXT.replace("runtime: torch", "runtime: deepspeed") + "search: {max_cp: 4}\n"
-        )
+    with pytest.raises(
+        InputError, match=r"'deepspeed' has no context parallelism, found cp 4; .*: megatron-core"
+    ):
+        experiment_from(TEXT.replace("megatron-core", "deepspeed") + "search: {max_cp: 4}\n")
     estimate = CostModel(experiment=given("none")).estimate(strategy(tp=4, cp=8, dp=2))
     assert not estimate.launchable
     assert any("has no context parallelism" in warning for warning in estimate.warnings)
