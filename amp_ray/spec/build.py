@@ -35,6 +35,7 @@ from amp_ray.spec.shape import model_shape
 from amp_ray.spec.traits import RUNTIMES, RuntimeTraits
 from amp_ray.spec.yaml_text import Document, SourceLines
 from amp_ray.spec.zero import AUTO_STAGE, NO_ZERO, zero_of
+from amp_ray.units import Precision
 
 _PROFILE_FOLDERS: Final = {
     "table": "a folder with profile.yaml and one CSV per device",
@@ -87,6 +88,7 @@ def build_experiment(document: Document, files: Files) -> Experiment:
     for part in itertools.chain.from_iterable(wrong.values()):
         mistakes.add(part)
     for build in (
+        lambda: builder.precision,
         lambda: builder.zero_stage,
         lambda: builder.sequence_parallel,
         lambda: builder.constants,
@@ -132,6 +134,15 @@ class _Builder:
     def traits(self) -> RuntimeTraits:
         """What the runtime does."""
         return build_traits(self._document, self._need("runtime", "traits"))
+
+    @cached_property
+    def precision(self) -> Precision:
+        """What the model is trained in."""
+        chosen = self._need("precision").precision
+        reason = self.traits.why_no_precision(chosen)
+        if reason is not None:
+            raise InputError(reason, where=self._document.where("precision"))
+        return chosen
 
     @cached_property
     def zero_stage(self) -> int:
@@ -225,7 +236,7 @@ class _Builder:
             profile=self.profile,
             constants=self.constants,
             traits=self.traits,
-            precision=checked.precision,
+            precision=self.precision,
             optimizer=checked.optimizer,
             zero_stage=self.zero_stage,
             shard_ranks=checked.shard_ranks or 0,

@@ -141,6 +141,7 @@ class DeviceSection(Section):
     fp32_tflops: Rate | None = None
     fp16_tflops: Rate | None = None
     bf16_tflops: Rate | None = None
+    fp8_tflops: Rate | None = None
 
 
 def _kind(device: object) -> str:

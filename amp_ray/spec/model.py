@@ -68,6 +68,11 @@ class Layer:
         """Bytes per sample and rank that the forward pass keeps for the backward pass."""
         return sum((op.saved_bytes(tp, bytes_per_element) for op in self.operators), start=0.0)
 
+    def cast_saved_bytes(self, *, tp: int, bytes_per_element: int) -> float:
+        """Bytes of them that products with weights read, which may run in 8-bit floats."""
+        cast = (op for op in self.gemms if op.has_weight and not op.keeps_precision)
+        return sum((op.saved_bytes(tp, bytes_per_element) for op in cast), start=0.0)
+
     def core_saved_bytes(self, *, tp: int, bytes_per_element: int) -> float:
         """Bytes of them that selective recompute does without: made within the attention core."""
         inner = (op for op in self.core if op.core == "inner")
@@ -305,6 +310,11 @@ class Model:
         """All parameters, tied ones once."""
         tied = [layer.tied_parameters for layer in self.layers if layer.tied_parameters]
         return sum(layer.num_parameters for layer in self.layers) - sum(tied[1:])
+
+    @property
+    def block_parameters(self) -> int:
+        """Parameters of its blocks."""
+        return sum(layer.num_parameters for layer in self.layers if layer.kind == "block")
 
     @cached_property
     def distinct_layers(self) -> tuple[tuple[Layer, ...], tuple[int, ...]]:

@@ -27,6 +27,7 @@ class Gemm:
         all_reduce: Pass after which the tensor-parallel ranks add their results.
         core: Part in the attention core, which selective recompute runs again: what it saves
             enters the core, or is made within it and need not be kept.
+        keeps_precision: Whether it never runs in 8-bit floats (a router).
         is_expert: Whether each of the products has a weight of its own, that of an expert.
     """
 
@@ -43,6 +44,7 @@ class Gemm:
     all_reduce: AllReduce = "none"
     core: CorePart = "none"
     is_expert: bool = False
+    keeps_precision: bool = False
 
     @property
     def flops(self) -> float:

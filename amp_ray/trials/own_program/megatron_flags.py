@@ -5,12 +5,20 @@ from itertools import pairwise
 from typing import Final
 
 from amp_ray.spec.candidate import Candidate
+from amp_ray.spec.chunks import all_bounds
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.model import Model
 from amp_ray.spec.strategy import Strategy, candidate_of
 
 MEGATRON_DEEPSPEED: Final = "megatron"
 """Name of the runtime that shards the optimizer by DeepSpeed's settings, not by Megatron's own."""
+
+_PRECISION_FLAGS: Final = {
+    "fp32": (),
+    "fp16": ("--fp16",),
+    "bf16": ("--bf16",),
+    "fp8": ("--bf16", "--fp8-format", "hybrid"),
+}
 
 _MAX_MEGATRON_ZERO_STAGE: Final = 1
 """Megatron's distributed optimizer shards what ZeRO-1 does."""
@@ -31,6 +39,7 @@ def megatron_flags(experiment: Experiment, strategy: Strategy) -> tuple[str, ...
     sizes = {
         "tensor-model-parallel-size": candidate.options.tp,
         "pipeline-model-parallel-size": candidate.pp,
+        **({"context-parallel-size": candidate.options.cp} if candidate.options.cp > 1 else {}),
         "micro-batch-size": candidate.micro_batch_size,
         "global-batch-size": candidate.global_batch_size,
         "num-layers": sum(blocks),
@@ -40,9 +49,9 @@ def megatron_flags(experiment: Experiment, strategy: Strategy) -> tuple[str, ...
     return (
         *(word for name, size in sizes.items() for word in (f"--{name}", str(size))),
         *_stage_flags(blocks, traits.name),
-        *_interleaving_flags(blocks, traits.virtual_stages),
+        *_interleaving_flags(experiment.model, strategy),
         *_recompute_flags(candidate),
-        *([] if experiment.precision == "fp32" else [f"--{experiment.precision}"]),
+        *_PRECISION_FLAGS[experiment.precision],
         *_zero_flags(experiment),
     )
 
@@ -93,18 +102,18 @@ def _stage_flags(blocks: tuple[int, ...], runtime: str) -> list[str]:
     raise ValueError(message)
 
 
-def _interleaving_flags(blocks: tuple[int, ...], virtual_stages: int) -> list[str]:
+def _interleaving_flags(model: Model, strategy: Strategy) -> list[str]:
     """Say how many blocks of a stage follow each other, where its schedule is interleaved."""
-    if virtual_stages == 1 or len(blocks) == 1:
+    if strategy.virtual_stages == 1:
         return []
-    size, rest = divmod(blocks[0], virtual_stages)
-    if rest or len(set(blocks)) > 1:
+    blocks = stage_blocks(model, all_bounds(model, strategy))
+    if len(set(blocks)) > 1:
         message = (
-            f"an interleaved schedule needs the same number of blocks in every stage, divisible by "
-            f"virtual_stages {virtual_stages}, found {', '.join(map(str, blocks))}"
+            "an interleaved schedule of Megatron needs the same number of blocks in every chunk, "
+            f"found virtual_stages {strategy.virtual_stages} with {', '.join(map(str, blocks))}"
         )
         raise ValueError(message)
-    return ["--num-layers-per-virtual-pipeline-stage", str(size)]
+    return ["--num-layers-per-virtual-pipeline-stage", str(blocks[0])]
 
 
 def _recompute_flags(candidate: Candidate) -> list[str]:

@@ -1,4 +1,5 @@
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate
 
 import pytest
@@ -155,15 +156,28 @@ def test_the_attention_core_of_some_blocks_is_refused() -> None:
 
 
 def test_an_interleaved_schedule_names_the_blocks_of_a_part() -> None:
-    keys = ("runtime: megatron-lm-2022", "traits: {virtual_stages: 2}")
-    assert flags([4, 4], *keys)["--num-layers-per-virtual-pipeline-stage"] == "2"
-    assert "--num-layers-per-virtual-pipeline-stage" not in flags([4], *keys)
+    given = experiment("runtime: megatron-lm-2022", num_layers=8)
+    found = megatron_flags(given, replace(strategy([4, 4]), virtual_stages=2))
+    assert found[found.index("--num-layers-per-virtual-pipeline-stage") + 1] == "2"
+    assert "--num-layers-per-virtual-pipeline-stage" not in megatron_flags(given, strategy([8]))
 
 
 @pytest.mark.parametrize("blocks", [[3, 3], [2, 4]])
 def test_an_interleaved_schedule_needs_parts_of_one_size(blocks: list[int]) -> None:
-    with pytest.raises(ValueError, match=r"virtual_stages 2, found \d, \d"):
-        flags(blocks, "runtime: megatron-lm-2022", "traits: {virtual_stages: 2}")
+    given = experiment("runtime: megatron-lm-2022")
+    with pytest.raises(ValueError, match=r"virtual_stages 2 with \d, \d, \d, \d"):
+        megatron_flags(given, replace(strategy(blocks), virtual_stages=2))
+
+
+def test_context_parallelism_and_fp8_have_flags() -> None:
+    given = replace(experiment("runtime: megatron-core", num_layers=8), precision="fp8")
+    plan = strategy([4, 4])
+    shared = tuple(replace(stage, options=replace(stage.options, cp=2)) for stage in plan.stages)
+    placement = tuple(range(2 * len(plan.placement)))
+    found = megatron_flags(given, replace(plan, stages=shared, placement=placement))
+    assert found[found.index("--context-parallel-size") + 1] == "2"
+    assert found[found.index("--fp8-format") + 1] == "hybrid"
+    assert "--bf16" in found
 
 
 def test_stages_that_differ_are_refused() -> None:
