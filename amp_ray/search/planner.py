@@ -22,6 +22,7 @@ from amp_ray.search.operators import OperatorSearch
 from amp_ray.search.placement import plan_listed, plan_placement, simple_s
 from amp_ray.search.ranking import leader_order
 from amp_ray.search.recompute import patterns, with_recompute
+from amp_ray.search.short_chains import plan_short
 from amp_ray.search.space import uniform_candidates
 from amp_ray.search.stage_groups import DeviceGroups, plan_stage_groups
 from amp_ray.search.token_slices.plan import plan_slices
@@ -113,11 +114,16 @@ class AmpRayPlanner:
         Where no cut fits the memory, the best one without the limit is estimated, so that the
         result tells by how much it fails.
         """
-        if isinstance(candidate, GroupsCandidate) and self.experiment.cuts_operators:
-            result = self._operator_search.plan(candidate)
-        else:
-            result = self._plan(candidate)
+        result = self._plan_operators(candidate) or self._plan(candidate)
         return within_limits(result, self.experiment.limits)
+
+    def _plan_operators(self, candidate: AnyCandidate) -> Result | None:
+        """Plan a candidate of the operator space; None where that is not its own search's."""
+        if self.experiment.space != "operator" or not isinstance(candidate, GroupsCandidate):
+            return None
+        if self.experiment.cuts_operators:
+            return self._operator_search.plan(candidate)
+        return plan_short(self._device_groups, candidate)
 
     def _plan(self, candidate: AnyCandidate) -> Result:
         """Plan a candidate, whatever it costs."""
@@ -181,7 +187,11 @@ class AmpRayPlanner:
         if not found:
             return replace(without[0], candidate=candidate)
         found += [with_recompute(self.cost_model, each.strategy) for each in found]
-        return replace(min(found, key=leader_order), lower_bound_s=None)
+        best = min(found, key=leader_order)
+        if not isinstance(candidate, GroupsCandidate) or not best.feasible:
+            return replace(best, lower_bound_s=None)
+        bound_s = self._device_groups.time_bound(NO_RECOMPUTE).least_s(candidate)
+        return replace(best, lower_bound_s=min(bound_s, best.iteration_time_s))
 
     def _is_listed(self, candidate: Candidate) -> bool:
         """Tell whether a candidate runs on all devices, as they are listed."""
