@@ -124,6 +124,11 @@ class PlacedStages:
         return np.array([options.tp for options in self.options])
 
     @cached_property
+    def sequence_parallel(self) -> IntArray:
+        """Shape ``(pp,)``. Whether the tensor-parallel ranks of each stage divide tokens."""
+        return np.array([int(options.sequence_parallel) for options in self.options])
+
+    @cached_property
     def first_group(self) -> list[int]:
         """Length ``pp + 1``. Where the groups of each stage begin."""
         return [0, *accumulate(map(len, self.shares))]
@@ -259,6 +264,19 @@ class StageTimes:
             took += plain[:, self.kind, cuts[stage + 1]] - plain[:, self.kind, split[stage]]
         return self.stages.worst(took)
 
+    def layers(self) -> FloatArray:
+        """Return forward, backward and all-reduce seconds of layers that one stage has all of.
+
+        Returns:
+            Shape ``(3, num_layers)``: of the slowest group, layer by layer.
+        """
+        num_layers = self.tables.shape[-1] - 1
+        (split,) = self._splits(np.array([0, num_layers]), np.zeros(1, dtype=np.int64))
+        tables = np.diff(self.tables, axis=-1)
+        tables[..., split:] = np.diff(self.plain, axis=-1)[..., split:]
+        slowest: FloatArray = tables.max(axis=0)
+        return slowest
+
     def _splits(self, cuts: IntArray, again: IntArray) -> IntArray:
         """Return the boundary of each stage's chunk up to which its blocks are computed again.
 
@@ -362,7 +380,7 @@ class TimeTables:
             ValueError: If the profile is measured, but not for this tp on these devices.
         """
         recompute = options.recompute.kind
-        key = (types, ring, options.tp, recompute, samples)
+        key = (types, ring, options.tp, options.sequence_parallel, recompute, samples)
         if key not in self._known:
             known = self.topology.cluster.device_types
             tables = [
@@ -372,6 +390,7 @@ class TimeTables:
                         tp=options.tp,
                         micro_batch_size=samples,
                         precision=self.precision,
+                        sequence_parallel=options.sequence_parallel,
                     ),
                     ring,
                     recompute,

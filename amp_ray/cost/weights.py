@@ -58,6 +58,12 @@ class Weights:
         return np.concatenate(([0.0], np.cumsum(held)))
 
     @cached_property
+    def replicated_prefix(self) -> FloatArray:
+        """Shape ``(num_layers + 1,)``. Prefix sums of what every tensor-parallel rank holds."""
+        held = [layer.replicated_parameters for layer in self.model.layers]
+        return np.concatenate(([0.0], np.cumsum(held)))
+
+    @cached_property
     def tied(self) -> TiedWeight | None:
         """The weight that two layers hold, if there is one.
 

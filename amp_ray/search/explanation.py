@@ -22,7 +22,9 @@ def stage_records(cost_model: CostModel, estimate: Estimate) -> list[dict[str, A
     passes_s, longest_s = None, np.zeros(strategy.pp)
     if not strategy.has_operators:
         stages = PlacedStages.of_strategy(strategy)
-        passes_s, _ = cost_model.seconds(stages, strategy.bounds)
+        passes_s, _ = cost_model.seconds(stages, strategy.chunk_bounds or strategy.bounds)
+        chunks = (3, strategy.virtual_stages, strategy.pp, -1)
+        passes_s = passes_s.reshape(chunks).sum(axis=1)  # of a stage, all its chunks
         longest_s = (passes_s[0] + passes_s[1]).max(axis=1)
     records = []
     for index, stage in enumerate(strategy.stages):
@@ -51,7 +53,8 @@ def link_records(cost_model: CostModel, strategy: Strategy) -> list[dict[str, An
     records: list[dict[str, Any]] = []
     if strategy.pp > 1 and not strategy.has_operators:
         stages = PlacedStages.of_strategy(strategy)
-        _, sends_s = cost_model.seconds(stages, strategy.bounds)
+        _, sends_s = cost_model.seconds(stages, strategy.chunk_bounds or strategy.bounds)
+        sends_s = sends_s[:, : strategy.pp - 1]
         for cut, seconds in enumerate(sends_s.max(axis=2).T.tolist()):
             devices = [*strategy.devices(cut), *strategy.devices(cut + 1)]
             records.append(

@@ -75,7 +75,7 @@ def _plan(
         Stage(
             first_layer=first,
             end_layer=end,
-            options=StageOptions(tp=tp, dp=dp, recompute=own),
+            options=StageOptions(tp=tp, dp=dp, recompute=own, zero=candidate.zero),
             shares=None if even else (samples // dp,) * dp,
         )
         for (first, end), (tp, dp), own in zip(bounds, degrees, recompute, strict=True)

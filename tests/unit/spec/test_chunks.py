@@ -117,7 +117,7 @@ def test_search_looks_at_the_chunks_that_it_is_told(experiment: Experiment) -> N
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (("runtime: torch", "runtime: deepspeed"), "runtimes that do: torch, megatron-lm"),
+        (("runtime: torch", "runtime: deepspeed"), "runtimes that do: torch, megatron-core"),
         (("[2]", "[2], space: placement"), "planned in space uniform; the space is placement"),
         (("[2]", "[2], token_slices: true"), "token slices cannot be added to interleaved chunks"),
     ],
