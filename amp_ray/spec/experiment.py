@@ -35,6 +35,7 @@ class SearchLimits:
         max_tp: None = as many as the slots of a node.
         max_pp: Largest pipeline parallel degree; None = no limit.
         max_dp: Largest data parallel degree; None = no limit.
+        max_ep: Largest expert parallel degree; None = no limit.
         micro_batch_sizes: The sizes to look at; None = every one that divides the batch.
         tp_across_nodes: Whether the ranks of a tensor-parallel group may sit on several nodes.
         launchable: Whether only strategies that the runtime launches as they are matter.
@@ -44,12 +45,14 @@ class SearchLimits:
         token_slices: Whether sequences may be cut into token slices.
         slice_granularity: Tokens at whose multiples slices begin; None = a 32nd of a sequence.
         virtual_stages: Chunks per stage to look at, ascending; a single stage has one.
+        max_cp: Largest context parallel degree.
     """
 
     min_tp: int = 1
     max_tp: int | None = None
     max_pp: int | None = None
     max_dp: int | None = None
+    max_ep: int | None = None
     micro_batch_sizes: tuple[int, ...] | None = None
     tp_across_nodes: bool = False
     launchable: bool = False
@@ -59,6 +62,7 @@ class SearchLimits:
     token_slices: bool = False
     slice_granularity: int | None = None
     virtual_stages: tuple[int, ...] = (1,)
+    max_cp: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,14 +142,15 @@ class Experiment:
         allowed = self.space != "uniform" if chosen is None else chosen
         return allowed and not (self.limits.tp_across_nodes or self.limits.token_slices)
 
-    def stage_options(self, tp: int, dp: int) -> StageOptions:
+    def stage_options(self, tp: int, dp: int, cp: int = 1) -> StageOptions:
         """Return the options of stages of such degrees, with all that the experiment says."""
-        divides = tp > 1 and self.model.shape.divides_tokens(tp)
+        divides = tp > 1 and self.model.shape.divides_tokens(tp * cp)
         return StageOptions(
             tp=tp,
             dp=dp,
             recompute=self.recompute,
             sequence_parallel=self.sequence_parallel and divides,
+            cp=cp,
         )
 
     @property
