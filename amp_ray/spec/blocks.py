@@ -17,6 +17,11 @@ BYTES_PER_LOG_SUM: Final = 4
 softmax's sum."""
 
 
+FLASH_ATTENTION_2_RATE: Final = 0.7
+"""Of fused attention against matrix products: FlashAttention-2 reaches half to three quarters of an
+A100's peak where GEMMs reach 0.8 of it (Dao, arXiv:2307.08691, figures 4 to 6)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernels:
     """How a program computes what the families have in common; see `RuntimeTraits`.
@@ -26,7 +31,9 @@ class Kernels:
     """
 
     fused_attention: bool = False
+    attention_rate: float = FLASH_ATTENTION_2_RATE
     dropout: bool = True
+    loss_fraction: float = 1.0
     context: int = 0
 
 
@@ -46,6 +53,8 @@ class Width:
         fused: Whether activation and softmax run as one kernel each; else every arithmetic step
             of theirs reads, writes and keeps its own tensor.
         fused_attention: Whether all of attention between the projections is one kernel.
+        attention_rate: Its rate against that of matrix products.
+        loss_fraction: Traffic of the loss against one in single precision, kernel by kernel.
         causal: Whether a token sees only those before it, which one kernel need not compute.
         context: Tokens before these, which they attend to as well; not with a window.
         own_head_size: Width of one head where it is not ``hidden / heads``.
@@ -64,6 +73,8 @@ class Width:
     window: int | None = None
     fused: bool = True
     fused_attention: bool = False
+    attention_rate: float = FLASH_ATTENTION_2_RATE
+    loss_fraction: float = 1.0
     causal: bool = True
     context: int = 0
     own_head_size: int | None = None
@@ -442,6 +453,7 @@ def _fused_attention(width: Width) -> Elementwise:
         forward_elements=streams + read,
         backward_elements=2 * streams + 2 * read,
         flops=2.0 * width.pairs * (width.attention_size + width.result_size),
+        rate_fraction=width.attention_rate,
         sharded=width.shards_heads,
         saved_elements=stream + key_values,
         saved_mask_bytes=BYTES_PER_LOG_SUM * width.heads * width.tokens,
