@@ -4,6 +4,7 @@ from dataclasses import replace
 from itertools import accumulate
 
 from amp_ray.errors import InputError
+from amp_ray.spec.blocks import Kernels
 from amp_ray.spec.families import build_model
 from amp_ray.spec.model import Model
 from amp_ray.spec.strategy import TokenSlices
@@ -45,6 +46,15 @@ def slice_model(model: Model, traits: RuntimeTraits, *, tokens: int, context: in
         message = f"model family {model.shape.family!r} has no sequence to cut into token slices"
         raise InputError(message)
     kernels = kernels_of(traits, context)
+    return shorter_model(model, traits, tokens=tokens, kernels=kernels)
+
+
+def shorter_model(model: Model, traits: RuntimeTraits, *, tokens: int, kernels: Kernels) -> Model:
+    """Return a model as another one, with sequences of so many tokens.
+
+    Raises:
+        InputError: If it was built in a way that cannot be repeated.
+    """
     for layer_list in LAYER_LISTS:
         built = build_model(
             replace(model.shape, sequence_length=tokens),
@@ -54,5 +64,7 @@ def slice_model(model: Model, traits: RuntimeTraits, *, tokens: int, context: in
         )
         if [layer.kind for layer in built.layers] == [layer.kind for layer in model.layers]:
             return built
-    message = f"the layers of {model.name} are no list of its family: token slices have no times"
+    message = (
+        f"the layers of {model.name} are no list of its family: parts of sequences have no times"
+    )
     raise InputError(message)

@@ -110,6 +110,8 @@ def _width(shape: ModelShape, kernels: Kernels) -> Width:
         attention_rate=kernels.attention_rate,
         loss_fraction=kernels.loss_fraction,
         context=kernels.context,
+        cp=kernels.cp,
+        gathers_context=kernels.gathers_context,
     )
 
 
