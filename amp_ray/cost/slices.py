@@ -8,7 +8,7 @@ from amp_ray.spec.blocks import Kernels
 from amp_ray.spec.families import build_model
 from amp_ray.spec.model import Model
 from amp_ray.spec.strategy import TokenSlices
-from amp_ray.spec.traits import LAYER_LISTS, RuntimeTraits
+from amp_ray.spec.traits import LAYER_LISTS, RuntimeTraits, kernels_of
 
 
 def slice_places(token_slices: TokenSlices) -> list[tuple[int, int, int]]:
@@ -45,9 +45,16 @@ def slice_model(model: Model, traits: RuntimeTraits, *, tokens: int, context: in
     if not model.shape.is_causal:
         message = f"model family {model.shape.family!r} has no sequence to cut into token slices"
         raise InputError(message)
-    kernels = Kernels(
-        fused_attention=traits.fused_attention, dropout=traits.dropout, context=context
-    )
+    kernels = kernels_of(traits, context)
+    return shorter_model(model, traits, tokens=tokens, kernels=kernels)
+
+
+def shorter_model(model: Model, traits: RuntimeTraits, *, tokens: int, kernels: Kernels) -> Model:
+    """Return a model as another one, with sequences of so many tokens.
+
+    Raises:
+        InputError: If it was built in a way that cannot be repeated.
+    """
     for layer_list in LAYER_LISTS:
         built = build_model(
             replace(model.shape, sequence_length=tokens),
@@ -57,5 +64,7 @@ def slice_model(model: Model, traits: RuntimeTraits, *, tokens: int, context: in
         )
         if [layer.kind for layer in built.layers] == [layer.kind for layer in model.layers]:
             return built
-    message = f"the layers of {model.name} are no list of its family: token slices have no times"
+    message = (
+        f"the layers of {model.name} are no list of its family: parts of sequences have no times"
+    )
     raise InputError(message)

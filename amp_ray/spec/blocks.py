@@ -17,17 +17,35 @@ BYTES_PER_LOG_SUM: Final = 4
 softmax's sum."""
 
 
+FLASH_ATTENTION_2_RATE: Final = 0.7
+"""Of fused attention against matrix products: FlashAttention-2 reaches half to three quarters of an
+A100's peak where GEMMs reach 0.8 of it (Dao, arXiv:2307.08691, figures 4 to 6)."""
+
+RING_BUFFERS: Final = 4
+"""Keys and values of one rank that live in a step of a ring: those attended to and those that
+arrive, in the backward pass with their gradients (Liu et al., arXiv:2310.01889, algorithm 1)."""
+
+ADDED_PER_STEP: Final = 3
+"""Elements that adding up results of two steps of a ring reads and writes, per element."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernels:
     """How a program computes what the families have in common; see `RuntimeTraits`.
 
     Args:
         context: Tokens before those of the layers, computed earlier, to which these attend.
+        cp: Ranks that divide every sequence; the tokens of a layer are those of one rank.
+        gathers_context: Whether such ranks gather all keys and values before they attend to them.
     """
 
     fused_attention: bool = False
+    attention_rate: float = FLASH_ATTENTION_2_RATE
     dropout: bool = True
+    loss_fraction: float = 1.0
     context: int = 0
+    cp: int = 1
+    gathers_context: bool = False
 
 
 UNFUSED: Final = Kernels()
@@ -46,6 +64,8 @@ class Width:
         fused: Whether activation and softmax run as one kernel each; else every arithmetic step
             of theirs reads, writes and keeps its own tensor.
         fused_attention: Whether all of attention between the projections is one kernel.
+        attention_rate: Its rate against that of matrix products.
+        loss_fraction: Traffic of the loss against one in single precision, kernel by kernel.
         causal: Whether a token sees only those before it, which one kernel need not compute.
         context: Tokens before these, which they attend to as well; not with a window.
         own_head_size: Width of one head where it is not ``hidden / heads``.
@@ -53,6 +73,8 @@ class Width:
         position_bias: Whether a learned bias per head and distance is added to the scores (T5).
         sliding: Tokens before a token that it attends to; one kernel leaves the others out.
         own_value_size: Width of a head's values where it is not that of its keys.
+        cp: Ranks that divide the sequence.
+        gathers_context: Whether they gather all keys and values before they attend to them.
     """
 
     tokens: int
@@ -64,6 +86,8 @@ class Width:
     window: int | None = None
     fused: bool = True
     fused_attention: bool = False
+    attention_rate: float = FLASH_ATTENTION_2_RATE
+    loss_fraction: float = 1.0
     causal: bool = True
     context: int = 0
     own_head_size: int | None = None
@@ -71,6 +95,8 @@ class Width:
     position_bias: bool = False
     sliding: int | None = None
     own_value_size: int | None = None
+    cp: int = 1
+    gathers_context: bool = False
 
     @property
     def attended(self) -> int:
@@ -122,8 +148,9 @@ class Width:
     @property
     def pairs(self) -> float:
         """Pairs of tokens that one kernel of attention computes, per sample and head."""
-        if self.sliding is not None and self.sliding < self.tokens:
-            return self.sliding * (self.tokens - self.sliding / 2)
+        whole = self.tokens * self.cp
+        if self.sliding is not None and self.sliding < whole:
+            return self.sliding * (whole - self.sliding / 2) / self.cp
         return self.tokens * (self.attended - (self.attending / 2 if self.causal else 0))
 
     @property
@@ -437,12 +464,19 @@ def _fused_attention(width: Width) -> Elementwise:
     stream, key_values = width.attention_stream, width.key_values + width.values
     streams = stream + width.tokens * width.result_size
     read = key_values + 2 * width.context * width.key_value_size
+    steps = 1 if width.gathers_context else width.cp
+    result = width.tokens * width.result_size
+    buffers = 2 * width.cp if width.gathers_context else RING_BUFFERS
     return Elementwise(
         name="attention",
-        forward_elements=streams + read,
-        backward_elements=2 * streams + 2 * read,
+        forward_elements=streams + read + ADDED_PER_STEP * (steps - 1) * result,
+        backward_elements=2 * streams + 2 * read + ADDED_PER_STEP * (steps - 1) * stream,
         flops=2.0 * width.pairs * (width.attention_size + width.result_size),
+        rate_fraction=width.attention_rate,
+        num_kernels=steps,
         sharded=width.shards_heads,
+        context_elements=key_values if width.cp > 1 else 0.0,
+        buffer_elements=buffers * key_values if width.cp > 1 else 0.0,
         saved_elements=stream + key_values,
         saved_mask_bytes=BYTES_PER_LOG_SUM * width.heads * width.tokens,
         core="input",

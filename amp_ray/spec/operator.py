@@ -27,6 +27,7 @@ class Gemm:
         all_reduce: Pass after which the tensor-parallel ranks add their results.
         core: Part in the attention core, which selective recompute runs again: what it saves
             enters the core, or is made within it and need not be kept.
+        keeps_precision: Whether it never runs in 8-bit floats (a router).
         is_expert: Whether each of the products has a weight of its own, that of an expert.
     """
 
@@ -43,6 +44,7 @@ class Gemm:
     all_reduce: AllReduce = "none"
     core: CorePart = "none"
     is_expert: bool = False
+    keeps_precision: bool = False
 
     @property
     def flops(self) -> float:
@@ -91,6 +93,7 @@ class Elementwise:
         forward_elements: Elements read and written in the forward pass, per sample.
         backward_elements: The same in the backward pass.
         flops: What matrix units compute within it in the forward pass, per sample.
+        rate_fraction: Their rate against that of matrix products.
         num_kernels: Kernels that are launched in the forward pass.
         sharded: Whether tensor parallelism divides the work.
         sharded_parameters: Parameters divided by tp (a vocabulary-parallel table).
@@ -98,10 +101,14 @@ class Elementwise:
         saved_elements: Elements kept for the backward pass, per sample.
         saved_mask_bytes: Bytes of masks kept for it, per sample.
         logits: Logits per sample that go into a loss; their traffic is a trait of the runtime.
+        loss_fraction: Traffic of the loss against one in single precision, kernel by kernel.
         all_reduce: Pass after which the tensor-parallel ranks add their results.
         all_reduce_elements: Elements per sample of that all-reduce.
         exchange_elements: Elements per sample that a rank sends to others, and receives, in an
             all-to-all of each pass; divided by tp.
+        context_elements: Keys and values of the rank's own tokens, per sample, that all ranks of a
+            sequence get; 0 where no ranks divide it.
+        buffer_elements: Elements per sample that live while it runs, beside what it keeps.
         is_layer: Whether it belongs to the layer itself; a loss that the runtime adds behind the
             last layer does not, and so is in no profile of the layers.
         core: As of a `Gemm`.
@@ -111,6 +118,7 @@ class Elementwise:
     forward_elements: float
     backward_elements: float
     flops: float = 0.0
+    rate_fraction: float = 1.0
     num_kernels: int = 1
     sharded: bool = False
     sharded_parameters: int = 0
@@ -118,9 +126,12 @@ class Elementwise:
     saved_elements: float = 0.0
     saved_mask_bytes: float = 0.0
     logits: float = 0.0
+    loss_fraction: float = 1.0
     all_reduce: AllReduce = "none"
     all_reduce_elements: float = 0.0
     exchange_elements: float = 0.0
+    context_elements: float = 0.0
+    buffer_elements: float = 0.0
     is_layer: bool = True
     core: CorePart = "none"
 
