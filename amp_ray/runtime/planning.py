@@ -143,7 +143,7 @@ def plan_experiment(
         ranking = search_candidates(
             planner,
             candidates,
-            optional=_optional(planner),
+            optional=optional_of(planner),
             workers=workers,
             progress=progress,
         )
@@ -159,7 +159,7 @@ def plan_experiment(
     )
 
 
-def _optional(planner: Planner) -> OptionalCandidates:
+def optional_of(planner: Planner) -> OptionalCandidates:
     """Return what our planner looks at only where that may be among the fastest."""
     if not isinstance(planner, AmpRayPlanner):
         return NO_CANDIDATES

@@ -8,30 +8,33 @@ import numpy as np
 
 from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.model import CostModel
+from amp_ray.cost.stages import PlacedStages
 from amp_ray.search.placement.chains import Chains
 from amp_ray.search.ranking import speed
-from amp_ray.spec.strategy import Strategy, candidate_of
+from amp_ray.spec.strategy import Strategy
 
 MOST_STAGES_TRIED: Final = 4_000
 """Stages of all cuts that are simulated for one plan: to simulate one takes up to 20 us."""
 
 
-def climb(cost_model: CostModel, start: Estimate) -> Estimate:
+def climb(
+    cost_model: CostModel, start: Estimate, *, most_stages: int = MOST_STAGES_TRIED
+) -> Estimate:
     """Shift neighbouring cuts together by one layer until no shift makes the plan faster.
 
     Args:
         cost_model: Of the experiment.
-        start: A uniform strategy's; where it cannot run, it is left as it is.
+        start: Where it cannot run, it is left as it is.
+        most_stages: Of all cuts that are simulated.
 
     Returns:
         An estimate on the same devices, never slower.
     """
     if not start.feasible or cost_model.experiment.traits.partition == "even-blocks":
         return start
-    candidate, placement = candidate_of(start.strategy), start.strategy.placement
-    costs = cost_model.costs(candidate, placement)
+    costs = cost_model.stage_costs(PlacedStages.of_strategy(start.strategy))
     best, seen = start, {start.strategy.bounds}
-    left = MOST_STAGES_TRIED // candidate.pp
+    left = most_stages // start.strategy.pp
     while True:
         higher = best
         for bounds in _shifted(best.strategy.bounds):
@@ -41,7 +44,7 @@ def climb(cost_model: CostModel, start: Estimate) -> Estimate:
                 return higher
             left -= 1
             seen.add(bounds)
-            found = cost_model.estimate_from(costs, Strategy.uniform(candidate, bounds, placement))
+            found = cost_model.estimate_from(costs, start.strategy.with_bounds(bounds))
             if speed(found) < speed(higher):
                 higher = found
         if higher is best:
