@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from amp_ray.cost.estimate import Estimate, Result
-from amp_ray.search.ranking import is_risky
+from amp_ray.search.ranking import is_risky, leader_order
 from amp_ray.spec.candidate import AnyCandidate, Candidate
 
 
@@ -29,6 +29,9 @@ class OptionalCandidates:
 NO_CANDIDATES: Final = OptionalCandidates(
     candidates=(), least_s=lambda _, limit_s: limit_s, expected_s=lambda _: math.inf
 )
+
+MOST_IMPROVED: Final = 4
+"""The fastest strategies, which are worth to be improved beyond what was found for each."""
 
 MOST_DEVICES: Final = 1_000
 """Devices of all optional candidates together, up to which each candidate is planned that is not
@@ -90,6 +93,23 @@ class Wanted:
             self.results.append(result)
         if number == self._num_needed - 1:
             self._open(self._limit_s)
+
+    def improved(self, improve: Callable[[Estimate], Result]) -> list[Result]:
+        """Return the results that count, the fastest improved.
+
+        Args:
+            improve: Returns what is no slower.
+        """
+        found = [each for each in self.results if isinstance(each, Estimate) and each.feasible]
+        fastest = sorted(found, key=leader_order)[:MOST_IMPROVED]
+        known = {each.strategy for each in found}
+        better: dict[int, Result] = {}
+        for each in fastest:
+            own = improve(each)
+            if isinstance(own, Estimate) and own.feasible and own.strategy not in known:
+                known.add(own.strategy)
+                better[id(each)] = own
+        return [better.get(id(each), each) for each in self.results]
 
     def rest(self, found: Mapping[int, Result | ValueError]) -> range:
         """Return candidates without a result: those planned in any case, or else others.

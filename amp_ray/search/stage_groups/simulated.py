@@ -20,7 +20,6 @@ import numpy as np
 from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.stages import PlacedStages
 from amp_ray.cost.topology import FloatArray
-from amp_ray.partition.exact import Chain
 from amp_ray.partition.step_end import StepEndProblem, StepEndSolution, solve_with_step_end
 from amp_ray.search.placement.improve import climb
 from amp_ray.search.ranking import leader_order
@@ -45,7 +44,7 @@ LEAST_EXCESS: Final = 1e-4
 """Share of the time by which a simulation must be above the closed form to count."""
 
 
-MOST_CLIMBED: Final = 6
+MOST_CLIMBED: Final = 2
 """Plans whose cuts are moved in the end, the fastest first."""
 
 MOST_STAGES_TRIED: Final = 1_000
@@ -113,7 +112,7 @@ class Simulations:
     def _go_on(self, prices: "Prices") -> None:
         """Simulate the next plans by prices that rise with every simulation."""
         for _ in range(MOST_ROUNDS):
-            met: list[Chain] = []
+            met: list[tuple[float, tuple[int, ...], tuple[int, ...]]] = []
             solution = solve_with_step_end(
                 prices.problem, upper_bound_s=self._limit_s, most_boxes=MOST_BOXES, met=met
             )
