@@ -19,10 +19,11 @@ from amp_ray.search.rows import SCHEMA, ranking_rows
 from amp_ray.search.space import (
     candidates_of,
     group_candidates,
+    has_groups,
     optional_candidates,
     uniform_candidates,
 )
-from amp_ray.search.wanted import NO_CANDIDATES, OptionalCandidates
+from amp_ray.search.wanted import MOST_DEVICES, NO_CANDIDATES, OptionalCandidates
 from amp_ray.spec import recompute
 from amp_ray.spec.candidate import AnyCandidate
 from amp_ray.spec.experiment import Experiment
@@ -166,7 +167,10 @@ def optional_of(planner: Planner) -> OptionalCandidates:
         return NO_CANDIDATES
     candidates = optional_candidates(planner.experiment)
     return OptionalCandidates(
-        candidates=candidates, least_s=planner.least_s, expected_s=planner.expected_s
+        candidates=candidates,
+        least_s=planner.least_s,
+        expected_s=planner.expected_s,
+        most_devices=0 if has_groups(planner.experiment) else MOST_DEVICES,
     )
 
 

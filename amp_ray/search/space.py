@@ -24,7 +24,7 @@ def candidates_of(experiment: Experiment) -> tuple[AnyCandidate, ...]:
             "--cost-model aceso-2024"
         )
         raise ValueError(message)
-    if _has_groups(experiment):
+    if has_groups(experiment):
         return group_candidates(experiment)
     try:
         return uniform_candidates(experiment)
@@ -41,14 +41,14 @@ def optional_candidates(experiment: Experiment) -> tuple[Candidate, ...]:
     whose own search does not look at all of their placements, those that use all devices.
     """
     idle = idle_candidates(experiment)
-    if not _has_groups(experiment):
+    if not has_groups(experiment):
         return idle
     with suppress(ValueError):  # limits may leave none
         return (*uniform_candidates(experiment), *idle)
     return idle
 
 
-def _has_groups(experiment: Experiment) -> bool:
+def has_groups(experiment: Experiment) -> bool:
     """Tell whether stages may differ in tp and dp."""
     only_grids = experiment.limits.launchable and not experiment.traits.unequal_stages
     return experiment.space == "heterogeneous" and not only_grids

@@ -10,6 +10,10 @@ from amp_ray.cost.estimate import Estimate, Result
 from amp_ray.search.ranking import is_risky, leader_order
 from amp_ray.spec.candidate import AnyCandidate, Candidate
 
+MOST_DEVICES: Final = 1_000
+"""Devices of all optional candidates together, up to which each candidate is planned that is not
+proven to be slower; of more, only those that are expected to be fast."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptionalCandidates:
@@ -19,11 +23,13 @@ class OptionalCandidates:
         least_s: What no strategy of a candidate undercuts, infinite where there is none; above
             the limit that is given it need not be the best bound that is known.
         expected_s: What strategies of a candidate are expected to take at least, unproven.
+        most_devices: As `MOST_DEVICES`.
     """
 
     candidates: tuple[Candidate, ...]
     least_s: Callable[[Candidate, float], float]
     expected_s: Callable[[Candidate], float]
+    most_devices: int = MOST_DEVICES
 
 
 NO_CANDIDATES: Final = OptionalCandidates(
@@ -32,10 +38,6 @@ NO_CANDIDATES: Final = OptionalCandidates(
 
 MOST_IMPROVED: Final = 4
 """The fastest strategies, which are worth to be improved beyond what was found for each."""
-
-MOST_DEVICES: Final = 1_000
-"""Devices of all optional candidates together, up to which each candidate is planned that is not
-proven to be slower; of more, only those that are expected to be fast."""
 
 
 class Wanted:
@@ -143,7 +145,7 @@ class Wanted:
             for candidate in self._optional.candidates
         )
         later = [entry for entry in bounds if entry[0] <= limit_s and entry[0] < math.inf]
-        if sum(own.num_devices for _, own in later) > MOST_DEVICES:
+        if sum(own.num_devices for _, own in later) > self._optional.most_devices:
             expected = ((max(least, self._optional.expected_s(own)), own) for least, own in later)
             later = [entry for entry in expected if entry[0] <= limit_s]
         later.sort()

@@ -37,7 +37,7 @@ from amp_ray.search.stage_groups.problem import GroupsProblem
 from amp_ray.search.stage_groups.refine import recut
 from amp_ray.spec.strategy import Strategy
 
-MOST_ROUNDS: Final = 8
+MOST_ROUNDS: Final = 3
 """Times that the search goes on with higher prices."""
 
 LEAST_EXCESS: Final = 1e-4
