@@ -23,7 +23,7 @@ from amp_ray.search.space import (
     optional_candidates,
     uniform_candidates,
 )
-from amp_ray.search.wanted import MOST_DEVICES, NO_CANDIDATES, OptionalCandidates
+from amp_ray.search.wanted import MOST_GRID_DEVICES, NO_CANDIDATES, OptionalCandidates
 from amp_ray.spec import recompute
 from amp_ray.spec.candidate import AnyCandidate
 from amp_ray.spec.experiment import Experiment
@@ -170,7 +170,7 @@ def optional_of(planner: Planner) -> OptionalCandidates:
         candidates=candidates,
         least_s=planner.least_s,
         expected_s=planner.expected_s,
-        most_devices=0 if has_groups(planner.experiment) else MOST_DEVICES,
+        most_devices=MOST_GRID_DEVICES if has_groups(planner.experiment) else None,
     )
 
 

@@ -4,6 +4,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Final
 
 from amp_ray.cost.estimate import Estimate, Result
@@ -14,6 +15,13 @@ MOST_DEVICES: Final = 1_000
 """Devices of all optional candidates together, up to which each candidate is planned that is not
 proven to be slower; of more, only those that are expected to be fast."""
 
+MOST_GRID_DEVICES: Final = 256
+"""The same of grids beside plans whose stages have their own devices."""
+
+MOST_EXPECTED: Final = 200
+"""Candidates of which it is looked at what is expected of them, where few are planned: those with
+the lowest bounds."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptionalCandidates:
@@ -23,13 +31,13 @@ class OptionalCandidates:
         least_s: What no strategy of a candidate undercuts, infinite where there is none; above
             the limit that is given it need not be the best bound that is known.
         expected_s: What strategies of a candidate are expected to take at least, unproven.
-        most_devices: As `MOST_DEVICES`.
+        most_devices: Of those that are planned, where others are likely to be faster than all.
     """
 
     candidates: tuple[Candidate, ...]
     least_s: Callable[[Candidate, float], float]
     expected_s: Callable[[Candidate], float]
-    most_devices: int = MOST_DEVICES
+    most_devices: int | None = None
 
 
 NO_CANDIDATES: Final = OptionalCandidates(
@@ -145,10 +153,16 @@ class Wanted:
             for candidate in self._optional.candidates
         )
         later = [entry for entry in bounds if entry[0] <= limit_s and entry[0] < math.inf]
-        if sum(own.num_devices for _, own in later) > self._optional.most_devices:
+        most = self._optional.most_devices
+        if most is not None:
+            later = sorted(later)[:MOST_EXPECTED]
+        if most is not None or sum(own.num_devices for _, own in later) > MOST_DEVICES:
             expected = ((max(least, self._optional.expected_s(own)), own) for least, own in later)
             later = [entry for entry in expected if entry[0] <= limit_s]
         later.sort()
+        if most is not None:
+            devices = accumulate(own.num_devices for _, own in later)
+            later = [entry for entry, sum_ in zip(later, devices, strict=True) if sum_ <= most]
         self.candidates += tuple(candidate for _, candidate in later)
         self._least_s = [least_s for least_s, _ in later]
 
