@@ -1,5 +1,65 @@
-"""Plan model-parallel training: search strategies, predict their cost, prove by real trials."""
+"""Plan model-parallel training: search strategies, predict their cost, prove by real trials.
+
+Everything that the commands do is a function here that returns a value; see docs/python.md.
+Names are loaded when they are first used, so that importing the package takes no time.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-__all__ = ["__version__"]
+__all__ = [
+    "Calibration",
+    "Estimate",
+    "Experiment",
+    "Explanation",
+    "Plan",
+    "Scores",
+    "Strategy",
+    "Study",
+    "Sweep",
+    "__version__",
+    "calibrate",
+    "explain",
+    "load",
+    "plan",
+    "score",
+    "sweep",
+    "tune",
+]
+
+if TYPE_CHECKING:
+    from amp_ray.api import (
+        Calibration,
+        Estimate,
+        Experiment,
+        Explanation,
+        Plan,
+        Scores,
+        Strategy,
+        Study,
+        Sweep,
+        calibrate,
+        explain,
+        load,
+        plan,
+        score,
+        sweep,
+        tune,
+    )
+
+else:
+
+    def __getattr__(name: str) -> Any:  # noqa: ANN401 - the imports above tell the types
+        """Load a public name when it is first used."""
+        if name not in __all__:
+            message = f"module {__name__!r} has no attribute {name!r}"
+            raise AttributeError(message)
+        value = globals()[name] = getattr(import_module("amp_ray.api"), name)
+        return value
+
+
+def __dir__() -> list[str]:
+    """List the public names, loaded or not."""
+    return sorted({*globals(), *__all__})

@@ -132,6 +132,10 @@ def told(parts: Sequence[InputError]) -> list[str]:
     return [*messages, f"and {more} more mistake{'s' if more > 1 else ''}"] if more else messages
 
 
+class NotFeasibleError(AmpRayError):
+    """No strategy is expected to run."""
+
+
 class HostError(AmpRayError):
     """A host could not be reached or used; the caller may try again elsewhere."""
 

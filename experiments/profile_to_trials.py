@@ -19,8 +19,8 @@ import click
 import yaml
 from rich.table import Table
 
-from amp_ray.cli.output import console
 from amp_ray.cost.estimate import Estimate
+from amp_ray.report.console import console
 from amp_ray.runtime.files import load_experiment, write_text
 from amp_ray.runtime.launch.trial_runner import make_runner
 from amp_ray.runtime.planning import plan_experiment

@@ -4,14 +4,17 @@ import click
 
 from amp_ray import __version__
 from amp_ray.cli.calibrate import calibrate_command
+from amp_ray.cli.diff import diff
 from amp_ray.cli.doctor import doctor
 from amp_ray.cli.exits import run_command
+from amp_ray.cli.explain import explain
 from amp_ray.cli.export import export
 from amp_ray.cli.import_files import import_files
 from amp_ray.cli.plan import plan
 from amp_ray.cli.profile import profile
 from amp_ray.cli.score import score
 from amp_ray.cli.slices import slices
+from amp_ray.cli.sweep import sweep
 from amp_ray.cli.tune import tune
 
 
@@ -22,13 +25,16 @@ def commands() -> None:
 
 
 commands.add_command(calibrate_command)
+commands.add_command(diff)
 commands.add_command(doctor)
+commands.add_command(explain)
 commands.add_command(export)
 commands.add_command(import_files)
 commands.add_command(plan)
 commands.add_command(profile)
 commands.add_command(score)
 commands.add_command(slices)
+commands.add_command(sweep)
 commands.add_command(tune)
 
 

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import click
 
-from amp_ray.calibration import Choice, calibrate, calibration_to_json
+from amp_ray import api
+from amp_ray.calibration import calibration_to_json
 from amp_ray.cli.options import (
     configure_logging,
     experiment_argument,
@@ -13,10 +14,7 @@ from amp_ray.cli.options import (
     write_json,
 )
 from amp_ray.cli.output import table_console
-from amp_ray.errors import InputError, Where
 from amp_ray.report.calibration import calibration_view
-from amp_ray.runtime.calibrating import load_observations
-from amp_ray.runtime.files import load_experiment
 
 
 @click.command("calibrate")
@@ -49,6 +47,7 @@ from amp_ray.runtime.files import load_experiment
 def calibrate_command(
     *,
     experiment_path: Path,
+    changes: tuple[str, ...],
     measurements_path: Path,
     output_path: Path,
     names: str | None,
@@ -57,15 +56,9 @@ def calibrate_command(
 ) -> None:
     """Fit a few named constants to measured trials of an experiment."""
     configure_logging(verbose=verbose)
-    experiment = load_experiment(experiment_path)
-    observations = load_observations(measurements_path, experiment)
     chosen = None if names is None else tuple(name.strip() for name in names.split(","))
-    try:
-        calibration = calibrate(experiment, observations, Choice(names=chosen))
-    except InputError:
-        raise
-    except ValueError as error:
-        raise InputError(str(error), where=Where(file=str(measurements_path))) from error
+    experiment = api.load(experiment_path, changes=changes)
+    calibration = api.calibrate(experiment, measurements_path, constants=chosen)
     record = calibration_to_json(calibration)
     write_json(record, str(output_path))
     if json_target is not None:

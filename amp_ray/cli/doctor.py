@@ -43,6 +43,7 @@ from amp_ray.trials.ray_cluster_file import explain_old_keys, is_ray_cluster
 def doctor(
     *,
     experiment_path: Path,
+    changes: tuple[str, ...],
     backend: Literal["ssh", "local"] | None,
     deep: bool,
     json_target: str | None,
@@ -54,7 +55,7 @@ def doctor(
     """
     configure_logging(verbose=verbose)
     _refuse_ray_cluster(experiment_path)
-    experiment = load_unprofiled(experiment_path)
+    experiment = load_unprofiled(experiment_path, changes)
     if backend is not None:
         experiment = replace(experiment, trials=replace(experiment.trials, backend=backend))
     diagnosis = diagnose(experiment, host_maker(experiment), deep=deep)

@@ -6,7 +6,7 @@ from typing import Final
 import click
 
 from amp_ray.cli.output import OutputError, ReaderGoneError, guard_output
-from amp_ray.errors import AmpRayError, InputError, told
+from amp_ray.errors import AmpRayError, InputError, NotFeasibleError, told
 
 SUCCESS: Final = 0
 FAILURE: Final = 1
@@ -52,6 +52,8 @@ def _run(command: click.Command) -> int:
         for message in told(error.parts):
             _complain("\n".join(map(_cut, message.split("\n"))), BAD_INPUT)
         return BAD_INPUT
+    except NotFeasibleError as error:
+        return _complain(str(error), NOT_FEASIBLE)
     except OutputError:
         raise
     except AmpRayError as error:

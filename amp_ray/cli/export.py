@@ -65,6 +65,7 @@ from amp_ray.units import counted
 def export(
     *,
     experiment_path: Path,
+    changes: tuple[str, ...],
     target: str,
     position: int | None,
     strategies_path: Path | None,
@@ -80,7 +81,7 @@ def export(
     aceso: the strategy at a position of the ranking, as a plan of the profile's operators.
     """
     configure_logging(verbose=verbose)
-    experiment = load_experiment(experiment_path)
+    experiment = load_experiment(experiment_path, changes=changes)
     if target == "aceso":
         return _export_aceso(experiment, output, cost_model, position or 1, strategies_path)
     if position is not None or strategies_path is not None:

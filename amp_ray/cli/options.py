@@ -11,24 +11,34 @@ from typing import Any, TypeVar
 import click
 from rich.progress import Progress
 
-from amp_ray.cli.output import console
-from amp_ray.errors import InputError, Where
-from amp_ray.runtime.files import write_text
+from amp_ray.report.console import console
+from amp_ray.runtime.files import write_result_text
+from amp_ray.runtime.planning import OURS
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 STDOUT = "-"
-OURS = "amp-ray"
-
-_INPUT_SUFFIXES = (".yaml", ".yml", ".csv")
 
 _AUTO = "auto"
 
 
 def experiment_argument(command: _F) -> _F:
-    """Take the experiment file as the first argument."""
-    return click.argument(
+    """Take the experiment file as the first argument, and ``--set KEY=VALUE``."""
+    path = click.argument(
         "experiment_path", metavar="EXPERIMENT.yaml", type=click.Path(path_type=Path)
+    )
+    return path(set_option(command))
+
+
+def set_option(command: _F) -> _F:
+    """Take ``--set KEY=VALUE``, as often as one likes."""
+    return click.option(
+        "--set",
+        "changes",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="Set a key of the experiment, such as search.space=placement or "
+        "cluster.nodes.0.count=8; may be given several times.",
     )(command)
 
 
@@ -99,13 +109,6 @@ def calibration_options(command: _F) -> _F:
     return calibration(transfer(command))
 
 
-def refuse_useless(cost_model: str, calibration_path: Path | None) -> None:
-    """Refuse a calibration for a cost model that has no constants."""
-    if calibration_path is not None and cost_model != OURS:
-        message = f"--calibration fits constants of cost model {OURS}; {cost_model} has none"
-        raise InputError(message)
-
-
 def configure_logging(*, verbose: bool) -> None:
     """Send log lines to stderr; quiet unless asked."""
     level = logging.INFO if verbose else logging.WARNING
@@ -123,11 +126,7 @@ def write_json_text(text: str | Iterable[str], target: str) -> None:
         for piece in [text] if isinstance(text, str) else text:
             click.echo(piece, nl=False)
         return
-    path = Path(target)
-    if path.suffix in _INPUT_SUFFIXES:
-        message = "results are not written over an input file; name the result .json"
-        raise InputError(message, where=Where(file=target))
-    write_text(path, text)
+    write_result_text(text, Path(target))
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ from typing import Final
 from rich.console import Console
 
 from amp_ray.errors import AmpRayError
+from amp_ray.report.console import console
 
 _PIPE_WIDTH: Final = 180
 """Columns of a table that goes into a pipe or file, unless COLUMNS says otherwise."""
@@ -72,11 +73,6 @@ def _guarded(stream: io.TextIOWrapper | None, *, is_log: bool) -> io.TextIOWrapp
     raw = io.BufferedWriter(_Output(descriptor, is_log=is_log))
     lines = is_log or raw.isatty()
     return io.TextIOWrapper(raw, encoding, errors="backslashreplace", line_buffering=lines)
-
-
-def console(*, stderr: bool = False, width: int | None = None) -> Console:
-    """Return a console that prints text as it is: nothing that comes from input is markup."""
-    return Console(stderr=stderr, width=width, markup=False, emoji=False, highlight=False)
 
 
 def table_console(*, wide: bool = False) -> Console:

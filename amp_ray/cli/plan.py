@@ -6,15 +6,14 @@ from typing import get_args
 
 import click
 
+from amp_ray import api
 from amp_ray.cli.exits import NOT_FEASIBLE, SUCCESS
 from amp_ray.cli.options import (
-    OURS,
     calibration_options,
     configure_logging,
     cost_model_option,
     experiment_argument,
     json_option,
-    refuse_useless,
     search_progress,
     verbose_option,
     wide_option,
@@ -22,15 +21,7 @@ from amp_ray.cli.options import (
     write_json,
 )
 from amp_ray.cli.output import table_console
-from amp_ray.errors import InputError
-from amp_ray.report.tables import moves_table, ranking_table
-from amp_ray.runtime.calibrating import with_calibration
-from amp_ray.runtime.files import load_experiment
-from amp_ray.runtime.planning import Planned, plan_experiment, why_infeasible
-from amp_ray.runtime.ray.searching import Workers
-from amp_ray.runtime.replanning import Replanned, replan, without_hosts
-from amp_ray.spec.experiment import Objective, launchable_only
-from amp_ray.units import counted
+from amp_ray.spec.experiment import Objective
 
 _DEFAULT_ROWS = 10
 
@@ -86,6 +77,7 @@ _DEFAULT_ROWS = 10
 def plan(
     *,
     experiment_path: Path,
+    changes: tuple[str, ...],
     num_rows: int,
     show_all: bool,
     launchable: bool,
@@ -93,7 +85,7 @@ def plan(
     lost_hosts: tuple[str, ...],
     before_path: Path | None,
     wide: bool,
-    cost_model: str,
+    cost_model: api.CostModel,
     calibration_path: Path | None,
     transfer: bool,
     num_workers: int | None,
@@ -103,50 +95,34 @@ def plan(
 ) -> int:
     """Search the strategies of an experiment and rank them by predicted time."""
     configure_logging(verbose=verbose)
-    refuse_useless(cost_model, calibration_path)
-    if before_path is not None and cost_model != OURS:
-        message = f"--from compares plans by cost model {OURS}; {cost_model} cannot"
-        raise InputError(message)
-    whole = with_calibration(load_experiment(experiment_path), calibration_path, transfer=transfer)
-    experiment = without_hosts(whole, lost_hosts)
-    if launchable:
-        experiment = launchable_only(experiment)
-    experiment = replace(experiment, objective=objective or experiment.objective)
     with search_progress() as progress:
-        planned = plan_experiment(
-            experiment,
-            cost_model,
-            workers=Workers(num=num_workers, address=ray_address),
+        found = api.plan(
+            api.load(experiment_path, changes=changes),
+            cost_model=cost_model,
+            calibration=calibration_path,
+            transfer=transfer,
+            objective=objective,
+            launchable=launchable,
+            without=lost_hosts,
+            before=before_path,
+            workers=num_workers,
+            address=ray_address,
             progress=progress,
         )
-    if before_path is not None:
-        planned = replan(planned, before_path, whole.cluster)
-    shown = None if show_all else num_rows
+    shown = replace(found, num_shown=None if show_all else num_rows)
     if json_target is not None:
-        write_json(planned.to_json(num_rows=shown), json_target)
+        write_json(shown.to_json(num_rows=shown.num_shown), json_target)
     else:
-        _print(planned, num_rows=shown, wide=wide)
-    return _exit_code(planned)
+        table_console(wide=wide).print(shown)
+        if (moves := shown.drawn_moves()) is not None:
+            table_console(wide=wide).print(moves)
+    return _exit_code(shown)
 
 
-def _exit_code(planned: Planned) -> int:
+def _exit_code(found: api.Plan) -> int:
     """Return how the command ends; say why where nothing is feasible."""
-    if planned.ranking.num_feasible:
+    why_none = found.why_none()
+    if why_none is None:
         return SUCCESS
-    why = why_infeasible(planned.experiment, planned.cost_model, planned.ranking.results)
-    click.echo(f"amp-ray: no feasible strategy: {why}", err=True)
+    click.echo(f"amp-ray: no feasible strategy: {why_none}", err=True)
     return NOT_FEASIBLE
-
-
-def _print(planned: Planned, *, num_rows: int | None, wide: bool) -> None:
-    """Print the ranking for people."""
-    experiment, ranking = planned.experiment, planned.ranking
-    title = (
-        f"{experiment.name}: {counted(len(ranking.results), 'candidate')} in "
-        f"{planned.search_s:.3g} s, cost model {planned.cost_model}, {experiment.profile.source}"
-    )
-    drawn = ranking_table(ranking, experiment, title=title, num_rows=num_rows)
-    table_console(wide=wide).print(drawn)
-    moves = planned.moves() if isinstance(planned, Replanned) else None
-    if moves is not None:
-        table_console(wide=wide).print(moves_table(moves))

@@ -67,6 +67,7 @@ half a second each."""
 def profile(
     *,
     experiment_path: Path,
+    changes: tuple[str, ...],
     output: Path,
     seconds: float,
     is_local: bool,
@@ -81,7 +82,7 @@ def profile(
     could not measure, or if the time was too short for a device type to plan with.
     """
     configure_logging(verbose=verbose)
-    experiment = load_unprofiled(experiment_path)
+    experiment = load_unprofiled(experiment_path, changes)
     is_local = is_local or experiment.trials.backend == "local"
     if is_local:
         experiment = replace(experiment, trials=replace(experiment.trials, backend="local"))

@@ -4,24 +4,18 @@ from pathlib import Path
 
 import click
 
+from amp_ray import api
 from amp_ray.cli.options import (
     calibration_options,
     configure_logging,
     cost_model_option,
     experiment_argument,
     json_option,
-    refuse_useless,
     verbose_option,
     wide_option,
     write_json,
 )
 from amp_ray.cli.output import table_console
-from amp_ray.report.tables import ResultsTable
-from amp_ray.runtime.calibrating import with_calibration
-from amp_ray.runtime.files import load_experiment, load_strategies
-from amp_ray.runtime.planning import make_planner, score_given
-from amp_ray.search.rows import SCHEMA, row
-from amp_ray.units import counted
 
 
 @click.command()
@@ -42,9 +36,10 @@ from amp_ray.units import counted
 def score(
     *,
     experiment_path: Path,
+    changes: tuple[str, ...],
     strategies_path: Path,
     wide: bool,
-    cost_model: str,
+    cost_model: api.CostModel,
     calibration_path: Path | None,
     transfer: bool,
     json_target: str | None,
@@ -52,17 +47,14 @@ def score(
 ) -> None:
     """Estimate given strategies: what would this take?"""
     configure_logging(verbose=verbose)
-    refuse_useless(cost_model, calibration_path)
-    experiment = with_calibration(
-        load_experiment(experiment_path), calibration_path, transfer=transfer
+    scores = api.score(
+        api.load(experiment_path, changes=changes),
+        strategies_path,
+        cost_model=cost_model,
+        calibration=calibration_path,
+        transfer=transfer,
     )
-    given = load_strategies(strategies_path, experiment)
-    results = score_given(make_planner(experiment, cost_model), given)
     if json_target is not None:
-        rows = [row(result, None, experiment.cluster) for result in results]
-        write_json({"schema": SCHEMA, "rows": rows}, json_target)
-        return
-    num_given = counted(len(results), "strategy", "strategies")
-    title = f"{experiment.name}: {num_given}, cost model {cost_model}"
-    drawn = ResultsTable(results=results, experiment=experiment, title=title)
-    table_console(wide=wide).print(drawn)
+        write_json(scores.to_json(), json_target)
+    else:
+        table_console(wide=wide).print(scores)

@@ -16,6 +16,7 @@ from amp_ray.cli.options import (
     cost_model_option,
     hostfile_option,
     json_option,
+    set_option,
     verbose_option,
     wide_option,
     workers_options,
@@ -27,7 +28,15 @@ from amp_ray.errors import InputError
 HOSTFILE: Final = "hostfile"
 
 _PLAN_ONLY = ("num_rows", "show_all", "wide", "cost_model")
-_BOTH = ("calibration_path", "transfer", "num_workers", "ray_address", "json_target", "verbose")
+_BOTH = (
+    "changes",
+    "calibration_path",
+    "transfer",
+    "num_workers",
+    "ray_address",
+    "json_target",
+    "verbose",
+)
 
 
 def run_experiment(script: str, description: str) -> None:
@@ -45,6 +54,7 @@ def run_experiment(script: str, description: str) -> None:
     @cost_model_option
     @tune_options
     @hostfile_option
+    @set_option
     @calibration_options
     @workers_options
     @json_option

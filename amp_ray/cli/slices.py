@@ -8,10 +8,10 @@ import click
 
 from amp_ray.cli.exits import NOT_FEASIBLE, SUCCESS
 from amp_ray.cli.options import (
-    OURS,
     configure_logging,
     json_option,
     search_progress,
+    set_option,
     verbose_option,
     write_json,
 )
@@ -20,9 +20,10 @@ from amp_ray.errors import InputError
 from amp_ray.partition.problem import InfeasiblePartition
 from amp_ray.report.slices import slices_table
 from amp_ray.runtime.files import load_experiment, load_slice_table
-from amp_ray.runtime.planning import plan_experiment, why_infeasible
+from amp_ray.runtime.planning import OURS, plan_experiment, why_infeasible
 from amp_ray.search.rows import row
 from amp_ray.search.token_slices.table import best_slices, slices_to_json
+from amp_ray.spec.experiment import Experiment
 
 
 @click.command()
@@ -40,11 +41,13 @@ from amp_ray.search.token_slices.table import best_slices, slices_to_json
     help="JSON of what slices take on a stage, instead of an experiment; docs/formats.md has its "
     "keys.",
 )
+@set_option
 @json_option
 @verbose_option
 def slices(
     *,
     experiment_path: Path | None,
+    changes: tuple[str, ...],
     table_path: Path | None,
     json_target: str | None,
     verbose: bool,
@@ -54,11 +57,11 @@ def slices(
     For an experiment, those of its fastest strategy; for a table, exactly the best there are.
     """
     configure_logging(verbose=verbose)
-    if (experiment_path is None) == (table_path is None):
-        message = "give an experiment file, or --table FILE, and not both"
+    if (experiment_path is None) == (table_path is None) or (changes and table_path):
+        message = "give an experiment file, with --set or without, or --table FILE"
         raise InputError(message)
     if experiment_path is not None:
-        found = _of_experiment(experiment_path)
+        found = _of_experiment(load_experiment(experiment_path, changes=changes))
     else:
         assert table_path is not None
         found = _of_table(table_path)
@@ -81,9 +84,8 @@ def _of_table(path: Path) -> dict[str, Any] | str:
     return slices_to_json(solution, table)
 
 
-def _of_experiment(path: Path) -> dict[str, Any] | str:
+def _of_experiment(given: Experiment) -> dict[str, Any] | str:
     """Return the result for an experiment, or why there is none."""
-    given = load_experiment(path)
     if given.space != "uniform":
         message = f"found {given.space}; token slices are planned in space uniform"
         raise InputError(message, where=given.where("search", "space"))
@@ -94,7 +96,7 @@ def _of_experiment(path: Path) -> dict[str, Any] | str:
     if best is None:
         return f"no feasible strategy: {why_infeasible(experiment, OURS, ranking.results)}"
     whole = ((best.strategy.micro_batch_size, (experiment.model.shape.sequence_length,)),)
-    record = row(best, 1, experiment.cluster)
+    record = row(best, 1, experiment)
     return {
         "slices": [
             {"batch": sequences, "tokens": list(tokens)}

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 import click
 
-from amp_ray.cli.exits import NOT_FEASIBLE, SUCCESS, TRIALS_FAILED
+from amp_ray import api
+from amp_ray.cli.exits import SUCCESS, TRIALS_FAILED
 from amp_ray.cli.options import (
     STDOUT,
     calibration_options,
@@ -19,12 +20,9 @@ from amp_ray.cli.options import (
     workers_options,
     write_json_text,
 )
-from amp_ray.cli.output import console, table_console
-from amp_ray.errors import InputError
-from amp_ray.runtime.calibrating import with_calibration
-from amp_ray.runtime.files import load_experiment
+from amp_ray.cli.output import table_console
+from amp_ray.report.console import console
 from amp_ray.spec.experiment import Experiment
-from amp_ray.trials.runtime_strategy import untrained
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -122,8 +120,6 @@ def tune_options(command: _F) -> _F:
 
 if TYPE_CHECKING:  # loaded where a study runs, so that planning starts no slower
     from amp_ray.runtime.study.result import StudyResult
-    from amp_ray.runtime.study.space import TuneOptions
-    from amp_ray.runtime.study.tuning import Tuning
 
 
 @click.command()
@@ -142,6 +138,7 @@ if TYPE_CHECKING:  # loaded where a study runs, so that planning starts no slowe
 def tune(
     *,
     experiment_path: Path,
+    changes: tuple[str, ...],
     hostfile_path: Path | None,
     calibration_path: Path | None,
     transfer: bool,
@@ -155,8 +152,12 @@ def tune(
     strategy that is expected to run has run, or when the budget is spent.
     """
     configure_logging(verbose=verbose)
-    experiment = with_calibration(
-        load_experiment(experiment_path, hostfile_path), calibration_path, transfer=transfer
+    experiment = api.load(
+        experiment_path,
+        hostfile=hostfile_path,
+        changes=changes,
+        calibration=calibration_path,
+        transfer=transfer,
     )
     return tune_experiment(experiment, json_target=json_target, **options)
 
@@ -166,44 +167,35 @@ def tune_experiment(
     *,
     json_target: str | None,
     study_path: Path | None,
-    resume: bool,
-    doctor: bool,
-    **options: Any,  # noqa: ANN401 - those of tune_options and workers_options
+    trials: tuple[Backend, Path | None] | None,
+    num_workers: int | None,
+    ray_address: str | None,
+    **options: Any,  # noqa: ANN401 - others of tune_options
 ) -> int:
     """Run a study to its end, show it, and return an exit code of the contract."""
-    from amp_ray.runtime.doctor.diagnosis import require_ready_hosts
-    from amp_ray.runtime.study.folder import check_folder, folder_for
-    from amp_ray.runtime.study.tuning import prepare
+    from amp_ray.runtime.study.folder import folder_for
 
-    asked = _asked(experiment, **options)
+    backend, table = trials or (None, None)
     folder = study_path or folder_for(experiment.name)
-    check_folder(folder, resume=resume)  # before anybody waits for a search
-    with search_progress() as progress:
-        tuning = prepare(experiment, asked, progress)
-    if not tuning.space.num_feasible:
-        click.echo(f"amp-ray: {tuning.space.why_none(tuning.experiment)}", err=True)
-        return NOT_FEASIBLE
-    if asked.table is not None:
-        click.echo(f"replay: outcomes come from {asked.table}, nothing is launched", err=True)
-    elif doctor:
-        require_ready_hosts(tuning.experiment)
-    result = _run(tuning, folder, resume=resume)
-    return _show(result, folder, json_target)
-
-
-def _run(tuning: "Tuning", folder: Path, *, resume: bool) -> "StudyResult":
-    """Run a study before people's eyes; signals end it in order."""
-    from amp_ray.report.study import study_view
-    from amp_ray.runtime.study.interruption import Interruption
-
-    with Interruption() as interruption:
-        try:
-            with study_view(console(stderr=True)) as view:
-                return tuning.run(folder, view, resume=resume, steady=interruption.steady)
-        except KeyboardInterrupt:
+    try:
+        with search_progress() as progress:
+            study = api.tune(
+                experiment,
+                trials=None if backend == "replay" else backend,
+                replay=table,
+                study=folder,
+                workers=num_workers,
+                address=ray_address,
+                progress=progress,
+                console=console(stderr=True),
+                **options,
+            )
+    except KeyboardInterrupt:
+        if folder.is_dir():
             text = f"everything is kept; the same command with --study {folder} --resume goes on"
             click.echo(f"amp-ray: {text}", err=True)
-            raise
+        raise
+    return _show(study.result, folder, json_target)
 
 
 def _show(result: "StudyResult", folder: Path, json_target: str | None) -> int:
@@ -236,40 +228,3 @@ def _show(result: "StudyResult", folder: Path, json_target: str | None) -> int:
         return SUCCESS
     click.echo("amp-ray: no trial was measured", err=True)
     return TRIALS_FAILED
-
-
-def _asked(
-    experiment: Experiment,
-    *,
-    trials: tuple[str, Path | None] | None,
-    budget: int | None,
-    num_workers: int | None,
-    ray_address: str | None,
-    **options: Any,  # noqa: ANN401 - fields of TuneOptions
-) -> "TuneOptions":
-    """Complete the options by what the experiment says; refuse those without a use."""
-    from amp_ray.runtime.ray.searching import Workers
-    from amp_ray.runtime.study.space import TuneOptions
-
-    backend, table = trials or (experiment.trials.backend, None)
-    budget = experiment.trials.budget if budget is None else budget
-    if budget == 0:
-        message = (
-            "a budget of 0 trials measures nothing: give --budget 1 or more, or rank without "
-            "trials by amp-ray plan"
-        )
-        raise InputError(message)
-    workers = Workers(num=num_workers, address=ray_address)
-    if table is not None and workers.forced:
-        message = "--workers and --address have nothing to do: a table is scored in this process"
-        raise InputError(message)
-    if table is None and not experiment.is_trained:
-        message = untrained(experiment.model.shape.family)
-        raise InputError(message, where=experiment.where("model"))
-    return TuneOptions(
-        backend=backend,  # type: ignore[arg-type]
-        table=table,
-        budget=budget,
-        workers=workers,
-        **options,
-    )

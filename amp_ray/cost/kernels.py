@@ -121,6 +121,67 @@ def simulate_sliced(passes_s: FloatArray, sends_s: FloatArray, m: int) -> float:
     return float(clock[0])
 
 
+@numba.njit(cache=True)
+def simulate_interleaved(
+    passes_s: FloatArray,
+    sends_s: FloatArray,
+    order: IntArray,
+    ahead: IntArray,
+    blocking: bool,  # noqa: FBT001 - compiled code has no keywords
+    duplex: bool,  # noqa: FBT001
+) -> float:
+    """Walk interleaved 1F1B: stage ``j`` has chunks ``j``, ``j + pp``, ... of the model.
+
+    Args:
+        passes_s: Shape ``(2, num_chunks)``. Forward and backward of one micro-batch.
+        sends_s: Shape ``(2, num_chunks - 1)``. Activation and gradient across each cut.
+        order: Shape ``(3, num_passes)``. Chunk of each forward and of each backward pass of a
+            stage, and the micro-batch of both.
+        ahead: Shape ``(pp,)``. Forward passes of each stage before its first backward pass.
+        blocking: Whether a stage stands still until what it sends has crossed.
+        duplex: Whether what two alternating passes send then crosses at the same time.
+    """
+    pp, last, total = len(ahead), passes_s.shape[1] - 1, order.shape[1]
+    clock, pending = np.zeros(pp), np.zeros(pp)
+    forward, backward = np.zeros(pp, np.int64), np.zeros(pp, np.int64)
+    arrived = np.full((2, last + 1, order[2].max() + 1), -1.0)
+    arrived[0, 0] = 0.0
+    left = pp * 2 * total
+    while left > 0:
+        before = left
+        for j in range(pp):
+            while backward[j] < total:
+                goes_back = forward[j] == total or forward[j] - backward[j] > ahead[j]
+                way = 1 if goes_back else 0
+                index = backward[j] if goes_back else forward[j]
+                chunk, unit = j + pp * order[way, index], order[2, index]
+                ready = arrived[way, chunk, unit]
+                if ready < 0.0:
+                    break
+                clock[j] = max(clock[j], ready) + passes_s[way, chunk]
+                if goes_back:
+                    backward[j] += 1
+                    sends = sends_s[1, chunk - 1] if chunk > 0 else 0.0
+                    if chunk > 0:
+                        arrived[1, chunk - 1, unit] = clock[j] + sends
+                    clock[j] += max(sends, pending[j]) if blocking else 0.0
+                    pending[j] = 0.0
+                else:
+                    forward[j] += 1
+                    sends = sends_s[0, chunk] if chunk < last else 0.0
+                    if chunk < last:
+                        arrived[0, chunk + 1, unit] = clock[j] + sends
+                    else:
+                        arrived[1, chunk, unit] = clock[j]
+                    if duplex and forward[j] > ahead[j]:
+                        pending[j] = sends
+                    elif blocking:
+                        clock[j] += sends
+                left -= 1
+        assert left < before, "stages wait for each other in a circle"
+    return float(clock.max())
+
+
 @numba.njit("f8(f8[:,::1],f8[::1],f8[::1],UniTuple(i8,2),f8,f8)", cache=True)
 def peak_with(
     layers: FloatArray,

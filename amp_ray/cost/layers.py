@@ -7,7 +7,7 @@ import numpy as np
 from amp_ray.cost.anchors import LayerAnchors, interpolate, layer_anchors
 from amp_ray.cost.collective import Path
 from amp_ray.cost.roofline import Phases, Rank, stream_s
-from amp_ray.cost.work import LayerWork
+from amp_ray.cost.work import PASSES, LayerWork
 from amp_ray.spec.constants import Constants
 from amp_ray.spec.model import Layer, Model
 from amp_ray.spec.profile import FloatArray, Profile
@@ -109,13 +109,10 @@ class LayerCosts:
         Where the runtime does not wait for them, they first fill the time in which the device
         waits for the host.
         """
-        ratio = work.collective_ratio(rank, ring)
         forward_s, backward_s = (
-            ratio * work.all_reduces_s(direction, rank, ring) + work.restarts_s(direction, rank)
-            for direction in ("forward", "backward")
+            talk_s + work.restarts_s(direction, rank)
+            for direction, talk_s in zip(PASSES, work.talk_s(rank, ring, compute), strict=True)
         )
-        if self.traits.overlaps_backward_all_reduce:
-            backward_s -= compute.weight_gradient_s
         if not self.traits.waits_for_all_reduces:
             forward_s -= compute.forward_idle_s
             backward_s -= compute.backward_idle_s

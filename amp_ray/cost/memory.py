@@ -1,11 +1,14 @@
 """Peak memory of a rank, by stage and position in the schedule."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from itertools import chain, pairwise
+from typing import Protocol
 
 import numpy as np
 
+from amp_ray.cost.interleaved import flights
 from amp_ray.cost.kernels import (
     FloatArray,
     IntArray,
@@ -19,21 +22,41 @@ from amp_ray.cost.messages import sample_bytes
 from amp_ray.cost.recompute import split_after
 from amp_ray.cost.roofline import Rank
 from amp_ray.cost.weights import Weights
+from amp_ray.cost.work import PASSES
 from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.constants import Constants
 from amp_ray.spec.device import Device
 from amp_ray.spec.model import Layer, Model
 from amp_ray.spec.optimizer import Optimizer
 from amp_ray.spec.recompute import RecomputeKind
-from amp_ray.spec.traits import RuntimeTraits
+from amp_ray.spec.traits import ParameterBytes, RuntimeTraits
+from amp_ray.spec.zero import MOST_ZERO_STAGE, SHARDED_GRADIENTS
 
 CHECKPOINT_BUFFERS = 2
 """With full recompute what enters a stage is kept per micro-batch as its checkpoint already; at
 each end there is one buffer for what arrives and one for what is sent."""
 
+PARTS = ("weights", "gradients", "optimizer", "temporary", "context", "activations")
+"""What a peak is made of; activations, with the buffers of messages, are what the others leave."""
+
+GATHERED_COPIES = 2
+"""Under sequence parallelism a product's input is whole while it runs, and in the backward pass so
+is that input's gradient until it is scattered."""
+
+NOT_TIED = np.array([-1.0, -1.0, 0.0])
+"""In place of two layers that share a weight, where there are none."""
+
 LIVE_TEMPORARIES = 3
 """Tensors of an operator's largest saved size that live while it runs: one that it reads, one
 that it writes, one gradient."""
+
+
+class SavedBytes(Protocol):
+    """Bytes per sample and rank of a layer."""
+
+    def __call__(self, *, tp: int, bytes_per_element: int) -> float:
+        """Return them for a tensor parallel degree."""
+        ...
 
 
 def in_flight(
@@ -47,7 +70,7 @@ def in_flight(
 
     Under 1F1B a stage runs one forward pass ahead for every stage behind it. With ``v`` chunks
     per stage it runs ``2 (pp - 1 - stage) + (v - 1) pp`` chunks ahead, each of ``1 / v`` of
-    its layers.
+    its layers (`interleaved.flights` has them chunk by chunk).
 
     Args:
         stage: From 0.
@@ -69,8 +92,8 @@ def in_flight(
     """
     if virtual_stages == 1:
         return float(min(1 + (pp - 1 - stage) * slice_share, num_micro_batches))
-    chunks = 2 * (pp - 1 - stage) + (virtual_stages - 1) * pp + 1
-    return float(min(chunks / virtual_stages, num_micro_batches))
+    states = flights(stage, pp, num_micro_batches, virtual_stages)
+    return float(states.sum(axis=1).max() / virtual_stages)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -103,7 +126,10 @@ class LayerMemory:
         np.cumsum(kept, out=rows[1, 1:])
         rows[2, :-1] = temporary
         rows[3] = self.rank.micro_batch_size * sample_bytes(
-            self.model, self.rank.tp, self.rank.precision
+            self.model,
+            self.rank.tp,
+            self.rank.precision,
+            sequence_parallel=self.rank.sequence_parallel,
         )
         rows[3, 1:-1] += self.traits.mask_bytes
         return rows
@@ -116,27 +142,39 @@ class LayerMemory:
         """
         size, width = self.rank.micro_batch_size, self.rank.bytes_per_element
         if self._runs_again(layer):
-            return size * width * layer.output_elements  # as large as its input
-        kept = layer.saved_bytes(tp=self.rank.tp, bytes_per_element=width)
+            return size * width * layer.output_elements / self._divides_tokens  # as its input
+        kept = self._each(layer.saved_bytes)
         if self.recompute == "selective":
-            kept -= layer.core_saved_bytes(tp=self.rank.tp, bytes_per_element=width)
+            kept -= self._each(layer.core_saved_bytes)
         return size * kept
 
     def temporary_bytes(self, layer: Layer) -> float:
         """Bytes that live while the layer runs: its working set, or logits and their copies.
 
         What is computed again is alive for one micro-batch: all that a block saves, or what is
-        made within its attention core.
+        made within its attention core. Under sequence parallelism products run on whole tensors.
         """
-        tp, width = self.rank.tp, self.rank.bytes_per_element
-        logits = layer.logits * self.traits.logit_bytes / tp
+        logits = layer.logits * self.traits.logit_bytes / self.rank.tp
         if self._runs_again(layer):
-            working = layer.saved_bytes(tp=tp, bytes_per_element=width)
+            working = self._each(layer.saved_bytes)
         else:
-            working = LIVE_TEMPORARIES * layer.largest_saved_bytes(tp=tp, bytes_per_element=width)
+            working = LIVE_TEMPORARIES * self._each(layer.largest_saved_bytes)
         if self.recompute == "selective":
-            working = max(working, layer.core_saved_bytes(tp=tp, bytes_per_element=width))
+            working = max(working, self._each(layer.core_saved_bytes))
+        if self.rank.sequence_parallel:
+            whole = max(map(max, filter(None, map(layer.all_reduce_elements, PASSES))), default=0.0)
+            working += GATHERED_COPIES * whole * self.rank.bytes_per_element
         return self.rank.micro_batch_size * max(logits, working)
+
+    def _each(self, saved_bytes: SavedBytes) -> float:
+        """Return what one rank holds; all of it is divided where tokens are divided, too."""
+        width, divides = self.rank.bytes_per_element, self._divides_tokens
+        return saved_bytes(tp=self.rank.tp // divides, bytes_per_element=width) / divides
+
+    @property
+    def _divides_tokens(self) -> int:
+        """Ranks that divide the tokens of what tensor parallelism leaves whole."""
+        return self.rank.tp if self.rank.sequence_parallel else 1
 
     def _runs_again(self, layer: Layer) -> bool:
         """Tell whether the layer is computed again in the backward pass."""
@@ -153,10 +191,10 @@ class MemoryModel:
         block_counts: Shape ``(num_layers + 1,)``. As `Model.block_counts`.
         weights: What a rank holds.
         rank: Its precision counts, and the context of its device.
-        zero_stage: What is sharded over dp.
         traits: What the runtime keeps.
         constants: Context and allocator.
         slice_share: As in `in_flight`.
+        part: The only one of `PARTS` that counts; empty for all of them.
     """
 
     layers: FloatArray
@@ -166,10 +204,17 @@ class MemoryModel:
     candidate: Candidate
     rank: Rank
     optimizer: Optimizer
-    zero_stage: int
     traits: RuntimeTraits
     constants: Constants
     slice_share: float = 1.0
+    part: str = ""
+
+    def only(self, part: str) -> "MemoryModel":
+        """Return the memory of one of `PARTS` alone, activations excepted."""
+        if part != "temporary":
+            return replace(self, part=part)
+        kept = np.array([1.0, 0.0, 1.0, 0.0])[:, None]  # neither activations nor messages
+        return replace(self, part=part, layers=self.layers * kept, plain=self.plain * kept)
 
     def sliced(self, share: float) -> "MemoryModel":
         """Return the memory where micro-batches are cut into slices.
@@ -206,6 +251,42 @@ class MemoryModel:
         temporary = max(again[2, :-1].max(), after[2, :-1].max())
         columns = self._part_stages[stage]
         return float(peak_with(self.plain, columns, self._tied, (start, end), kept_each, temporary))
+
+    def peak_of_chunks(self, stage: int, chunks: Sequence[tuple[int, int]]) -> float:
+        """Return the peak of one stage of an interleaved schedule.
+
+        Args:
+            stage: Its index.
+            chunks: First layer of each of its chunks, and the layer after its last.
+        """
+        recompute, columns = self.candidate.options.recompute, self._stages[stage].copy()
+        kept, temporary, done = [], 0.0, 0
+        for start, end in chunks:
+            split = int(split_after(self.block_counts, start, end, recompute, done))
+            done += int(self.block_counts[end] - self.block_counts[start])
+            again, after = self.layers[:, start : split + 1], self.plain[:, split : end + 1]
+            kept.append(again[1, -1] - again[1, 0] + after[1, -1] - after[1, 0])
+            rows = np.concatenate((again[2, :-1], after[2, :-1]))
+            temporary = max(temporary, float(rows.max(initial=0.0)))
+        starts, ends = np.array(chunks).T
+        entering, leaving = self.layers[3, starts], self.layers[3, ends]
+        if recompute.kind != "full":
+            kept = kept + entering + leaving
+            columns[2:4] = 1.0, 0.0
+        states = flights(
+            stage,
+            self.candidate.pp,
+            self.candidate.num_micro_batches,
+            self.candidate.virtual_stages,
+        )
+        columns[1] = 1.0
+        held = self.layers[0, ends] - self.layers[0, starts]
+        first, last, shared = self._tied
+        has = [((starts <= layer) & (layer < ends)).any() for layer in (first, last)]
+        parameters = held.sum() - (shared if all(has) else 0.0)
+        whole = np.array([[0.0, parameters], [0, 0], [0, 0], [entering.max(), leaving.max()]])
+        most = float((states @ np.array(kept)).max())
+        return float(peak_with(whole, columns, NOT_TIED, (0, 1), most, temporary))
 
     def earliest_starts(self, limits_bytes: FloatArray, num_again: int | None = None) -> IntArray:
         """Return per stage and end the smallest start from which a stage fits.
@@ -248,16 +329,17 @@ class MemoryModel:
         """Columns of `stage_peak`, one row per stage."""
         traits, candidate = self.traits, self.candidate
         per = traits.bytes_per_parameter(self.rank.precision)
-        shards = candidate.options.dp if self.zero_stage >= 1 else 1
-        states = per.kept + (per.master + self.optimizer.moment_bytes) / shards
+        shards = self._shards
+        states = self._state_bytes(per)
         full = candidate.options.recompute.kind == "full"
         rows = []
         pp, num_micro_batches = candidate.pp, candidate.num_micro_batches
         bucket = per.bucket if candidate.options.dp > 1 or traits.buckets_alone else 0.0
         context = self._context_bytes * self.constants.context_scale
+        context += self._whole_layers_bytes(per) * traits.allocator_factor
         for stage in range(pp):
             flying = in_flight(
-                stage, pp, num_micro_batches, traits.virtual_stages, self.slice_share
+                stage, pp, num_micro_batches, candidate.virtual_stages, self.slice_share
             )
             rows.append(
                 (
@@ -272,7 +354,75 @@ class MemoryModel:
                     traits.allocator_factor * self.constants.allocator_scale,
                 )
             )
-        return np.array(rows, dtype=np.float64)
+        columns = np.array(rows, dtype=np.float64)
+        return self._of_part(columns) if self.part else columns
+
+    def _of_part(self, columns: FloatArray) -> FloatArray:
+        """Return columns of `stage_peak` in which one part alone counts."""
+        per = self.traits.bytes_per_parameter(self.rank.precision)
+        optimizer = (per.master + self.optimizer.moment_bytes) / self._shards
+        weights = np.full(len(columns), self._weight_bytes(per))
+        gradients = columns[:, 0] - weights - optimizer
+        states = {"weights": weights, "gradients": gradients}
+        states["optimizer"] = np.full(len(columns), optimizer)
+        context = np.full(len(columns), self._context_bytes * self.constants.context_scale)
+        constant = {"context": context, "temporary": columns[:, 7] - context}
+        found, nothing = columns.copy(), np.zeros(len(columns))
+        found[:, 0] = states.get(self.part, nothing)
+        found[:, 7] = constant.get(self.part, nothing)
+        if self.part != "temporary":
+            found[:, 8] = 0.0
+        return found
+
+    @property
+    def _shards(self) -> int:
+        """Ranks that share states out."""
+        return self.candidate.options.zero.shards(self.candidate.options.dp)
+
+    def _weight_bytes(self, per: ParameterBytes) -> float:
+        """Return what of `_state_bytes` is weights."""
+        stage, width = self.candidate.options.zero.stage, min(per.weight, per.kept)
+        if stage == MOST_ZERO_STAGE and self.candidate.pp > 1:
+            return width + width / self._shards
+        frees = stage == SHARDED_GRADIENTS and self.traits.gathers_every_pass
+        return width / self._shards if stage == MOST_ZERO_STAGE or frees else width
+
+    def _state_bytes(self, per: ParameterBytes) -> float:
+        """Return what a rank keeps of a parameter between micro-batches.
+
+        In a pipeline a stage gathers its weights once, and reduces gradients when all micro-batches
+        have added to them.
+        """
+        zero, shards = self.candidate.options.zero, self._shards
+        weights = min(per.weight, per.kept)
+        whole = (per.kept, per.kept, weights, 0.0)[zero.stage]
+        if zero.stage == SHARDED_GRADIENTS and self.traits.gathers_every_pass:
+            whole = 0.0
+        if zero.stage == MOST_ZERO_STAGE and self.candidate.pp > 1:
+            whole = per.weight + per.total
+            return whole + (per.kept + per.master + self.optimizer.moment_bytes) / shards
+        shared = per.kept - whole + per.master + self.optimizer.moment_bytes
+        return whole + shared / shards
+
+    def _whole_layers_bytes(self, per: ParameterBytes) -> float:
+        """Return the whole weights and gradients that live beside shards while layers run.
+
+        Two layers are gathered at a time, one that runs and one that is next, or all where they
+        stay until the backward pass; gradients of a layer are made while those of another are
+        reduced.
+        """
+        zero = self.candidate.options.zero
+        if zero.stage < SHARDED_GRADIENTS:
+            return 0.0
+        held = np.diff(self.weights.prefix)
+        largest = float((held[1:] + held[:-1]).max()) if len(held) > 1 else float(held[0])
+        gradients = largest / 2 * (per.weight + per.gradient)
+        if self.candidate.pp > 1:
+            return gradients
+        frees = self.traits.gathers_every_pass and zero.stage == SHARDED_GRADIENTS
+        if zero.keeps_weights or frees:
+            return gradients + float(held.sum()) * per.weight
+        return gradients + (largest * per.weight if zero.stage == MOST_ZERO_STAGE else 0.0)
 
     @property
     def _context_bytes(self) -> float:
@@ -300,6 +450,11 @@ def _largest_within(values: FloatArray) -> FloatArray:
     return largest
 
 
+def _fullness(peak_bytes: float, device: Device) -> tuple[float, float]:
+    """Return what ranks compare by: the share of their device's memory, then bytes."""
+    return peak_bytes / device.memory_bytes, peak_bytes
+
+
 RankMemory = tuple[tuple[MemoryModel, Device], ...]
 """Memory of the different ranks of a stage, each with the smallest device of such ranks."""
 
@@ -316,8 +471,12 @@ class StageMemory:
 
     def sliced(self, share: float) -> "StageMemory":
         """Return the memory of stages whose micro-batches are cut; see `MemoryModel.sliced`."""
+        return self._map(lambda memory: memory.sliced(share))
+
+    def _map(self, change: Callable[[MemoryModel], MemoryModel]) -> "StageMemory":
+        """Return the stages with a change to the memory of every rank."""
         distinct = dict.fromkeys(memory for memory, _ in chain.from_iterable(self.needs))
-        known = {memory: memory.sliced(share) for memory in distinct}
+        known = {memory: change(memory) for memory in distinct}
         needs = (tuple((known[memory], device) for memory, device in own) for own in self.needs)
         return StageMemory(needs=tuple(needs))
 
@@ -325,15 +484,55 @@ class StageMemory:
         """Return, per stage, peak and device of the rank that comes closest to its memory.
 
         Args:
-            bounds: Shape ``(pp + 1,)``.
+            bounds: Of all chunks, which are the stages where they are no more than one.
         """
-        found = []
-        for stage, (start, end) in enumerate(pairwise(bounds)):
-            peaks = [(own.peak(stage, start, end), device) for own, device in self.needs[stage]]
+        found, chunks, pp = [], list(pairwise(bounds)), len(self.needs)
+        for stage, (start, end) in enumerate(chunks[:pp]):
+            peaks = [
+                (
+                    own.peak(stage, start, end)
+                    if len(chunks) == pp
+                    else own.peak_of_chunks(stage, chunks[stage::pp]),
+                    device,
+                )
+                for own, device in self.needs[stage]
+            ]
             if len(peaks) > 1:
-                peaks[0] = max(peaks, key=lambda need: (need[0] / need[1].memory_bytes, need[0]))
+                peaks[0] = max(peaks, key=lambda need: _fullness(*need))
             found.append(peaks[0])
         return found
+
+    def parts(self, bounds: tuple[int, ...]) -> list[dict[str, float]]:
+        """Return what each stage's peak is made of, by name of `PARTS`; they add up to it.
+
+        Args:
+            bounds: As in `peaks`.
+        """
+        own = self._of_peaks(bounds)
+        others = {part: own.only(part).peaks(bounds) for part in PARTS[:-1]}
+        found = []
+        for index, (peak, _) in enumerate(own.peaks(bounds)):
+            row = {part: peaks[index][0] for part, peaks in others.items()}
+            found.append({**row, PARTS[-1]: max(0.0, peak - sum(row.values()))})
+        return found
+
+    def only(self, part: str) -> "StageMemory":
+        """Return one part of the memory of every rank; see `MemoryModel.only`."""
+        return self._map(lambda memory: memory.only(part))
+
+    def _of_peaks(self, bounds: tuple[int, ...]) -> "StageMemory":
+        """Return the memory of that rank of each stage which comes closest to its device's."""
+        most = max(map(len, self.needs))
+        single = [
+            StageMemory(needs=tuple((own[min(index, len(own) - 1)],) for own in self.needs))
+            for index in range(most)
+        ]
+        peaks = [each.peaks(bounds) for each in single]
+        needs = []
+        for stage, choices in enumerate(zip(*peaks, strict=True)):
+            fullness = [_fullness(*choice) for choice in choices]
+            needs.append(single[fullness.index(max(fullness))].needs[stage])
+        return StageMemory(needs=tuple(needs))
 
     def earliest_starts(self, scale: float = 1.0, num_again: int | None = None) -> IntArray:
         """Return per stage and end the smallest start from which all ranks of a stage fit.

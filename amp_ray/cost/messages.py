@@ -5,7 +5,7 @@ that meets. Seconds are linear in what a rank holds of a sample at the boundary,
 kept as coefficients until its boundary is known.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
 
@@ -37,7 +37,7 @@ class MessageModel:
     traits: RuntimeTraits
     constants: Constants
     precision: Precision
-    _sample_bytes: dict[int, FloatArray] = field(init=False, default_factory=dict)
+    _sample_bytes: dict[tuple[int, bool], FloatArray] = field(init=False, default_factory=dict)
 
     def between(
         self, stages: PlacedStages, rings: Rings, pairs: IntArray | None = None
@@ -48,18 +48,26 @@ class MessageModel:
             stages: With their devices.
             rings: Of every tensor-parallel group.
             pairs: Shape ``(num_cuts, 2)``. The stages before and after each cut; by default those
-                that follow each other.
+                that follow each other. Chunks of the last stage are followed by those of the first.
         """
         if pairs is None:
-            pairs = np.arange(stages.pp - 1)[:, None] + np.arange(2)
+            num_cuts = stages.pp - 1 if stages.virtual_stages == 1 else stages.pp
+            pairs = (np.arange(num_cuts)[:, None] + np.arange(2)) % stages.pp
         ranks = rank_table(self.topology, stages)
         met = slowest_messages(pairs, ranks, *self.links, stages.num_parts)
         gathers = None
         if self.slices and any(options.tp > 1 for options in stages.distinct_options[0]):
             gathers = self.gathers(stages, rings)[pairs].max(axis=1)
-        return self.messages(stages.tp[pairs], met, gathers)
+        divided = stages.sequence_parallel[pairs].max(axis=1)
+        return self.messages(stages.tp[pairs], met, gathers, divided)
 
-    def messages(self, tps: IntArray, met: FloatArray, gathers: FloatArray | None) -> "Messages":
+    def messages(
+        self,
+        tps: IntArray,
+        met: FloatArray,
+        gathers: FloatArray | None,
+        divided: IntArray | None = None,
+    ) -> "Messages":
         """Return messages by what they meet.
 
         Args:
@@ -67,7 +75,10 @@ class MessageModel:
             met: Shape ``(num_cuts, num_parts, 4)``. As `slowest_messages` finds it.
             gathers: Shape ``(num_cuts, num_parts, 2)``. Of the slower end, as in `gathers`; not
                 needed where nothing is sliced.
+            divided: Shape ``(num_cuts,)``. Whether sequence parallelism divides what crosses, which
+                is then neither sliced nor gathered; without, nowhere.
         """
+        divided = np.zeros(len(tps), np.int64) if divided is None else divided
         receiving, mask_bytes = tps[:, ::-1].T, self.traits.mask_bytes
         share = (receiving / np.lcm(tps[:, 0], tps[:, 1]))[:, :, None]
         fixed, latency, slope, of_message = met.transpose(2, 0, 1)
@@ -75,10 +86,10 @@ class MessageModel:
         coefficients[:, 0] = fixed * start_s(self.constants, self.traits) + latency
         coefficients[:, 1] = slope * share
         if gathers is not None:
-            self._add_gathers(coefficients, tps, gathers)
+            self._add_gathers(coefficients, np.where(divided[:, None], 1, tps), gathers)
         if mask_bytes:
             coefficients[0, 0] += of_message * (mask_bytes * share[0])
-        return Messages(model=self, tps=tps, coefficients=coefficients)
+        return Messages(model=self, tps=tps, divided=divided, coefficients=coefficients)
 
     def _add_gathers(self, coefficients: FloatArray, tps: IntArray, gathers: FloatArray) -> None:
         """Let messages be slices that are put together again.
@@ -120,11 +131,14 @@ class MessageModel:
         """Whether the runtime sends slices that have to be put together."""
         return self.traits.sliced_activations or self.traits.sliced_gradients
 
-    def sample_bytes(self, tp: int) -> FloatArray:
+    def sample_bytes(self, tp: int, *, divided: bool = False) -> FloatArray:
         """Return what a rank holds of a sample at each boundary, as `sample_bytes` does."""
-        if tp not in self._sample_bytes:
-            self._sample_bytes[tp] = sample_bytes(self.model, tp, self.precision)
-        return self._sample_bytes[tp]
+        key = tp, divided
+        if key not in self._sample_bytes:
+            self._sample_bytes[key] = sample_bytes(
+                self.model, tp, self.precision, sequence_parallel=divided
+            )
+        return self._sample_bytes[key]
 
     @cached_property
     def links(self) -> tuple[FloatArray, FloatArray]:
@@ -142,21 +156,30 @@ class Messages:
     Args:
         model: Tells what ranks hold.
         tps: Shape ``(num_cuts, 2)``. Of the stages before and after each cut.
+        divided: Shape ``(num_cuts,)``. Whether sequence parallelism divides what crosses.
         coefficients: Shape ``(2, 3, num_cuts, num_parts)``. By message: seconds, seconds per byte
             of what a receiving rank holds of a sample, and per byte of the larger holding.
     """
 
     model: MessageModel
     tps: IntArray
+    divided: IntArray
     coefficients: FloatArray
 
     def at(self, bounds: tuple[int, ...]) -> FloatArray:
-        """Return activation and gradient seconds of given cuts, shape ``(2, pp - 1, num_parts)``.
+        """Return activation and gradient seconds of given cuts.
 
         Args:
-            bounds: Shape ``(pp + 1,)``.
+            bounds: Shape ``(num_chunks + 1,)``. Cut ``i`` lies between the stages of pair ``i``
+                modulo the number of pairs.
+
+        Returns:
+            Shape ``(2, num_chunks - 1, num_parts)``.
         """
-        return self._seconds(self._held[:, np.arange(len(self.tps)), bounds[1:-1], None])
+        cuts = np.arange(len(bounds) - 2)
+        if len(cuts) > len(self.tps):
+            cuts %= len(self.tps)
+        return self._seconds(self._held[:, cuts, bounds[1:-1], None], cuts)
 
     def rows(self) -> tuple[FloatArray, IntArray]:
         """Return cut rows for the partition and the row of each cut, by its slowest part.
@@ -166,11 +189,13 @@ class Messages:
             one after the other as the runtime does it; and rows of shape ``(num_cuts,)``.
         """
         worst = self.coefficients.max(axis=3, keepdims=True)
-        keys = np.concatenate([self.tps, worst.reshape(6, -1).T], axis=1)
+        keys = np.concatenate([self.tps, self.divided[:, None], worst.reshape(6, -1).T], axis=1)
         index: dict[bytes, int] = {}
         row = [index.setdefault(key.tobytes(), len(index)) for key in keys]
         first = [row.index(number) for number in range(len(index))]
-        distinct = Messages(model=self.model, tps=self.tps[first], coefficients=worst[:, :, first])
+        distinct = replace(
+            self, tps=self.tps[first], divided=self.divided[first], coefficients=worst[:, :, first]
+        )
         return distinct.everywhere(), np.array(row, np.int64)
 
     def everywhere(self) -> FloatArray:
@@ -184,33 +209,37 @@ class Messages:
         )
         return both
 
-    def _seconds(self, held: FloatArray) -> FloatArray:
-        """Return seconds for what receiving ranks hold of a sample."""
-        seconds: FloatArray = self.coefficients[:, 0] + self.coefficients[:, 1] * held
-        if len(self._distinct_tps) > 1:
-            seconds += self.coefficients[:, 2] * held.max(axis=0)
+    def _seconds(self, held: FloatArray, cuts: IntArray | None = None) -> FloatArray:
+        """Return seconds for what receiving ranks hold of a sample, of all or some cuts."""
+        each = self.coefficients if cuts is None else self.coefficients[:, :, cuts]
+        seconds: FloatArray = each[:, 0] + each[:, 1] * held
+        if (self.tps[:, 0] != self.tps[:, 1]).any():
+            seconds += each[:, 2] * held.max(axis=0)
         return seconds
 
     @cached_property
     def _held(self) -> FloatArray:
         """Bytes of a sample in a receiving rank, shape ``(2, num_cuts, num_layers + 1)``."""
-        tables = [self.model.sample_bytes(tp) for tp in self._distinct_tps]
-        index = np.searchsorted(self._distinct_tps, self.tps[:, ::-1].T)
-        return np.array(tables).reshape(-1, self.model.model.num_layers + 1)[index]
+        keys = 2 * self.tps[:, ::-1].T + self.divided
+        distinct, index = np.unique(keys, return_inverse=True)
+        tables = [
+            self.model.sample_bytes(key // 2, divided=bool(key % 2)) for key in distinct.tolist()
+        ]
+        shape = -1, self.model.model.num_layers + 1
+        held: FloatArray = np.array(tables).reshape(shape)[index.reshape(keys.shape)]
+        return held
 
-    @cached_property
-    def _distinct_tps(self) -> list[int]:
-        """Different tensor parallel degrees, ascending."""
-        return sorted(set(self.tps.ravel().tolist()))
 
-
-def sample_bytes(model: Model, tp: int, precision: Precision) -> FloatArray:
+def sample_bytes(
+    model: Model, tp: int, precision: Precision, *, sequence_parallel: bool = False
+) -> FloatArray:
     """Return what one rank holds of a sample at each boundary, shape ``(num_layers + 1,)``.
 
     Nothing enters the chain and nothing leaves it.
     """
     elements = [
-        layer.output_elements / (tp if layer.output_sharded else 1) for layer in model.layers[:-1]
+        layer.output_elements / (tp if layer.output_sharded or sequence_parallel else 1)
+        for layer in model.layers[:-1]
     ]
     return np.array([0.0, *elements, 0.0]) * BYTES_PER_ELEMENT[precision]
 

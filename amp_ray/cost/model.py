@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 
 from amp_ray.cost.estimate import Breakdown, Estimate
+from amp_ray.cost.interleaved import slowest_interleaved_replica
 from amp_ray.cost.layers import LayerCosts
 from amp_ray.cost.memory import LayerMemory, MemoryModel, RankMemory, StageMemory
 from amp_ray.cost.messages import MessageModel, Messages
@@ -22,12 +23,16 @@ from amp_ray.cost.topology import FloatArray, IntArray, Topology
 from amp_ray.cost.verdict import Judge
 from amp_ray.cost.weights import Weights
 from amp_ray.spec.candidate import Candidate, StageOptions
+from amp_ray.spec.chunks import all_bounds
 from amp_ray.spec.device import Device
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.optimizer import find_optimizer
 from amp_ray.spec.profile import ANALYTIC
 from amp_ray.spec.recompute import RecomputeKind
 from amp_ray.spec.strategy import Strategy
+
+_PASSES: Final = 3
+"""Forward passes that both passes of a step count as: a backward pass is two of them."""
 
 TINY_S: Final = 1e-12
 """Stands for a counted time of 0, where nothing can be corrected."""
@@ -38,7 +43,7 @@ EXTRAPOLATED: Final = "micro-batch size outside the measured ones: layer times a
 NO_SLICES: Final = "this runtime passes on whole micro-batches, not token slices"
 """Warning of a strategy with token slices that cannot be launched."""
 
-NO_PROGRAM: Final = "a model family that only a program of your own (trials.program) can train"
+NO_PROGRAM: Final = "a model that only a program of your own (trials.program) can train"
 NO_RUNTIME: Final = "stages of different tp or dp, which only runtime torch runs"
 """Warning of what cannot be launched."""
 
@@ -80,7 +85,7 @@ class CostModel:
     _weights: dict[int, Weights] = field(init=False, default_factory=dict)
     _networks: dict[int, tuple[Topology, MessageModel]] = field(init=False, default_factory=dict)
     _slice_models: dict[tuple[int, int], "CostModel"] = field(init=False, default_factory=dict)
-    _layer_memory: dict[tuple[int, int, RecomputeKind], FloatArray] = field(
+    _layer_memory: dict[tuple[int, bool, int, RecomputeKind], FloatArray] = field(
         init=False, default_factory=dict
     )
 
@@ -109,14 +114,16 @@ class CostModel:
         topology, messages = self.network(max(map(max, stages.shares)))
         rings, types = topology.rings(stages.groups), stages.types(self.experiment.cluster)
         ends = pairwise(stages.first_group)
+        times = self.time_tables.times(stages, types, rings)
         return StageCosts(
             stages=stages,
-            times=self.time_tables.times(stages, types, rings),
+            times=times,
             messages=messages.between(stages, rings),
             memory=self._stage_memory(stages, types),
             step_ends=StepEnds(
                 model=self.step_end,
                 stages=stages,
+                times=times,
                 types=[frozenset().union(*types[first:end]) for first, end in ends],
                 weights=self.weights,
             ),
@@ -153,20 +160,26 @@ class CostModel:
         memory = costs.memory
         if strategy.token_slices:
             memory = memory.sliced(largest_share(strategy.token_slices))
-        peaks, devices = zip(*memory.peaks(strategy.bounds), strict=True)
-        verdict = self._judge.judge(strategy.bounds, total_s, peaks, devices)
+        bounds = all_bounds(self.experiment.model, strategy)
+        peaks, devices = zip(*memory.peaks(bounds), strict=True)
+        verdict = self._judge.judge(bounds, total_s, peaks, devices)
         traits = self.experiment.traits
         launchable = strategy.is_uniform or traits.unequal_stages
         is_trained = self.experiment.is_trained
         runs_slices = traits.token_slices or not strategy.token_slices
-        recompute = [stage.options.recompute for stage in strategy.stages]
-        no_recompute = traits.why_no_recompute(recompute)
+        refusals = (
+            traits.why_not([stage.options for stage in strategy.stages]),
+            traits.why_no_zero(strategy.zero, strategy.pp),
+            traits.why_no_chunks(strategy.virtual_stages),
+        )
+        refused = [reason for reason in refusals if reason is not None]
         warnings = (
             *([EXTRAPOLATED] if costs.times.extrapolated else []),
             *([] if is_trained else [NO_PROGRAM]),
+            *(f"not counted: {part}" for part in self.experiment.model.shape.not_counted),
             *([] if launchable else [NO_RUNTIME]),
             *([] if runs_slices else [NO_SLICES]),
-            *([] if no_recompute is None else [no_recompute]),
+            *refused,
         )
         return Estimate(
             strategy=strategy,
@@ -176,11 +189,36 @@ class CostModel:
             memory_limit_bytes=tuple(float(device.memory_bytes) for device in devices),
             reasons=verdict.reasons,
             warnings=warnings,
-            launchable=is_trained and launchable and runs_slices and no_recompute is None,
+            launchable=is_trained and launchable and runs_slices and not refused,
             failure_probability=verdict.failure_probability,
-            cost=self._cost(costs.stages, strategy.bounds, total_s),
+            cost=self._cost(costs.stages, bounds, total_s),
             tokens_per_s=costs.stages.num_samples * self._sequence_length / total_s or None,
+            mfu=self._mfu(costs.stages, total_s),
         )
+
+    def memory_parts(self, strategy: Strategy) -> list[dict[str, float]]:
+        """Return what the peak of each stage is made of, by `memory.PARTS`.
+
+        Args:
+            strategy: One that can be estimated; the parts add up to its peaks.
+        """
+        memory = self.stage_costs(PlacedStages.of_strategy(strategy)).memory
+        if strategy.token_slices:
+            memory = memory.sliced(largest_share(strategy.token_slices))
+        return memory.parts(all_bounds(self.experiment.model, strategy))
+
+    def _mfu(self, stages: PlacedStages, total_s: float) -> float | None:
+        """Return the model's own operations over what the devices could do in that time."""
+        used = self._peak_flops[stages.devices].sum()
+        flops = _PASSES * stages.num_samples * self.experiment.model.forward_flops
+        return float(flops / (used * total_s)) or None
+
+    @cached_property
+    def _peak_flops(self) -> FloatArray:
+        """Peak rate of every device of the cluster."""
+        given = self.experiment
+        nodes = (given.cluster.nodes[node] for node in given.cluster.node_of_device)
+        return np.array([node.device.peak_flops(given.precision) for node in nodes])
 
     def _cost(self, stages: PlacedStages, bounds: tuple[int, ...], total_s: float) -> Cost | None:
         """Return what an iteration costs, where prices are known."""
@@ -201,7 +239,6 @@ class CostModel:
             cluster=given.cluster,
             traits=given.traits,
             precision=given.precision,
-            zero_stage=given.zero_stage,
             weights=self.weights,
             sample_bytes=self.messages.sample_bytes,
             tokens_per_sample=self._sequence_length,
@@ -227,6 +264,7 @@ class CostModel:
             tp=candidate.options.tp,
             micro_batch_size=candidate.micro_batch_size,
             precision=given.precision,
+            sequence_parallel=candidate.options.sequence_parallel,
         )
         return MemoryModel(
             layers=self._memory_rows(rank, candidate.options.recompute.kind),
@@ -236,7 +274,6 @@ class CostModel:
             candidate=candidate,
             rank=rank,
             optimizer=self.step_end.optimizer,
-            zero_stage=given.zero_stage,
             traits=given.traits,
             constants=given.constants,
         )
@@ -257,7 +294,7 @@ class CostModel:
 
     def _memory_rows(self, rank: Rank, recompute: RecomputeKind) -> FloatArray:
         """Return what layers need on one kind of rank."""
-        key = (rank.tp, rank.micro_batch_size, recompute)
+        key = (rank.tp, rank.sequence_parallel, rank.micro_batch_size, recompute)
         if key not in self._layer_memory:
             given = self.experiment
             layers = LayerMemory(
@@ -313,7 +350,6 @@ class CostModel:
             constants=given.constants,
             precision=given.precision,
             optimizer=find_optimizer(given.optimizer),
-            zero_stage=given.zero_stage,
         )
 
     @cached_property
@@ -324,7 +360,8 @@ class CostModel:
 
     def _breakdown(self, costs: StageCosts, strategy: Strategy) -> Breakdown:
         """Put pipeline and step end together."""
-        constants, bounds = self.experiment.constants, strategy.bounds
+        constants = self.experiment.constants
+        bounds = all_bounds(self.experiment.model, strategy)
         if strategy.token_slices:
             pipeline = self._sliced_pipeline(costs.stages, strategy)
         else:
@@ -395,13 +432,13 @@ class CostModel:
     def _pipeline(self, costs: StageCosts, bounds: tuple[int, ...]) -> Breakdown:
         """Simulate whole micro-batches."""
         constants = self.experiment.constants
-        times = costs.times.at(bounds)
-        times[0] += constants.host_s_per_micro_batch
-        return slowest_replica(
-            times,
-            costs.messages.at(bounds),
-            costs.stages.num_micro_batches,
-            self.experiment.traits,
+        times, sends = costs.times.at(bounds), costs.messages.at(bounds)
+        times[0] += constants.host_s_per_micro_batch / costs.stages.virtual_stages
+        stages, traits = costs.stages, self.experiment.traits
+        if stages.virtual_stages == 1:
+            return slowest_replica(times, sends, stages.num_micro_batches, traits)
+        return slowest_interleaved_replica(
+            times, sends, stages.pp, stages.num_micro_batches, traits=traits
         )
 
     def _stage_memory(self, stages: PlacedStages, types: Sequence[frozenset[int]]) -> StageMemory:
@@ -428,6 +465,7 @@ class CostModel:
                 options=options,
                 pp=stages.pp,
                 num_micro_batches=stages.num_micro_batches,
+                virtual_stages=stages.virtual_stages,
             )
             types = sorted({kind for share, own in groups if share == samples for kind in own})
             smallest = min((known[kind] for kind in types), key=lambda own: own.memory_bytes)

@@ -64,7 +64,6 @@ class PriceModel:
     cluster: Cluster
     traits: RuntimeTraits
     precision: Precision
-    zero_stage: int
     weights: Callable[[int], Weights]
     sample_bytes: Callable[[int], FloatArray]
     tokens_per_sample: int
@@ -74,7 +73,7 @@ class PriceModel:
 
         Args:
             stages: With their devices.
-            bounds: Shape ``(pp + 1,)``.
+            bounds: Of all chunks.
             time_s: Seconds of the iteration.
 
         Returns:
@@ -116,11 +115,12 @@ class PriceModel:
         """Price the activations and gradients across each cut."""
         kinds = (self.traits.sliced_activations, self.traits.sliced_gradients)
         for before, boundary in enumerate(bounds[1:-1]):
-            ends = (before, before + 1)
+            ends = (before % stages.pp, (before + 1) % stages.pp)
             tps = [stages.options[stage].tp for stage in ends]
+            divided = any(stages.options[stage].sequence_parallel for stage in ends)
             per_byte = self._price_per_sample(stages, *ends)
             for is_sliced, tp in zip(kinds, reversed(tps), strict=True):
-                held = float(self.sample_bytes(tp)[boundary]) * (1 if is_sliced else tp)
+                held = float(self.sample_bytes(tp)[boundary]) * (1 if is_sliced or divided else tp)
                 yield per_byte * held * stages.num_micro_batches
 
     def _price_per_sample(self, stages: PlacedStages, before: int, after: int) -> float:
@@ -146,14 +146,15 @@ class PriceModel:
     def _gradients(self, stages: PlacedStages, bounds: Sequence[int]) -> Iterator[float]:
         """Price the gradient rings of each stage, and those of a tied weight."""
         per = self.traits.bytes_per_parameter(self.precision)
-        gathered = BYTES_PER_ELEMENT[self.precision] if self.zero_stage >= 1 else 0
+        zero = stages.options[0].zero
+        gathered = BYTES_PER_ELEMENT[self.precision] if zero.stage else 0
         for stage, grid in enumerate(stages.grids):
             dp, tp = grid.shape
-            parameters = float(self.weights(tp).of_stages(tuple(bounds))[stage])
+            parameters = float(self.weights(tp).of_stages(tuple(bounds), stages.pp)[stage])
             num_bytes = (dp - 1) / dp * parameters * (2 * per.gradient + gathered)
             yield num_bytes * sum(self._price_around(ring) for ring in grid.T)
         tied = self.weights(1).tied
-        ends = (0, 0) if tied is None else tied.stages(tuple(bounds))
+        ends = (0, 0) if tied is None else tied.stages(tuple(bounds), stages.pp)
         if tied is not None and ends[0] != ends[1]:
             grids = [stages.grids[end] for end in ends]
             parameters = tied.parameters / lcm(*(grid.shape[1] for grid in grids))

@@ -7,7 +7,11 @@ from amp_ray.spec.recompute import Recompute
 
 
 def split_after(
-    block_counts: IntArray, start: IntArray | int, end: IntArray | int, recompute: Recompute
+    block_counts: IntArray,
+    start: IntArray | int,
+    end: IntArray | int,
+    recompute: Recompute,
+    before: IntArray | int = 0,
 ) -> IntArray:
     """Return the boundary up to which the blocks of stages are computed again.
 
@@ -16,6 +20,7 @@ def split_after(
         start: First layer of each stage.
         end: Layer after its last.
         recompute: Of these stages.
+        before: Blocks of each stage in chunks before this one.
 
     Returns:
         Of the shape of ``start``; the end itself where all blocks are treated alike.
@@ -27,6 +32,6 @@ def split_after(
     """
     if recompute.layers is None:
         return np.asarray(end)
-    last = np.searchsorted(block_counts, block_counts[start] + recompute.layers)
-    covers = block_counts[end] <= block_counts[start] + recompute.layers
-    return np.where(covers, end, last)
+    wanted = block_counts[start] + np.maximum(recompute.layers - before, 0)
+    last = np.maximum(np.searchsorted(block_counts, wanted), start)
+    return np.where(block_counts[end] <= wanted, end, last)

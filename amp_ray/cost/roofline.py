@@ -40,12 +40,15 @@ class Rank:
         tp: Tensor parallel degree, which divides sharded work.
         micro_batch_size: Samples per micro-batch.
         precision: Of activations and weights.
+        sequence_parallel: Whether the tp ranks divide the tokens of all work that tensor
+            parallelism leaves whole.
     """
 
     device: Device
     tp: int
     micro_batch_size: int
     precision: Precision
+    sequence_parallel: bool = False
 
     @property
     def bytes_per_element(self) -> int:
@@ -60,7 +63,10 @@ class Phases:
     Args:
         forward_s: One run of the forward pass.
         backward_s: One run of the backward pass.
-        weight_gradient_s: The part of it that needs no result from other ranks.
+        weight_gradient_s: The part of it beside which input gradients can be added up over the
+            tensor-parallel ranks: the weights' gradients of the same products.
+        input_gradient_s: The part of it beside which the inputs of products can be gathered: the
+            gradients of those inputs.
         forward_idle_s: Part of the forward pass in which the device waits for the host.
         backward_idle_s: The same of the backward pass.
     """
@@ -68,6 +74,7 @@ class Phases:
     forward_s: float
     backward_s: float
     weight_gradient_s: float = 0.0
+    input_gradient_s: float = 0.0
     forward_idle_s: float = 0.0
     backward_idle_s: float = 0.0
 
@@ -77,6 +84,7 @@ class Phases:
             forward_s=self.forward_s + other.forward_s,
             backward_s=self.backward_s + other.backward_s,
             weight_gradient_s=self.weight_gradient_s + other.weight_gradient_s,
+            input_gradient_s=self.input_gradient_s + other.input_gradient_s,
             forward_idle_s=self.forward_idle_s + other.forward_idle_s,
             backward_idle_s=self.backward_idle_s + other.backward_idle_s,
         )
@@ -87,6 +95,7 @@ class Phases:
             forward_s=self.forward_s * forward,
             backward_s=self.backward_s * backward,
             weight_gradient_s=self.weight_gradient_s * backward,
+            input_gradient_s=self.input_gradient_s * backward,
             forward_idle_s=self.forward_idle_s * forward,
             backward_idle_s=self.backward_idle_s * backward,
         )
@@ -129,17 +138,20 @@ def gemm_phases(gemm: Gemm, rank: Rank, constants: Constants) -> Phases:
         inner /= rank.tp
     elif gemm.shard == "batch":
         batch /= rank.tp
-    elif gemm.shard == "rows":
+    elif gemm.shard == "rows" or rank.sequence_parallel:
         rows /= rank.tp
     if gemm.has_weight:
         rows *= rank.micro_batch_size
     else:
         batch *= rank.micro_batch_size
+    left_s = gemm_s(rows, inner, columns, batch, rank, constants)
     right_s = gemm_s(inner, columns, rows, batch, rank, constants)
+    overlaps = gemm.all_reduce == "backward"
     return Phases(
         forward_s=gemm_s(rows, columns, inner, batch, rank, constants),
-        backward_s=gemm_s(rows, inner, columns, batch, rank, constants) + right_s,
-        weight_gradient_s=right_s if gemm.has_weight else 0.0,
+        backward_s=left_s + right_s,
+        weight_gradient_s=right_s if overlaps else 0.0,
+        input_gradient_s=left_s if overlaps else 0.0,
     )
 
 
@@ -180,9 +192,12 @@ def elementwise_phases(op: Elementwise, rank: Rank, constants: Constants) -> Pha
 
     Returns:
         Seconds of both passes; a loss reads and writes ``loss_bytes_per_logit``, half in each.
-        Where products run within the kernel, the slower of traffic and products counts.
+        Where products run within the kernel, the slower of traffic and products counts. A kernel
+        whose results the ranks add up (a look-up in a table of which each has rows) is of all
+        tokens under sequence parallelism, too.
     """
-    samples = rank.micro_batch_size / (rank.tp if op.sharded else 1)
+    divides = op.sharded or (rank.sequence_parallel and op.all_reduce == "none")
+    samples = rank.micro_batch_size / (rank.tp if divides else 1)
     loss_bytes = op.logits * constants.loss_bytes_per_logit / 2
     width = rank.bytes_per_element
     forward_s = stream_s(

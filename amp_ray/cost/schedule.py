@@ -305,12 +305,7 @@ def slowest_sliced_replica(
 def _replica(
     stage_s: FloatArray, send_s: FloatArray, num_micro_batches: int, traits: RuntimeTraits
 ) -> Breakdown:
-    """Simulate one replica with its transfers and as if they took no time.
-
-    With interleaved stages every micro-batch crosses every cut once per chunk, and what the
-    pipeline takes to fill and drain shrinks by their number.
-    """
-    chunks = traits.virtual_stages
+    """Simulate one replica with its transfers and as if they took no time."""
     pipeline_s, still_s = (
         simulate_s(
             stage_s[:2],
@@ -319,7 +314,7 @@ def _replica(
             blocking=traits.blocking_transfers,
             duplex=traits.duplex_transfers,
         )
-        for sends in (send_s * chunks, np.zeros_like(send_s))
+        for sends in (send_s, np.zeros_like(send_s))
     )
     totals = stage_s[:2].sum(axis=0)
     slowest = int(np.argmax(totals))
@@ -328,6 +323,6 @@ def _replica(
     return Breakdown(
         compute_s=busy_s - talking_s,
         tensor_parallel_s=talking_s,
-        bubble_s=max(0.0, still_s - busy_s) / chunks,
+        bubble_s=max(0.0, still_s - busy_s),
         pipeline_p2p_s=max(0.0, pipeline_s - still_s),
     )

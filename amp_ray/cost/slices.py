@@ -45,11 +45,6 @@ def slice_model(model: Model, traits: RuntimeTraits, *, tokens: int, context: in
     if not model.shape.is_causal:
         message = f"model family {model.shape.family!r} has no sequence to cut into token slices"
         raise InputError(message)
-    if traits.virtual_stages > 1:
-        message = (
-            f"runtime {traits.name!r} interleaves chunks; token slices cannot be added to that"
-        )
-        raise InputError(message)
     kernels = Kernels(
         fused_attention=traits.fused_attention, dropout=traits.dropout, context=context
     )

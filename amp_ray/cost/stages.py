@@ -36,6 +36,7 @@ class PlacedStages:
         shares: Per stage, samples of one micro-batch by dp index; they add up to the same number.
         num_micro_batches: Per optimizer step.
         one_part: Whether all samples count as one part, which the slowest group holds up.
+        virtual_stages: Chunks per stage.
     """
 
     options: Sequence[StageOptions]
@@ -43,6 +44,7 @@ class PlacedStages:
     shares: Sequence[tuple[int, ...]]
     num_micro_batches: int
     one_part: bool = False
+    virtual_stages: int = 1
 
     @classmethod
     def of_candidate(cls, candidate: Candidate, devices: Sequence[int] | IntArray) -> Self:
@@ -57,6 +59,7 @@ class PlacedStages:
             devices=np.array(devices),
             shares=((candidate.micro_batch_size,) * candidate.options.dp,) * candidate.pp,
             num_micro_batches=candidate.num_micro_batches,
+            virtual_stages=candidate.virtual_stages,
         )
 
     @classmethod
@@ -68,6 +71,7 @@ class PlacedStages:
             devices=np.array(strategy.placement),
             shares=[stage.shares or (size,) * stage.options.dp for stage in strategy.stages],
             num_micro_batches=strategy.num_micro_batches,
+            virtual_stages=strategy.virtual_stages,
         )
 
     @property
@@ -118,6 +122,11 @@ class PlacedStages:
     def tp(self) -> IntArray:
         """Shape ``(pp,)``. Tensor parallel degree of each stage."""
         return np.array([options.tp for options in self.options])
+
+    @cached_property
+    def sequence_parallel(self) -> IntArray:
+        """Shape ``(pp,)``. Whether the tensor-parallel ranks of each stage divide tokens."""
+        return np.array([int(options.sequence_parallel) for options in self.options])
 
     @cached_property
     def first_group(self) -> list[int]:
@@ -228,24 +237,60 @@ class StageTimes:
         return prefix_sums(slowest), np.array(of_stage, dtype=np.int64)
 
     def at(self, bounds: tuple[int, ...]) -> FloatArray:
-        """Return forward, backward and all-reduce seconds, shape ``(3, pp, num_parts)``."""
-        cuts, stage = np.array(bounds), self.stages.stage_of_group
+        """Return forward, backward and all-reduce seconds.
+
+        Args:
+            bounds: Shape ``(num_chunks + 1,)``. Of all chunks, which are the stages where they are
+                no more than one.
+
+        Returns:
+            Shape ``(3, num_chunks, num_parts)``.
+        """
+        cuts, pp = np.array(bounds), self.stages.pp
+        again = np.zeros(pp, dtype=np.int64)
+        found = []
+        for first in range(0, len(bounds) - 1, pp):
+            own = cuts[first : first + pp + 1]
+            found.append(self._at(own, self._splits(own, again)))
+            again += np.diff(self.block_counts[own])
+        return found[0] if len(found) == 1 else np.concatenate(found, axis=1)
+
+    def _at(self, cuts: IntArray, split: IntArray) -> FloatArray:
+        """Return seconds of one chunk of every stage."""
+        stage = self.stages.stage_of_group
         tables, plain = self.tables.transpose(1, 0, 2), self.plain.transpose(1, 0, 2)
-        split = self._splits(cuts)
         took = tables[:, self.kind, split[stage]] - tables[:, self.kind, cuts[stage]]
         if (split < cuts[1:]).any():
             took += plain[:, self.kind, cuts[stage + 1]] - plain[:, self.kind, split[stage]]
         return self.stages.worst(took)
 
-    def _splits(self, cuts: IntArray) -> IntArray:
-        """Return the boundary of each stage up to which its blocks are computed again."""
+    def layers(self) -> FloatArray:
+        """Return forward, backward and all-reduce seconds of layers that one stage has all of.
+
+        Returns:
+            Shape ``(3, num_layers)``: of the slowest group, layer by layer.
+        """
+        num_layers = self.tables.shape[-1] - 1
+        (split,) = self._splits(np.array([0, num_layers]), np.zeros(1, dtype=np.int64))
+        tables = np.diff(self.tables, axis=-1)
+        tables[..., split:] = np.diff(self.plain, axis=-1)[..., split:]
+        slowest: FloatArray = tables.max(axis=0)
+        return slowest
+
+    def _splits(self, cuts: IntArray, again: IntArray) -> IntArray:
+        """Return the boundary of each stage's chunk up to which its blocks are computed again.
+
+        Args:
+            cuts: Shape ``(pp + 1,)``.
+            again: Shape ``(pp,)``. Blocks of the stage's chunks before.
+        """
         distinct, of_stage = self.stages.distinct_options
         split = cuts[1:].copy()
         for number, options in enumerate(distinct):
             if options.recompute.layers is not None:
                 own = np.flatnonzero(np.array(of_stage) == number)
                 split[own] = split_after(
-                    self.block_counts, cuts[own], cuts[own + 1], options.recompute
+                    self.block_counts, cuts[own], cuts[own + 1], options.recompute, again[own]
                 )
         return split
 
@@ -335,7 +380,7 @@ class TimeTables:
             ValueError: If the profile is measured, but not for this tp on these devices.
         """
         recompute = options.recompute.kind
-        key = (types, ring, options.tp, recompute, samples)
+        key = (types, ring, options.tp, options.sequence_parallel, recompute, samples)
         if key not in self._known:
             known = self.topology.cluster.device_types
             tables = [
@@ -345,6 +390,7 @@ class TimeTables:
                         tp=options.tp,
                         micro_batch_size=samples,
                         precision=self.precision,
+                        sequence_parallel=options.sequence_parallel,
                     ),
                     ring,
                     recompute,

@@ -13,6 +13,7 @@ from amp_ray.spec.traits import RuntimeTraits
 from amp_ray.units import GIB
 
 WITHOUT_PARAMETERS = "stage without parameters"
+FEWER_BLOCKS = "fewer blocks than chunks"
 OUT_OF_MEMORY = "out of memory"
 OVER_TIME_LIMIT = "over the launcher's time limit"
 
@@ -54,7 +55,7 @@ class Judge:
         """Judge one estimate.
 
         Args:
-            bounds: Shape ``(pp + 1,)``.
+            bounds: Of all chunks, which are the stages where they are no more than one.
             iteration_time_s: Estimated seconds.
             peaks_bytes: Shape ``(pp,)``. Estimated peak of each stage.
             devices: Shape ``(pp,)``. Smallest device of each stage.
@@ -63,7 +64,7 @@ class Judge:
             peak / device.memory_bytes for peak, device in zip(peaks_bytes, devices, strict=True)
         ]
         worst = max(range(len(ratios)), key=ratios.__getitem__)
-        without = self._without_parameters(bounds)
+        without = self._without_parameters(bounds, len(peaks_bytes))
         finishes = 1.0 - exceeds_probability(ratios[worst], self.constants.memory_error)
         limit_s = self.launch_limit_s
         reasons = list(without)
@@ -87,14 +88,20 @@ class Judge:
             return None
         return (traits.launch_limit_s - traits.launch_setup_s) / traits.launch_iterations
 
-    def _without_parameters(self, bounds: tuple[int, ...]) -> list[Reason]:
-        """Find stages that cannot build their optimizer."""
+    def _without_parameters(self, bounds: tuple[int, ...], pp: int) -> list[Reason]:
+        """Find stages that cannot build their optimizer, or have a chunk of no layers."""
+        none = [
+            str(chunk % pp) for chunk, (first, end) in enumerate(pairwise(bounds)) if first == end
+        ]
+        if none:
+            detail = f"stage {', '.join(dict.fromkeys(none))} of {(len(bounds) - 1) // pp} chunks"
+            return [Reason(kind=FEWER_BLOCKS, detail=detail)]
         if not self.traits.fails_without_parameters:
             return []
         layers = self.model.layers
         empty = [
-            str(stage)
-            for stage, (first, end) in enumerate(pairwise(bounds))
+            str(chunk % pp)
+            for chunk, (first, end) in enumerate(pairwise(bounds))
             if not any(layer.num_parameters for layer in layers[first:end])
         ]
         return (

@@ -24,13 +24,16 @@ class TiedWeight:
     last: int
     parameters: float
 
-    def stages(self, bounds: tuple[int, ...]) -> tuple[int, int]:
+    def stages(self, bounds: tuple[int, ...], pp: int | None = None) -> tuple[int, int]:
         """Return the stages that hold it.
 
         Args:
-            bounds: Shape ``(pp + 1,)``.
+            bounds: Of all chunks.
+            pp: Number of stages; None where each is one chunk.
         """
-        return bisect_right(bounds, self.first) - 1, bisect_right(bounds, self.last) - 1
+        size = pp or len(bounds) - 1
+        first, last = (bisect_right(bounds, layer) - 1 for layer in (self.first, self.last))
+        return first % size, last % size
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -55,6 +58,12 @@ class Weights:
         return np.concatenate(([0.0], np.cumsum(held)))
 
     @cached_property
+    def replicated_prefix(self) -> FloatArray:
+        """Shape ``(num_layers + 1,)``. Prefix sums of what every tensor-parallel rank holds."""
+        held = [layer.replicated_parameters for layer in self.model.layers]
+        return np.concatenate(([0.0], np.cumsum(held)))
+
+    @cached_property
     def tied(self) -> TiedWeight | None:
         """The weight that two layers hold, if there is one.
 
@@ -68,15 +77,18 @@ class Weights:
         parameters = layers[where[0]].tied_parameters / self.tp
         return TiedWeight(first=where[0], last=where[-1], parameters=parameters)
 
-    def of_stages(self, bounds: tuple[int, ...]) -> FloatArray:
+    def of_stages(self, bounds: tuple[int, ...], pp: int | None = None) -> FloatArray:
         """Return the parameters of one rank of each stage, shape ``(pp,)``.
 
         Args:
-            bounds: Shape ``(pp + 1,)``.
+            bounds: Of all chunks.
+            pp: Number of stages; None where each is one chunk.
         """
         held: FloatArray = np.diff(self.prefix[list(bounds)])
+        if pp is not None and len(held) > pp:
+            held = held.reshape(-1, pp).sum(axis=0)
         if self.tied is not None:
-            first, last = self.tied.stages(bounds)
+            first, last = self.tied.stages(bounds, pp)
             if first == last:
                 held[first] -= self.tied.parameters
         return held

@@ -1,10 +1,12 @@
 """One layer's work on one rank: counted, bounded by the host, corrected by measurements."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Final
 
 from amp_ray.cost.anchors import LayerAnchors, interpolate
-from amp_ray.cost.collective import Path, all_reduce_s, start_s
+from amp_ray.cost.collective import Path, all_gather_s, all_reduce_s, start_s
 from amp_ray.cost.roofline import Phases, Rank, device_phases
 from amp_ray.spec.constants import Constants
 from amp_ray.spec.model import Layer, count_kernels
@@ -13,6 +15,9 @@ from amp_ray.spec.traits import RuntimeTraits
 
 COLLECTIVE_RATIO_LIMIT = 3.0
 """A measured all-reduce may be this much faster or slower than the link's stated rate says."""
+
+
+PASSES: Final[tuple[AllReduce, AllReduce]] = ("forward", "backward")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -80,10 +85,52 @@ class LayerWork:
 
     def all_reduces_s(self, direction: AllReduce, rank: Rank, ring: Path) -> float:
         """Time the tensor-parallel all-reduces of one pass by the links alone."""
+        return self._collectives_s(all_reduce_s, direction, rank, ring)
+
+    def gathers_s(self, direction: AllReduce, rank: Rank, ring: Path) -> float:
+        """Time one gather, or scatter, of each tensor that an all-reduce of one pass would have.
+
+        A ring scatters (and adds up) in as many steps of as many bytes as it gathers.
+        """
+        return self._collectives_s(all_gather_s, direction, rank, ring)
+
+    def talk_s(self, rank: Rank, ring: Path, compute: Phases) -> tuple[float, float]:
+        """Time what the tensor-parallel ranks exchange in both passes, beyond what it overlaps.
+
+        Under sequence parallelism an all-reduce is a scatter where its product is made and a gather
+        where it is read, each the other way round in the other pass. The input of a product whose
+        weight is divided by columns is kept divided, so the backward pass gathers it once more,
+        for the weight's gradient (Korthikanti et al., arXiv:2205.05198, section 4.2.2). Runtimes
+        that overlap do that beside the input's gradient, and add the latter up beside the weight's.
+
+        Returns:
+            Seconds of the forward and of the backward pass.
+        """
+        ratio = self.collective_ratio(rank, ring)
+        overlaps = self.traits.overlaps_backward_all_reduce
+        beside_weights_s = compute.weight_gradient_s if overlaps else 0.0
+        if not rank.sequence_parallel:
+            forward_s, backward_s = (
+                ratio * self.all_reduces_s(direction, rank, ring) for direction in PASSES
+            )
+            return forward_s, max(0.0, backward_s - beside_weights_s)
+        beside_inputs_s = compute.input_gradient_s if overlaps else 0.0
+        sums_s, inputs_s = (ratio * self.gathers_s(direction, rank, ring) for direction in PASSES)
+        again_s = max(0.0, inputs_s - beside_inputs_s)
+        return sums_s + inputs_s, sums_s + again_s + max(0.0, inputs_s - beside_weights_s)
+
+    def _collectives_s(
+        self,
+        collective: Callable[[float, int, Path, float], float],
+        direction: AllReduce,
+        rank: Rank,
+        ring: Path,
+    ) -> float:
+        """Time a collective of every tensor that the ranks add up in one pass."""
         width = rank.micro_batch_size * rank.bytes_per_element
         start = start_s(self.constants, self.traits)
         return sum(
-            all_reduce_s(elements * width, rank.tp, ring, start)
+            collective(elements * width, rank.tp, ring, start)
             for elements in self.layer.all_reduce_elements(direction)
         )
 
@@ -104,7 +151,7 @@ class LayerWork:
         if not inside or rank.tp == self.anchors.alone_tp or not self.anchors.at_tp:
             return 1.0
         size = min(self.anchors.at_tp)
-        at_size = replace(rank, micro_batch_size=size)
+        at_size = replace(rank, micro_batch_size=size, sequence_parallel=False)
         counted_s = self.all_reduces_s("forward", at_size, ring)
         if counted_s == 0:
             return 1.0
@@ -135,18 +182,24 @@ class LayerWork:
         """
         size = min(self.anchors.alone)
         measured_s = self.anchors.alone[size].forward_s
-        at_size = replace(rank, tp=self.anchors.alone_tp, micro_batch_size=size)
+        at_size = self._measured_rank(rank, size)
         device_s = device_phases(self.layer.measurable, at_size, self.constants).forward_s
         if device_s > self.host_s:
             return measured_s / device_s, 1.0
         return 1.0, measured_s / self.host_s
+
+    def _measured_rank(self, rank: Rank, size: int) -> Rank:
+        """Return the rank of which one micro-batch size was measured."""
+        return replace(
+            rank, tp=self.anchors.alone_tp, micro_batch_size=size, sequence_parallel=False
+        )
 
     def _residuals(self, rank: Rank, device: float, host: float) -> tuple[float, float]:
         """Return what measurements still differ by, forward and backward, at the rank's size."""
         forward: dict[int, float] = {}
         backward: dict[int, float] = {}
         for size, measured in self.anchors.alone.items():
-            at_size = replace(rank, tp=self.anchors.alone_tp, micro_batch_size=size)
+            at_size = self._measured_rank(rank, size)
             counted = self._bounded(at_size, device=device, host=host)
             forward[size] = measured.forward_s / counted.forward_s
             if measured.backward_s is not None:

@@ -117,7 +117,8 @@ def _last(text: str, *, one_line: bool) -> Text:
 
 def _bounds(strategy: Strategy) -> str:
     """Write bounds, shortened where there are many."""
-    return _shortened(" ".join(map(str, strategy.bounds)), _MAX_BOUNDS)
+    chunks = f"{strategy.virtual_stages} chunks: " if strategy.virtual_stages > 1 else ""
+    return _shortened(chunks + " ".join(map(str, strategy.given_bounds)), _MAX_BOUNDS)
 
 
 def _shortened(text: str, length: int) -> str:

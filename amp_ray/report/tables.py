@@ -21,6 +21,7 @@ from amp_ray.search.ranking import (
     reasons_text,
 )
 from amp_ray.search.replan import Moves
+from amp_ray.search.rows import training_needs
 from amp_ray.spec.candidate import Candidate, GroupsCandidate
 from amp_ray.spec.cluster import Cluster
 from amp_ray.spec.experiment import Experiment
@@ -37,6 +38,8 @@ _PARTS: Final = {
     "optimizer_s": "optim",
     "other_s": "other",
 }
+_RATES: Final = ("tok/s\n/dev", "MFU")
+
 _LEAST_ROOM: Final = 30
 """Columns that bounds and places keep; before they get less, the breakdown is left out."""
 
@@ -66,6 +69,9 @@ def ranking_table(
                 results=shown, experiment=experiment, title=title, num_tied=ranking.num_tied
             )
         )
+    best = ranking.best
+    if best is not None and best.tokens_per_s is not None:
+        parts.append(Text(_speed_text(best, experiment.tokens)))
     parts.extend(_notes(ranking, num_shown=len(shown)))
     return Group(*parts)
 
@@ -102,7 +108,7 @@ class ResultsTable:
         )
         columns = [*figures[:6], *(parts if is_whole else ()), *figures[6:]]
         for header, *_cells in columns:
-            style = "dim" if header in _PARTS.values() else None
+            style = "dim" if header in (*_PARTS.values(), *_RATES) else None
             table.add_column(_two_lines(header), justify="right", no_wrap=True, style=style)
         has_reasons = any(not _can_run(result) for result in self.results)
         last_header = "bounds, or why not" if has_reasons else "bounds"
@@ -153,14 +159,21 @@ class ResultsTable:
         if not any(estimate.breakdown for estimate in self._estimates):
             return []
         rows = map(_breakdown, self.results)
-        return [[header, *cells] for header, *cells in zip(_PARTS.values(), *rows, strict=True)]
+        times = [[header, *cells] for header, *cells in zip(_PARTS.values(), *rows, strict=True)]
+        if not any(estimate.tokens_per_s for estimate in self._estimates):
+            return times
+        rates = zip(*map(_rates, self.results), strict=True)
+        return [*([header, *cells] for header, cells in zip(_RATES, rates, strict=True)), *times]
 
     def _last(self, result: Result, room: int) -> list[str]:
         """Return the lines of the last column: bounds and places, or why it cannot run."""
         if isinstance(result, Infeasible) or not result.feasible:
-            return wrap(str(first_reason(result)), room)
+            return wrap(str(first_reason(result)), room) + _others_lines(result, room)
         marks = "".join(f" ({self._marks[warning]})" for warning in result.warnings)
-        lines = wrap(" ".join(map(str, result.strategy.bounds)) + marks, room)
+        lines = wrap(" ".join(map(str, result.strategy.given_bounds)) + marks, room)
+        if result.strategy.virtual_stages > 1:
+            lines += wrap(f"{result.strategy.virtual_stages} chunks per stage", room)
+        lines += _others_lines(result, room)
         lines += _recompute_lines(result.strategy, self.experiment, room)
         if not self._has_places:
             return lines
@@ -274,6 +287,14 @@ def _time(result: Result) -> str:
     return f"{time_s:.4g}" if time_s < _MOST_DIGITS_S else f"{time_s:.0f}"
 
 
+def _rates(result: Result) -> tuple[str, str]:
+    """Return tokens per second and device, and the share of the devices' peak rate."""
+    if isinstance(result, Infeasible) or result.tokens_per_s_per_device is None:
+        return "-", "-"
+    mfu = "-" if result.mfu is None else f"{100 * result.mfu:.0f} %"
+    return f"{result.tokens_per_s_per_device:.0f}", mfu
+
+
 def _breakdown(result: Result) -> list[str]:
     """Return the parts of an iteration."""
     parts = result.breakdown if isinstance(result, Estimate) else None
@@ -306,8 +327,31 @@ def _risk(result: Result) -> str:
     return "<1 %" if percent < 1 else ">99 %" if percent > 99 else f"{percent} %"  # noqa: PLR2004
 
 
+def _others_lines(result: Result, room: int) -> list[str]:
+    """Say which dimensions are not off, beside those that have a column."""
+    if isinstance(result, Estimate):
+        each = [stage.options for stage in result.strategy.stages]
+    elif isinstance(result.candidate, Candidate):
+        each = [result.candidate.options]
+    else:
+        return []
+    said = dict.fromkeys(tuple(options.others.items()) for options in each)
+    texts = [", ".join(map(_dimension, own)) or "-" for own in said]
+    return wrap(" | ".join(texts), room) if any(said) else []
+
+
+def _dimension(chosen: tuple[str, object]) -> str:
+    """Name a dimension with its value, or a flag that is set."""
+    name, value = chosen
+    return name.replace("_", " ") if value is True else f"{name} {value}"
+
+
 def _recompute_lines(strategy: Strategy, experiment: Experiment, room: int) -> list[str]:
     """Say what stages compute again, where that is not simply the experiment's for all."""
+    if strategy.has_operators:
+        runs = [[run for run in stage.operators if run.recompute] for stage in strategy.stages]
+        counts = [str(sum(run.num_operators for run in own)) for own in runs]
+        return wrap(f"operators recomputed {' '.join(counts)}", room)
     per_stage = [str(stage.options.recompute) for stage in strategy.stages]
     if set(per_stage) == {str(experiment.recompute)}:
         return []
@@ -328,6 +372,21 @@ def _lines(text: str, room: int) -> list[str]:
         for phrase in text.split(", ")
     )
     return [line.replace(_UNBREAKABLE, " ") for line in wrap(", ".join(phrases), room)]
+
+
+def _speed_text(best: Estimate, tokens: float | None) -> str:
+    """Say what the best strategy trains in a second, and what all tokens take."""
+    mfu = "" if best.mfu is None else f", MFU {100 * best.mfu:.1f} %"
+    each = f"{best.tokens_per_s_per_device:,.0f} per device{mfu}"
+    text = f"# 1: {best.tokens_per_s:,.0f} tokens/s, {each}"
+    needs = training_needs(best, tokens)
+    if needs is None:
+        return text
+    money = "" if needs["money"] is None else f", {needs['money']:,.0f} of money"
+    return (
+        f"{text}; {tokens:.3g} tokens take {needs['days']:,.3g} days, "
+        f"{needs['device_hours']:,.0f} device-hours{money}"
+    )
 
 
 def _ties_text(ranking: Ranking) -> str:

@@ -2,7 +2,12 @@
 
 from pathlib import Path
 
-from amp_ray.calibration import Observation, apply_calibration, parse_calibration
+from amp_ray.calibration import (
+    Calibration,
+    Observation,
+    apply_calibration,
+    parse_calibration,
+)
 from amp_ray.cost.estimate import Estimate
 from amp_ray.errors import InputError, Where
 from amp_ray.runtime.files import load_strategies, read_text
@@ -38,24 +43,29 @@ def load_observations(path: Path, experiment: Experiment) -> list[Observation]:
     ]
 
 
-def with_calibration(experiment: Experiment, path: Path | None, *, transfer: bool) -> Experiment:
-    """Return an experiment with the constants of a calibration file, if one is given.
+def with_calibration(
+    experiment: Experiment, given: Calibration | Path | None, *, transfer: bool
+) -> Experiment:
+    """Return an experiment with the constants of a calibration or its file, if one is given.
 
     With ``transfer`` it may be one of another model, cluster or runtime.
 
     Raises:
         InputError: If the file is no calibration, or was made for something else.
     """
-    if path is None:
+    if given is None:
         if transfer:
             message = "--transfer-calibration needs --calibration FILE"
             raise InputError(message)
         return experiment
-    calibration = parse_calibration(read_text(path), file=str(path))
+    file = "calibration"
+    if isinstance(given, Path):
+        file = str(given)
+        given = parse_calibration(read_text(given), file=file)
     try:
-        return apply_calibration(calibration, experiment, transfer=transfer)
+        return apply_calibration(given, experiment, transfer=transfer)
     except ValueError as error:
-        raise InputError(str(error), where=Where(file=str(path))) from error
+        raise InputError(str(error), where=Where(file=file)) from error
 
 
 def _strategy(given: Given, experiment: Experiment) -> Strategy:

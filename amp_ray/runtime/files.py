@@ -1,14 +1,16 @@
 """Reading and writing files: experiments, hostfiles, profiles, strategies, results."""
 
+import json
 import logging
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+from amp_ray.cost.estimate import Estimate
 from amp_ray.errors import InputError, Where
 from amp_ray.formats.aceso import read_aceso_profile
 from amp_ray.formats.aceso_plan import SIGNATURE as ACESO_SIGNATURE
@@ -23,8 +25,10 @@ from amp_ray.spec.json_text import parse_json
 from amp_ray.spec.model import Model
 from amp_ray.spec.profile import Profile
 from amp_ray.spec.slice_table import MOST_CHARACTERS, SliceTable, parse_slice_table
-from amp_ray.spec.strategy_file import Context, Given, parse_strategies
-from amp_ray.spec.yaml_text import parse_yaml
+from amp_ray.spec.strategy import Strategy
+from amp_ray.spec.strategy_file import Context, Given, parse_strategies, strategies_of
+from amp_ray.spec.strategy_json import strategy_to_json
+from amp_ray.spec.yaml_text import Document, parse_yaml, with_changes
 from amp_ray.trials.profile.tables import RECORDS_FILE
 
 _LOGGER = logging.getLogger(__name__)
@@ -34,6 +38,8 @@ _SHIPPED: Final = "shipped:"
 
 _PROFILE_SUFFIXES: Final = (".csv", ".yaml")
 """Of the files that a profile is made of; plots and notes may lie beside them."""
+
+_INPUT_SUFFIXES: Final = (".yaml", ".yml", ".csv")
 
 _ENCODING: Final = "utf-8-sig"
 """UTF-8, with or without the mark that spreadsheet programs put in front."""
@@ -108,44 +114,90 @@ class ExperimentFiles:
             raise InputError(message, where=Where(file=name)) from None
 
 
-def load_experiment(path: Path, hostfile: Path | None = None) -> Experiment:
+def load_experiment(
+    path: Path, hostfile: Path | None = None, changes: Iterable[str] = ()
+) -> Experiment:
     """Read an experiment file and every file that it names.
 
-    ``hostfile`` names the hosts instead of the experiment's own hostfile.
+    ``hostfile`` names the hosts instead of the experiment's own hostfile; ``changes`` set keys, as
+    `with_changes` does.
 
     Raises:
         InputError: If a file cannot be read or what it says does not fit.
     """
-    document = parse_yaml(read_text(path), file=str(path))
+    document = with_changes(parse_yaml(read_text(path), file=str(path)), changes)
+    return _built(document, path.parent, hostfile)
+
+
+def experiment_from_values(
+    values: Mapping[str, Any], hostfile: Path | None = None, changes: Sequence[str] = ()
+) -> Experiment:
+    """Build an experiment from the keys of an experiment file, as plain values.
+
+    Files that it names are looked for in the current folder.
+
+    Raises:
+        InputError: If a file cannot be read or what it says does not fit.
+    """
+    document = with_changes(Document(file="experiment", values=_plain(values)), changes)
+    return _built(document, Path(), hostfile)
+
+
+def _built(document: Document, base: Path, hostfile: Path | None) -> Experiment:
+    """Build an experiment, with the hosts of another hostfile where one is given."""
     cluster = document.values.get("cluster")
     if hostfile is not None and isinstance(cluster, dict):
         named = {**cluster, "hostfile": str(hostfile.absolute())}
         document = replace(document, values={**document.values, "cluster": named})
-    return build_experiment(document, ExperimentFiles(base=path.parent))
+    return build_experiment(document, ExperimentFiles(base=base))
 
 
-def load_strategies(path: Path, experiment: Experiment) -> tuple[Given, ...]:
+def _plain(value: Any) -> Any:  # noqa: ANN401 - any value of an experiment
+    """Return mappings, sequences and paths as a file would give them."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return str(value) if isinstance(value, os.PathLike) else value
+
+
+def load_strategies(
+    source: Path | Sequence[Strategy | Estimate | Mapping[str, Any]], experiment: Experiment
+) -> tuple[Given, ...]:
     """Read the strategies that a user names for an experiment; a plan of Aceso's is one.
+
+    Args:
+        source: A file, or strategies: values, estimates of them, or STRATEGY objects.
+        experiment: What they must fit.
 
     Raises:
         InputError: If the file cannot be read, or names what the experiment cannot have.
     """
+    if isinstance(source, Path):
+        return _strategies_of_file(source, experiment)
+    records = [_strategy_record(each, experiment) for each in source]
+    return strategies_of(records, file="strategies", context=Context.of(experiment))
+
+
+def _strategy_record(
+    given: Strategy | Estimate | Mapping[str, Any], experiment: Experiment
+) -> object:
+    """Return the STRATEGY object of a value."""
+    strategy = given.strategy if isinstance(given, Estimate) else given
+    if isinstance(strategy, Strategy):
+        return strategy_to_json(strategy, experiment.cluster)
+    return _plain(strategy)
+
+
+def _strategies_of_file(path: Path, experiment: Experiment) -> tuple[Given, ...]:
+    """Read a file of strategies."""
     text = read_text(path)
     if text.lstrip()[:1] == "{":
         record = parse_json(text, file=str(path))
         if ACESO_SIGNATURE in record:
             strategy = read_aceso_plan(record, file=str(path), experiment=experiment)
             return (Given(where=Where(file=str(path)), candidate=None, strategy=strategy),)
-    operators = experiment.profile.operators
-    context = Context(
-        cluster=experiment.cluster,
-        num_layers=experiment.model.num_layers,
-        sequence_length=experiment.model.shape.sequence_length,
-        global_batch_size=experiment.global_batch_size,
-        recompute=experiment.recompute,
-        num_operators=0 if operators is None else operators.num_operators,
-    )
-    return parse_strategies(text, file=str(path), context=context)
+    return parse_strategies(text, file=str(path), context=Context.of(experiment))
 
 
 def load_slice_table(path: Path) -> SliceTable:
@@ -218,6 +270,23 @@ def write_text(
             neighbour.unlink()
         message = f"cannot be written: {_reason(error)}"
         raise InputError(message, where=Where(file=str(path))) from error
+
+
+def write_result(record: Mapping[str, Any], path: Path) -> None:
+    """Write a result as JSON, whole or not at all, to a file that is no input.
+
+    Raises:
+        InputError: If the name is that of an input file, or the file cannot be written.
+    """
+    write_result_text(json.dumps(record, indent=1, allow_nan=False) + "\n", path)
+
+
+def write_result_text(text: str | Iterable[str], path: Path) -> None:
+    """Write a result that is text already, a long one in pieces; see `write_result`."""
+    if path.suffix in _INPUT_SUFFIXES:
+        message = "results are not written over an input file; name the result .json"
+        raise InputError(message, where=Where(file=str(path)))
+    write_text(path, text)
 
 
 def read_texts(folder: Path, suffixes: Collection[str]) -> dict[str, str]:

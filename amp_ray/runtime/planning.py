@@ -9,6 +9,7 @@ from typing import Any, Final
 from amp_ray.baselines.aceso2024.planner import Aceso2024Planner
 from amp_ray.baselines.amp2022.planner import Amp2022Planner
 from amp_ray.cost.estimate import Estimate, Result
+from amp_ray.cost.model import CostModel
 from amp_ray.errors import InputError, placed
 from amp_ray.runtime.metis_planning import METIS_2024, make_metis_planner
 from amp_ray.runtime.ray.searching import ALONE, AUTO, Workers, search_candidates
@@ -29,6 +30,9 @@ from amp_ray.spec.candidate import AnyCandidate
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import candidate_of
 from amp_ray.spec.strategy_file import Given
+
+OURS: Final = "amp-ray"
+"""Our own cost model."""
 
 AMP_2022: Final = "amp-2022"
 """The planner whose placements come from the order of the nodes: its space is the uniform one."""
@@ -57,8 +61,18 @@ class Planned:
             "num_feasible": self.ranking.num_feasible,
             "search_s": self.search_s,
             "lower_bound_s": self.ranking.lower_bound_s,
-            "ranking": ranking_rows(self.ranking, self.experiment.cluster, num_rows=num_rows),
+            "ranking": ranking_rows(self.ranking, self.experiment, self.ours, num_rows=num_rows),
         }
+
+    @property
+    def ours(self) -> CostModel | None:
+        """Return the cost model that made the estimates, if it is ours."""
+        return our_model(self.experiment, self.cost_model)
+
+
+def our_model(experiment: Experiment, cost_model: str) -> CostModel | None:
+    """Return our cost model, if that is the name of it."""
+    return CostModel(experiment=experiment) if cost_model == OURS else None
 
 
 def why_infeasible(experiment: Experiment, cost_model: str, results: Sequence[Result]) -> str:
@@ -151,7 +165,9 @@ def plan_experiment(
         )
     if counts_money(experiment):
         ranking = _with_parts(experiment, cost_model, ranking)
-    if cost_model in {METIS_2024, ACESO_2024}:  # what it bounds is the predicted time itself
+    if (
+        cost_model in {METIS_2024, ACESO_2024} or experiment.cuts_operators
+    ):  # what it bounds is the predicted time itself
         ranking = replace(ranking, lower_bound_s=_least_bound_s(ranking))
     return Planned(
         experiment=experiment,
@@ -199,6 +215,9 @@ def _check_money(experiment: Experiment, cost_model: str) -> None:
     if cost_model in {AMP_2022, METIS_2024, ACESO_2024}:
         message = f"{what} needs a cost model that knows prices; {cost_model} knows none"
         raise InputError(message, where=experiment.where())
+    if experiment.cuts_operators:
+        message = f"{what} is not for stages cut between operators, whose price is not known"
+        raise InputError(message, where=experiment.where("search", "space"))
     missing = [node for node in experiment.cluster.nodes if node.price_per_device_hour is None]
     if missing:
         message = f"{what} needs price_per_device_hour of every node; {missing[0].name!r} has none"

@@ -41,7 +41,8 @@ def best_bounds(experiment: Experiment, costs: StageCosts) -> tuple[int, ...]:
     """
     if experiment.traits.partition == "even-blocks":
         return even_block_bounds(experiment.model, costs.stages.pp)
-    problem = partition_problem(costs, experiment.traits, latest_starts(experiment))
+    latest = latest_starts(experiment, costs.stages.virtual_stages)
+    problem = partition_problem(costs, experiment.traits, latest)
     solution = solve(problem)
     found = solution if isinstance(solution, PartitionSolution) else without_limits(problem)
     assert found is not None, "without limits every chain with enough layers has a partition"
@@ -78,7 +79,7 @@ def roomiest_bounds(experiment: Experiment, costs: StageCosts) -> tuple[int, ...
     """
     if experiment.traits.partition == "even-blocks":
         return even_block_bounds(experiment.model, costs.stages.pp)
-    latest_start = latest_starts(experiment)
+    latest_start = latest_starts(experiment, costs.stages.virtual_stages)
     low, high, best = 0.0, math.inf, None
     scale = 1.0
     for _ in range(_MOST_SCALES):
@@ -134,7 +135,9 @@ def partition_problem(
     """Build the partition problem of a candidate.
 
     A stage takes the time of its slowest replica. Where transfers block, both ends of a stage
-    add theirs to its bottleneck.
+    add theirs to its bottleneck. With ``v`` chunks per stage all but the slowest stage take ``1 /
+    v`` as long to fill and drain: the cuts are those that are best for ``v`` times as many
+    micro-batches.
 
     Args:
         costs: The candidate's times and memory.
@@ -143,6 +146,7 @@ def partition_problem(
     """
     time_prefix_s, time_row = costs.times.rows()
     cut_time_s, cut_row = costs.messages.rows()
+    cut_row = cut_row[: costs.stages.pp - 1]  # what follows the last stage is no cut between stages
     start_s, end_s, bottleneck_row = _bottlenecks(
         cut_time_s, cut_row, blocking=traits.blocking_transfers
     )
@@ -156,7 +160,7 @@ def partition_problem(
     )
     return chain_problem(
         tables,
-        costs.stages.num_micro_batches,
+        costs.stages.num_micro_batches * costs.stages.virtual_stages,
         time_row=time_row,
         cut_row=cut_row,
         bottleneck_row=bottleneck_row,
@@ -164,13 +168,22 @@ def partition_problem(
     )
 
 
-def latest_starts(experiment: Experiment) -> IntArray:
+def latest_starts(experiment: Experiment, virtual_stages: int = 1) -> IntArray:
     """Return where stages must start at the latest to have parameters, if they need any.
+
+    Args:
+        experiment: Its runtime may need some.
+        virtual_stages: Chunks per stage, each of which needs a block.
 
     Returns:
         Shape ``(num_layers + 1,)``. Per boundary the last layer before it that has parameters, -1
         if there is none; empty where stages need nothing.
     """
+    if virtual_stages > 1:
+        counts = np.array(experiment.model.block_counts)
+        latest = np.searchsorted(counts, counts - virtual_stages, side="right") - 1
+        own = latest_starts(experiment)
+        return np.minimum(own, latest) if len(own) else latest
     if not experiment.traits.fails_without_parameters:
         return NO_LIMIT
     layers, positions = experiment.model.distinct_layers

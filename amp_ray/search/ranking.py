@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from amp_ray.cost.estimate import Estimate, Infeasible, Reason, Result
-from amp_ray.spec.candidate import AnyCandidate, GroupsCandidate
+from amp_ray.spec.candidate import AnyCandidate, GroupsCandidate, StageOptions
 from amp_ray.spec.experiment import Objective
 from amp_ray.spec.strategy import Strategy
 
@@ -169,7 +169,8 @@ def named(plan: Strategy) -> str:
         "pp": plan.pp,
         "dp": plan.dp,
         "micro-batch size": plan.micro_batch_size,
-        "bounds": " ".join(map(str, plan.bounds)),
+        "chunks per stage": plan.virtual_stages if plan.virtual_stages > 1 else None,
+        "bounds": " ".join(map(str, plan.given_bounds)),
     }
     return ", ".join(f"{name} {value}" for name, value in figures.items() if value is not None)
 
@@ -188,7 +189,7 @@ def speed(estimate: Estimate) -> tuple[bool, float]:
 def leader_order(estimate: Estimate) -> tuple[object, ...]:
     """Order what a search within one candidate has found: by speed, then by value."""
     strategy = estimate.strategy
-    return (*speed(estimate), strategy.bounds, strategy.placement, strategy.token_slices)
+    return (*speed(estimate), *_cuts(strategy))
 
 
 def _key(result: Result) -> tuple[object, ...]:
@@ -209,12 +210,23 @@ def _degrees(candidate: AnyCandidate) -> tuple[object, ...]:
         return (candidate.micro_batch_size, ())
     return (
         candidate.micro_batch_size,
-        ((candidate.options.tp, candidate.options.dp),) * candidate.pp,
+        (_divided(candidate.options),) * candidate.pp,
+        candidate.virtual_stages,
     )
+
+
+def _divided(options: StageOptions) -> tuple[object, ...]:
+    """Return what tells the options of stages apart, but for recompute."""
+    return options.tp, options.dp, tuple(options.others.items())
 
 
 def _values(strategy: Strategy) -> tuple[object, ...]:
     """Return what tells strategies of equal time apart."""
-    degrees = tuple((stage.options.tp, stage.options.dp) for stage in strategy.stages)
-    order = (strategy.bounds, strategy.placement, strategy.token_slices)
-    return (strategy.micro_batch_size, degrees, *order)
+    degrees = tuple(_divided(stage.options) for stage in strategy.stages)
+    return (strategy.micro_batch_size, degrees, *_cuts(strategy))
+
+
+def _cuts(strategy: Strategy) -> tuple[object, ...]:
+    """Return what tells strategies of equal degrees apart."""
+    chunks = strategy.virtual_stages, strategy.chunk_bounds
+    return (strategy.bounds, strategy.placement, strategy.token_slices, *chunks)

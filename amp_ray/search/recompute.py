@@ -150,7 +150,8 @@ class RecomputeSearch:
     def _plain(self) -> PartitionProblem:
         """The problem without recompute."""
         given = self.cost_model.experiment
-        return partition_problem(self.costs(NO_RECOMPUTE), given.traits, latest_starts(given))
+        latest = latest_starts(given, self.stages.virtual_stages)
+        return partition_problem(self.costs(NO_RECOMPUTE), given.traits, latest)
 
     @cached_property
     def _prefix_s(self) -> dict[RecomputeKind, FloatArray]:
@@ -268,7 +269,7 @@ def _applied(strategy: Strategy, bounds: Sequence[int], recompute: Sequence[Reco
             strategy.stages, pairwise(bounds), recompute, strict=True
         )
     )
-    return replace(strategy, stages=stages)
+    return replace(strategy, stages=stages, chunk_bounds=())
 
 
 def _alike(cost_model: CostModel, strategy: Strategy) -> Estimate:

@@ -51,6 +51,8 @@ class Width:
         own_head_size: Width of one head where it is not ``hidden / heads``.
         source_tokens: Tokens of the other sequence that these attend to (cross attention).
         position_bias: Whether a learned bias per head and distance is added to the scores (T5).
+        sliding: Tokens before a token that it attends to; one kernel leaves the others out.
+        own_value_size: Width of a head's values where it is not that of its keys.
     """
 
     tokens: int
@@ -67,6 +69,8 @@ class Width:
     own_head_size: int | None = None
     source_tokens: int | None = None
     position_bias: bool = False
+    sliding: int | None = None
+    own_value_size: int | None = None
 
     @property
     def attended(self) -> int:
@@ -97,8 +101,30 @@ class Width:
 
     @property
     def key_values(self) -> int:
-        """Elements of all keys, or of all values, per sample."""
+        """Elements of all keys, or of all values as wide as these, per sample."""
         return (self.source_tokens or self.tokens) * self.key_value_size
+
+    @property
+    def values(self) -> int:
+        """Elements of all values, per sample."""
+        return self.key_values // self.head_size * self.value_size
+
+    @property
+    def value_size(self) -> int:
+        """Width of the values of one head."""
+        return self.own_value_size or self.head_size
+
+    @property
+    def result_size(self) -> int:
+        """Width of what all heads result in."""
+        return self.value_size * self.heads
+
+    @property
+    def pairs(self) -> float:
+        """Pairs of tokens that one kernel of attention computes, per sample and head."""
+        if self.sliding is not None and self.sliding < self.tokens:
+            return self.sliding * (self.tokens - self.sliding / 2)
+        return self.tokens * (self.attended - (self.attending / 2 if self.causal else 0))
 
     @property
     def key_value_size(self) -> int:
@@ -141,36 +167,72 @@ def gpt_block(width: Width, *, name: str, dropout: bool = True) -> Layer:
     return Layer(name=name, kind="block", operators=operators, output_elements=stream)
 
 
-def llama_block(width: Width, *, name: str) -> Layer:
-    """Build a pre-norm block with RMS norm, rotary embedding and a gated feed-forward part."""
-    stream, inner = width.stream, width.tokens * width.feed_forward
-    rotated = width.tokens * width.head_size * (width.heads + width.key_value_heads)
+def llama_block(
+    width: Width,
+    *,
+    name: str,
+    attended: tuple[Operator, ...] = (),
+    feed_forward: tuple[Operator, ...] = (),
+    post_norms: bool = False,
+) -> Layer:
+    """Build a pre-norm block with RMS norm, rotary embedding and a gated feed-forward part.
+
+    Args:
+        width: Its sizes.
+        name: Of the layer.
+        attended: Another attention than that over all heads of the width.
+        feed_forward: Another feed-forward part.
+        post_norms: Whether both parts are normed before they are added to the stream, too.
+    """
+    first, second = (
+        ((norm(f"post-norm-{number}", width, bias=False),) if post_norms else ())
+        for number in (1, 2)
+    )
     operators = (
         norm("norm-1", width, bias=False),
-        *attention(width, bias=False, dropout=False),
-        Elementwise(
-            name="rotary",
-            forward_elements=2 * rotated,
-            backward_elements=2 * rotated,
-            num_kernels=2,
-            sharded=width.shards_heads,
-        ),
+        *(attended or rotary_attention(width)),
+        *first,
         residual("residual-1", width, dropout=False),
         norm("norm-2", width, bias=False),
+        *(feed_forward or gated_feed_forward(width)),
+        *second,
+        residual("residual-2", width, dropout=False),
+    )
+    return Layer(name=name, kind="block", operators=operators, output_elements=width.stream)
+
+
+def rotary_attention(width: Width) -> tuple[Operator, ...]:
+    """Return self-attention without biases, whose queries and keys are rotated."""
+    rotated = width.tokens * width.head_size * (width.heads + width.key_value_heads)
+    return (*attention(width, bias=False, dropout=False), rotary(width, rotated))
+
+
+def rotary(width: Width, rotated: int) -> Elementwise:
+    """Return the rotation of so many elements of queries and keys."""
+    return Elementwise(
+        name="rotary",
+        forward_elements=2 * rotated,
+        backward_elements=2 * rotated,
+        num_kernels=2,
+        sharded=width.shards_heads,
+    )
+
+
+def gated_feed_forward(width: Width) -> tuple[Operator, ...]:
+    """Return a feed-forward part of two products, the first one's halves times each other."""
+    return (
         Gemm(
             name="feed-forward-in",
             rows=width.tokens,
             columns=2 * width.feed_forward,
             inner=width.hidden,
             shard="columns",
-            saved_elements=stream,
+            saved_elements=width.stream,
             all_reduce="backward",
         ),
-        gated("gated-silu", inner),
+        gated("gated-silu", width.tokens * width.feed_forward),
         feed_forward_out(width, bias=0),
-        residual("residual-2", width, dropout=False),
     )
-    return Layer(name=name, kind="block", operators=operators, output_elements=stream)
 
 
 def t5_encoder_block(width: Width, *, dropout: bool, is_gated: bool) -> Layer:
@@ -319,7 +381,7 @@ def attention(width: Width, *, bias: bool, dropout: bool) -> tuple[Operator, ...
             saved_elements=width.stream,
             all_reduce="backward",
         ),
-        *_after_projections(width, bias=bias, dropout=dropout),
+        *after_projections(width, bias=bias, dropout=dropout),
     )
 
 
@@ -337,11 +399,11 @@ def cross_attention(width: Width, *, dropout: bool) -> tuple[Operator, ...]:
             saved_elements=width.stream,
         ),
         project(name="key-value", rows=width.attended, columns=2 * width.key_value_size),
-        *_after_projections(width, bias=False, dropout=dropout),
+        *after_projections(width, bias=False, dropout=dropout),
     )
 
 
-def _after_projections(width: Width, *, bias: bool, dropout: bool) -> tuple[Operator, ...]:
+def after_projections(width: Width, *, bias: bool, dropout: bool) -> tuple[Operator, ...]:
     """Return the attention core, the layout of heads, and the output projection."""
     return (
         *(
@@ -351,8 +413,8 @@ def _after_projections(width: Width, *, bias: bool, dropout: bool) -> tuple[Oper
         ),
         Elementwise(
             name="heads",
-            forward_elements=2 * width.attention_stream,
-            backward_elements=11 * width.attention_stream,
+            forward_elements=2 * width.tokens * width.result_size,
+            backward_elements=11 * width.tokens * width.result_size,
             num_kernels=2,
             sharded=width.shards_heads,
         ),
@@ -360,10 +422,10 @@ def _after_projections(width: Width, *, bias: bool, dropout: bool) -> tuple[Oper
             name="projection",
             rows=width.tokens,
             columns=width.hidden,
-            inner=width.attention_size,
+            inner=width.result_size,
             shard="inner",
             bias=width.hidden if bias else 0,
-            saved_elements=width.attention_stream,
+            saved_elements=width.tokens * width.result_size,
             saved_sharded=True,
             all_reduce="forward",
         ),
@@ -372,16 +434,16 @@ def _after_projections(width: Width, *, bias: bool, dropout: bool) -> tuple[Oper
 
 def _fused_attention(width: Width) -> Elementwise:
     """Scores, softmax and context as one kernel: it reads and keeps its three inputs."""
-    stream, key_values = width.attention_stream, width.key_values
-    read = key_values + width.context * width.key_value_size
-    pairs = width.tokens * (width.attended - (width.attending / 2 if width.causal else 0))
+    stream, key_values = width.attention_stream, width.key_values + width.values
+    streams = stream + width.tokens * width.result_size
+    read = key_values + 2 * width.context * width.key_value_size
     return Elementwise(
         name="attention",
-        forward_elements=2 * stream + 2 * read,
-        backward_elements=4 * stream + 4 * read,
-        flops=2 * 2.0 * pairs * width.attention_size,
+        forward_elements=streams + read,
+        backward_elements=2 * streams + 2 * read,
+        flops=2.0 * width.pairs * (width.attention_size + width.result_size),
         sharded=width.shards_heads,
-        saved_elements=stream + 2 * key_values,
+        saved_elements=stream + key_values,
         saved_mask_bytes=BYTES_PER_LOG_SUM * width.heads * width.tokens,
         core="input",
     )
@@ -437,8 +499,8 @@ def _attention_core(width: Width, *, dropout: bool) -> tuple[Operator, ...]:
         product(
             name="context",
             rows=width.attending,
-            columns=width.head_size,
+            columns=width.value_size,
             inner=width.attended,
-            saved_elements=width.key_values,
+            saved_elements=width.values,
         ),
     )

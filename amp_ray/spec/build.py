@@ -34,6 +34,7 @@ from amp_ray.spec.section import validate_parts
 from amp_ray.spec.shape import model_shape
 from amp_ray.spec.traits import RUNTIMES, RuntimeTraits
 from amp_ray.spec.yaml_text import Document, SourceLines
+from amp_ray.spec.zero import AUTO_STAGE, NO_ZERO, zero_of
 
 _PROFILE_FOLDERS: Final = {
     "table": "a folder with profile.yaml and one CSV per device",
@@ -87,7 +88,9 @@ def build_experiment(document: Document, files: Files) -> Experiment:
         mistakes.add(part)
     for build in (
         lambda: builder.zero_stage,
+        lambda: builder.sequence_parallel,
         lambda: builder.constants,
+        lambda: builder.tokens,
         lambda: builder.model,
         lambda: builder.trials,
         lambda: builder.profile,
@@ -133,8 +136,45 @@ class _Builder:
     @cached_property
     def zero_stage(self) -> int:
         """The ZeRO stage."""
-        zero_stage = self._need("zero_stage").zero_stage
-        return check_zero_stage(self._document, zero_stage, self.traits)
+        checked = self._need("zero_stage", "shard_ranks", "reshard_after_forward")
+        return check_zero_stage(self._document, checked, self.traits)
+
+    @cached_property
+    def sequence_parallel(self) -> bool:
+        """Whether tensor-parallel ranks divide tokens too."""
+        checked = self._need("sequence_parallel", "search")
+        chosen, may = checked.sequence_parallel, self.traits.sequence_parallel
+        is_grid = checked.search.space in {"uniform", "placement"}
+        has_tokens = self.model.shape.divides_tokens(1)
+        if chosen is not True:
+            return chosen == "auto" and may and is_grid and has_tokens
+        where = self._document.where("sequence_parallel")
+        if not may:
+            able = [traits.name for traits in RUNTIMES.values() if traits.sequence_parallel]
+            message = (
+                f"found true; runtime {self.traits.name!r} has no sequence parallelism, "
+                f"expected false, auto, or one of the runtimes {', '.join(able)}"
+            )
+            raise InputError(message, where=where)
+        if not is_grid:
+            message = (
+                f"found true; it is planned in spaces uniform and placement, not in "
+                f"{checked.search.space}"
+            )
+            raise InputError(message, where=where)
+        if not has_tokens:
+            message = f"found true; family {self.model.shape.family!r} has no tokens to divide"
+            raise InputError(message, where=where)
+        return True
+
+    @cached_property
+    def tokens(self) -> float | None:
+        """Tokens to train on in all."""
+        found = self._need("tokens").tokens
+        if found is not None and not self.model.shape.num_tokens:
+            message = f"found {found:g}; family {self.model.shape.family!r} has no tokens"
+            raise InputError(message, where=self._document.where("tokens"))
+        return found
 
     @cached_property
     def constants(self) -> Constants:
@@ -188,14 +228,18 @@ class _Builder:
             precision=checked.precision,
             optimizer=checked.optimizer,
             zero_stage=self.zero_stage,
+            shard_ranks=checked.shard_ranks or 0,
+            reshard_after_forward=checked.reshard_after_forward,
             recompute=Recompute(kind=checked.recompute),
+            sequence_parallel=self.sequence_parallel,
             global_batch_size=checked.global_batch_size,
-            limits=_limits(checked.search, document),
+            limits=_limits(checked.search, document, self.traits),
             trials=self.trials,
             space=checked.search.space,
             objective=checked.objective,
+            tokens=self.tokens,
             names_hosts=checked.cluster.hostfile is not None,
-            source=SourceLines(file=document.file, lines=document.lines),
+            source=SourceLines(file=document.file, lines=document.lines, changes=document.changes),
         )
 
 
@@ -247,7 +291,7 @@ def _check_profiled(document: Document, section: ProfileSection) -> None:
     raise InputError(message, where=document.where("profile", "model"))
 
 
-def _limits(section: SearchSection, document: Document) -> SearchLimits:
+def _limits(section: SearchSection, document: Document, traits: RuntimeTraits) -> SearchLimits:
     """Return the limits of the search: all its keys but the space."""
     if section.token_slices and section.space != "uniform":
         message = f"token slices are planned in space uniform; the space is {section.space}"
@@ -255,13 +299,33 @@ def _limits(section: SearchSection, document: Document) -> SearchLimits:
     sizes = section.micro_batch_sizes
     limits = {key: value for key, value in section if key != "space"}
     limits["micro_batch_sizes"] = None if sizes is None else tuple(sorted(set(sizes)))
+    limits["virtual_stages"] = _virtual_stages(section, document, traits)
     return SearchLimits(**limits)
+
+
+def _virtual_stages(
+    section: SearchSection, document: Document, traits: RuntimeTraits
+) -> tuple[int, ...]:
+    """Return the chunks per stage that are looked at; the runtime's own where none are named."""
+    found = tuple(sorted(set(section.virtual_stages or (traits.virtual_stages,))))
+    if found == (1,):
+        return found
+    reason = traits.why_no_chunks(found[-1])
+    if reason is None and section.space != "uniform":
+        reason = f"interleaved chunks are planned in space uniform; the space is {section.space}"
+    if reason is None and section.token_slices:
+        reason = "token slices cannot be added to interleaved chunks; leave one of them out"
+    if reason is not None:
+        raise InputError(reason, where=document.where("search", "virtual_stages"))
+    return found
 
 
 def build_traits(document: Document, checked: ExperimentFile) -> RuntimeTraits:
     """Return the runtime's record with the traits that the file sets; refuse unknown ones."""
     if checked.runtime not in RUNTIMES:
-        message = f"found {checked.runtime!r}; expected one of {', '.join(RUNTIMES)}"
+        close = [name for name in RUNTIMES if name.startswith(f"{checked.runtime}-")]
+        hint = f", did you mean {close[0]!r}?" if close else ""
+        message = f"found {checked.runtime!r}; expected one of {', '.join(RUNTIMES)}{hint}"
         raise InputError(message, where=document.where("runtime"))
     traits = RUNTIMES[checked.runtime]
     chosen: dict[str, Any] = {}
@@ -274,15 +338,36 @@ def build_traits(document: Document, checked: ExperimentFile) -> RuntimeTraits:
         return replace(traits, **chosen)
 
 
-def check_zero_stage(document: Document, zero_stage: int, traits: RuntimeTraits) -> int:
+def check_zero_stage(document: Document, checked: ExperimentFile, traits: RuntimeTraits) -> int:
     """Return the ZeRO stage; refuse one that the runtime does not have."""
-    if zero_stage <= traits.max_zero_stage:
-        return zero_stage
-    message = (
-        f"found {zero_stage}; runtime {traits.name!r} works with zero_stage up to "
-        f"{traits.max_zero_stage}"
-    )
-    raise InputError(message, where=document.where("zero_stage"))
+    if checked.zero_stage == "auto" and checked.search.space != "operator":
+        return AUTO_STAGE
+    said = checked.zero_stage
+    stage = traits.min_zero_stage if said is None else said
+    own_groups = checked.search.space in {"heterogeneous", "operator"}
+    if own_groups and (stage not in {0, 1} or checked.shard_ranks):
+        message = (
+            f"found {stage}; stages with device groups of their own share out optimizer states "
+            "alone: zero_stage 0 or 1, no shard_ranks; search.space uniform and placement have all"
+        )
+        raise InputError(message, where=document.where("zero_stage"))
+    assert stage != "auto", "only space operator comes here with it"
+    if not traits.min_zero_stage <= stage <= traits.max_zero_stage:
+        known = f"runtime {traits.name!r} works with zero_stage {traits.zero_stages}"
+        message = f"found {stage}; {known}"
+        raise InputError(message, where=document.where("zero_stage"))
+    key = "shard_ranks" if checked.shard_ranks else "reshard_after_forward"
+    with document.at(key):
+        zero = zero_of(
+            stage,
+            checked.shard_ranks,
+            reshard=checked.reshard_after_forward,
+            otherwise=NO_ZERO,
+        )
+        why = traits.why_no_zero(zero, pp=1)
+        if why is not None:
+            raise ValueError(why)
+    return stage
 
 
 def build_constants(document: Document, checked: ExperimentFile) -> Constants:

@@ -1,9 +1,10 @@
 """How stages are used, and what a search looks at: strategies before they are cut or placed."""
 
-from dataclasses import dataclass, replace
-from typing import TypeVar
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeVar
 
 from amp_ray.spec.recompute import NO_RECOMPUTE, Recompute
+from amp_ray.spec.zero import NO_ZERO, Zero
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -16,20 +17,62 @@ class StageOptions:
         tp: Tensor parallel degree.
         dp: Data parallel degree.
         recompute: What is computed again in the backward pass.
+        zero: What its data-parallel ranks share out; the same for all stages of a strategy.
+        ep: Expert parallel degree: ranks of the stage that share the experts of a layer out.
+        etp: Ranks that divide each expert (expert tensor parallel degree); 0 means as many as tp.
+        sequence_parallel: Whether tensor-parallel ranks divide the tokens where they do not divide
+            the width: norms, dropout, residual stream (Korthikanti et al., arXiv:2205.05198).
 
     Raises:
-        ValueError: If a degree is below 1.
+        ValueError: If a degree is below 1, shard groups do not divide dp, experts cannot be spread
+            over the ranks evenly, or one rank is to divide its tokens with nobody.
     """
 
     tp: int
     dp: int
     recompute: Recompute = NO_RECOMPUTE
+    zero: Zero = NO_ZERO
+    ep: int = 1
+    etp: int = 0
+    sequence_parallel: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what could not run."""
         if self.tp < 1 or self.dp < 1:
             message = f"tp and dp start at 1, found tp {self.tp} and dp {self.dp}"
             raise ValueError(message)
+        if self.zero.shard_ranks and self.dp % self.zero.shard_ranks:
+            message = (
+                f"shard_ranks {self.zero.shard_ranks} do not divide dp {self.dp}; choose a divisor "
+                "of it, or leave shard_ranks out to shard over all data-parallel ranks"
+            )
+            raise ValueError(message)
+        if self.sequence_parallel and self.tp == 1:
+            message = "sequence_parallel divides tokens over tp ranks, so it needs tp 2 or more"
+            raise ValueError(message)
+        if self.ep < 1 or self.etp < 0 or self.num_ranks % (self.ep * self.expert_tp):
+            message = (
+                f"ep x etp divides the ranks of a stage, found ep {self.ep} x etp "
+                f"{self.expert_tp} for {self.num_ranks} ranks (tp {self.tp}, dp {self.dp})"
+            )
+            raise ValueError(message)
+
+    @property
+    def expert_tp(self) -> int:
+        """Ranks that divide each expert."""
+        return self.etp or self.tp
+
+    @property
+    def expert_dp(self) -> int:
+        """Ranks that hold the same part of the same experts."""
+        return self.num_ranks // (self.ep * self.expert_tp)
+
+    @property
+    def others(self) -> dict[str, Any]:
+        """Return by name what is not off, beside tp, dp, recompute and zero."""
+        values = {own.name: getattr(self, own.name) for own in fields(self)[4:]}
+        defaults = {own.name: own.default for own in fields(self)}
+        return {name: value for name, value in values.items() if value != defaults[name]}
 
     @property
     def num_ranks(self) -> int:
@@ -49,21 +92,29 @@ class Candidate:
         options: Of every stage.
         pp: Pipeline parallel degree.
         num_micro_batches: Micro-batches per optimizer step and replica.
+        virtual_stages: Chunks per stage; above 1 the schedule is interleaved.
     """
 
     micro_batch_size: int
     options: StageOptions
     pp: int
     num_micro_batches: int
+    virtual_stages: int = 1
 
     def __post_init__(self) -> None:
-        """Refuse degrees below one."""
+        """Refuse degrees below one, and one stage with several chunks."""
         degrees = (self.micro_batch_size, self.pp, self.num_micro_batches)
         if min(degrees) < 1:
             message = "micro_batch_size, pp and num_micro_batches start at 1, found " + ", ".join(
                 map(str, degrees)
             )
             raise ValueError(message)
+        check_virtual_stages(self.virtual_stages, self.pp)
+
+    @property
+    def num_chunks(self) -> int:
+        """Chunks of all stages."""
+        return self.pp * self.virtual_stages
 
     @property
     def num_devices(self) -> int:
@@ -84,11 +135,13 @@ class GroupsCandidate:
         micro_batch_size: Samples of one micro-batch over all data-parallel ranks of a stage.
         num_micro_batches: Micro-batches per optimizer step.
         recompute: What every stage computes again in the backward pass.
+        zero: What data-parallel ranks share out.
     """
 
     micro_batch_size: int
     num_micro_batches: int
     recompute: Recompute = NO_RECOMPUTE
+    zero: Zero = NO_ZERO
 
     def __post_init__(self) -> None:
         """Refuse counts below one."""
@@ -103,6 +156,17 @@ class GroupsCandidate:
     def global_batch_size(self) -> int:
         """Samples per optimizer step."""
         return self.micro_batch_size * self.num_micro_batches
+
+
+def check_virtual_stages(virtual_stages: int, pp: int) -> None:
+    """Refuse what is no number of chunks per stage.
+
+    Raises:
+        ValueError: If it is below 1, or one stage has several chunks.
+    """
+    if virtual_stages < 1 or (virtual_stages > 1 and pp == 1):
+        message = f"virtual_stages {virtual_stages} need several stages, found pp {pp}; use 1"
+        raise ValueError(message)
 
 
 AnyCandidate = Candidate | GroupsCandidate
@@ -120,3 +184,16 @@ def with_kind(candidate: C, recompute: Recompute) -> C:
     if isinstance(candidate, Candidate):
         return replace(candidate, options=replace(candidate.options, recompute=recompute))
     return replace(candidate, recompute=recompute)
+
+
+def zero_of_candidate(candidate: AnyCandidate) -> Zero:
+    """Return what all stages share out between data-parallel ranks."""
+    own = candidate.options if isinstance(candidate, Candidate) else candidate
+    return own.zero
+
+
+def with_zero(candidate: C, zero: Zero) -> C:
+    """Return a candidate all of whose stages share the same out."""
+    if isinstance(candidate, Candidate):
+        return replace(candidate, options=replace(candidate.options, zero=zero))
+    return replace(candidate, zero=zero)

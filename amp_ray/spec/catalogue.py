@@ -4,8 +4,8 @@ Rates are dense (without structured sparsity) and in TFLOP/s, bandwidth in GB/s,
 memory in GiB as the driver leaves it to processes; where no usable figure is
 published, the nominal size less what the driver and ECC keep on such boards.
 The GEMM share is what cuBLAS sustains in full tiles: 0.8 on boards that hold their clock
-(A100), less where the power limit decides (T4 70 W, L4 72 W) or where the tensor cores
-outrun operand delivery (V100, H100).
+(A100), less where the power limit decides (T4 70 W, L4 72 W, MI300X) or where the tensor cores
+outrun operand delivery (V100, H100, B200).
 """
 
 from typing import Final
@@ -21,7 +21,9 @@ _Row = tuple[str, float, float, int, float, float | None, float | None, float, s
 
 _CPU_SOURCE: Final = "One core of a server CPU: AVX2 at about 3 GHz, half used"
 
-# name, GiB, GB/s, multiprocessors, fp32, fp16, bf16 TFLOP/s, GEMM share, source by NVIDIA
+_AMD: Final = ("MI300X", "MI325X", "MI350X", "MI355X")
+
+# name, GiB, GB/s, multiprocessors, fp32, fp16, bf16 TFLOP/s, GEMM share, source by the maker
 _ROWS: Final[tuple[_Row, ...]] = (
     ("T4", 14.75, 320, 40, 8.1, 65, None, 0.45, "T4 data sheet; 14.75 GiB usable of 15"),
     ("P100-16", 15.90, 732, 56, 10.6, 21.2, None, 0.80, "P100 SXM2 data sheet"),
@@ -37,8 +39,17 @@ _ROWS: Final[tuple[_Row, ...]] = (
     ("H100", 79.10, 3350, 132, 66.9, 989.4, 989.4, 0.65, "H100 SXM5 80GB data sheet"),
     ("H200", 139.80, 4800, 132, 66.9, 989.4, 989.4, 0.68, "H200 SXM data sheet"),
     ("GH200", 94.50, 4000, 132, 66.9, 989.4, 989.4, 0.65, "GH200 96GB HBM3 data sheet"),
+    ("B200", 178.35, 8000, 148, 75, 2250, 2250, 0.70, "HGX B200 data sheet; 180 GB"),
+    ("B300", 267.70, 8000, 148, 75, 2250, 2250, 0.70, "HGX B300 data sheet; 288 GB"),
+    ("GB200", 184.30, 8000, 152, 80, 2500, 2500, 0.70, "GB200 NVL72 data sheet; 186 GB"),
+    ("GB300", 276.80, 8000, 152, 80, 2500, 2500, 0.70, "GB300 NVL72 data sheet; 279 GB"),
+    ("MI300X", 191.50, 5300, 304, 163.4, 1307.4, 1307.4, 0.55, "MI300X data sheet"),
+    ("MI325X", 255.50, 6000, 304, 163.4, 1307.4, 1307.4, 0.55, "MI325X data sheet"),
+    ("MI350X", 287.50, 8000, 256, 144.2, 2309.6, 2309.6, 0.55, "MI350X data sheet"),
+    ("MI355X", 287.50, 8000, 256, 157.3, 2516.6, 2516.6, 0.60, "MI355X data sheet"),
     ("RTX3090", 23.68, 936, 82, 35.6, 71.2, 71.2, 0.75, "GA102 whitepaper; fp32 accumulate"),
     ("RTX4090", 23.64, 1008, 128, 82.6, 165.2, 165.2, 0.80, "AD102 whitepaper; fp32 accumulate"),
+    ("RTX5090", 31.36, 1792, 170, 104.8, 209.5, 209.5, 0.80, "Blackwell RTX whitepaper"),
     (CPU, 4.0, 10, 1, 0.05, None, 0.025, 0.80, _CPU_SOURCE),
 )
 
@@ -56,7 +67,7 @@ def _device(row: _Row) -> Device:
         fp16_flops=None if fp16 is None else fp16 * TERA,
         bf16_flops=None if bf16 is None else bf16 * TERA,
         gemm_fraction=gemm_fraction,
-        source=source if name == CPU else f"NVIDIA {source}",
+        source=source if name == CPU else f"{'AMD' if name in _AMD else 'NVIDIA'} {source}",
     )
 
 

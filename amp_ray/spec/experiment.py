@@ -6,14 +6,16 @@ from typing import Final, Literal
 
 from amp_ray.errors import Where
 from amp_ray.spec.access import SshSettings
+from amp_ray.spec.candidate import StageOptions
 from amp_ray.spec.cluster import Cluster
 from amp_ray.spec.constants import Constants
-from amp_ray.spec.model import PLANNED_ONLY, Model
+from amp_ray.spec.model import Model
 from amp_ray.spec.own_program import OwnProgram
 from amp_ray.spec.profile import Profile
 from amp_ray.spec.recompute import Recompute
 from amp_ray.spec.traits import RuntimeTraits
 from amp_ray.spec.yaml_text import SourceLines
+from amp_ray.spec.zero import AUTO_STAGE, AUTO_ZERO, MOST_ZERO_STAGE, Zero
 from amp_ray.units import Precision
 
 Space = Literal["uniform", "placement", "heterogeneous", "operator"]
@@ -41,6 +43,7 @@ class SearchLimits:
         min_tokens_per_s: Strategies that train fewer tokens in a second are not feasible.
         token_slices: Whether sequences may be cut into token slices.
         slice_granularity: Tokens at whose multiples slices begin; None = a 32nd of a sequence.
+        virtual_stages: Chunks per stage to look at, ascending; a single stage has one.
     """
 
     min_tp: int = 1
@@ -55,6 +58,7 @@ class SearchLimits:
     min_tokens_per_s: float | None = None
     token_slices: bool = False
     slice_granularity: int | None = None
+    virtual_stages: tuple[int, ...] = (1,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +98,14 @@ class Experiment:
 
     Args:
         global_batch_size: Samples per optimizer step.
+        sequence_parallel: Whether tensor-parallel ranks divide tokens too, where they can.
+        tokens: To train on in all, where the file tells it.
         names_hosts: Whether a hostfile names the nodes.
+        zero_stage: 0 to 3, or `AUTO_STAGE` for the search to choose.
+        shard_ranks: Data-parallel ranks that share; 0 where that is left out, which means all of
+            them, or what the search chooses.
+        reshard_after_forward: Whether weights are gathered again for the backward pass; None where
+            that is left out: without a pipeline they are.
         source: Where all this stands in its file, for mistakes found later.
     """
 
@@ -111,9 +122,13 @@ class Experiment:
     global_batch_size: int
     limits: SearchLimits
     trials: TrialSettings
+    sequence_parallel: bool = False
     space: Space = "uniform"
     objective: Objective = "time"
+    tokens: float | None = None
     names_hosts: bool = True
+    shard_ranks: int = 0
+    reshard_after_forward: bool | None = None
     source: SourceLines = NO_SOURCE
 
     @property
@@ -123,10 +138,39 @@ class Experiment:
         allowed = self.space != "uniform" if chosen is None else chosen
         return allowed and not (self.limits.tp_across_nodes or self.limits.token_slices)
 
+    def stage_options(self, tp: int, dp: int) -> StageOptions:
+        """Return the options of stages of such degrees, with all that the experiment says."""
+        divides = tp > 1 and self.model.shape.divides_tokens(tp)
+        return StageOptions(
+            tp=tp,
+            dp=dp,
+            recompute=self.recompute,
+            sequence_parallel=self.sequence_parallel and divides,
+        )
+
+    @property
+    def cuts_operators(self) -> bool:
+        """Whether stages are cut between the operators of a profile, not between layers."""
+        return self.space == "operator" and self.profile.operators is not None
+
     @property
     def is_trained(self) -> bool:
         """Whether a training program is known for the model: ours, or one of the user's."""
-        return self.model.shape.family not in PLANNED_ONLY or self.trials.program is not None
+        return self.model.shape.is_trained or self.trials.program is not None
+
+    def zero(self, pp: int) -> Zero:
+        """Return what data-parallel ranks share out in so many stages, or that it is to be chosen.
+
+        A pipeline would gather weights for every micro-batch anew, so there they stay by default.
+        """
+        if self.zero_stage == AUTO_STAGE:
+            return AUTO_ZERO
+        keeps = pp > 1 if self.reshard_after_forward is None else not self.reshard_after_forward
+        return Zero(
+            stage=self.zero_stage,
+            shard_ranks=self.shard_ranks,
+            keeps_weights=keeps and self.zero_stage == MOST_ZERO_STAGE,
+        )
 
     def where(self, *path: str | int) -> Where:
         """Return the place of a key in the file that the experiment was built from."""

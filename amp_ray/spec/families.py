@@ -14,11 +14,12 @@ from amp_ray.spec.blocks import (
     Kernels,
     Width,
     gpt_block,
-    llama_block,
     norm,
+    residual,
     t5_decoder_block,
     t5_encoder_block,
 )
+from amp_ray.spec.decoder import decoder_blocks
 from amp_ray.spec.model import Layer, Model, ModelShape
 from amp_ray.spec.operator import Elementwise, Gemm, Operator
 from amp_ray.spec.traits import LayerList
@@ -62,21 +63,28 @@ def build_model(
         "transgan": transgan_layers,
         "t5": _t5,
         "wide_resnet": _wide_resnet,
+        "vit": _vit,
         "blocks": _block_list,
     }
     if shape.family not in builders:
         message = f"model family {shape.family!r} is unknown; known: {', '.join(builders)}"
         raise ValueError(message)
-    if shape.num_heads and not shape.head_size:
+    if shape.num_heads:
         _check_heads(shape)
     padded = -(-shape.vocab_size // vocabulary_multiple) * vocabulary_multiple
-    layers = builders[shape.family](replace(shape, vocab_size=padded), layer_list, kernels)
-    return Model(name=shape.family, shape=shape, layers=layers)
+    build = builders[shape.family]
+    plain = build(shape, layer_list, UNFUSED)
+    return Model(
+        name=shape.family,
+        shape=shape,
+        layers=build(replace(shape, vocab_size=padded), layer_list, kernels),
+        forward_flops=sum(layer.forward_flops for layer in plain),
+    )
 
 
 def _check_heads(shape: ModelShape) -> None:
     """Refuse heads that do not divide the width or each other."""
-    if shape.hidden_size % shape.num_heads:
+    if shape.hidden_size % shape.num_heads and not shape.head_size:
         message = (
             f"hidden_size {shape.hidden_size} is not a multiple of num_heads {shape.num_heads}"
         )
@@ -97,6 +105,7 @@ def _width(shape: ModelShape, kernels: Kernels) -> Width:
         heads=shape.num_heads,
         key_value_heads=shape.num_key_value_heads,
         feed_forward=shape.feed_forward_size,
+        own_head_size=shape.head_size or None,
         fused_attention=kernels.fused_attention,
         context=kernels.context,
     )
@@ -118,12 +127,12 @@ def _gpt2(shape: ModelShape, layer_list: LayerList, kernels: Kernels) -> tuple[L
 
 
 def _llama(shape: ModelShape, layer_list: LayerList, kernels: Kernels) -> tuple[Layer, ...]:
-    """Llama-like: rotary positions, RMS norm, gated SiLU, no dropout, no biases."""
+    """Llama-like: rotary positions, RMS norm, gated SiLU, no dropout, hardly any biases."""
     _check_layer_list(shape, layer_list)
     width = _width(shape, kernels)
     return (
         token_embedding(width, shape, positions=0, dropout=False),
-        *(llama_block(width, name="block"),) * shape.num_layers,
+        *decoder_blocks(shape, width),
         final_norm(width, bias=False),
         *_output(width, shape, split_loss=False),
     )
@@ -147,7 +156,6 @@ def _t5(shape: ModelShape, layer_list: LayerList, kernels: Kernels) -> tuple[Lay
     _check_layer_list(shape, layer_list)
     encoder = replace(
         _width(shape, kernels),
-        own_head_size=shape.head_size or None,
         causal=False,
         position_bias=True,
     )
@@ -174,6 +182,43 @@ def _t5(shape: ModelShape, layer_list: LayerList, kernels: Kernels) -> tuple[Lay
         passed,
         final_norm(decoder, bias=False),
         *_output(decoder, shape, split_loss=False),
+    )
+
+
+def _vit(shape: ModelShape, layer_list: LayerList, kernels: Kernels) -> tuple[Layer, ...]:
+    """ViT: patches and a token for the class, blocks as of GPT-2 that see all tokens, a classifier.
+
+    Dosovitskiy et al., An image is worth 16x16 words, arXiv:2010.11929.
+    """
+    _check_layer_list(shape, layer_list)
+    width = replace(_width(shape, kernels), causal=False)
+    hidden, inner = shape.hidden_size, RGB_CHANNELS * shape.patch_size**2
+    patches = Gemm(
+        name="patches",
+        rows=shape.sequence_length - 1,
+        columns=hidden,
+        inner=inner,
+        bias=hidden + hidden * (1 + shape.sequence_length),
+        saved_elements=(shape.sequence_length - 1) * inner,
+    )
+    classes = Gemm(
+        name="classes",
+        rows=1,
+        columns=shape.num_classes,
+        inner=hidden,
+        bias=shape.num_classes,
+        saved_elements=hidden,
+    )
+    return (
+        Layer(
+            name="embedding",
+            kind="embedding",
+            operators=(patches, residual("positions", width, dropout=kernels.dropout)),
+            output_elements=width.stream,
+        ),
+        *(gpt_block(width, name="block", dropout=kernels.dropout),) * shape.num_layers,
+        final_norm(width, bias=True),
+        Layer(name="head", kind="head", operators=(classes,), output_elements=shape.num_classes),
     )
 
 

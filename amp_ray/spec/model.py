@@ -6,6 +6,7 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Any, Final, Literal
 
+from amp_ray.spec.experts import Experts
 from amp_ray.spec.operator import AllReduce, Elementwise, Gemm, Operator
 
 LayerKind = Literal["embedding", "block", "norm", "head", "loss", "other", "noop"]
@@ -22,6 +23,7 @@ class Layer:
         output_sharded: Whether tensor-parallel ranks each hold a part of them.
         tied_parameters: Parameters that another layer of the chain holds too (the embedding
             table of a language model); their gradients are added between the two stages.
+        experts: The experts among its operators; None for a layer that has none.
     """
 
     name: str
@@ -30,6 +32,7 @@ class Layer:
     output_elements: float
     output_sharded: bool = False
     tied_parameters: int = 0
+    experts: Experts | None = None
 
     @cached_property
     def gemms(self) -> tuple[Gemm, ...]:
@@ -79,6 +82,11 @@ class Layer:
         """Elements per sample of each tensor-parallel all-reduce of one pass."""
         return tuple(op.all_reduce_elements for op in self.operators if op.all_reduce == direction)
 
+    @property
+    def forward_flops(self) -> float:
+        """Operations of matrix products of one sample's forward pass."""
+        return float(sum(op.flops for op in self.operators))
+
     @cached_property
     def measurable(self) -> tuple[Operator, ...]:
         """The operators that a profile of the layer holds."""
@@ -108,7 +116,7 @@ def count_kernels(operators: Iterable[Operator]) -> int:
 TRAINED: Final = ("gpt2", "llama", "transgan")
 """Families that our training program can run."""
 
-PLANNED_ONLY: Final = ("t5", "wide_resnet", "blocks")
+PLANNED_ONLY: Final = ("t5", "wide_resnet", "vit", "blocks")
 """Families that it cannot run."""
 
 _FIRST_OPTIONAL: Final = 13
@@ -144,8 +152,8 @@ class ModelShape:
     """The figures that name a model, as in an experiment file or a Hugging Face configuration.
 
     Args:
-        family: Architecture: ``gpt2``, ``llama``, ``transgan``, ``t5``, ``wide_resnet``, or
-            ``blocks`` for a list of them.
+        family: Architecture: ``gpt2``, ``llama``, ``transgan``, ``t5``, ``wide_resnet``,
+            ``vit``, or ``blocks`` for a list of them.
         num_layers: Transformer blocks; of the encoder (``t5``); layers with weights, as a ResNet
             is named by them (``wide_resnet``); all blocks (``blocks``).
         hidden_size: Width of a block (of the first, where widths differ).
@@ -160,13 +168,31 @@ class ModelShape:
         window_size: Side of an attention window where pictures are large (``transgan``).
         num_decoder_layers: Blocks of the decoder (``t5``).
         decoder_sequence_length: Tokens of the decoder per sample (``t5``).
-        head_size: Width of one head where it is not ``hidden_size / num_heads``, else 0 (``t5``).
+        head_size: Width of one head where it is not ``hidden_size / num_heads``, else 0; without
+            its rotated part where there is a ``rotary_head_size`` (``llama``, ``t5``).
         gated_feed_forward: Whether a second product gates the inner width (``t5``).
         width_factor: Of the inner width of a bottleneck (``wide_resnet``).
         base_channels: Channels of the stem (``wide_resnet``).
-        image_size: Side of the picture (``wide_resnet``).
-        num_classes: Columns of the last layer (``wide_resnet``).
+        image_size: Side of the picture (``wide_resnet``, ``vit``).
+        num_classes: Columns of the last layer (``wide_resnet``, ``vit``).
         blocks: The entries of a list of blocks (``blocks``).
+        num_experts: Routed experts of a layer; 0 where no layer has any (``llama``, like all that
+            follows but ``patch_size``).
+        experts_per_token: Routed experts that a token goes through.
+        expert_feed_forward_size: Inner width of one of them.
+        shared_feed_forward_size: Inner width of the experts that all tokens go through, together.
+        first_dense_layers: Blocks before the first one with experts.
+        attention_windows: Tokens that a token attends to, block after block, again and again from
+            the first; 0 for all.
+        attention_bias: Whether the products for queries, keys and values have biases.
+        query_key_norm: Whether queries and keys are normed head by head.
+        post_norms: Whether attention and feed-forward part are normed before they are added, too.
+        key_value_rank: Width of the latent that keys and values are made of (latent attention).
+        query_rank: The same of queries; 0 where they are made directly.
+        rotary_head_size: Rotated part of a head beside ``head_size`` (latent attention).
+        value_head_size: Width of a head's values (latent attention).
+        patch_size: Side of a patch of the picture (``vit``).
+        not_counted: What a configuration has that is not counted, for people.
     """
 
     family: str
@@ -191,6 +217,28 @@ class ModelShape:
     image_size: int = 0
     num_classes: int = 0
     blocks: tuple[BlockFigures, ...] = ()
+    num_experts: int = 0
+    experts_per_token: int = 0
+    expert_feed_forward_size: int = 0
+    shared_feed_forward_size: int = 0
+    first_dense_layers: int = 0
+    attention_windows: tuple[int, ...] = ()
+    attention_bias: bool = False
+    query_key_norm: bool = False
+    post_norms: bool = False
+    key_value_rank: int = 0
+    query_rank: int = 0
+    rotary_head_size: int = 0
+    value_head_size: int = 0
+    patch_size: int = 0
+    not_counted: tuple[str, ...] = ()
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether our training program can run it; small parts that it lacks do not matter."""
+        others = (self.head_size, self.num_experts, self.key_value_rank, self.post_norms)
+        windows = any(window and window < self.sequence_length for window in self.attention_windows)
+        return self.family not in PLANNED_ONLY and not any(others) and not windows
 
     @property
     def num_tokens(self) -> int:
@@ -202,11 +250,18 @@ class ModelShape:
     @property
     def is_causal(self) -> bool:
         """Whether all attention is to tokens before: sequences can be cut into token slices."""
-        return self.vocab_size > 0 and self.family not in PLANNED_ONLY
+        return self.vocab_size > 0 and self.is_trained
+
+    def divides_tokens(self, tp: int) -> bool:
+        """Tell whether tp ranks can each take as many tokens of every sequence."""
+        has_tokens = self.vocab_size > 0 and self.family != "blocks"
+        lengths = (self.sequence_length, self.decoder_sequence_length)
+        return has_tokens and not any(length % tp for length in lengths)
 
     def figures(self) -> dict[str, Any]:
         """Return its figures by name; those of a few families only where they are given."""
         given = asdict(self)
+        del given["not_counted"]
         optional = [field.name for field in fields(self)][_FIRST_OPTIONAL:]
         return {name: v for name, v in given.items() if v or name not in optional}
 
@@ -217,11 +272,15 @@ class Model:
 
     Args:
         layers: In the order of the forward pass; equal layers are equal values.
+        forward_flops: Operations of one sample's forward pass as the field counts them for MFU:
+            attention in full, also where a token sees only those before it, and no padding
+            (Chowdhery et al., PaLM, arXiv:2204.02311, appendix B). 0 where nobody counted.
     """
 
     name: str
     shape: ModelShape
     layers: tuple[Layer, ...]
+    forward_flops: float = 0.0
 
     @property
     def num_layers(self) -> int:

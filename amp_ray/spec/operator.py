@@ -27,6 +27,7 @@ class Gemm:
         all_reduce: Pass after which the tensor-parallel ranks add their results.
         core: Part in the attention core, which selective recompute runs again: what it saves
             enters the core, or is made within it and need not be kept.
+        is_expert: Whether each of the products has a weight of its own, that of an expert.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Gemm:
     saved_sharded: bool = False
     all_reduce: AllReduce = "none"
     core: CorePart = "none"
+    is_expert: bool = False
 
     @property
     def flops(self) -> float:
@@ -53,11 +55,16 @@ class Gemm:
         return float(self.rows * (self.inner if self.all_reduce == "backward" else self.columns))
 
     @property
+    def _weight(self) -> int:
+        """Parameters without biases; only experts have a weight for each product of a batch."""
+        return self.columns * self.inner * (self.batch if self.is_expert else 1)
+
+    @property
     def sharded_parameters(self) -> int:
         """Weight (and column-parallel bias), divided by tp."""
         if not self.has_weight or self.shard == "none":
             return 0
-        return self.columns * self.inner + (self.bias if self.shard == "columns" else 0)
+        return self._weight + (self.bias if self.shard == "columns" else 0)
 
     @property
     def replicated_parameters(self) -> int:
@@ -65,7 +72,7 @@ class Gemm:
         if not self.has_weight:
             return 0
         if self.shard == "none":
-            return self.columns * self.inner + self.bias
+            return self._weight + self.bias
         return 0 if self.shard == "columns" else self.bias
 
     def saved_bytes(self, tp: int, bytes_per_element: int) -> float:
@@ -93,6 +100,8 @@ class Elementwise:
         logits: Logits per sample that go into a loss; their traffic is a trait of the runtime.
         all_reduce: Pass after which the tensor-parallel ranks add their results.
         all_reduce_elements: Elements per sample of that all-reduce.
+        exchange_elements: Elements per sample that a rank sends to others, and receives, in an
+            all-to-all of each pass; divided by tp.
         is_layer: Whether it belongs to the layer itself; a loss that the runtime adds behind the
             last layer does not, and so is in no profile of the layers.
         core: As of a `Gemm`.
@@ -111,6 +120,7 @@ class Elementwise:
     logits: float = 0.0
     all_reduce: AllReduce = "none"
     all_reduce_elements: float = 0.0
+    exchange_elements: float = 0.0
     is_layer: bool = True
     core: CorePart = "none"
 

@@ -120,6 +120,15 @@ def _stage_uses(stage: Stage, edges: Sequence[int], profile: OperatorProfile) ->
     return uses
 
 
+def recomputed_operators(profile: OperatorProfile, kind: RecomputeKind) -> list[bool]:
+    """Return which operators of a chain a kind of recompute runs again: those within blocks."""
+    return [
+        end - first > 1 and _computed_again(kind, profile.names[operator])
+        for first, end in pairwise(profile.layer_bounds)
+        for operator in range(first, end)
+    ]
+
+
 def _computed_again(kind: RecomputeKind, name: str) -> bool:
     """Tell whether an operator of a block that recomputes runs again."""
     if kind == "selective":

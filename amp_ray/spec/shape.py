@@ -4,58 +4,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from amp_ray.errors import InputError, Mistakes, Where
+from amp_ray.spec.config_json import config_figures
 from amp_ray.spec.experiment_file import ModelSection
-from amp_ray.spec.json_text import parse_json, shown
 from amp_ray.spec.model import MOST_LAYERS, BlockFigures, ModelShape
 from amp_ray.units import GIGA, counted
-
-_HUGGING_FACE_KEYS: Final[Mapping[str, tuple[str, ...]]] = {
-    "num_layers": ("num_hidden_layers", "n_layer"),
-    "hidden_size": ("hidden_size", "n_embd"),
-    "num_heads": ("num_attention_heads", "n_head"),
-    "sequence_length": ("max_position_embeddings", "n_positions", "n_ctx"),
-    "vocab_size": ("vocab_size",),
-    "num_key_value_heads": ("num_key_value_heads",),
-    "feed_forward_size": ("intermediate_size", "n_inner"),
-    "tied_embedding": ("tie_word_embeddings",),
-}
-
-_T5_KEYS: Final[Mapping[str, str]] = {
-    "num_layers": "num_layers",
-    "num_decoder_layers": "num_decoder_layers",
-    "hidden_size": "d_model",
-    "num_heads": "num_heads",
-    "head_size": "d_kv",
-    "feed_forward_size": "d_ff",
-    "sequence_length": "n_positions",
-    "vocab_size": "vocab_size",
-    "tied_embedding": "tie_word_embeddings",
-}
-
-_HUGGING_FACE_FAMILIES: Final[Mapping[str, str]] = {
-    "gpt2": "gpt2",
-    "llama": "llama",
-    "mistral": "llama",
-    "qwen2": "llama",
-    "qwen3": "llama",
-    "t5": "t5",
-}
-
-_NOT_COUNTED: Final = (
-    "expert",
-    "moe_",
-    "add_cross_attention",
-    "is_encoder_decoder",
-    "kv_lora_rank",
-    "q_lora_rank",
-)
-"""Parts of keys of a configuration that make it another architecture than the one it names."""
-
-_ENCODER_DECODER: Final = ("is_encoder_decoder", "add_cross_attention")
-"""Those that belong to T5."""
-
-_LARGEST_FIGURE: Final = 10**9
 
 _LANGUAGE_MODEL: Final = (
     "num_layers",
@@ -70,11 +22,27 @@ _NEEDED: Final[Mapping[str, tuple[str, ...]]] = {
     "transgan": ("hidden_size", "num_heads", "depth", "bottom_width"),
     "t5": _LANGUAGE_MODEL,
     "wide_resnet": ("num_layers",),
+    "vit": ("num_layers", "hidden_size", "num_heads"),
     "blocks": ("blocks",),
 }
+_EXPERTS: Final = ("num_experts", "experts_per_token", "expert_feed_forward_size")
+_LATENT: Final = ("key_value_rank", "head_size", "rotary_head_size", "value_head_size")
+_OF_EXPERTS: Final = ("shared_feed_forward_size", "first_dense_layers")
+_DECODER: Final = (
+    *_EXPERTS,
+    *_OF_EXPERTS,
+    *_LATENT,
+    "query_rank",
+    "attention_windows",
+    "attention_bias",
+    "query_key_norm",
+    "post_norms",
+)
+"""Figures of newer decoders."""
+
 _OPTIONAL: Final[Mapping[str, tuple[str, ...]]] = {
     "gpt2": ("feed_forward_size", "tied_embedding"),
-    "llama": ("feed_forward_size", "num_key_value_heads", "tied_embedding"),
+    "llama": ("feed_forward_size", "num_key_value_heads", "tied_embedding", *_DECODER),
     "transgan": ("latent_size", "window_size"),
     "t5": (
         "num_decoder_layers",
@@ -85,9 +53,10 @@ _OPTIONAL: Final[Mapping[str, tuple[str, ...]]] = {
         "tied_embedding",
     ),
     "wide_resnet": ("width_factor", "base_channels", "image_size", "num_classes"),
+    "vit": ("feed_forward_size", "image_size", "patch_size", "num_classes"),
     "blocks": ("sequence_length",),
 }
-_ANY_FAMILY: Final = ("config", "family", "layer_list")
+_ANY_FAMILY: Final = ("config", "family", "layer_list", "not_counted")
 
 _LATENT_SIZE: Final = 512
 """Width of TransGAN's random input: times 81 x 1024, the 42.5 M weights of its first layer."""
@@ -105,6 +74,9 @@ _WIDE_RESNET: Final = {
     "num_classes": 1000,
 }
 """Of Wide-ResNet-50-2 on ImageNet."""
+
+_VIT: Final = {"image_size": 224, "patch_size": 16, "num_classes": 1000}
+"""Of ViT-B/16 on ImageNet."""
 
 _NO_TEXT: Final = ModelShape(
     family="",
@@ -127,7 +99,7 @@ def model_shape(section: ModelSection, config_text: str | None = None) -> ModelS
     """
     given = {key: value for key, value in section.model_dump().items() if value is not None}
     if config_text is not None:
-        given = _from_config(config_text, str(section.config)) | given
+        given = config_figures(config_text, str(section.config)) | given
     family: str | None = given.get("family")
     if family is None:
         message = (
@@ -149,6 +121,61 @@ def model_shape(section: ModelSection, config_text: str | None = None) -> ModelS
         num_key_value_heads=given.get("num_key_value_heads", heads),
         feed_forward_size=given.get("feed_forward_size", _feed_forward(family, hidden)),
         tied_embedding=given.get("tied_embedding", family == "gpt2"),
+        **(_decoder(given) if family == "llama" else {}),
+    )
+
+
+def _decoder(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the figures of newer decoders; refuse those that do not fit each other."""
+    found = {key: given[key] for key in (*_DECODER, "not_counted") if given.get(key)}
+    for first, *others in (_EXPERTS, _LATENT):
+        lacking = [key for key in others if key not in found]
+        if first in found and lacking:
+            message = (
+                f"{first} {found[first]} needs {', '.join(others)}; missing: {', '.join(lacking)}"
+            )
+            raise ValueError(message)
+    alone = [
+        key
+        for key in found
+        if (key in (*_EXPERTS, *_OF_EXPERTS) and "num_experts" not in found)
+        or (key in (*_LATENT[2:], "query_rank") and "key_value_rank" not in found)
+    ]
+    if alone:
+        needed = "num_experts" if alone[0] in (*_EXPERTS, *_OF_EXPERTS) else "key_value_rank"
+        message = f"{alone[0]} {found[alone[0]]} needs {needed}, which is missing"
+        raise ValueError(message)
+    if found.get("experts_per_token", 0) > found.get("num_experts", 0):
+        message = (
+            f"experts_per_token is {found['experts_per_token']}; expected at most num_experts "
+            f"{found['num_experts']}"
+        )
+        raise ValueError(message)
+    if "attention_windows" in found:
+        found["attention_windows"] = tuple(found["attention_windows"])
+    return found
+
+
+def _vit(given: Mapping[str, Any]) -> ModelShape:
+    """Return the figures of a vision transformer: patches in a row, and a token for the class."""
+    figures = {**_VIT, **{key: given[key] for key in _VIT if key in given}}
+    if figures["image_size"] % figures["patch_size"]:
+        message = (
+            f"image_size {figures['image_size']} is not a multiple of patch_size "
+            f"{figures['patch_size']}"
+        )
+        raise ValueError(message)
+    hidden, side = given["hidden_size"], figures["image_size"] // figures["patch_size"]
+    return replace(
+        _NO_TEXT,
+        family="vit",
+        num_layers=given["num_layers"],
+        hidden_size=hidden,
+        num_heads=given["num_heads"],
+        num_key_value_heads=given["num_heads"],
+        sequence_length=side**2 + 1,
+        feed_forward_size=given.get("feed_forward_size", _feed_forward("vit", hidden)),
+        **figures,
     )
 
 
@@ -225,6 +252,7 @@ _SHAPES: Final[Mapping[str, Callable[[Mapping[str, Any]], ModelShape]]] = {
     "transgan": _transgan,
     "t5": _t5,
     "wide_resnet": _wide_resnet,
+    "vit": _vit,
     "blocks": _block_list,
 }
 
@@ -253,67 +281,3 @@ def _feed_forward(family: str, hidden: int) -> int:
     if family == "llama":
         return -(-8 * hidden // 3 // _GATED_MULTIPLE) * _GATED_MULTIPLE
     return 4 * hidden
-
-
-def _from_config(text: str, file: str) -> dict[str, Any]:
-    """Read the figures of a Hugging Face configuration under our names."""
-    config = parse_json(text, file=file)
-    kind = config.get("model_type")
-    if not isinstance(kind, str) or kind not in _HUGGING_FACE_FAMILIES:
-        known = ", ".join(_HUGGING_FACE_FAMILIES)
-        message = f"found {shown(kind)}; expected one of {known}"
-        raise InputError(message, where=Where(file=file, key="model_type"))
-    family = _HUGGING_FACE_FAMILIES[kind]
-    _check_parts(config, file, allowed=_ENCODER_DECODER if family == "t5" else ())
-    found: dict[str, Any] = {"family": family}
-    mistakes = Mistakes()
-    for key in (*_LANGUAGE_MODEL, *_OPTIONAL[family]):
-        names = (_T5_KEYS.get(key, ""),) if family == "t5" else _HUGGING_FACE_KEYS[key]
-        name = next((name for name in names if config.get(name) is not None), None)
-        if name is not None:
-            with mistakes.collect():
-                found[key] = _figure(config[name], key, Where(file=file, key=name))
-    mistakes.check()
-    if family == "t5":
-        found["gated_feed_forward"] = str(config.get("feed_forward_proj")).startswith("gated-")
-    _check_head_size(config, found, file)
-    return found
-
-
-def _check_parts(config: Mapping[str, Any], file: str, allowed: tuple[str, ...]) -> None:
-    """Refuse what no family here builds: planned without it, the model would be another one."""
-    mistakes = Mistakes()
-    for key, value in config.items():
-        is_off = value in (None, False, 0, [], {}) or (value == 1 and key.endswith("_experts"))
-        if not is_off and key not in allowed and any(part in key for part in _NOT_COUNTED):
-            with mistakes.collect():
-                message = (
-                    f"found {shown(value)}; only dense decoders are planned: no experts, no cross "
-                    "attention, no latent attention"
-                )
-                raise InputError(message, where=Where(file=file, key=key))
-    mistakes.check()
-
-
-def _figure(value: object, key: str, where: Where) -> object:
-    """Return a figure of a configuration if it is of the right type."""
-    if key == "tied_embedding":
-        fits, expected = isinstance(value, bool), "true or false"
-    else:
-        most = MOST_LAYERS if key in {"num_layers", "num_decoder_layers"} else _LARGEST_FIGURE
-        fits = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most
-        expected = f"an integer from 1 to {most:,}"
-    if not fits:
-        message = f"found {shown(value)}; expected {expected}"
-        raise InputError(message, where=where)
-    return value
-
-
-def _check_head_size(config: Mapping[str, Any], found: Mapping[str, Any], file: str) -> None:
-    """Refuse heads whose sizes do not add up to the hidden size, which no family here builds."""
-    hidden, heads = found.get("hidden_size"), found.get("num_heads")
-    size = config.get("head_dim")
-    fits = isinstance(size, int) and hidden and heads and size * heads == hidden
-    if size is not None and hidden and heads and not fits:
-        message = f"found {shown(size)}; expected hidden_size {hidden} / num_heads {heads}"
-        raise InputError(message, where=Where(file=file, key="head_dim"))

@@ -3,12 +3,13 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Self, TypeVar
 
-from amp_ray.spec.candidate import Candidate, StageOptions
+from amp_ray.spec.candidate import Candidate, StageOptions, check_virtual_stages
 from amp_ray.spec.operator_run import OperatorRun, check_runs
 from amp_ray.spec.recompute import AUTO, Recompute
+from amp_ray.spec.zero import AUTO_STAGE, Zero
 
 __all__ = ["Stage", "StageOptions", "Strategy", "TokenSlices", "candidate_of"]
 
@@ -58,8 +59,9 @@ class Stage:
                 end=self.end_layer,
                 num_ranks=self.num_ranks,
             )
-        if self.options.recompute == AUTO:
-            message = "recompute 'auto' is for a search to choose; a stage has none of it yet"
+        if self.options.recompute == AUTO or self.options.zero.stage == AUTO_STAGE:
+            key = "recompute" if self.options.recompute == AUTO else "zero_stage"
+            message = f"{key} 'auto' is for a search to choose; a stage has none of it yet"
             raise ValueError(message)
 
     @property
@@ -81,10 +83,15 @@ class Strategy:
         token_slices: What stages pass on at a time, in that order, where it is less than a
             micro-batch: batch slices with ``micro_batch_size`` sequences together, each cut into
             runs of tokens with the length of a sequence together. Empty means whole micro-batches.
+        virtual_stages: Chunks per stage; above 1 the schedule is interleaved, and ``stages`` say
+            how many layers each stage has, not which.
+        chunk_bounds: Of all chunks, in the model's order: chunk ``c`` of stage ``p`` is entry
+            ``c * pp + p``. Empty means that every stage divides its blocks evenly.
 
     Raises:
-        ValueError: If stages leave gaps, take different numbers of samples, the placement
-            does not give each rank its own device, or slices do not make a micro-batch.
+        ValueError: If stages leave gaps, take different numbers of samples, differ in ZeRO, the
+            placement does not give each rank its own device, slices do not make a micro-batch, or
+            chunks do not make the stages.
     """
 
     stages: tuple[Stage, ...]
@@ -92,6 +99,8 @@ class Strategy:
     num_micro_batches: int
     placement: tuple[int, ...]
     token_slices: TokenSlices = ()
+    virtual_stages: int = 1
+    chunk_bounds: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         """Check the chain of stages, the placement and the slices once."""
@@ -103,8 +112,13 @@ class Strategy:
             raise ValueError(message)
         _check_chain(self.stages)
         _check_samples(self.stages, self.micro_batch_size)
+        if len({stage.options.zero for stage in self.stages}) > 1:
+            words = ", ".join(str(stage.options.zero) for stage in self.stages)
+            message = f"all stages have one zero_stage, found {words}"
+            raise ValueError(message)
         if self.token_slices:
             _check_slices(self.token_slices, self)
+        _check_chunks(self)
         num_ranks = sum(stage.num_ranks for stage in self.stages)
         distinct = set(self.placement)
         if len(self.placement) != num_ranks or len(distinct) != num_ranks or min(distinct) < 0:
@@ -126,13 +140,17 @@ class Strategy:
 
         Args:
             candidate: Degrees and micro-batches.
-            bounds: From 0 to the number of layers.
+            bounds: From 0 to the number of layers; of the stages, or of all their chunks.
             placement: Device of every rank.
             recompute: Of each stage; without, the candidate's own.
 
         Raises:
             ValueError: If ``bounds`` do not make ``candidate.pp`` stages.
         """
+        chunk_bounds: tuple[int, ...] = ()
+        if candidate.virtual_stages > 1 and len(bounds) == candidate.num_chunks + 1:
+            chunk_bounds = tuple(bounds)
+            bounds = stage_bounds(chunk_bounds, candidate.pp)
         if len(bounds) != candidate.pp + 1 or bounds[0] != 0:
             message = f"bounds must run from 0 in {candidate.pp} stages, found {tuple(bounds)}"
             raise ValueError(message)
@@ -148,6 +166,8 @@ class Strategy:
             micro_batch_size=candidate.micro_batch_size,
             num_micro_batches=candidate.num_micro_batches,
             placement=tuple(range(candidate.num_devices)) if placement is None else placement,
+            virtual_stages=candidate.virtual_stages,
+            chunk_bounds=chunk_bounds,
         )
 
     @property
@@ -171,6 +191,16 @@ class Strategy:
         return _common(stage.options.recompute for stage in self.stages)
 
     @property
+    def zero(self) -> Zero:
+        """What data-parallel ranks share out, in all stages."""
+        return self.stages[0].options.zero
+
+    @property
+    def sequence_parallel(self) -> bool:
+        """Whether some stage divides tokens over its tensor-parallel ranks."""
+        return any(stage.options.sequence_parallel for stage in self.stages)
+
+    @property
     def options(self) -> StageOptions | None:
         """Options of all stages; None where they differ."""
         return _common(stage.options for stage in self.stages)
@@ -179,6 +209,11 @@ class Strategy:
     def bounds(self) -> tuple[int, ...]:
         """Cuts including both ends: ``(0, ..., num_layers)``."""
         return (0, *(stage.end_layer for stage in self.stages))
+
+    @property
+    def given_bounds(self) -> tuple[int, ...]:
+        """Bounds as a file has them: of all chunks where these are not even, else of stages."""
+        return self.chunk_bounds or self.bounds
 
     @property
     def is_uniform(self) -> bool:
@@ -237,6 +272,17 @@ class Strategy:
         return self.placement[first : first + self.stages[stage].num_ranks]
 
 
+def stage_bounds(chunk_bounds: Sequence[int], pp: int) -> tuple[int, ...]:
+    """Return bounds of stages that have as many layers as their chunks together.
+
+    Example:
+        >>> stage_bounds((0, 2, 3, 4, 7), 2)
+        (0, 3, 7)
+    """
+    sizes = [end - first for first, end in pairwise(chunk_bounds)]
+    return (0, *accumulate(sum(sizes[stage::pp]) for stage in range(pp)))
+
+
 def candidate_of(strategy: Strategy) -> Candidate:
     """Return the candidate that a uniform strategy was cut from.
 
@@ -260,6 +306,7 @@ def candidate_of(strategy: Strategy) -> Candidate:
         options=options,
         pp=strategy.pp,
         num_micro_batches=strategy.num_micro_batches,
+        virtual_stages=strategy.virtual_stages,
     )
 
 
@@ -310,6 +357,31 @@ def _check_slices(token_slices: TokenSlices, strategy: Strategy) -> None:
             "each entry of token_slices cuts one sequence length into positive numbers of tokens, "
             f"found {[list(tokens) for _, tokens in token_slices]}"
         )
+        raise ValueError(message)
+
+
+def _check_chunks(strategy: Strategy) -> None:
+    """Refuse chunks that make other stages, or that cannot be combined with what else is there."""
+    virtual_stages, chunk_bounds = strategy.virtual_stages, strategy.chunk_bounds
+    check_virtual_stages(virtual_stages, strategy.pp)
+    if virtual_stages == 1 and not chunk_bounds:
+        return
+    if strategy.token_slices or not strategy.is_uniform:
+        message = (
+            f"virtual_stages {virtual_stages} need whole micro-batches and stages of one tp and dp"
+        )
+        raise ValueError(message)
+    if not chunk_bounds:
+        return
+    is_chain = all(first < end for first, end in pairwise(chunk_bounds))
+    if len(chunk_bounds) != strategy.pp * virtual_stages + 1 or not is_chain:
+        message = (
+            f"{strategy.pp} stages of {virtual_stages} chunks need "
+            f"{strategy.pp * virtual_stages + 1} ascending bounds, found {list(chunk_bounds)}"
+        )
+        raise ValueError(message)
+    if stage_bounds(chunk_bounds, strategy.pp) != strategy.bounds:
+        message = f"chunks {list(chunk_bounds)} do not make stages {list(strategy.bounds)}"
         raise ValueError(message)
 
 

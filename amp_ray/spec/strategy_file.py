@@ -1,25 +1,40 @@
 """Strategies that a user hands over: CSV with a header, or JSON."""
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Final, Literal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal, Self
 
 from amp_ray.errors import InputError, Mistakes, Where, placed
 from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.cells import MOST_SECONDS, read_count, read_rows, read_seconds
 from amp_ray.spec.cluster import Cluster
+from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.json_text import parse_any_json, shown
 from amp_ray.spec.recompute import AUTO, Recompute, parse_recompute
 from amp_ray.spec.section import validate
 from amp_ray.spec.strategy import StageOptions, Strategy
-from amp_ray.spec.strategy_json import StrategyRecord, said_recompute, strategy_from_json
+from amp_ray.spec.strategy_json import (
+    OptionsRecord,
+    StrategyRecord,
+    said_recompute,
+    strategy_from_json,
+)
 from amp_ray.spec.yaml_text import Document
+from amp_ray.spec.zero import AUTO_STAGE, NO_ZERO, Zero, zero_of
 
 Failure = Literal["oom", "failed"]
 
 _DEGREES = ("tp", "pp", "dp", "micro_batch_size")
-_OPTIONAL = ("bounds", "measured_s", "recompute", "spread_s", "peak_memory_bytes")
+_ZERO = ("zero_stage", "shard_ranks", "reshard_after_forward")
+_OTHERS = tuple(OptionsRecord.model_fields)
+"""Dimensions of a stage that may be left out."""
+
+_OPTIONAL = (
+    *("bounds", "measured_s", "recompute", "spread_s", "peak_memory_bytes", "virtual_stages"),
+    *(*_ZERO, *_OTHERS),
+)
+_FLAGS: Final[Mapping[str, bool]] = {"true": True, "false": False}
 _FAILURES: Final[Mapping[str, Failure]] = {"oom": "oom", "failed": "failed"}
 _LEAST_SECONDS: Final = 1e-6
 """Of an iteration: no device launches a kernel faster."""
@@ -56,9 +71,13 @@ class Context:
     Args:
         cluster: Its devices; a strategy uses each once.
         recompute: What a strategy that says nothing of it does.
+        zero: Likewise of ZeRO, by its number of stages.
         sequence_length: Tokens that token slices make together; 0 where there are none.
         num_operators: What bounds count where a strategy tells how operators are used; 0 where the
             profile knows no operators.
+        sequence_parallel: What a strategy that says nothing of it does, where it can.
+        divides_tokens: Tells whether so many ranks can divide the tokens of a sample.
+        virtual_stages: Chunks per stage of a line of CSV that does not say.
     """
 
     cluster: Cluster
@@ -67,6 +86,41 @@ class Context:
     recompute: Recompute
     sequence_length: int = 0
     num_operators: int = 0
+    sequence_parallel: bool = False
+    divides_tokens: Callable[[int], bool] = bool
+    zero: Callable[[int], Zero] = lambda _: NO_ZERO
+    virtual_stages: int = 1
+
+    @classmethod
+    def of(cls, experiment: Experiment) -> Self:
+        """Return what strategies of an experiment must fit."""
+        operators, shape = experiment.profile.operators, experiment.model.shape
+        return cls(
+            cluster=experiment.cluster,
+            num_layers=experiment.model.num_layers,
+            sequence_length=shape.sequence_length,
+            global_batch_size=experiment.global_batch_size,
+            recompute=experiment.recompute,
+            num_operators=0 if operators is None else operators.num_operators,
+            sequence_parallel=experiment.sequence_parallel,
+            divides_tokens=shape.divides_tokens,
+            zero=experiment.zero,
+            virtual_stages=experiment.limits.virtual_stages[0],
+        )
+
+    def zero_not_said(self, pp: int, *, is_cut: bool) -> Zero:
+        """Return the ZeRO of a strategy that does not tell it: one with cuts chooses nothing."""
+        own = self.zero(pp)
+        return NO_ZERO if is_cut and own.stage == AUTO_STAGE else own
+
+    def options(self, said: Mapping[str, int], recompute: Recompute, zero: Zero) -> StageOptions:
+        """Return options of stages; what is not said is the experiment's."""
+        own = {name: said[name] for name in ("tp", "dp", *_OTHERS) if name in said}
+        divides = self.sequence_parallel and own["tp"] > 1 and self.divides_tokens(own["tp"])
+        sequence_parallel = bool(own.pop("sequence_parallel", divides))
+        return StageOptions(
+            recompute=recompute, zero=zero, sequence_parallel=sequence_parallel, **own
+        )
 
 
 def parse_strategies(text: str, *, file: str, context: Context) -> tuple[Given, ...]:
@@ -108,9 +162,16 @@ def _from_csv(text: str, file: str, context: Context) -> tuple[Given, ...]:
 
 def _from_cells(cells: Mapping[str, str], where: Where, context: Context) -> Given:
     """Read one CSV line."""
-    degrees = {name: read_count(cells[name], where.at(name)) for name in _DEGREES}
+    said = [*_DEGREES, *(name for name in _OTHERS if cells.get(name))]
+    degrees = {name: _degree(name, cells[name], where.at(name)) for name in said}
     recompute = _recompute(cells, degrees["pp"], where, context)
-    candidate = _candidate(degrees, recompute[0], where, context, is_cut=bool(cells.get("bounds")))
+    is_cut = bool(cells.get("bounds"))
+    zero = _zero(cells, degrees["pp"], where, context, is_cut=is_cut)
+    candidate = _candidate(degrees, recompute[0], zero, where, context, is_cut=is_cut)
+    number = read_count(cells.get("virtual_stages") or "0", where.at("virtual_stages"), low=0)
+    if candidate.pp > 1 or number:
+        with placed(where.at("virtual_stages"), ValueError):
+            candidate = replace(candidate, virtual_stages=number or context.virtual_stages)
     strategy = None
     if cells.get("bounds"):
         at_bounds = where.at("bounds")
@@ -131,6 +192,21 @@ def _from_cells(cells: Mapping[str, str], where: Where, context: Context) -> Giv
             cells.get("peak_memory_bytes", ""), candidate.pp, where.at("peak_memory_bytes")
         ),
     )
+
+
+def _zero(
+    cells: Mapping[str, str], pp: int, where: Where, context: Context, *, is_cut: bool
+) -> Zero:
+    """Read what data-parallel ranks share out."""
+    stage, ranks, word = (cells.get(name, "") for name in _ZERO)
+    reshard = _flag(word, where.at("reshard_after_forward")) if word else None
+    with placed(where.at("zero_stage"), ValueError):
+        return zero_of(
+            read_count(stage, where.at("zero_stage"), low=0) if stage else None,
+            read_count(ranks, where.at("shard_ranks")) if ranks else None,
+            reshard=reshard,
+            otherwise=context.zero_not_said(pp, is_cut=is_cut),
+        )
 
 
 def _recompute(
@@ -162,6 +238,7 @@ def _not_said(context: Context, where: Where, *, is_cut: bool) -> Recompute:
 def _candidate(
     degrees: Mapping[str, int],
     recompute: Recompute,
+    zero: Zero,
     where: Where,
     context: Context,
     *,
@@ -185,12 +262,38 @@ def _candidate(
             f"not divide global_batch_size {context.global_batch_size}"
         )
         raise InputError(message, where=where)
+    with placed(where, ValueError):
+        options = context.options(degrees, recompute, zero)
+    _check_tokens(options, where, context)
     return Candidate(
         micro_batch_size=degrees["micro_batch_size"],
-        options=StageOptions(tp=degrees["tp"], dp=degrees["dp"], recompute=recompute),
+        options=options,
         pp=degrees["pp"],
         num_micro_batches=context.global_batch_size // samples,
     )
+
+
+def _check_tokens(options: StageOptions, where: Where, context: Context) -> None:
+    """Refuse sequence parallelism of sequences that tp does not divide."""
+    if options.sequence_parallel and not context.divides_tokens(options.tp):
+        message = (
+            f"found true; tp {options.tp} must divide the tokens of a sequence, "
+            f"{context.sequence_length}"
+        )
+        raise InputError(message, where=where.at("sequence_parallel"))
+
+
+def _degree(name: str, word: str, where: Where) -> int:
+    """Read a degree, or whether sequences are divided."""
+    return read_count(word, where) if name != "sequence_parallel" else _flag(word, where)
+
+
+def _flag(word: str, where: Where) -> bool:
+    """Read true or false."""
+    if word not in _FLAGS:
+        message = f"found {shown(word)}; expected true or false"
+        raise InputError(message, where=where)
+    return _FLAGS[word]
 
 
 def _measurement(word: str, where: Where) -> tuple[float | None, Failure | None]:
@@ -242,6 +345,15 @@ def _from_json(text: str, file: str, context: Context) -> tuple[Given, ...]:
             "of a plan's or score's result, give the list in 'ranking' or 'rows'"
         )
         raise InputError(message, where=Where(file=file))
+    return strategies_of(records, file=file, context=context)
+
+
+def strategies_of(records: Sequence[object], *, file: str, context: Context) -> tuple[Given, ...]:
+    """Read STRATEGY objects, or rows of a ranking that stand for their strategies.
+
+    Raises:
+        InputError: If one is none, or names what the experiment cannot have.
+    """
     given = []
     mistakes = Mistakes()
     for index, record in enumerate(records):
@@ -264,7 +376,9 @@ def _from_record(record: Mapping[str, Any], where: Where, context: Context) -> G
     if checked.recompute is None and checked.stages is None:
         own = _not_said(context, where.at("recompute"), is_cut=True)
         record = {**record, "recompute": own.to_json()}
-    strategy = strategy_from_json(record, context.cluster, file=where.file)
+    pp = len(checked.stages or (checked.bounds or ())[1:])
+    zero = context.zero_not_said(pp, is_cut=True)
+    strategy = strategy_from_json(record, context.cluster, file=where.file, zero=zero)
     _check_fit(strategy, where, context, some_idle=checked.placement is not None)
     return Given(where=where, candidate=None, strategy=strategy)
 
@@ -283,7 +397,16 @@ def _uncut(record: StrategyRecord, where: Where, context: Context) -> Given:
         message = f"found {words}; without bounds, expected one value for all stages"
         raise InputError(message, where=where.at("recompute"))
     (recompute,) = said_recompute(record) or (context.recompute,)
-    candidate = _candidate(degrees, recompute, where, context)
+    with placed(where.at("zero_stage"), ValueError):
+        zero = zero_of(
+            record.zero_stage,
+            record.shard_ranks,
+            reshard=record.reshard_after_forward,
+            otherwise=context.zero_not_said(degrees["pp"], is_cut=False),
+        )
+    candidate = _candidate(degrees | record.others(), recompute, zero, where, context)
+    with placed(where.at("virtual_stages"), ValueError):
+        candidate = replace(candidate, virtual_stages=record.virtual_stages)
     if record.num_micro_batches not in {None, candidate.num_micro_batches}:
         message = (
             f"found {record.num_micro_batches}; global_batch_size {context.global_batch_size} "
@@ -300,6 +423,8 @@ def _check_fit(
 
     Devices may stay idle where a placement leaves them out.
     """
+    for stage in strategy.stages:
+        _check_tokens(stage.options, where, context)
     if strategy.has_operators:
         _check_operators(strategy, where, context)
     elif strategy.bounds[-1] != context.num_layers:

@@ -10,8 +10,9 @@ from amp_ray.spec.cluster import Cluster
 from amp_ray.spec.operator_run import OperatorRun
 from amp_ray.spec.recompute import NO_RECOMPUTE, Recompute, RecomputeKind
 from amp_ray.spec.section import Count, Flag, Index, Section, Text, validate
-from amp_ray.spec.strategy import Stage, StageOptions, Strategy
+from amp_ray.spec.strategy import Stage, StageOptions, Strategy, stage_bounds
 from amp_ray.spec.yaml_text import Document
+from amp_ray.spec.zero import MOST_ZERO_STAGE, NO_ZERO, Zero, zero_of
 
 Words = Literal["none", "selective", "full"]
 
@@ -50,7 +51,20 @@ class OperatorsRecord(Section):
     recompute: Flag = False
 
 
-class StageRecord(Section):
+class OptionsRecord(Section):
+    """What may stand beside the degrees of a stage: the dimensions that are off by default."""
+
+    ep: Count | None = None
+    etp: Count | None = None
+    sequence_parallel: Flag | None = None
+
+    def others(self) -> dict[str, Any]:
+        """Return those that are given."""
+        values = {name: getattr(self, name) for name in OptionsRecord.model_fields}
+        return {name: value for name, value in values.items() if value is not None}
+
+
+class StageRecord(OptionsRecord):
     """One entry of ``stages``."""
 
     layers: tuple[Index, Count]
@@ -67,7 +81,7 @@ def _kind(recompute: object) -> str:
     return "each" if isinstance(recompute, list) else _part(recompute)
 
 
-class StrategyRecord(Section):
+class StrategyRecord(OptionsRecord):
     """A STRATEGY object; a candidate's own has neither bounds nor stages."""
 
     tp: Count | None = None
@@ -85,33 +99,42 @@ class StrategyRecord(Section):
         ]
         | None
     ) = None
+    zero_stage: Annotated[int, Field(ge=0, le=MOST_ZERO_STAGE, strict=True)] | None = None
+    shard_ranks: Count | None = None
+    reshard_after_forward: Flag | None = None
     placement: list[tuple[Text, Index]] | None = None
     stages: Annotated[list[StageRecord], Field(min_length=1)] | None = None
     token_slices: list[tuple[Count, Annotated[list[Count], Field(min_length=1)]]] | None = None
+    virtual_stages: Count = 1
 
 
 def strategy_to_json(strategy: Strategy, cluster: Cluster) -> dict[str, Any]:
     """Return the STRATEGY object of a strategy; stages are spelled out only where they differ."""
+    others = strategy.stages[0].options.others
     record: dict[str, Any] = {
         "tp": strategy.tp,
         "pp": strategy.pp,
         "dp": strategy.dp,
+        **(others if all(stage.options.others == others for stage in strategy.stages) else {}),
         "micro_batch_size": strategy.micro_batch_size,
         "num_micro_batches": strategy.num_micro_batches,
-        "bounds": list(strategy.bounds),
+        "bounds": list(strategy.given_bounds),
         "recompute": [stage.options.recompute.to_json() for stage in strategy.stages]
         if strategy.recompute is None
         else strategy.recompute.to_json(),
+        **strategy.zero.to_json(),
         "placement": [
             [cluster.nodes[cluster.node_of_device[device]].name, cluster.slot_of_device[device]]
             for device in strategy.placement
         ],
     }
-    if not strategy.is_uniform or strategy.recompute is None:
+    if not strategy.is_uniform or strategy.options is None:
         record["stages"] = [
             _stage_to_json(stage, first, strategy.micro_batch_size)
             for stage, first in zip(strategy.stages, strategy.first_rank, strict=True)
         ]
+    if strategy.virtual_stages > 1:
+        record["virtual_stages"] = strategy.virtual_stages
     if strategy.token_slices:
         record["token_slices"] = [
             [sequences, list(tokens)] for sequences, tokens in strategy.token_slices
@@ -120,18 +143,26 @@ def strategy_to_json(strategy: Strategy, cluster: Cluster) -> dict[str, Any]:
 
 
 def strategy_from_json(
-    record: Mapping[str, Any], cluster: Cluster, *, file: str = "strategy"
+    record: Mapping[str, Any], cluster: Cluster, *, file: str = "strategy", zero: Zero = NO_ZERO
 ) -> Strategy:
     """Read a STRATEGY object; the inverse of ``strategy_to_json`` on the same cluster.
 
-    Without ``placement``, rank ``r`` runs on device ``r`` of the hostfile's order. Keys that
-    contradict each other are refused.
+    Without ``placement``, rank ``r`` runs on device ``r`` of the hostfile's order; without
+    ``zero_stage``, ``zero`` holds. Keys that contradict each other are refused.
     """
     document = Document(file=file, values=record)
     checked = validate(StrategyRecord, document)
     with document.at():
         _check_size(checked, cluster)
-        stages = _stages(checked)
+        stages = _stages(
+            checked,
+            zero_of(
+                checked.zero_stage,
+                checked.shard_ranks,
+                reshard=checked.reshard_after_forward,
+                otherwise=zero,
+            ),
+        )
         placement = tuple(range(sum(stage.num_ranks for stage in stages)))
         if checked.placement is not None:
             placement = tuple(
@@ -148,6 +179,8 @@ def strategy_from_json(
             token_slices=tuple(
                 (count, tuple(tokens)) for count, tokens in checked.token_slices or ()
             ),
+            virtual_stages=checked.virtual_stages,
+            chunk_bounds=_chunk_bounds(checked),
         )
         _check_agreement(checked, strategy)
     return strategy
@@ -169,6 +202,7 @@ def _stage_to_json(stage: Stage, first_rank: int, micro_batch_size: int) -> dict
         "layers": [stage.first_layer, stage.end_layer],
         "tp": stage.options.tp,
         "dp": stage.options.dp,
+        **stage.options.others,
         "devices": list(range(first_rank, first_rank + stage.num_ranks)),
         "recompute": stage.options.recompute.to_json(),
         "shares": list(stage.shares or (micro_batch_size,) * stage.options.dp),
@@ -196,13 +230,13 @@ def _check_size(record: StrategyRecord, cluster: Cluster) -> None:
     if record.stages is not None:
         num_devices = sum(stage.tp * stage.dp for stage in record.stages)
     else:
-        num_devices = (record.tp or 1) * (record.dp or 1) * (len(record.bounds or (0, 0)) - 1)
+        num_devices = (record.tp or 1) * (record.dp or 1) * (len(_stage_bounds(record)) - 1)
     if num_devices > cluster.num_devices:
         message = f"uses {num_devices} devices; the cluster has {cluster.num_devices}"
         raise ValueError(message)
 
 
-def _stages(record: StrategyRecord) -> tuple[Stage, ...]:
+def _stages(record: StrategyRecord, zero: Zero) -> tuple[Stage, ...]:
     """Return ``stages`` where given, else what ``bounds`` and the degrees make."""
     if record.stages is not None:
         each = (record.micro_batch_size,)
@@ -212,7 +246,11 @@ def _stages(record: StrategyRecord) -> tuple[Stage, ...]:
                 first_layer=stage.layers[0],
                 end_layer=stage.layers[1],
                 options=StageOptions(
-                    tp=stage.tp, dp=stage.dp, recompute=recompute_of(stage.recompute)
+                    tp=stage.tp,
+                    dp=stage.dp,
+                    recompute=recompute_of(stage.recompute),
+                    zero=zero,
+                    **stage.others(),
                 ),
                 shares=None if even else tuple(stage.shares or each * stage.dp),
                 operators=_operators(stage.operators),
@@ -225,7 +263,7 @@ def _stages(record: StrategyRecord) -> tuple[Stage, ...]:
     if record.bounds[0] != 0:
         message = f"bounds run from 0 to the number of layers, found {record.bounds}"
         raise ValueError(message)
-    cuts = list(pairwise(record.bounds))
+    cuts = list(pairwise(_stage_bounds(record)))
     per_stage = said_recompute(record) or (NO_RECOMPUTE,)
     if not isinstance(record.recompute, list):
         per_stage *= len(cuts)
@@ -236,9 +274,30 @@ def _stages(record: StrategyRecord) -> tuple[Stage, ...]:
         Stage(
             first_layer=first,
             end_layer=end,
-            options=StageOptions(tp=record.tp, dp=record.dp, recompute=chosen),
+            options=StageOptions(
+                tp=record.tp, dp=record.dp, recompute=chosen, zero=zero, **record.others()
+            ),
         )
         for (first, end), chosen in zip(cuts, per_stage, strict=True)
+    )
+
+
+def _chunk_bounds(record: StrategyRecord) -> tuple[int, ...]:
+    """Return ``bounds`` where they are of chunks: more than ``pp`` (or the stages) of them."""
+    bounds, number = record.bounds or (), record.virtual_stages
+    num_stages = record.pp if record.stages is None else len(record.stages)
+    if number == 1 or num_stages is None or len(bounds) != num_stages * number + 1:
+        return ()
+    return tuple(bounds)
+
+
+def _stage_bounds(record: StrategyRecord) -> tuple[int, ...]:
+    """Return ``bounds`` of stages."""
+    chunks = _chunk_bounds(record)
+    return (
+        stage_bounds(chunks, (len(chunks) - 1) // record.virtual_stages)
+        if chunks
+        else tuple(record.bounds or (0, 0))
     )
 
 
@@ -256,8 +315,9 @@ def _check_agreement(record: StrategyRecord, strategy: Strategy) -> None:
         "tp": (record.tp, strategy.tp),
         "pp": (record.pp, strategy.pp),
         "dp": (record.dp, strategy.dp),
-        "bounds": (record.bounds, list(strategy.bounds)),
+        "bounds": (record.bounds, list(strategy.given_bounds)),
         "recompute": _recompute_said_and_made(record, strategy),
+        **{name: (value, _made(name, strategy)) for name, value in record.others().items()},
     }
     for key, (found, made) in said.items():
         if found is not None and found != made:
@@ -269,6 +329,12 @@ def _check_agreement(record: StrategyRecord, strategy: Strategy) -> None:
         if stage.devices is not None and stage.devices != ranks:
             message = f"devices of stage {index} are its ranks {ranks}, found {stage.devices}"
             raise ValueError(message)
+
+
+def _made(name: str, strategy: Strategy) -> object:
+    """Return a dimension of all stages; None where they differ."""
+    values = {getattr(stage.options, name) for stage in strategy.stages}
+    return values.pop() if len(values) == 1 else None
 
 
 def _recompute_said_and_made(record: StrategyRecord, strategy: Strategy) -> tuple[object, object]:

@@ -9,7 +9,9 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final, Literal
 
+from amp_ray.spec.candidate import StageOptions
 from amp_ray.spec.recompute import Recompute
+from amp_ray.spec.zero import MOST_ZERO_STAGE, Zero
 from amp_ray.units import BYTES_PER_ELEMENT, BYTES_PER_FP32, GIB, Precision
 
 LayerList = Literal["amp-2022", "runtime"]
@@ -17,9 +19,6 @@ LayerList = Literal["amp-2022", "runtime"]
 LAYER_LISTS: Final[tuple[LayerList, ...]] = ("runtime", "amp-2022")
 PartitionRule = Literal["exact", "even-blocks"]
 RecomputePattern = Literal["none", "selective", "selective:n", "full", "full:n"]
-
-MOST_ZERO_STAGE: Final = 1
-"""The cost model knows what sharding the optimizer saves and takes, not gradients or weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +43,8 @@ class RuntimeTraits:
         sliced_gradients: The same for gradients.
         mask_bytes: Bytes of an attention mask that each forward message carries.
         overlaps_backward_all_reduce: Whether a backward all-reduce runs beside the weight gradient.
-        virtual_stages: Model chunks per stage (interleaved schedule); divides fill and drain.
+        virtual_stages: Chunks per stage where neither the search nor a strategy tells them.
+        interleaves: Whether it can run several chunks per stage (interleaved schedule).
         accumulates_fp16_in_fp32: Whether the gradients of a step's micro-batches are added up in
             single precision when training in fp16.
         accumulates_bf16_in_fp32: The same for bf16.
@@ -72,11 +72,23 @@ class RuntimeTraits:
         fails_without_parameters: Whether a stage without parameters cannot start.
         launch_limit_s: Wall time after which the launcher gives a trial up; None = no limit.
         launch_setup_s: Part of it that passes before the first iteration.
-        max_zero_stage: Highest ZeRO stage that works with pipeline parallelism.
+        min_zero_stage: Lowest ZeRO stage that it has, and what an experiment gets that names none.
+        max_zero_stage: Highest ZeRO stage that it has.
+        max_pipeline_zero_stage: Highest one that works with pipeline parallelism.
+        keeps_weights: Whether stage 3 can keep gathered weights until the backward pass.
+        hybrid_shards: Whether groups of data-parallel ranks can share, each with a copy of all.
+        gathers_every_pass: Whether stage 2 frees its weights after the backward pass and gathers
+            them for every micro-batch (torch's SHARD_GRAD_OP), instead of once after the step.
+        scatters_gradients: Whether ZeRO-1 reduces gradients to the rank that updates them alone.
+        overlaps_gradient_sync: Whether gradients are reduced beside the last backward pass.
+        overlaps_weight_gather: Whether updated weights are gathered beside the next forward pass.
         recompute: What it can compute again; ``full:n`` is for part of the blocks of a stage.
         recompute_per_stage: Whether stages may differ in it.
         unequal_stages: Whether stages may differ in tp and dp and share samples unevenly.
         token_slices: Whether stages can pass on slices of sequences.
+        sequence_parallel: Whether tensor-parallel ranks can divide tokens where they do not divide
+            the width.
+        expert_parallel: Whether ranks can share out the experts of a layer.
     """
 
     name: str
@@ -98,6 +110,7 @@ class RuntimeTraits:
     mask_bytes: float = 0.0
     overlaps_backward_all_reduce: bool = False
     virtual_stages: int = 1
+    interleaves: bool = False
     accumulates_fp16_in_fp32: bool = False
     accumulates_bf16_in_fp32: bool = True
     fused_accumulation: bool = False
@@ -119,18 +132,35 @@ class RuntimeTraits:
     launch_limit_s: float | None = None
     launch_setup_s: float = 0.0
     launch_iterations: int = 0
+    min_zero_stage: int = 0
     max_zero_stage: int = 1
+    max_pipeline_zero_stage: int = 1
+    keeps_weights: bool = False
+    hybrid_shards: bool = False
+    gathers_every_pass: bool = False
+    scatters_gradients: bool = False
+    overlaps_gradient_sync: bool = False
+    overlaps_weight_gather: bool = False
     recompute: tuple[RecomputePattern, ...] = ("none", "full")
     recompute_per_stage: bool = False
     unequal_stages: bool = False
     token_slices: bool = False
+    sequence_parallel: bool = False
+    expert_parallel: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what the cost model cannot price, and a launcher that ends before it starts."""
-        if self.max_zero_stage > MOST_ZERO_STAGE:
+        if not self.min_zero_stage <= self.max_zero_stage <= MOST_ZERO_STAGE:
             message = (
-                f"max_zero_stage is {self.max_zero_stage}, but the cost model prices ZeRO stages 0 "
-                f"to {MOST_ZERO_STAGE} only"
+                f"max_zero_stage is {self.max_zero_stage}; expected {self.min_zero_stage}, which "
+                f"is min_zero_stage, to {MOST_ZERO_STAGE}"
+            )
+            raise ValueError(message)
+        if self.max_pipeline_zero_stage not in PIPELINE_ZERO_STAGES:
+            message = (
+                f"max_pipeline_zero_stage is {self.max_pipeline_zero_stage}; in a pipeline the "
+                f"cost model prices {', '.join(map(str, PIPELINE_ZERO_STAGES))}, where 3 keeps the "
+                "weights that it gathers"
             )
             raise ValueError(message)
         counts = ("vocabulary_multiple", "forward_runs", "virtual_stages")
@@ -146,6 +176,15 @@ class RuntimeTraits:
             )
             raise ValueError(message)
 
+    def why_not(self, options: Sequence[StageOptions]) -> str | None:
+        """Say what of the stages' options the runtime cannot run; None if it runs all."""
+        if any(own.sequence_parallel for own in options) and not self.sequence_parallel:
+            return f"runtime {self.name!r} has no sequence parallelism"
+        no_experts = self.why_no_experts(max(own.ep for own in options))
+        if no_experts is not None:
+            return no_experts
+        return self.why_no_recompute([own.recompute for own in options])
+
     def why_no_recompute(self, per_stage: Sequence[Recompute]) -> str | None:
         """Say what of this the runtime cannot compute again; None if it can."""
         for own in per_stage:
@@ -157,6 +196,52 @@ class RuntimeTraits:
             words = ", ".join(map(str, per_stage))
             return f"runtime {self.name!r} recomputes alike in all stages, found {words}"
         return None
+
+    def why_no_zero(self, zero: Zero, pp: int) -> str | None:
+        """Say what of this the runtime cannot share out in so many stages; None if it can."""
+        head, stage = f"runtime {self.name!r}", zero.stage
+        if not self.min_zero_stage <= stage <= self.max_zero_stage:
+            return f"{head} works with zero_stage {self.zero_stages}, found {stage}"
+        if pp > 1 and stage not in self.pipeline_zero_stages:
+            known = " or ".join(map(str, self.pipeline_zero_stages)) or "none"
+            return f"{head} pipelines with zero_stage {known}, found {stage}: set pp 1 (max_pp: 1)"
+        if stage == MOST_ZERO_STAGE and pp > 1 and not zero.keeps_weights:
+            return "in a pipeline zero_stage 3 keeps its weights: set reshard_after_forward: false"
+        if zero.keeps_weights and not self.keeps_weights:
+            return f"{head} gathers weights again: set reshard_after_forward: true"
+        if zero.shard_ranks and not self.hybrid_shards:
+            return f"{head} shards over all data-parallel ranks: leave shard_ranks out"
+        return None
+
+    @property
+    def zero_stages(self) -> str:
+        """Its ZeRO stages, in words."""
+        low, high = self.min_zero_stage, self.max_zero_stage
+        return f"up to {high}" if not low else f"{low}" if low == high else f"{low} to {high}"
+
+    @property
+    def pipeline_zero_stages(self) -> tuple[int, ...]:
+        """ZeRO stages that work with a pipeline."""
+        most = min(self.max_zero_stage, self.max_pipeline_zero_stage)
+        return tuple(
+            stage for stage in PIPELINE_ZERO_STAGES if self.min_zero_stage <= stage <= most
+        )
+
+    def why_no_chunks(self, virtual_stages: int) -> str | None:
+        """Say why the runtime cannot run so many chunks per stage; None if it can."""
+        if virtual_stages == 1 or self.interleaves or self.virtual_stages > 1:
+            return None
+        able = ", ".join(name for name, traits in RUNTIMES.items() if traits.interleaves)
+        return (
+            f"runtime {self.name!r} does not interleave chunks, found virtual_stages "
+            f"{virtual_stages}; runtimes that do: {able}"
+        )
+
+    def why_no_experts(self, ep: int) -> str | None:
+        """Say that the runtime cannot share out experts; None if it can, or need not."""
+        if ep == 1 or self.expert_parallel:
+            return None
+        return f"runtime {self.name!r} has no expert parallelism, found ep {ep}"
 
     @property
     def waits_for_all_reduces(self) -> bool:
@@ -179,6 +264,8 @@ class RuntimeTraits:
             accumulation = width + 2 * total
         return ParameterBytes(
             kept=_given(self.kept_bytes_per_parameter, kept),
+            weight=width,
+            total=total,
             accumulation=_given(self.accumulation_bytes_per_parameter, accumulation),
             gradient=max(width, _given(self.gradient_bytes_per_parameter, total)),
             tied=max(width, _given(self.tied_bytes_per_parameter, total)),
@@ -201,6 +288,10 @@ class RuntimeTraits:
         return BYTES_PER_FP32 if wide[precision] else BYTES_PER_ELEMENT[precision]
 
 
+PIPELINE_ZERO_STAGES: Final = (0, 1, 3)
+"""Gradients that are sharded for every micro-batch, or weights that are gathered for each, leave
+nothing of what a pipeline gains; so no runtime offers that."""
+
 HALF_BYTES: Final = BYTES_PER_ELEMENT["fp16"]
 
 NORM_TRAFFIC_BYTES: Final = 4.0
@@ -212,7 +303,9 @@ class ParameterBytes:
     """What one parameter takes in one precision, in bytes of memory or of memory traffic.
 
     Args:
-        kept: Memory of weight and gradients, on every rank.
+        kept: Memory of weight and gradients that stay, the weight's included.
+        weight: A weight as kernels read it.
+        total: A gradient as micro-batches are added up.
         accumulation: Traffic of adding one micro-batch's gradient.
         gradient: Message of the data-parallel all-reduce.
         tied: Message of the tied embedding's all-reduce.
@@ -224,6 +317,8 @@ class ParameterBytes:
     """
 
     kept: float
+    weight: float
+    total: float
     accumulation: float
     gradient: float
     tied: float
@@ -261,6 +356,7 @@ TORCH: Final = RuntimeTraits(
     step_traffic_bytes_per_parameter=8.0,
     master_bytes_per_parameter=4.0,
     bucket_bytes_per_element=0.0,
+    interleaves=True,
     unequal_stages=True,
     token_slices=True,
     recompute=("none", "selective", "selective:n", "full", "full:n"),
@@ -280,20 +376,49 @@ MEGATRON: Final = RuntimeTraits(
     context_bytes=4.0 * GIB,
 )
 
-MEGATRON_LM: Final = RuntimeTraits(
-    name="megatron-lm",
-    description="Megatron-LM since 2022: overlapped backward all-reduces, batched p2p.",
+MEGATRON_LM_2022: Final = RuntimeTraits(
+    name="megatron-lm-2022",
+    description="Megatron-LM of 2022: overlapped backward all-reduces, batched p2p.",
     partition="even-blocks",
     vocabulary_multiple=128,
+    interleaves=True,
     duplex_transfers=True,
     sliced_activations=True,
     sliced_gradients=True,
     overlaps_backward_all_reduce=True,
     accumulates_fp16_in_fp32=True,
     fused_accumulation=True,
+    master_bytes_per_parameter=4.0,
     recompute=("none", "selective", "full", "full:n"),
     allocator_factor=1.10,
     context_bytes=4.0 * GIB,
+    sequence_parallel=True,
+)
+
+MEGATRON_CORE: Final = replace(
+    MEGATRON_LM_2022,
+    name="megatron-core",
+    description="Megatron-core since 2024 with Transformer Engine: flash attention, any cuts.",
+    partition="exact",
+    fused_attention=True,
+    dropout=False,
+    sliced_activations=False,
+    sliced_gradients=False,
+    step_traffic_bytes_per_parameter=22.0,
+)
+
+NANOTRON: Final = RuntimeTraits(
+    name="nanotron",
+    description="nanotron 0.4: flash attention, scattered tokens, gradients in single precision.",
+    fused_attention=True,
+    dropout=False,
+    overlaps_backward_all_reduce=True,
+    kept_bytes_per_parameter=6.0,
+    master_bytes_per_parameter=4.0,
+    step_traffic_bytes_per_parameter=22.0,
+    bucket_elements=25 * 1024**2 / 2,
+    recompute=("none", "full"),
+    sequence_parallel=True,
 )
 
 AMP_2022: Final = RuntimeTraits(
@@ -334,6 +459,9 @@ AMP_2022_TRANSGAN: Final = replace(
 RUNTIMES: Final = MappingProxyType(
     {
         traits.name: traits
-        for traits in (DEEPSPEED, TORCH, MEGATRON, MEGATRON_LM, AMP_2022, AMP_2022_TRANSGAN)
+        for traits in (
+            *(DEEPSPEED, TORCH, MEGATRON_CORE, MEGATRON_LM_2022, MEGATRON, NANOTRON),
+            *(AMP_2022, AMP_2022_TRANSGAN),
+        )
     }
 )

@@ -5,9 +5,9 @@ Plain words are read as YAML 1.2 does (and JSON): ``1e-5`` is a number, ``yes`` 
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import yaml
@@ -45,13 +45,19 @@ class SourceLines:
 
     Args:
         lines: Line of every key and list entry, by its path.
+        changes: What was set from outside, as ``key=value``, by the path of the key.
     """
 
     file: str
     lines: Mapping[Path, int] = field(default_factory=dict)
+    changes: Mapping[Path, str] = field(default_factory=dict)
 
     def where(self, *path: str | int) -> Where:
         """Return the place of ``path``, or of its nearest parent that stands in the file."""
+        parents = (path[:n] for n in range(len(path), 0, -1))
+        change = next((self.changes[each] for each in parents if each in self.changes), None)
+        if change is not None:
+            return Where(file=f"--set {change}", key=".".join(map(str, path)))
         line = next(
             (self.lines[path[:n]] for n in range(len(path), 0, -1) if path[:n] in self.lines), None
         )
@@ -89,6 +95,56 @@ def parse_yaml(text: str, *, file: str) -> Document:
         message = f"expected a mapping of keys such as 'name:' and 'model:', found {found}"
         raise InputError(message, where=Where(file=file))
     return Document(file=file, values=values, lines=reader.lines)
+
+
+def parse_value(text: str, *, file: str) -> Any:  # noqa: ANN401 - any plain type
+    """Read one YAML value, such as ``auto``, ``8`` or ``[1, 2]``; ``file`` is for messages."""
+    reader = _Reader(file=file)
+    with _one_message(text, file):
+        root = yaml.compose(text, Loader=_Loader)
+        if root is not None:
+            reader.count(root, {})
+        return None if root is None else reader.value(root, ())
+
+
+def with_changes(document: Document, changes: Iterable[str]) -> Document:
+    """Set keys of a document: ``search.space=placement``, ``cluster.nodes.0.count=8``.
+
+    A mapping that is missing on the way is made; a list has to have the entry.
+
+    Raises:
+        InputError: If a change has no ``=``, its value is not YAML, or its key leads through a
+            list or a plain value that does not have it.
+    """
+    for change in changes:
+        file = f"--set {change}"
+        key, equals, text = change.partition("=")
+        path = tuple(int(part) if part.isdecimal() else part for part in key.strip().split("."))
+        if not equals or "" in path:
+            message = "expected KEY=VALUE, such as search.space=placement"
+            raise InputError(message, where=Where(file=file))
+        values = _with(document.values, path, parse_value(text, file=file), Where(file=file))
+        own = {**document.changes, path: change}
+        document = replace(document, values=values, changes=own)
+    return document
+
+
+def _with(inside: Any, path: Path, value: Any, where: Where) -> Any:  # noqa: ANN401 - plain values
+    """Return a mapping or list with a new value at a path below it."""
+    if not path:
+        return value
+    first, *rest = path
+    if isinstance(inside, list):
+        if not isinstance(first, int) or first >= len(inside):
+            message = f"found {first!r} for a list of {len(inside)}; its entries count from 0"
+            raise InputError(message, where=where)
+        changed = _with(inside[first], tuple(rest), value, where)
+        return [*inside[:first], changed, *inside[first + 1 :]]
+    if not isinstance(inside, Mapping | None):
+        message = f"{first!r} leads into {inside!r}, which has no keys"
+        raise InputError(message, where=where)
+    known = inside or {}
+    return {**known, str(first): _with(known.get(str(first)), tuple(rest), value, where)}
 
 
 @contextmanager

@@ -38,7 +38,6 @@ from amp_ray.trials.own_program.program import program_launch, program_problem, 
 from amp_ray.trials.result import Measurement, Reader, read_result
 from amp_ray.trials.runtime_strategy import (
     PLAIN_TORCH,
-    chunk_bounds,
     runtime_strategy,
     why_not_launchable,
 )
@@ -223,7 +222,6 @@ def _job(
         "model": shape_to_json(experiment.model.shape),
         "strategy": {
             **strategy_to_json(strategy, experiment.cluster),
-            **_chunks(experiment, strategy),
             "placement": [list(place) for place in places],
         },
         "global_batch_size": experiment.global_batch_size,
@@ -233,7 +231,7 @@ def _job(
         "optimizer": experiment.optimizer,
         "learning_rate": LEARNING_RATES.get(experiment.optimizer, OTHER_LEARNING_RATE),
         "gradient_clipping": NO_CLIPPING,
-        "zero_stage": experiment.zero_stage,
+        "zero_stage": strategy.zero.stage,
         "sliced_transfers": slices_transfers(experiment),
         "device": _device(experiment),
         "num_threads": _num_threads(experiment),
@@ -245,15 +243,6 @@ def _job(
     if trials.launcher == "deepspeed":
         job["launch_order"] = [list(place) for place in launch_order(places)]
     return job
-
-
-def _chunks(experiment: Experiment, strategy: Strategy) -> dict[str, Any]:
-    """Return the layers of every chunk, where the schedule is interleaved."""
-    number = experiment.traits.virtual_stages
-    if number == 1:
-        return {}
-    bounds = chunk_bounds(experiment.model, strategy.bounds, number)
-    return {"virtual_stages": number, "bounds": list(bounds)}
 
 
 def _device(experiment: Experiment) -> str:

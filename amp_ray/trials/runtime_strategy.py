@@ -7,15 +7,16 @@ of our list that it stands for; a cut moves with the layers on its two sides.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Final
 
 from amp_ray.errors import InputError
+from amp_ray.spec.chunks import all_bounds
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.families import build_model
-from amp_ray.spec.model import PLANNED_ONLY, TRAINED, LayerKind, Model
+from amp_ray.spec.model import PLANNED_ONLY, TRAINED, LayerKind, Model, ModelShape
 from amp_ray.spec.recompute import FULL
-from amp_ray.spec.strategy import Strategy
+from amp_ray.spec.strategy import Strategy, stage_bounds
 
 PLAIN_TORCH: Final = "torch"
 """The runtime of our training program that needs no DeepSpeed, and runs any stages."""
@@ -44,6 +45,10 @@ def runtime_strategy(experiment: Experiment, strategy: Strategy) -> Strategy:
         message = f"{describe(strategy)} cannot be launched: {reason}"
         raise InputError(message, where=experiment.where())
     bounds = runtime_bounds(experiment.model, strategy.bounds)
+    chunks: tuple[int, ...] = ()
+    if strategy.virtual_stages > 1:
+        chunks = runtime_bounds(experiment.model, all_bounds(experiment.model, strategy))
+        bounds = stage_bounds(chunks, strategy.pp)
     again = experiment.traits.forward_runs > 1
     stages = tuple(
         replace(
@@ -54,7 +59,7 @@ def runtime_strategy(experiment: Experiment, strategy: Strategy) -> Strategy:
         )
         for stage, (first, end) in zip(strategy.stages, pairwise(bounds), strict=True)
     )
-    return replace(strategy, stages=stages)
+    return replace(strategy, stages=stages, chunk_bounds=chunks)
 
 
 def why_not_launchable(experiment: Experiment, strategy: Strategy) -> str | None:
@@ -62,10 +67,17 @@ def why_not_launchable(experiment: Experiment, strategy: Strategy) -> str | None
     return next(_reasons(experiment, strategy), None)
 
 
-def untrained(family: str) -> str:
+def untrained_part(shape: ModelShape) -> str:
+    """Name what our training program lacks of a model."""
+    if shape.family in PLANNED_ONLY:
+        return f"model family {shape.family!r}"
+    return f"a {shape.family} with experts, latent attention, windows, other norms or heads"
+
+
+def untrained(shape: ModelShape) -> str:
     """Say that our training program has no such model, and what to do."""
     return (
-        f"our training program trains {', '.join(TRAINED)}, not model family {family!r}; run a "
+        f"our training program trains {', '.join(TRAINED)}, not {untrained_part(shape)}; run a "
         "program of your own as 'trials: {program: {argv: [...]}}'"
     )
 
@@ -77,10 +89,11 @@ def describe(strategy: Strategy) -> str:
         values = list(dict.fromkeys(getattr(stage.options, name) for stage in strategy.stages))
         return f"{name} {'/'.join(map(str, values))}"
 
-    bounds = " ".join(map(str, strategy.bounds))
+    bounds = " ".join(map(str, strategy.given_bounds))
+    chunks = f", virtual_stages {strategy.virtual_stages}" if strategy.virtual_stages > 1 else ""
     return (
         f"strategy {each('tp')}, pp {strategy.pp}, {each('dp')}, micro-batch size "
-        f"{strategy.micro_batch_size}, bounds {bounds}"
+        f"{strategy.micro_batch_size}{chunks}, bounds {bounds}"
     )
 
 
@@ -93,40 +106,6 @@ def runtime_bounds(model: Model, bounds: Sequence[int]) -> tuple[int, ...]:
     """
     firsts = _first_entries(model)
     return tuple(sum(entry < bound for entry in firsts) for bound in bounds)
-
-
-def chunk_bounds(model: Model, bounds: Sequence[int], virtual_stages: int) -> tuple[int, ...]:
-    """Divide the blocks of every stage among its chunks, in the order of an interleaved schedule.
-
-    A stage keeps its number of blocks, which then are no longer neighbours: chunk 0 of all stages
-    comes first, then chunk 1. What is no block stays with the end of the model that it belongs to.
-
-    Args:
-        model: In the training program's list of layers.
-        bounds: Of the stages.
-        virtual_stages: Chunks per stage.
-
-    Returns:
-        Bounds of all chunks.
-
-    Raises:
-        ValueError: If a stage has fewer blocks than chunks, or there is one stage only.
-    """
-    blocks = model.indices("block")
-    counts = [sum(first <= block < end for block in blocks) for first, end in pairwise(bounds)]
-    if len(counts) == 1 or min(counts) < virtual_stages:
-        message = (
-            f"virtual_stages {virtual_stages} need several stages of at least as many blocks, "
-            f"found {', '.join(map(str, counts))}"
-        )
-        raise ValueError(message)
-    sizes = [
-        (chunk + 1) * count // virtual_stages - chunk * count // virtual_stages
-        for chunk in range(virtual_stages)
-        for count in counts
-    ]
-    starts = [blocks[done] for done in accumulate(sizes[:-1])]
-    return (0, *starts, model.num_layers)
 
 
 def _first_entries(model: Model) -> tuple[int, ...]:
@@ -154,15 +133,14 @@ def _reasons(experiment: Experiment, strategy: Strategy) -> Iterator[str]:
             f"runtime {experiment.traits.name!r} is another program than ours; give its command "
             "as 'trials: {program: {argv: [...]}}', or plan with 'runtime: deepspeed'"
         )
-    if model.shape.family in PLANNED_ONLY:
-        yield untrained(model.shape.family)
+    if not model.shape.is_trained:
+        yield untrained(model.shape)
     yield from _runtime_reasons(experiment, strategy)
-    if experiment.zero_stage > MAX_ZERO_STAGE:
-        yield f"zero_stage {experiment.zero_stage} does not work with a pipeline; use 0 or 1"
-    recompute = [stage.options.recompute for stage in strategy.stages]
-    no_recompute = experiment.traits.why_no_recompute(recompute)
-    if no_recompute is not None:
-        yield no_recompute
+    if strategy.zero.stage > MAX_ZERO_STAGE:
+        yield f"zero_stage {strategy.zero.stage} does not work with a pipeline; use 0 or 1"
+    why_not = experiment.traits.why_not([stage.options for stage in strategy.stages])
+    if why_not is not None:
+        yield why_not
     if strategy.bounds[-1] != model.num_layers:
         yield f"its bounds end at {strategy.bounds[-1]}, the model has {model.num_layers} layers"
         return
@@ -177,7 +155,7 @@ def _reasons(experiment: Experiment, strategy: Strategy) -> Iterator[str]:
             f"{cluster.num_devices - 1}"
         )
     yield from _undivided(experiment, strategy)
-    yield from _empty_stages(model, strategy.bounds)
+    yield from _empty_stages(model, all_bounds(model, strategy), strategy.pp)
 
 
 def _runtime_reasons(experiment: Experiment, strategy: Strategy) -> Iterator[str]:
@@ -194,9 +172,9 @@ def _runtime_reasons(experiment: Experiment, strategy: Strategy) -> Iterator[str
                 "it cuts sequences into token slices, which DeepSpeed's pipeline cannot run; "
                 "'runtime: torch' can"
             )
-        if traits.virtual_stages > 1:
+        if strategy.virtual_stages > 1:
             yield (
-                f"virtual_stages is {traits.virtual_stages}, and DeepSpeed does not interleave "
+                f"virtual_stages is {strategy.virtual_stages}, and DeepSpeed does not interleave "
                 "chunks; 'runtime: torch' does"
             )
         return
@@ -208,11 +186,13 @@ def _runtime_reasons(experiment: Experiment, strategy: Strategy) -> Iterator[str
         yield "its token_slices need causal attention; pictures attend as a whole"
     elif wrong:
         yield f"its token_slices {list(wrong[0])} must add up to sequence_length {length}"
-    if traits.virtual_stages > 1:
-        try:
-            chunk_bounds(experiment.model, strategy.bounds, traits.virtual_stages)
-        except ValueError as error:
-            yield str(error)
+    bounds = all_bounds(experiment.model, strategy)
+    empty = [chunk for chunk, (first, end) in enumerate(pairwise(bounds)) if first == end]
+    if empty:
+        yield (
+            f"stage {empty[0] % strategy.pp} has fewer blocks than virtual_stages "
+            f"{strategy.virtual_stages}; use fewer chunks or other bounds"
+        )
 
 
 def _undivided(experiment: Experiment, strategy: Strategy) -> Iterator[str]:
@@ -229,15 +209,15 @@ def _undivided(experiment: Experiment, strategy: Strategy) -> Iterator[str]:
             yield f"tp {tps[0]} does not divide {name} {size}; choose another tp"
 
 
-def _empty_stages(model: Model, bounds: Sequence[int]) -> Iterator[str]:
+def _empty_stages(model: Model, bounds: Sequence[int], pp: int) -> Iterator[str]:
     """Find stages of which nothing is left in the training program's list."""
     ends = pairwise(runtime_bounds(model, bounds))
-    for stage, (first, end) in enumerate(ends):
+    for chunk, (first, end) in enumerate(ends):
         if first == end:
             names = dict.fromkeys(
-                layer.name for layer in model.layers[bounds[stage] : bounds[stage + 1]]
+                layer.name for layer in model.layers[bounds[chunk] : bounds[chunk + 1]]
             )
             yield (
-                f"stage {stage} (layers {bounds[stage]} to {bounds[stage + 1] - 1}: "
+                f"stage {chunk % pp} (layers {bounds[chunk]} to {bounds[chunk + 1] - 1}: "
                 f"{', '.join(names)}) has no layer of the training program; move the cut"
             )

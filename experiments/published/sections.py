@@ -9,8 +9,8 @@ from typing import Final
 from amp_ray.calibration import Calibration, Observation
 from amp_ray.runtime.calibrating import load_observations
 from amp_ray.runtime.files import load_experiment
-from published import a100_jobs, amp
-from published.tables import amp_strategies, read_rows
+from published import a100_jobs, amp, today_jobs
+from published.tables import Published, amp_strategies, read_rows, read_table
 
 Figures = Mapping[str, Mapping[str, float | str]]
 """Figures by what was measured before, by name."""
@@ -77,6 +77,16 @@ def _transferred(name: str) -> Callable[[Sources], Figures]:
     return compute
 
 
+def _of_table(name: str, *parts: Callable[[Published], Figures]) -> Callable[[Sources], Figures]:
+    """Return what computes the figures of a table, part by part."""
+
+    def compute(sources: Sources) -> Figures:
+        table = read_table(sources.data, name)
+        return {label: row for part in parts for label, row in part(table).items()}
+
+    return compute
+
+
 SECTIONS: Final[Mapping[str, Section]] = {
     "amp_homogeneous": Section(
         title="AMP homogeneous, 47 measured and 5 failed trials (target: rho .985, tau .91, error "
@@ -123,9 +133,58 @@ SECTIONS: Final[Mapping[str, Section]] = {
         ),
     ),
     "megatron": Section(
-        title="Megatron-LM, 4 jobs with full recompute (target: error 10 %)",
+        title="Megatron-LM, 8 jobs with full and selective recompute (target: error 10 %)",
         compute=lambda sources: a100_jobs.megatron_jobs(
             read_rows(sources.data, "megatron"), sources.num_draws
+        ),
+    ),
+    "playbook": Section(
+        title="Playbook, llama 1B and 8B on 8 to 128 H100 (target: pp = 1 error 14 %, tau .85, "
+        "regret 4 %, 8 % worst after 5 trials; pp > 1 error 20 %, tau .70)",
+        compute=_of_table("playbook", today_jobs.playbook),
+        is_slow=True,
+    ),
+    "playbook_memory": Section(
+        title="Playbook, peaks of rank 0 and failures (target: median 12 %; failures .93 / .85)",
+        compute=_of_table(
+            "playbook",
+            lambda table: today_jobs.memory_figures(table.rows, "first"),
+            lambda table: today_jobs.failure_figures(table.rows),
+        ),
+    ),
+    "megatron_golden": Section(
+        title="Megatron-LM's functional tests, peaks of the last rank (target: 6 %, 15 % at p90)",
+        compute=_of_table(
+            "megatron_golden",
+            lambda table: today_jobs.memory_figures(table.rows, "last"),
+            today_jobs.not_expressible,
+        ),
+    ),
+    "llm_foundry": Section(
+        title="LLM Foundry, FSDP on 8 to 128 A100 (target: error 12 %)",
+        compute=_of_table(
+            "llm_foundry",
+            lambda table: today_jobs.time_figures(table.rows),
+            today_jobs.not_expressible,
+        ),
+    ),
+    "simumax": Section(
+        title="SimuMax, dense models on 8 B200 (target: error 10 %, memory 6 %)",
+        compute=_of_table(
+            "simumax",
+            lambda table: today_jobs.time_figures(table.rows),
+            lambda table: {
+                "peaks": today_jobs.memory_figures(table.rows, "largest")["no measurement"]
+            },
+            today_jobs.not_expressible,
+        ),
+    ),
+    "megatron_bridge": Section(
+        title="Megatron-Bridge, dense and MoE on H100, B200, B300 (target: error 20 %)",
+        compute=_of_table(
+            "megatron_bridge",
+            lambda table: today_jobs.time_figures(table.rows),
+            today_jobs.not_expressible,
         ),
     ),
 }

@@ -5,38 +5,50 @@ the experiment file ``NAME.yaml``, which holds what all rows have in common; `LA
 """
 
 import csv
+from collections import Counter
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import yaml
 
 from amp_ray.calibration import Observation
+from amp_ray.errors import InputError
 from amp_ray.runtime.files import ExperimentFiles, read_text
 from amp_ray.spec.build import build_experiment
 from amp_ray.spec.experiment import Experiment
+from amp_ray.spec.experiment_file import ExperimentFile
 from amp_ray.spec.strategy import Strategy
-from amp_ray.spec.strategy_file import Context, Given, parse_strategies
+from amp_ray.spec.strategy_file import _OPTIONAL, Context, Given, parse_strategies
 from amp_ray.spec.yaml_text import Document, parse_yaml
 
-STRATEGY: Final = (
-    "tp",
-    "pp",
-    "dp",
-    "micro_batch_size",
-    "bounds",
-    "recompute",
-    "measured_s",
-    "peak_memory_bytes",
-)
+STRATEGY: Final = ("tp", "pp", "dp", "micro_batch_size", *_OPTIONAL)
 """Columns of a strategies file."""
 
-LABELS: Final = ("experiment", "group", "doubt", "source_line", "sequence_parallel", "predicted_s")
+LABELS: Final = (
+    *("experiment", "group", "doubt", "source_line", "predicted_s", "release", "recompute_modules"),
+)
 """Columns about a row; README.md says what they mean."""
 
+OFF: Final = MappingProxyType(
+    {
+        "sequence_parallel": "false",
+        **dict.fromkeys(("virtual_stages", "cp", "ep"), "1"),
+        **dict.fromkeys(("etp", "shard_ranks", "mtp_layers"), ""),
+    }
+)
+"""Dimensions, and the value beside none that means that they are not used."""
+
+FAMILY: Final = "model.family"
+
+_SAID: Final = (*OFF, *ExperimentFile.model_fields)
+"""What a row may say that the package cannot plan yet, beside keys of the file's sections."""
+
 Cells = Mapping[str, str]
+Pairs = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,41 +66,63 @@ class Row:
     tells_time: bool
 
 
-def read_rows(folder: Path, name: str) -> list[Row]:
-    """Read the measured rows of a table.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """A table.
 
-    Rows with a recompute that cannot be expressed (``selective``) are left out.
+    Args:
+        rows: Those that the package can express.
+        not_expressible: How many it cannot, by what they have.
+    """
+
+    rows: tuple[Row, ...]
+    not_expressible: Mapping[str, int]
+
+
+def read_rows(folder: Path, name: str) -> list[Row]:
+    """Read the rows of a table that can be expressed; an InputError where a file is absent."""
+    return list(read_table(folder, name).rows)
+
+
+def read_table(folder: Path, name: str) -> Published:
+    """Read a table.
 
     Args:
         folder: Of the tables.
         name: Of the table, without its suffix.
 
     Raises:
-        InputError: If a file is absent or wrong.
+        InputError: If a file is absent, or a row wrong in more than what it cannot express.
     """
     file = folder / f"{name}.yaml"
     template = parse_yaml(read_text(file), file=str(file))
-    experiments: dict[tuple[str, ...], Experiment] = {}
-    rows = []
-    for cells in _cells(folder / f"{name}.csv"):
-        if cells.get("recompute") == "selective":
-            continue
+    experiments: dict[Pairs, Experiment | str] = {}
+    rows, left_out = [], Counter[str]()
+    for told in _cells(folder / f"{name}.csv"):
+        cells = {key: cell for key, cell in told.items() if cell and cell != OFF.get(key)}
+        cells |= {key: told[key] for key in told if key in STRATEGY}
         keys = {key: cell for key, cell in cells.items() if key not in STRATEGY + LABELS}
-        told = tuple(keys.values())
-        if told not in experiments:
-            experiments[told] = _experiment(template, keys)
-        given = _given(cells, experiments[told])
-        assert given.strategy is not None
-        observation = Observation(
-            experiment=experiments[told],
-            strategy=given.strategy,
-            outcome=given.failure or "measured",
-            measured_s=given.measured_s,
-            peak_memory_bytes=given.peak_memory_bytes,
-        )
-        tells_time = given.measured_s is not None and not cells.get("doubt")
-        rows.append(Row(observation=observation, group=cells["group"], tells_time=tells_time))
-    return rows
+        experiment = _experiment(template, keys, experiments)
+        if isinstance(experiment, str) or not cells["bounds"]:
+            left_out[experiment if isinstance(experiment, str) else "bounds"] += 1
+        else:
+            rows.append(_row(cells, experiment))
+    return Published(rows=tuple(rows), not_expressible=dict(sorted(left_out.items())))
+
+
+def _row(cells: Cells, experiment: Experiment) -> Row:
+    """Return the row of a strategy with cuts."""
+    given = _given(cells, experiment)
+    assert given.strategy is not None
+    observation = Observation(
+        experiment=experiment,
+        strategy=given.strategy,
+        outcome=given.failure or "measured",
+        measured_s=given.measured_s,
+        peak_memory_bytes=given.peak_memory_bytes,
+    )
+    tells_time = given.measured_s is not None and not cells.get("doubt")
+    return Row(observation=observation, group=cells["group"], tells_time=tells_time)
 
 
 def amp_strategies(folder: Path, experiment: Experiment) -> list[Strategy]:
@@ -101,8 +135,26 @@ def amp_strategies(folder: Path, experiment: Experiment) -> list[Strategy]:
     return [each.strategy for each in given if each.strategy is not None]
 
 
-def _experiment(template: Document, keys: Cells) -> Experiment:
-    """Return the template's experiment with the values of a row at their keys."""
+def _experiment(
+    template: Document, keys: Cells, known: dict[Pairs, Experiment | str]
+) -> Experiment | str:
+    """Return the template's experiment with the values of a row, or what it cannot express."""
+    told = tuple(keys.items())
+    if told not in known:
+        try:
+            known[told] = _build(template, keys)
+        except InputError as error:
+            places = [part.where.key or "" for part in error.parts if part.where is not None]
+            named = [FAMILY if key == "model" else key for key in places]
+            reasons = [key for key in named if key in keys and (key in _SAID or "." in key)]
+            if not reasons:
+                raise
+            known[told] = f"{reasons[0]} {keys[reasons[0]]}"
+    return known[told]
+
+
+def _build(template: Document, keys: Cells) -> Experiment:
+    """Build the template's experiment with the values of a row at their keys."""
     values: Any = deepcopy(template.values)
     for key, cell in keys.items():
         *outer, last = (int(part) if part.isdigit() else part for part in key.split("."))
@@ -118,13 +170,8 @@ def _given(cells: Cells, experiment: Experiment) -> Given:
     """Return the strategy of a row, which must fit its experiment."""
     told = {name: cells[name] for name in STRATEGY if name in cells}
     text = f"{','.join(told)}\n{','.join(told.values())}\n"
-    context = Context(
-        cluster=experiment.cluster,
-        num_layers=experiment.model.num_layers,
-        global_batch_size=experiment.global_batch_size,
-        recompute=experiment.recompute,
-    )
-    (given,) = parse_strategies(text, file=str(dict(cells)), context=context)
+    file = str(dict(cells))
+    (given,) = parse_strategies(text, file=file, context=Context.of(experiment))
     return given
 
 

@@ -61,8 +61,9 @@ def test_links_between_hosts_are_found_as_they_are(
     assert sizes[max(sizes)] == pytest.approx(LINK_BITS_PER_S, rel=0.35)
     intra, inter = link_reports(folder.records, experiment)
     # Each direction of a token bucket fills up while the other one sends, so that messages of up
-    # to a megabyte go back and forth at twice the rate; a rate for all of them lies between.
-    assert LINK_BITS_PER_S < inter.gbit_per_s * GIGA < 2.5 * LINK_BITS_PER_S
+    # to a megabyte go back and forth at twice the rate; a rate for all of them lies between. On a
+    # busy machine one rate may be too far off: then that of the largest messages is told.
+    assert 0.65 * LINK_BITS_PER_S < inter.gbit_per_s * GIGA < 2.5 * LINK_BITS_PER_S
     assert intra.gbit_per_s > 2 * inter.gbit_per_s
     for host in bench.cluster.hosts:
         wait_for(lambda host=host: not bench.cluster.programs(host))  # type: ignore[misc]

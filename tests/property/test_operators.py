@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from amp_ray.partition.operators import OperatorProblem, OperatorSolution, solve_operators
 from support.operator_cases import random_operators
-from support.operator_oracle import least_value, stage_memory, stage_s
+from support.operator_oracle import least_value, stage_memory, stage_s, step_end_s
 
-KINDS = ("plain", "repeated", "published")
+KINDS = ("plain", "repeated", "published", "ends")
 
 
 @st.composite
@@ -57,7 +57,9 @@ def test_stages_are_what_they_say_and_fit(problem: OperatorProblem) -> None:
         )
         assert stage_memory(problem, stage.option, behind, *span) <= problem.limit_bytes
     times = [stage.time_s for stage in found.stages]
-    value_s = sum(times) + (problem.num_micro_batches - 1) * max(times)
+    last_s = max(step_end_s(problem, own.option, own.start, own.end) for own in found.stages)
+    assert found.step_end_s == pytest.approx(last_s)
+    value_s = sum(times) + (problem.num_micro_batches - 1) * max(times) + last_s
     assert found.value_s == pytest.approx(value_s)
     assert found.lower_bound_s <= found.value_s
 

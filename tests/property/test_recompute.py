@@ -190,7 +190,7 @@ def test_a_runtime_that_knows_no_parts_is_given_none(share: float) -> None:
 
 @pytest.mark.parametrize("share", [0.05, 0.3, 0.7, 1.1])
 def test_a_runtime_with_one_recompute_for_all_stages_has_the_best(share: float) -> None:
-    text = TEXT.replace("size: 12", "size: 12\nruntime: megatron-lm")
+    text = TEXT.replace("size: 12", "size: 12\nruntime: megatron-lm-2022")
     cost_model, candidate = tight(text, share, 2, 1)
     found = with_recompute(cost_model, Strategy.uniform(candidate, (0, 3, 7)))
     own = found.strategy.recompute

@@ -16,6 +16,7 @@ import numpy as np
 from amp_ray.baselines.aceso2024.memory import StageMemory, stage_memory
 from amp_ray.baselines.aceso2024.plan import AcesoPlan, AcesoStage
 from amp_ray.cost.estimate import Reason
+from amp_ray.cost.operators import NOT_PROFILED
 from amp_ray.cost.resharding import stage_exchanges
 from amp_ray.spec.operator_profile import (
     VALUES,
@@ -30,7 +31,6 @@ from amp_ray.spec.operator_profile import (
 from amp_ray.spec.operator_run import OperatorUse
 from amp_ray.units import MEGA, MIB
 
-NOT_PROFILED: Final = "not in the profile"
 NOT_EXPRESSIBLE: Final = "not a plan of Aceso's"
 
 MISSING_COLLECTIVE_S: Final = 100.0

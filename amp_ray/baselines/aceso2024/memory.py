@@ -6,6 +6,7 @@ from typing import Final
 import numpy as np
 
 from amp_ray.baselines.aceso2024.plan import AcesoStage
+from amp_ray.cost.operators import run_sums
 from amp_ray.spec.operator_profile import (
     BoolArray,
     FloatArray,
@@ -73,7 +74,7 @@ def stage_memory(
     before_block = np.append(profile.starts_block[here][1:], False)
     both = np.append(stage.recompute[:-1] & stage.recompute[1:], False)
     saved = float(kept[both & ~before_block].sum())
-    runs = _run_sums(kept, both, before_block)
+    runs = run_sums(kept, both, before_block)
     counted = runs[:-1] if _omits_last_run(both, share) else runs
     largest = float(counted.max(initial=0.0))
     weights = float(table.weight_bytes.sum())
@@ -98,20 +99,6 @@ def _omits_last_run(both: BoolArray, share: FloatArray) -> bool:
     It does where the last operator but one shares a buffer or holds a mask.
     """
     return len(both) > 1 and bool(both[-2]) and share[-2] != 1.0
-
-
-def _run_sums(kept: FloatArray, both: BoolArray, before_block: BoolArray) -> FloatArray:
-    """Return the activations of each run of operators that is recomputed at once, in order.
-
-    Args:
-        kept: Shape ``(n,)``. Bytes of each operator.
-        both: Shape ``(n,)``. Whether it recomputes together with its successor.
-        before_block: Shape ``(n,)``. Whether a block, and so another run, follows.
-    """
-    ends = np.flatnonzero(~both | before_block)
-    starts = np.concatenate([[0], ends[:-1] + 1])
-    sums: FloatArray = np.add.reduceat(np.where(both, kept, 0.0), starts)
-    return sums
 
 
 def _reserved_bytes(table: OperatorTable, weights: float) -> float:

@@ -59,6 +59,10 @@ def _is_small(
     held, begin = programme.held_prefix[option], programme.layer_begin
     seconds = prefix_s[end] - prefix_s[start]
     fixed = (state[end] - state[start]) + (weight[end] - weight[start])
+    step_s = programme.step_end_prefix_s[option]
+    ends_s = programme.step_start_s[option] + (step_s[end] - step_s[start])
+    if ends_s > programme.step_end_cap_s * (1 + 1e-12):
+        return False
     if fixed > programme.limit_bytes or seconds > cap_s * (1 + 1e-12):
         return False
     low, high = programme.layer_of[start], programme.layer_of[end - 1] + 1
@@ -67,7 +71,8 @@ def _is_small(
     if high <= low:
         return True
     reserved = max(programme.least_reserved[option], weight[end] - weight[start])
-    kept = (behind + 1) * (held[begin[high]] - held[begin[low]])
+    flying = min(behind + 1, programme.most_in_flight)
+    kept = flying * (held[begin[high]] - held[begin[low]])
     excess = (state[end] - state[start]) + kept + reserved - programme.limit_bytes
     if excess > 0.0:
         seconds += _relaxed_s(option, behind, excess, (-1, low, high, -1), programme)
@@ -145,7 +150,7 @@ def _fill_block(
     width = blocks.high_end[block] - blocks.low_end[block]
     for column in range(width):
         end = cuts[blocks.low_end[block] + column]
-        forward, backward, seen = 0.0, 0.0, end - 1
+        forward, backward, seen = 0.0, 0.0, end - programme.spared
         for row in range(blocks.high_start[block] - blocks.low_start[block] - 1, -1, -1):
             start = cuts[blocks.low_start[block] + row]
             if start >= end:
@@ -171,7 +176,9 @@ def _fill_block(
 
 @njit(cache=True, nogil=True)
 def plain_s(option: int, place: int, start: int, end: int, programme: OperatorProgramme) -> float:
-    """Return the time of a stage without recompute."""
+    """Return the time of a stage without recompute; infinite above the cap on step ends."""
+    if stage_end_s(option, start, end, programme) > programme.step_end_cap_s:
+        return np.inf
     prefix_s, join_s = programme.time_prefix_s[option], programme.join_prefix_s[option]
     last = place + programme.devices[option]
     edges_s = 0.0
@@ -184,6 +191,16 @@ def plain_s(option: int, place: int, start: int, end: int, programme: OperatorPr
 
 
 @njit(cache=True, nogil=True)
+def stage_end_s(option: int, start: int, end: int, programme: OperatorProgramme) -> float:
+    """Return what follows the pipeline in a stage."""
+    step_s = programme.step_end_prefix_s[option]
+    seconds = programme.step_start_s[option] + (step_s[end] - step_s[start])
+    if (start == 0) != (end == step_s.size - 1):
+        seconds += programme.tied_s[option]
+    return float(seconds)
+
+
+@njit(cache=True, nogil=True)
 def excess_of(
     option: int, behind: int, start: int, end: int, reserved: float, programme: OperatorProgramme
 ) -> float:
@@ -193,7 +210,7 @@ def excess_of(
     kept = programme.input_bytes[option, start] + (held[end] - held[start])
     spare = max(reserved, weight[end] - weight[start])
     fixed = (state[end] - state[start]) + spare
-    return float(fixed + (behind + 1) * kept - programme.limit_bytes)
+    return float(fixed + min(behind + 1, programme.most_in_flight) * kept - programme.limit_bytes)
 
 
 @njit(**INNER)
@@ -218,14 +235,15 @@ def _relaxed_s(
     programme: OperatorProgramme,
 ) -> float:
     """Bound the recompute that parts of a stage need to save ``excess`` bytes."""
+    row = programme.relaxed[option]
     bound_s = relaxed_s(
         excess,
-        behind + 1.0,
-        programme.charged[option],
-        programme.levels[option],
-        programme.rest[option],
-        programme.layers[option],
-        programme.head[option],
+        float(min(behind + 1, programme.most_in_flight)),
+        programme.charged[row],
+        programme.levels[row],
+        programme.rest[row],
+        programme.layers[row],
+        programme.head[row],
         where,
     )
     return float(bound_s)

@@ -60,8 +60,13 @@ def layer_kinds(problem: OperatorProblem) -> LayerKinds:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Relaxation:
-    """Tables of `recompute.kernels.relaxed_s`, for all options."""
+    """Tables of `recompute.kernels.relaxed_s`.
 
+    Attributes:
+        row: Shape ``(V,)``. Of each option in the tables.
+    """
+
+    row: IntArray
     charged: FloatArray
     levels: FloatArray
     rest: FloatArray
@@ -70,35 +75,36 @@ class Relaxation:
 
 
 def relaxation(problem: OperatorProblem, kinds: LayerKinds) -> Relaxation:
-    """Fill the tables; options that differ in time alone share a row of work."""
-    num_options, num_places = len(problem.time_s), len(kinds.member)
-    num_layers = len(kinds.kind)
-    charged = np.full((num_options, MOST_PEAKS), np.inf)
-    levels = np.full((num_options, MOST_PEAKS, MOST_LEVELS), np.inf)
-    rest = np.zeros((num_options, MOST_PEAKS, MOST_LEVELS, num_places, 2))
-    layers = np.zeros((num_options, MOST_PEAKS, MOST_LEVELS, num_layers + 1, 2))
+    """Fill the tables; options that recompute and hold the same share a row."""
+    costs = [problem.recompute_s[:, kinds.member], problem.held_bytes[:, kinds.member]]
+    both, row = np.unique(np.stack(costs, axis=1), axis=0, return_inverse=True)
+    num_places, num_layers = len(kinds.member), len(kinds.kind)
+    charged = np.full((len(both), MOST_PEAKS), np.inf)
+    levels = np.full((len(both), MOST_PEAKS, MOST_LEVELS), np.inf)
+    rest = np.zeros((len(both), MOST_PEAKS, MOST_LEVELS, num_places, 2))
+    layers = np.zeros((len(both), MOST_PEAKS, MOST_LEVELS, num_layers + 1, 2))
     head = np.zeros_like(rest)
     free_end = problem.free_end[kinds.member]
-    for option in range(num_options):
-        cost_s = np.ascontiguousarray(problem.recompute_s[option, kinds.member])
-        held = np.ascontiguousarray(problem.held_bytes[option, kinds.member])
+    for number, (cost_s, held) in enumerate(both):
         smallest, largest = _peaks(held, kinds.begin)
         rows = len(largest)
-        charged[option, :rows] = smallest
-        fill_levels(cost_s, held, kinds.begin, largest, levels[option, :rows])
+        charged[number, :rows] = smallest
+        fill_levels(cost_s, held, kinds.begin, largest, levels[number, :rows])
         fill_relaxation(
             cost_s,
             held,
             kinds.begin,
             free_end,
             largest,
-            levels[option, :rows],
-            rest[option, :rows],
-            head[option, :rows],
+            levels[number, :rows],
+            rest[number, :rows],
+            head[number, :rows],
         )
-        whole = rest[option][:, :, kinds.begin[kinds.kind]]
-        np.cumsum(whole, axis=2, out=layers[option][:, :, 1:])
-    return Relaxation(charged=charged, levels=levels, rest=rest, layers=layers, head=head)
+        whole = rest[number][:, :, kinds.begin[kinds.kind]]
+        np.cumsum(whole, axis=2, out=layers[number][:, :, 1:])
+    return Relaxation(
+        row=row.reshape(-1), charged=charged, levels=levels, rest=rest, layers=layers, head=head
+    )
 
 
 def _peaks(held: FloatArray, begin: IntArray) -> tuple[FloatArray, FloatArray]:

@@ -1,5 +1,7 @@
 """Lay a problem of operators out for the kernels, and choose which stages are worth pricing."""
 
+import math
+
 import numpy as np
 
 from amp_ray.partition.arrays import FloatArray, IntArray
@@ -12,6 +14,8 @@ from amp_ray.partition.operators.programme import Blocks, OperatorProgramme, Rea
 def laid_out(problem: OperatorProblem, kinds: LayerKinds) -> OperatorProgramme:
     """Lay out all that does not depend on a cap."""
     relaxed = relaxation(problem, kinds)
+    nothing = np.zeros(len(problem.time_s))
+    step_end_s = np.zeros_like(problem.time_s) if problem.step_end_s is None else problem.step_end_s
     return OperatorProgramme(
         time_prefix_s=_prefix(problem.time_s),
         join_prefix_s=_prefix(problem.join_s)[:, :-1].copy(),
@@ -31,6 +35,7 @@ def laid_out(problem: OperatorProblem, kinds: LayerKinds) -> OperatorProgramme:
         layer_begin=np.append(problem.layer_begin, problem.num_operators),
         layer_of=kinds.layer_of,
         operator_place=kinds.place,
+        relaxed=relaxed.row,
         charged=relaxed.charged,
         levels=relaxed.levels,
         rest=relaxed.rest,
@@ -38,6 +43,12 @@ def laid_out(problem: OperatorProblem, kinds: LayerKinds) -> OperatorProgramme:
         head=relaxed.head,
         limit_bytes=float(problem.limit_bytes),
         num_devices=problem.num_devices,
+        most_in_flight=problem.most_in_flight,
+        spared=0 if problem.reserves_last else 1,
+        step_end_prefix_s=_prefix(step_end_s),
+        step_start_s=nothing if problem.step_start_s is None else problem.step_start_s,
+        tied_s=nothing if problem.tied_s is None else problem.tied_s,
+        step_end_cap_s=math.inf,
     )
 
 
@@ -55,7 +66,7 @@ def blocks_within(
     Returns:
         Blocks ascending by stages behind, then devices behind, then devices.
     """
-    reach = _reach(cap_s, problem, programme)
+    reach = reach_within(cap_s, problem, programme)
     num_devices = programme.num_devices
     # By stages and devices behind a cut: the first and the last index of a cut that can be there.
     low = np.searchsorted(cuts, reach.back)
@@ -78,8 +89,8 @@ def blocks_within(
     return Blocks._make([*columns, np.concatenate(([0], np.cumsum(counts)))])
 
 
-def _reach(cap_s: float, problem: OperatorProblem, programme: OperatorProgramme) -> Reach:
-    """Find how far devices get."""
+def reach_within(cap_s: float, problem: OperatorProblem, programme: OperatorProgramme) -> Reach:
+    """Find how far devices get with no stage above a cap."""
     shape = (problem.most_stages + 1, programme.num_devices + 1)
     reach = Reach(front=np.empty(shape, np.int64), back=np.empty(shape, np.int64))
     fill_reach(cap_s, programme, reach)

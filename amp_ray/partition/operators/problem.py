@@ -33,12 +33,16 @@ class OperatorProblem:
                  + peak + max(sum of weight_bytes,
                               max forward_reserved_bytes + max backward_reserved_bytes)
 
-    where the two last maxima leave out the stage's last operator. An operator is saved if it and
+    where the two last maxima leave out the stage's last operator unless ``reserves_last``, and
+    ``q + 1`` is ``most_in_flight`` at most. An operator is saved if it and
     its successor in the stage are recomputed and the successor does not begin a layer; the peak is
     the most that one run of recomputed operators within a layer saves. All memory must fit into
     ``limit_bytes``, and ``m`` micro-batches take::
 
-        sum over stages of time + (m - 1) * slowest time
+        sum over stages of time + (m - 1) * slowest time + the longest step end
+
+    where the step end of a stage is the sum of its ``step_end_s``, ``step_start_s``, and
+    ``tied_s`` if it holds one end of the chain only.
 
     Bytes are whole numbers, in any unit, so that their sums are exact.
 
@@ -64,6 +68,11 @@ class OperatorProblem:
         edge_kind: Shape ``(G + 1,)``. Kind of edge behind so many devices.
         most_stages: At most so many.
         fewest_stages: At least so many.
+        most_in_flight: Micro-batches that a stage holds at most.
+        reserves_last: Whether what a stage reserves counts its last operator, too.
+        step_end_s: Shape ``(V, L)``. After the pipeline; None where nothing follows it.
+        step_start_s: Shape ``(V,)``. The same, whatever the operators.
+        tied_s: Shape ``(V,)``. The same of a weight that both ends of the chain hold.
     """
 
     time_s: FloatArray
@@ -87,6 +96,11 @@ class OperatorProblem:
     num_micro_batches: int
     most_stages: int
     fewest_stages: int = 1
+    most_in_flight: int = 1_000_000
+    reserves_last: bool = False
+    step_end_s: FloatArray | None = None
+    step_start_s: FloatArray | None = None
+    tied_s: FloatArray | None = None
 
     def __post_init__(self) -> None:
         """Check that the tables belong to one chain."""
@@ -160,6 +174,8 @@ class OperatorSolution:
     """The best stages found.
 
     Attributes:
+        value_s: The objective, step end included.
+        step_end_s: Of the stage where it takes longest.
         lower_bound_s: No stages have a smaller objective; equals ``value_s`` once proven.
     """
 
@@ -167,3 +183,4 @@ class OperatorSolution:
     value_s: float
     slowest_s: float
     lower_bound_s: float
+    step_end_s: float = 0.0

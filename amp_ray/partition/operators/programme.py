@@ -27,13 +27,20 @@ class OperatorProgramme(NamedTuple):
         layer_begin: Shape ``(Y + 1,)``.
         layer_of: Shape ``(L,)``.
         operator_place: Shape ``(L,)``. Among the operators of all kinds of layers.
-        charged: Shape ``(V, P)``. See `recompute.kernels.relaxed_s`.
-        levels: Shape ``(V, P, N)``.
-        rest: Shape ``(V, P, N, O, 2)``.
-        layers: Shape ``(V, P, N, Y + 1, 2)``.
-        head: Shape ``(V, P, N, O, 2)``.
+        relaxed: Shape ``(V,)``. Row of each option in the five tables below.
+        charged: Shape ``(R, P)``. See `recompute.kernels.relaxed_s`.
+        levels: Shape ``(R, P, N)``.
+        rest: Shape ``(R, P, N, O, 2)``.
+        layers: Shape ``(R, P, N, Y + 1, 2)``.
+        head: Shape ``(R, P, N, O, 2)``.
         limit_bytes: Of every device.
         num_devices: ``G``.
+        most_in_flight: Micro-batches that a stage holds at most.
+        spared: Operators at the end of a stage that reserve nothing: 0 or 1.
+        step_end_prefix_s: Shape ``(V, L + 1)``.
+        step_start_s: Shape ``(V,)``.
+        tied_s: Shape ``(V,)``.
+        step_end_cap_s: No stage may have a longer step end.
     """
 
     time_prefix_s: FloatArray
@@ -54,6 +61,7 @@ class OperatorProgramme(NamedTuple):
     layer_begin: IntArray
     layer_of: IntArray
     operator_place: IntArray
+    relaxed: IntArray
     charged: FloatArray
     levels: FloatArray
     rest: FloatArray
@@ -61,6 +69,12 @@ class OperatorProgramme(NamedTuple):
     head: FloatArray
     limit_bytes: float
     num_devices: int
+    most_in_flight: int
+    spared: int
+    step_end_prefix_s: FloatArray
+    step_start_s: FloatArray
+    tied_s: FloatArray
+    step_end_cap_s: float
 
 
 class Reach(NamedTuple):

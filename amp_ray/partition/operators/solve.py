@@ -22,10 +22,11 @@ from amp_ray.partition.operators.kernels import (
     cheapest_operators,
     fill_stages,
     least_through,
+    stage_end_s,
     walk_stages,
 )
 from amp_ray.partition.operators.layers import layer_kinds
-from amp_ray.partition.operators.layout import blocks_within, laid_out
+from amp_ray.partition.operators.layout import blocks_within, laid_out, reach_within
 from amp_ray.partition.operators.problem import OperatorProblem, OperatorSolution, OperatorStage
 from amp_ray.partition.operators.programme import Blocks, OperatorProgramme
 from amp_ray.partition.operators.stages import StagePrices
@@ -36,6 +37,7 @@ FEWER = 6
 FIRST_PRICED = 64
 MOST_PRICED = 20_000
 USUAL_LAYERS = 64
+MOST_STEP_ENDS = 40
 MOST_GAP = 1e-3  # beyond the usual number of layers, where a stage takes long to price
 
 # Start, end, option, devices in front, stages behind.
@@ -47,6 +49,10 @@ def solve_operators(
 ) -> OperatorSolution | InfeasiblePartition | PrunedPartition:
     """Find the stages with the smallest objective.
 
+    The best stages whatever their step end bound the rest from below. Those with a longer step end
+    than they have cost more; those with a shorter one are searched next, until what a shorter one
+    can save at most is less than what the stages would take more.
+
     Args:
         problem: The problem.
         upper_bound_s: Only chains that cost no more are of interest.
@@ -55,44 +61,122 @@ def solve_operators(
         The best stages with a lower bound; or why there are none; or, if all cost more than
         ``upper_bound_s``, that the problem was pruned.
     """
-    kinds = layer_kinds(problem)
-    programme = laid_out(problem, kinds)
-    prices = StagePrices(problem=problem, programme=programme, kinds=kinds)
+    search = _Search.of(problem)
+    found = search.solve(upper_bound_s)
+    if not isinstance(found, OperatorSolution) or problem.step_end_s is None:
+        return found
+    return _by_step_end(search, found, upper_bound_s)
+
+
+def _by_step_end(
+    search: "_Search", found: OperatorSolution, upper_bound_s: float
+) -> OperatorSolution | PrunedPartition:
+    """Go on from the best stages, step ends apart, to ever shorter step ends."""
     best: OperatorSolution | None = None
-    limit_s = upper_bound_s
-    for cuts in _layer_cuts(problem):
-        better, _ = _round(cuts, problem, programme, prices, limit_s, FIRST_PRICED)
+    bound_s, left_s, limit_s = math.inf, 0.0, upper_bound_s
+    for _ in range(MOST_STEP_ENDS):
+        bound_s = min(bound_s, found.lower_bound_s + found.step_end_s)
+        if found.value_s + found.step_end_s < limit_s:
+            best = replace(found, value_s=found.value_s + found.step_end_s)
+            limit_s = best.value_s
+        shorter_s = math.nextafter(found.step_end_s, -math.inf)
+        least_s = search.least_step_end_s(limit_s, shorter_s)
+        left_s = found.lower_bound_s + least_s
+        if left_s >= limit_s:
+            break
+        following = search.solve(limit_s - least_s, shorter_s)
+        if not isinstance(following, OperatorSolution):
+            left_s = limit_s
+            break
+        found = following
+    bound_s = min(bound_s, left_s)
+    if best is None:
+        return PrunedPartition(lower_bound_s=min(bound_s, upper_bound_s), num_evaluations=0)
+    return replace(best, lower_bound_s=min(bound_s, best.value_s))
+
+
+@dataclass(slots=True, kw_only=True)
+class _Search:
+    """A problem that is solved several times, by caps on the step end of stages."""
+
+    problem: OperatorProblem
+    programme: OperatorProgramme
+    prices: StagePrices
+
+    @classmethod
+    def of(cls, problem: OperatorProblem) -> "_Search":
+        """Lay a problem out."""
+        kinds = layer_kinds(problem)
+        programme = laid_out(problem, kinds)
+        prices = StagePrices(problem=problem, programme=programme, kinds=kinds)
+        return cls(problem=problem, programme=programme, prices=prices)
+
+    def solve(
+        self, upper_bound_s: float, most_step_end_s: float = math.inf
+    ) -> OperatorSolution | InfeasiblePartition | PrunedPartition:
+        """Solve the problem, step ends apart, for stages whose step end is at most so long."""
+        self._cap(most_step_end_s)
+        problem, limit_s = self.problem, upper_bound_s
+        best: OperatorSolution | None = None
+        for cuts in _layer_cuts(problem):
+            best = self._round(cuts, limit_s, FIRST_PRICED)[0] or best
+            limit_s = best.value_s if best else upper_bound_s
+        if best is not None:
+            best = self._round(_cuts_near(best, problem), limit_s, FIRST_PRICED)[0] or best
+            limit_s = best.value_s
+        everywhere = np.arange(problem.num_operators + 1)
+        better, lower_bound_s = self._round(everywhere, limit_s, MOST_PRICED)
         best = better or best
-        limit_s = best.value_s if best else upper_bound_s
-    if best is not None:
-        near = _cuts_near(best, problem)
-        best = _round(near, problem, programme, prices, limit_s, FIRST_PRICED)[0] or best
-    limit_s = min(upper_bound_s, best.value_s if best else math.inf)
-    everywhere = np.arange(problem.num_operators + 1)
-    better, lower_bound_s = _round(everywhere, problem, programme, prices, limit_s, MOST_PRICED)
-    best = better or best
-    if best is not None:
-        return replace(best, lower_bound_s=min(lower_bound_s, best.value_s))
-    if upper_bound_s < math.inf:
-        return PrunedPartition(lower_bound_s=min(lower_bound_s, upper_bound_s), num_evaluations=0)
-    return InfeasiblePartition(
-        reason=InfeasibleReason.MEMORY,
-        detail=f"no stages hold all {problem.num_operators} operators within their memory, "
-        "whatever is recomputed",
-    )
+        if best is not None:
+            return replace(best, lower_bound_s=min(lower_bound_s, best.value_s))
+        if upper_bound_s < math.inf:
+            least_s = min(lower_bound_s, upper_bound_s)
+            return PrunedPartition(lower_bound_s=least_s, num_evaluations=0)
+        return InfeasiblePartition(
+            reason=InfeasibleReason.MEMORY,
+            detail=f"no stages hold all {problem.num_operators} operators within their memory, "
+            "whatever is recomputed",
+        )
+
+    def least_step_end_s(self, limit_s: float, most_s: float) -> float:
+        """Return a step end that all chains have, if they cost less than a limit."""
+        low_s, high_s = 0.0, most_s
+        for _ in range(20):
+            middle_s = (low_s + high_s) / 2
+            self._cap(middle_s)
+            cap_s = most_stage_s(self.problem, limit_s)
+            reach = reach_within(cap_s, self.problem, self.programme)
+            if reach.front[0, -1] >= self.problem.num_operators:
+                high_s = middle_s
+            else:
+                low_s = middle_s
+        return low_s
+
+    def _cap(self, most_step_end_s: float) -> None:
+        """Leave out stages with a longer step end."""
+        self.programme = self.programme._replace(step_end_cap_s=most_step_end_s)
+        self.prices.programme = self.programme
+
+    def _round(
+        self, cuts: IntArray, limit_s: float, most_priced: int
+    ) -> tuple[OperatorSolution | None, float]:
+        """Solve the problem with these cuts."""
+        search = Round(
+            problem=self.problem, programme=self.programme, prices=self.prices, cuts=cuts
+        )
+        return search.run(limit_s, most_priced)
 
 
-def _round(
-    cuts: IntArray,
-    problem: OperatorProblem,
-    programme: OperatorProgramme,
-    prices: StagePrices,
-    limit_s: float,
-    most_priced: int,
-) -> tuple[OperatorSolution | None, float]:
-    """Solve the problem with these cuts."""
-    search = Round(problem=problem, programme=programme, prices=prices, cuts=cuts)
-    return search.run(limit_s, most_priced)
+def most_stage_s(problem: OperatorProblem, limit_s: float) -> float:
+    """Return the most that a stage takes in a chain that costs less than a limit.
+
+    The stages take at least the time of all operators, each by the option that needs the fewest
+    device seconds, over the devices of the largest stage; or that of the slowest.
+    """
+    later = problem.num_micro_batches - 1
+    work_s = (problem.time_s * problem.devices[:, None]).min(axis=0).sum()
+    least_s = float(work_s / problem.devices.max()) * (1 - 1e-9)
+    return min(limit_s / (later + 1), (limit_s - least_s) / later if later else math.inf)
 
 
 def _layer_cuts(problem: OperatorProblem) -> list[IntArray]:
@@ -176,7 +260,7 @@ class Round:
             It, if it costs less than ``limit_s``; and a lower bound of all chains that do.
         """
         problem = self.problem
-        cap_s = self._cap_s(limit_s)
+        cap_s = most_stage_s(problem, limit_s)
         self.blocks = blocks_within(cap_s, self.cuts, problem, self.programme)
         size = int(self.blocks.offset[-1])
         self.lower_s = np.empty(size)
@@ -206,17 +290,6 @@ class Round:
     def _gap(self) -> float:
         """How far, relative to it, the value may be from its bound."""
         return MOST_GAP if len(self.problem.layer_begin) > USUAL_LAYERS else 0.0
-
-    def _cap_s(self, limit_s: float) -> float:
-        """Return the most that a stage takes in a chain that costs less than a limit.
-
-        The stages take at least the time of all operators, each by the option that needs the
-        fewest device seconds, over the devices of the largest stage; or that of the slowest.
-        """
-        problem, later = self.problem, self.problem.num_micro_batches - 1
-        work_s = (problem.time_s * problem.devices[:, None]).min(axis=0).sum()
-        least_s = float(work_s / problem.devices.max()) * (1 - 1e-9)
-        return min(limit_s / (later + 1), (limit_s - least_s) / later if later else math.inf)
 
     def _search(self, stage_s: FloatArray, limit_s: float) -> _Caps:
         """Find the best chain of stages with these times."""
@@ -312,4 +385,7 @@ class Round:
             value_s=search.value_s,
             slowest_s=search.slowest_s,
             lower_bound_s=0.0,
+            step_end_s=max(
+                stage_end_s(own.option, own.start, own.end, self.programme) for own in stages
+            ),
         )

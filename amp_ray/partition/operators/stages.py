@@ -80,7 +80,7 @@ class StagePrices:
         """Choose what a stage recomputes."""
         problem = self.problem
         reserved = sum(
-            float(table[option, start : end - 1].max(initial=0.0))
+            float(table[option, start : end - self.programme.spared].max(initial=0.0))
             for table in (problem.forward_reserved_bytes, problem.backward_reserved_bytes)
         )
         excess = float(excess_of(option, behind, start, end, reserved, self.programme))
@@ -90,7 +90,11 @@ class StagePrices:
         key = (option, behind, excess, parts, bool(problem.free_end[end - 1]))
         if key not in self.answers:
             self.answers[key] = self._solved(
-                option, behind + 1, excess, parts, free=bool(problem.free_end[end - 1])
+                option,
+                min(behind + 1, problem.most_in_flight),
+                excess,
+                parts,
+                free=bool(problem.free_end[end - 1]),
             )
         return self.answers[key]
 

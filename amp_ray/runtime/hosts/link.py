@@ -60,7 +60,7 @@ class AgentSettings:
         base: Folder of all trials' folders on the hosts; None for their TMPDIR, else /tmp.
     """
 
-    lease_s: float = 6.0
+    lease_s: float = 10.0
     heartbeat_s: float = 1.0
     grace_s: float = 0.5
     start_timeout_s: float = 60.0

@@ -384,6 +384,9 @@ class Attempt:
             return
         self._pending.discard(host)
         self._oom_kills[host] = message["num_oom_kills"]
+        if message["reason"] == "lease":
+            lease = f"no sign of life from here for {self._settings.lease_s} s"
+            self._lose(host, f"its agent ended the trial: {lease}, or it was told to end there")
         if message["reason"] == "deadline":
             self._late.append((host, time_s))
             self._stop_soon()

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from statistics import median
 from typing import Final
 
@@ -167,7 +168,8 @@ def _rates_by_size(sized: Sequence[_Sized]) -> tuple[dict[bool, float], dict[int
     """Return the latency of a step, of messages (False) and collectives, and bytes/s by size.
 
     The smallest messages tell the latency, and what it leaves of the time of a larger one is its
-    bytes; larger messages are never slower than smaller ones.
+    bytes. Little is left of a small one, and a busy machine easily makes it too little: no rate is
+    above that of a larger message.
     """
     steps_s: dict[bool, float] = {}
     for _, sample in sized:
@@ -178,9 +180,9 @@ def _rates_by_size(sized: Sequence[_Sized]) -> tuple[dict[bool, float], dict[int
         rest_s = sample.seconds - sample.start_s - sample.num_steps * steps_s[sample.collective]
         if rest_s > _LEAST_REST * sample.seconds:
             bytes_per_s.setdefault(int(num_bytes), []).append(sample.num_bytes / rest_s)
-    found: dict[int, float] = {}
-    for size in sorted(bytes_per_s):
-        found[size] = max([median(bytes_per_s[size]), *found.values()])
+    rate, found = inf, dict.fromkeys(sorted(bytes_per_s), 0.0)
+    for size in reversed(found):
+        rate = found[size] = min(rate, median(bytes_per_s[size]))
     return steps_s, found
 
 

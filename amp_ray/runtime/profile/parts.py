@@ -12,8 +12,8 @@ from amp_ray.search.space import uniform_candidates
 from amp_ray.spec.build import build_experiment
 from amp_ray.spec.cluster import Node
 from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.model import PLANNED_ONLY, TRAINED
-from amp_ray.spec.yaml_text import parse_yaml
+from amp_ray.spec.model import TRAINED
+from amp_ray.spec.yaml_text import parse_yaml, with_changes
 from amp_ray.trials.profile.grid import (
     LayerPoint,
     LinkPoint,
@@ -23,6 +23,7 @@ from amp_ray.trials.profile.grid import (
     thinned,
 )
 from amp_ray.trials.profile.records import LinkPlace
+from amp_ray.trials.runtime_strategy import untrained_part
 
 _LINK_PAIR: Final = 2
 """Hosts at the ends of a link."""
@@ -50,9 +51,9 @@ class Part:
         return [(node.name, slot) for node in self.nodes for slot in range(self.slots)]
 
 
-def load_unprofiled(path: Path) -> Experiment:
+def load_unprofiled(path: Path, changes: Iterable[str] = ()) -> Experiment:
     """Read an experiment file without the profile that it names, which may not be there yet."""
-    document = parse_yaml(read_text(path), file=str(path))
+    document = with_changes(parse_yaml(read_text(path), file=str(path)), changes)
     values = {key: value for key, value in document.values.items() if key != "profile"}
     return build_experiment(replace(document, values=values), ExperimentFiles(base=path.parent))
 
@@ -66,11 +67,11 @@ def profile_parts(experiment: Experiment, *, is_local: bool) -> tuple[Part, ...]
         InputError: If the runtime trains another list of layers than the training program, or
             the devices' names or number do not suit.
     """
-    family = experiment.model.shape.family
-    if family in PLANNED_ONLY:
+    shape = experiment.model.shape
+    if not shape.is_trained:
         message = (
-            f"our training program, which measures layers, trains {', '.join(TRAINED)}, not model "
-            f"family {family!r}; plan with an analytic profile, or give times as a table"
+            f"our training program, which measures layers, trains {', '.join(TRAINED)}, not "
+            f"{untrained_part(shape)}; plan with an analytic profile, or give times as a table"
         )
         raise InputError(message, where=experiment.where("model"))
     if experiment.traits.layer_list != "runtime":

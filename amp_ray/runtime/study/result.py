@@ -11,7 +11,7 @@ from amp_ray.calibration import calibration_to_json
 from amp_ray.search.rows import SCHEMA, row
 from amp_ray.spec.cluster import Cluster
 from amp_ray.spec.strategy import Strategy
-from amp_ray.spec.strategy_json import strategy_to_json
+from amp_ray.spec.strategy_json import OptionsRecord, strategy_to_json
 from amp_ray.trials.outcome import (
     Crashed,
     Measured,
@@ -89,6 +89,10 @@ MEASUREMENT_COLUMNS: Final = (
 """Of a strategies file: what `calibrate --measurements` and `tune --trials replay:` read."""
 
 
+DIMENSIONS: Final = tuple(OptionsRecord.model_fields)
+"""Columns that stand behind the others where they are not off in all rows."""
+
+
 def trial_json(trial_record: TrialRecord, cluster: Cluster) -> dict[str, Any]:
     """Return a TRIAL of the contract; one that has not ended has the outcome null."""
     trial = trial_record.trial
@@ -139,7 +143,7 @@ def _parts(result: StudyResult, study: str) -> Iterator[tuple[str, Any]]:
     yield "certificate", None if certificate is None else _certificate_json(certificate)
     yield "calibration", None if calibration is None else calibration_to_json(calibration)
     ranked = enumerate(knowledge.ranking.results, start=1)
-    yield "ranking", (row(each, position, cluster) for position, each in ranked)
+    yield "ranking", (row(each, position, state.experiment) for position, each in ranked)
 
 
 def _value_text(value: object) -> Iterator[str]:
@@ -193,7 +197,7 @@ def history_jsonl(records: Iterable[TrialRecord], cluster: Cluster) -> Iterator[
 
 def history_csv(records: Iterable[TrialRecord]) -> str:
     """Return a table of all trials, for spreadsheet programs."""
-    return _table(HISTORY_COLUMNS, map(_history_row, records))
+    return _table(HISTORY_COLUMNS, [_history_row(entry) for entry in records])
 
 
 def _history_row(trial_record: TrialRecord) -> dict[str, Any]:
@@ -249,12 +253,14 @@ def _degrees(strategy: Strategy) -> dict[str, Any]:
         "pp": strategy.pp,
         "dp": strategy.dp,
         "micro_batch_size": strategy.micro_batch_size,
-        "bounds": _spaced(strategy.bounds),
+        "bounds": _spaced(strategy.given_bounds),
         "recompute": _spaced(
             [stage.options.recompute for stage in strategy.stages]
             if strategy.recompute is None
             else [strategy.recompute]
         ),
+        **{name: str(value).lower() for name, value in strategy.stages[0].options.others.items()},
+        **({"virtual_stages": strategy.virtual_stages} if strategy.virtual_stages > 1 else {}),
     }
 
 
@@ -264,9 +270,11 @@ def _spaced(values: Sequence[object] | None) -> str:
 
 
 def _table(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
-    """Return rows as CSV text."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    """Return rows as CSV text; a dimension that is off in all of them has no column."""
+    text, table = io.StringIO(), list(rows)
+    optional = (*DIMENSIONS, "virtual_stages")
+    used = [name for name in optional if any(name in row for row in table)]
+    writer = csv.DictWriter(text, [*columns, *used], lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows(table)
     return text.getvalue()

@@ -7,7 +7,13 @@ from pathlib import Path
 from typing import Final, Literal
 
 from amp_ray.cost.estimate import Estimate, Result
-from amp_ray.runtime.planning import make_planner, plan_experiment, score_given, why_infeasible
+from amp_ray.runtime.planning import (
+    OURS,
+    make_planner,
+    plan_experiment,
+    score_given,
+    why_infeasible,
+)
 from amp_ray.runtime.ray.searching import AUTO, Workers
 from amp_ray.runtime.study.replay import load_replay
 from amp_ray.search.ranking import rank, why_none
@@ -18,7 +24,6 @@ from amp_ray.spec.strategy_file import Given
 from amp_ray.trials.command import trial_problem
 from amp_ray.tuner.state import Policy
 
-OURS: Final = "amp-ray"
 PUBLISHED: Final = "amp-2022"
 """Both the name of a cost model and of the policy that follows it."""
 

@@ -256,7 +256,8 @@ def copy_experiment(experiment: Experiment, study: Study) -> None:
     """Keep the experiment file with the study, without the values of secret variables."""
     source = Path(experiment.source.file)
     if source.is_file():
-        study.write("experiment.yaml", _without_secrets(read_text(source), experiment))
+        changes = "".join(f"# --set {text}\n" for text in experiment.source.changes.values())
+        study.write("experiment.yaml", _without_secrets(changes + read_text(source), experiment))
 
 
 def _without_secrets(text: str, experiment: Experiment) -> str:

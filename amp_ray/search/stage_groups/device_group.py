@@ -18,7 +18,9 @@ from amp_ray.search.stage_groups.kinds import (
     one_node_graphs,
 )
 from amp_ray.search.stage_groups.time_bound import TimeBound
+from amp_ray.spec.candidate import StageOptions
 from amp_ray.spec.recompute import Recompute
+from amp_ray.spec.zero import NO_ZERO, Zero
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,9 +71,11 @@ class DeviceGroups:
 
     Args:
         cost_model: Of the experiment.
+        zero: What data-parallel ranks of every stage share out.
     """
 
     cost_model: CostModel
+    zero: Zero = NO_ZERO
     _known: dict[object, DeviceGroup | None] = field(init=False, default_factory=dict)
     _graphs: dict[DeviceGraph, tuple[list[list[DeviceGroup]], IntArray]] = field(
         init=False, default_factory=dict
@@ -144,7 +148,7 @@ class DeviceGroups:
         """Return the bound on the time of all plans with one recompute."""
         if recompute not in self._bounds:
             self._bounds[recompute] = TimeBound(
-                cost_model=self.cost_model, tps=self.tps, recompute=recompute
+                cost_model=self.cost_model, tps=self.tps, recompute=recompute, zero=self.zero
             )
         return self._bounds[recompute]
 
@@ -257,4 +261,5 @@ class DeviceGroups:
         model = self.cost_model.step_end
         types = set(model.topology.type_of_device[devices.ravel()].tolist())
         rings = model.topology.rings(devices.T.tolist())
-        return model.line(len(devices), rings.paths, model.slowest(types))
+        options = StageOptions(tp=devices.shape[1], dp=len(devices), zero=self.zero)
+        return model.line(options, 2, rings.paths, model.slowest(types))

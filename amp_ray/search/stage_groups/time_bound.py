@@ -29,6 +29,7 @@ from amp_ray.partition.problem import InfeasiblePartition
 from amp_ray.partition.step_end import StepEndProblem, StepEndTerm, solve_with_step_end
 from amp_ray.spec.candidate import GroupsCandidate, StageOptions
 from amp_ray.spec.recompute import Recompute
+from amp_ray.spec.zero import NO_ZERO, Zero
 
 EXACT_SAMPLES: Final = 32
 """Up to so many samples of a rank every number is timed; beyond them `SAMPLES_STEP` apart."""
@@ -58,11 +59,13 @@ class TimeBound:
         cost_model: Of the experiment.
         tps: Tensor-parallel degrees that its limits, nodes and model allow, ascending.
         recompute: Of all stages.
+        zero: Of all stages.
     """
 
     cost_model: CostModel
     tps: tuple[int, ...]
     recompute: Recompute
+    zero: Zero = NO_ZERO
 
     def least_s(self, candidate: GroupsCandidate) -> float:
         """Return seconds per iteration that no plan of a candidate undercuts.
@@ -74,26 +77,22 @@ class TimeBound:
         problem = self._problem(candidate)
         solution = solve_with_step_end(problem, most_boxes=MOST_BOXES)
         assert not isinstance(solution, InfeasiblePartition), "one stage may hold all layers"
-        chunks = given.traits.virtual_stages
-        return solution.lower_bound_s / chunks + given.constants.host_s_per_iteration
+        return solution.lower_bound_s + given.constants.host_s_per_iteration
 
     def _problem(self, candidate: GroupsCandidate) -> StepEndProblem:
         """Build the problem of stages by capacity and count of stages behind, from the last one."""
         given = self.cost_model.experiment
-        num_layers, chunks = given.model.num_layers, given.traits.virtual_stages
-        num_ahead = candidate.num_micro_batches - 1
-        num_steps = chunks * candidate.num_micro_batches
+        num_layers, num_steps = given.model.num_layers, candidate.num_micro_batches
         behind = [*range(min(MOST_BEHIND, self._most_stages - 1)), self._most_stages - 1]
-        hidden = np.array([min(num_ahead, count) / max(1, num_steps - 1) for count in behind])
+        hidden = np.array([min(num_steps - 1, count) / max(1, num_steps - 1) for count in behind])
         least = self._layer_s(self._sizes[1] / candidate.micro_batch_size)
         rows = np.concatenate([least[1] + (1 - share) * least[0] for share in hidden])
         count, size, ends = self._stages(len(behind))
-        cut_s = 0.0 if chunks > 1 else self._cut_s
         return StepEndProblem(
             problem=PartitionProblem(
                 tables=StageTables(
                     time_prefix_s=prefix_sums(rows[:, ::-1]),
-                    cut_time_s=np.full((1, num_layers + 1), cut_s),
+                    cut_time_s=np.full((1, num_layers + 1), self._cut_s),
                 ),
                 options=OptionTable(
                     time_row=count * len(self._sizes[0]) + size,
@@ -105,7 +104,7 @@ class TimeBound:
                 num_micro_batches=num_steps,
                 final_states=tuple(np.unique(ends[1]).tolist()),
             ),
-            terms=(self._sync(size, chunks),),
+            terms=(self._sync(size),),
         )
 
     def _stages(self, num_counts: int) -> tuple[IntArray, IntArray, IntArray]:
@@ -129,7 +128,7 @@ class TimeBound:
         count_row, size_row, *ends_rows = np.concatenate(rows, axis=1)
         return count_row, size_row, np.array(ends_rows)
 
-    def _sync(self, size: IntArray, chunks: int) -> StepEndTerm:
+    def _sync(self, size: IntArray) -> StepEndTerm:
         """Return what gradients take between nodes, in a stage that no node can hold."""
         spans = np.zeros(len(size))
         cluster, limits = self.cost_model.experiment.cluster, self.cost_model.experiment.limits
@@ -143,8 +142,9 @@ class TimeBound:
             ring, free = Path(bytes_per_s=best, step_s=0.0, num_nodes=2), NO_RING
             model, types = self.cost_model.step_end, range(len(cluster.device_types))
             device = model.slowest(types)
-            slope = model.line(2, [ring], device)[1] - model.line(2, [free], device)[1]
-            spans[self._sizes[0][size] > max(held)] = chunks * max(0.0, slope)
+            pair = StageOptions(tp=1, dp=2, zero=self.zero)
+            slope = model.line(pair, 2, [ring], device)[1] - model.line(pair, 2, [free], device)[1]
+            spans[self._sizes[0][size] > max(held)] = max(0.0, slope)
         weights = self.cost_model.weights(1)
         parameters = np.diff(weights.prefix)
         if weights.tied is not None:

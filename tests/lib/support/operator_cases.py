@@ -1,5 +1,7 @@
 """Random problems of operators, small enough for the oracle."""
 
+from typing import Any
+
 import numpy as np
 
 from amp_ray.partition.operators import OperatorProblem
@@ -15,7 +17,7 @@ def random_operators(
         num_operators: Of the chain.
         num_devices: That all are taken.
         kind: ``published`` has the published model's rules of peaks; ``repeated`` has like
-            layers; ``plain`` has neither.
+            layers; ``ends`` has what follows the pipeline; ``plain`` has none of it.
     """
     sizes = [size for size in (1, 2, 4) if size <= num_devices]
     devices = np.array([size for size in sizes for _ in range(int(rng.integers(1, 3)))])
@@ -36,6 +38,7 @@ def random_operators(
     held, state, weight = table(12) + 1, table(6), table(3)
     edges = (len(devices), 2, num_operators + 1)
     all_held = float(held.sum(axis=1).max() + state.sum(axis=1).max())
+    ends = {} if kind != "ends" else _step_ends(rng, shape)
     return OperatorProblem(
         time_s=time_s,
         join_s=table(2) / 64,
@@ -57,4 +60,16 @@ def random_operators(
         limit_bytes=float(int(all_held * rng.uniform(0.3, 1.5))),
         num_micro_batches=int(rng.integers(1, 12)),
         most_stages=int(rng.integers(1, num_devices + 1)),
+        **ends,
     )
+
+
+def _step_ends(rng: np.random.Generator, shape: tuple[int, int]) -> dict[str, Any]:
+    """Let stages hold few micro-batches, count all that they reserve, and end with a step."""
+    return {
+        "most_in_flight": int(rng.integers(1, 4)),
+        "reserves_last": True,
+        "step_end_s": rng.integers(0, 200, shape) / 64,
+        "step_start_s": rng.integers(0, 200, shape[0]) / 64,
+        "tied_s": rng.integers(0, 200, shape[0]) / 64,
+    }

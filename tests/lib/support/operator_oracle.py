@@ -32,12 +32,13 @@ def stage_memory(
             peak = peak if free else max(peak, run)
             run = 0.0
     kept = problem.input_bytes[option, start] + sum(held[i] for i in inside) - saved
-    before_last = range(start, end - 1)
+    before_last = range(start, end if problem.reserves_last else end - 1)
     reserved = max((problem.forward_reserved_bytes[option, i] for i in before_last), default=0.0)
     reserved += max((problem.backward_reserved_bytes[option, i] for i in before_last), default=0.0)
     weight = sum(problem.weight_bytes[option, i] for i in inside)
     state = sum(problem.state_bytes[option, i] for i in inside)
-    return float(state + (behind + 1) * kept + peak + max(reserved, weight))
+    flying = min(behind + 1, problem.most_in_flight)
+    return float(state + flying * kept + peak + max(reserved, weight))
 
 
 def stage_s(
@@ -60,24 +61,45 @@ def stage_s(
     return float(seconds)
 
 
+def step_end_s(problem: OperatorProblem, option: int, start: int, end: int) -> float:
+    """Add up what follows the pipeline in a stage."""
+    if problem.step_end_s is None or problem.step_start_s is None or problem.tied_s is None:
+        return 0.0
+    seconds = problem.step_start_s[option] + sum(
+        problem.step_end_s[option, i] for i in range(start, end)
+    )
+    at_one_end = (start == 0) != (end == problem.num_operators)
+    return float(seconds + at_one_end * problem.tied_s[option])
+
+
 def least_value(problem: OperatorProblem) -> float:
     """Return the smallest objective of all strategies; infinite if none fits."""
     stages = _stages(problem)
     best = math.inf
 
-    def extend(end: int, taken: int, behind: int, sum_s: float, slowest_s: float) -> None:
+    def extend(
+        end: int, taken: int, behind: int, sum_s: float, slowest_s: float, last_s: float
+    ) -> None:
         nonlocal best
         if end == 0 and taken == problem.num_devices and behind >= problem.fewest_stages:
-            best = min(best, sum_s + (problem.num_micro_batches - 1) * slowest_s)
+            best = min(best, sum_s + (problem.num_micro_batches - 1) * slowest_s + last_s)
         if behind == problem.most_stages:
             return
-        for start, size in product(range(end), set(problem.devices.tolist())):
-            key = (start, end, problem.num_devices - taken - size, size, behind)
+        for start, option in product(range(end), range(len(problem.devices))):
+            size = int(problem.devices[option])
+            key = (start, end, problem.num_devices - taken - size, option, behind)
             seconds = stages.get(key, math.inf)
             if seconds < math.inf:
-                extend(start, taken + size, behind + 1, sum_s + seconds, max(slowest_s, seconds))
+                extend(
+                    start,
+                    taken + size,
+                    behind + 1,
+                    sum_s + seconds,
+                    max(slowest_s, seconds),
+                    max(last_s, step_end_s(problem, option, start, end)),
+                )
 
-    extend(problem.num_operators, 0, 0, 0.0, 0.0)
+    extend(problem.num_operators, 0, 0, 0.0, 0.0, 0.0)
     return best
 
 
@@ -89,11 +111,9 @@ def _stages(problem: OperatorProblem) -> dict[tuple[int, int, int, int, int], fl
         for start, behind in product(range(end), range(problem.most_stages)):
             extra_s = _least_recompute(problem, option, behind, start, end)
             for place in np.flatnonzero(problem.allowed[option]).tolist():
-                if place + size > problem.num_devices:
-                    continue
-                seconds = extra_s + stage_s(problem, option, place, start, end, frozenset())
-                key = (start, end, place, size, behind)
-                found[key] = min(found.get(key, math.inf), seconds)
+                if place + size <= problem.num_devices:
+                    seconds = extra_s + stage_s(problem, option, place, start, end, frozenset())
+                    found[start, end, place, option, behind] = seconds
     return found
 
 

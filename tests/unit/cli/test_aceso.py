@@ -102,9 +102,6 @@ def test_what_is_no_plan_of_aceso_is_refused(
         assert amp_ray("export", experiment, *options).code == 2
     assert not plan.exists()
     assert amp_ray("export", experiment, "--to", "aceso", "-o", plan).code == 0
-    ended = amp_ray("score", experiment, "--strategies", plan)
-    assert ended.code == 2
-    assert "--cost-model aceso-2024" in ended.err
     ended = amp_ray("score", small, "--strategies", plan)
     assert "profile knows operators" in ended.err
 
@@ -148,11 +145,29 @@ def test_what_the_published_planner_cannot_plan(amp_ray: Run, experiment: Path) 
     assert "needs zero_stage: 0" in ended.err
 
 
-def test_the_space_of_operators_is_planned_by_the_published_formulas_alone(
-    amp_ray: Run, experiment: Path
+def test_the_space_of_operators_is_planned_by_both_cost_models(
+    amp_ray: Run, experiment: Path, tmp_path: Path
 ) -> None:
-    experiment.write_text(f"{EXPERIMENT}search: {{space: operator}}\n", encoding="utf-8")
+    text = f"{EXPERIMENT}search: {{space: operator}}\nrecompute: auto\n"
+    experiment.write_text(text, encoding="utf-8")
     assert amp_ray("plan", experiment, "--cost-model", "aceso-2024").code == 0
-    ended = amp_ray("plan", experiment)
+    planned = amp_ray("plan", experiment, "--json").json
+    best = planned["ranking"][0]
+    assert planned["lower_bound_s"] == pytest.approx(best["iteration_time_s"])
+    assert not best["launchable"]
+    assert best["breakdown_s"]["gradient_sync"] + best["breakdown_s"]["optimizer"] > 0
+
+    rows = tmp_path / "rows.json"
+    rows.write_text(json.dumps([best["strategy"]]), encoding="utf-8")
+    [row] = amp_ray("score", experiment, "--strategies", rows, "--json").json["rows"]
+    assert row["iteration_time_s"] == best["iteration_time_s"]
+    plan = tmp_path / "plan.json"
+    assert amp_ray("export", experiment, "--to", "aceso", "-o", plan).code == 0
+    options = ("--strategies", plan, "--json")
+    assert amp_ray("score", experiment, *options).json["rows"][0]["strategy"] == best["strategy"]
+    assert "cut between operators" in amp_ray("plan", experiment).out
+    ended = amp_ray("plan", experiment, "--launchable")
     assert ended.code == 2
-    assert "search.space operator is planned by --cost-model aceso-2024" in ended.err
+    assert "no runtime launches stages cut between operators" in ended.err
+    ended = amp_ray("plan", experiment, "--objective", "cost")
+    assert "not for stages cut between operators" in ended.err

@@ -11,10 +11,11 @@ from rich.live import Live
 
 from amp_ray.calibration import calibrate
 from amp_ray.calibration.calibration import RefusedConstant
-from amp_ray.cli.output import console, table_console
+from amp_ray.cli.output import table_console
 from amp_ray.cost.estimate import Estimate, Reason
 from amp_ray.cost.model import CostModel
 from amp_ray.report.calibration import calibration_view
+from amp_ray.report.console import console
 from amp_ray.report.doctor import diagnosis_view
 from amp_ray.report.study import LiveView, PlainView, end_view
 from amp_ray.report.tables import ResultsTable, ranking_table
@@ -167,4 +168,4 @@ def test_one_place_makes_consoles_and_nothing_reads_markup(repository: Path) -> 
         and getattr(node.func, "attr", getattr(node.func, "id", None)) in reads_markup
     }
     own_words_only = {"experiments/accuracy.py"}
-    assert found - own_words_only == {"amp_ray/cli/output.py"}
+    assert found - own_words_only == {"amp_ray/report/console.py"}

@@ -29,6 +29,27 @@ def test_json_alone_on_stdout_has_the_keys_of_the_contract(amp_ray: Run, small: 
     assert ended.json["num_candidates"] == 16
 
 
+def test_keys_that_are_set_plan_as_the_changed_file(amp_ray: Run, small: Path) -> None:
+    changed = small.with_name("changed.yaml")
+    text = small.read_text(encoding="utf-8").replace("num_heads: 8", "num_heads: 4")
+    changed.write_text(f"{text}recompute: full\n", encoding="utf-8")
+    by_file = amp_ray("plan", changed, "--json").json
+    by_option = amp_ray(
+        "plan", small, "--set", "model.num_heads=4", "--set", "recompute=full", "--json"
+    ).json
+    assert by_option["ranking"] == by_file["ranking"]
+    assert by_file["ranking"] != amp_ray("plan", small, "--json").json["ranking"]
+
+
+def test_a_mistake_in_a_key_that_is_set_names_it(amp_ray: Run, small: Path) -> None:
+    ended = amp_ray("plan", small, "--set", "search.spac=uniform")
+    assert ended.code == 2
+    assert ended.err == (
+        "amp-ray: --set search.spac=uniform: search.spac: unknown key 'spac'; did you mean "
+        "'space'?\n"
+    )
+
+
 def test_json_into_a_file_leaves_stdout_empty(amp_ray: Run, small: Path, tmp_path: Path) -> None:
     target = tmp_path / "plan.json"
     ended = amp_ray("plan", small, "--json", target)
@@ -144,7 +165,7 @@ def test_interrupting_ends_with_130(
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sys.modules["amp_ray.cli.plan"], "plan_experiment", interrupted)
+    monkeypatch.setattr(sys.modules["amp_ray.api.functions"], "plan_experiment", interrupted)
     assert amp_ray("plan", small).code == 130
 
 

@@ -120,4 +120,4 @@ def test_other_spaces_are_refused(amp_ray: Run, tmp_path: Path, space: str) -> N
 def test_either_an_experiment_or_a_table_is_needed(amp_ray: Run) -> None:
     ended = amp_ray("slices")
     assert ended.code == 2
-    assert "give an experiment file, or --table FILE, and not both" in ended.err
+    assert "give an experiment file, with --set or without, or --table FILE" in ended.err

@@ -35,7 +35,7 @@ def test_the_options_say_by_whom(
         message = "far enough"
         raise InputError(message)
 
-    monkeypatch.setattr(sys.modules["amp_ray.cli.plan"], "plan_experiment", planned)
+    monkeypatch.setattr(sys.modules["amp_ray.api.functions"], "plan_experiment", planned)
     assert amp_ray("plan", small, *options).code == 2
     assert seen == [expected]
 

@@ -137,11 +137,12 @@ def test_tensor_parallelism_divides_the_sharded_dimension(
 
 
 def test_backward_pass_is_the_products_of_both_gradients(fast: Rank, constants: Constants) -> None:
-    phases = gemm_phases(gemm(), fast, constants)
+    phases = gemm_phases(gemm(all_reduce="backward"), fast, constants)
     left_s = gemm_s(128, 1024, 256, 1, fast, constants)
     right_s = gemm_s(1024, 256, 128, 1, fast, constants)
     assert phases.backward_s == pytest.approx(left_s + right_s)
     assert phases.weight_gradient_s == pytest.approx(right_s)
+    assert phases.input_gradient_s == pytest.approx(left_s)
 
 
 def test_elementwise_kernel_takes_the_bytes_that_it_reads_and_writes(

@@ -121,15 +121,10 @@ def test_a_runtime_that_passes_on_whole_micro_batches_cannot_launch_them() -> No
     assert NO_SLICES in estimate.warnings
 
 
-def test_models_without_tokens_and_interleaved_chunks_have_no_slices(
-    experiment: Experiment,
-) -> None:
+def test_models_without_tokens_have_no_slices(experiment: Experiment) -> None:
     pictures = replace(experiment.model, shape=replace(experiment.model.shape, vocab_size=0))
     with pytest.raises(InputError, match="no sequence to cut into token slices"):
         slice_model(pictures, experiment.traits, tokens=8, context=0)
-    chunks = replace(experiment.traits, virtual_stages=2)
-    with pytest.raises(InputError, match="interleaves chunks; token slices cannot be added"):
-        slice_model(experiment.model, chunks, tokens=8, context=0)
 
 
 def test_places_and_shares_count_tokens_of_all_sequences() -> None:

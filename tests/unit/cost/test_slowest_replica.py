@@ -47,15 +47,6 @@ def test_runtime_decides_how_transfers_run(traits: RuntimeTraits) -> None:
     assert duplex.total_s == pytest.approx(wanted_s)
 
 
-def test_chunks_divide_the_bubble_and_multiply_the_transfers(traits: RuntimeTraits) -> None:
-    stages, sends = one_replica((1.0, 2.0, 0.0), (1.0, 2.0, 0.0)), np.full((2, 1, 1), 0.01)
-    whole = slowest_replica(stages, sends, 4, traits)
-    chunked = slowest_replica(stages, sends, 4, replace(traits, virtual_stages=2))
-    assert chunked.compute_s == whole.compute_s
-    assert chunked.bubble_s == pytest.approx(whole.bubble_s / 2)
-    assert chunked.pipeline_p2p_s == pytest.approx(whole.pipeline_p2p_s * 2)
-
-
 def test_slowest_replica_counts_wherever_it_stands(traits: RuntimeTraits) -> None:
     fast, slow = one_replica((1.0, 2.0, 0.0)), one_replica((2.0, 2.0, 0.0))
     sends = np.zeros((2, 0, 3))

@@ -42,6 +42,20 @@ def test_a_search_ranks_every_candidate() -> None:
     assert times == sorted(times)
 
 
+def test_a_dense_model_has_no_experts_to_share_out() -> None:
+    candidate = pipeline(1)
+    candidate = replace(candidate, options=replace(candidate.options, ep=2))
+    experiment = small_experiment()
+    planner = AmpRayPlanner(experiment=experiment)
+    result = planner.plan(candidate)
+    assert isinstance(result, Infeasible)
+    assert str(result.reason) == "ep needs a model with experts: ep 2"
+    scored = planner.score(Strategy.uniform(candidate, (0, experiment.model.num_layers)))
+    assert isinstance(scored, Estimate)
+    assert not scored.feasible
+    assert scored.warnings == ("runtime 'deepspeed' has no expert parallelism, found ep 2",)
+
+
 def test_a_search_is_repeatable() -> None:
     first, second = (
         search_candidates(

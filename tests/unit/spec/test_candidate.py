@@ -19,6 +19,11 @@ def test_groups_need_samples_and_micro_batches(size: int, number: int) -> None:
         GroupsCandidate(micro_batch_size=size, num_micro_batches=number)
 
 
+def test_one_rank_has_nobody_to_divide_tokens_with() -> None:
+    with pytest.raises(ValueError, match="needs tp 2 or more"):
+        StageOptions(tp=1, dp=4, sequence_parallel=True)
+
+
 def test_candidates_compare_by_value() -> None:
     small, large = (GroupsCandidate(micro_batch_size=b, num_micro_batches=8 // b) for b in (1, 8))
     assert sorted((large, small)) == [small, large]

@@ -42,6 +42,15 @@ def test_every_board_names_its_source_and_leaves_memory_to_the_driver(device: De
         "A30": 24,
         "A40": 48,
         "L40S": 48,
+        "B200": 180,
+        "B300": 288,
+        "GB200": 186,
+        "GB300": 288,
+        "MI300X": 192,
+        "MI325X": 256,
+        "MI350X": 288,
+        "MI355X": 288,
+        "RTX5090": 32,
         "cpu": 4,
     }.get(device.name, 24)
     assert 0.9 * nominal_gib <= device.memory_gib <= nominal_gib

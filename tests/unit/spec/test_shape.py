@@ -1,10 +1,12 @@
 import json
+from typing import Any
 
 import pytest
 
 from amp_ray.errors import InputError
 from amp_ray.spec.experiment_file import ModelSection
 from amp_ray.spec.families import build_model
+from amp_ray.spec.model import ModelShape
 from amp_ray.spec.shape import model_shape
 
 # What the published configurations hold, beside keys that say nothing of the size.
@@ -57,6 +59,287 @@ LLAMA_32_1B = LLAMA_3_8B | {
     "num_hidden_layers": 16,
     "tie_word_embeddings": True,
 }
+
+
+MIXTRAL = MISTRAL_7B | {
+    "model_type": "mixtral",
+    "num_experts_per_tok": 2,
+    "num_local_experts": 8,
+    "output_router_logits": False,
+    "router_aux_loss_coef": 0.02,
+    "sliding_window": None,
+}
+QWEN3_30B = {
+    "attention_bias": False,
+    "decoder_sparse_step": 1,
+    "head_dim": 128,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "max_position_embeddings": 40960,
+    "max_window_layers": 48,
+    "mlp_only_layers": [],
+    "model_type": "qwen3_moe",
+    "moe_intermediate_size": 768,
+    "num_attention_heads": 32,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 4,
+    "sliding_window": None,
+    "tie_word_embeddings": False,
+    "use_sliding_window": False,
+    "vocab_size": 151936,
+}
+DEEPSEEK_V3 = {
+    "attention_bias": False,
+    "ep_size": 1,
+    "first_k_dense_replace": 3,
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "kv_lora_rank": 512,
+    "max_position_embeddings": 163840,
+    "model_type": "deepseek_v3",
+    "moe_intermediate_size": 2048,
+    "moe_layer_freq": 1,
+    "n_group": 8,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "num_attention_heads": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 61,
+    "num_key_value_heads": 128,
+    "num_nextn_predict_layers": 1,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "tie_word_embeddings": False,
+    "v_head_dim": 128,
+    "vocab_size": 129280,
+}
+DEEPSEEK_V2_LITE = DEEPSEEK_V3 | {
+    "first_k_dense_replace": 1,
+    "hidden_size": 2048,
+    "intermediate_size": 10944,
+    "model_type": "deepseek_v2",
+    "moe_intermediate_size": 1408,
+    "n_routed_experts": 64,
+    "n_shared_experts": 2,
+    "num_attention_heads": 16,
+    "num_experts_per_tok": 6,
+    "num_hidden_layers": 27,
+    "num_key_value_heads": 16,
+    "num_nextn_predict_layers": None,
+    "q_lora_rank": None,
+    "vocab_size": 102400,
+}
+GPT_OSS_20B = {
+    "attention_bias": True,
+    "experts_per_token": 4,
+    "head_dim": 64,
+    "hidden_size": 2880,
+    "intermediate_size": 2880,
+    "layer_types": ["sliding_attention", "full_attention"] * 12,
+    "max_position_embeddings": 131072,
+    "model_type": "gpt_oss",
+    "num_attention_heads": 64,
+    "num_experts_per_tok": 4,
+    "num_hidden_layers": 24,
+    "num_key_value_heads": 8,
+    "num_local_experts": 32,
+    "sliding_window": 128,
+    "tie_word_embeddings": False,
+    "vocab_size": 201088,
+}
+GEMMA2_9B = {
+    "head_dim": 256,
+    "hidden_size": 3584,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 8192,
+    "model_type": "gemma2",
+    "num_attention_heads": 16,
+    "num_hidden_layers": 42,
+    "num_key_value_heads": 8,
+    "sliding_window": 4096,
+    "vocab_size": 256000,
+}
+QWEN2_7B = LLAMA_3_8B | {
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "max_window_layers": 28,
+    "model_type": "qwen2",
+    "num_attention_heads": 28,
+    "num_hidden_layers": 28,
+    "num_key_value_heads": 4,
+    "sliding_window": 131072,
+    "use_sliding_window": False,
+    "vocab_size": 152064,
+}
+QWEN3_8B = LLAMA_3_8B | {
+    "head_dim": 128,
+    "intermediate_size": 12288,
+    "model_type": "qwen3",
+    "num_hidden_layers": 36,
+    "vocab_size": 151936,
+}
+PHI3_MINI = LLAMA_3_8B | {
+    "hidden_size": 3072,
+    "intermediate_size": 8192,
+    "model_type": "phi3",
+    "num_key_value_heads": 32,
+    "sliding_window": 2047,
+    "vocab_size": 32064,
+}
+VIT_BASE = {
+    "hidden_size": 768,
+    "id2label": {str(label): "name" for label in range(1000)},
+    "image_size": 224,
+    "intermediate_size": 3072,
+    "model_type": "vit",
+    "num_attention_heads": 12,
+    "num_channels": 3,
+    "num_hidden_layers": 12,
+    "patch_size": 16,
+}
+
+
+def read(config: dict[str, object]) -> ModelShape:
+    return model_shape(ModelSection(config="config.json"), json.dumps(config))
+
+
+@pytest.mark.parametrize(
+    ("config", "published"),
+    [
+        (MIXTRAL, 46.7e9),
+        (QWEN3_30B, 30.5e9),
+        (
+            QWEN3_30B
+            | {
+                "hidden_size": 4096,
+                "moe_intermediate_size": 1536,
+                "num_attention_heads": 64,
+                "num_hidden_layers": 94,
+            },
+            235.1e9,
+        ),
+        (DEEPSEEK_V3, 671.0e9),
+        (DEEPSEEK_V2_LITE, 15.7e9),
+        (GPT_OSS_20B, 20.9e9),
+        (
+            GPT_OSS_20B | {"num_hidden_layers": 36, "num_local_experts": 128, "layer_types": None},
+            116.8e9,
+        ),
+        (GEMMA2_9B, 9.24e9),
+        (QWEN2_7B, 7.62e9),
+        (QWEN3_8B, 8.19e9),
+        (PHI3_MINI, 3.82e9),
+        (VIT_BASE, 86.57e6),
+        (
+            VIT_BASE
+            | {
+                "hidden_size": 1024,
+                "intermediate_size": 4096,
+                "num_attention_heads": 16,
+                "num_hidden_layers": 24,
+            },
+            304.3e6,
+        ),
+    ],
+    ids=[
+        *("mixtral-8x7b", "qwen3-30b-a3b", "qwen3-235b-a22b", "deepseek-v3", "deepseek-v2-lite"),
+        *("gpt-oss-20b", "gpt-oss-120b", "gemma-2-9b", "qwen2-7b", "qwen3-8b", "phi-3-mini"),
+        *("vit-base", "vit-large"),
+    ],
+)
+def test_newer_models_have_their_published_parameters(
+    config: dict[str, object], published: float
+) -> None:
+    model = build_model(read(config), layer_list="runtime")
+    assert model.num_parameters == pytest.approx(published, rel=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("config", "active", "embeddings"),
+    [
+        (MIXTRAL, 12.9e9, 2),
+        (QWEN3_30B, 3.3e9, 2),
+        (DEEPSEEK_V3, 37e9, 2),
+        (GPT_OSS_20B, 3.6e9, 1),
+    ],
+    ids=["mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v3", "gpt-oss-20b"],
+)
+def test_a_token_meets_the_published_active_parameters(
+    config: dict[str, object], active: float, embeddings: int
+) -> None:
+    shape = model_shape(
+        ModelSection(config="config.json", sequence_length=4096), json.dumps(config)
+    )
+    model = build_model(shape, layer_list="runtime")
+    products = [gemm for layer in model.layers for gemm in layer.gemms if gemm.has_weight]
+    met = sum(gemm.flops for gemm in products) / 2 / 4096
+    met += (embeddings - 1) * shape.vocab_size * shape.hidden_size
+    assert met == pytest.approx(active, rel=0.02)
+
+
+def test_what_is_not_counted_is_told() -> None:
+    assert read(GPT_OSS_20B).not_counted[0] == "attention sinks"
+    assert read(DEEPSEEK_V3).not_counted == ("1 layer of multi-token prediction",)
+    assert read(MIXTRAL).not_counted == ()
+
+
+def test_windows_follow_the_configuration() -> None:
+    assert read(GPT_OSS_20B).attention_windows == (128, 0) * 12
+    assert read(GEMMA2_9B).attention_windows == (4096, 0)
+    assert read(PHI3_MINI).attention_windows == (2047,)
+    assert read(QWEN2_7B).attention_windows == ()
+    sliding = QWEN2_7B | {"use_sliding_window": True, "max_window_layers": 26}
+    assert read(sliding).attention_windows == (0,) * 26 + (131072,) * 2
+
+
+def test_what_our_training_program_lacks_is_planned_only() -> None:
+    trained = [read(config).is_trained for config in (LLAMA_3_8B, QWEN2_7B, QWEN3_8B)]
+    lacking = (MIXTRAL, QWEN3_30B, DEEPSEEK_V3, GPT_OSS_20B, GEMMA2_9B, PHI3_MINI, VIT_BASE)
+    assert trained == [True] * 3
+    assert not any(read(config).is_trained for config in lacking)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (LLAMA_3_8B | {"num_local_experts": 8}, "num_local_experts: found 8; only dense"),
+        (QWEN3_30B | {"decoder_sparse_step": 2}, "decoder_sparse_step: found 2; expected 1"),
+        (QWEN3_30B | {"mlp_only_layers": [0]}, r"mlp_only_layers: found \[0\]; expected \[\]"),
+        (MIXTRAL | {"kv_lora_rank": 512}, "kv_lora_rank: found 512; only dense"),
+        (GPT_OSS_20B | {"layer_types": ["linear"]}, r"layer_types: found \['linear'\]; expected a"),
+        (VIT_BASE | {"num_channels": 1}, "num_channels: found 1; expected 3"),
+    ],
+)
+def test_other_architectures_are_refused(config: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError, match=rf"^config\.json: {message}"):
+        read(config)
+
+
+@pytest.mark.parametrize(
+    ("figures", "message"),
+    [
+        (
+            {"num_experts": 8},
+            "num_experts 8 needs experts_per_token, expert_feed_forward_size; mis",
+        ),
+        ({"experts_per_token": 2}, "experts_per_token 2 needs num_experts, which is missing"),
+        ({"query_rank": 8}, "query_rank 8 needs key_value_rank, which is missing"),
+        (
+            {"num_experts": 2, "experts_per_token": 3, "expert_feed_forward_size": 8},
+            "experts_per_token is 3; expected at most num_experts 2",
+        ),
+    ],
+)
+def test_figures_of_decoders_fit_each_other(figures: dict[str, Any], message: str) -> None:
+    section = ModelSection(
+        family="llama", num_layers=1, hidden_size=8, num_heads=2, sequence_length=4, vocab_size=9,
+        **figures,
+    )  # fmt: skip
+    with pytest.raises(ValueError, match=f"^{message}"):
+        model_shape(section)
 
 
 @pytest.mark.parametrize(
@@ -120,12 +403,11 @@ def test_an_architecture_without_a_builder_is_refused(kind: object) -> None:
         model_shape(ModelSection(config="config.json"), json.dumps({"model_type": kind}))
 
 
-def test_heads_of_their_own_size_are_refused() -> None:
+def test_heads_may_have_a_size_of_their_own() -> None:
     text = json.dumps(LLAMA_2_7B | {"head_dim": 256})
-    with pytest.raises(
-        InputError, match=r"^config\.json: head_dim: found 256; expected hidden_siz"
-    ):
-        model_shape(ModelSection(config="config.json"), text)
+    wide = build_model(model_shape(ModelSection(config="config.json"), text), layer_list="runtime")
+    plain = build_model(read(LLAMA_2_7B), layer_list="runtime")
+    assert wide.num_parameters - plain.num_parameters == 32 * 4 * 4096 * 4096
 
 
 @pytest.mark.parametrize("value", ["4096", 4096.0, True, 0, [4096]])

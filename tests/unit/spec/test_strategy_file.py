@@ -75,6 +75,39 @@ def test_recompute_is_the_experiments_unless_told() -> None:
     ]
 
 
+def test_sequence_parallelism_is_the_experiments_unless_told() -> None:
+    context = Context(
+        cluster=CLUSTER,
+        num_layers=5,
+        global_batch_size=8,
+        recompute=NO_RECOMPUTE,
+        sequence_parallel=True,
+        divides_tokens=lambda tp: tp < 4,
+    )
+    text = "tp,pp,dp,micro_batch_size,sequence_parallel\n2,2,1,1,\n2,2,1,1,false\n4,1,1,1,\n"
+    found = parse_strategies(text, file="given", context=context)
+    options = [entry.candidate.options for entry in found if entry.candidate]
+    assert [own.sequence_parallel for own in options] == [True, False, False]
+    for row, message in {
+        "4,1,1,1,true": "sequence_parallel: found true; tp 4 must divide the tokens",
+        "1,2,2,1,true": "sequence_parallel divides .* needs tp 2 or more",
+        "2,2,1,1,yes": "sequence_parallel: found 'yes'; expected true or false",
+    }.items():
+        with pytest.raises(InputError, match=message):
+            parse_strategies(f"{text}{row}\n", file="given", context=context)
+
+
+def test_a_column_may_tell_how_experts_are_shared_out() -> None:
+    first, second = parse("tp,pp,dp,micro_batch_size,ep\n1,2,2,1,2\n1,2,2,1,\n")
+    assert first.candidate is not None
+    assert second.candidate is not None
+    assert (first.candidate.options.ep, second.candidate.options.ep) == (2, 1)
+    with pytest.raises(
+        InputError, match=r"given:2: ep x etp divides the ranks of a stage, found ep 4"
+    ):
+        parse("tp,pp,dp,micro_batch_size,ep\n1,2,2,1,4\n")
+
+
 def test_stages_may_recompute_differently() -> None:
     head = "tp,pp,dp,micro_batch_size,recompute,bounds\n"
     each, same = parse(head + "1,2,2,1,full:2 none,0 3 5\n1,2,2,1,selective,0 3 5\n")

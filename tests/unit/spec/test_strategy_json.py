@@ -38,6 +38,19 @@ DIFFERENT = Strategy(
     num_micro_batches=2,
     placement=(0, 1, 2, 3),
 )
+PARTLY = Strategy(
+    stages=(
+        Stage(first_layer=0, end_layer=3, options=StageOptions(tp=2, dp=1)),
+        Stage(
+            first_layer=3,
+            end_layer=5,
+            options=StageOptions(tp=2, dp=1, sequence_parallel=True),
+        ),
+    ),
+    micro_batch_size=1,
+    num_micro_batches=2,
+    placement=(0, 1, 2, 3),
+)
 
 
 def record(strategy: Strategy = UNIFORM, **changes: object) -> dict[str, Any]:
@@ -77,8 +90,46 @@ def test_slices_stand_beside_the_degrees_only_where_there_are_some() -> None:
     assert strategy_from_json(found, CLUSTER) == sliced
 
 
+def test_sequence_parallelism_stands_beside_the_degrees_only_where_it_is_on() -> None:
+    options = StageOptions(tp=2, dp=1, sequence_parallel=True)
+    candidate = Candidate(micro_batch_size=2, options=options, pp=2, num_micro_batches=4)
+    divided = Strategy.uniform(candidate, (0, 3, 5))
+    found = record(divided)
+    assert found["sequence_parallel"] is True
+    assert strategy_from_json(found, CLUSTER) == divided
+    with pytest.raises(InputError, match="sequence_parallel is False, but the stages make it None"):
+        strategy_from_json(record(PARTLY) | {"sequence_parallel": False}, CLUSTER)
+
+
+def test_stages_that_differ_in_sequence_parallelism_are_spelled_out() -> None:
+    found = record(PARTLY)
+    assert [stage.get("sequence_parallel") for stage in found["stages"]] == [None, True]
+    assert strategy_from_json(found, CLUSTER) == PARTLY
+
+
 def test_a_placement_that_is_left_out_is_the_order_of_the_devices() -> None:
     assert strategy_from_json(record(placement=None), CLUSTER).placement == (0, 1, 2, 3)
+
+
+def test_experts_are_told_where_they_are_shared_out() -> None:
+    found = strategy_from_json(record(ep=2, etp=1), CLUSTER)
+    assert [(stage.options.ep, stage.options.expert_dp) for stage in found.stages] == [(2, 1)] * 2
+    told = strategy_to_json(found, CLUSTER)
+    assert (told["ep"], told["etp"]) == (2, 1)
+    assert strategy_from_json(told, CLUSTER) == found
+    assert "ep" not in record()
+
+
+def test_stages_may_share_out_experts_differently() -> None:
+    stages = tuple(
+        replace(stage, options=replace(stage.options, ep=ep))
+        for stage, ep in zip(UNIFORM.stages, (1, 2), strict=True)
+    )
+    strategy = replace(UNIFORM, stages=stages)
+    told = strategy_to_json(strategy, CLUSTER)
+    assert "ep" not in told
+    assert [stage.get("ep") for stage in told["stages"]] == [None, 2]
+    assert strategy_from_json(told, CLUSTER) == strategy
 
 
 def test_recompute_may_differ_by_stage() -> None:
@@ -125,12 +176,16 @@ def test_stages_alone_are_enough() -> None:
             {"recompute": "some"},
             "strategy: recompute: found 'some'; expected 'none', 'selective', 'full' or 'auto'",
         ),
+        (
+            {"ep": 4},
+            "strategy: ep x etp divides the ranks of a stage, found ep 4 x etp 1 for 2 ranks",
+        ),
         ({"recompute": ["none"]}, "strategy: found 1 values of recompute for 2 stages"),
         ({"placement": [["a", 0]]}, "strategy: placement must give 4 ranks a device each"),
         ({"placement": [["a", 2]]}, "strategy: placement names slot 2 of host 'a', which the clu"),
         ({"placement": [["a"]]}, "strategy: placement.0.1: entry 1 is missing"),
         ({"placement": ["a"]}, "strategy: placement.0: found 'a'; expected a list"),
-        ({"speed": 1}, "strategy: speed: unknown key 'speed'; known here: tp, pp"),
+        ({"speed": 1}, "strategy: speed: unknown key 'speed'; known here: .*tp, pp"),
         ({"token_slices": [[2]]}, "strategy: token_slices.0.1: entry 1 is missing"),
         ({"token_slices": [[2, []]]}, r"strategy: token_slices.0.1: found \[\]; expected"),
         ({"token_slices": [[1, [8]]]}, "strategy: the sequences of token_slices must add up to"),

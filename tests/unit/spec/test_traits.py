@@ -99,7 +99,9 @@ ADAM_STATES = {
     ("deepspeed", "fp32"): 16,
     ("megatron", "fp16"): 20,
     ("megatron", "bf16"): 24,
-    ("megatron-lm", "fp16"): 22,
+    ("megatron-lm-2022", "fp16"): 18,
+    ("megatron-core", "bf16"): 18,
+    ("nanotron", "bf16"): 18,
     ("amp-2022", "fp16"): 16,
 }
 

@@ -1,10 +1,11 @@
 import math
+import re
 from typing import Any
 
 import pytest
 
 from amp_ray.errors import InputError
-from amp_ray.spec.yaml_text import Document, parse_yaml
+from amp_ray.spec.yaml_text import Document, parse_yaml, with_changes
 
 TEXT = """\
 name: x
@@ -130,3 +131,44 @@ def test_what_cannot_be_read_is_refused_with_its_line(text: str, message: str) -
 def test_a_document_can_be_made_of_values_alone() -> None:
     values: dict[str, Any] = {"a": 1}
     assert str(Document(file="x", values=values).where("a")) == "x: a"
+
+
+@pytest.mark.parametrize(
+    ("change", "path", "value"),
+    [
+        ("name=y", ("name",), "y"),
+        ("nodes.0.count=8", ("nodes", 0, "count"), 8),
+        ("search.space=placement", ("search", "space"), "placement"),
+        ("search.micro_batch_sizes=[1, 2]", ("search", "micro_batch_sizes"), [1, 2]),
+        ("tokens=1e12", ("tokens",), 1e12),
+        ("hostfile=", ("hostfile",), None),
+    ],
+)
+def test_a_change_sets_one_key(change: str, path: tuple[str | int, ...], value: object) -> None:
+    before = parse_yaml(TEXT, file="x")
+    after: Any = with_changes(before, [change])
+    found = after.values
+    for part in path:
+        found = found[part]
+    assert found == value
+    assert before.values == parse_yaml(TEXT, file="x").values
+    assert str(after.where(*path)) == f"--set {change}: {'.'.join(map(str, path))}"
+    assert after.where("nodes", 1, "count").line == 5
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("name", "expected KEY=VALUE"),
+        ("=3", "expected KEY=VALUE"),
+        ("a..b=3", "expected KEY=VALUE"),
+        ("nodes.2.count=1", "found 2 for a list of 2"),
+        ("nodes.count=1", "found 'count' for a list of 2"),
+        ("name.x=1", "'x' leads into 'x', which has no keys"),
+        ("name=[1", "not valid YAML"),
+        ("name=!!python/object:os.system x", "found the tag"),
+    ],
+)
+def test_a_change_that_leads_nowhere_is_refused(change: str, message: str) -> None:
+    with pytest.raises(InputError, match=re.escape(message)):
+        with_changes(parse_yaml(TEXT, file="x"), [change])

@@ -130,10 +130,12 @@ def test_plain_torch_passes_slices_of_tokens() -> None:
 
 
 def test_plain_torch_interleaves_chunks() -> None:
-    grid = read_job(job(launch(plain_torch(virtual_stages=2)))).grid
+    grid = read_job(job(launch(plain_torch(), replace(PLACED, virtual_stages=2)))).grid
     # Layers 1 to 6 are blocks: three for each stage, one and two for its chunks.
     assert grid.bounds == (0, 2, 3, 5, 9)
     assert (grid.chunks_of(0), grid.chunks_of(1)) == ([(0, 2), (3, 5)], [(2, 3), (5, 9)])
+    uneven = Strategy.uniform(replace(CANDIDATE, virtual_stages=2), (0, 3, 4, 5, 9))
+    assert read_job(job(launch(plain_torch(), uneven))).grid.bounds == (0, 3, 4, 5, 9)
 
 
 def test_plain_torch_needs_no_deepspeed() -> None:
@@ -143,19 +145,18 @@ def test_plain_torch_needs_no_deepspeed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("given", "virtual_stages", "words"),
     [
-        (plain_torch(virtual_stages=4), "virtual_stages 4 need several stages of at least as many"),
-        (plain_torch(sliced_activations=True), "leave sliced_\\* of traits out"),
-        (
-            replace(small_experiment(), traits=replace(RUNTIMES["deepspeed"], virtual_stages=2)),
-            "DeepSpeed does not interleave",
-        ),
+        (plain_torch(), 4, "stage 1 has fewer blocks than virtual_stages 4"),
+        (plain_torch(sliced_activations=True), 1, "leave sliced_\\* of traits out"),
+        (small_experiment(), 2, "DeepSpeed does not interleave"),
     ],
 )
-def test_what_a_runtime_does_not_run_is_named(given: Experiment, words: str) -> None:
+def test_what_a_runtime_does_not_run_is_named(
+    given: Experiment, virtual_stages: int, words: str
+) -> None:
     with pytest.raises(InputError, match=words):
-        launch(given)
+        launch(given, replace(PLACED, virtual_stages=virtual_stages))
 
 
 def test_what_cannot_be_launched_is_refused_before_anything_starts() -> None:

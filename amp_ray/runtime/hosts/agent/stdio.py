@@ -16,6 +16,9 @@ READ_BYTES = 256 * 1024
 FULL_BYTES = 1024 * 1024
 """With so much that the controller has not read, ranks have to wait too."""
 
+LATE_S = 1.0
+"""Between two turns of the agent's loop: a host that needs longer is too busy for it."""
+
 
 def read_line() -> bytes:
     """Read a line of stdin and not a byte more; at its end, or a long one's, nothing is to do."""
@@ -42,7 +45,7 @@ class Stdio:
         self._lines = Lines(COMMAND_BYTES)
         self._inbox: list[dict[str, Any]] = []
         self._outbox = bytearray(b"\n")  # ends whatever the login shell has printed
-        self._last_heard = self._last_beat = time.monotonic()
+        self._last_heard = self._last_beat = self._last_listened = time.monotonic()
         os.set_blocking(0, False)
         os.set_blocking(1, False)
 
@@ -78,9 +81,17 @@ class Stdio:
         del self._outbox[:num_bytes]
 
     def listen(self, *, readable: bool) -> None:
-        """Read stdin, or notice that the controller has been silent for too long."""
+        """Read stdin, or notice that the controller has been silent for too long.
+
+        A host that was too busy for this process may have been so for what brings bytes to it too:
+        the lease does not count the time in which nobody listened.
+        """
+        now = time.monotonic()
+        if now > self._last_listened + LATE_S:
+            self._last_heard += now - self._last_listened
+        self._last_listened = now
         if not readable:
-            if time.monotonic() - self._last_heard > self._lease_s:
+            if now - self._last_heard > self._lease_s:
                 self.over = f"no sign of the controller for {self._lease_s} s"
             return
         try:

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from amp_ray.baselines.aceso2024.cost import (
-    NOT_PROFILED,
     AcesoCost,
     aceso_cost,
     collective_s,
@@ -18,6 +17,7 @@ from amp_ray.baselines.aceso2024.cost import (
 )
 from amp_ray.baselines.aceso2024.plan import AcesoPlan, aceso_stage
 from amp_ray.cost.estimate import Reason
+from amp_ray.cost.operators import NOT_PROFILED
 from amp_ray.formats.aceso_profile import parse_aceso_profile
 from amp_ray.spec.operator_profile import OperatorKey, OperatorProfile
 from amp_ray.spec.operator_run import OperatorUse

@@ -11,10 +11,11 @@ import pytest
 from amp_ray.baselines.aceso2024.cost import AcesoCost, aceso_cost
 from amp_ray.baselines.aceso2024.plan import AcesoPlan, aceso_stage
 from amp_ray.baselines.aceso2024.problem import AcesoSetting
-from amp_ray.baselines.aceso2024.search import KEPT_WITHIN, SLOWER, AcesoFound, AcesoSearch
+from amp_ray.baselines.aceso2024.search import SLOWER, AcesoFound, AcesoSearch
 from amp_ray.cost.estimate import Reason
 from amp_ray.cost.verdict import OUT_OF_MEMORY
 from amp_ray.formats.aceso_profile import parse_aceso_profile
+from amp_ray.partition.operators.several import KEPT_WITHIN
 from amp_ray.spec.experiment import SearchLimits
 from amp_ray.spec.operator_profile import OperatorProfile
 from amp_ray.spec.operator_run import OperatorUse

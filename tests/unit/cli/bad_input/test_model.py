@@ -20,7 +20,7 @@ MODELS: Final = {
         ("family: gpt2, ", ""),
         (
             "experiment.yaml:2: model: model needs 'family' (gpt2, llama, transgan, t5, "
-            "wide_resnet or blocks) or 'config'"
+            "wide_resnet, vit or blocks) or 'config'"
         ),
     ),
     "family without its figures": (
@@ -124,8 +124,8 @@ CONFIGS: Final = {
     ),
     "nested too deeply": ("[" * 100_000, "config.json: not usable JSON: nested too deeply"),
     "heads of their own size": (
-        json.dumps(LLAMA | {"head_dim": 32}),
-        "model: config.json: head_dim: found 32; expected hidden_size 64 / num_heads 4",
+        json.dumps(LLAMA | {"head_dim": 2.5}),
+        "model: config.json: head_dim: found 2.5; expected an integer from 1 to 1,000,000,000",
     ),
 }
 

@@ -11,7 +11,7 @@ STRATEGIES: Final[dict[str, tuple[str | bytes, str]]] = {
     "no rows": (f"{COLUMNS}\n", "strategies.csv: no strategy found in it"),
     "missing column": (
         "tp,pp,dp\n1,2,2\n",
-        "[,recompute][,spread_s][,peak_memory_bytes], found 'tp,pp,dp': missing: micro_batch_size",
+        "strategies.csv:1: expected the header tp,pp,dp,micro_batch_size[,bounds]",
     ),
     "unknown column": (f"{COLUMNS},speed\n", "strategies.csv:1: expected the header tp,pp,dp,micr"),
     "column twice": (f"{COLUMNS},tp\n", "strategies.csv:1: expected the header tp,pp,dp,micro_bat"),
@@ -61,7 +61,7 @@ STRATEGIES: Final[dict[str, tuple[str | bytes, str]]] = {
     "JSON number": ("[7]", "strategies.csv: [0]: expected a strategy object, found int"),
     "JSON with an unknown key": (
         '[{"tp": 1, "pp": 2, "dp": 2, "micro_batch_size": 1, "speed": 3}]',
-        "strategies.csv: [0]: speed: unknown key 'speed'; known here: tp, pp, dp, ",
+        "strategies.csv: [0]: speed: unknown key 'speed'; known here: ",
     ),
     "JSON without micro_batch_size": (
         '[{"tp": 1, "pp": 2, "dp": 2}]',

@@ -6,7 +6,7 @@ from amp_ray.errors import InputError
 from amp_ray.runtime.files import load_experiment
 from amp_ray.units import GIB
 from published.sections import PUBLISHED
-from published.tables import amp_strategies, read_rows
+from published.tables import amp_strategies, read_rows, read_table
 
 TEMPLATE = """\
 name: site
@@ -62,13 +62,24 @@ def test_a_doubtful_row_tells_no_time_but_stays(tmp_path: Path) -> None:
     assert [each.tells_time for each in told] == [False, True]
 
 
-def test_selective_recompute_is_left_out(tmp_path: Path) -> None:
-    assert read_rows(written(tmp_path, f"{HEADER},recompute", f"{ROW},selective"), "site") == []
+def test_a_dimension_that_is_off_needs_no_column(tmp_path: Path) -> None:
+    header, rows = f"{HEADER},cp,ep,recompute", (f"{ROW},1,1,selective", f"{ROW},,,none")
+    table = read_table(written(tmp_path, header, *rows), "site")
+    assert len(table.rows) == 2
+    assert table.not_expressible == {}
+
+
+def test_rows_that_cannot_be_expressed_are_counted_by_what_they_have(tmp_path: Path) -> None:
+    header = f"{HEADER},mtp_layers,model.family"
+    rows = [f"{ROW},,gpt2", f"{ROW},3,gpt2", f"{ROW},,hyena", ROW.replace("0 3 7", "") + ",,gpt2"]
+    table = read_table(written(tmp_path, header, *rows), "site")
+    assert len(table.rows) == 1
+    assert table.not_expressible == {"bounds": 1, "model.family hyena": 1, "mtp_layers 3": 1}
 
 
 @pytest.mark.parametrize(
     ("name", "measured", "failed", "doubtful", "peaks"),
-    [("vtrain", 41, 0, 0, 0), ("bloom", 65, 6, 2, 48), ("megatron", 4, 0, 0, 0)],
+    [("vtrain", 41, 0, 0, 0), ("bloom", 65, 6, 2, 48), ("megatron", 8, 0, 0, 0)],
 )
 def test_published_tables_are_whole(
     name: str, measured: int, failed: int, doubtful: int, peaks: int
@@ -80,6 +91,21 @@ def test_published_tables_are_whole(
     found = [row.observation.peak_memory_bytes for row in rows if row.observation.peak_memory_bytes]
     assert len(found) == peaks
     assert all(peak % GIB == 0 for (peak,) in found)
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("playbook", 1213),
+        ("megatron_golden", 305),
+        ("llm_foundry", 139),
+        ("megatron_bridge", 74),
+        ("simumax", 24),
+    ],
+)
+def test_rows_of_recent_tables_are_read_or_counted(name: str, count: int) -> None:
+    table = read_table(PUBLISHED, name)
+    assert len(table.rows) + sum(table.not_expressible.values()) == count
 
 
 @pytest.mark.parametrize(("name", "count"), [("het_cluster", 53), ("het_model", 65)])

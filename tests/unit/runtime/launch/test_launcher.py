@@ -46,7 +46,7 @@ def with_result(message: Message) -> Iterable[Message | bytes]:
     yield from well_behaved(message)
 
 
-def ending(**more: object) -> Script:
+def ending(*, reason: str = "failed", **more: object) -> Script:
     """Make an agent whose ranks all end in some way."""
 
     def script(message: Message) -> Iterable[Message | bytes]:
@@ -56,7 +56,7 @@ def ending(**more: object) -> Script:
         for rank in message["ranks"]:
             end: Message = {"code": None, "signal": None, "ended": False, "tail": []}
             yield {"kind": "exit", "rank": rank["rank"], **end, **more}
-        yield {**DONE, "reason": "failed", "num_oom_kills": 1}
+        yield {**DONE, "num_oom_kills": 1, "reason": reason}
 
     return script
 
@@ -134,6 +134,12 @@ def test_a_connection_that_ends_makes_the_trial_unreachable(tmp_path: Path) -> N
     outcome = run(tmp_path, host)
     assert isinstance(outcome, Unreachable)
     assert "the connection to the agent ended" in outcome.reason
+
+
+def test_a_lease_that_ran_out_on_the_host_makes_the_trial_unreachable(tmp_path: Path) -> None:
+    outcome = run(tmp_path, ScriptedHost("a", ending(ended=True, reason="lease")))
+    assert isinstance(outcome, Unreachable)
+    assert "no sign of life from here for 2.0 s" in outcome.reason
 
 
 def test_what_an_interpreter_complains_about_is_the_reason(tmp_path: Path) -> None:

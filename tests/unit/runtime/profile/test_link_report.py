@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -133,3 +135,19 @@ def test_a_link_that_is_slow_with_small_messages_becomes_a_table_of_rates() -> N
     assert node["inter_gbit_per_s"] == [
         [size, pytest.approx(rate, rel=1e-3)] for size, rate in rates.items()
     ]
+
+
+def test_one_small_message_that_was_too_fast_does_not_raise_the_rate_of_large_ones() -> None:
+    found = records(INTER)
+    for (place, point), seconds in found.links.items():
+        found.links[place, point] = seconds + (
+            point.num_bytes / 1e8 if point.num_bytes < 10**6 else 0
+        )
+    sizes = sorted({point.num_bytes for _, point in found.links if point.num_bytes < 10**6})
+    for what in ("p2p", "all_reduce"):
+        point = LinkPoint(what=what, num_ranks=2, num_bytes=sizes[-1])
+        least_s = counted_s(replace(point, num_bytes=sizes[0]), INTER)
+        found.links[INTER, point] = least_s + (counted_s(point, INTER) - least_s) / 4
+    (report,) = link_reports(found, EXPERIMENT)
+    assert report.gbit_per_s_by_size
+    assert report.gbit_per_s == pytest.approx(10, rel=0.1)

@@ -98,7 +98,7 @@ def test_megatron_deepspeed_divides_evenly() -> None:
         (["precision: fp32"], set()),
         (["precision: fp16"], {"--fp16"}),
         (["precision: fp32", "zero_stage: 1"], {"--use-distributed-optimizer"}),
-        (["precision: fp32", "runtime: megatron-lm"], set()),
+        (["precision: fp32", "runtime: megatron-lm-2022"], set()),
     ],
 )
 def test_precision_and_optimizer_add_flags(keys: list[str], expected: set[str]) -> None:
@@ -155,7 +155,7 @@ def test_the_attention_core_of_some_blocks_is_refused() -> None:
 
 
 def test_an_interleaved_schedule_names_the_blocks_of_a_part() -> None:
-    keys = ("runtime: megatron-lm", "traits: {virtual_stages: 2}")
+    keys = ("runtime: megatron-lm-2022", "traits: {virtual_stages: 2}")
     assert flags([4, 4], *keys)["--num-layers-per-virtual-pipeline-stage"] == "2"
     assert "--num-layers-per-virtual-pipeline-stage" not in flags([4], *keys)
 
@@ -163,7 +163,7 @@ def test_an_interleaved_schedule_names_the_blocks_of_a_part() -> None:
 @pytest.mark.parametrize("blocks", [[3, 3], [2, 4]])
 def test_an_interleaved_schedule_needs_parts_of_one_size(blocks: list[int]) -> None:
     with pytest.raises(ValueError, match=r"virtual_stages 2, found \d, \d"):
-        flags(blocks, "runtime: megatron-lm", "traits: {virtual_stages: 2}")
+        flags(blocks, "runtime: megatron-lm-2022", "traits: {virtual_stages: 2}")
 
 
 def test_stages_that_differ_are_refused() -> None:

@@ -1,0 +1,29 @@
+"""What ``import amp_ray`` offers: the commands as functions, and the types that they return."""
+
+from amp_ray.api.comparisons import Explanation, Sweep, explain, sweep
+from amp_ray.api.functions import CostModel, calibrate, load, plan, score, tune
+from amp_ray.api.results import Plan, Scores, Study
+from amp_ray.calibration import Calibration
+from amp_ray.cost.estimate import Estimate
+from amp_ray.spec.experiment import Experiment
+from amp_ray.spec.strategy import Strategy
+
+__all__ = [
+    "Calibration",
+    "CostModel",
+    "Estimate",
+    "Experiment",
+    "Explanation",
+    "Plan",
+    "Scores",
+    "Strategy",
+    "Study",
+    "Sweep",
+    "calibrate",
+    "explain",
+    "load",
+    "plan",
+    "score",
+    "sweep",
+    "tune",
+]

@@ -1,0 +1,229 @@
+"""What the functions return: values that show themselves in a terminal and in a notebook."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from rich.console import RenderableType
+
+from amp_ray.cost.estimate import Estimate, Result
+from amp_ray.errors import AmpRayError
+from amp_ray.report.console import html_of
+from amp_ray.report.tables import ResultsTable, moves_table, ranking_table
+from amp_ray.runtime.planning import Planned, our_model, why_infeasible
+from amp_ray.runtime.replanning import Replanned
+from amp_ray.search.rows import SCHEMA, flat_row, row
+from amp_ray.spec.experiment import Experiment
+from amp_ray.spec.strategy import Strategy
+from amp_ray.units import counted
+
+if TYPE_CHECKING:
+    from amp_ray.runtime.study.result import StudyResult
+
+_SHOWN: Final = 10
+"""Strategies of a plan that are shown, where nobody asks for more."""
+
+
+class Shown(ABC):
+    """Something with rows: draws itself in a terminal and a notebook, and becomes a data frame."""
+
+    @abstractmethod
+    def drawn(self) -> RenderableType:
+        """Return what people see."""
+
+    @abstractmethod
+    def records(self) -> list[dict[str, Any]]:
+        """Return a flat mapping per row, in order, as data frames and CSV take them."""
+
+    def to_pandas(self) -> Any:  # noqa: ANN401 - pandas is an extra of the user's, without types here
+        """Return the rows as a ``pandas.DataFrame``.
+
+        Raises:
+            AmpRayError: If pandas is not installed.
+        """
+        try:
+            pandas = import_module("pandas")
+        except ImportError as error:
+            message = "to_pandas needs pandas, which is not installed: pip install pandas"
+            raise AmpRayError(message) from error
+        return pandas.DataFrame(self.records())
+
+    def __rich__(self) -> RenderableType:
+        """Draw it where rich prints it."""
+        return self.drawn()
+
+    def _repr_html_(self) -> str:
+        """Draw it in a notebook."""
+        return html_of(self.drawn())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Plan(Shown):
+    """The ranked strategies of an experiment.
+
+    Args:
+        planned: What the search has found.
+        num_shown: Feasible strategies that are drawn; None draws all, and what cannot run.
+    """
+
+    planned: Planned
+    num_shown: int | None = _SHOWN
+
+    @property
+    def experiment(self) -> Experiment:
+        """What was planned."""
+        return self.planned.experiment
+
+    @property
+    def results(self) -> tuple[Result, ...]:
+        """Every candidate, best first; those that cannot run come last."""
+        return self.planned.ranking.results
+
+    @property
+    def best(self) -> Estimate | None:
+        """The best strategy with its estimate; None where none can run, see `why_none`."""
+        return self.planned.ranking.best
+
+    @property
+    def feasible(self) -> tuple[Estimate, ...]:
+        """The strategies that can run, best first."""
+        found = self.results[: self.planned.ranking.num_feasible]
+        return tuple(result for result in found if isinstance(result, Estimate))
+
+    def why_none(self) -> str | None:
+        """Say why no strategy can run, and what comes closest; None where one can."""
+        if self.feasible:
+            return None
+        return why_infeasible(self.experiment, self.planned.cost_model, self.results)
+
+    def to_json(self, *, num_rows: int | None = None) -> dict[str, Any]:
+        """Return the object of ``plan --json``; without ``num_rows``, with every candidate."""
+        return self.planned.to_json(num_rows=num_rows)
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return a flat mapping for every candidate."""
+        rows = self.to_json()["ranking"]
+        return [flat_row(each) for each in rows]
+
+    def drawn(self) -> RenderableType:
+        """Draw the head of the ranking."""
+        experiment, ranking = self.experiment, self.planned.ranking
+        title = (
+            f"{experiment.name}: {counted(len(ranking.results), 'candidate')} in "
+            f"{self.planned.search_s:.3g} s, cost model {self.planned.cost_model}, "
+            f"{experiment.profile.source}"
+        )
+        return ranking_table(ranking, experiment, title=title, num_rows=self.num_shown)
+
+    def drawn_moves(self) -> RenderableType | None:
+        """Draw what the best strategy moves, where the plan was compared with an earlier one."""
+        moves = self.planned.moves() if isinstance(self.planned, Replanned) else None
+        return None if moves is None else moves_table(moves)
+
+    def __repr__(self) -> str:
+        """Say what is best."""
+        if self.best is None:
+            return f"<Plan of {self.experiment.name}: no feasible strategy>"
+        found = counted(len(self.feasible), "strategy", "strategies")
+        return f"<Plan of {self.experiment.name}: {found}, best {_text(self.best)}>"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Scores(Shown):
+    """Estimates of strategies that were named, in their order; a sequence of results."""
+
+    experiment: Experiment
+    cost_model: str
+    results: tuple[Result, ...]
+
+    def __len__(self) -> int:
+        """Count the strategies."""
+        return len(self.results)
+
+    def __getitem__(self, index: int) -> Result:
+        """Return the result of one strategy."""
+        return self.results[index]
+
+    def __iter__(self) -> Iterator[Result]:
+        """Go through the results."""
+        return iter(self.results)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object of ``score --json``."""
+        experiment, ours = self.experiment, our_model(self.experiment, self.cost_model)
+        rows = [row(result, None, experiment, ours) for result in self.results]
+        return {"schema": SCHEMA, "rows": rows}
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return a flat mapping per strategy."""
+        return [flat_row(each) for each in self.to_json()["rows"]]
+
+    def drawn(self) -> RenderableType:
+        """Draw every strategy."""
+        num_given = counted(len(self.results), "strategy", "strategies")
+        title = f"{self.experiment.name}: {num_given}, cost model {self.cost_model}"
+        return ResultsTable(results=self.results, experiment=self.experiment, title=title)
+
+    def __repr__(self) -> str:
+        """Say how many there are."""
+        num_given = counted(len(self.results), "strategy", "strategies")
+        return f"<Scores of {self.experiment.name}: {num_given}>"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Study(Shown):
+    """Real trials of an experiment, and what is known after them.
+
+    Args:
+        folder: Where everything is kept; ``tune(..., study=folder, resume=True)`` goes on.
+        result: Trials, calibration, ranking by calibrated predictions.
+    """
+
+    folder: Path
+    result: "StudyResult"
+
+    @property
+    def experiment(self) -> Experiment:
+        """What was tried."""
+        return self.result.state.experiment
+
+    @property
+    def best(self) -> Strategy | None:
+        """The best measured strategy; None where nothing was measured."""
+        number = self.result.best_number
+        return None if number is None else self.result.state.trials[number].trial.strategy
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object of ``tune --json``."""
+        import json
+
+        from amp_ray.runtime.study.result import study_text
+
+        record: dict[str, Any] = json.loads("".join(study_text(self.result, str(self.folder))))
+        return record
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return a flat mapping per trial."""
+        return [flat_row(trial) for trial in self.to_json()["trials"]]
+
+    def drawn(self) -> RenderableType:
+        """Draw the trials and how the study ended."""
+        from amp_ray.report.study import end_view
+
+        return end_view(self.result, str(self.folder))
+
+    def __repr__(self) -> str:
+        """Say how far it is."""
+        trials = counted(len(self.result.state.trials), "trial")
+        return f"<Study {self.folder}: {trials}, {self.result.ending}>"
+
+
+def _text(estimate: Estimate) -> str:
+    """Name an estimate in a line."""
+    strategy = estimate.strategy
+    degrees = f"tp {strategy.tp or '*'}, pp {strategy.pp}, dp {strategy.dp or '*'}"
+    size = f"micro-batch size {strategy.micro_batch_size}"
+    return f"{degrees}, {size}: {estimate.iteration_time_s:.4g} s"

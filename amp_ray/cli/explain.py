@@ -1,0 +1,73 @@
+"""``amp-ray explain``: why a plan is what it is, and what would help."""
+
+from pathlib import Path
+
+import click
+
+from amp_ray import api
+from amp_ray.cli.exits import NOT_FEASIBLE, SUCCESS
+from amp_ray.cli.options import (
+    calibration_options,
+    configure_logging,
+    experiment_argument,
+    json_option,
+    search_progress,
+    verbose_option,
+    write_json,
+)
+from amp_ray.cli.output import table_console
+
+
+@click.command()
+@experiment_argument
+@click.option(
+    "--position",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Which strategy of the ranking.",
+)
+@click.option(
+    "--advice/--no-advice",
+    "wants_advice",
+    default=True,
+    help="Whether to plan again with more bandwidth, memory, nodes and the like.",
+)
+@calibration_options
+@json_option
+@verbose_option
+def explain(
+    *,
+    experiment_path: Path,
+    changes: tuple[str, ...],
+    position: int,
+    wants_advice: bool,
+    calibration_path: Path | None,
+    transfer: bool,
+    json_target: str | None,
+    verbose: bool,
+) -> int:
+    """Say why a plan takes as long as it does, what the next one loses, and what would help.
+
+    What would help is planned, not guessed: each line is the best plan of the experiment with that
+    change, which --set makes too.
+    """
+    configure_logging(verbose=verbose)
+    with search_progress() as progress:
+        found = api.explain(
+            experiment_path,
+            position=position,
+            advice=wants_advice,
+            changes=changes,
+            calibration=calibration_path,
+            transfer=transfer,
+            progress=progress,
+        )
+    if json_target is not None:
+        write_json(found.to_json(), json_target)
+    else:
+        table_console().print(found)
+    if found.problem:
+        click.echo(f"amp-ray: no feasible strategy: {found.problem}", err=True)
+        return NOT_FEASIBLE
+    return SUCCESS

@@ -1,0 +1,70 @@
+"""``amp-ray sweep``: the best plans of an experiment with some keys changed, side by side."""
+
+from pathlib import Path
+
+import click
+
+from amp_ray import api
+from amp_ray.cli.exits import NOT_FEASIBLE, SUCCESS
+from amp_ray.cli.options import (
+    calibration_options,
+    configure_logging,
+    cost_model_option,
+    json_option,
+    search_progress,
+    verbose_option,
+    workers_options,
+    write_json,
+)
+from amp_ray.cli.output import table_console
+
+
+@click.command()
+@click.argument("experiment_path", metavar="EXPERIMENT.yaml", type=click.Path(path_type=Path))
+@click.option(
+    "--set",
+    "sets",
+    multiple=True,
+    required=True,
+    metavar="KEY=V1,V2,...",
+    help="Values of a key, such as recompute=none,full; with several keys, all combinations.",
+)
+@cost_model_option
+@calibration_options
+@workers_options
+@json_option
+@verbose_option
+def sweep(
+    *,
+    experiment_path: Path,
+    sets: tuple[str, ...],
+    cost_model: api.CostModel,
+    calibration_path: Path | None,
+    transfer: bool,
+    num_workers: int | None,
+    ray_address: str | None,
+    json_target: str | None,
+    verbose: bool,
+) -> int:
+    """Plan an experiment for every value of some keys, and lay the best plans side by side.
+
+    Where the values are sizes of the cluster, the table says up to which size more devices are
+    worth it.
+    """
+    configure_logging(verbose=verbose)
+    with search_progress() as progress:
+        found = api.sweep(
+            experiment_path,
+            sets,
+            cost_model=cost_model,
+            calibration=calibration_path,
+            transfer=transfer,
+            workers=num_workers,
+            address=ray_address,
+            progress=progress,
+        )
+    if json_target is not None:
+        write_json(found.to_json(), json_target)
+    else:
+        table_console().print(found)
+    return SUCCESS if any(found.bests) else NOT_FEASIBLE

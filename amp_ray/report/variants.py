@@ -1,0 +1,114 @@
+"""Plans of changed experiments side by side, as tables."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from amp_ray.units import GIB
+
+Row = Mapping[str, Any]
+
+_LONGEST_REASON: Final = 60
+
+_FIGURES: Final[Mapping[str, Callable[[Row], float | None]]] = {
+    "s/iter": lambda row: row["iteration_time_s"],
+    "samples/s": lambda row: None if row["tokens_per_s"] else _samples_per_s(row),
+    "tokens/s": lambda row: row["tokens_per_s"],
+    "MFU %": lambda row: None if row.get("mfu") is None else 100 * row["mfu"],
+    "GiB": lambda row: max(row["peak_memory_bytes"]) / GIB if row["peak_memory_bytes"] else None,
+    "cost/iter": lambda row: row["cost"] and row["cost"]["per_iteration"],
+}
+"""Of a ROW; what no row has gets no column."""
+
+
+def sweep_view(record: Mapping[str, Any]) -> RenderableType:
+    """Draw what ``sweep --json`` writes."""
+    points = record["points"]
+    rows = [point["row"] for point in points if point["row"]]
+    shown = [name for name, figure in _FIGURES.items() if any(map(figure, rows))]
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, title_justify="left")
+    for name in short_keys([change.partition("=")[0] for change in points[0]["set"]]):
+        table.add_column(Text(name), overflow="fold")
+    for name in ("devices", *shown):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("best plan, or why none", overflow="fold")
+    for number, point in enumerate(points):
+        mark = " *" if number == record["knee"] else ""
+        table.add_row(*map(Text, _cells(point, shown, mark)), style=None if point["row"] else "red")
+    notes = []
+    if record["knee"] is not None:
+        text = "* from here on, added devices bring less than half of their share of samples/s"
+        notes.append(Text(text))
+    return Group(Text(f"{record['experiment']}, cost model {record['cost_model']}"), table, *notes)
+
+
+def plan_text(strategy: Mapping[str, Any]) -> str:
+    """Name a STRATEGY in a few words; stages that differ are counted.
+
+    Example:
+        >>> plan_text({"tp": 2, "pp": 2, "dp": 1, "micro_batch_size": 4, "recompute": "full"})
+        'tp 2, dp 1, pp 2, micro-batch 4, recompute full'
+    """
+    if strategy["tp"] is None or strategy["dp"] is None:
+        degrees = [f"{len(strategy['stages'])} stages of their own"]
+    else:
+        degrees = [f"{name} {strategy[name]}" for name in ("tp", "dp", "pp")]
+    skipped = {"tp", "dp", "pp", "micro_batch_size", "num_micro_batches", "recompute"}
+    others = [
+        f"{name.replace('_', ' ')} {value}"
+        for name, value in strategy.items()
+        if name not in skipped and isinstance(value, int | str)
+    ]
+    recompute = strategy.get("recompute")
+    kinds = [f"recompute {_kind(recompute)}"] if recompute not in {None, "none"} else []
+    return ", ".join([*degrees, *others, f"micro-batch {strategy['micro_batch_size']}", *kinds])
+
+
+def figure_text(value: float | None) -> str:
+    """Write a figure in four digits."""
+    return "-" if value is None else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"  # noqa: PLR2004
+
+
+def _kind(recompute: Any) -> str:  # noqa: ANN401 - a word, or an object with a number of layers
+    """Name a kind of recompute."""
+    return recompute if isinstance(recompute, str) else f"{recompute['kind']} {recompute['layers']}"
+
+
+def short_keys(keys: Sequence[str]) -> list[str]:
+    """Return the ends of dotted keys that tell them apart.
+
+    Example:
+        >>> short_keys(["cluster.nodes.0.count", "recompute"]), short_keys(["a.0.x", "a.1.x"])
+        (['count', 'recompute'], ['0.x', '1.x'])
+    """
+    num_parts = 1
+    while True:
+        ends = [".".join(key.split(".")[-num_parts:]) for key in keys]
+        if len(set(ends)) == len(keys) or num_parts > max(key.count(".") for key in keys):
+            return ends
+        num_parts += 1
+
+
+def _samples_per_s(row: Row) -> float:
+    """Return the samples that a plan trains in a second."""
+    strategy = row["strategy"]
+    replicas = strategy["dp"] or 1
+    samples = strategy["micro_batch_size"] * strategy["num_micro_batches"] * replicas
+    return float(samples / row["iteration_time_s"])
+
+
+def _cells(point: Row, shown: Sequence[str], mark: str) -> list[str]:
+    """Return the cells of one point."""
+    values = [change.partition("=")[2] for change in point["set"]]
+    devices = "-" if point["num_devices"] is None else f"{point['num_devices']}{mark}"
+    row = point["row"]
+    if row is None:
+        reason = point["reason"]
+        cut = reason if len(reason) <= _LONGEST_REASON else f"{reason[: _LONGEST_REASON - 3]}..."
+        return [*values, devices, *("-" for _ in shown), cut]
+    figures = [figure_text(_FIGURES[name](row)) for name in shown]
+    return [*values, devices, *figures, plan_text(row["strategy"])]

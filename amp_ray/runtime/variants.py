@@ -1,0 +1,166 @@
+"""Plans of one experiment with some of its keys changed."""
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise, product
+from typing import Any, Final
+
+from amp_ray.cost.estimate import Estimate
+from amp_ray.errors import InputError, Where
+from amp_ray.runtime.planning import Planned, plan_experiment, why_infeasible
+from amp_ray.runtime.ray.searching import AUTO, Workers
+from amp_ray.search.rows import row
+from amp_ray.spec.experiment import Experiment
+from amp_ray.spec.yaml_text import parse_value
+
+MOST_VARIANTS: Final = 1000
+"""Plans of one sweep; more is most often a slip."""
+
+KNEE: Final = 0.5
+"""Up to the knee of a scaling curve, this share of what is added comes out as throughput."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """What came of planning a changed file.
+
+    Args:
+        changes: As ``KEY=VALUE``.
+        planned: None where the changed file is refused.
+        problem: Why there is no best plan; empty if there is one.
+    """
+
+    changes: tuple[str, ...]
+    planned: Planned | None
+    problem: str
+
+    @property
+    def best(self) -> Estimate | None:
+        """The best plan."""
+        return self.planned.ranking.best if self.planned else None
+
+    @property
+    def samples_per_s(self) -> float | None:
+        """Samples that the best plan trains in a second."""
+        best = self.best
+        return None if best is None else best.strategy.global_batch_size / best.iteration_time_s
+
+    def to_json(self) -> dict[str, Any]:
+        """Return one entry of ``sweep --json``."""
+        best, planned = self.best, self.planned
+        return {
+            "set": list(self.changes),
+            "num_devices": planned.experiment.cluster.num_devices if planned else None,
+            "samples_per_s": self.samples_per_s,
+            "row": row(best, 1, planned.experiment, planned.ours) if best and planned else None,
+            "reason": self.problem or None,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variants:
+    """Plans changed experiments, all by one cost model.
+
+    Args:
+        load: Returns the experiment with some keys set, each ``KEY=VALUE``.
+    """
+
+    load: Callable[[Sequence[str]], Experiment]
+    cost_model: str
+    workers: Workers = AUTO
+
+    def plan(self, changes: Sequence[str]) -> Variant:
+        """Plan with some changes; what then does not fit together is the variant's problem."""
+        try:
+            experiment = self.load(changes)
+            planned = plan_experiment(
+                experiment,
+                self.cost_model,
+                workers=self.workers,
+                progress=lambda _done, _all: None,
+            )
+        except InputError as error:
+            return Variant(changes=tuple(changes), planned=None, problem=str(error))
+        problem = ""
+        if planned.ranking.best is None:
+            problem = why_infeasible(experiment, self.cost_model, planned.ranking.results)
+        return Variant(changes=tuple(changes), planned=planned, problem=problem)
+
+    def plan_all(
+        self, combinations: Sequence[Sequence[str]], progress: Callable[[int, int], None]
+    ) -> tuple[Variant, ...]:
+        """Plan every combination of changes.
+
+        Raises:
+            InputError: The first one's mistake, if all of them have one.
+        """
+        found = []
+        for number, changes in enumerate(combinations):
+            progress(number, len(combinations))
+            found.append(self.plan(changes))
+        if all(variant.planned is None for variant in found):
+            raise InputError(found[0].problem)
+        return tuple(found)
+
+
+def combinations_of(
+    sets: Mapping[str, Sequence[Any]] | Iterable[str],
+) -> tuple[tuple[str, ...], ...]:
+    """Return every combination of ``KEY=V1,V2,...``; the last key's values change first.
+
+    ``sets`` may also give the values by key.
+
+    Raises:
+        InputError: If one has no value, a key stands there twice, or there are too many.
+
+    Example:
+        >>> combinations_of(["a=1,2", "b.c=[1, 2],x"])
+        (('a=1', 'b.c=[1, 2]'), ('a=1', 'b.c=x'), ('a=2', 'b.c=[1, 2]'), ('a=2', 'b.c=x'))
+    """
+    choices: dict[str, list[str]] = {}
+    total = 1
+    if isinstance(sets, Mapping):
+        sets = [f"{key}={json.dumps(list(values))[1:-1]}" for key, values in sets.items()]
+    for text in sets:
+        key, _, values = text.partition("=")
+        where = Where(file=f"--set {text}")
+        if key in choices:
+            message = f"key {key!r} is set twice: list its values in one --set"
+            raise InputError(message, where=where)
+        listed = parse_value(f"[{values}]", file=f"--set {text}")
+        if not key or not listed:
+            message = "expected KEY=VALUE,VALUE,..., such as search.space=uniform,placement"
+            raise InputError(message, where=where)
+        choices[key] = [f"{key}={_written(value)}" for value in listed]
+        total *= len(listed)
+    if total > MOST_VARIANTS:
+        message = f"{total:,} combinations; a sweep plans at most {MOST_VARIANTS:,}"
+        raise InputError(message)
+    return tuple(product(*choices.values()))
+
+
+def _written(value: Any) -> str:  # noqa: ANN401 - any plain value
+    """Write a value so that it is read as itself again."""
+    if isinstance(value, str) and parse_value(value, file="") == value:
+        return value
+    return json.dumps(value)
+
+
+def knee(variants: Sequence[Variant]) -> Variant | None:
+    """Return the largest cluster up to which more devices are worth it.
+
+    They are as long as the relative gain of samples per second is at least `KNEE` of the relative
+    gain of devices. None where that always holds, or clusters do not differ in size.
+    """
+    curve = sorted(
+        (variant.planned.experiment.cluster.num_devices, variant.samples_per_s, number)
+        for number, variant in enumerate(variants)
+        if variant.planned is not None and variant.samples_per_s is not None
+    )
+    if len({size for size, *_ in curve}) < len(curve):
+        return None
+    for (size, rate, number), (more, faster, _) in pairwise(curve):
+        if faster / rate - 1 < KNEE * (more / size - 1):
+            return variants[number]
+    return None

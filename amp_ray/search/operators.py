@@ -1,0 +1,270 @@
+"""The operator space by our own cost model: stages cut at any operator, on any number of devices.
+
+Devices are taken in their order. A stage has one tp, dp and algorithm, which fit its devices and
+were measured. Where recompute is ``auto``, what runs again is chosen operator by operator; with
+another one no stage begins within what runs again, and every stage has room for the largest run.
+Sizes of the micro-batch are searched together: a time that one of them reaches bounds the others.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import product
+from typing import Final
+
+import numpy as np
+
+from amp_ray.cost.collective import Path
+from amp_ray.cost.estimate import Estimate, Infeasible, Reason, Result
+from amp_ray.cost.operators import NOT_PROFILED, OperatorCostModel, OperatorFigures, run_sums
+from amp_ray.cost.topology import FloatArray
+from amp_ray.cost.verdict import OUT_OF_MEMORY
+from amp_ray.partition.operators import (
+    OperatorProblem,
+    OperatorSolution,
+    solve_each,
+    why_slower,
+)
+from amp_ray.partition.problem import PrunedPartition
+from amp_ray.spec.candidate import GroupsCandidate
+from amp_ray.spec.operator_profile import BoolArray
+from amp_ray.spec.operator_strategy import operator_strategy, recomputed_operators
+from amp_ray.spec.recompute import AUTO, Recompute
+from amp_ray.spec.strategy import Strategy
+
+SLOWER: Final = "slower than another micro-batch size"
+
+MOST_STAGES: Final = 64
+
+Sharers = tuple[int, int]
+"""Ranks of a stage that share a network interface for what comes from before and from behind."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class OperatorOption:
+    """One way to use a stage at some places.
+
+    Args:
+        sharers: What it receives over.
+        rings: What its gradients meet.
+        places: Devices in front of it.
+        figures: Of the chain.
+    """
+
+    tp: int
+    dp: int
+    algorithm: int
+    sharers: Sharers
+    rings: tuple[Path, ...]
+    places: tuple[int, ...]
+    figures: OperatorFigures
+
+    @property
+    def num_ranks(self) -> int:
+        """Devices of the stage."""
+        return self.tp * self.dp
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OperatorSearch:
+    """Searches every size of the micro-batch of one experiment.
+
+    Args:
+        cost_model: Of the experiment.
+    """
+
+    cost_model: OperatorCostModel
+
+    def plan(self, candidate: GroupsCandidate) -> Result:
+        """Return the best plan with a candidate's micro-batch, with a bound of all of them."""
+        found = self.found[candidate.micro_batch_size]
+        if isinstance(found, Reason):
+            return Infeasible(candidate=candidate, reason=found)
+        strategy, lower_bound_s = found
+        result = self.cost_model.estimate(strategy)
+        assert isinstance(result, Estimate)
+        return replace(result, lower_bound_s=min(lower_bound_s, result.iteration_time_s))
+
+    @cached_property
+    def found(self) -> Mapping[int, tuple[Strategy, float] | Reason]:
+        """The best plan of each micro-batch size, summed over all replicas, or why there is none.
+
+        With a bound of all plans of the size.
+        """
+        batch = self.cost_model.experiment.global_batch_size
+        sizes = [size for size in range(1, batch + 1) if batch % size == 0]
+        options = {size: self.options(size) for size in sizes}
+        problems = {size: self.problem(own, batch // size) for size, own in options.items() if own}
+        answers = solve_each(problems)
+        found: dict[int, tuple[Strategy, float] | Reason] = {}
+        for size in sizes:
+            answer = answers.get(size)
+            if answer is None:
+                detail = f"no tp and dp at a micro-batch of {size} samples"
+                found[size] = Reason(kind=NOT_PROFILED, detail=detail)
+            elif isinstance(answer, OperatorSolution):
+                found[size] = self._described(answer, options[size], size)
+            elif isinstance(answer, PrunedPartition):
+                found[size] = Reason(kind=SLOWER, detail=why_slower(answers))
+            else:
+                found[size] = Reason(kind=OUT_OF_MEMORY, detail=answer.detail)
+        return found
+
+    def options(self, micro_batch_size: int) -> list[OperatorOption]:
+        """Return every tp, dp and algorithm of a stage that was measured and fits the devices.
+
+        Args:
+            micro_batch_size: Samples over all replicas.
+        """
+        given, profile = self.cost_model.experiment, self.cost_model.profile
+        limits, everyone = given.limits, given.cluster.num_devices
+        found = []
+        for tp, dp in product(profile.tps, range(1, everyone + 1)):
+            samples, rest = divmod(micro_batch_size, dp)
+            asked = limits.micro_batch_sizes
+            fits = not rest and tp * dp <= everyone and (asked is None or samples in asked)
+            if not fits or not limits.min_tp <= tp <= (limits.max_tp or tp):
+                continue
+            if dp > (limits.max_dp or dp):
+                continue
+            for algorithm in profile.algorithms if tp > 1 else (0,):
+                figures = self.cost_model.figures(samples, tp, dp, algorithm)
+                if isinstance(figures, OperatorFigures):
+                    found += self._placed((tp, dp, algorithm), figures)
+        return found
+
+    def _placed(
+        self, degrees: tuple[int, int, int], figures: OperatorFigures
+    ) -> list[OperatorOption]:
+        """Return an option once for all places where a stage meets the same links."""
+        tp, dp, algorithm = degrees
+        model, size = self.cost_model, tp * dp
+        everyone = model.experiment.cluster.num_devices
+        places: dict[tuple[Sharers, tuple[Path, ...]], list[int]] = {}
+        for place in range(everyone - size + 1):
+            devices = range(place, place + size)
+            rings = model.rings(devices, tp)
+            if rings is not None:
+                before = model.sharers(devices, place - 1 if place else None)
+                behind = model.sharers(devices, place + size if place + size < everyone else None)
+                places.setdefault(((before, behind), rings), []).append(place)
+        return [
+            OperatorOption(
+                tp=tp,
+                dp=dp,
+                algorithm=algorithm,
+                sharers=sharers,
+                rings=rings,
+                places=tuple(own),
+                figures=figures,
+            )
+            for (sharers, rings), own in places.items()
+        ]
+
+    def problem(self, options: Sequence[OperatorOption], num_micro_batches: int) -> OperatorProblem:
+        """Pose the question for one size of the micro-batch."""
+        model, profile = self.cost_model, self.cost_model.profile
+        given, everyone = model.experiment, model.experiment.cluster.num_devices
+        again, saved = self._patterns
+        forward_s, held = _stacked(options, "forward_s"), _stacked(options, "held_bytes")
+        time_s = forward_s * (1 + again) + _stacked(options, "backward_s")
+        time_s[:, 0] += given.constants.host_s_per_micro_batch
+        start_s, end_s = self._edges_s(options)
+        lines = np.array(
+            [
+                model.step_end.line(model.options(own.tp, own.dp), 2, own.rings, model.device)
+                for own in options
+            ]
+        )
+        peaks = np.array([[run_sums(own, saved).max()] for own in held])
+        most_stages = min(everyone, given.limits.max_pp or MOST_STAGES, MOST_STAGES)
+        return OperatorProblem(
+            time_s=time_s,
+            join_s=np.array([self._joins_s(own) for own in options]),
+            recompute_s=forward_s,
+            state_bytes=_stacked(options, "state_bytes"),
+            weight_bytes=_stacked(options, "step_bytes"),
+            held_bytes=np.where(saved, 0.0, held),
+            input_bytes=_stacked(options, "input_bytes"),
+            forward_reserved_bytes=_stacked(options, "forward_reserved_bytes") + peaks,
+            backward_reserved_bytes=_stacked(options, "backward_reserved_bytes"),
+            start_s=start_s,
+            end_s=end_s,
+            starts_layer=profile.starts_block | (self.recompute != AUTO),
+            free_end=np.zeros(profile.num_operators, dtype=np.bool_),
+            counts_last=False,
+            devices=np.array([own.num_ranks for own in options]),
+            allowed=np.array([np.isin(np.arange(everyone), own.places) for own in options]),
+            edge_kind=np.zeros(everyone + 1, np.int64),
+            limit_bytes=float(math.floor(max(model.limit_bytes, 0.0))),
+            num_micro_batches=num_micro_batches,
+            most_stages=most_stages,
+            most_in_flight=num_micro_batches,
+            reserves_last=True,
+            step_end_s=_stacked(options, "parameters") * lines[:, 1:],
+            step_start_s=lines[:, 0],
+            tied_s=np.array([model.tied_s(own.num_ranks, own.figures) for own in options]),
+        )
+
+    @property
+    def recompute(self) -> Recompute:
+        """What the experiment asks for."""
+        return self.cost_model.experiment.recompute
+
+    @cached_property
+    def _patterns(self) -> tuple[BoolArray, BoolArray]:
+        """Which operators run again whatever the stage, and which need not be kept then."""
+        profile = self.cost_model.profile
+        kind = "none" if self.recompute == AUTO else self.recompute.kind
+        again = np.array(recomputed_operators(profile, kind))
+        saved = np.append(again[:-1] & again[1:] & ~profile.starts_block[1:], False)
+        return again, saved
+
+    def _edges_s(self, options: Sequence[OperatorOption]) -> tuple[FloatArray, FloatArray]:
+        """Return what comes in from both ends of a stage, and the host's part at its begin.
+
+        No stage begins within what runs again whatever the stage.
+        """
+        model = self.cost_model
+        host_s = model.experiment.constants.host_s_per_micro_batch
+        start_s, end_s = np.zeros((2, len(options), 1, model.profile.num_operators + 1))
+        for index, own in enumerate(options):
+            before, behind = own.sharers
+            start_s[index, 0, 1:-1] = model.transfers_s(own.figures.input_bytes[1:], before)
+            end_s[index, 0, 1:-1] = model.transfers_s(own.figures.output_bytes[:-1], behind)
+        start_s[:, :, 1:-1] += host_s
+        start_s[:, :, 1:][:, :, self._patterns[1]] = math.inf
+        return start_s, end_s
+
+    def _joins_s(self, option: OperatorOption) -> FloatArray:
+        """Return what exchanges take between each operator and the next one."""
+        use = option.tp, option.dp, option.algorithm, False
+        uses = [use] * self.cost_model.profile.num_operators
+        return self.cost_model.joins_s(0, uses, option.figures.input_bytes)
+
+    def _described(
+        self, solution: OperatorSolution, options: Sequence[OperatorOption], size: int
+    ) -> tuple[Strategy, float]:
+        """Say how a solution uses each operator."""
+        given = self.cost_model.experiment
+        again, _ = self._patterns
+        stages = []
+        for stage in solution.stages:
+            own, chosen = options[stage.option], frozenset(stage.recomputed)
+            uses = [
+                (own.tp, own.dp, own.algorithm, bool(again[operator]) or operator in chosen)
+                for operator in range(stage.start, stage.end)
+            ]
+            stages.append(uses)
+        strategy = operator_strategy(
+            stages,
+            samples_per_micro_batch=size,
+            num_micro_batches=given.global_batch_size // size,
+        )
+        return strategy, solution.lower_bound_s + given.constants.host_s_per_iteration
+
+
+def _stacked(options: Sequence[OperatorOption], name: str) -> FloatArray:
+    """Return a figure of all options, shape ``(V, L)``."""
+    return np.array([getattr(option.figures, name) for option in options])

@@ -1,0 +1,152 @@
+"""Mixture of experts: a router sends every token to a few of many feed-forward parts.
+
+Tokens are copied once for every expert that they go to, sorted by expert, sent to the ranks that
+hold these (all-to-all), sent back and added up: Lepikhin et al., GShard, arXiv:2006.16668; Fedus et
+al., Switch Transformers, arXiv:2101.03961. The products of a rank's experts run as one grouped
+product (Gale et al., MegaBlocks, arXiv:2211.15841). Where experts are on several ranks, tensor
+parallel ranks each send a share of the tokens, as sequence parallelism divides them.
+"""
+
+from dataclasses import dataclass, replace
+from math import ceil
+
+from amp_ray.spec.operator import Elementwise, Gemm, Operator
+
+ROUTER_KERNELS = 6
+"""Softmax, top-k, counts per expert, sorting."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experts:
+    """The routed experts of a layer.
+
+    Args:
+        tokens: Per sample.
+        hidden: Width of the residual stream.
+        feed_forward: Inner width of one expert, of gated products.
+        num_experts: In the layer.
+        per_token: Experts that a token goes through.
+        activation: The kernel between both products, for one element of the inner width.
+    """
+
+    tokens: int
+    hidden: int
+    feed_forward: int
+    num_experts: int
+    per_token: int
+    activation: Elementwise
+
+    def operators(self) -> tuple[Operator, ...]:
+        """Return what every rank computes where it holds a part of all experts; tp divides them."""
+        dispatch, combine = self._moves(sorts=1)
+        stream = float(self.tokens * self.hidden)
+        return (
+            *self._router(),
+            replace(dispatch, all_reduce="backward", all_reduce_elements=stream),
+            *self._products(self.num_experts, self.tokens * self.per_token, sharded=True),
+            replace(combine, all_reduce="forward", all_reduce_elements=stream),
+        )
+
+    def spread(self, *, tp: int, ep: int, etp: int, load: float) -> tuple[Operator, ...]:
+        """Return what a rank computes that has the experts of one of ``ep`` ranks.
+
+        Args:
+            tp: Tensor parallel degree of the layer, which divides the tokens that a rank sends.
+            ep: Ranks that share the experts out.
+            etp: Ranks that divide each of them: tp, or 1.
+            load: Tokens of the busiest rank over those of the average one.
+        """
+        copies = self.tokens * self.per_token
+        dispatch, combine = self._moves(sorts=2 if ep < self.num_experts else 1)
+        sent = float(copies * self.hidden) if ep > 1 else 0.0
+        gathered = float(copies * self.hidden) if etp > 1 else 0.0
+        rows = load * copies * etp / tp
+        return (
+            *self._router(),
+            replace(
+                dispatch,
+                exchange_elements=sent,
+                all_reduce="backward",
+                all_reduce_elements=gathered,
+            ),
+            *self._products(self.num_experts // ep, rows, sharded=etp == tp),
+            replace(
+                combine,
+                exchange_elements=sent,
+                all_reduce="forward",
+                all_reduce_elements=gathered,
+            ),
+        )
+
+    def _router(self) -> tuple[Operator, ...]:
+        """Return the router: a product, softmax and the choice, in single precision."""
+        scores = self.tokens * self.num_experts
+        return (
+            Gemm(
+                name="router",
+                rows=self.tokens,
+                columns=self.num_experts,
+                inner=self.hidden,
+                saved_elements=self.tokens * self.hidden,
+            ),
+            Elementwise(
+                name="route",
+                forward_elements=8 * scores,
+                backward_elements=8 * scores,
+                num_kernels=ROUTER_KERNELS,
+                saved_elements=2 * scores,
+            ),
+        )
+
+    def _moves(self, *, sorts: int) -> tuple[Elementwise, Elementwise]:
+        """Return how copies of tokens are made and added up; both are sorted ``sorts`` times."""
+        stream = self.tokens * self.hidden
+        moved = (1 + self.per_token) * stream + 2 * (sorts - 1) * self.per_token * stream
+        dispatch = Elementwise(
+            name="dispatch",
+            forward_elements=moved,
+            backward_elements=moved,
+            num_kernels=sorts,
+            sharded=True,
+        )
+        return dispatch, replace(dispatch, name="combine")
+
+    def _products(self, num_experts: int, rows: float, *, sharded: bool) -> tuple[Operator, ...]:
+        """Return the grouped products of some experts and the activation between them.
+
+        Args:
+            num_experts: On the rank.
+            rows: Tokens of them all, per sample.
+            sharded: Whether tensor parallelism divides each of them.
+        """
+        inner, own = rows * self.feed_forward, self.activation
+        first = Gemm(
+            name="experts-in",
+            rows=ceil(rows / num_experts),
+            columns=2 * self.feed_forward,
+            inner=self.hidden,
+            batch=num_experts,
+            shard="columns" if sharded else "none",
+            saved_elements=rows * self.hidden,
+            is_expert=True,
+        )
+        return (
+            first,
+            replace(
+                own,
+                name="experts-activation",
+                forward_elements=own.forward_elements * inner,
+                backward_elements=own.backward_elements * inner,
+                saved_elements=own.saved_elements * inner,
+                sharded=sharded,
+            ),
+            replace(
+                first,
+                name="experts-out",
+                columns=self.hidden,
+                inner=self.feed_forward,
+                shard="inner" if sharded else "none",
+                saved_elements=inner,
+                saved_sharded=sharded,
+            ),
+        )

@@ -1,0 +1,113 @@
+"""Figures of the published jobs of today: each table by what its rows tell, in one form for all."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Final, Literal
+
+import numpy as np
+
+from amp_ray.calibration import Observation
+from published.a100_jobs import NUM_TRIALS, by_group, error_metrics, ranking_metrics, tuned
+from published.evaluation import Metrics, Predicted, predict
+from published.metrics import bias, median_absolute_error, precision_and_recall
+from published.tables import Published, Row
+
+TAIL: Final = 90
+"""Percentile of the absolute error that stands beside the median."""
+
+StageChoice = Literal["first", "last", "largest"]
+"""Whose peak a table tells: that of rank 0, of the last rank, or of the one that needs most."""
+
+_STAGES: Final[Mapping[StageChoice, Callable[[Sequence[float]], float]]] = {
+    "first": lambda peaks: peaks[0],
+    "last": lambda peaks: peaks[-1],
+    "largest": max,
+}
+
+
+def not_expressible(table: Published) -> dict[str, Metrics]:
+    """Return how many rows cannot be expressed, by the reason."""
+    reasons = table.not_expressible
+    return {f"not expressible: {reason}": {"num_rows": reasons[reason]} for reason in reasons}
+
+
+def time_figures(rows: Iterable[Row], label: str = "no measurement") -> dict[str, Metrics]:
+    """Return the errors of iteration times and of the order within each group, nothing measured."""
+    told = [row for row in rows if row.tells_time]
+    if not told:
+        return {label: {"num_rows": 0}}
+    predicted = predict([row.observation for row in told])
+    has_pairs = len({row.group for row in told}) < len(told)
+    metrics = ranking_metrics(told, predicted) if has_pairs else error_metrics(predicted)
+    return {label: {"num_rows": len(told), **metrics}}
+
+
+def tuned_figures(rows: Iterable[Row]) -> dict[str, Metrics]:
+    """Return how far the best of a few trials, best predicted next, is from the best of all."""
+    groups = by_group(list(rows))
+    left = [tuned(group, min(NUM_TRIALS, len(group)))[0] for group in groups.values()]
+    return {
+        f"{NUM_TRIALS} trials of each group": {
+            "num_rows": sum(map(len, groups.values())),
+            "regret_mean": float(np.mean(left)),
+            "regret_worst": max(left),
+        }
+    }
+
+
+def memory_figures(rows: Iterable[Row], stage: StageChoice) -> dict[str, Metrics]:
+    """Return the errors of peaks of what torch had allocated: no context, no cache.
+
+    Args:
+        rows: Of a table.
+        stage: Whose peak it tells.
+    """
+    told = [row.observation for row in rows if row.observation.peak_memory_bytes]
+    if not told:
+        return {"no measurement": {"num_peaks": 0}}
+    predicted = predict([_allocated(observation) for observation in told])
+    ours = np.array([_STAGES[stage](each.peak_memory_bytes) for each in predicted.estimates])
+    theirs = np.array([each.peak_memory_bytes[0] for each in told])
+    errors = np.abs(ours / theirs - 1.0)
+    return {
+        "no measurement": {
+            "num_peaks": len(told),
+            "median_error": median_absolute_error(ours, theirs),
+            "p90_error": float(np.percentile(errors, TAIL)),
+            "bias": bias(ours, theirs),
+        }
+    }
+
+
+def failure_figures(rows: Iterable[Row]) -> dict[str, Metrics]:
+    """Return how well failures are told."""
+    predicted: Predicted = predict([row.observation for row in rows])
+    told, failed = predicted.failures()
+    precision, recall = precision_and_recall(told, failed)
+    return {
+        "failures": {
+            "num_rows": len(told),
+            "failures": sum(failed),
+            "failure_precision": precision,
+            "failure_recall": recall,
+        }
+    }
+
+
+def playbook(table: Published) -> dict[str, Metrics]:
+    """Return the figures of the playbook's times: without a pipeline, with one, after trials."""
+    flat = [row for row in table.rows if row.observation.strategy.pp == 1]
+    piped = [row for row in table.rows if row.observation.strategy.pp > 1]
+    return {
+        **time_figures(flat, "pp = 1, no measurement"),
+        **tuned_figures(flat),
+        **time_figures(piped, "pp > 1, no measurement"),
+        **not_expressible(table),
+    }
+
+
+def _allocated(observation: Observation) -> Observation:
+    """Return an observation whose peaks are predicted as torch counts what it has allocated."""
+    given = observation.experiment
+    traits = replace(given.traits, context_bytes=0.0, allocator_factor=1.0)
+    return replace(observation, experiment=replace(given, traits=traits))

@@ -1,0 +1,114 @@
+"""The compiled simulation of interleaved pipelines against their instruction lists."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from amp_ray.cost.instructions import Instruction, Schedule
+from amp_ray.cost.interleaved import flights, simulate_s
+from amp_ray.cost.model import CostModel
+from amp_ray.cost.schedule import time_instructions
+from amp_ray.search.cuts import even_block_bounds
+from amp_ray.spec.candidate import Candidate, StageOptions
+from amp_ray.spec.chunks import chunk_bounds
+from amp_ray.spec.strategy import Strategy
+from amp_ray.spec.traits import RUNTIMES
+from support.experiments import experiment_from
+
+PIPELINES = st.tuples(st.integers(2, 5), st.integers(1, 12), st.integers(2, 4))
+"""Stages, micro-batches, chunks per stage."""
+
+LONG = """
+name: long
+model:
+  family: gpt2
+  num_layers: 16
+  hidden_size: 512
+  num_heads: 8
+  sequence_length: 256
+  vocab_size: 99
+cluster:
+  nodes:
+    - {count: 2, device: A100-80, slots: 4, intra_gbit_per_s: 1200, inter_gbit_per_s: 100}
+precision: bf16
+runtime: torch
+global_batch_size: 32
+"""
+
+
+@given(size=PIPELINES, seed=st.integers(0, 10**6), blocking=st.booleans())
+def test_simulation_equals_instructions_executed_one_by_one(
+    size: tuple[int, int, int], seed: int, *, blocking: bool
+) -> None:
+    pp, num_micro_batches, chunks = size
+    rng = np.random.default_rng(seed)
+    passes_s = rng.uniform(0.1, 3.0, (2, pp * chunks))
+    sends_s = rng.uniform(0.0, 1.0, (2, pp * chunks - 1))
+    schedule = Schedule(pp=pp, num_slices=(1,) * num_micro_batches, virtual_stages=chunks)
+
+    def message_s(item: Instruction) -> float:
+        place = item.stage if item.kind.endswith("F") else item.stage - 1
+        inner = 0 <= place < pp * chunks - 1
+        return float(sends_s[int(item.kind.endswith("B")), place]) if inner else 0.0
+
+    def seconds(item: Instruction) -> float:
+        if item.kind in {"F", "B"}:  # a stage that stands still is as busy as if it computed
+            own_s = float(passes_s[int(item.kind == "B"), item.stage])
+            return own_s + (message_s(item) if blocking else 0.0)
+        return message_s(item) if item.kind.startswith("SEND") and not blocking else 0.0
+
+    timed = time_instructions(schedule.lists(), seconds)
+    expected = max(row[-1].end_s for row in timed)
+    traits = replace(RUNTIMES["torch"], blocking_transfers=blocking)
+    found = simulate_s(passes_s, sends_s, pp, num_micro_batches, traits=traits)
+    assert found == pytest.approx(expected, rel=1e-9)
+    if blocking:  # what crosses together never takes longer than one after the other
+        duplex = replace(traits, duplex_transfers=True)
+        together = simulate_s(passes_s, sends_s, pp, num_micro_batches, traits=duplex)
+        assert together <= found * (1 + 1e-9)
+
+
+@given(size=PIPELINES, data=st.data())
+def test_flights_are_those_of_the_instruction_lists(
+    size: tuple[int, int, int], data: st.DataObject
+) -> None:
+    pp, num_micro_batches, chunks = size
+    stage = data.draw(st.integers(0, pp - 1))
+    schedule = Schedule(pp=pp, num_slices=(1,) * num_micro_batches, virtual_stages=chunks)
+    now, states = [0] * chunks, set[tuple[int, ...]]()
+    for kind, unit in schedule.passes(stage):
+        now[unit.chunk] += 1 if kind == "F" else -1
+        if kind == "F":
+            states.add(tuple(now))
+    found = flights(stage, pp, num_micro_batches, chunks)
+    assert {tuple(int(count) for count in row) for row in found} == states
+
+
+@given(data=st.data())
+def test_memory_of_even_chunks_is_never_below_that_of_one(data: st.DataObject) -> None:
+    """Interleaving runs further ahead; parts of a stage add up whatever chunks it has."""
+    pp, chunks = data.draw(st.sampled_from([(2, 2), (4, 2), (2, 4), (4, 4)]))
+    model = CostModel(experiment=experiment_from(LONG))
+    candidate = Candidate(
+        micro_batch_size=1,
+        options=StageOptions(tp=1, dp=8 // pp),
+        pp=pp,
+        num_micro_batches=32 * pp // 8,
+    )
+    layers = model.experiment.model
+    bounds = even_block_bounds(layers, pp)
+    plain = Strategy.uniform(candidate, bounds)
+    whole = model.estimate(plain)
+    even = model.estimate(replace(plain, virtual_stages=chunks))
+    told = Strategy.uniform(
+        replace(candidate, virtual_stages=chunks), chunk_bounds(layers, bounds, chunks)
+    )
+    assert model.estimate(told).iteration_time_s == even.iteration_time_s
+    assert model.estimate(told).peak_memory_bytes == even.peak_memory_bytes
+    assert even.breakdown is not None
+    assert whole.breakdown is not None
+    assert even.breakdown.compute_s == pytest.approx(whole.breakdown.compute_s, rel=1e-9)
+    assert sum(even.peak_memory_bytes) >= sum(whole.peak_memory_bytes) * (1 - 1e-9)

@@ -1,0 +1,54 @@
+"""Plans of operators by our own cost model: as good as the best of all of them."""
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from amp_ray.cost.estimate import Estimate
+from amp_ray.cost.operators import OperatorCostModel
+from amp_ray.search.planner import AmpRayPlanner
+from amp_ray.search.space import group_candidates
+from amp_ray.spec.experiment import Experiment
+from support.operator_space import OperatorOracle, tiny_experiment
+
+SEEDS = st.integers(0, 2**32 - 1)
+
+
+def best_plan(experiment: Experiment) -> Estimate | None:
+    """Return the fastest plan of all micro-batch sizes."""
+    planner = AmpRayPlanner(experiment=experiment)
+    results = [planner.plan(candidate) for candidate in group_candidates(experiment)]
+    found = [result for result in results if isinstance(result, Estimate)]
+    return min(found, key=lambda own: own.iteration_time_s, default=None)
+
+
+@settings(max_examples=25)
+@given(seed=SEEDS)
+def test_no_plan_of_operators_is_better(seed: int) -> None:
+    experiment = tiny_experiment(seed)
+    oracle = OperatorOracle(cost_model=OperatorCostModel(experiment=experiment))
+    best_s = min(oracle.best_s(candidate) for candidate in group_candidates(experiment))
+    found = best_plan(experiment)
+    if found is None:
+        assert best_s == math.inf
+        return
+    assert found.feasible
+    assert found.iteration_time_s == pytest.approx(best_s, rel=1e-9)
+    assert found.lower_bound_s == pytest.approx(best_s, rel=1e-9)
+
+
+@settings(max_examples=15)
+@given(seed=SEEDS, more=st.floats(1.0, 1.3))
+def test_more_memory_is_never_slower(seed: int, more: float) -> None:
+    experiment = tiny_experiment(seed)
+    nodes = experiment.cluster.nodes
+    device = nodes[0].device
+    grown = replace(device, memory_bytes=int(device.memory_bytes * more))
+    roomy = replace(experiment.cluster, nodes=tuple(replace(node, device=grown) for node in nodes))
+    before, after = best_plan(experiment), best_plan(replace(experiment, cluster=roomy))
+    if before is not None:
+        assert after is not None
+        assert after.iteration_time_s <= before.iteration_time_s * (1 + 1e-12)

@@ -1,0 +1,113 @@
+"""Sequence parallelism by the equations of Korthikanti et al., arXiv:2205.05198."""
+
+from dataclasses import replace
+
+import pytest
+
+from amp_ray.cost.anchors import LayerAnchors
+from amp_ray.cost.collective import Path, all_gather_s, all_reduce_s
+from amp_ray.cost.memory import LayerMemory
+from amp_ray.cost.model import CostModel, StageCosts
+from amp_ray.cost.roofline import Phases, Rank, device_phases
+from amp_ray.cost.work import LayerWork
+from amp_ray.spec.candidate import Candidate, StageOptions
+from amp_ray.spec.catalogue import find_device
+from amp_ray.spec.recompute import RecomputeKind
+from amp_ray.spec.strategy import Strategy
+from support.experiments import SMALL, experiment_from
+
+GIVEN = experiment_from(SMALL + "runtime: megatron-lm-2022\n")
+S, H, A, TP, B = 128, 256, 8, 2, 3
+"""Tokens, width, heads, tp and micro-batch size."""
+
+STREAM = S * B * H
+WHOLE = Rank(device=find_device("T4"), tp=TP, micro_batch_size=B, precision="fp16")
+DIVIDED = replace(WHOLE, sequence_parallel=True)
+RING = Path(bytes_per_s=1e9, step_s=0.0)
+BLOCK = next(layer for layer in GIVEN.model.layers if layer.kind == "block")
+OPTIONS = StageOptions(tp=TP, dp=1)
+BOUNDS = (0, 4, 9)
+
+
+def kept(rank: Rank, recompute: RecomputeKind = "none") -> float:
+    memory = LayerMemory(model=GIVEN.model, rank=rank, recompute=recompute, traits=GIVEN.traits)
+    return memory.kept_bytes(BLOCK)
+
+
+def test_activations_are_those_of_the_paper() -> None:
+    scores = 5 * A * S * S * B
+    assert kept(WHOLE) == pytest.approx(STREAM * (10 + 24 / TP) + scores / TP)
+    assert kept(WHOLE, "selective") == pytest.approx(STREAM * (10 + 24 / TP))
+    assert kept(DIVIDED) == pytest.approx((34 * STREAM + scores) / TP)
+    assert kept(DIVIDED, "selective") == pytest.approx(34 * STREAM / TP)
+    assert kept(DIVIDED, "full") == pytest.approx(kept(WHOLE, "full") / TP)
+
+
+def talk_s(rank: Rank, compute: Phases, *, overlaps: bool) -> tuple[float, float]:
+    traits = replace(GIVEN.traits, overlaps_backward_all_reduce=overlaps)
+    work = LayerWork(layer=BLOCK, anchors=LayerAnchors(), traits=traits, constants=GIVEN.constants)
+    return work.talk_s(rank, RING, compute)
+
+
+def test_an_all_reduce_becomes_a_scatter_and_a_gather() -> None:
+    start = GIVEN.constants.collective_start_s
+    alone = Phases(forward_s=1.0, backward_s=2.0)
+    reduce_s, gather_s = (
+        collective(2.0 * STREAM, TP, RING, start) for collective in (all_reduce_s, all_gather_s)
+    )
+    assert talk_s(WHOLE, alone, overlaps=False) == pytest.approx((2 * reduce_s, 2 * reduce_s))
+    assert talk_s(DIVIDED, alone, overlaps=False) == pytest.approx((4 * gather_s, 6 * gather_s))
+
+
+def test_gradients_hide_what_their_products_can_hide() -> None:
+    slow = Phases(forward_s=1.0, backward_s=9.0, weight_gradient_s=4.0, input_gradient_s=4.0)
+    forward_s, backward_s = talk_s(DIVIDED, slow, overlaps=True)
+    assert backward_s == pytest.approx(forward_s / 2)  # of products divided by rows
+    _, whole_s = talk_s(WHOLE, slow, overlaps=True)
+    assert whole_s == 0.0
+
+
+def test_ranks_divide_what_tensor_parallelism_leaves_whole() -> None:
+    norms = [op for op in BLOCK.elementwise if not op.sharded]
+    constants = replace(GIVEN.constants, kernel_gap_s=0.0)
+    whole, divided = (device_phases(norms, rank, constants) for rank in (WHOLE, DIVIDED))
+    assert divided.forward_s == pytest.approx(whole.forward_s / TP)
+    assert divided.backward_s == pytest.approx(whole.backward_s / TP)
+
+
+def costs(options: StageOptions) -> tuple[CostModel, StageCosts, Strategy]:
+    candidate = Candidate(micro_batch_size=B, options=options, pp=2, num_micro_batches=4)
+    cost_model = CostModel(experiment=GIVEN)
+    return cost_model, cost_model.costs(candidate), Strategy.uniform(candidate, BOUNDS)
+
+
+def test_a_message_is_a_share_that_nobody_gathers() -> None:
+    _, whole, _ = costs(OPTIONS)
+    _, divided, _ = costs(replace(OPTIONS, sequence_parallel=True))
+    alone = replace(whole.messages.model.traits, sliced_activations=False, sliced_gradients=False)
+    unsliced = CostModel(experiment=replace(GIVEN, traits=alone)).stage_costs(whole.stages)
+    start = GIVEN.constants.collective_start_s + GIVEN.cluster.nodes[0].inter.latency_s
+    once, twice = divided.messages.at(BOUNDS) - start, unsliced.messages.at(BOUNDS) - start
+    assert once == pytest.approx(twice / TP)
+    assert (divided.messages.at(BOUNDS) < whole.messages.at(BOUNDS)).all()
+    rows, _ = divided.messages.rows()
+    assert rows[0, BOUNDS[1]] == pytest.approx(divided.messages.at(BOUNDS).max())
+
+
+def test_gradients_of_norms_are_added_up_over_tensor_parallel_ranks() -> None:
+    _, whole, _ = costs(OPTIONS)
+    _, divided, _ = costs(replace(OPTIONS, sequence_parallel=True))
+    more_s = (
+        divided.step_ends.at(BOUNDS).gradient_sync_s - whole.step_ends.at(BOUNDS).gradient_sync_s
+    )
+    assert 0 < more_s < 1e-3
+
+
+def test_the_whole_takes_less_memory() -> None:
+    peaks = []
+    for options in (OPTIONS, replace(OPTIONS, sequence_parallel=True)):
+        cost_model, found, strategy = costs(options)
+        estimate = cost_model.estimate_from(found, strategy)
+        assert estimate.launchable
+        peaks.append(estimate.peak_memory_bytes)
+    assert all(less < more for less, more in zip(peaks[1], peaks[0], strict=True))

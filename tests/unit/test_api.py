@@ -1,0 +1,163 @@
+"""The public API: the same answers as the commands, from files and from values."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+
+import amp_ray as amp
+from amp_ray.errors import AmpRayError, InputError, NotFeasibleError
+from support.experiments import SMALL
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """The small experiment as a file."""
+    path = tmp_path / "small.yaml"
+    path.write_text(SMALL, encoding="utf-8")
+    return path
+
+
+def values() -> dict[str, Any]:
+    """Return the small experiment as values."""
+    found: dict[str, Any] = yaml.safe_load(SMALL)
+    return found
+
+
+def test_names_are_sorted_and_all_there() -> None:
+    classes = [name for name in amp.__all__ if name[0].isupper()]
+    functions = [name for name in amp.__all__ if name[0].islower()]
+    assert amp.__all__ == [*sorted(classes), "__version__", *sorted(functions)]
+    assert set(amp.__all__) <= set(dir(amp))
+    assert all(getattr(amp, name).__doc__ for name in amp.__all__ if name != "__version__")
+    with pytest.raises(AttributeError, match="no attribute 'plans'"):
+        amp.plans  # type: ignore[attr-defined] # noqa: B018
+
+
+def test_importing_the_package_loads_nothing_else() -> None:
+    program = "import sys, amp_ray; print([m for m in sys.modules if m.startswith('amp_ray.')])"
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_values_and_their_file_give_the_same_plan(small: Path) -> None:
+    by_file, by_values = amp.plan(small), amp.plan(values())
+    again = amp.plan(amp.load(str(small)))
+    for plan in (by_values, again):
+        assert plan.results == by_file.results
+    assert by_file.best is by_file.results[0]
+    assert by_file.to_json(num_rows=3)["ranking"] == by_values.to_json()["ranking"][:3]
+
+
+def test_values_may_be_tuples_and_paths(tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("a slots=2\nb slots=2\n", encoding="utf-8")
+    given = values()
+    given["cluster"] = {
+        "nodes": tuple(given["cluster"]["nodes"]),
+        "hostfile": tmp_path / "hosts",
+    }
+    assert [node.name for node in amp.load(given).cluster.nodes] == ["a", "b"]
+
+
+def test_a_mistake_in_values_is_told_with_its_key() -> None:
+    with pytest.raises(InputError, match=r"experiment: model\.num_layer: unknown key 'num_layer'"):
+        amp.load({**values(), "model": {"num_layer": 3}})
+
+
+def test_scores_are_those_of_the_plan(small: Path, tmp_path: Path) -> None:
+    plan = amp.plan(small)
+    assert plan.best is not None
+    record = plan.to_json()["ranking"][0]
+    file = tmp_path / "plan.json"
+    file.write_text(json.dumps([record]), encoding="utf-8")
+    strategies: list[Any] = [plan.best, plan.best.strategy, record, record["strategy"]]
+    scores = amp.score(small, strategies)
+    assert len(scores) == 4
+    times = [each["iteration_time_s"] for each in scores.to_json()["rows"]]
+    assert set(times) == {plan.best.iteration_time_s}
+    assert list(amp.score(small, file)) == [scores[0]]
+
+
+def test_a_plan_shows_itself(small: Path) -> None:
+    plan = amp.plan(small)
+    html = plan._repr_html_()
+    assert html.startswith("<pre")
+    assert "s/iter" in html
+    assert "<script" not in html
+    assert repr(plan).startswith("<Plan of small: ")
+    assert "tp " in repr(plan)
+
+
+def test_nothing_of_the_input_is_markup() -> None:
+    html = amp.plan({**values(), "name": "<b>&[bold]x"})._repr_html_()
+    assert "&lt;b&gt;&amp;[bold]x" in html
+
+
+def test_rows_are_flat(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = amp.plan(small)
+    monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=lambda rows: rows))
+    rows = plan.to_pandas()
+    assert rows == plan.records()
+    assert len(rows) == len(plan.results)
+    assert {str, int, float, bool, type(None)} >= {type(v) for row in rows for v in row.values()}
+    assert rows[0]["bounds"] == " ".join(map(str, plan.results[0].strategy.bounds))  # type: ignore[union-attr]
+    assert rows[0]["breakdown_compute"] > 0
+
+
+def test_without_pandas_the_message_says_what_to_do(
+    small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(AmpRayError, match="pip install pandas"):
+        amp.plan(small).to_pandas()
+
+
+def test_why_nothing_is_feasible() -> None:
+    given = values()
+    given["cluster"]["nodes"][0]["memory_gib"] = 0.01
+    plan = amp.plan(given)
+    assert plan.best is None
+    assert "out of memory" in str(plan.why_none())
+    assert "no feasible strategy" in repr(plan)
+    with pytest.raises(NotFeasibleError, match="no strategy is expected to run"):
+        amp.tune(given, trials="local", doctor=False)
+
+
+def test_a_study_is_replayed_calibrated_and_planned_with(small: Path, tmp_path: Path) -> None:
+    table = tmp_path / "table.csv"
+    rows = [f"{tp},1,{4 // tp},{size},{0.3 * tp + size / 50}" for tp in (1, 2) for size in (1, 2)]
+    table.write_text("\n".join(["tp,pp,dp,micro_batch_size,measured_s", *rows]), encoding="utf-8")
+    study = amp.tune(small, replay=table, study=tmp_path / "study", budget=4)
+    assert study.best is not None
+    assert [row["outcome"] for row in study.records()] == ["measured"] * len(study.records())
+    assert study.to_json() == json.loads((tmp_path / "study" / "result.json").read_text("utf-8"))
+    assert "measured" in study._repr_html_()
+    calibration = amp.calibrate(small, table, output=tmp_path / "fitted.json")
+    by_value = amp.plan(small, calibration=calibration)
+    assert by_value.results == amp.plan(small, calibration=tmp_path / "fitted.json").results
+    assert by_value.results != amp.plan(small).results
+
+
+def test_the_document_runs(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(repository)
+    text = (repository / "docs" / "python.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 3
+    exec("".join(blocks), {})  # noqa: S102 - our own document
+    public = {name for name in amp.__all__ if name[0].islower()}
+    assert public == set(re.findall(r"^\| `amp\.(\w+)", text, re.MULTILINE))
+
+
+def test_changes_are_those_of_set(small: Path) -> None:
+    for source in (small, values()):
+        assert amp.load(source, changes=["global_batch_size=16"]).global_batch_size == 16
+    with pytest.raises(InputError, match="give its file or values"):
+        amp.load(amp.load(small), changes=["global_batch_size=16"])
