@@ -405,6 +405,7 @@ MEGATRON_CORE: Final = replace(
     sliced_activations=False,
     sliced_gradients=False,
     step_traffic_bytes_per_parameter=22.0,
+    expert_parallel=True,
 )
 
 NANOTRON: Final = RuntimeTraits(
