@@ -252,7 +252,7 @@ def _with_other_batches(experiment: Experiment, cost_model: str, whole: Ranking)
                 for own in found.results
                 if isinstance(own, Estimate)
             ]
-    return rank(results, relative_error=whole.relative_error, objective=experiment.objective)
+    return rank(results, relative_error=whole.relative_error, per_sample=True)
 
 
 def _with_parts(experiment: Experiment, cost_model: str, whole: Ranking) -> Ranking:

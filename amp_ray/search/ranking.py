@@ -61,6 +61,7 @@ def rank(
     lower_bound_s: float | None = None,
     relative_error: float = 0.0,
     objective: Objective = "time",
+    per_sample: bool = False,
 ) -> Ranking:
     """Order results; equal times are ordered by the strategy's values, never by arrival.
 
@@ -72,11 +73,10 @@ def rank(
         lower_bound_s: Proven bound of the search, if any.
         relative_error: The model's own error as a share.
         objective: What is best.
-
-    Strategies of different batches are ordered by the time of a sample.
+        per_sample: Whether strategies have different batches and go by the time of a sample.
     """
     ordered = sorted(results, key=_key)
-    if len({each.strategy.global_batch_size for each in ordered if isinstance(each, Estimate)}) > 1:
+    if per_sample:
         ordered.sort(key=lambda result: (_class(result), _sample_s(result)))
     if objective == "cost":
         ordered.sort(key=lambda result: (_class(result), _money(result)))
@@ -84,7 +84,7 @@ def rank(
     front = _front(feasible) if objective == "time-cost" else []
     tied: list[Estimate] = []
     if feasible and not front:
-        figure = _money if objective == "cost" else _sample_s
+        figure = _money if objective == "cost" else _sample_s if per_sample else _seconds
         limit = figure(feasible[0]) * (1 + relative_error)
         tied = [estimate for estimate in feasible if figure(estimate) <= limit]
     chosen = {id(estimate) for estimate in front}
@@ -110,6 +110,11 @@ def _front(feasible: Sequence[Estimate]) -> list[Estimate]:
         if not front or _money(estimate) < _money(front[-1]):
             front.append(estimate)
     return front
+
+
+def _seconds(estimate: Estimate) -> float:
+    """Return seconds per iteration."""
+    return estimate.iteration_time_s
 
 
 def _sample_s(result: Result) -> float:
