@@ -139,7 +139,7 @@ class LayerMemory:
         size, width = self.rank.micro_batch_size, self.rank.bytes_per_element
         if self._runs_again(layer):
             return size * width * layer.output_elements / self._divides_tokens  # as its input
-        kept = self._each(layer.saved_bytes)
+        kept = self._each(layer.saved_bytes) + self._gathered_bytes(layer)
         if self.recompute == "selective":
             kept -= self._each(layer.core_saved_bytes)
         return size * kept
@@ -161,6 +161,13 @@ class LayerMemory:
             whole = max(map(max, filter(None, map(layer.all_reduce_elements, PASSES))), default=0.0)
             working += GATHERED_COPIES * whole * self.rank.bytes_per_element
         return self.rank.micro_batch_size * max(logits, working)
+
+    def _gathered_bytes(self, layer: Layer) -> float:
+        """Bytes of kept inputs of products beyond the rank's own tokens."""
+        if not (self.rank.sequence_parallel and self.traits.keeps_gathered_inputs):
+            return 0.0
+        elements = sum(op.saved_elements for op in layer.gemms if op.all_reduce == "backward")
+        return elements * self.rank.bytes_per_element * (1 - 1 / self.rank.tp)
 
     def _each(self, saved_bytes: SavedBytes) -> float:
         """Return what one rank holds; all of it is divided where tokens are divided, too."""

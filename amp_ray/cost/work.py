@@ -102,6 +102,7 @@ class LayerWork:
         weight is divided by columns is kept divided, so the backward pass gathers it once more,
         for the weight's gradient (Korthikanti et al., arXiv:2205.05198, section 4.2.2). Runtimes
         that overlap do that beside the input's gradient, and add the latter up beside the weight's.
+        Runtimes that keep what was gathered do not gather it again.
 
         Returns:
             Seconds of the forward and of the backward pass.
@@ -117,6 +118,8 @@ class LayerWork:
         beside_inputs_s = compute.input_gradient_s if overlaps else 0.0
         sums_s, inputs_s = (ratio * self.gathers_s(direction, rank, ring) for direction in PASSES)
         again_s = max(0.0, inputs_s - beside_inputs_s)
+        if self.traits.keeps_gathered_inputs:
+            again_s = 0.0
         return sums_s + inputs_s, sums_s + again_s + max(0.0, inputs_s - beside_weights_s)
 
     def _collectives_s(

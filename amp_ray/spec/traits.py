@@ -81,6 +81,8 @@ class RuntimeTraits:
         token_slices: Whether stages can pass on slices of sequences.
         sequence_parallel: Whether tensor-parallel ranks can divide tokens where they do not divide
             the width.
+        keeps_gathered_inputs: Whether a product's input is kept as it was gathered, for which the
+            backward pass need not gather it again.
         expert_parallel: Whether ranks can share out the experts of a layer.
     """
 
@@ -131,6 +133,7 @@ class RuntimeTraits:
     unequal_stages: bool = False
     token_slices: bool = False
     sequence_parallel: bool = False
+    keeps_gathered_inputs: bool = False
     expert_parallel: bool = False
 
     def __post_init__(self) -> None:
@@ -343,6 +346,8 @@ MEGATRON_CORE: Final = replace(
     sliced_activations=False,
     sliced_gradients=False,
     step_traffic_bytes_per_parameter=22.0,
+    logit_bytes=6.0,
+    bucket_bytes_per_element=0.0,
 )
 
 NANOTRON: Final = RuntimeTraits(
@@ -350,12 +355,15 @@ NANOTRON: Final = RuntimeTraits(
     description="nanotron 0.4: flash attention, scattered tokens, gradients in single precision.",
     fused_attention=True,
     dropout=False,
-    overlaps_backward_all_reduce=True,
+    keeps_gathered_inputs=True,
     kept_bytes_per_parameter=6.0,
     master_bytes_per_parameter=4.0,
     step_traffic_bytes_per_parameter=22.0,
-    bucket_elements=25 * 1024**2 / 2,
+    bucket_elements=1e12,
+    logit_bytes=10.0,
     recompute=("none", "full"),
+    allocator_factor=1.10,
+    context_bytes=4.0 * GIB,
     sequence_parallel=True,
 )
 
