@@ -227,13 +227,13 @@ def _explained(planned: Planned, position: int) -> dict[str, Any]:
         there = counted(len(feasible), "feasible strategy", "feasible strategies")
         message = f"--position {position}: the ranking has {there}"
         raise InputError(message)
-    chosen, cluster = feasible[position - 1], experiment.cluster
+    chosen = feasible[position - 1]
     assert isinstance(chosen, Estimate)
     # Against the next one, and any other one against the best.
     other = feasible[0] if position > 1 else next(iter(feasible[1:]), None)
     cost_model = OurCostModel(experiment=experiment)
     record |= {
-        "row": row(chosen, position, cluster),
+        "row": row(chosen, position, experiment, cost_model),
         "stages": stage_records(cost_model, chosen),
         "links": link_records(cost_model, chosen.strategy),
         "other": None,
@@ -241,5 +241,8 @@ def _explained(planned: Planned, position: int) -> dict[str, Any]:
     if isinstance(other, Estimate):
         number = 1 if position > 1 else 2
         seconds = difference(chosen, other)
-        record["other"] = {"row": row(other, number, cluster), "difference_s": seconds}
+        record["other"] = {
+            "row": row(other, number, experiment, cost_model),
+            "difference_s": seconds,
+        }
     return record

@@ -13,7 +13,7 @@ from amp_ray.cost.estimate import Estimate, Result
 from amp_ray.errors import AmpRayError
 from amp_ray.report.console import html_of
 from amp_ray.report.tables import ResultsTable, moves_table, ranking_table
-from amp_ray.runtime.planning import Planned, why_infeasible
+from amp_ray.runtime.planning import Planned, our_model, why_infeasible
 from amp_ray.runtime.replanning import Replanned
 from amp_ray.search.rows import SCHEMA, flat_row, row
 from amp_ray.spec.experiment import Experiment
@@ -105,9 +105,8 @@ class Plan(Shown):
 
     def records(self) -> list[dict[str, Any]]:
         """Return a flat mapping for every candidate."""
-        cluster = self.experiment.cluster
-        numbered = enumerate(self.results, start=1)
-        return [flat_row(row(result, position, cluster)) for position, result in numbered]
+        rows = self.to_json()["ranking"]
+        return [flat_row(each) for each in rows]
 
     def drawn(self) -> RenderableType:
         """Draw the head of the ranking."""
@@ -154,8 +153,9 @@ class Scores(Shown):
 
     def to_json(self) -> dict[str, Any]:
         """Return the object of ``score --json``."""
-        cluster = self.experiment.cluster
-        return {"schema": SCHEMA, "rows": [row(result, None, cluster) for result in self.results]}
+        experiment, ours = self.experiment, our_model(self.experiment, self.cost_model)
+        rows = [row(result, None, experiment, ours) for result in self.results]
+        return {"schema": SCHEMA, "rows": rows}
 
     def records(self) -> list[dict[str, Any]]:
         """Return a flat mapping per strategy."""

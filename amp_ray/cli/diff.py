@@ -105,7 +105,7 @@ def _load(path: Path) -> dict[str, Any]:
         planned = plan_experiment(experiment, OURS, progress=lambda _done, _all: None)
         best = planned.ranking.best
         record = dict(parse_yaml(text, file=str(path)).values)
-        return record | ({"best": row(best, 1, experiment.cluster)} if best else {})
+        return record | ({"best": row(best, 1, experiment)} if best else {})
     found: Any = parse_json(text, file=str(path))
     while not (isinstance(found, dict) and {"micro_batch_size", "strategy"} & found.keys()):
         if isinstance(found, list):

@@ -96,7 +96,7 @@ def _of_experiment(given: Experiment) -> dict[str, Any] | str:
     if best is None:
         return f"no feasible strategy: {why_infeasible(experiment, OURS, ranking.results)}"
     whole = ((best.strategy.micro_batch_size, (experiment.model.shape.sequence_length,)),)
-    record = row(best, 1, experiment.cluster)
+    record = row(best, 1, experiment)
     return {
         "slices": [
             {"batch": sequences, "tokens": list(tokens)}

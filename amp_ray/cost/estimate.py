@@ -73,6 +73,9 @@ class Estimate:
             smaller closed form of its time. None where none was proven.
         cost: What an iteration costs; None where prices are not known.
         tokens_per_s: Tokens that are trained in a second; None for a model that has none.
+        mfu: Share of the devices' peak rate that the model's own operations make (model FLOPs
+            utilisation): attention counted in full, nothing twice that is computed again. None
+            for a cost model that does not count them.
     """
 
     strategy: Strategy
@@ -87,6 +90,13 @@ class Estimate:
     lower_bound_s: float | None = None
     cost: Cost | None = None
     tokens_per_s: float | None = None
+    mfu: float | None = None
+
+    @property
+    def tokens_per_s_per_device(self) -> float | None:
+        """Tokens per second over the devices that the strategy uses."""
+        total = self.tokens_per_s
+        return None if total is None else total / len(self.strategy.placement)
 
     @property
     def feasible(self) -> bool:

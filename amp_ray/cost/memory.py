@@ -1,6 +1,6 @@
 """Peak memory of a rank, by stage and position in the schedule."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from itertools import chain, pairwise
@@ -29,11 +29,15 @@ from amp_ray.spec.device import Device
 from amp_ray.spec.model import Layer, Model
 from amp_ray.spec.optimizer import Optimizer
 from amp_ray.spec.recompute import RecomputeKind
-from amp_ray.spec.traits import RuntimeTraits
+from amp_ray.spec.traits import ParameterBytes, RuntimeTraits
+from amp_ray.spec.zero import MOST_ZERO_STAGE, SHARDED_GRADIENTS
 
 CHECKPOINT_BUFFERS = 2
 """With full recompute what enters a stage is kept per micro-batch as its checkpoint already; at
 each end there is one buffer for what arrives and one for what is sent."""
+
+PARTS = ("weights", "gradients", "optimizer", "temporary", "context", "activations")
+"""What a peak is made of; activations, with the buffers of messages, are what the others leave."""
 
 GATHERED_COPIES = 2
 """Under sequence parallelism a product's input is whole while it runs, and in the backward pass so
@@ -194,10 +198,10 @@ class MemoryModel:
         block_counts: Shape ``(num_layers + 1,)``. As `Model.block_counts`.
         weights: What a rank holds.
         rank: Its precision counts, and the context of its device.
-        zero_stage: What is sharded over dp.
         traits: What the runtime keeps.
         constants: Context and allocator.
         slice_share: As in `in_flight`.
+        part: The only one of `PARTS` that counts; empty for all of them.
     """
 
     layers: FloatArray
@@ -207,10 +211,17 @@ class MemoryModel:
     candidate: Candidate
     rank: Rank
     optimizer: Optimizer
-    zero_stage: int
     traits: RuntimeTraits
     constants: Constants
     slice_share: float = 1.0
+    part: str = ""
+
+    def only(self, part: str) -> "MemoryModel":
+        """Return the memory of one of `PARTS` alone, activations excepted."""
+        if part != "temporary":
+            return replace(self, part=part)
+        kept = np.array([1.0, 0.0, 1.0, 0.0])[:, None]  # neither activations nor messages
+        return replace(self, part=part, layers=self.layers * kept, plain=self.plain * kept)
 
     def sliced(self, share: float) -> "MemoryModel":
         """Return the memory where micro-batches are cut into slices.
@@ -325,13 +336,14 @@ class MemoryModel:
         """Columns of `stage_peak`, one row per stage."""
         traits, candidate = self.traits, self.candidate
         per = traits.bytes_per_parameter(self.rank.precision)
-        shards = candidate.options.dp if self.zero_stage >= 1 else 1
-        states = per.kept + (per.master + self.optimizer.moment_bytes) / shards
+        shards = self._shards
+        states = self._state_bytes(per)
         full = candidate.options.recompute.kind == "full"
         rows = []
         pp, num_micro_batches = candidate.pp, candidate.num_micro_batches
         bucket = per.bucket if candidate.options.dp > 1 or traits.buckets_alone else 0.0
         context = self._context_bytes * self.constants.context_scale
+        context += self._whole_layers_bytes(per) * traits.allocator_factor
         for stage in range(pp):
             flying = in_flight(
                 stage, pp, num_micro_batches, candidate.virtual_stages, self.slice_share
@@ -349,7 +361,75 @@ class MemoryModel:
                     traits.allocator_factor * self.constants.allocator_scale,
                 )
             )
-        return np.array(rows, dtype=np.float64)
+        columns = np.array(rows, dtype=np.float64)
+        return self._of_part(columns) if self.part else columns
+
+    def _of_part(self, columns: FloatArray) -> FloatArray:
+        """Return columns of `stage_peak` in which one part alone counts."""
+        per = self.traits.bytes_per_parameter(self.rank.precision)
+        optimizer = (per.master + self.optimizer.moment_bytes) / self._shards
+        weights = np.full(len(columns), self._weight_bytes(per))
+        gradients = columns[:, 0] - weights - optimizer
+        states = {"weights": weights, "gradients": gradients}
+        states["optimizer"] = np.full(len(columns), optimizer)
+        context = np.full(len(columns), self._context_bytes * self.constants.context_scale)
+        constant = {"context": context, "temporary": columns[:, 7] - context}
+        found, nothing = columns.copy(), np.zeros(len(columns))
+        found[:, 0] = states.get(self.part, nothing)
+        found[:, 7] = constant.get(self.part, nothing)
+        if self.part != "temporary":
+            found[:, 8] = 0.0
+        return found
+
+    @property
+    def _shards(self) -> int:
+        """Ranks that share states out."""
+        return self.candidate.options.zero.shards(self.candidate.options.dp)
+
+    def _weight_bytes(self, per: ParameterBytes) -> float:
+        """Return what of `_state_bytes` is weights."""
+        stage, width = self.candidate.options.zero.stage, min(per.weight, per.kept)
+        if stage == MOST_ZERO_STAGE and self.candidate.pp > 1:
+            return width + width / self._shards
+        frees = stage == SHARDED_GRADIENTS and self.traits.gathers_every_pass
+        return width / self._shards if stage == MOST_ZERO_STAGE or frees else width
+
+    def _state_bytes(self, per: ParameterBytes) -> float:
+        """Return what a rank keeps of a parameter between micro-batches.
+
+        In a pipeline a stage gathers its weights once, and reduces gradients when all micro-batches
+        have added to them.
+        """
+        zero, shards = self.candidate.options.zero, self._shards
+        weights = min(per.weight, per.kept)
+        whole = (per.kept, per.kept, weights, 0.0)[zero.stage]
+        if zero.stage == SHARDED_GRADIENTS and self.traits.gathers_every_pass:
+            whole = 0.0
+        if zero.stage == MOST_ZERO_STAGE and self.candidate.pp > 1:
+            whole = per.weight + per.total
+            return whole + (per.kept + per.master + self.optimizer.moment_bytes) / shards
+        shared = per.kept - whole + per.master + self.optimizer.moment_bytes
+        return whole + shared / shards
+
+    def _whole_layers_bytes(self, per: ParameterBytes) -> float:
+        """Return the whole weights and gradients that live beside shards while layers run.
+
+        Two layers are gathered at a time, one that runs and one that is next, or all where they
+        stay until the backward pass; gradients of a layer are made while those of another are
+        reduced.
+        """
+        zero = self.candidate.options.zero
+        if zero.stage < SHARDED_GRADIENTS:
+            return 0.0
+        held = np.diff(self.weights.prefix)
+        largest = float((held[1:] + held[:-1]).max()) if len(held) > 1 else float(held[0])
+        gradients = largest / 2 * (per.weight + per.gradient)
+        if self.candidate.pp > 1:
+            return gradients
+        frees = self.traits.gathers_every_pass and zero.stage == SHARDED_GRADIENTS
+        if zero.keeps_weights or frees:
+            return gradients + float(held.sum()) * per.weight
+        return gradients + (largest * per.weight if zero.stage == MOST_ZERO_STAGE else 0.0)
 
     @property
     def _context_bytes(self) -> float:
@@ -377,6 +457,11 @@ def _largest_within(values: FloatArray) -> FloatArray:
     return largest
 
 
+def _fullness(peak_bytes: float, device: Device) -> tuple[float, float]:
+    """Return what ranks compare by: the share of their device's memory, then bytes."""
+    return peak_bytes / device.memory_bytes, peak_bytes
+
+
 RankMemory = tuple[tuple[MemoryModel, Device], ...]
 """Memory of the different ranks of a stage, each with the smallest device of such ranks."""
 
@@ -393,8 +478,12 @@ class StageMemory:
 
     def sliced(self, share: float) -> "StageMemory":
         """Return the memory of stages whose micro-batches are cut; see `MemoryModel.sliced`."""
+        return self._map(lambda memory: memory.sliced(share))
+
+    def _map(self, change: Callable[[MemoryModel], MemoryModel]) -> "StageMemory":
+        """Return the stages with a change to the memory of every rank."""
         distinct = dict.fromkeys(memory for memory, _ in chain.from_iterable(self.needs))
-        known = {memory: memory.sliced(share) for memory in distinct}
+        known = {memory: change(memory) for memory in distinct}
         needs = (tuple((known[memory], device) for memory, device in own) for own in self.needs)
         return StageMemory(needs=tuple(needs))
 
@@ -416,9 +505,41 @@ class StageMemory:
                 for own, device in self.needs[stage]
             ]
             if len(peaks) > 1:
-                peaks[0] = max(peaks, key=lambda need: (need[0] / need[1].memory_bytes, need[0]))
+                peaks[0] = max(peaks, key=lambda need: _fullness(*need))
             found.append(peaks[0])
         return found
+
+    def parts(self, bounds: tuple[int, ...]) -> list[dict[str, float]]:
+        """Return what each stage's peak is made of, by name of `PARTS`; they add up to it.
+
+        Args:
+            bounds: As in `peaks`.
+        """
+        own = self._of_peaks(bounds)
+        others = {part: own.only(part).peaks(bounds) for part in PARTS[:-1]}
+        found = []
+        for index, (peak, _) in enumerate(own.peaks(bounds)):
+            row = {part: peaks[index][0] for part, peaks in others.items()}
+            found.append({**row, PARTS[-1]: max(0.0, peak - sum(row.values()))})
+        return found
+
+    def only(self, part: str) -> "StageMemory":
+        """Return one part of the memory of every rank; see `MemoryModel.only`."""
+        return self._map(lambda memory: memory.only(part))
+
+    def _of_peaks(self, bounds: tuple[int, ...]) -> "StageMemory":
+        """Return the memory of that rank of each stage which comes closest to its device's."""
+        most = max(map(len, self.needs))
+        single = [
+            StageMemory(needs=tuple((own[min(index, len(own) - 1)],) for own in self.needs))
+            for index in range(most)
+        ]
+        peaks = [each.peaks(bounds) for each in single]
+        needs = []
+        for stage, choices in enumerate(zip(*peaks, strict=True)):
+            fullness = [_fullness(*choice) for choice in choices]
+            needs.append(single[fullness.index(max(fullness))].needs[stage])
+        return StageMemory(needs=tuple(needs))
 
     def earliest_starts(self, scale: float = 1.0, num_again: int | None = None) -> IntArray:
         """Return per stage and end the smallest start from which all ranks of a stage fit.

@@ -31,6 +31,9 @@ from amp_ray.spec.profile import ANALYTIC
 from amp_ray.spec.recompute import RecomputeKind
 from amp_ray.spec.strategy import Strategy
 
+_PASSES: Final = 3
+"""Forward passes that both passes of a step count as: a backward pass is two of them."""
+
 TINY_S: Final = 1e-12
 """Stands for a counted time of 0, where nothing can be corrected."""
 
@@ -111,14 +114,16 @@ class CostModel:
         topology, messages = self.network(max(map(max, stages.shares)))
         rings, types = topology.rings(stages.groups), stages.types(self.experiment.cluster)
         ends = pairwise(stages.first_group)
+        times = self.time_tables.times(stages, types, rings)
         return StageCosts(
             stages=stages,
-            times=self.time_tables.times(stages, types, rings),
+            times=times,
             messages=messages.between(stages, rings),
             memory=self._stage_memory(stages, types),
             step_ends=StepEnds(
                 model=self.step_end,
                 stages=stages,
+                times=times,
                 types=[frozenset().union(*types[first:end]) for first, end in ends],
                 weights=self.weights,
             ),
@@ -164,6 +169,7 @@ class CostModel:
         runs_slices = traits.token_slices or not strategy.token_slices
         refusals = (
             traits.why_not([stage.options for stage in strategy.stages]),
+            traits.why_no_zero(strategy.zero, strategy.pp),
             traits.why_no_chunks(strategy.virtual_stages),
         )
         refused = [reason for reason in refusals if reason is not None]
@@ -187,7 +193,32 @@ class CostModel:
             failure_probability=verdict.failure_probability,
             cost=self._cost(costs.stages, bounds, total_s),
             tokens_per_s=costs.stages.num_samples * self._sequence_length / total_s or None,
+            mfu=self._mfu(costs.stages, total_s),
         )
+
+    def memory_parts(self, strategy: Strategy) -> list[dict[str, float]]:
+        """Return what the peak of each stage is made of, by `memory.PARTS`.
+
+        Args:
+            strategy: One that can be estimated; the parts add up to its peaks.
+        """
+        memory = self.stage_costs(PlacedStages.of_strategy(strategy)).memory
+        if strategy.token_slices:
+            memory = memory.sliced(largest_share(strategy.token_slices))
+        return memory.parts(all_bounds(self.experiment.model, strategy))
+
+    def _mfu(self, stages: PlacedStages, total_s: float) -> float | None:
+        """Return the model's own operations over what the devices could do in that time."""
+        used = self._peak_flops[stages.devices].sum()
+        flops = _PASSES * stages.num_samples * self.experiment.model.forward_flops
+        return float(flops / (used * total_s)) or None
+
+    @cached_property
+    def _peak_flops(self) -> FloatArray:
+        """Peak rate of every device of the cluster."""
+        given = self.experiment
+        nodes = (given.cluster.nodes[node] for node in given.cluster.node_of_device)
+        return np.array([node.device.peak_flops(given.precision) for node in nodes])
 
     def _cost(self, stages: PlacedStages, bounds: tuple[int, ...], total_s: float) -> Cost | None:
         """Return what an iteration costs, where prices are known."""
@@ -208,7 +239,6 @@ class CostModel:
             cluster=given.cluster,
             traits=given.traits,
             precision=given.precision,
-            zero_stage=given.zero_stage,
             weights=self.weights,
             sample_bytes=self.messages.sample_bytes,
             tokens_per_sample=self._sequence_length,
@@ -244,7 +274,6 @@ class CostModel:
             candidate=candidate,
             rank=rank,
             optimizer=self.step_end.optimizer,
-            zero_stage=given.zero_stage,
             traits=given.traits,
             constants=given.constants,
         )
@@ -321,7 +350,6 @@ class CostModel:
             constants=given.constants,
             precision=given.precision,
             optimizer=find_optimizer(given.optimizer),
-            zero_stage=given.zero_stage,
         )
 
     @cached_property

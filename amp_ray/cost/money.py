@@ -64,7 +64,6 @@ class PriceModel:
     cluster: Cluster
     traits: RuntimeTraits
     precision: Precision
-    zero_stage: int
     weights: Callable[[int], Weights]
     sample_bytes: Callable[[int], FloatArray]
     tokens_per_sample: int
@@ -147,7 +146,8 @@ class PriceModel:
     def _gradients(self, stages: PlacedStages, bounds: Sequence[int]) -> Iterator[float]:
         """Price the gradient rings of each stage, and those of a tied weight."""
         per = self.traits.bytes_per_parameter(self.precision)
-        gathered = BYTES_PER_ELEMENT[self.precision] if self.zero_stage >= 1 else 0
+        zero = stages.options[0].zero
+        gathered = BYTES_PER_ELEMENT[self.precision] if zero.stage else 0
         for stage, grid in enumerate(stages.grids):
             dp, tp = grid.shape
             parameters = float(self.weights(tp).of_stages(tuple(bounds), stages.pp)[stage])

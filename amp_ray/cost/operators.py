@@ -22,10 +22,10 @@ import numpy as np
 from amp_ray.cost.collective import Path, all_gather_s, all_reduce_s, start_s
 from amp_ray.cost.estimate import Breakdown, Estimate, Infeasible, Reason, Result
 from amp_ray.cost.resharding import stage_exchanges
-from amp_ray.cost.step_end import StepEndModel
+from amp_ray.cost.step_end import Beside, StepEndModel
 from amp_ray.cost.topology import FloatArray, Topology
 from amp_ray.cost.verdict import Judge
-from amp_ray.spec.candidate import GroupsCandidate
+from amp_ray.spec.candidate import GroupsCandidate, StageOptions
 from amp_ray.spec.device import Device
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.operator_profile import BoolArray, CollectiveKind, OperatorProfile
@@ -352,9 +352,10 @@ class OperatorCostModel:
         for tp, dp in dict.fromkeys(use[:2] for use in uses):
             chosen = np.array([use[:2] == (tp, dp) for use in uses])
             parameters = float(figures.parameters[chosen].sum())
-            rings = self.rings(devices, tp) or ()
-            sync_s += max(model.sync_s(parameters, dp, ring, self.device) for ring in rings)
-            optimizer_s += model.optimizer_s(parameters, dp, self.device)
+            options = self.options(tp, dp)
+            paths = model.whole_rings(options, self.rings(devices, tp) or (), self.device)
+            sync_s += model.sync_s(parameters, options, paths, Beside(pp=len(strategy.stages)))
+            optimizer_s += model.optimizer_s(parameters, options.zero.shards(dp), self.device)
         if (index == 0) != (index == len(strategy.stages) - 1):
             tp, dp, algorithm, _ = uses[0] if index == 0 else uses[-1]
             own = self.figures(strategy.samples_per_micro_batch // dp, tp, dp, algorithm)
@@ -414,8 +415,11 @@ class OperatorCostModel:
             constants=given.constants,
             precision=given.precision,
             optimizer=find_optimizer(given.optimizer),
-            zero_stage=given.zero_stage,
         )
+
+    def options(self, tp: int, dp: int) -> StageOptions:
+        """Return what a stage of such degrees shares out: what the experiment says."""
+        return StageOptions(tp=tp, dp=dp, zero=self.experiment.zero(pp=2))
 
     @cached_property
     def _judge(self) -> Judge:

@@ -264,6 +264,19 @@ class StageTimes:
             took += plain[:, self.kind, cuts[stage + 1]] - plain[:, self.kind, split[stage]]
         return self.stages.worst(took)
 
+    def layers(self) -> FloatArray:
+        """Return forward, backward and all-reduce seconds of layers that one stage has all of.
+
+        Returns:
+            Shape ``(3, num_layers)``: of the slowest group, layer by layer.
+        """
+        num_layers = self.tables.shape[-1] - 1
+        (split,) = self._splits(np.array([0, num_layers]), np.zeros(1, dtype=np.int64))
+        tables = np.diff(self.tables, axis=-1)
+        tables[..., split:] = np.diff(self.plain, axis=-1)[..., split:]
+        slowest: FloatArray = tables.max(axis=0)
+        return slowest
+
     def _splits(self, cuts: IntArray, again: IntArray) -> IntArray:
         """Return the boundary of each stage's chunk up to which its blocks are computed again.
 

@@ -1,24 +1,31 @@
 """The end of an iteration, after the pipeline: gradient sync, tied weights, optimizer."""
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, pairwise
 from math import lcm
 from typing import Final
 
 import numpy as np
 
-from amp_ray.cost.collective import Path, all_gather_s, all_reduce_s, start_s
+from amp_ray.cost.collective import NO_RING, Path, all_gather_s, all_reduce_s, start_s
+from amp_ray.cost.layer_sharding import exposed_s
 from amp_ray.cost.roofline import stream_s
-from amp_ray.cost.stages import PlacedStages
+from amp_ray.cost.stages import PlacedStages, StageTimes
 from amp_ray.cost.topology import IntArray, Topology
 from amp_ray.cost.weights import Weights
+from amp_ray.spec.candidate import StageOptions
 from amp_ray.spec.constants import Constants
 from amp_ray.spec.device import Device
 from amp_ray.spec.optimizer import Optimizer
 from amp_ray.spec.traits import ParameterBytes, RuntimeTraits
+from amp_ray.spec.zero import MOST_ZERO_STAGE, SHARDED_GRADIENTS
 from amp_ray.units import BYTES_PER_ELEMENT, Precision
+
+Ranks = tuple[int, ...]
+"""Devices of a ring."""
 
 MANY_PARAMETERS: Final = 1e9
 """Where the time of a step end, which is linear in the parameters, is taken a second time."""
@@ -37,6 +44,43 @@ class StepEnd:
     optimizer_s: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataPaths:
+    """What the data-parallel rings of a stage meet.
+
+    Args:
+        shards: Rings of its shard groups.
+        copies: Rings of the ranks that hold the same shard.
+        device: The device of the stage whose memory is slowest.
+    """
+
+    shards: Sequence[Path]
+    copies: Sequence[Path]
+    device: Device
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beside:
+    """What runs while gradients are reduced or weights are gathered.
+
+    Args:
+        pp: Number of stages.
+        forward_s: The first forward pass of the stage; infinite if all of it counts as hidden.
+        backward_s: Its last backward pass, likewise.
+        largest_share: Of its parameters, in its largest layer: it is reduced when all has run.
+    """
+
+    pp: int
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+    largest_share: float = 1.0
+
+
+def _left(seconds: float, beside_s: float, last_share: float) -> float:
+    """Return what a pass beside it does not hide; its last part has nothing beside it."""
+    return 0.0 if beside_s == math.inf else max(seconds - beside_s, last_share * seconds)
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StepEndModel:
     """Times the end of an iteration on one rank.
@@ -44,7 +88,6 @@ class StepEndModel:
     Args:
         traits: What the runtime sends and touches.
         optimizer: What the update touches.
-        zero_stage: What is sharded over dp.
     """
 
     topology: Topology
@@ -52,32 +95,76 @@ class StepEndModel:
     constants: Constants
     precision: Precision
     optimizer: Optimizer
-    zero_stage: int
 
-    def sync_s(self, parameters: float, dp: int, ring: Path, device: Device) -> float:
-        """Time the data-parallel all-reduce of a rank's gradients, with its flat buckets.
+    def sync_s(
+        self, parameters: float, options: StageOptions, paths: DataPaths, beside: Beside
+    ) -> float:
+        """Time what data-parallel ranks of a stage exchange once per step.
 
-        ZeRO-1 then gathers the weights that each rank updated.
+        Each shard group reduces the gradients, groups with a copy each add up their shards, and
+        what a rank updated is gathered, but for weights that every micro-batch gathers. Where the
+        runtime overlaps them with a pass, what the pass cannot hide is left, and the last bucket.
 
         Args:
             parameters: Of the rank.
-            dp: Ranks in the ring.
-            ring: What it meets.
-            device: What copies the buckets.
+            options: Of the stage.
+            paths: What its rings meet, and what copies its buckets.
+            beside: What runs at the same time.
         """
-        per, start = self._per_parameter, self._start_s
-        buckets_s = stream_s(parameters * per.bucket_traffic, 0, device, self.constants)
-        if dp == 1:
-            return buckets_s if self.traits.buckets_alone else 0.0
-        seconds = all_reduce_s(parameters * per.gradient, dp, ring, start) + buckets_s
-        if self.zero_stage >= 1:
-            num_bytes = parameters * BYTES_PER_ELEMENT[self.precision]
-            seconds += all_gather_s(num_bytes, dp, ring, start)
-        return seconds
+        traits = self.traits
+        buckets_s = 0.0
+        if options.dp > 1 or traits.buckets_alone:
+            per_bucket = self._per_parameter.bucket_traffic
+            buckets_s = stream_s(parameters * per_bucket, 0, paths.device, self.constants)
+        reduce_s = gather_s = 0.0
+        if not self.per_micro_batch(options, beside.pp):
+            reduce_s = self.reduce_s(parameters, options, paths)
+        if not self.gathers(options, beside.pp):
+            gather_s = self.gather_s(parameters, options, paths)
+        last = min(1.0, max(traits.bucket_elements, 1.0) / max(parameters, 1.0))
+        if options.zero.stage == MOST_ZERO_STAGE:
+            last = beside.largest_share
+        if traits.overlaps_gradient_sync:
+            reduce_s = _left(reduce_s, beside.backward_s, last)
+        if traits.overlaps_weight_gather:
+            gather_s = _left(gather_s, beside.forward_s, last)
+        return reduce_s + gather_s + buckets_s
 
-    def optimizer_s(self, parameters: float, dp: int, device: Device) -> float:
-        """Time the optimizer step by the memory that it touches; ZeRO-1 divides it by dp."""
-        shards = dp if self.zero_stage >= 1 else 1
+    def per_micro_batch(self, options: StageOptions, pp: int) -> bool:
+        """Tell whether the gradients of every micro-batch are reduced, not only their sum."""
+        return options.zero.stage >= SHARDED_GRADIENTS and pp == 1
+
+    def gathers(self, options: StageOptions, pp: int) -> bool:
+        """Tell whether weights are gathered for every micro-batch, not only after the step."""
+        first = SHARDED_GRADIENTS if self.traits.gathers_every_pass else MOST_ZERO_STAGE
+        return options.zero.stage >= first and pp == 1
+
+    def reduce_s(self, parameters: float, options: StageOptions, paths: DataPaths) -> float:
+        """Time the reduction of gradients: in every shard group, then between their copies."""
+        num_bytes, start = parameters * self._per_parameter.gradient, self._start_s
+        shards = options.zero.shards(options.dp)
+        copies = options.dp // shards
+        reduce = all_gather_s  # a reduce-scatter goes the same ring backwards
+        if options.zero.stage == 1 and copies == 1 and not self.traits.scatters_gradients:
+            reduce = all_reduce_s
+        within_s = max(reduce(num_bytes, shards, path, start) for path in paths.shards)
+        share = num_bytes / shards
+        return within_s + max(all_reduce_s(share, copies, path, start) for path in paths.copies)
+
+    def gather_s(self, parameters: float, options: StageOptions, paths: DataPaths) -> float:
+        """Time the gathering of weights within every shard group."""
+        num_bytes = parameters * BYTES_PER_ELEMENT[self.precision]
+        shards = options.zero.shards(options.dp)
+        return max(all_gather_s(num_bytes, shards, path, self._start_s) for path in paths.shards)
+
+    def optimizer_s(self, parameters: float, shards: int, device: Device) -> float:
+        """Time the optimizer step by the memory that it touches.
+
+        Args:
+            parameters: Of the rank.
+            shards: Ranks that share the update.
+            device: Of the rank.
+        """
         num_bytes = self._per_parameter.step_traffic + self.optimizer.update_traffic_bytes
         return stream_s(parameters / shards * num_bytes, 0, device, self.constants)
 
@@ -89,21 +176,43 @@ class StepEndModel:
         """Time the all-reduce of gradients of which each tensor-parallel rank has a part."""
         return all_reduce_s(parameters * self._per_parameter.gradient, tp, ring, self._start_s)
 
-    def line(self, dp: int, paths: Iterable[Path], device: Device) -> tuple[float, float]:
+    def line(
+        self, options: StageOptions, pp: int, paths: Iterable[Path], device: Device
+    ) -> tuple[float, float]:
         """Return both, without tied weights, as a line: seconds, and seconds per parameter.
 
+        What passes hide counts as hidden, and so does what shard groups exchange among themselves:
+        no strategy takes less.
+
         Args:
-            dp: Data parallel degree.
+            options: Of the stage.
+            pp: Number of stages.
             paths: What the gradient rings of the stage meet.
             device: That with the slowest memory.
         """
-        rings = tuple(paths)
+        found = self.whole_rings(options, tuple(paths), device)
+        beside = Beside(pp=pp, forward_s=math.inf, backward_s=math.inf)
+        shards = options.zero.shards(options.dp)
         none, many = (
-            max(self.sync_s(parameters, dp, ring, device) for ring in rings)
-            + self.optimizer_s(parameters, dp, device)
+            self.sync_s(parameters, options, found, beside)
+            + self.optimizer_s(parameters, shards, device)
             for parameters in (0.0, MANY_PARAMETERS)
         )
         return none, (many - none) / MANY_PARAMETERS
+
+    def whole_rings(
+        self, options: StageOptions, rings: Sequence[Path], device: Device
+    ) -> DataPaths:
+        """Return the paths of a stage of which only the rings of all its ranks are known.
+
+        Those of shard groups then take no time.
+        """
+        shards = options.zero.shards(options.dp)
+        share = options.dp == shards > 1
+        alone = (NO_RING,)
+        return DataPaths(
+            shards=rings if share else alone, copies=alone if share else rings, device=device
+        )
 
     def slowest(self, types: Iterable[int]) -> Device:
         """Return the device whose memory is slowest, of some types."""
@@ -129,12 +238,14 @@ class StepEnds:
     gradients before.
 
     Args:
+        times: Of the layers, which hide what runs beside them.
         types: Device types of each stage.
         weights: What a rank holds at some tp.
     """
 
     model: StepEndModel
     stages: PlacedStages
+    times: StageTimes
     types: Sequence[frozenset[int]]
     weights: Callable[[int], Weights]
     _tied_paths: dict[tuple[int, int], tuple[Path, ...]] = field(init=False, default_factory=dict)
@@ -157,15 +268,35 @@ class StepEnds:
         tps = [options.tp for options in self.stages.options]
         held = {tp: self.weights(tp).of_stages(bounds, len(tps)).tolist() for tp in set(tps)}
         sync, step = [], []
-        for stage, (tp, paths, device) in enumerate(
-            zip(tps, self._paths, self._devices, strict=True)
+        for stage, (options, paths) in enumerate(
+            zip(self.stages.options, self._paths, strict=True)
         ):
-            parameters, dp = held[tp][stage], self.stages.options[stage].dp
-            sync.append(max([self.model.sync_s(parameters, dp, path, device) for path in paths]))
-            step.append(self.model.optimizer_s(parameters, dp, device))
+            parameters, beside = held[options.tp][stage], self._beside(stage, bounds)
+            sync.append(self.model.sync_s(parameters, options, paths, beside))
+            shards = options.zero.shards(options.dp)
+            step.append(self.model.optimizer_s(parameters, shards, paths.device))
+        if self.model.per_micro_batch(self.stages.options[0], self.stages.pp):
+            sync[0] += self.stages.num_micro_batches * self._exposed_s
         self._add_tied(sync, bounds)
         self._add_replicated(sync, bounds)
         return list(zip(sync, step, strict=True))
+
+    def _beside(self, stage: int, bounds: tuple[int, ...]) -> Beside:
+        """Return what hides the exchanges of a stage, where the runtime lets something do so."""
+        traits, pp = self.model.traits, self.stages.pp
+        if not (traits.overlaps_gradient_sync or traits.overlaps_weight_gather):
+            return Beside(pp=pp)
+        passes_s = self.times.at(bounds)[:2, stage::pp].sum(axis=1)
+        forward_s, backward_s = passes_s.min(axis=-1).tolist()
+        held = np.diff(self.weights(self.stages.options[stage].tp).prefix)
+        chunks = [*pairwise(bounds)][stage::pp]
+        own = np.concatenate([held[first:end] for first, end in chunks])
+        return Beside(
+            pp=pp,
+            forward_s=forward_s,
+            backward_s=backward_s,
+            largest_share=float(own.max() / max(own.sum(), 1.0)),
+        )
 
     def _add_replicated(self, sync: list[float], bounds: tuple[int, ...]) -> None:
         """Add the all-reduce of gradients that tensor-parallel ranks have of their tokens alone.
@@ -188,15 +319,56 @@ class StepEnds:
         return [rings.among(first, end) for first, end in pairwise(self.stages.first_group)]
 
     @cached_property
-    def _paths(self) -> list[list[Path]]:
+    def _exposed_s(self) -> float:
+        """What a micro-batch of all layers waits for gathers and reduce-scatters.
+
+        A tied weight is gathered with the layer that begins, and reduced with it at the end.
+        """
+        model, options, paths = self.model, self.stages.options[0], self._paths[0]
+        held = np.diff(self.weights(options.tp).prefix)
+        tied = self.weights(options.tp).tied
+        if tied is not None:
+            held[tied.last] -= tied.parameters
+        layers, position = np.unique(held, return_inverse=True)
+        gathers_s, scatters_s = np.zeros((2, len(layers)))
+        for index, parameters in enumerate(layers.tolist()):
+            if parameters > 0:
+                scatters_s[index] = model.reduce_s(parameters, options, paths)
+                if model.gathers(options, pp=1):
+                    gathers_s[index] = model.gather_s(parameters, options, paths)
+        again_s = gathers_s[position] * (options.zero.stage == MOST_ZERO_STAGE)
+        again_s[-1] = 0.0  # its weights are there: its backward pass follows its forward pass
+        if options.zero.keeps_weights:
+            again_s[:] = 0.0
+        passes_s = self.times.layers()[:2]
+        return exposed_s(passes_s, gathers_s[position], again_s, scatters_s[position])
+
+    @cached_property
+    def _paths(self) -> list[DataPaths]:
         """What the gradient rings of each stage meet."""
-        groups = self.stages.groups
-        rows = chain.from_iterable(
-            zip(*groups[first:end], strict=True) for first, end in pairwise(self.stages.first_group)
-        )
-        rings = self.model.topology.rings(list(rows))
-        ends = accumulate((options.tp for options in self.stages.options), initial=0)
-        return [rings.among(first, end) for first, end in pairwise(ends)]
+        groups, shards, copies = self.stages.groups, list[Ranks](), list[Ranks]()
+        for options, (first, end) in zip(
+            self.stages.options, pairwise(self.stages.first_group), strict=True
+        ):
+            size = options.zero.shards(options.dp)
+            for ring in zip(*groups[first:end], strict=True):
+                shards += [ring[rank : rank + size] for rank in range(0, options.dp, size)]
+                copies += [ring[rank::size] for rank in range(size)]
+        found = [self.model.topology.rings(rings) for rings in (shards, copies)]
+        counts = [
+            (options.tp * options.dp // size, options.tp * size)
+            for options in self.stages.options
+            for size in (options.zero.shards(options.dp),)
+        ]
+        ends = [list(accumulate(column, initial=0)) for column in zip(*counts, strict=True)]
+        return [
+            DataPaths(
+                shards=found[0].among(*ends[0][stage : stage + 2]),
+                copies=found[1].among(*ends[1][stage : stage + 2]),
+                device=self._devices[stage],
+            )
+            for stage in range(self.stages.pp)
+        ]
 
     @cached_property
     def _devices(self) -> list[Device]:

@@ -168,8 +168,11 @@ class LayerWork:
         phases = device_phases(self.layer.measurable, rank, self.constants)
         forward_s = device * phases.forward_s
         backward_s = device * self.constants.backward_scale * phases.backward_s
+        forward_launches, backward_launches = self._added_launches(rank)
         host_s = host * self.host_s
         host_backward_s = self.constants.host_backward_ratio * host_s
+        host_s += forward_launches * self.launch_s
+        host_backward_s += backward_launches * self.launch_s
         return Phases(
             forward_s=max(forward_s, host_s),
             backward_s=max(backward_s, host_backward_s),
@@ -177,6 +180,20 @@ class LayerWork:
             forward_idle_s=max(0.0, host_s - forward_s),
             backward_idle_s=max(0.0, host_backward_s - backward_s),
         )
+
+    def _added_launches(self, rank: Rank) -> tuple[int, int]:
+        """Return what the host starts in both passes beside the layer's own kernels.
+
+        Those are gathers and scatters, and additions to gradients that are wider than what
+        products make; a program starts each of these by itself.
+        """
+        widens = self.traits.accumulates_alone(rank.precision)
+        held = len(self.layer.weights) if widens else 0
+        if not rank.sequence_parallel:
+            return 0, held
+        sums, inputs = (len(self.layer.all_reduce_elements(direction)) for direction in PASSES)
+        again = 0 if self.traits.keeps_gathered_inputs else inputs
+        return sums + inputs, sums + inputs + again + held
 
     def _device_and_host(self, rank: Rank) -> tuple[float, float]:
         """Return the corrections of device and host time that meet the smallest anchor.

@@ -21,6 +21,7 @@ from amp_ray.search.ranking import (
     reasons_text,
 )
 from amp_ray.search.replan import Moves
+from amp_ray.search.rows import training_needs
 from amp_ray.spec.candidate import Candidate, GroupsCandidate
 from amp_ray.spec.cluster import Cluster
 from amp_ray.spec.experiment import Experiment
@@ -37,6 +38,8 @@ _PARTS: Final = {
     "optimizer_s": "optim",
     "other_s": "other",
 }
+_RATES: Final = ("tok/s\n/dev", "MFU")
+
 _LEAST_ROOM: Final = 30
 """Columns that bounds and places keep; before they get less, the breakdown is left out."""
 
@@ -66,6 +69,9 @@ def ranking_table(
                 results=shown, experiment=experiment, title=title, num_tied=ranking.num_tied
             )
         )
+    best = ranking.best
+    if best is not None and best.tokens_per_s is not None:
+        parts.append(Text(_speed_text(best, experiment.tokens)))
     parts.extend(_notes(ranking, num_shown=len(shown)))
     return Group(*parts)
 
@@ -102,7 +108,7 @@ class ResultsTable:
         )
         columns = [*figures[:6], *(parts if is_whole else ()), *figures[6:]]
         for header, *_cells in columns:
-            style = "dim" if header in _PARTS.values() else None
+            style = "dim" if header in (*_PARTS.values(), *_RATES) else None
             table.add_column(_two_lines(header), justify="right", no_wrap=True, style=style)
         has_reasons = any(not _can_run(result) for result in self.results)
         last_header = "bounds, or why not" if has_reasons else "bounds"
@@ -153,7 +159,11 @@ class ResultsTable:
         if not any(estimate.breakdown for estimate in self._estimates):
             return []
         rows = map(_breakdown, self.results)
-        return [[header, *cells] for header, *cells in zip(_PARTS.values(), *rows, strict=True)]
+        times = [[header, *cells] for header, *cells in zip(_PARTS.values(), *rows, strict=True)]
+        if not any(estimate.tokens_per_s for estimate in self._estimates):
+            return times
+        rates = zip(*map(_rates, self.results), strict=True)
+        return [*([header, *cells] for header, cells in zip(_RATES, rates, strict=True)), *times]
 
     def _last(self, result: Result, room: int) -> list[str]:
         """Return the lines of the last column: bounds and places, or why it cannot run."""
@@ -277,6 +287,14 @@ def _time(result: Result) -> str:
     return f"{time_s:.4g}" if time_s < _MOST_DIGITS_S else f"{time_s:.0f}"
 
 
+def _rates(result: Result) -> tuple[str, str]:
+    """Return tokens per second and device, and the share of the devices' peak rate."""
+    if isinstance(result, Infeasible) or result.tokens_per_s_per_device is None:
+        return "-", "-"
+    mfu = "-" if result.mfu is None else f"{100 * result.mfu:.0f} %"
+    return f"{result.tokens_per_s_per_device:.0f}", mfu
+
+
 def _breakdown(result: Result) -> list[str]:
     """Return the parts of an iteration."""
     parts = result.breakdown if isinstance(result, Estimate) else None
@@ -354,6 +372,21 @@ def _lines(text: str, room: int) -> list[str]:
         for phrase in text.split(", ")
     )
     return [line.replace(_UNBREAKABLE, " ") for line in wrap(", ".join(phrases), room)]
+
+
+def _speed_text(best: Estimate, tokens: float | None) -> str:
+    """Say what the best strategy trains in a second, and what all tokens take."""
+    mfu = "" if best.mfu is None else f", MFU {100 * best.mfu:.1f} %"
+    each = f"{best.tokens_per_s_per_device:,.0f} per device{mfu}"
+    text = f"# 1: {best.tokens_per_s:,.0f} tokens/s, {each}"
+    needs = training_needs(best, tokens)
+    if needs is None:
+        return text
+    money = "" if needs["money"] is None else f", {needs['money']:,.0f} of money"
+    return (
+        f"{text}; {tokens:.3g} tokens take {needs['days']:,.3g} days, "
+        f"{needs['device_hours']:,.0f} device-hours{money}"
+    )
 
 
 def _ties_text(ranking: Ranking) -> str:

@@ -33,7 +33,7 @@ class Advice:
             "what": self.what,
             "set": list(self.variant.changes),
             "speedup": self.speedup,
-            "row": row(best, 1, planned.experiment.cluster) if best and planned else None,
+            "row": row(best, 1, planned.experiment, planned.ours) if best and planned else None,
             "reason": self.variant.problem or None,
         }
 

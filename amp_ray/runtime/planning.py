@@ -9,6 +9,7 @@ from typing import Any, Final
 from amp_ray.baselines.aceso2024.planner import Aceso2024Planner
 from amp_ray.baselines.amp2022.planner import Amp2022Planner
 from amp_ray.cost.estimate import Estimate, Result
+from amp_ray.cost.model import CostModel
 from amp_ray.errors import InputError, placed
 from amp_ray.runtime.metis_planning import METIS_2024, make_metis_planner
 from amp_ray.runtime.ray.searching import ALONE, AUTO, Workers, search_candidates
@@ -59,8 +60,18 @@ class Planned:
             "num_feasible": self.ranking.num_feasible,
             "search_s": self.search_s,
             "lower_bound_s": self.ranking.lower_bound_s,
-            "ranking": ranking_rows(self.ranking, self.experiment.cluster, num_rows=num_rows),
+            "ranking": ranking_rows(self.ranking, self.experiment, self.ours, num_rows=num_rows),
         }
+
+    @property
+    def ours(self) -> CostModel | None:
+        """Return the cost model that made the estimates, if it is ours."""
+        return our_model(self.experiment, self.cost_model)
+
+
+def our_model(experiment: Experiment, cost_model: str) -> CostModel | None:
+    """Return our cost model, if that is the name of it."""
+    return CostModel(experiment=experiment) if cost_model == OURS else None
 
 
 def why_infeasible(experiment: Experiment, cost_model: str, results: Sequence[Result]) -> str:

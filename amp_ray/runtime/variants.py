@@ -53,7 +53,7 @@ class Variant:
             "set": list(self.changes),
             "num_devices": planned.experiment.cluster.num_devices if planned else None,
             "samples_per_s": self.samples_per_s,
-            "row": row(best, 1, planned.experiment.cluster) if best and planned else None,
+            "row": row(best, 1, planned.experiment, planned.ours) if best and planned else None,
             "reason": self.problem or None,
         }
 

@@ -15,7 +15,7 @@ from amp_ray.cost.model import CostModel
 from amp_ray.cost.topology import FloatArray, IntArray
 from amp_ray.search.cuts import may_fit
 from amp_ray.search.whole_layers import WholeLayers
-from amp_ray.spec.candidate import Candidate
+from amp_ray.spec.candidate import Candidate, StageOptions
 
 TINY_S: Final = 1e-30
 """In place of no time, where it divides."""
@@ -39,7 +39,9 @@ class GridBounds:
     _kinds: dict[int, dict[Kind, int]] = field(init=False, default_factory=dict)
     _tables: dict[tuple[int, int], FloatArray] = field(init=False, default_factory=dict)
     _cuts: dict[tuple[int, int], tuple[float, float]] = field(init=False, default_factory=dict)
-    _tails: dict[tuple[int, int], tuple[float, float]] = field(init=False, default_factory=dict)
+    _tails: dict[tuple[StageOptions, int], tuple[float, float]] = field(
+        init=False, default_factory=dict
+    )
 
     def least_s(self, candidate: Candidate, limit_s: float = float("inf")) -> float:
         """Return what no strategy of a candidate undercuts.
@@ -253,7 +255,7 @@ class GridBounds:
 
     def _rest_s(self, candidate: Candidate) -> float:
         """Return what follows the pipeline at least, for a stage with an even share."""
-        key = candidate.options.tp, candidate.options.dp
+        key = candidate.options, candidate.pp
         if key not in self._tails:
             self._tails[key] = self._tail_line(*key)
         fixed_s, s_per_parameter = self._tails[key]
@@ -263,8 +265,9 @@ class GridBounds:
         host_s = self.cost_model.experiment.constants.host_s_per_iteration
         return fixed_s + s_per_parameter * total / candidate.pp + host_s
 
-    def _tail_line(self, tp: int, dp: int) -> tuple[float, float]:
+    def _tail_line(self, options: StageOptions, pp: int) -> tuple[float, float]:
         """Return the least tail: fixed, and per parameter of a rank."""
+        tp, dp = options.tp, options.dp
         topology, step_end = self.cost_model.topology, self.cost_model.step_end
         nodes = topology.cluster.nodes
         fastest = max(topology.cluster.device_types, key=lambda own: own.memory_bytes_per_s)
@@ -280,7 +283,9 @@ class GridBounds:
             paths.append(
                 Path(bytes_per_s=float(others.max()) / tp, step_s=float(steps.min()), num_nodes=2)
             )
-        lines = np.array([step_end.line(dp, (path,), fastest) for path in dict.fromkeys(paths)])
+        lines = np.array(
+            [step_end.line(options, pp, (path,), fastest) for path in dict.fromkeys(paths)]
+        )
         fixed_s, s_per_parameter = lines.min(axis=0).tolist()
         return fixed_s, s_per_parameter
 

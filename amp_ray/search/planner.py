@@ -6,7 +6,7 @@ This is the function that every worker maps; a search is that map and a ranking
 
 import math
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final, Protocol
 
@@ -20,23 +20,27 @@ from amp_ray.search.grid_bounds import GridBounds
 from amp_ray.search.objective import within_limits
 from amp_ray.search.operators import OperatorSearch
 from amp_ray.search.placement import plan_listed, plan_placement, simple_s
-from amp_ray.search.ranking import leader_order
+from amp_ray.search.ranking import is_risky, leader_order
 from amp_ray.search.recompute import patterns, with_recompute
-from amp_ray.search.space import uniform_candidates
+from amp_ray.search.space import group_zero_choices, uniform_candidates, zero_choices
 from amp_ray.search.stage_groups import DeviceGroups, plan_stage_groups
 from amp_ray.search.token_slices.plan import plan_slices
 from amp_ray.spec.candidate import (
     AnyCandidate,
+    C,
     Candidate,
     GroupsCandidate,
     StageOptions,
     recompute_of,
     with_kind,
+    with_zero,
+    zero_of_candidate,
 )
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.recompute import AUTO, NO_RECOMPUTE
 from amp_ray.spec.strategy import Strategy
 from amp_ray.spec.strategy_file import Given
+from amp_ray.spec.zero import AUTO_ZERO, Zero
 
 LEAST_SHARE: Final = 0.75
 """Of the time of the best of a few simple placements, what the best of all takes at least on most
@@ -78,16 +82,18 @@ class AmpRayPlanner:
     """
 
     experiment: Experiment
+    _device_groups: dict[Zero, DeviceGroups] = field(init=False, default_factory=dict)
 
     @cached_property
     def cost_model(self) -> CostModel:
         """The cost model, with its tables."""
         return CostModel(experiment=self.experiment)
 
-    @cached_property
-    def _device_groups(self) -> DeviceGroups:
-        """What is known of groups of devices, for all candidates."""
-        return DeviceGroups(cost_model=self.cost_model)
+    def _groups(self, zero: Zero) -> DeviceGroups:
+        """Return what is known of groups of devices, for all candidates of one ZeRO stage."""
+        if zero not in self._device_groups:
+            self._device_groups[zero] = DeviceGroups(cost_model=self.cost_model, zero=zero)
+        return self._device_groups[zero]
 
     @cached_property
     def _grid_bounds(self) -> GridBounds:
@@ -115,6 +121,8 @@ class AmpRayPlanner:
         """
         if isinstance(candidate, GroupsCandidate) and self.experiment.cuts_operators:
             result = self._operator_search.plan(candidate)
+        elif zero_of_candidate(candidate) == AUTO_ZERO:
+            result = self._plan_zero(candidate)
         else:
             result = self._plan(candidate)
         return within_limits(result, self.experiment.limits)
@@ -124,7 +132,7 @@ class AmpRayPlanner:
         if recompute_of(candidate) == AUTO:
             return self._plan_recompute(candidate)
         if isinstance(candidate, GroupsCandidate):
-            return plan_stage_groups(self._device_groups, candidate)
+            return plan_stage_groups(self._groups(candidate.zero), candidate)
         refused = self._refuse(candidate)
         if refused is not None:
             return Infeasible(candidate=candidate, reason=refused)
@@ -145,6 +153,9 @@ class AmpRayPlanner:
             candidate: Degrees.
             limit_s: A bound above it need not be the best that is known.
         """
+        if candidate.options.zero == AUTO_ZERO:
+            choices = self._zero_choices(candidate)
+            return min((self.least_s(own, limit_s) for own in choices), default=math.inf)
         if self._refuse(candidate) is not None:
             return math.inf
         least_s = self._grid_bounds.least_s(_plain(candidate), limit_s)
@@ -158,7 +169,47 @@ class AmpRayPlanner:
         Args:
             candidate: Degrees that the model can be divided by.
         """
+        if candidate.options.zero == AUTO_ZERO:
+            candidate = self._zero_choices(candidate)[0]
         return LEAST_SHARE * simple_s(self.cost_model, _plain(candidate))
+
+    def _zero_choices(self, candidate: C) -> list[C]:
+        """Return a candidate with each way of sharing between data-parallel ranks."""
+        if isinstance(candidate, Candidate):
+            options = candidate.options
+            choices = zero_choices(self.experiment, options.tp, options.dp, candidate.pp)
+        else:
+            choices = group_zero_choices(self.experiment)
+        return [with_zero(candidate, zero) for zero in choices]
+
+    def _plan_zero(self, candidate: AnyCandidate) -> Result:
+        """Choose what data-parallel ranks share out: the best of all that may come first.
+
+        Choices that cannot be as fast as the best that fits so far are left out; the first is
+        planned in any case, to tell by how much a candidate fails.
+        """
+        choices = self._zero_choices(candidate)
+        bounds: dict[AnyCandidate, float] = {
+            own: self.least_s(own, math.inf) if isinstance(own, Candidate) else 0.0
+            for own in choices
+        }
+        choices.sort(key=lambda own: (bounds[own], zero_of_candidate(own)))
+        results: list[Result] = []
+        limit_s = math.inf
+        for own in choices:
+            if results and (bounds[own] > limit_s or bounds[own] == math.inf):
+                continue
+            result = self._plan(own)
+            results.append(result)
+            if isinstance(result, Estimate) and result.feasible:
+                slack = 1 + (self.relative_error if is_risky(result) else 0.0)
+                limit_s = min(limit_s, slack * result.iteration_time_s)
+        found = [result for result in results if isinstance(result, Estimate)]
+        if not found:
+            without = results[0]
+            assert isinstance(without, Infeasible)
+            return replace(without, candidate=candidate)
+        return replace(min(found, key=leader_order), lower_bound_s=None)
 
     def _plan_recompute(self, candidate: AnyCandidate) -> Result:
         """Choose what every stage computes again.
@@ -250,7 +301,9 @@ class AmpRayPlanner:
         return tuple(found)
 
     def _roomy(self, candidate: Candidate) -> Candidate:
-        """Let a candidate whose recompute is to be chosen compute as much again as it can."""
+        """Let a candidate share out, and compute again, as much as it can of what is open."""
+        if candidate.options.zero == AUTO_ZERO:
+            candidate = max(self._zero_choices(candidate), key=_share_order)
         if candidate.options.recompute != AUTO:
             return candidate
         return with_kind(candidate, max(patterns(self.cost_model)).whole)
@@ -261,6 +314,9 @@ class AmpRayPlanner:
         undivided = self._undivided(candidate.options)
         if undivided is not None:
             return undivided
+        no_zero = traits.why_no_zero(candidate.options.zero, candidate.pp)
+        if no_zero is not None:
+            return Reason(kind="ZeRO stage that the runtime cannot run so", detail=no_zero)
         if candidate.pp > model.num_layers:
             detail = f"pp {candidate.pp}, {model.num_layers} layers"
             return Reason(kind="more stages than layers", detail=detail)
@@ -290,6 +346,12 @@ class AmpRayPlanner:
             return None
         detail = f"tp {tp}, {undivided[0]}"
         return Reason(kind="tp does not divide the attention heads", detail=detail)
+
+
+def _share_order(candidate: Candidate) -> tuple[int, bool, int]:
+    """Order candidates by how much their ranks share out."""
+    zero = candidate.options.zero
+    return zero.stage, not zero.keeps_weights, zero.shards(candidate.options.dp)
 
 
 def _plain(candidate: Candidate) -> Candidate:

@@ -21,6 +21,7 @@ from amp_ray.spec.cluster import Cluster
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.optimizer import find_optimizer
 from amp_ray.spec.strategy import Strategy
+from amp_ray.spec.zero import MOST_ZERO_STAGE
 from amp_ray.units import BYTES_PER_ELEMENT, BYTES_PER_FP32
 
 Place = tuple[str, int]
@@ -231,17 +232,19 @@ class Replanner:
 
     def _state(self, strategy: Strategy, cluster: Cluster) -> State:
         """Return what the devices of a strategy hold."""
-        is_sharded = self.experiment.zero_stage >= 1
+        zero = strategy.zero
         num_layers = self.experiment.model.num_layers
         intervals = np.zeros((len(strategy.placement), 4, num_layers, 2))
         for stage, first in zip(strategy.stages, strategy.first_rank, strict=True):
             layers = slice(stage.first_layer, stage.end_layer)
             tp, dp = stage.options.tp, stage.options.dp
+            shards = zero.shards(dp)
             for rank in range(tp * dp):
                 replica, part = divmod(rank, tp)
-                share = np.array([replica, replica + 1]) / dp if is_sharded else np.array([0, 1])
-                own = np.array([part, part + 1]) / tp
-                rows = np.array([own, [0, 1], (part + share) / tp, share])
+                share = (replica % shards + np.array([0, 1])) / shards
+                states = [(part + share) / tp, share]
+                whole = [(part + np.array([0, 1])) / tp, np.array([0, 1])]
+                rows = np.array([*(states if zero.stage == MOST_ZERO_STAGE else whole), *states])
                 intervals[first + rank, :, layers] = rows[:, None]
         places = tuple(
             (cluster.nodes[cluster.node_of_device[device]].name, cluster.slot_of_device[device])

@@ -4,10 +4,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from amp_ray.cost.estimate import Estimate, Result
+from amp_ray.cost.model import CostModel
 from amp_ray.search.ranking import Ranking
 from amp_ray.spec.candidate import AnyCandidate, GroupsCandidate
-from amp_ray.spec.cluster import Cluster
+from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy_json import strategy_to_json
+from amp_ray.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
 
 SCHEMA = 1
 
@@ -15,13 +17,16 @@ _NESTED = ("placement", "stages", "token_slices")
 """Keys of a STRATEGY that are no cells."""
 
 
-def row(result: Result, position: int | None, cluster: Cluster) -> dict[str, Any]:
+def row(
+    result: Result, position: int | None, experiment: Experiment, ours: CostModel | None = None
+) -> dict[str, Any]:
     """Return one result as a ROW; what a model does not know is null.
 
     Args:
         result: An estimate, or a candidate from which nothing could be made.
         position: Place in the ranking from 1; None where rows are not ranked.
-        cluster: Gives the placement its host names.
+        experiment: Of the result.
+        ours: Tells what memory is made of; None where another model made the estimate.
     """
     if not isinstance(result, Estimate):
         return {
@@ -36,13 +41,17 @@ def row(result: Result, position: int | None, cluster: Cluster) -> dict[str, Any
             "launchable": False,
             "failure_probability": 1.0,
             "lower_bound_s": None,
+            "memory_bytes": None,
             "cost": None,
             "tokens_per_s": None,
+            "tokens_per_s_per_device": None,
+            "mfu": None,
+            "training": None,
             "warnings": [],
         }
     return {
         "position": position,
-        "strategy": strategy_to_json(result.strategy, cluster),
+        "strategy": strategy_to_json(result.strategy, experiment.cluster),
         "iteration_time_s": result.iteration_time_s,
         "breakdown_s": None if result.breakdown is None else result.breakdown.to_json(),
         "peak_memory_bytes": [round(value) for value in result.peak_memory_bytes] or None,
@@ -53,24 +62,51 @@ def row(result: Result, position: int | None, cluster: Cluster) -> dict[str, Any
         "failure_probability": result.failure_probability,
         "lower_bound_s": result.lower_bound_s,
         "cost": None if result.cost is None else result.cost.to_json(),
+        "memory_bytes": None if ours is None else _memory(ours, result),
         "tokens_per_s": result.tokens_per_s,
+        "tokens_per_s_per_device": result.tokens_per_s_per_device,
+        "mfu": result.mfu,
+        "training": training_needs(result, experiment.tokens),
         "warnings": list(result.warnings),
+    }
+
+
+def _memory(ours: CostModel, estimate: Estimate) -> list[dict[str, int]]:
+    """Return what the peak of each stage is made of."""
+    parts = ours.memory_parts(estimate.strategy)
+    return [{name: round(value) for name, value in stage.items()} for stage in parts]
+
+
+def training_needs(estimate: Estimate, tokens: float | None) -> dict[str, float | None] | None:
+    """Return days, device-hours and money for so many tokens; None where none are to be trained."""
+    if tokens is None or estimate.tokens_per_s is None:
+        return None
+    seconds = tokens / estimate.tokens_per_s
+    per_iteration = None if estimate.cost is None else estimate.cost.per_iteration
+    return {
+        "days": seconds / SECONDS_PER_DAY,
+        "device_hours": seconds * len(estimate.strategy.placement) / SECONDS_PER_HOUR,
+        "money": per_iteration and per_iteration * seconds / estimate.iteration_time_s,
     }
 
 
 def flat_row(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return a ROW or a TRIAL without nested mappings, as tables and data frames take it.
 
-    Keys of ``strategy`` stand beside the others, those of ``breakdown_s`` and ``cost`` with it in
-    front; lists of numbers are texts with spaces between, placements and stages are left out.
+    Keys of ``strategy`` stand beside the others, those of ``breakdown_s``, ``cost``, ``training``
+    and ``memory_bytes`` with their name in front; lists of numbers are texts with spaces between,
+    placements and stages are left out.
     """
     flat: dict[str, Any] = {}
     for key, value in record.items():
         if key == "strategy":
             flat |= {name: _cell(each) for name, each in value.items() if name not in _NESTED}
-        elif key in {"breakdown_s", "cost"}:
+        elif key in {"breakdown_s", "cost", "training"}:
             prefix = key.removesuffix("_s")
             flat |= {f"{prefix}_{name}": each for name, each in (value or {}).items()}
+        elif key == "memory_bytes":
+            names = value[0] if value else ()
+            flat |= {f"memory_{name}": _cell([each[name] for each in value]) for name in names}
         else:
             flat[key] = _cell(value)
     return flat
@@ -84,7 +120,11 @@ def _cell(value: Any) -> Any:  # noqa: ANN401 - any value of JSON
 
 
 def ranking_rows(
-    ranking: Ranking, cluster: Cluster, *, num_rows: int | None
+    ranking: Ranking,
+    experiment: Experiment,
+    ours: CostModel | None = None,
+    *,
+    num_rows: int | None,
 ) -> list[dict[str, Any]]:
     """Return the first rows of a ranking; None lists every one, the infeasible included."""
     shown = (
@@ -92,7 +132,9 @@ def ranking_rows(
         if num_rows is None
         else ranking.results[: min(num_rows, ranking.num_feasible)]
     )
-    rows = [row(result, position, cluster) for position, result in enumerate(shown, start=1)]
+    rows = [
+        row(result, position, experiment, ours) for position, result in enumerate(shown, start=1)
+    ]
     if ranking.objective == "time-cost":
         for position, each in enumerate(rows):
             each["pareto"] = position < ranking.num_front

@@ -2,10 +2,12 @@
 
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import replace
 
 from amp_ray.spec.candidate import AnyCandidate, Candidate, GroupsCandidate
 from amp_ray.spec.cluster import Cluster
 from amp_ray.spec.experiment import Experiment, SearchLimits
+from amp_ray.spec.zero import AUTO_STAGE, AUTO_ZERO, MOST_ZERO_STAGE, Zero
 from amp_ray.units import counted
 
 
@@ -60,12 +62,13 @@ def group_candidates(experiment: Experiment) -> tuple[GroupsCandidate, ...]:
         Candidates by micro-batch size, ascending. ``micro_batch_sizes`` limits what one
         data-parallel rank takes, so it is no limit here.
     """
-    batch = experiment.global_batch_size
+    batch, choices = experiment.global_batch_size, group_zero_choices(experiment)
     return tuple(
         GroupsCandidate(
             micro_batch_size=size,
             num_micro_batches=batch // size,
             recompute=experiment.recompute,
+            zero=choices[0] if len(choices) == 1 else AUTO_ZERO,
         )
         for size in _divisors(batch)
     )
@@ -132,18 +135,66 @@ def _with_batches(
         sorted(
             Candidate(
                 micro_batch_size=size,
-                options=experiment.stage_options(tp, dp),
+                options=replace(experiment.stage_options(tp, dp), zero=zero),
                 pp=pp,
                 num_micro_batches=batch // (dp * size),
                 virtual_stages=virtual_stages,
             )
             for tp, dp, pp in grids
             if batch % dp == 0
+            for zero in _zero(experiment, tp, dp, pp)
             for virtual_stages in _virtual_stages(pp, experiment)
             for size in _divisors(batch // dp)
             if _allows(dp, pp, size, experiment.limits)
         )
     )
+
+
+def _zero(experiment: Experiment, tp: int, dp: int, pp: int) -> tuple[Zero, ...]:
+    """Return what a candidate shares out: what the file says, or that it is to be chosen."""
+    choices = zero_choices(experiment, tp, dp, pp)
+    return choices if len(choices) <= 1 else (AUTO_ZERO,)
+
+
+def group_zero_choices(experiment: Experiment) -> tuple[Zero, ...]:
+    """Enumerate what stages with device groups of their own may share out: optimizer states."""
+    fixed = experiment.zero(pp=2)
+    if fixed.stage != AUTO_STAGE:
+        return (fixed,)
+    stages = set(experiment.traits.pipeline_zero_stages) - {MOST_ZERO_STAGE}
+    return tuple(Zero(stage=stage) for stage in sorted(stages))
+
+
+def zero_choices(experiment: Experiment, tp: int, dp: int, pp: int) -> tuple[Zero, ...]:
+    """Enumerate the ways of sharing between data-parallel ranks that the file leaves open.
+
+    Where the search chooses, shard groups are all data-parallel ranks, or as many as lie in a node;
+    a single rank has nothing to share.
+
+    Returns:
+        What the runtime can do, in order; one that it cannot where the file fixes it, and nothing
+        where the file's shard groups do not divide dp.
+    """
+    wished = experiment.shard_ranks
+    if wished and dp > wished and dp % wished:
+        return ()
+    fixed = experiment.zero(pp)
+    if fixed.stage != AUTO_STAGE:
+        return (replace(fixed, shard_ranks=wished if dp > wished else 0),)
+    traits, slots = experiment.traits, min(node.num_slots for node in experiment.cluster.nodes)
+    within = max(size for size in _divisors(dp) if size <= max(1, slots // tp))
+    groups = {wished if dp > wished else 0} if wished else {0, within if 1 < within < dp else 0}
+    stages = range(MOST_ZERO_STAGE + 1) if dp > 1 else range(traits.min_zero_stage + 1)
+    reshard = experiment.reshard_after_forward
+    found = (
+        Zero(stage=stage, shard_ranks=ranks if stage else 0, keeps_weights=keeps)
+        for stage in stages
+        for keeps in ((False, True) if stage == MOST_ZERO_STAGE else (False,))
+        if stage < MOST_ZERO_STAGE or reshard in {None, not keeps}
+        for ranks in sorted(groups)
+    )
+    choices = dict.fromkeys(own for own in found if traits.why_no_zero(own, pp) is None)
+    return tuple(sorted(choices))
 
 
 def _virtual_stages(pp: int, experiment: Experiment) -> tuple[int, ...]:

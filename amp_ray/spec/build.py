@@ -34,6 +34,7 @@ from amp_ray.spec.section import validate_parts
 from amp_ray.spec.shape import model_shape
 from amp_ray.spec.traits import RUNTIMES, RuntimeTraits
 from amp_ray.spec.yaml_text import Document, SourceLines
+from amp_ray.spec.zero import AUTO_STAGE, NO_ZERO, zero_of
 
 _PROFILE_FOLDERS: Final = {
     "table": "a folder with profile.yaml and one CSV per device",
@@ -89,6 +90,7 @@ def build_experiment(document: Document, files: Files) -> Experiment:
         lambda: builder.zero_stage,
         lambda: builder.sequence_parallel,
         lambda: builder.constants,
+        lambda: builder.tokens,
         lambda: builder.model,
         lambda: builder.trials,
         lambda: builder.profile,
@@ -134,8 +136,8 @@ class _Builder:
     @cached_property
     def zero_stage(self) -> int:
         """The ZeRO stage."""
-        zero_stage = self._need("zero_stage").zero_stage
-        return check_zero_stage(self._document, zero_stage, self.traits)
+        checked = self._need("zero_stage", "shard_ranks", "reshard_after_forward")
+        return check_zero_stage(self._document, checked, self.traits)
 
     @cached_property
     def sequence_parallel(self) -> bool:
@@ -164,6 +166,15 @@ class _Builder:
             message = f"found true; family {self.model.shape.family!r} has no tokens to divide"
             raise InputError(message, where=where)
         return True
+
+    @cached_property
+    def tokens(self) -> float | None:
+        """Tokens to train on in all."""
+        found = self._need("tokens").tokens
+        if found is not None and not self.model.shape.num_tokens:
+            message = f"found {found:g}; family {self.model.shape.family!r} has no tokens"
+            raise InputError(message, where=self._document.where("tokens"))
+        return found
 
     @cached_property
     def constants(self) -> Constants:
@@ -217,6 +228,8 @@ class _Builder:
             precision=checked.precision,
             optimizer=checked.optimizer,
             zero_stage=self.zero_stage,
+            shard_ranks=checked.shard_ranks or 0,
+            reshard_after_forward=checked.reshard_after_forward,
             recompute=Recompute(kind=checked.recompute),
             sequence_parallel=self.sequence_parallel,
             global_batch_size=checked.global_batch_size,
@@ -224,6 +237,7 @@ class _Builder:
             trials=self.trials,
             space=checked.search.space,
             objective=checked.objective,
+            tokens=self.tokens,
             names_hosts=checked.cluster.hostfile is not None,
             source=SourceLines(file=document.file, lines=document.lines, changes=document.changes),
         )
@@ -324,15 +338,36 @@ def build_traits(document: Document, checked: ExperimentFile) -> RuntimeTraits:
         return replace(traits, **chosen)
 
 
-def check_zero_stage(document: Document, zero_stage: int, traits: RuntimeTraits) -> int:
+def check_zero_stage(document: Document, checked: ExperimentFile, traits: RuntimeTraits) -> int:
     """Return the ZeRO stage; refuse one that the runtime does not have."""
-    if zero_stage <= traits.max_zero_stage:
-        return zero_stage
-    message = (
-        f"found {zero_stage}; runtime {traits.name!r} works with zero_stage up to "
-        f"{traits.max_zero_stage}"
-    )
-    raise InputError(message, where=document.where("zero_stage"))
+    if checked.zero_stage == "auto" and checked.search.space != "operator":
+        return AUTO_STAGE
+    said = checked.zero_stage
+    stage = traits.min_zero_stage if said is None else said
+    own_groups = checked.search.space in {"heterogeneous", "operator"}
+    if own_groups and (stage not in {0, 1} or checked.shard_ranks):
+        message = (
+            f"found {stage}; stages with device groups of their own share out optimizer states "
+            "alone: zero_stage 0 or 1, no shard_ranks; search.space uniform and placement have all"
+        )
+        raise InputError(message, where=document.where("zero_stage"))
+    assert stage != "auto", "only space operator comes here with it"
+    if not traits.min_zero_stage <= stage <= traits.max_zero_stage:
+        known = f"runtime {traits.name!r} works with zero_stage {traits.zero_stages}"
+        message = f"found {stage}; {known}"
+        raise InputError(message, where=document.where("zero_stage"))
+    key = "shard_ranks" if checked.shard_ranks else "reshard_after_forward"
+    with document.at(key):
+        zero = zero_of(
+            stage,
+            checked.shard_ranks,
+            reshard=checked.reshard_after_forward,
+            otherwise=NO_ZERO,
+        )
+        why = traits.why_no_zero(zero, pp=1)
+        if why is not None:
+            raise ValueError(why)
+    return stage
 
 
 def build_constants(document: Document, checked: ExperimentFile) -> Constants:

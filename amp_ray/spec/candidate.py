@@ -4,6 +4,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
 from amp_ray.spec.recompute import NO_RECOMPUTE, Recompute
+from amp_ray.spec.zero import NO_ZERO, Zero
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -16,19 +17,21 @@ class StageOptions:
         tp: Tensor parallel degree.
         dp: Data parallel degree.
         recompute: What is computed again in the backward pass.
+        zero: What its data-parallel ranks share out; the same for all stages of a strategy.
         ep: Expert parallel degree: ranks of the stage that share the experts of a layer out.
         etp: Ranks that divide each expert (expert tensor parallel degree); 0 means as many as tp.
         sequence_parallel: Whether tensor-parallel ranks divide the tokens where they do not divide
             the width: norms, dropout, residual stream (Korthikanti et al., arXiv:2205.05198).
 
     Raises:
-        ValueError: If a degree is below 1, experts cannot be spread over the ranks evenly, or one
-            rank is to divide its tokens with nobody.
+        ValueError: If a degree is below 1, shard groups do not divide dp, experts cannot be spread
+            over the ranks evenly, or one rank is to divide its tokens with nobody.
     """
 
     tp: int
     dp: int
     recompute: Recompute = NO_RECOMPUTE
+    zero: Zero = NO_ZERO
     ep: int = 1
     etp: int = 0
     sequence_parallel: bool = False
@@ -37,6 +40,12 @@ class StageOptions:
         """Refuse what could not run."""
         if self.tp < 1 or self.dp < 1:
             message = f"tp and dp start at 1, found tp {self.tp} and dp {self.dp}"
+            raise ValueError(message)
+        if self.zero.shard_ranks and self.dp % self.zero.shard_ranks:
+            message = (
+                f"shard_ranks {self.zero.shard_ranks} do not divide dp {self.dp}; choose a divisor "
+                "of it, or leave shard_ranks out to shard over all data-parallel ranks"
+            )
             raise ValueError(message)
         if self.sequence_parallel and self.tp == 1:
             message = "sequence_parallel divides tokens over tp ranks, so it needs tp 2 or more"
@@ -60,8 +69,8 @@ class StageOptions:
 
     @property
     def others(self) -> dict[str, Any]:
-        """Return by name what is not off, beside tp, dp and recompute."""
-        values = {own.name: getattr(self, own.name) for own in fields(self)[3:]}
+        """Return by name what is not off, beside tp, dp, recompute and zero."""
+        values = {own.name: getattr(self, own.name) for own in fields(self)[4:]}
         defaults = {own.name: own.default for own in fields(self)}
         return {name: value for name, value in values.items() if value != defaults[name]}
 
@@ -126,11 +135,13 @@ class GroupsCandidate:
         micro_batch_size: Samples of one micro-batch over all data-parallel ranks of a stage.
         num_micro_batches: Micro-batches per optimizer step.
         recompute: What every stage computes again in the backward pass.
+        zero: What data-parallel ranks share out.
     """
 
     micro_batch_size: int
     num_micro_batches: int
     recompute: Recompute = NO_RECOMPUTE
+    zero: Zero = NO_ZERO
 
     def __post_init__(self) -> None:
         """Refuse counts below one."""
@@ -173,3 +184,16 @@ def with_kind(candidate: C, recompute: Recompute) -> C:
     if isinstance(candidate, Candidate):
         return replace(candidate, options=replace(candidate.options, recompute=recompute))
     return replace(candidate, recompute=recompute)
+
+
+def zero_of_candidate(candidate: AnyCandidate) -> Zero:
+    """Return what all stages share out between data-parallel ranks."""
+    own = candidate.options if isinstance(candidate, Candidate) else candidate
+    return own.zero
+
+
+def with_zero(candidate: C, zero: Zero) -> C:
+    """Return a candidate all of whose stages share the same out."""
+    if isinstance(candidate, Candidate):
+        return replace(candidate, options=replace(candidate.options, zero=zero))
+    return replace(candidate, zero=zero)

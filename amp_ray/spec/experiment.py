@@ -15,6 +15,7 @@ from amp_ray.spec.profile import Profile
 from amp_ray.spec.recompute import Recompute
 from amp_ray.spec.traits import RuntimeTraits
 from amp_ray.spec.yaml_text import SourceLines
+from amp_ray.spec.zero import AUTO_STAGE, AUTO_ZERO, MOST_ZERO_STAGE, Zero
 from amp_ray.units import Precision
 
 Space = Literal["uniform", "placement", "heterogeneous", "operator"]
@@ -98,7 +99,13 @@ class Experiment:
     Args:
         global_batch_size: Samples per optimizer step.
         sequence_parallel: Whether tensor-parallel ranks divide tokens too, where they can.
+        tokens: To train on in all, where the file tells it.
         names_hosts: Whether a hostfile names the nodes.
+        zero_stage: 0 to 3, or `AUTO_STAGE` for the search to choose.
+        shard_ranks: Data-parallel ranks that share; 0 where that is left out, which means all of
+            them, or what the search chooses.
+        reshard_after_forward: Whether weights are gathered again for the backward pass; None where
+            that is left out: without a pipeline they are.
         source: Where all this stands in its file, for mistakes found later.
     """
 
@@ -118,7 +125,10 @@ class Experiment:
     sequence_parallel: bool = False
     space: Space = "uniform"
     objective: Objective = "time"
+    tokens: float | None = None
     names_hosts: bool = True
+    shard_ranks: int = 0
+    reshard_after_forward: bool | None = None
     source: SourceLines = NO_SOURCE
 
     @property
@@ -147,6 +157,20 @@ class Experiment:
     def is_trained(self) -> bool:
         """Whether a training program is known for the model: ours, or one of the user's."""
         return self.model.shape.is_trained or self.trials.program is not None
+
+    def zero(self, pp: int) -> Zero:
+        """Return what data-parallel ranks share out in so many stages, or that it is to be chosen.
+
+        A pipeline would gather weights for every micro-batch anew, so there they stay by default.
+        """
+        if self.zero_stage == AUTO_STAGE:
+            return AUTO_ZERO
+        keeps = pp > 1 if self.reshard_after_forward is None else not self.reshard_after_forward
+        return Zero(
+            stage=self.zero_stage,
+            shard_ranks=self.shard_ranks,
+            keeps_weights=keeps and self.zero_stage == MOST_ZERO_STAGE,
+        )
 
     def where(self, *path: str | int) -> Where:
         """Return the place of a key in the file that the experiment was built from."""

@@ -15,6 +15,7 @@ from amp_ray.spec.own_program import BuiltIn, Per
 from amp_ray.spec.recompute import RecomputeKind
 from amp_ray.spec.section import Count, Flag, Index, Positive, Section, Text, Within
 from amp_ray.spec.traits import LayerList
+from amp_ray.spec.zero import MOST_ZERO_STAGE
 from amp_ray.units import Precision
 
 _LONGEST_NAME: Final = 100
@@ -42,6 +43,18 @@ Rate = Annotated[_Number, AfterValidator(Within(1e-3, 1e5, "TFLOP/s"))]
 Latency = Annotated[_Number, AfterValidator(Within(1e-3, 1e6, "microseconds", or_zero=True))]
 Seconds = Annotated[_Number, AfterValidator(Within(1e-3, 1e8, "seconds"))]
 Price = Annotated[_Number, AfterValidator(Within(1e-6, 1e6, "of the currency", or_zero=True))]
+
+
+def _stage_kind(stage: object) -> str:
+    """Tell the word from a number, so that a mistake is told once."""
+    return "word" if isinstance(stage, str) else "number"
+
+
+ZeroStage = Annotated[
+    Annotated[Literal["auto"], Tag("word")]
+    | Annotated[int, Field(ge=0, le=MOST_ZERO_STAGE, strict=True), Tag("number")],
+    Discriminator(_stage_kind),
+]
 Few = Annotated[int, Field(ge=1, le=10**5, strict=True)]
 Samples = Annotated[int, Field(ge=1, le=10**6, strict=True)]
 _Amount = Annotated[float, Field(ge=0, le=1e15, allow_inf_nan=False, strict=True)]
@@ -265,13 +278,16 @@ class ExperimentFile(Section):
     profile: ProfileSection = ProfileSection()
     precision: Precision = "fp16"
     optimizer: Literal["adam", "adamw", "sgd"] = "adam"
-    zero_stage: Annotated[int, Field(ge=0, le=3, strict=True)] = 0
+    zero_stage: ZeroStage | None = None
+    shard_ranks: Count | None = None
+    reshard_after_forward: Flag | None = None
     recompute: RecomputeKind = "none"
     sequence_parallel: Flag | Literal["auto"] = "auto"
     runtime: Text = "deepspeed"
     traits: dict[Text, Any] = Field(default_factory=dict)
     constants: dict[Text, Positive] = Field(default_factory=dict)
     global_batch_size: Samples
+    tokens: Positive | None = None
     search: SearchSection = SearchSection()
     objective: Objective = "time"
     trials: TrialsSection = TrialsSection()

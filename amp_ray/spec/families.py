@@ -72,8 +72,14 @@ def build_model(
     if shape.num_heads:
         _check_heads(shape)
     padded = -(-shape.vocab_size // vocabulary_multiple) * vocabulary_multiple
-    layers = builders[shape.family](replace(shape, vocab_size=padded), layer_list, kernels)
-    return Model(name=shape.family, shape=shape, layers=layers)
+    build = builders[shape.family]
+    plain = build(shape, layer_list, UNFUSED)
+    return Model(
+        name=shape.family,
+        shape=shape,
+        layers=build(replace(shape, vocab_size=padded), layer_list, kernels),
+        forward_flops=sum(layer.forward_flops for layer in plain),
+    )
 
 
 def _check_heads(shape: ModelShape) -> None:

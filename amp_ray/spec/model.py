@@ -82,6 +82,11 @@ class Layer:
         """Elements per sample of each tensor-parallel all-reduce of one pass."""
         return tuple(op.all_reduce_elements for op in self.operators if op.all_reduce == direction)
 
+    @property
+    def forward_flops(self) -> float:
+        """Operations of matrix products of one sample's forward pass."""
+        return float(sum(op.flops for op in self.operators))
+
     @cached_property
     def measurable(self) -> tuple[Operator, ...]:
         """The operators that a profile of the layer holds."""
@@ -91,6 +96,13 @@ class Layer:
     def core(self) -> tuple[Operator, ...]:
         """Its attention core, which selective recompute runs again."""
         return tuple(op for op in self.operators if op.core != "none")
+
+    @cached_property
+    def weights(self) -> tuple[Operator, ...]:
+        """The operators that hold parameters."""
+        return tuple(
+            op for op in self.operators if op.sharded_parameters or op.replicated_parameters
+        )
 
     @cached_property
     def added(self) -> tuple[Operator, ...]:
@@ -267,11 +279,15 @@ class Model:
 
     Args:
         layers: In the order of the forward pass; equal layers are equal values.
+        forward_flops: Operations of one sample's forward pass as the field counts them for MFU:
+            attention in full, also where a token sees only those before it, and no padding
+            (Chowdhery et al., PaLM, arXiv:2204.02311, appendix B). 0 where nobody counted.
     """
 
     name: str
     shape: ModelShape
     layers: tuple[Layer, ...]
+    forward_flops: float = 0.0
 
     @property
     def num_layers(self) -> int:

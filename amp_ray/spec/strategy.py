@@ -9,6 +9,7 @@ from typing import Self, TypeVar
 from amp_ray.spec.candidate import Candidate, StageOptions, check_virtual_stages
 from amp_ray.spec.operator_run import OperatorRun, check_runs
 from amp_ray.spec.recompute import AUTO, Recompute
+from amp_ray.spec.zero import AUTO_STAGE, Zero
 
 __all__ = ["Stage", "StageOptions", "Strategy", "TokenSlices", "candidate_of"]
 
@@ -58,8 +59,9 @@ class Stage:
                 end=self.end_layer,
                 num_ranks=self.num_ranks,
             )
-        if self.options.recompute == AUTO:
-            message = "recompute 'auto' is for a search to choose; a stage has none of it yet"
+        if self.options.recompute == AUTO or self.options.zero.stage == AUTO_STAGE:
+            key = "recompute" if self.options.recompute == AUTO else "zero_stage"
+            message = f"{key} 'auto' is for a search to choose; a stage has none of it yet"
             raise ValueError(message)
 
     @property
@@ -87,9 +89,9 @@ class Strategy:
             ``c * pp + p``. Empty means that every stage divides its blocks evenly.
 
     Raises:
-        ValueError: If stages leave gaps, take different numbers of samples, the placement
-            does not give each rank its own device, slices do not make a micro-batch, or chunks
-            do not make the stages.
+        ValueError: If stages leave gaps, take different numbers of samples, differ in ZeRO, the
+            placement does not give each rank its own device, slices do not make a micro-batch, or
+            chunks do not make the stages.
     """
 
     stages: tuple[Stage, ...]
@@ -110,6 +112,10 @@ class Strategy:
             raise ValueError(message)
         _check_chain(self.stages)
         _check_samples(self.stages, self.micro_batch_size)
+        if len({stage.options.zero for stage in self.stages}) > 1:
+            words = ", ".join(str(stage.options.zero) for stage in self.stages)
+            message = f"all stages have one zero_stage, found {words}"
+            raise ValueError(message)
         if self.token_slices:
             _check_slices(self.token_slices, self)
         _check_chunks(self)
@@ -183,6 +189,11 @@ class Strategy:
     def recompute(self) -> Recompute | None:
         """Recompute of all stages; None where they differ."""
         return _common(stage.options.recompute for stage in self.stages)
+
+    @property
+    def zero(self) -> Zero:
+        """What data-parallel ranks share out, in all stages."""
+        return self.stages[0].options.zero
 
     @property
     def sequence_parallel(self) -> bool:

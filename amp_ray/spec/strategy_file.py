@@ -21,16 +21,18 @@ from amp_ray.spec.strategy_json import (
     strategy_from_json,
 )
 from amp_ray.spec.yaml_text import Document
+from amp_ray.spec.zero import AUTO_STAGE, NO_ZERO, Zero, zero_of
 
 Failure = Literal["oom", "failed"]
 
 _DEGREES = ("tp", "pp", "dp", "micro_batch_size")
+_ZERO = ("zero_stage", "shard_ranks", "reshard_after_forward")
 _OTHERS = tuple(OptionsRecord.model_fields)
 """Dimensions of a stage that may be left out."""
 
 _OPTIONAL = (
     *("bounds", "measured_s", "recompute", "spread_s", "peak_memory_bytes", "virtual_stages"),
-    *_OTHERS,
+    *(*_ZERO, *_OTHERS),
 )
 _FLAGS: Final[Mapping[str, bool]] = {"true": True, "false": False}
 _FAILURES: Final[Mapping[str, Failure]] = {"oom": "oom", "failed": "failed"}
@@ -69,6 +71,7 @@ class Context:
     Args:
         cluster: Its devices; a strategy uses each once.
         recompute: What a strategy that says nothing of it does.
+        zero: Likewise of ZeRO, by its number of stages.
         sequence_length: Tokens that token slices make together; 0 where there are none.
         num_operators: What bounds count where a strategy tells how operators are used; 0 where the
             profile knows no operators.
@@ -85,6 +88,7 @@ class Context:
     num_operators: int = 0
     sequence_parallel: bool = False
     divides_tokens: Callable[[int], bool] = bool
+    zero: Callable[[int], Zero] = lambda _: NO_ZERO
     virtual_stages: int = 1
 
     @classmethod
@@ -100,15 +104,23 @@ class Context:
             num_operators=0 if operators is None else operators.num_operators,
             sequence_parallel=experiment.sequence_parallel,
             divides_tokens=shape.divides_tokens,
+            zero=experiment.zero,
             virtual_stages=experiment.limits.virtual_stages[0],
         )
 
-    def options(self, said: Mapping[str, int], recompute: Recompute) -> StageOptions:
+    def zero_not_said(self, pp: int, *, is_cut: bool) -> Zero:
+        """Return the ZeRO of a strategy that does not tell it: one with cuts chooses nothing."""
+        own = self.zero(pp)
+        return NO_ZERO if is_cut and own.stage == AUTO_STAGE else own
+
+    def options(self, said: Mapping[str, int], recompute: Recompute, zero: Zero) -> StageOptions:
         """Return options of stages; what is not said is the experiment's."""
         own = {name: said[name] for name in ("tp", "dp", *_OTHERS) if name in said}
         divides = self.sequence_parallel and own["tp"] > 1 and self.divides_tokens(own["tp"])
         sequence_parallel = bool(own.pop("sequence_parallel", divides))
-        return StageOptions(recompute=recompute, sequence_parallel=sequence_parallel, **own)
+        return StageOptions(
+            recompute=recompute, zero=zero, sequence_parallel=sequence_parallel, **own
+        )
 
 
 def parse_strategies(text: str, *, file: str, context: Context) -> tuple[Given, ...]:
@@ -153,7 +165,9 @@ def _from_cells(cells: Mapping[str, str], where: Where, context: Context) -> Giv
     said = [*_DEGREES, *(name for name in _OTHERS if cells.get(name))]
     degrees = {name: _degree(name, cells[name], where.at(name)) for name in said}
     recompute = _recompute(cells, degrees["pp"], where, context)
-    candidate = _candidate(degrees, recompute[0], where, context, is_cut=bool(cells.get("bounds")))
+    is_cut = bool(cells.get("bounds"))
+    zero = _zero(cells, degrees["pp"], where, context, is_cut=is_cut)
+    candidate = _candidate(degrees, recompute[0], zero, where, context, is_cut=is_cut)
     number = read_count(cells.get("virtual_stages") or "0", where.at("virtual_stages"), low=0)
     if candidate.pp > 1 or number:
         with placed(where.at("virtual_stages"), ValueError):
@@ -178,6 +192,21 @@ def _from_cells(cells: Mapping[str, str], where: Where, context: Context) -> Giv
             cells.get("peak_memory_bytes", ""), candidate.pp, where.at("peak_memory_bytes")
         ),
     )
+
+
+def _zero(
+    cells: Mapping[str, str], pp: int, where: Where, context: Context, *, is_cut: bool
+) -> Zero:
+    """Read what data-parallel ranks share out."""
+    stage, ranks, word = (cells.get(name, "") for name in _ZERO)
+    reshard = _flag(word, where.at("reshard_after_forward")) if word else None
+    with placed(where.at("zero_stage"), ValueError):
+        return zero_of(
+            read_count(stage, where.at("zero_stage"), low=0) if stage else None,
+            read_count(ranks, where.at("shard_ranks")) if ranks else None,
+            reshard=reshard,
+            otherwise=context.zero_not_said(pp, is_cut=is_cut),
+        )
 
 
 def _recompute(
@@ -209,6 +238,7 @@ def _not_said(context: Context, where: Where, *, is_cut: bool) -> Recompute:
 def _candidate(
     degrees: Mapping[str, int],
     recompute: Recompute,
+    zero: Zero,
     where: Where,
     context: Context,
     *,
@@ -233,7 +263,7 @@ def _candidate(
         )
         raise InputError(message, where=where)
     with placed(where, ValueError):
-        options = context.options(degrees, recompute)
+        options = context.options(degrees, recompute, zero)
     _check_tokens(options, where, context)
     return Candidate(
         micro_batch_size=degrees["micro_batch_size"],
@@ -255,8 +285,11 @@ def _check_tokens(options: StageOptions, where: Where, context: Context) -> None
 
 def _degree(name: str, word: str, where: Where) -> int:
     """Read a degree, or whether sequences are divided."""
-    if name != "sequence_parallel":
-        return read_count(word, where)
+    return read_count(word, where) if name != "sequence_parallel" else _flag(word, where)
+
+
+def _flag(word: str, where: Where) -> bool:
+    """Read true or false."""
     if word not in _FLAGS:
         message = f"found {shown(word)}; expected true or false"
         raise InputError(message, where=where)
@@ -343,7 +376,9 @@ def _from_record(record: Mapping[str, Any], where: Where, context: Context) -> G
     if checked.recompute is None and checked.stages is None:
         own = _not_said(context, where.at("recompute"), is_cut=True)
         record = {**record, "recompute": own.to_json()}
-    strategy = strategy_from_json(record, context.cluster, file=where.file)
+    pp = len(checked.stages or (checked.bounds or ())[1:])
+    zero = context.zero_not_said(pp, is_cut=True)
+    strategy = strategy_from_json(record, context.cluster, file=where.file, zero=zero)
     _check_fit(strategy, where, context, some_idle=checked.placement is not None)
     return Given(where=where, candidate=None, strategy=strategy)
 
@@ -362,7 +397,14 @@ def _uncut(record: StrategyRecord, where: Where, context: Context) -> Given:
         message = f"found {words}; without bounds, expected one value for all stages"
         raise InputError(message, where=where.at("recompute"))
     (recompute,) = said_recompute(record) or (context.recompute,)
-    candidate = _candidate(degrees | record.others(), recompute, where, context)
+    with placed(where.at("zero_stage"), ValueError):
+        zero = zero_of(
+            record.zero_stage,
+            record.shard_ranks,
+            reshard=record.reshard_after_forward,
+            otherwise=context.zero_not_said(degrees["pp"], is_cut=False),
+        )
+    candidate = _candidate(degrees | record.others(), recompute, zero, where, context)
     with placed(where.at("virtual_stages"), ValueError):
         candidate = replace(candidate, virtual_stages=record.virtual_stages)
     if record.num_micro_batches not in {None, candidate.num_micro_batches}:

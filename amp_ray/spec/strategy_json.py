@@ -12,6 +12,7 @@ from amp_ray.spec.recompute import NO_RECOMPUTE, Recompute, RecomputeKind
 from amp_ray.spec.section import Count, Flag, Index, Section, Text, validate
 from amp_ray.spec.strategy import Stage, StageOptions, Strategy, stage_bounds
 from amp_ray.spec.yaml_text import Document
+from amp_ray.spec.zero import MOST_ZERO_STAGE, NO_ZERO, Zero, zero_of
 
 Words = Literal["none", "selective", "full"]
 
@@ -98,6 +99,9 @@ class StrategyRecord(OptionsRecord):
         ]
         | None
     ) = None
+    zero_stage: Annotated[int, Field(ge=0, le=MOST_ZERO_STAGE, strict=True)] | None = None
+    shard_ranks: Count | None = None
+    reshard_after_forward: Flag | None = None
     placement: list[tuple[Text, Index]] | None = None
     stages: Annotated[list[StageRecord], Field(min_length=1)] | None = None
     token_slices: list[tuple[Count, Annotated[list[Count], Field(min_length=1)]]] | None = None
@@ -118,6 +122,7 @@ def strategy_to_json(strategy: Strategy, cluster: Cluster) -> dict[str, Any]:
         "recompute": [stage.options.recompute.to_json() for stage in strategy.stages]
         if strategy.recompute is None
         else strategy.recompute.to_json(),
+        **strategy.zero.to_json(),
         "placement": [
             [cluster.nodes[cluster.node_of_device[device]].name, cluster.slot_of_device[device]]
             for device in strategy.placement
@@ -138,18 +143,26 @@ def strategy_to_json(strategy: Strategy, cluster: Cluster) -> dict[str, Any]:
 
 
 def strategy_from_json(
-    record: Mapping[str, Any], cluster: Cluster, *, file: str = "strategy"
+    record: Mapping[str, Any], cluster: Cluster, *, file: str = "strategy", zero: Zero = NO_ZERO
 ) -> Strategy:
     """Read a STRATEGY object; the inverse of ``strategy_to_json`` on the same cluster.
 
-    Without ``placement``, rank ``r`` runs on device ``r`` of the hostfile's order. Keys that
-    contradict each other are refused.
+    Without ``placement``, rank ``r`` runs on device ``r`` of the hostfile's order; without
+    ``zero_stage``, ``zero`` holds. Keys that contradict each other are refused.
     """
     document = Document(file=file, values=record)
     checked = validate(StrategyRecord, document)
     with document.at():
         _check_size(checked, cluster)
-        stages = _stages(checked)
+        stages = _stages(
+            checked,
+            zero_of(
+                checked.zero_stage,
+                checked.shard_ranks,
+                reshard=checked.reshard_after_forward,
+                otherwise=zero,
+            ),
+        )
         placement = tuple(range(sum(stage.num_ranks for stage in stages)))
         if checked.placement is not None:
             placement = tuple(
@@ -223,7 +236,7 @@ def _check_size(record: StrategyRecord, cluster: Cluster) -> None:
         raise ValueError(message)
 
 
-def _stages(record: StrategyRecord) -> tuple[Stage, ...]:
+def _stages(record: StrategyRecord, zero: Zero) -> tuple[Stage, ...]:
     """Return ``stages`` where given, else what ``bounds`` and the degrees make."""
     if record.stages is not None:
         each = (record.micro_batch_size,)
@@ -236,6 +249,7 @@ def _stages(record: StrategyRecord) -> tuple[Stage, ...]:
                     tp=stage.tp,
                     dp=stage.dp,
                     recompute=recompute_of(stage.recompute),
+                    zero=zero,
                     **stage.others(),
                 ),
                 shares=None if even else tuple(stage.shares or each * stage.dp),
@@ -260,7 +274,9 @@ def _stages(record: StrategyRecord) -> tuple[Stage, ...]:
         Stage(
             first_layer=first,
             end_layer=end,
-            options=StageOptions(tp=record.tp, dp=record.dp, recompute=chosen, **record.others()),
+            options=StageOptions(
+                tp=record.tp, dp=record.dp, recompute=chosen, zero=zero, **record.others()
+            ),
         )
         for (first, end), chosen in zip(cuts, per_stage, strict=True)
     )

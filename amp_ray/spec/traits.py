@@ -11,6 +11,7 @@ from typing import Final, Literal
 
 from amp_ray.spec.candidate import StageOptions
 from amp_ray.spec.recompute import Recompute
+from amp_ray.spec.zero import MOST_ZERO_STAGE, Zero
 from amp_ray.units import BYTES_PER_ELEMENT, BYTES_PER_FP32, GIB, Precision
 
 LayerList = Literal["amp-2022", "runtime"]
@@ -18,9 +19,6 @@ LayerList = Literal["amp-2022", "runtime"]
 LAYER_LISTS: Final[tuple[LayerList, ...]] = ("runtime", "amp-2022")
 PartitionRule = Literal["exact", "even-blocks"]
 RecomputePattern = Literal["none", "selective", "selective:n", "full", "full:n"]
-
-MOST_ZERO_STAGE: Final = 1
-"""The cost model knows what sharding the optimizer saves and takes, not gradients or weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +72,16 @@ class RuntimeTraits:
         fails_without_parameters: Whether a stage without parameters cannot start.
         launch_limit_s: Wall time after which the launcher gives a trial up; None = no limit.
         launch_setup_s: Part of it that passes before the first iteration.
-        max_zero_stage: Highest ZeRO stage that works with pipeline parallelism.
+        min_zero_stage: Lowest ZeRO stage that it has, and what an experiment gets that names none.
+        max_zero_stage: Highest ZeRO stage that it has.
+        max_pipeline_zero_stage: Highest one that works with pipeline parallelism.
+        keeps_weights: Whether stage 3 can keep gathered weights until the backward pass.
+        hybrid_shards: Whether groups of data-parallel ranks can share, each with a copy of all.
+        gathers_every_pass: Whether stage 2 frees its weights after the backward pass and gathers
+            them for every micro-batch (torch's SHARD_GRAD_OP), instead of once after the step.
+        scatters_gradients: Whether ZeRO-1 reduces gradients to the rank that updates them alone.
+        overlaps_gradient_sync: Whether gradients are reduced beside the last backward pass.
+        overlaps_weight_gather: Whether updated weights are gathered beside the next forward pass.
         recompute: What it can compute again; ``full:n`` is for part of the blocks of a stage.
         recompute_per_stage: Whether stages may differ in it.
         unequal_stages: Whether stages may differ in tp and dp and share samples unevenly.
@@ -127,7 +134,15 @@ class RuntimeTraits:
     launch_limit_s: float | None = None
     launch_setup_s: float = 0.0
     launch_iterations: int = 0
+    min_zero_stage: int = 0
     max_zero_stage: int = 1
+    max_pipeline_zero_stage: int = 1
+    keeps_weights: bool = False
+    hybrid_shards: bool = False
+    gathers_every_pass: bool = False
+    scatters_gradients: bool = False
+    overlaps_gradient_sync: bool = False
+    overlaps_weight_gather: bool = False
     recompute: tuple[RecomputePattern, ...] = ("none", "full")
     recompute_per_stage: bool = False
     unequal_stages: bool = False
@@ -138,10 +153,17 @@ class RuntimeTraits:
 
     def __post_init__(self) -> None:
         """Refuse what the cost model cannot price, and a launcher that ends before it starts."""
-        if self.max_zero_stage > MOST_ZERO_STAGE:
+        if not self.min_zero_stage <= self.max_zero_stage <= MOST_ZERO_STAGE:
             message = (
-                f"max_zero_stage is {self.max_zero_stage}, but the cost model prices ZeRO stages 0 "
-                f"to {MOST_ZERO_STAGE} only"
+                f"max_zero_stage is {self.max_zero_stage}; expected {self.min_zero_stage}, which "
+                f"is min_zero_stage, to {MOST_ZERO_STAGE}"
+            )
+            raise ValueError(message)
+        if self.max_pipeline_zero_stage not in PIPELINE_ZERO_STAGES:
+            message = (
+                f"max_pipeline_zero_stage is {self.max_pipeline_zero_stage}; in a pipeline the "
+                f"cost model prices {', '.join(map(str, PIPELINE_ZERO_STAGES))}, where 3 keeps the "
+                "weights that it gathers"
             )
             raise ValueError(message)
         counts = ("vocabulary_multiple", "forward_runs", "virtual_stages")
@@ -177,6 +199,36 @@ class RuntimeTraits:
             words = ", ".join(map(str, per_stage))
             return f"runtime {self.name!r} recomputes alike in all stages, found {words}"
         return None
+
+    def why_no_zero(self, zero: Zero, pp: int) -> str | None:
+        """Say what of this the runtime cannot share out in so many stages; None if it can."""
+        head, stage = f"runtime {self.name!r}", zero.stage
+        if not self.min_zero_stage <= stage <= self.max_zero_stage:
+            return f"{head} works with zero_stage {self.zero_stages}, found {stage}"
+        if pp > 1 and stage not in self.pipeline_zero_stages:
+            known = " or ".join(map(str, self.pipeline_zero_stages)) or "none"
+            return f"{head} pipelines with zero_stage {known}, found {stage}: set pp 1 (max_pp: 1)"
+        if stage == MOST_ZERO_STAGE and pp > 1 and not zero.keeps_weights:
+            return "in a pipeline zero_stage 3 keeps its weights: set reshard_after_forward: false"
+        if zero.keeps_weights and not self.keeps_weights:
+            return f"{head} gathers weights again: set reshard_after_forward: true"
+        if zero.shard_ranks and not self.hybrid_shards:
+            return f"{head} shards over all data-parallel ranks: leave shard_ranks out"
+        return None
+
+    @property
+    def zero_stages(self) -> str:
+        """Its ZeRO stages, in words."""
+        low, high = self.min_zero_stage, self.max_zero_stage
+        return f"up to {high}" if not low else f"{low}" if low == high else f"{low} to {high}"
+
+    @property
+    def pipeline_zero_stages(self) -> tuple[int, ...]:
+        """ZeRO stages that work with a pipeline."""
+        most = min(self.max_zero_stage, self.max_pipeline_zero_stage)
+        return tuple(
+            stage for stage in PIPELINE_ZERO_STAGES if self.min_zero_stage <= stage <= most
+        )
 
     def why_no_chunks(self, virtual_stages: int) -> str | None:
         """Say why the runtime cannot run so many chunks per stage; None if it can."""
@@ -215,6 +267,8 @@ class RuntimeTraits:
             accumulation = width + 2 * total
         return ParameterBytes(
             kept=_given(self.kept_bytes_per_parameter, kept),
+            weight=width,
+            total=total,
             accumulation=_given(self.accumulation_bytes_per_parameter, accumulation),
             gradient=max(width, _given(self.gradient_bytes_per_parameter, total)),
             tied=max(width, _given(self.tied_bytes_per_parameter, total)),
@@ -227,6 +281,13 @@ class RuntimeTraits:
             else NORM_TRAFFIC_BYTES,
         )
 
+    def accumulates_alone(self, precision: Precision) -> bool:
+        """Tell whether the program itself adds each gradient to a wider sum of micro-batches."""
+        return (
+            not self.fused_accumulation
+            and self._sum_bytes(precision) > BYTES_PER_ELEMENT[precision]
+        )
+
     def _sum_bytes(self, precision: Precision) -> int:
         """Return the width in which the gradients of micro-batches are added up."""
         wide = {
@@ -236,6 +297,10 @@ class RuntimeTraits:
         }
         return BYTES_PER_FP32 if wide[precision] else BYTES_PER_ELEMENT[precision]
 
+
+PIPELINE_ZERO_STAGES: Final = (0, 1, 3)
+"""Gradients that are sharded for every micro-batch, or weights that are gathered for each, leave
+nothing of what a pipeline gains; so no runtime offers that."""
 
 HALF_BYTES: Final = BYTES_PER_ELEMENT["fp16"]
 
@@ -248,7 +313,9 @@ class ParameterBytes:
     """What one parameter takes in one precision, in bytes of memory or of memory traffic.
 
     Args:
-        kept: Memory of weight and gradients, on every rank.
+        kept: Memory of weight and gradients that stay, the weight's included.
+        weight: A weight as kernels read it.
+        total: A gradient as micro-batches are added up.
         accumulation: Traffic of adding one micro-batch's gradient.
         gradient: Message of the data-parallel all-reduce.
         tied: Message of the tied embedding's all-reduce.
@@ -260,6 +327,8 @@ class ParameterBytes:
     """
 
     kept: float
+    weight: float
+    total: float
     accumulation: float
     gradient: float
     tied: float
@@ -347,7 +416,11 @@ MEGATRON_CORE: Final = replace(
     sliced_gradients=False,
     step_traffic_bytes_per_parameter=22.0,
     logit_bytes=6.0,
+    bucket_elements=4e7,
     bucket_bytes_per_element=0.0,
+    scatters_gradients=True,
+    overlaps_gradient_sync=True,
+    overlaps_weight_gather=True,
 )
 
 NANOTRON: Final = RuntimeTraits(
@@ -356,10 +429,11 @@ NANOTRON: Final = RuntimeTraits(
     fused_attention=True,
     dropout=False,
     keeps_gathered_inputs=True,
-    kept_bytes_per_parameter=6.0,
+    kept_bytes_per_parameter=8.0,
     master_bytes_per_parameter=4.0,
     step_traffic_bytes_per_parameter=22.0,
-    bucket_elements=1e12,
+    bucket_elements=13e6,
+    bucket_bytes_per_element=0.0,
     logit_bytes=10.0,
     recompute=("none", "full"),
     allocator_factor=1.10,

@@ -231,7 +231,7 @@ def _job(
         "optimizer": experiment.optimizer,
         "learning_rate": LEARNING_RATES.get(experiment.optimizer, OTHER_LEARNING_RATE),
         "gradient_clipping": NO_CLIPPING,
-        "zero_stage": experiment.zero_stage,
+        "zero_stage": strategy.zero.stage,
         "sliced_transfers": slices_transfers(experiment),
         "device": _device(experiment),
         "num_threads": _num_threads(experiment),

@@ -27,7 +27,7 @@ def ds_config(experiment: Experiment, strategy: Strategy) -> dict[str, Any]:
         "steps_per_print": 1,
         "wall_clock_breakdown": False,
         "zero_allow_untested_optimizer": True,
-        "zero_optimization": {"stage": experiment.zero_stage},
+        "zero_optimization": {"stage": strategy.zero.stage},
         "pipeline": {"pipe_partitioned": sliced, "grad_partitioned": sliced},
     }
     if experiment.precision != "fp32":

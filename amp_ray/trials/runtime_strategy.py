@@ -136,8 +136,8 @@ def _reasons(experiment: Experiment, strategy: Strategy) -> Iterator[str]:
     if not model.shape.is_trained:
         yield untrained(model.shape)
     yield from _runtime_reasons(experiment, strategy)
-    if experiment.zero_stage > MAX_ZERO_STAGE:
-        yield f"zero_stage {experiment.zero_stage} does not work with a pipeline; use 0 or 1"
+    if strategy.zero.stage > MAX_ZERO_STAGE:
+        yield f"zero_stage {strategy.zero.stage} does not work with a pipeline; use 0 or 1"
     why_not = experiment.traits.why_not([stage.options for stage in strategy.stages])
     if why_not is not None:
         yield why_not

@@ -20,6 +20,7 @@ from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.model import Model
 from amp_ray.spec.strategy import Stage, StageOptions, Strategy
 from amp_ray.spec.traits import RUNTIMES
+from amp_ray.spec.zero import Zero
 from support.experiments import small_experiment
 from support.strategies import RECOMPUTE
 
@@ -48,7 +49,7 @@ class Case:
         given, plan = self.experiment, self.strategy
         parallel = f"tp {plan.tp}, dp {plan.dp}, bounds {plan.bounds}, recompute {plan.recompute}"
         batch = f"micro-batch {plan.micro_batch_size} x {plan.num_micro_batches}"
-        train = f"{given.precision}, {given.optimizer}, ZeRO {given.zero_stage}"
+        train = f"{given.precision}, {given.optimizer}, ZeRO {self.strategy.zero}"
         hosts = [(node.device.name, node.intra, node.inter) for node in given.cluster.nodes]
         printer.text(f"<{given.traits.name}: {parallel}, {batch}, {train}, {hosts}>")
 
@@ -78,7 +79,9 @@ def cases(draw: st.DrawFn) -> Case:
     recompute = draw(st.sampled_from(RECOMPUTE))
     candidate = Candidate(
         micro_batch_size=draw(st.sampled_from([1, 2, 4])),
-        options=StageOptions(tp=tp, dp=dp, recompute=recompute),
+        options=StageOptions(
+            tp=tp, dp=dp, recompute=recompute, zero=Zero(stage=draw(st.sampled_from([0, 1])))
+        ),
         pp=pp,
         num_micro_batches=draw(st.integers(1, 8)),
     )
@@ -88,7 +91,6 @@ def cases(draw: st.DrawFn) -> Case:
         traits=RUNTIMES[draw(st.sampled_from(RUNTIME_NAMES))],
         optimizer=draw(st.sampled_from(["adam", "sgd"])),
         precision=draw(st.sampled_from(["fp16", "fp32"])),
-        zero_stage=draw(st.sampled_from([0, 1])),
     )
     bounds = (0, *sorted(cuts), num_layers)
     return Case(experiment=experiment, strategy=Strategy.uniform(candidate, bounds))

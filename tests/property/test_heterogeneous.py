@@ -16,6 +16,7 @@ from amp_ray.spec.cluster import Cluster, Link, Node
 from amp_ray.spec.experiment import SearchLimits
 from amp_ray.spec.recompute import FULL, NO_RECOMPUTE
 from amp_ray.spec.traits import RUNTIMES
+from amp_ray.spec.zero import Zero
 from support.hash_seeds import outputs_by_hash_seed
 from support.heterogeneous_oracle import PlanOracle
 from support.placement_oracle import random_experiment
@@ -35,20 +36,24 @@ def cases(
     experiment = replace(
         drawn,
         traits=replace(traits, context_bytes=drawn.traits.context_bytes, launch_limit_s=None),
-        zero_stage=draw(st.sampled_from([0, 1])),
     )
     size = draw(st.sampled_from([1, 2, 4]))
     candidate = GroupsCandidate(
         micro_batch_size=size,
         num_micro_batches=experiment.global_batch_size // size,
         recompute=draw(st.sampled_from([NO_RECOMPUTE, FULL])),
+        zero=Zero(stage=draw(st.sampled_from([0, 1]))),
     )
     return CostModel(experiment=experiment), candidate
 
 
+def groups_of(cost_model: CostModel, candidate: GroupsCandidate) -> DeviceGroups:
+    return DeviceGroups(cost_model=cost_model, zero=candidate.zero)
+
+
 def value_of(cost_model: CostModel, candidate: GroupsCandidate) -> float:
     """Give the best objective, infinite where nothing fits."""
-    value_s = solve_groups(DeviceGroups(cost_model=cost_model), candidate).value_s
+    value_s = solve_groups(groups_of(cost_model, candidate), candidate).value_s
     return math.inf if value_s is None else value_s
 
 
@@ -61,7 +66,7 @@ def on(cost_model: CostModel, cluster: Cluster) -> CostModel:
 @given(case=cases())
 def test_search_equals_brute_force(case: tuple[CostModel, GroupsCandidate]) -> None:
     cost_model, candidate = case
-    solution = solve_groups(DeviceGroups(cost_model=cost_model), candidate)
+    solution = solve_groups(groups_of(cost_model, candidate), candidate)
     best_s, best = PlanOracle(cost_model=cost_model, candidate=candidate).best()
     if best is None:
         assert solution.value_s is None
@@ -69,10 +74,10 @@ def test_search_equals_brute_force(case: tuple[CostModel, GroupsCandidate]) -> N
     assert solution.value_s == pytest.approx(best_s, rel=ROUNDING)
     assert solution.lower_bound_s is not None
     assert solution.lower_bound_s <= best_s * (1 + ROUNDING)
-    assert objective_s(DeviceGroups(cost_model=cost_model), best) == pytest.approx(
+    assert objective_s(groups_of(cost_model, candidate), best) == pytest.approx(
         best_s, rel=ROUNDING
     )
-    assert objective_s(DeviceGroups(cost_model=cost_model), solution.leaders[0]) == pytest.approx(
+    assert objective_s(groups_of(cost_model, candidate), solution.leaders[0]) == pytest.approx(
         best_s, rel=ROUNDING
     )
 
@@ -82,7 +87,7 @@ def test_plans_fit_and_use_every_device_once_at_most(
     case: tuple[CostModel, GroupsCandidate],
 ) -> None:
     cost_model, candidate = case
-    result = plan_stage_groups(DeviceGroups(cost_model=cost_model), candidate)
+    result = plan_stage_groups(groups_of(cost_model, candidate), candidate)
     assert isinstance(result, Estimate)
     strategy, cluster = result.strategy, cost_model.experiment.cluster
     assert strategy.global_batch_size == cost_model.experiment.global_batch_size
@@ -119,13 +124,13 @@ def overflow(cost_model: CostModel, result: Estimate) -> list[tuple[int, int]]:
 @given(case=cases((2, 4, 6, 8)))
 def test_the_lower_bound_is_below_the_objective(case: tuple[CostModel, GroupsCandidate]) -> None:
     cost_model, candidate = case
-    solution = solve_groups(DeviceGroups(cost_model=cost_model), candidate)
+    solution = solve_groups(groups_of(cost_model, candidate), candidate)
     if solution.value_s is None or solution.lower_bound_s is None:
         assert not any(cost_model.estimate(leader).feasible for leader in solution.leaders)
         return
     assert solution.lower_bound_s <= solution.value_s
     leader = solution.leaders[0]
-    assert objective_s(DeviceGroups(cost_model=cost_model), leader) == pytest.approx(
+    assert objective_s(groups_of(cost_model, candidate), leader) == pytest.approx(
         solution.value_s, rel=ROUNDING
     )
 

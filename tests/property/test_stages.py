@@ -51,7 +51,6 @@ def given_experiments(draw: st.DrawFn) -> Experiment:
         SMALL,
         cluster=draw(clusters()),
         traits=RUNTIMES[draw(st.sampled_from(sorted(RUNTIMES)))],
-        zero_stage=draw(st.sampled_from([0, 1])),
         precision="fp32",
     )
 
@@ -110,7 +109,8 @@ def test_every_strategy_has_an_estimate(case: Case) -> None:
         [stage.options.recompute for stage in case.strategy.stages]
     )
     runs_stages = case.strategy.is_uniform or case.experiment.traits.unequal_stages
-    assert estimate.launchable == (runs_stages and runs_again is None)
+    shares = case.experiment.traits.why_no_zero(case.strategy.zero, case.strategy.pp)
+    assert estimate.launchable == (runs_stages and runs_again is None and shares is None)
 
 
 @given(case=cases(), data=st.data())

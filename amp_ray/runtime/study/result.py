@@ -143,7 +143,7 @@ def _parts(result: StudyResult, study: str) -> Iterator[tuple[str, Any]]:
     yield "certificate", None if certificate is None else _certificate_json(certificate)
     yield "calibration", None if calibration is None else calibration_to_json(calibration)
     ranked = enumerate(knowledge.ranking.results, start=1)
-    yield "ranking", (row(each, position, cluster) for position, each in ranked)
+    yield "ranking", (row(each, position, state.experiment) for position, each in ranked)
 
 
 def _value_text(value: object) -> Iterator[str]:

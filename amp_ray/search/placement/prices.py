@@ -190,7 +190,9 @@ class Prices:
         ring = topology.ring(tuple(sorted(sharers)), dp, sharers)
         devices = (topology.cluster.nodes[node].device for node in sharers)
         device = min(devices, key=lambda found: found.memory_bytes_per_s)
-        return self.cost_model.step_end.line(dp, (ring,), device)
+        return self.cost_model.step_end.line(
+            self.candidate.options, self.candidate.pp, (ring,), device
+        )
 
 
 def _matched_nodes(matching: Matching, nodes: Sequence[int]) -> list[Lane]:

@@ -13,7 +13,9 @@ from amp_ray.cost.model import CostModel
 from amp_ray.cost.topology import FloatArray, IntArray
 from amp_ray.search.stage_groups.kinds import DeviceGraph, device_graph, one_node_graphs
 from amp_ray.search.stage_groups.time_bound import TimeBound
+from amp_ray.spec.candidate import StageOptions
 from amp_ray.spec.recompute import Recompute
+from amp_ray.spec.zero import NO_ZERO, Zero
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,9 +66,11 @@ class DeviceGroups:
 
     Args:
         cost_model: Of the experiment.
+        zero: What data-parallel ranks of every stage share out.
     """
 
     cost_model: CostModel
+    zero: Zero = NO_ZERO
     _known: dict[object, DeviceGroup | None] = field(init=False, default_factory=dict)
     _graphs: dict[DeviceGraph, tuple[list[list[DeviceGroup]], IntArray]] = field(
         init=False, default_factory=dict
@@ -139,7 +143,7 @@ class DeviceGroups:
         """Return the bound on the time of all plans with one recompute."""
         if recompute not in self._bounds:
             self._bounds[recompute] = TimeBound(
-                cost_model=self.cost_model, tps=self.tps, recompute=recompute
+                cost_model=self.cost_model, tps=self.tps, recompute=recompute, zero=self.zero
             )
         return self._bounds[recompute]
 
@@ -242,4 +246,5 @@ class DeviceGroups:
         model = self.cost_model.step_end
         types = set(model.topology.type_of_device[devices.ravel()].tolist())
         rings = model.topology.rings(devices.T.tolist())
-        return model.line(len(devices), rings.paths, model.slowest(types))
+        options = StageOptions(tp=devices.shape[1], dp=len(devices), zero=self.zero)
+        return model.line(options, 2, rings.paths, model.slowest(types))

@@ -53,7 +53,7 @@ class MemoryLimits:
         Returns:
             Index into `tables`.
         """
-        sharded = self.cost_model.experiment.zero_stage >= 1
+        sharded = self.candidate.zero.stage >= 1
         key = tuple((tp, dp if sharded else min(dp, 2), *need) for need in needs)
         if key not in self._rows:
             self._rows[key] = len(self.tables)
@@ -80,7 +80,9 @@ class MemoryLimits:
         if need not in self._known:
             candidate = Candidate(
                 micro_batch_size=samples,
-                options=StageOptions(tp=tp, dp=dp, recompute=self.candidate.recompute),
+                options=StageOptions(
+                    tp=tp, dp=dp, recompute=self.candidate.recompute, zero=self.candidate.zero
+                ),
                 pp=self.num_positions,
                 num_micro_batches=self.candidate.num_micro_batches,
             )

@@ -38,6 +38,7 @@ def objective_s(device_groups: DeviceGroups, strategy: Strategy) -> float:
             micro_batch_size=sum(stages.shares[0]),
             num_micro_batches=strategy.num_micro_batches,
             recompute=recompute,
+            zero=strategy.zero,
         ),
         one_node=len(nodes) == 1,
     )

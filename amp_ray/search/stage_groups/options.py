@@ -142,7 +142,12 @@ class GroupCosts:
         for kind in kinds:
             self._steps(kind)
         row = self._rows.setdefault(frozenset(kinds), len(self._rows))
-        options = StageOptions(tp=group.tp, dp=len(shares), recompute=self.candidate.recompute)
+        options = StageOptions(
+            tp=group.tp,
+            dp=len(shares),
+            recompute=self.candidate.recompute,
+            zero=self.candidate.zero,
+        )
         return GroupOption(
             device_group=group,
             options=options,

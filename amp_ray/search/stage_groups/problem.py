@@ -176,7 +176,9 @@ class GroupsProblem:
             Stage(
                 first_layer=first,
                 end_layer=end,
-                options=StageOptions(tp=group.tp, dp=group.dp, recompute=candidate.recompute),
+                options=StageOptions(
+                    tp=group.tp, dp=group.dp, recompute=candidate.recompute, zero=candidate.zero
+                ),
                 shares=None if even else group.shares,
             )
             for (first, end), group in zip(pairwise(ends), groups, strict=True)

@@ -29,6 +29,7 @@ from amp_ray.partition.problem import InfeasiblePartition
 from amp_ray.partition.step_end import StepEndProblem, StepEndTerm, solve_with_step_end
 from amp_ray.spec.candidate import GroupsCandidate, StageOptions
 from amp_ray.spec.recompute import Recompute
+from amp_ray.spec.zero import NO_ZERO, Zero
 
 EXACT_SAMPLES: Final = 32
 """Up to so many samples of a rank every number is timed; beyond them `SAMPLES_STEP` apart."""
@@ -58,11 +59,13 @@ class TimeBound:
         cost_model: Of the experiment.
         tps: Tensor-parallel degrees that its limits, nodes and model allow, ascending.
         recompute: Of all stages.
+        zero: Of all stages.
     """
 
     cost_model: CostModel
     tps: tuple[int, ...]
     recompute: Recompute
+    zero: Zero = NO_ZERO
 
     def least_s(self, candidate: GroupsCandidate) -> float:
         """Return seconds per iteration that no plan of a candidate undercuts.
@@ -139,7 +142,8 @@ class TimeBound:
             ring, free = Path(bytes_per_s=best, step_s=0.0, num_nodes=2), NO_RING
             model, types = self.cost_model.step_end, range(len(cluster.device_types))
             device = model.slowest(types)
-            slope = model.line(2, [ring], device)[1] - model.line(2, [free], device)[1]
+            pair = StageOptions(tp=1, dp=2, zero=self.zero)
+            slope = model.line(pair, 2, [ring], device)[1] - model.line(pair, 2, [free], device)[1]
             spans[self._sizes[0][size] > max(held)] = max(0.0, slope)
         weights = self.cost_model.weights(1)
         parameters = np.diff(weights.prefix)

@@ -53,7 +53,12 @@ class PlanOracle:
             Stage(
                 first_layer=first,
                 end_layer=end,
-                options=StageOptions(tp=group.tp, dp=group.dp, recompute=self.candidate.recompute),
+                options=StageOptions(
+                    tp=group.tp,
+                    dp=group.dp,
+                    recompute=self.candidate.recompute,
+                    zero=self.candidate.zero,
+                ),
                 shares=None if even else group.shares,
             )
             for group, (first, end) in zip(groups, pairwise(bounds), strict=True)
@@ -178,7 +183,7 @@ class PlanOracle:
     @cached_property
     def _device_groups(self) -> DeviceGroups:
         """Groups with their tensor-parallel degrees."""
-        return DeviceGroups(cost_model=self.cost_model)
+        return DeviceGroups(cost_model=self.cost_model, zero=self.candidate.zero)
 
     @cached_property
     def _costs(self) -> dict[bool, GroupCosts]:

@@ -1,6 +1,7 @@
 """Hypothesis strategies for the nouns: hostfiles, clusters, and strategies that run on them."""
 
 import itertools
+import math
 
 from hypothesis import strategies as st
 
@@ -10,6 +11,7 @@ from amp_ray.spec.cluster import Cluster, Link, Node
 from amp_ray.spec.hostfile import HostSlots
 from amp_ray.spec.recompute import FULL, NO_RECOMPUTE, SELECTIVE, Recompute
 from amp_ray.spec.strategy import Stage, StageOptions, Strategy
+from amp_ray.spec.zero import Zero
 
 _MAX_NODES = 4
 _MAX_SLOTS = 4
@@ -99,6 +101,18 @@ def uniform_strategies(draw: st.DrawFn) -> Strategy:
     return Strategy.uniform(candidate, draw(bounds(candidate.pp)), tuple(placement))
 
 
+def _zeros(group: int) -> st.SearchStrategy[Zero]:
+    """Draw what ranks share out, in all of them or in groups of a size that divides every dp."""
+    stages = st.sampled_from([(0, False), (1, False), (2, False), (3, False), (3, True)])
+    return st.builds(
+        lambda stage, hybrid: Zero(
+            stage=stage[0], keeps_weights=stage[1], shard_ranks=group if hybrid and stage[0] else 0
+        ),
+        stages,
+        st.booleans(),
+    )
+
+
 @st.composite
 def strategies_on(draw: st.DrawFn, cluster: Cluster, *, uses_all: bool = False) -> Strategy:
     """Draw a strategy whose stages may differ in everything.
@@ -113,12 +127,15 @@ def strategies_on(draw: st.DrawFn, cluster: Cluster, *, uses_all: bool = False) 
     dps = [dp for _, dp in degrees]
     cuts = draw(bounds(len(sizes)))
     samples = draw(st.integers(max(dps), max(dps) + _MAX_SAMPLES))
+    zero = draw(_zeros(math.gcd(*dps)))
     told = len(set(dps)) > 1 or (max(dps) > 1 and draw(st.booleans()))
     stages = tuple(
         Stage(
             first_layer=cuts[index],
             end_layer=cuts[index + 1],
-            options=StageOptions(tp=tp, dp=dp, recompute=draw(st.sampled_from(RECOMPUTE))),
+            options=StageOptions(
+                tp=tp, dp=dp, recompute=draw(st.sampled_from(RECOMPUTE)), zero=zero
+            ),
             shares=draw(_shares(samples, dp)) if told else None,
         )
         for index, (tp, dp) in enumerate(degrees)

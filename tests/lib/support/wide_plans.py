@@ -75,7 +75,9 @@ def wide_plan(
             Stage(
                 first_layer=first,
                 end_layer=end,
-                options=StageOptions(tp=tp, dp=len(samples), recompute=candidate.recompute),
+                options=StageOptions(
+                    tp=tp, dp=len(samples), recompute=candidate.recompute, zero=candidate.zero
+                ),
                 shares=None if even else samples,
             )
             for (tp, samples), (first, end) in zip(uses, pairwise(bounds), strict=True)

@@ -14,6 +14,7 @@ from amp_ray.spec.operator import Elementwise
 from amp_ray.spec.optimizer import find_optimizer
 from amp_ray.spec.recompute import Recompute
 from amp_ray.spec.traits import RuntimeTraits
+from amp_ray.spec.zero import Zero
 
 BLOCK_BYTES = 100.0
 """What one sample of a block keeps, and what crosses a boundary: 50 elements of 2 bytes."""
@@ -36,6 +37,7 @@ def memory_of(layers: LayerMemory, constants: Constants, **degrees: int) -> Memo
             tp=layers.rank.tp,
             dp=degrees.get("dp", 1),
             recompute=Recompute(kind=layers.recompute, layers=degrees.get("num_again")),
+            zero=Zero(stage=degrees.get("zero_stage", 0)),
         ),
         pp=degrees.get("pp", 1),
         num_micro_batches=degrees.get("num_micro_batches", 8),
@@ -48,7 +50,6 @@ def memory_of(layers: LayerMemory, constants: Constants, **degrees: int) -> Memo
         candidate=candidate,
         rank=layers.rank,
         optimizer=find_optimizer("sgd"),
-        zero_stage=degrees.get("zero_stage", 0),
         traits=layers.traits,
         constants=constants,
     )

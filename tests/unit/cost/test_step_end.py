@@ -3,8 +3,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from amp_ray.cost.stages import PlacedStages
-from amp_ray.cost.step_end import StepEnd, StepEndModel, StepEnds
+from amp_ray.cost.collective import NO_RING
+from amp_ray.cost.stages import PlacedStages, StageTimes
+from amp_ray.cost.step_end import Beside, DataPaths, StepEnd, StepEndModel, StepEnds
 from amp_ray.cost.topology import Topology
 from amp_ray.cost.weights import Weights
 from amp_ray.spec.candidate import StageOptions
@@ -13,6 +14,7 @@ from amp_ray.spec.constants import Constants
 from amp_ray.spec.model import Layer, Model
 from amp_ray.spec.optimizer import find_optimizer
 from amp_ray.spec.traits import RuntimeTraits
+from amp_ray.spec.zero import NO_ZERO, Zero
 
 
 @pytest.fixture
@@ -24,15 +26,18 @@ def step_end(cluster: Cluster, traits: RuntimeTraits, constants: Constants) -> S
         constants=constants,
         precision="fp16",
         optimizer=find_optimizer("sgd"),
-        zero_stage=0,
     )
 
 
 def found(
-    step_end: StepEndModel, model: Model, devices: list[list[list[int]]], bounds: tuple[int, ...]
+    step_end: StepEndModel,
+    model: Model,
+    devices: list[list[list[int]]],
+    bounds: tuple[int, ...],
+    zero: Zero = NO_ZERO,
 ) -> StepEnd:
     stages = PlacedStages(
-        options=[StageOptions(tp=len(rows[0]), dp=len(rows)) for rows in devices],
+        options=[StageOptions(tp=len(rows[0]), dp=len(rows), zero=zero) for rows in devices],
         devices=np.concatenate([np.array(rows) for rows in devices], axis=None),
         shares=[(1,) * len(rows) for rows in devices],
         num_micro_batches=1,
@@ -41,10 +46,24 @@ def found(
     ends = StepEnds(
         model=step_end,
         stages=stages,
+        times=layer_times(stages, model),
         types=[frozenset(kinds[grid.ravel()].tolist()) for grid in stages.grids],
         weights=lambda tp: Weights(model=model, tp=tp),
     )
     return ends.at(bounds)
+
+
+def layer_times(stages: PlacedStages, model: Model) -> StageTimes:
+    """Every layer takes 1 s forward and 2 s backward on every rank."""
+    prefix = np.arange(model.num_layers + 1.0) * np.array([1.0, 2.0, 0.0])[:, None]
+    return StageTimes(
+        stages=stages,
+        tables=prefix[None],
+        plain=prefix[None],
+        kind=np.zeros(len(stages.samples), dtype=np.int64),
+        block_counts=np.array(model.block_counts),
+        extrapolated=False,
+    )
 
 
 def test_alone_a_rank_only_updates(step_end: StepEndModel, model: Model) -> None:
@@ -102,7 +121,7 @@ def test_flat_buckets_are_filled_and_emptied(step_end: StepEndModel, model: Mode
 def test_sharded_optimizer_updates_a_share_and_gathers_the_weights(
     step_end: StepEndModel, model: Model
 ) -> None:
-    sharded = found(replace(step_end, zero_stage=1), model, [[[0], [2]]], (0, 4))
+    sharded = found(step_end, model, [[[0], [2]]], (0, 4), Zero(stage=1))
     assert sharded.optimizer_s == pytest.approx(2.4)
     assert sharded.gradient_sync_s == pytest.approx(8.0 + 4.0)
 
@@ -172,13 +191,14 @@ def test_stages_of_different_tp_share_a_weight_slice_by_slice(
 
 
 def test_without_a_tied_weight_the_end_of_a_step_is_a_line(step_end: StepEndModel) -> None:
-    sharded = replace(step_end, zero_stage=1)
-    device = sharded.topology.cluster.nodes[0].device
-    rings = sharded.topology.rings([[0, 2]]).paths
-    fixed_s, s_per_parameter = sharded.line(2, rings, device)
+    options = StageOptions(tp=1, dp=2, zero=Zero(stage=1))
+    device = step_end.topology.cluster.nodes[0].device
+    rings = step_end.topology.rings([[0, 2]]).paths
+    fixed_s, s_per_parameter = step_end.line(options, 1, rings, device)
+    paths = DataPaths(shards=rings, copies=(NO_RING,), device=device)
     for parameters in (1.0, 400.0, 1e6):
-        seconds = sharded.sync_s(parameters, 2, rings[0], device)
-        seconds += sharded.optimizer_s(parameters, 2, device)
+        seconds = step_end.sync_s(parameters, options, paths, Beside(pp=1))
+        seconds += step_end.optimizer_s(parameters, 2, device)
         assert fixed_s + s_per_parameter * parameters == pytest.approx(seconds)
 
 

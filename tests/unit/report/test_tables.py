@@ -90,7 +90,7 @@ def test_the_answer_is_there_in_every_width_and_no_line_is_longer(width: int) ->
 
 
 def test_where_the_time_goes_is_left_out_where_there_is_no_room() -> None:
-    narrow, wide = shown(ranking(), width=80), shown(ranking(), width=120)
+    narrow, wide = shown(ranking(), width=80), shown(ranking(), width=132)
     assert not any(name in narrow for name in BREAKDOWN)
     assert "where the time goes: --wide" in narrow
     assert all(name in wide for name in BREAKDOWN)

@@ -29,7 +29,7 @@ def experiment(num_nodes: int, *, zero_stage: int = 0) -> Experiment:
 def grid(given: Experiment, *, tp: int, dp: int, pp: int, placement: list[int]) -> Strategy:
     candidate = Candidate(
         micro_batch_size=1,
-        options=StageOptions(tp=tp, dp=dp),
+        options=StageOptions(tp=tp, dp=dp, zero=given.zero(pp)),
         pp=pp,
         num_micro_batches=8 // dp,
     )

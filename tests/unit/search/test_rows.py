@@ -1,11 +1,17 @@
 import json
+from dataclasses import replace
 
+import pytest
+
+from amp_ray.cost.estimate import Estimate
+from amp_ray.cost.model import CostModel
+from amp_ray.cost.money import Cost
 from amp_ray.runtime.ray.searching import ALONE, search_candidates
 from amp_ray.search.planner import AmpRayPlanner
 from amp_ray.search.ranking import Ranking
 from amp_ray.search.rows import ranking_rows, row
 from amp_ray.search.space import candidates_of
-from amp_ray.spec.cluster import Cluster
+from amp_ray.spec.experiment import Experiment
 from support.experiments import small_experiment
 
 ROW_KEYS = {
@@ -31,15 +37,15 @@ STRATEGY_KEYS = {
 }
 
 
-def ranking(*replacements: tuple[str, str]) -> tuple[Ranking, Cluster]:
+def ranking(*replacements: tuple[str, str]) -> tuple[Ranking, Experiment]:
     experiment = small_experiment(*replacements)
     planner = AmpRayPlanner(experiment=experiment)
-    return search_candidates(planner, candidates_of(experiment), workers=ALONE), experiment.cluster
+    return search_candidates(planner, candidates_of(experiment), workers=ALONE), experiment
 
 
 def test_rows_have_the_keys_of_the_contract() -> None:
-    found, cluster = ranking()
-    first = ranking_rows(found, cluster, num_rows=1)[0]
+    found, experiment = ranking()
+    first = ranking_rows(found, experiment, num_rows=1)[0]
     assert first.keys() >= ROW_KEYS
     assert first["strategy"].keys() >= STRATEGY_KEYS
     assert first["breakdown_s"].keys() >= {
@@ -52,20 +58,20 @@ def test_rows_have_the_keys_of_the_contract() -> None:
 
 
 def test_the_breakdown_adds_up_to_the_iteration() -> None:
-    found, cluster = ranking()
-    for entry in ranking_rows(found, cluster, num_rows=None):
+    found, experiment = ranking()
+    for entry in ranking_rows(found, experiment, num_rows=None):
         assert abs(sum(entry["breakdown_s"].values()) / entry["iteration_time_s"] - 1) < 1e-12
 
 
 def test_positions_count_from_one() -> None:
-    found, cluster = ranking()
-    rows = ranking_rows(found, cluster, num_rows=3)
+    found, experiment = ranking()
+    rows = ranking_rows(found, experiment, num_rows=3)
     assert [entry["position"] for entry in rows] == [1, 2, 3]
 
 
 def test_all_rows_list_the_infeasible_last_with_their_reason() -> None:
-    found, cluster = ranking(("num_heads: 8", "num_heads: 1"))
-    rows = ranking_rows(found, cluster, num_rows=None)
+    found, experiment = ranking(("num_heads: 8", "num_heads: 1"))
+    rows = ranking_rows(found, experiment, num_rows=None)
     assert len(rows) == len(found.results)
     assert rows[-1]["feasible"] is False
     assert rows[-1]["reason"].startswith("tp does not divide the attention heads")
@@ -73,11 +79,54 @@ def test_all_rows_list_the_infeasible_last_with_their_reason() -> None:
 
 
 def test_top_rows_leave_the_infeasible_out() -> None:
-    found, cluster = ranking(("num_heads: 8", "num_heads: 1"))
-    assert all(entry["feasible"] for entry in ranking_rows(found, cluster, num_rows=100))
+    found, experiment = ranking(("num_heads: 8", "num_heads: 1"))
+    assert all(entry["feasible"] for entry in ranking_rows(found, experiment, num_rows=100))
 
 
 def test_rows_are_plain_json() -> None:
-    found, cluster = ranking()
-    text = json.dumps(row(found.results[0], None, cluster), allow_nan=False)
+    found, experiment = ranking()
+    text = json.dumps(row(found.results[0], None, experiment), allow_nan=False)
     assert json.loads(text)["position"] is None
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_parts_of_the_memory_add_up_to_the_peak(stage: int) -> None:
+    more = (
+        f"traits: {{max_zero_stage: 3}}\nrecompute: full\nzero_stage: {stage}\nglobal_batch_size:"
+    )
+    found, experiment = ranking(("global_batch_size:", more))
+    ours = CostModel(experiment=experiment)
+    for entry in ranking_rows(found, experiment, ours, num_rows=None):
+        if entry["iteration_time_s"] is not None:
+            sums = [sum(parts.values()) for parts in entry["memory_bytes"]]
+            assert sums == pytest.approx(entry["peak_memory_bytes"], abs=8)
+            assert min(min(parts.values()) for parts in entry["memory_bytes"]) >= 0
+
+
+def test_rates_follow_from_the_iteration() -> None:
+    found, experiment = ranking()
+    entry = ranking_rows(found, experiment, num_rows=1)[0]
+    shape, time_s = experiment.model.shape, entry["iteration_time_s"]
+    devices = len(entry["strategy"]["placement"])
+    tokens = experiment.global_batch_size * shape.sequence_length
+    assert entry["tokens_per_s"] == pytest.approx(tokens / time_s)
+    assert entry["tokens_per_s_per_device"] == pytest.approx(tokens / time_s / devices)
+    hidden, length = shape.hidden_size, shape.sequence_length
+    block = 24 * hidden**2 + 4 * hidden * length
+    flops = 3 * tokens * (shape.num_layers * block + 2 * hidden * shape.vocab_size)
+    peak = sum(node.num_slots * node.device.peak_flops("fp16") for node in experiment.cluster.nodes)
+    assert entry["mfu"] == pytest.approx(flops / time_s / peak)
+    assert entry["training"] is None
+
+
+def test_tokens_become_days_hours_and_money() -> None:
+    found, experiment = ranking(("global_batch_size:", "tokens: 1e+9\nglobal_batch_size:"))
+    best = found.results[0]
+    assert isinstance(best, Estimate)
+    priced = replace(best, cost=Cost(devices=2.0, egress=1.0))
+    (entry,) = (row(priced, 1, experiment),)
+    iterations = 1e9 / experiment.global_batch_size / experiment.model.shape.sequence_length
+    assert entry["training"]["money"] == pytest.approx(3 * iterations)
+    assert entry["training"]["days"] == pytest.approx(iterations * best.iteration_time_s / 86400)
+    hours = entry["training"]["days"] * 24 * len(best.strategy.placement)
+    assert entry["training"]["device_hours"] == pytest.approx(hours)

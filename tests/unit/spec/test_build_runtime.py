@@ -94,11 +94,39 @@ def test_a_zero_stage_that_the_runtime_lacks_is_refused() -> None:
         experiment_from(SMALL + "zero_stage: 2\n")
 
 
-@pytest.mark.parametrize("stage", [2, 3])
-def test_a_trait_cannot_raise_the_zero_stage_beyond_what_is_priced(stage: int) -> None:
-    text = SMALL + f"zero_stage: {stage}\ntraits: {{max_zero_stage: {stage}}}\n"
-    with pytest.raises(InputError, match=r"traits: max_zero_stage is \d, but .* 0 to 1 only$"):
-        experiment_from(text)
+@pytest.mark.parametrize(
+    ("trait", "message"),
+    [
+        ("max_zero_stage: 4", "max_zero_stage is 4; expected 0, which is min_zero_stage, to 3"),
+        ("max_pipeline_zero_stage: 2", "max_pipeline_zero_stage is 2; in a pipeline the cost mode"),
+    ],
+)
+def test_a_trait_cannot_raise_the_zero_stage_beyond_what_is_priced(
+    trait: str, message: str
+) -> None:
+    with pytest.raises(InputError, match=f"traits: {message}"):
+        experiment_from(SMALL + f"traits: {{{trait}}}\n")
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ("shard_ranks: 2", "shard_ranks: shard_ranks 2 need zero_stage 1 to 3, found 0"),
+        ("zero_stage: 1\nshard_ranks: 2", "shard_ranks: .*'deepspeed' shards over all data-para"),
+        ("reshard_after_forward: false", "reshard_after_forward is for zero_stage 3"),
+        (
+            "zero_stage: 3\nreshard_after_forward: false\ntraits: {max_zero_stage: 3}",
+            "reshard_after_forward: runtime 'deepspeed' gathers weights again: set reshard_after_",
+        ),
+        (
+            "zero_stage: 2\nsearch: {space: heterogeneous}\ntraits: {max_zero_stage: 2}",
+            "zero_stage: found 2; stages with device groups of their own share out optimizer",
+        ),
+    ],
+)
+def test_what_a_runtime_cannot_share_out_is_refused_by_name(keys: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        experiment_from(SMALL + keys + "\n")
 
 
 def test_a_trait_may_lower_the_zero_stage() -> None:

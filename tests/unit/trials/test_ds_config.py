@@ -1,7 +1,10 @@
+from dataclasses import replace
+
 import pytest
 
 from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.strategy import StageOptions, Strategy
+from amp_ray.spec.zero import Zero
 from amp_ray.trials.ds_config import ds_config
 from support.experiments import small_experiment
 
@@ -41,7 +44,11 @@ def test_gradients_are_not_clipped_by_a_silent_default() -> None:
 
 
 def test_the_optimizer_is_the_programs_own() -> None:
-    config = with_keys("zero_stage: 1")
+    stages = [
+        replace(stage, options=replace(stage.options, zero=Zero(stage=1)))
+        for stage in STRATEGY.stages
+    ]
+    config = ds_config(small_experiment(), replace(STRATEGY, stages=tuple(stages)))
     assert "optimizer" not in config
     assert config["zero_optimization"] == {"stage": 1}
     assert config["zero_allow_untested_optimizer"] is True

@@ -7,6 +7,7 @@ from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.recompute import FULL, NO_RECOMPUTE
 from amp_ray.spec.strategy import Stage, StageOptions, Strategy
+from amp_ray.spec.zero import NO_ZERO, Zero
 from amp_ray.trials.runtime_strategy import runtime_bounds, runtime_strategy, why_not_launchable
 from support.experiments import experiment_from, small_experiment
 
@@ -27,11 +28,13 @@ PICTURES = TEXT.replace(
 ).replace("amp-2022", "amp-2022-transgan")
 
 
-def strategy(*bounds: int, tp: int = 1, dp: int = 1, samples: int = 8) -> Strategy:
+def strategy(
+    *bounds: int, tp: int = 1, dp: int = 1, samples: int = 8, zero: Zero = NO_ZERO
+) -> Strategy:
     pp = len(bounds) - 1
     candidate = Candidate(
         micro_batch_size=2,
-        options=StageOptions(tp=tp, dp=dp),
+        options=StageOptions(tp=tp, dp=dp, zero=zero),
         pp=pp,
         num_micro_batches=samples // (2 * dp),
     )
@@ -140,8 +143,8 @@ def uneven() -> Strategy:
             "runtime 'megatron' is another program than ours; give its command as 'trials: ",
         ),
         (
-            replace(small_experiment(), zero_stage=2),
-            strategy(0, 9),
+            small_experiment(),
+            strategy(0, 9, zero=Zero(stage=2)),
             "zero_stage 2 does not work with a pipeline",
         ),
     ],

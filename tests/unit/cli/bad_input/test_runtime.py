@@ -8,8 +8,8 @@ from support.bad_input import Refused, edited
 
 RUNTIMES: Final = {
     "zero stage that is not priced": (
-        ("zero_stage: 0", "zero_stage: 0\ntraits: {max_zero_stage: 3}"),
-        "experiment.yaml:9: traits: max_zero_stage is 3, but the cost model prices ZeRO stages 0 ",
+        ("zero_stage: 0", "zero_stage: 0\ntraits: {max_zero_stage: 4}"),
+        "experiment.yaml:9: traits: max_zero_stage is 4; expected 0, which is min_zero_stage, to 3",
     ),
     "trait beyond numbers": (
         ("runtime: deepspeed", "traits: {context_bytes: 1e300}"),

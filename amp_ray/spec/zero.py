@@ -1,0 +1,95 @@
+"""What data-parallel ranks share out between them instead of each holding all of it."""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+AUTO_STAGE: Final = -1
+"""Stage of a candidate whose search still has to choose."""
+
+SHARDED_GRADIENTS: Final = 2
+MOST_ZERO_STAGE: Final = 3
+"""Weights, gradients and optimizer states are all that there is to share out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Zero:
+    """A ZeRO stage, and how it is run. All stages of a pipeline have the same.
+
+    Args:
+        stage: 0 nothing, 1 optimizer states, 2 gradients too, 3 weights too (FSDP); `AUTO_STAGE`
+            for candidates whose search chooses.
+        shard_ranks: Data-parallel ranks that hold a whole between them, neighbours of one node for
+            hybrid sharding (HSDP): each such group has a copy of all. 0 means all ranks.
+        keeps_weights: With stage 3, whether gathered weights stay until the backward pass
+            (``reshard_after_forward: false``) instead of being gathered again.
+
+    Raises:
+        ValueError: If the parts contradict each other.
+
+    References:
+        Rajbhandari et al., arXiv:1910.02054; Zhao et al., PyTorch FSDP, arXiv:2304.11277.
+    """
+
+    stage: int = 0
+    shard_ranks: int = 0
+    keeps_weights: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse what means nothing."""
+        if not AUTO_STAGE <= self.stage <= MOST_ZERO_STAGE or self.shard_ranks < 0:
+            message = (
+                f"zero_stage is 0 to {MOST_ZERO_STAGE} and shard_ranks at least 1, found "
+                f"{self.stage} and {self.shard_ranks}"
+            )
+            raise ValueError(message)
+        if self.shard_ranks and self.stage < 1:
+            message = f"shard_ranks {self.shard_ranks} need zero_stage 1 to 3, found {self.stage}"
+            raise ValueError(message)
+        if self.keeps_weights and self.stage != MOST_ZERO_STAGE:
+            message = (
+                f"reshard_after_forward is for zero_stage {MOST_ZERO_STAGE}, which shards weights; "
+                f"zero_stage is {self.stage}"
+            )
+            raise ValueError(message)
+
+    def __str__(self) -> str:
+        """Name it as a table does: ``3``, ``3/8`` for groups of 8, ``3 kept``."""
+        ranks = f"/{self.shard_ranks}" if self.shard_ranks else ""
+        return f"{self.stage}{ranks}{' kept' if self.keeps_weights else ''}"
+
+    def shards(self, dp: int) -> int:
+        """Return the number of ranks that share: the size of a shard group, 1 without any."""
+        return (self.shard_ranks or dp) if self.stage else 1
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the keys of the JSON contract; none where nothing is shared out."""
+        found: dict[str, Any] = {"zero_stage": self.stage} if self.stage else {}
+        if self.shard_ranks:
+            found["shard_ranks"] = self.shard_ranks
+        if self.stage == MOST_ZERO_STAGE:
+            found["reshard_after_forward"] = not self.keeps_weights
+        return found
+
+
+NO_ZERO: Final = Zero()
+AUTO_ZERO: Final = Zero(stage=AUTO_STAGE)
+
+
+def zero_of(
+    stage: int | None, shard_ranks: int | None, *, reshard: bool | None, otherwise: Zero
+) -> Zero:
+    """Return what keys of a file say.
+
+    Args:
+        stage: Their ``zero_stage``; None where it is left out.
+        shard_ranks: Likewise.
+        reshard: ``reshard_after_forward``, likewise.
+        otherwise: What holds where they say nothing of the stage.
+    """
+    if stage is None:
+        if shard_ranks is not None or reshard is not None:
+            message = "shard_ranks and reshard_after_forward need zero_stage beside them"
+            raise ValueError(message)
+        return otherwise
+    keeps = otherwise.keeps_weights and otherwise.stage == stage if reshard is None else not reshard
+    return Zero(stage=stage, shard_ranks=shard_ranks or 0, keeps_weights=keeps)
