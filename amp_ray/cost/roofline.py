@@ -10,6 +10,7 @@ from amp_ray.cost.kernels import busiest_s
 from amp_ray.spec.constants import Constants
 from amp_ray.spec.device import Device
 from amp_ray.spec.operator import Elementwise, Gemm, Operator
+from amp_ray.spec.traits import FUSED_RATE
 from amp_ray.units import BYTES_PER_ELEMENT, Precision
 
 TILES: Final = np.array([(128, 256, 1.0), (128, 128, 0.85), (64, 64, 0.6), (32, 32, 0.3)])
@@ -19,10 +20,6 @@ cores (cuBLAS, CUTLASS): operand reuse falls with the tile's edge."""
 SPLIT: Final = (8.0, 1024.0)
 """A long inner dimension may be split over so many idle multiprocessors, down to this length
 (split-k)."""
-
-FUSED_RATE: Final = 0.7
-"""Of fused attention against GEMMs: FlashAttention-2 reaches half to three quarters of an A100's
-peak where GEMMs reach 0.8 of it (Dao, arXiv:2307.08691, figures 4 to 6)."""
 
 FUSED_BACKWARD_PRODUCTS: Final = 2.5
 """Its backward pass computes the scores again: five products for two."""
@@ -42,6 +39,7 @@ class Rank:
         precision: Of activations and weights.
         sequence_parallel: Whether the tp ranks divide the tokens of all work that tensor
             parallelism leaves whole.
+        attention_rate: Rate of products within fused attention against others.
     """
 
     device: Device
@@ -49,6 +47,7 @@ class Rank:
     micro_batch_size: int
     precision: Precision
     sequence_parallel: bool = False
+    attention_rate: float = FUSED_RATE
 
     @property
     def bytes_per_element(self) -> int:
@@ -223,7 +222,7 @@ def fused_rate(rank: Rank, constants: Constants) -> float:
     """Return the rate of products within fused attention, in floating-point operations."""
     device = rank.device
     rate = device.peak_flops(rank.precision) * device.gemm_fraction * constants.gemm_scale
-    return rate * FUSED_RATE
+    return rate * rank.attention_rate
 
 
 def stream_s(num_bytes: float, num_kernels: int, device: Device, constants: Constants) -> float:

@@ -391,6 +391,7 @@ class TimeTables:
                         micro_batch_size=samples,
                         precision=self.precision,
                         sequence_parallel=options.sequence_parallel,
+                        attention_rate=self.layer_costs.traits.attention_rate,
                     ),
                     ring,
                     recompute,

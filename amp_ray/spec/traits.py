@@ -21,6 +21,16 @@ PartitionRule = Literal["exact", "even-blocks"]
 RecomputePattern = Literal["none", "selective", "selective:n", "full", "full:n"]
 
 
+FUSED_RATE: Final = 0.7
+"""Of fused attention against GEMMs: FlashAttention-2 reaches half to three quarters of an A100's
+peak where GEMMs reach 0.8 of it (Dao, arXiv:2307.08691, figures 4 to 6); kernels made for later
+devices keep that share."""
+
+AMPERE_RATE_ON_HOPPER: Final = 0.44
+"""Of FlashAttention-2 on an H100, where it reaches 35 % of the peak: its instructions are those of
+Ampere (Shah et al., arXiv:2407.08608, section 1)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeTraits:
     """How one runtime executes a strategy.
@@ -32,6 +42,8 @@ class RuntimeTraits:
         shards_heads: Whether tensor parallelism divides the attention heads.
         forward_runs: How often a block's forward pass is computed per micro-batch.
         fused_attention: Whether attention is one kernel, which writes and keeps no scores.
+        attention_rate: Rate of products within fused attention against others, on the devices that
+            its programs run on today.
         dropout: Whether language models that were published with dropout train with it.
         launches_per_kernel: Host launches per counted kernel; above 1 where nothing is fused.
         blocking_transfers: Whether a pipeline transfer stops both of its stages.
@@ -101,6 +113,7 @@ class RuntimeTraits:
     shards_heads: bool = True
     forward_runs: int = 1
     fused_attention: bool = False
+    attention_rate: float = FUSED_RATE
     dropout: bool = True
     launches_per_kernel: float = 1.0
     blocking_transfers: bool = True
@@ -427,6 +440,7 @@ NANOTRON: Final = RuntimeTraits(
     name="nanotron",
     description="nanotron 0.4: flash attention, scattered tokens, gradients in single precision.",
     fused_attention=True,
+    attention_rate=AMPERE_RATE_ON_HOPPER,
     dropout=False,
     keeps_gathered_inputs=True,
     kept_bytes_per_parameter=8.0,

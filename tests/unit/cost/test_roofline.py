@@ -3,7 +3,6 @@ from dataclasses import replace
 import pytest
 
 from amp_ray.cost.roofline import (
-    FUSED_RATE,
     Phases,
     Rank,
     device_phases,
@@ -15,6 +14,7 @@ from amp_ray.cost.roofline import (
 from amp_ray.spec.constants import Constants
 from amp_ray.spec.device import Device
 from amp_ray.spec.operator import Elementwise, Gemm
+from amp_ray.spec.traits import FUSED_RATE
 
 TILE_FLOPS = 2.0 * 128 * 256 * 1000
 """One full tile over an inner dimension of 1000: 1 s on the fast device below."""
