@@ -27,6 +27,7 @@ __all__ = [
     "score",
     "sweep",
     "tune",
+    "write_report",
 ]
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
         score,
         sweep,
         tune,
+        write_report,
     )
 
 else:

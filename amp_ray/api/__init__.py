@@ -2,6 +2,7 @@
 
 from amp_ray.api.comparisons import Explanation, Sweep, explain, sweep
 from amp_ray.api.functions import CostModel, calibrate, load, plan, score, tune
+from amp_ray.api.reports import write_report
 from amp_ray.api.results import Plan, Scores, Study
 from amp_ray.calibration import Calibration
 from amp_ray.cost.estimate import Estimate
@@ -26,4 +27,5 @@ __all__ = [
     "score",
     "sweep",
     "tune",
+    "write_report",
 ]

@@ -117,7 +117,7 @@ def plan(
 
     Example:
         >>> import amp_ray as amp
-        >>> node = dict(device="A100-80", slots=8, intra_gbit_per_s=2400, inter_gbit_per_s=400)
+        >>> node = dict(device="A100-80", slots=8, inter_gbit_per_s=400)
         >>> model = dict(family="gpt2", num_layers=24, hidden_size=2048, num_heads=16)
         >>> model |= dict(sequence_length=2048, vocab_size=50304)
         >>> given = dict(name="mine", model=model, cluster=dict(nodes=[node]), global_batch_size=64)
@@ -166,7 +166,7 @@ def score(
 
     Example:
         >>> import amp_ray as amp
-        >>> node = dict(device="A100-80", slots=8, intra_gbit_per_s=2400, inter_gbit_per_s=400)
+        >>> node = dict(device="A100-80", slots=8, inter_gbit_per_s=400)
         >>> model = dict(family="gpt2", num_layers=24, hidden_size=2048, num_heads=16)
         >>> model |= dict(sequence_length=2048, vocab_size=50304)
         >>> given = dict(name="mine", model=model, cluster=dict(nodes=[node]), global_batch_size=64)

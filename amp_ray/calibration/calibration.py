@@ -41,6 +41,7 @@ SCOPES: Final[Mapping[str, Scope]] = MappingProxyType(
         "loss_bytes_per_logit": "library",
         "context_scale": "library",
         "allocator_scale": "library",
+        "expert_imbalance": "site",
         "intra_efficiency": "site",
         "nic_efficiency": "site",
         "latency_scale": "site",

@@ -12,7 +12,9 @@ from amp_ray.cli.export import export
 from amp_ray.cli.import_files import import_files
 from amp_ray.cli.plan import plan
 from amp_ray.cli.profile import profile
+from amp_ray.cli.report import report
 from amp_ray.cli.score import score
+from amp_ray.cli.show import show
 from amp_ray.cli.slices import slices
 from amp_ray.cli.sweep import sweep
 from amp_ray.cli.tune import tune
@@ -32,7 +34,9 @@ commands.add_command(export)
 commands.add_command(import_files)
 commands.add_command(plan)
 commands.add_command(profile)
+commands.add_command(report)
 commands.add_command(score)
+commands.add_command(show)
 commands.add_command(slices)
 commands.add_command(sweep)
 commands.add_command(tune)

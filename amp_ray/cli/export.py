@@ -1,31 +1,61 @@
 """``amp-ray export``: hand over what other programs read."""
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any, Final
 
 import click
 
-from amp_ray.cli.exits import NOT_FEASIBLE, SUCCESS
+from amp_ray import api
+from amp_ray.cli.exits import SUCCESS
 from amp_ray.cli.options import (
+    STDOUT,
     configure_logging,
     cost_model_option,
     experiment_argument,
     verbose_option,
 )
 from amp_ray.cost.estimate import Estimate
-from amp_ray.errors import InputError, Where
+from amp_ray.errors import InputError, NotFeasibleError, Where, placed
 from amp_ray.formats.aceso_plan import aceso_plan_text
 from amp_ray.formats.metis_cluster import metis_cluster_files
 from amp_ray.formats.metis_export import metis_files
-from amp_ray.runtime.files import load_experiment, load_strategies, write_text
+from amp_ray.formats.programs.chosen import Chosen, Export
+from amp_ray.formats.programs.configs import accelerate_config, nanotron_config
+from amp_ray.formats.programs.megatron import bridge_overrides, megatron_script
+from amp_ray.formats.programs.rows import csv_table, optuna_script
+from amp_ray.formats.programs.torchtitan import titan_config
+from amp_ray.runtime.files import write_text
 from amp_ray.runtime.metis_planning import published_profile
-from amp_ray.runtime.planning import (
-    make_planner,
-    plan_experiment,
-    score_given,
-    why_infeasible,
-)
+from amp_ray.runtime.study.reading import ReadStudy, read_study
+from amp_ray.search.rows import flat_row
 from amp_ray.spec.experiment import Experiment
 from amp_ray.units import counted
+
+
+def _aceso(chosen: Chosen) -> Export:
+    """Return a plan of the profile's operators."""
+    text = aceso_plan_text(chosen.strategy, chosen.experiment)
+    return Export(files={"plan.json": text})
+
+
+_OF_ONE: Final[Mapping[str, Callable[[Chosen], Export]]] = {
+    "accelerate": accelerate_config,
+    "aceso": _aceso,
+    "megatron-bridge": bridge_overrides,
+    "megatron-lm": megatron_script,
+    "nanotron": nanotron_config,
+    "torchtitan": titan_config,
+}
+"""Formats of one strategy."""
+
+_FOLDERS: Final = ("metis",)
+"""Formats of several files."""
+
+_OF_ALL: Final = ("csv", "optuna")
+"""Formats of all strategies."""
+
+_TARGETS: Final = sorted([*_OF_ONE, *_OF_ALL, "metis"])
 
 
 @click.command()
@@ -34,31 +64,31 @@ from amp_ray.units import counted
     "--to",
     "target",
     required=True,
-    type=click.Choice(["metis", "aceso"]),
-    help="Whose files: metis for hostfile, clusterfile.json and a folder profile; aceso for the "
-    "JSON of one plan.",
+    type=click.Choice(_TARGETS),
+    help="Whose files: a program's flags or configuration for one strategy; csv and optuna: all "
+    "strategies; metis: hostfile, clusterfile.json and a folder profile.",
 )
 @click.option(
     "--position",
     "position",
     type=click.IntRange(min=1),
-    help="aceso: which strategy of the ranking.  [default: 1]",
+    help="Which strategy of the ranking.  [default: 1; of a study what it recommends]",
 )
 @click.option(
     "--strategies",
     "strategies_path",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="aceso: take the strategy at that position of this file, without search.",
+    help="Take the strategy at that position of this file, without search.",
 )
 @click.option(
     "-o",
     "--output",
     "output",
-    required=True,
     metavar="PATH",
     type=click.Path(path_type=Path),
-    help="metis: a folder that is new or empty. aceso: a file.",
+    help=f"File to write; for {', '.join(_FOLDERS)} a folder that is new or empty. Default: "
+    "standard output.",
 )
 @cost_model_option
 @verbose_option
@@ -69,26 +99,106 @@ def export(
     target: str,
     position: int | None,
     strategies_path: Path | None,
-    output: Path,
-    cost_model: str,
+    output: Path | None,
+    cost_model: api.CostModel,
     verbose: bool,
 ) -> int:
-    """Write what other programs read of an experiment.
+    """Write what other programs read of a strategy, an experiment or a study.
+
+    A study's folder may stand in place of the experiment file. What a program cannot be told is
+    refused, or said on standard error and in the file.
 
     metis: a profile of Metis's is written as it was measured; any other one as its profiler would
     have measured it by our cost model.
-
-    aceso: the strategy at a position of the ranking, as a plan of the profile's operators.
     """
     configure_logging(verbose=verbose)
-    experiment = load_experiment(experiment_path, changes=changes)
-    if target == "aceso":
-        return _export_aceso(experiment, output, cost_model, position or 1, strategies_path)
-    if position is not None or strategies_path is not None:
-        message = "--to metis writes no strategy: leave --position and --strategies out"
+    if output is None and target in _FOLDERS:
+        message = f"--to {target} writes several files: name a folder by -o"
         raise InputError(message)
-    _export_metis(experiment, output)
+    study = read_study(experiment_path, changes) if experiment_path.is_dir() else None
+    source = study or api.load(experiment_path, changes=changes)
+    if target in _OF_ONE:
+        chosen = _chosen(source, strategies_path, position, cost_model)
+        where = chosen.experiment.where("profile" if target == "aceso" else "")
+        with placed(where, ValueError):
+            _write(_OF_ONE[target](chosen), output, chosen.title)
+        return SUCCESS
+    if position is not None or strategies_path is not None:
+        message = f"--to {target} writes no single strategy: leave --position and --strategies out"
+        raise InputError(message)
+    if target == "metis":
+        assert output is not None
+        _export_metis(source.experiment if isinstance(source, ReadStudy) else source, output)
+    else:
+        _export_all(source, target, output, cost_model)
     return SUCCESS
+
+
+def _chosen(
+    source: Experiment | ReadStudy,
+    strategies_path: Path | None,
+    position: int | None,
+    cost_model: api.CostModel,
+) -> Chosen:
+    """Return the strategy that is asked for, with what it is predicted to take."""
+    if isinstance(source, ReadStudy):
+        if strategies_path is None:
+            strategy, predicted_s = source.strategy(position)
+            return Chosen(experiment=source.experiment, strategy=strategy, predicted_s=predicted_s)
+        source = source.experiment
+    if strategies_path is None:
+        plan = api.plan(source, cost_model=cost_model)
+        if (why_none := plan.why_none()) is not None:
+            message = f"no feasible strategy: {why_none}"
+            raise NotFeasibleError(message)
+        results: Any = plan.feasible
+    else:
+        results = api.score(source, strategies_path, cost_model=cost_model)
+    number = position or 1
+    if number > len(results):
+        message = (
+            f"--position {number}: there are {counted(len(results), 'strategy', 'strategies')}"
+        )
+        raise InputError(message)
+    result = results[number - 1]
+    if not isinstance(result, Estimate):
+        raise InputError(str(result.reason))
+    return Chosen(experiment=source, strategy=result.strategy, predicted_s=result.iteration_time_s)
+
+
+def _export_all(
+    source: Experiment | ReadStudy, target: str, output: Path | None, cost_model: api.CostModel
+) -> None:
+    """Write all strategies; of a study its trials, and for Optuna the untested ones behind them."""
+    if isinstance(source, ReadStudy):
+        name = source.experiment.name
+        rows = [flat_row(trial) for trial in source.result["trials"]]
+        if target == "optuna":
+            rows += [flat_row(row) for row in source.result["ranking"] if row["feasible"]]
+    else:
+        plan = api.plan(source, cost_model=cost_model)
+        name, rows = source.name, plan.records()
+        if target == "optuna":
+            rows = rows[: len(plan.feasible)]
+    found = csv_table(rows) if target == "csv" else optuna_script(name, rows)
+    _write(found, output, f"{name}: {counted(len(rows), 'strategy', 'strategies')}")
+
+
+def _write(found: Export, output: Path | None, title: str) -> None:
+    """Write a file or a folder, and say what the program was not told."""
+    for note in found.notes:
+        click.echo(f"amp-ray: {note}", err=True)
+    [(name, text), *others] = found.files.items()
+    if output is None or str(output) == STDOUT:
+        click.echo(text, nl=False)
+        return
+    if others:
+        _make_empty(output)
+        for name, each in found.files.items():
+            write_text(output / name, each)
+    else:
+        write_text(output, text)
+    click.echo(f"{output}: {title}")
 
 
 def _export_metis(experiment: Experiment, output: Path) -> None:
@@ -106,38 +216,6 @@ def _export_metis(experiment: Experiment, output: Path) -> None:
         f"{output}: hostfile, clusterfile.json and {len(files)} profile files of "
         f"{published.num_layers} layers"
     )
-
-
-def _export_aceso(
-    experiment: Experiment, output: Path, cost_model: str, position: int, given: Path | None
-) -> int:
-    """Write one strategy as a plan file."""
-    if given is None:
-        planned = plan_experiment(experiment, cost_model, progress=lambda _done, _all: None)
-        results = list(planned.ranking.results[: planned.ranking.num_feasible])
-        if not results:
-            why = why_infeasible(experiment, cost_model, planned.ranking.results)
-            click.echo(f"amp-ray: no feasible strategy: {why}", err=True)
-            return NOT_FEASIBLE
-    else:
-        planner = make_planner(experiment, cost_model)
-        results = score_given(planner, load_strategies(given, experiment))
-    if position > len(results):
-        message = (
-            f"--position {position}: there are {counted(len(results), 'strategy', 'strategies')}"
-        )
-        raise InputError(message)
-    result = results[position - 1]
-    if not isinstance(result, Estimate):
-        raise InputError(str(result.reason))
-    try:
-        text = aceso_plan_text(result.strategy, experiment)
-    except ValueError as error:
-        raise InputError(str(error), where=experiment.where("profile")) from None
-    write_text(output, text)
-    seconds = f"{result.iteration_time_s:.4g} s by cost model {cost_model}"
-    click.echo(f"{output}: {counted(result.strategy.pp, 'stage')}, {seconds}")
-    return SUCCESS
 
 
 def _make_empty(folder: Path) -> None:

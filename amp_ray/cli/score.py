@@ -1,6 +1,7 @@
 """``amp-ray score``: estimate given strategies, without search."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -11,11 +12,16 @@ from amp_ray.cli.options import (
     cost_model_option,
     experiment_argument,
     json_option,
+    search_progress,
     verbose_option,
     wide_option,
     write_json,
 )
 from amp_ray.cli.output import table_console
+from amp_ray.cost.estimate import Estimate
+from amp_ray.formats.programs.reading import is_program
+from amp_ray.runtime.files import read_text
+from amp_ray.search.ranking import named
 
 
 @click.command()
@@ -26,7 +32,9 @@ from amp_ray.cli.output import table_console
     required=True,
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="CSV (tp,pp,dp,micro_batch_size[,bounds]) or JSON list of strategies.",
+    help="CSV (tp,pp,dp,micro_batch_size[,bounds]), a JSON list, or what you run today: "
+    "a script with flags of Megatron-LM or torchtitan, its configuration, or a ds_config; the best "
+    "plan is searched and shown beside it.",
 )
 @wide_option
 @cost_model_option
@@ -47,14 +55,26 @@ def score(
 ) -> None:
     """Estimate given strategies: what would this take?"""
     configure_logging(verbose=verbose)
-    scores = api.score(
-        api.load(experiment_path, changes=changes),
-        strategies_path,
-        cost_model=cost_model,
-        calibration=calibration_path,
-        transfer=transfer,
-    )
+    experiment = api.load(experiment_path, changes=changes)
+    options: Any = {
+        "cost_model": cost_model,
+        "calibration": calibration_path,
+        "transfer": transfer,
+    }
+    scores = api.score(experiment, strategies_path, **options)
+    best, own = None, {}
+    if is_program(read_text(strategies_path)):
+        with search_progress() as progress:
+            plan = api.plan(experiment, progress=progress, **options)
+        [best_row] = plan.to_json(num_rows=1)["ranking"] or [None]
+        best, own = plan.best, {"best": best_row}
     if json_target is not None:
-        write_json(scores.to_json(), json_target)
-    else:
-        table_console(wide=wide).print(scores)
+        write_json({**scores.to_json(), **own}, json_target)
+        return
+    table_console(wide=wide).print(scores)
+    if best is not None and isinstance(scores[0], Estimate):
+        factor = scores[0].iteration_time_s / best.iteration_time_s
+        click.echo(
+            f"best by the same cost model: {named(best.strategy)}: {best.iteration_time_s:.4g} s; "
+            f"this one takes {factor:.3g} times as long"
+        )

@@ -62,6 +62,11 @@ def all_gather_s(num_bytes: float, num_ranks: int, path: Path, start: float) -> 
     return _ring_s(num_bytes, num_ranks, path, start, steps=num_ranks - 1)
 
 
+def exchange_s(num_bytes: float, path: Path, start: float) -> float:
+    """Time an all-to-all in which a rank sends ``num_bytes`` in all; see `Topology.exchange`."""
+    return start + path.step_s * path.num_nodes + num_bytes / path.bytes_per_s
+
+
 def _ring_s(num_bytes: float, num_ranks: int, path: Path, start: float, *, steps: int) -> float:
     """Time steps around a ring, each of ``1 / num_ranks`` of the bytes."""
     if num_ranks == 1:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from amp_ray.cost.anchors import LayerAnchors, interpolate, layer_anchors
-from amp_ray.cost.collective import Path
+from amp_ray.cost.collective import NO_RING, Path
 from amp_ray.cost.roofline import Phases, Rank, stream_s
 from amp_ray.cost.work import PASSES, LayerWork
 from amp_ray.spec.constants import Constants
@@ -49,12 +49,15 @@ class LayerCosts:
     traits: RuntimeTraits
     constants: Constants
 
-    def table(self, rank: Rank, ring: Path, recompute: RecomputeKind) -> LayerTable:
+    def table(
+        self, rank: Rank, ring: Path, recompute: RecomputeKind, exchange: Path = NO_RING
+    ) -> LayerTable:
         """Return the times of every layer.
 
         Args:
             rank: Device, tp, micro-batch size, precision.
             ring: What the tensor-parallel all-reduces meet.
+            exchange: What the all-to-alls of experts meet.
             recompute: What every block computes again in the backward pass.
 
         Raises:
@@ -65,7 +68,7 @@ class LayerCosts:
         anchors = layer_anchors(self.profile, self.model, rank, self.traits, scale)
         rows = np.array(
             [
-                self._layer(layer, anchors[index], rank, ring, recompute)
+                self._layer(layer, anchors[index], rank, (ring, exchange), recompute)
                 for index, layer in enumerate(layers)
             ]
         )
@@ -82,7 +85,7 @@ class LayerCosts:
         layer: Layer,
         anchors: LayerAnchors,
         rank: Rank,
-        ring: Path,
+        met: tuple[Path, Path],
         recompute: RecomputeKind,
     ) -> tuple[float, float, float]:
         """Return forward, backward and all-reduce seconds of one layer."""
@@ -90,7 +93,11 @@ class LayerCosts:
             return self._passing(anchors, rank)
         work = LayerWork(layer=layer, anchors=anchors, traits=self.traits, constants=self.constants)
         compute = work.compute(rank)
-        forward_talk_s, backward_talk_s = self._visible_talk_s(work, compute, rank, ring)
+        ring, exchange = met
+        forward_talk_s, backward_talk_s = (
+            talk_s + work.exchanges_s(rank, exchange)
+            for talk_s in self._visible_talk_s(work, compute, rank, ring)
+        )
         runs, again, core_s = 1, 0, 0.0
         if layer.kind == "block":
             runs, again = self.traits.forward_runs, int(recompute == "full")

@@ -23,7 +23,7 @@ from amp_ray.cost.recompute import split_after
 from amp_ray.cost.roofline import Rank
 from amp_ray.cost.weights import Weights
 from amp_ray.cost.work import PASSES
-from amp_ray.spec.candidate import Candidate
+from amp_ray.spec.candidate import Candidate, StageOptions
 from amp_ray.spec.constants import Constants
 from amp_ray.spec.device import Device
 from amp_ray.spec.model import Layer, Model
@@ -219,7 +219,7 @@ class MemoryModel:
     def only(self, part: str) -> "MemoryModel":
         """Return the memory of one of `PARTS` alone, activations excepted."""
         if part != "temporary":
-            return replace(self, part=part)
+            return replace(self, part=part).weighed()
         kept = np.array([1.0, 0.0, 1.0, 0.0])[:, None]  # neither activations nor messages
         return replace(self, part=part, layers=self.layers * kept, plain=self.plain * kept)
 
@@ -241,6 +241,24 @@ class MemoryModel:
         scale = np.array([1.0, 1.0, share, share])[:, None]
         layers, plain = (rows * scale + added for rows in (self.layers, self.plain))
         return replace(self, layers=layers, plain=plain, slice_share=share)
+
+    def weighed(self) -> "MemoryModel":
+        """Return the memory with experts that count as much more as fewer ranks share their states.
+
+        Other ranks hold the same experts than hold the same other weights.
+        """
+        options = self.candidate.options
+        if not options.spreads_experts:
+            return self
+        own, others = (self._state_parts(each) for each in (options.of_experts, options))
+        if self.part in own:
+            ratio = own[self.part] / others[self.part] if others[self.part] else 1.0
+        else:
+            ratio = sum(own.values()) / sum(others.values())
+        layers, plain = self.layers.copy(), self.plain.copy()
+        for rows in (layers, plain):
+            rows[0] = self.weights.prefix + (ratio - 1.0) * self.weights.expert_prefix
+        return replace(self, layers=layers, plain=plain)
 
     def peak(self, stage: int, start: int, end: int) -> float:
         """Return the peak of one stage.
@@ -336,8 +354,8 @@ class MemoryModel:
         """Columns of `stage_peak`, one row per stage."""
         traits, candidate = self.traits, self.candidate
         per = traits.bytes_per_parameter(self.rank.precision)
-        shards = self._shards
-        states = self._state_bytes(per)
+        shards = candidate.options.zero.shards(candidate.options.dp)
+        states = self._state_bytes(per, candidate.options)
         full = candidate.options.recompute.kind == "full"
         rows = []
         pp, num_micro_batches = candidate.pp, candidate.num_micro_batches
@@ -366,41 +384,44 @@ class MemoryModel:
 
     def _of_part(self, columns: FloatArray) -> FloatArray:
         """Return columns of `stage_peak` in which one part alone counts."""
-        per = self.traits.bytes_per_parameter(self.rank.precision)
-        optimizer = (per.master + self.optimizer.moment_bytes) / self._shards
-        weights = np.full(len(columns), self._weight_bytes(per))
-        gradients = columns[:, 0] - weights - optimizer
-        states = {"weights": weights, "gradients": gradients}
-        states["optimizer"] = np.full(len(columns), optimizer)
+        states = self._state_parts(self.candidate.options)
         context = np.full(len(columns), self._context_bytes * self.constants.context_scale)
         constant = {"context": context, "temporary": columns[:, 7] - context}
         found, nothing = columns.copy(), np.zeros(len(columns))
-        found[:, 0] = states.get(self.part, nothing)
+        found[:, 0] = states.get(self.part, 0.0)
         found[:, 7] = constant.get(self.part, nothing)
         if self.part != "temporary":
             found[:, 8] = 0.0
         return found
 
-    @property
-    def _shards(self) -> int:
-        """Ranks that share states out."""
-        return self.candidate.options.zero.shards(self.candidate.options.dp)
+    def _state_parts(self, options: StageOptions) -> dict[str, float]:
+        """Return what of a parameter is weights, gradients and optimizer states.
 
-    def _weight_bytes(self, per: ParameterBytes) -> float:
-        """Return what of `_state_bytes` is weights."""
-        stage, width = self.candidate.options.zero.stage, min(per.weight, per.kept)
-        if stage == MOST_ZERO_STAGE and self.candidate.pp > 1:
-            return width + width / self._shards
-        frees = stage == SHARDED_GRADIENTS and self.traits.gathers_every_pass
-        return width / self._shards if stage == MOST_ZERO_STAGE or frees else width
+        Args:
+            options: Of those who hold the same ones.
+        """
+        per, zero = self.traits.bytes_per_parameter(self.rank.precision), options.zero
+        shards, width = zero.shards(options.dp), min(per.weight, per.kept)
+        optimizer = (per.master + self.optimizer.moment_bytes) / shards
+        frees = zero.stage == SHARDED_GRADIENTS and self.traits.gathers_every_pass
+        weights = width / shards if zero.stage == MOST_ZERO_STAGE or frees else width
+        if zero.stage == MOST_ZERO_STAGE and self.candidate.pp > 1:
+            weights = width + width / shards
+        gradients = self._state_bytes(per, options) - weights - optimizer
+        return {"weights": weights, "gradients": gradients, "optimizer": optimizer}
 
-    def _state_bytes(self, per: ParameterBytes) -> float:
+    def _state_bytes(self, per: ParameterBytes, options: StageOptions) -> float:
         """Return what a rank keeps of a parameter between micro-batches.
 
         In a pipeline a stage gathers its weights once, and reduces gradients when all micro-batches
         have added to them.
+
+        Args:
+            per: What a parameter takes.
+            options: Of those who hold the same ones.
         """
-        zero, shards = self.candidate.options.zero, self._shards
+        zero = options.zero
+        shards = zero.shards(options.dp)
         weights = min(per.weight, per.kept)
         whole = (per.kept, per.kept, weights, 0.0)[zero.stage]
         if zero.stage == SHARDED_GRADIENTS and self.traits.gathers_every_pass:

@@ -40,6 +40,9 @@ TINY_S: Final = 1e-12
 EXTRAPOLATED: Final = "micro-batch size outside the measured ones: layer times are extrapolated"
 """Warning: the profile has no measurement on one side of this micro-batch size."""
 
+SLOW_LINK: Final = "{}: less than a quarter of what such boards reach; GB/s stated as Gbit/s?"
+"""Warning of a link that is most likely stated in another unit."""
+
 NO_SLICES: Final = "this runtime passes on whole micro-batches, not token slices"
 """Warning of a strategy with token slices that cannot be launched."""
 
@@ -82,12 +85,10 @@ class CostModel:
 
     experiment: Experiment
     _memory: dict[Candidate, MemoryModel] = field(init=False, default_factory=dict)
-    _weights: dict[int, Weights] = field(init=False, default_factory=dict)
+    _weights: dict[tuple[int, int], Weights] = field(init=False, default_factory=dict)
     _networks: dict[int, tuple[Topology, MessageModel]] = field(init=False, default_factory=dict)
     _slice_models: dict[tuple[int, int], "CostModel"] = field(init=False, default_factory=dict)
-    _layer_memory: dict[tuple[int, bool, int, RecomputeKind], FloatArray] = field(
-        init=False, default_factory=dict
-    )
+    _layer_memory: dict[tuple[int | str, ...], FloatArray] = field(init=False, default_factory=dict)
 
     def costs(self, candidate: Candidate, placement: tuple[int, ...] | None = None) -> StageCosts:
         """Price a candidate as far as its cuts do not matter.
@@ -175,6 +176,7 @@ class CostModel:
         refused = [reason for reason in refusals if reason is not None]
         warnings = (
             *([EXTRAPOLATED] if costs.times.extrapolated else []),
+            *([SLOW_LINK.format(slow)] if (slow := self.experiment.cluster.slow_links) else []),
             *([] if is_trained else [NO_PROGRAM]),
             *(f"not counted: {part}" for part in self.experiment.model.shape.not_counted),
             *([] if launchable else [NO_RUNTIME]),
@@ -244,11 +246,18 @@ class CostModel:
             tokens_per_sample=self._sequence_length,
         )
 
-    def weights(self, tp: int) -> Weights:
-        """Return what a rank of a tensor-parallel group holds."""
-        if tp not in self._weights:
-            self._weights[tp] = Weights(model=self.experiment.model, tp=tp)
-        return self._weights[tp]
+    def weights(self, tp: int, expert_ranks: int = 0) -> Weights:
+        """Return what a rank of a tensor-parallel group holds.
+
+        Args:
+            tp: Its size.
+            expert_ranks: Ranks that hold the experts of a layer together; by default the group.
+        """
+        key = tp, expert_ranks or tp
+        if key not in self._weights:
+            model = self.experiment.model
+            self._weights[key] = Weights(model=model, tp=tp, expert_ranks=key[1])
+        return self._weights[key]
 
     def memory(self, candidate: Candidate) -> MemoryModel:
         """Return the memory of a candidate's stages."""
@@ -258,7 +267,8 @@ class CostModel:
 
     def _new_memory(self, candidate: Candidate) -> MemoryModel:
         """Return the memory of a candidate's stages, from tables that others may share."""
-        given, weights = self.experiment, self.weights(candidate.options.tp)
+        given, options = self.experiment, candidate.options
+        weights = self.weights(options.tp, options.expert_ranks)
         rank = Rank(
             device=given.cluster.device_types[0],
             tp=candidate.options.tp,
@@ -267,8 +277,8 @@ class CostModel:
             sequence_parallel=candidate.options.sequence_parallel,
         )
         return MemoryModel(
-            layers=self._memory_rows(rank, candidate.options.recompute.kind),
-            plain=self._memory_rows(rank, "none"),
+            layers=self._memory_rows(rank, options, options.recompute.kind),
+            plain=self._memory_rows(rank, options, "none"),
             block_counts=np.array(given.model.block_counts),
             weights=weights,
             candidate=candidate,
@@ -276,7 +286,7 @@ class CostModel:
             optimizer=self.step_end.optimizer,
             traits=given.traits,
             constants=given.constants,
-        )
+        ).weighed()
 
     def network(self, num_samples: int) -> tuple[Topology, MessageModel]:
         """Return the links as activations of so many samples meet them, and messages over these.
@@ -292,15 +302,21 @@ class CostModel:
             self._networks[num_samples] = topology, replace(self.messages, topology=topology)
         return self._networks[num_samples]
 
-    def _memory_rows(self, rank: Rank, recompute: RecomputeKind) -> FloatArray:
+    def _memory_rows(
+        self, rank: Rank, options: StageOptions, recompute: RecomputeKind
+    ) -> FloatArray:
         """Return what layers need on one kind of rank."""
-        key = (rank.tp, rank.sequence_parallel, rank.micro_batch_size, recompute)
+        spread = options.ep, options.expert_tp
+        key = (rank.tp, *spread, rank.sequence_parallel, rank.micro_batch_size, recompute)
         if key not in self._layer_memory:
             given = self.experiment
             layers = LayerMemory(
-                model=given.model, rank=rank, recompute=recompute, traits=given.traits
+                model=self.time_tables.layouts.of(options),
+                rank=rank,
+                recompute=recompute,
+                traits=given.traits,
             )
-            self._layer_memory[key] = layers.rows(self.weights(rank.tp))
+            self._layer_memory[key] = layers.rows(self.weights(options.tp, options.expert_ranks))
         return self._layer_memory[key]
 
     @cached_property

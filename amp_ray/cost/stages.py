@@ -15,7 +15,8 @@ from typing import Self
 
 import numpy as np
 
-from amp_ray.cost.collective import Path
+from amp_ray.cost.collective import NO_RING, Path
+from amp_ray.cost.experts import ExpertLayouts
 from amp_ray.cost.layers import LayerCosts
 from amp_ray.cost.recompute import split_after
 from amp_ray.cost.roofline import Rank
@@ -110,6 +111,20 @@ class PlacedStages:
             groups: list[list[int]] = self.devices.reshape(-1, distinct[0].tp).tolist()
             return groups
         return list(chain.from_iterable(grid.tolist() for grid in self.grids))
+
+    def expert_grid(self, stage: int) -> IntArray:
+        """Return the devices of a stage by replica of its experts, ep and etp: the last fastest."""
+        return self.grids[stage].reshape(-1, self.options[stage].ep, self.options[stage].expert_tp)
+
+    def exchanges(self, topology: Topology) -> list[Path]:
+        """Return what the all-to-alls of each stage's experts meet, all running at once."""
+        groups = [
+            self.expert_grid(stage).swapaxes(1, 2).reshape(-1, options.ep).tolist()
+            if options.ep > 1
+            else []
+            for stage, options in enumerate(self.options)
+        ]
+        return [topology.exchange(own) for own in groups]
 
     def types(self, cluster: Cluster) -> list[frozenset[int]]:
         """Return the device types of every tensor-parallel group."""
@@ -331,14 +346,16 @@ class TimeTables:
         """
         distinct, of_stage = stages.distinct_options
         of_group = [of_stage[stage] for stage in stages.stage_of_group.tolist()]
-        keys = zip(types, rings.index, of_group, stages.samples.tolist(), strict=True)
-        index: dict[tuple[frozenset[int], int, int, int], int] = {}
+        exchanges = stages.exchanges(self.topology)
+        met = [exchanges[stage] for stage in stages.stage_of_group.tolist()]
+        keys = zip(types, rings.index, met, of_group, stages.samples.tolist(), strict=True)
+        index: dict[tuple[frozenset[int], int, Path, int, int], int] = {}
         kind = [index.setdefault(key, len(index)) for key in keys]
 
         def tables(options: Sequence[StageOptions]) -> tuple[FloatArray, bool]:
             found = [
-                self.table(tuple(sorted(own)), rings.paths[ring], options[of], samples)
-                for own, ring, of, samples in index
+                self.table(tuple(sorted(own)), rings.paths[ring], options[of], samples, exchange)
+                for own, ring, exchange, of, samples in index
             ]
             return np.array([table for table, _ in found]), any(more for _, more in found)
 
@@ -356,12 +373,23 @@ class TimeTables:
         )
 
     @cached_property
+    def layouts(self) -> ExpertLayouts:
+        """The model by how its experts are spread."""
+        costs = self.layer_costs
+        return ExpertLayouts(model=costs.model, constants=costs.constants)
+
+    @cached_property
     def block_counts(self) -> IntArray:
         """As `Model.block_counts`."""
         return np.array(self.layer_costs.model.block_counts)
 
     def table(
-        self, types: tuple[int, ...], ring: Path, options: StageOptions, samples: int
+        self,
+        types: tuple[int, ...],
+        ring: Path,
+        options: StageOptions,
+        samples: int,
+        exchange: Path = NO_RING,
     ) -> tuple[FloatArray, bool]:
         """Return the times of one kind of group.
 
@@ -372,6 +400,7 @@ class TimeTables:
             ring: What its all-reduces meet.
             options: Of its stage; dp does not matter.
             samples: Of one micro-batch.
+            exchange: What its all-to-alls meet; by default nothing, which takes the least time.
 
         Returns:
             Prefix sums as in `StageTimes.tables`, and whether they extrapolate.
@@ -380,11 +409,14 @@ class TimeTables:
             ValueError: If the profile is measured, but not for this tp on these devices.
         """
         recompute = options.recompute.kind
-        key = (types, ring, options.tp, options.sequence_parallel, recompute, samples)
+        spread = (options.ep, options.expert_tp, exchange)
+        divided = (options.tp, options.sequence_parallel, spread)
+        key = (types, ring, divided, recompute, samples)
         if key not in self._known:
             known = self.topology.cluster.device_types
+            costs = replace(self.layer_costs, model=self.layouts.of(options))
             tables = [
-                self.layer_costs.table(
+                costs.table(
                     Rank(
                         device=known[index],
                         tp=options.tp,
@@ -395,6 +427,7 @@ class TimeTables:
                     ),
                     ring,
                     recompute,
+                    exchange,
                 )
                 for index in types
             ]

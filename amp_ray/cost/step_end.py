@@ -1,10 +1,10 @@
 """The end of an iteration, after the pipeline: gradient sync, tied weights, optimizer."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from math import lcm
 from typing import Final
 
@@ -14,7 +14,7 @@ from amp_ray.cost.collective import NO_RING, Path, all_gather_s, all_reduce_s, s
 from amp_ray.cost.layer_sharding import exposed_s
 from amp_ray.cost.roofline import stream_s
 from amp_ray.cost.stages import PlacedStages, StageTimes
-from amp_ray.cost.topology import IntArray, Topology
+from amp_ray.cost.topology import FloatArray, IntArray, Topology
 from amp_ray.cost.weights import Weights
 from amp_ray.spec.candidate import StageOptions
 from amp_ray.spec.constants import Constants
@@ -130,6 +130,18 @@ class StepEndModel:
             gather_s = _left(gather_s, beside.forward_s, last)
         return reduce_s + gather_s + buckets_s
 
+    def left_beside(
+        self, parameters: float, options: StageOptions, paths: DataPaths, beside: Beside
+    ) -> Beside:
+        """Return what is left of the passes when they have hidden the exchanges of parameters."""
+        reduce_s = self.reduce_s(parameters, options, paths)
+        gather_s = self.gather_s(parameters, options, paths)
+        return replace(
+            beside,
+            forward_s=max(0.0, beside.forward_s - gather_s),
+            backward_s=max(0.0, beside.backward_s - reduce_s),
+        )
+
     def per_micro_batch(self, options: StageOptions, pp: int) -> bool:
         """Tell whether the gradients of every micro-batch are reduced, not only their sum."""
         return options.zero.stage >= SHARDED_GRADIENTS and pp == 1
@@ -240,14 +252,14 @@ class StepEnds:
     Args:
         times: Of the layers, which hide what runs beside them.
         types: Device types of each stage.
-        weights: What a rank holds at some tp.
+        weights: What a rank holds at some tp, with experts on some number of ranks.
     """
 
     model: StepEndModel
     stages: PlacedStages
     times: StageTimes
     types: Sequence[frozenset[int]]
-    weights: Callable[[int], Weights]
+    weights: Callable[..., Weights]
     _tied_paths: dict[tuple[int, int], tuple[Path, ...]] = field(init=False, default_factory=dict)
 
     def at(self, bounds: tuple[int, ...]) -> StepEnd:
@@ -268,13 +280,16 @@ class StepEnds:
         tps = [options.tp for options in self.stages.options]
         held = {tp: self.weights(tp).of_stages(bounds, len(tps)).tolist() for tp in set(tps)}
         sync, step = [], []
-        for stage, (options, paths) in enumerate(
-            zip(self.stages.options, self._paths, strict=True)
-        ):
-            parameters, beside = held[options.tp][stage], self._beside(stage, bounds)
-            sync.append(self.model.sync_s(parameters, options, paths, beside))
-            shards = options.zero.shards(options.dp)
-            step.append(self.model.optimizer_s(parameters, shards, paths.device))
+        for stage, tp in enumerate(tps):
+            beside, sync_s, step_s = self._beside(stage, bounds), 0.0, 0.0
+            for parameters, options, paths in self._shared(stage, held[tp][stage], bounds):
+                sync_s += self.model.sync_s(parameters, options, paths, beside)
+                shards = options.zero.shards(options.dp)
+                step_s += self.model.optimizer_s(parameters, shards, paths.device)
+                if self.stages.options[stage].spreads_experts:
+                    beside = self.model.left_beside(parameters, options, paths, beside)
+            sync.append(sync_s)
+            step.append(step_s)
         if self.model.per_micro_batch(self.stages.options[0], self.stages.pp):
             sync[0] += self.stages.num_micro_batches * self._exposed_s
         self._add_tied(sync, bounds)
@@ -305,8 +320,8 @@ class StepEnds:
         """
         for stage, options in enumerate(self.stages.options):
             if options.sequence_parallel:
-                prefix = self.weights(options.tp).replicated_prefix
-                parameters = float(prefix[bounds[stage + 1]] - prefix[bounds[stage]])
+                weights = self.weights(options.tp)
+                parameters = float(weights.replicated_of_stages(bounds, self.stages.pp)[stage])
                 sync[stage] += max(
                     self.model.replicated_s(parameters, options.tp, path)
                     for path in self._tensor_paths[stage]
@@ -318,17 +333,69 @@ class StepEnds:
         rings = self.model.topology.rings(self.stages.groups)
         return [rings.among(first, end) for first, end in pairwise(self.stages.first_group)]
 
+    def _shared(
+        self, stage: int, parameters: float, bounds: tuple[int, ...]
+    ) -> Iterator[tuple[float, StageOptions, DataPaths]]:
+        """Yield the parameters of a rank by who else holds them, which experts that lie spread do.
+
+        Args:
+            stage: Its index.
+            parameters: Of a rank, if tp divided experts as it does other weights.
+            bounds: Of all chunks.
+        """
+        options = self.stages.options[stage]
+        if not options.spreads_experts:
+            yield parameters, options, self._paths[stage]
+            return
+        weights = self.weights(options.tp, options.expert_ranks)
+        experts = float(weights.experts_of_stages(bounds, self.stages.pp)[stage])
+        others = parameters - experts * options.expert_ranks / options.tp
+        yield others, options, self._paths[stage]
+        yield experts, options.of_experts, self._expert_paths[stage]
+
+    @cached_property
+    def _expert_paths(self) -> list[DataPaths]:
+        """What the gradient rings of each stage's experts meet."""
+        grids = [self.stages.expert_grid(stage) for stage in range(self.stages.pp)]
+        rows = [grid.reshape(len(grid), -1).T.tolist() for grid in grids]
+        return self._data_paths([options.of_experts for options in self.stages.options], rows)
+
     @cached_property
     def _exposed_s(self) -> float:
         """What a micro-batch of all layers waits for gathers and reduce-scatters.
 
         A tied weight is gathered with the layer that begins, and reduced with it at the end.
         """
-        model, options, paths = self.model, self.stages.options[0], self._paths[0]
-        held = np.diff(self.weights(options.tp).prefix)
-        tied = self.weights(options.tp).tied
-        if tied is not None:
-            held[tied.last] -= tied.parameters
+        options = self.stages.options[0]
+        weights = self.weights(options.tp)
+        held = np.diff(weights.prefix)
+        if weights.tied is not None:
+            held[weights.tied.last] -= weights.tied.parameters
+        if options.spreads_experts:
+            held -= np.diff(weights.expert_prefix)
+        gathers_s, scatters_s = self._by_layer(held, options, self._paths[0])
+        if options.spreads_experts:
+            spread = np.diff(self.weights(options.tp, options.expert_ranks).expert_prefix)
+            more = self._by_layer(spread, options.of_experts, self._expert_paths[0])
+            gathers_s, scatters_s = gathers_s + more[0], scatters_s + more[1]
+        again_s = gathers_s * (options.zero.stage == MOST_ZERO_STAGE)
+        again_s[-1] = 0.0  # its weights are there: its backward pass follows its forward pass
+        if options.zero.keeps_weights:
+            again_s[:] = 0.0
+        passes_s = self.times.layers()[:2]
+        return exposed_s(passes_s, gathers_s, again_s, scatters_s)
+
+    def _by_layer(
+        self, held: FloatArray, options: StageOptions, paths: DataPaths
+    ) -> tuple[FloatArray, FloatArray]:
+        """Return what gathering each layer and reducing its gradients takes.
+
+        Args:
+            held: Shape ``(num_layers,)``. Parameters of a rank.
+            options: Of those who hold them.
+            paths: What their rings meet.
+        """
+        model = self.model
         layers, position = np.unique(held, return_inverse=True)
         gathers_s, scatters_s = np.zeros((2, len(layers)))
         for index, parameters in enumerate(layers.tolist()):
@@ -336,38 +403,42 @@ class StepEnds:
                 scatters_s[index] = model.reduce_s(parameters, options, paths)
                 if model.gathers(options, pp=1):
                     gathers_s[index] = model.gather_s(parameters, options, paths)
-        again_s = gathers_s[position] * (options.zero.stage == MOST_ZERO_STAGE)
-        again_s[-1] = 0.0  # its weights are there: its backward pass follows its forward pass
-        if options.zero.keeps_weights:
-            again_s[:] = 0.0
-        passes_s = self.times.layers()[:2]
-        return exposed_s(passes_s, gathers_s[position], again_s, scatters_s[position])
+        return gathers_s[position], scatters_s[position]
 
     @cached_property
     def _paths(self) -> list[DataPaths]:
         """What the gradient rings of each stage meet."""
-        groups, shards, copies = self.stages.groups, list[Ranks](), list[Ranks]()
-        for options, (first, end) in zip(
-            self.stages.options, pairwise(self.stages.first_group), strict=True
-        ):
-            size = options.zero.shards(options.dp)
-            for ring in zip(*groups[first:end], strict=True):
-                shards += [ring[rank : rank + size] for rank in range(0, options.dp, size)]
-                copies += [ring[rank::size] for rank in range(size)]
-        found = [self.model.topology.rings(rings) for rings in (shards, copies)]
-        counts = [
-            (options.tp * options.dp // size, options.tp * size)
-            for options in self.stages.options
-            for size in (options.zero.shards(options.dp),)
+        groups = self.stages.groups
+        rows = [
+            [*zip(*groups[first:end], strict=True)]
+            for first, end in pairwise(self.stages.first_group)
         ]
-        ends = [list(accumulate(column, initial=0)) for column in zip(*counts, strict=True)]
+        return self._data_paths(self.stages.options, rows)
+
+    def _data_paths(
+        self, options: Sequence[StageOptions], rows: Sequence[Sequence[Sequence[int]]]
+    ) -> list[DataPaths]:
+        """Return what rings of ranks meet that hold the same parameters, all running at once.
+
+        Args:
+            options: Of each stage, with its dp.
+            rows: Of each stage, the devices of every ring.
+        """
+        shards, copies, ends = list[Ranks](), list[Ranks](), [(0, 0)]
+        for own, rings in zip(options, rows, strict=True):
+            size = own.zero.shards(own.dp)
+            for ring in rings:
+                shards += [tuple(ring[rank : rank + size]) for rank in range(0, own.dp, size)]
+                copies += [tuple(ring[rank::size]) for rank in range(size)]
+            ends.append((len(shards), len(copies)))
+        found = [self.model.topology.rings(rings) for rings in (shards, copies)]
         return [
             DataPaths(
-                shards=found[0].among(*ends[0][stage : stage + 2]),
-                copies=found[1].among(*ends[1][stage : stage + 2]),
-                device=self._devices[stage],
+                shards=found[0].among(first[0], end[0]),
+                copies=found[1].among(first[1], end[1]),
+                device=device,
             )
-            for stage in range(self.stages.pp)
+            for (first, end), device in zip(pairwise(ends), self._devices, strict=True)
         ]
 
     @cached_property

@@ -75,7 +75,7 @@ class Topology:
     @cached_property
     def between(self) -> tuple[FloatArray, FloatArray]:
         """Rate and latency of messages between nodes, of shape ``(num_nodes, num_nodes)``."""
-        rates = self._between_nodes(np.minimum, lambda link: link.bandwidth_bytes_per_s)
+        rates = self._between_nodes(np.minimum, lambda link: link.line_bytes_per_s)
         steps = self._between_nodes(np.maximum, lambda link: link.latency_s)
         return rates * self.constants.nic_efficiency, steps * self.constants.latency_scale
 
@@ -154,6 +154,41 @@ class Topology:
             step_s=(1 - share) * in_node_step + share * step,
             num_nodes=len(nodes),
         )
+
+    def exchange(self, groups: Sequence[Sequence[int]]) -> Path:
+        """Return what the slowest of several all-to-alls meets when all of them run at once.
+
+        A rank sends an equal part of its bytes to every rank of its group, itself included: those
+        for its own node over the node's links, those for others at the same time over the network
+        interface, which all ranks of the node share that send to others.
+
+        Args:
+            groups: Devices of each group; of equal size.
+
+        Returns:
+            The rate by all bytes of a rank, those included that it keeps.
+        """
+        size, node_of_device = max(map(len, groups), default=1), self.cluster.node_of_device
+        if size == 1:
+            return NO_RING
+        counts = [Counter(node_of_device[device] for device in group) for group in groups]
+        sharers: Counter[int] = Counter()
+        for count in counts:
+            if len(count) > 1:
+                sharers.update(count)
+        rates, steps = self._between
+        own_rate, own_step = self._within
+        slowest, step_s = 0.0, 0.0
+        for nodes in {tuple(sorted(count.items())) for count in counts}:
+            for node, here in nodes:
+                inside = (here - 1) / size / own_rate[node]
+                others = [other for other, _ in nodes if other != node]
+                reached = min((rates[node][other] for other in others), default=np.inf)
+                outside = (size - here) / size * sharers[node] / reached if others else 0.0
+                slowest = max(slowest, inside, outside)
+                step_s = max(step_s, own_step[node], *(steps[node][other] for other in others))
+        most = max(map(len, counts))
+        return Path(bytes_per_s=1.0 / slowest, step_s=step_s, num_nodes=most)
 
     @cached_property
     def ring_step_s(self) -> FloatArray:

@@ -43,19 +43,28 @@ class Weights:
     Args:
         model: The chain of layers.
         tp: Tensor parallel degree, which divides sharded parameters.
+        expert_ranks: Ranks that hold the experts of a layer together; by default tp.
     """
 
     model: Model
     tp: int
+    expert_ranks: int = 0
 
     @cached_property
     def prefix(self) -> FloatArray:
         """Shape ``(num_layers + 1,)``. Prefix sums over the layers, tied weights twice."""
         held = [
-            layer.sharded_parameters / self.tp + layer.replicated_parameters
+            (layer.sharded_parameters - layer.expert_parameters) / self.tp
+            + layer.replicated_parameters
             for layer in self.model.layers
         ]
-        return np.concatenate(([0.0], np.cumsum(held)))
+        return np.concatenate(([0.0], np.cumsum(held))) + self.expert_prefix
+
+    @cached_property
+    def expert_prefix(self) -> FloatArray:
+        """Shape ``(num_layers + 1,)``. Prefix sums of the experts alone."""
+        held = [layer.expert_parameters for layer in self.model.layers]
+        return np.concatenate(([0.0], np.cumsum(held))) / (self.expert_ranks or self.tp)
 
     @cached_property
     def replicated_prefix(self) -> FloatArray:
@@ -84,11 +93,35 @@ class Weights:
             bounds: Of all chunks.
             pp: Number of stages; None where each is one chunk.
         """
-        held: FloatArray = np.diff(self.prefix[list(bounds)])
-        if pp is not None and len(held) > pp:
-            held = held.reshape(-1, pp).sum(axis=0)
+        held = _by_stage(self.prefix, bounds, pp)
         if self.tied is not None:
             first, last = self.tied.stages(bounds, pp)
             if first == last:
                 held[first] -= self.tied.parameters
         return held
+
+    def replicated_of_stages(self, bounds: tuple[int, ...], pp: int) -> FloatArray:
+        """Return of each stage what every tensor-parallel rank holds whole, shape ``(pp,)``.
+
+        Args:
+            bounds: Of all chunks.
+            pp: Number of stages.
+        """
+        return _by_stage(self.replicated_prefix, bounds, pp)
+
+    def experts_of_stages(self, bounds: tuple[int, ...], pp: int) -> FloatArray:
+        """Return the parameters of experts on one rank of each stage, shape ``(pp,)``.
+
+        Args:
+            bounds: Of all chunks.
+            pp: Number of stages.
+        """
+        return _by_stage(self.expert_prefix, bounds, pp)
+
+
+def _by_stage(prefix: FloatArray, bounds: tuple[int, ...], pp: int | None) -> FloatArray:
+    """Return what stages have of what prefix sums count; ``pp`` None where each is one chunk."""
+    held: FloatArray = np.diff(prefix[list(bounds)])
+    if pp is not None and len(held) > pp:
+        held = held.reshape(-1, pp).sum(axis=0)
+    return held

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Final
 
 from amp_ray.cost.anchors import LayerAnchors, interpolate
-from amp_ray.cost.collective import Path, all_gather_s, all_reduce_s, start_s
+from amp_ray.cost.collective import Path, all_gather_s, all_reduce_s, exchange_s, start_s
 from amp_ray.cost.roofline import Phases, Rank, device_phases
 from amp_ray.spec.constants import Constants
 from amp_ray.spec.model import Layer, count_kernels
@@ -136,6 +136,12 @@ class LayerWork:
             collective(elements * width, rank.tp, ring, start)
             for elements in self.layer.all_reduce_elements(direction)
         )
+
+    def exchanges_s(self, rank: Rank, path: Path) -> float:
+        """Time the all-to-alls of one pass, by which tokens come to their experts and back."""
+        width = rank.micro_batch_size * rank.bytes_per_element / rank.tp
+        start = start_s(self.constants, self.traits)
+        return sum(exchange_s(elements * width, path, start) for elements in self.layer.exchanges)
 
     def restarts_s(self, direction: AllReduce, rank: Rank) -> float:
         """Time that the device idles after blocking all-reduces until its queue is filled again."""

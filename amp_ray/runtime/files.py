@@ -18,6 +18,7 @@ from amp_ray.formats.aceso_plan import read_aceso_plan
 from amp_ray.formats.aceso_profile import SUFFIX as ACESO_SUFFIX
 from amp_ray.formats.metis import read_metis_profile
 from amp_ray.formats.metis_profile import SUFFIX as METIS_SUFFIX
+from amp_ray.formats.programs.reading import read_program
 from amp_ray.spec.build import build_experiment
 from amp_ray.spec.device import Device
 from amp_ray.spec.experiment import Experiment
@@ -197,7 +198,11 @@ def _strategies_of_file(path: Path, experiment: Experiment) -> tuple[Given, ...]
         if ACESO_SIGNATURE in record:
             strategy = read_aceso_plan(record, file=str(path), experiment=experiment)
             return (Given(where=Where(file=str(path)), candidate=None, strategy=strategy),)
-    return parse_strategies(text, file=str(path), context=Context.of(experiment))
+    context = Context.of(experiment)
+    said = read_program(text, file=str(path), experiment=experiment)
+    if said is not None:
+        return strategies_of([said], file=str(path), context=context)
+    return parse_strategies(text, file=str(path), context=context)
 
 
 def load_slice_table(path: Path) -> SliceTable:

@@ -37,7 +37,7 @@ class GridBounds:
 
     cost_model: CostModel
     _kinds: dict[int, dict[Kind, int]] = field(init=False, default_factory=dict)
-    _tables: dict[tuple[int, int], FloatArray] = field(init=False, default_factory=dict)
+    _tables: dict[tuple[int, ...], FloatArray] = field(init=False, default_factory=dict)
     _cuts: dict[tuple[int, int], tuple[float, float]] = field(init=False, default_factory=dict)
     _tails: dict[tuple[StageOptions, int], tuple[float, float]] = field(
         init=False, default_factory=dict
@@ -229,12 +229,13 @@ class GridBounds:
 
     def _layer_s(self, candidate: Candidate) -> FloatArray:
         """Return forward and backward seconds of every layer, ``(num_kinds, 2, num_layers)``."""
-        key = candidate.options.tp, candidate.micro_batch_size
+        options = candidate.options
+        key = options.tp, options.ep, options.etp, candidate.micro_batch_size
         if key not in self._tables:
             tables = self.cost_model.time_tables
             self._tables[key] = np.diff(
                 [
-                    tables.table((kind,), ring, candidate.options, key[1])[0][:2]
+                    tables.table((kind,), ring, options, candidate.micro_batch_size)[0][:2]
                     for kind, ring in self._units(candidate.options.tp)
                 ],
                 axis=2,
@@ -259,8 +260,10 @@ class GridBounds:
         if key not in self._tails:
             self._tails[key] = self._tail_line(*key)
         fixed_s, s_per_parameter = self._tails[key]
-        held = self.cost_model.weights(candidate.options.tp).prefix
-        shared = self.cost_model.weights(candidate.options.tp).tied
+        weights = self.cost_model.weights(candidate.options.tp)
+        held, shared = weights.prefix, weights.tied
+        if candidate.options.spreads_experts:
+            held = held - weights.expert_prefix  # other ranks share those
         total = float(held[-1]) - (0.0 if shared is None else shared.parameters)
         host_s = self.cost_model.experiment.constants.host_s_per_iteration
         return fixed_s + s_per_parameter * total / candidate.pp + host_s

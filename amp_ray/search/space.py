@@ -1,10 +1,11 @@
 """The spaces: which candidates of an experiment are looked at."""
 
+import math
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 
-from amp_ray.spec.candidate import AnyCandidate, Candidate, GroupsCandidate
+from amp_ray.spec.candidate import AnyCandidate, Candidate, GroupsCandidate, StageOptions
 from amp_ray.spec.cluster import Cluster
 from amp_ray.spec.experiment import Experiment, SearchLimits
 from amp_ray.spec.zero import AUTO_STAGE, AUTO_ZERO, MOST_ZERO_STAGE, Zero
@@ -135,7 +136,7 @@ def _with_batches(
         sorted(
             Candidate(
                 micro_batch_size=size,
-                options=replace(experiment.stage_options(tp, dp), zero=zero),
+                options=_with_experts(replace(experiment.stage_options(tp, dp), zero=zero), ep),
                 pp=pp,
                 num_micro_batches=batch // (dp * size),
                 virtual_stages=virtual_stages,
@@ -144,10 +145,30 @@ def _with_batches(
             if batch % dp == 0
             for zero in _zero(experiment, tp, dp, pp)
             for virtual_stages in _virtual_stages(pp, experiment)
+            for ep in _expert_degrees(tp * dp, experiment)
             for size in _divisors(batch // dp)
             if _allows(dp, pp, size, experiment.limits)
         )
     )
+
+
+def _with_experts(options: StageOptions, ep: int) -> StageOptions:
+    """Return the options with experts shared out, and each of them whole."""
+    return replace(options, ep=ep, etp=1 if options.tp > 1 else 0) if ep > 1 else options
+
+
+def _expert_degrees(num_ranks: int, experiment: Experiment) -> list[int]:
+    """Return the expert parallel degrees of a stage; where there are several, experts stay whole.
+
+    Dividing each expert as well (``etp``) makes its products narrower for nothing: recipes of
+    published runs leave experts whole.
+    """
+    num_experts, most = experiment.model.shape.num_experts, experiment.limits.max_ep
+    able = experiment.traits.expert_parallel and experiment.space == "uniform"
+    if not num_experts or not able:
+        return [1]
+    degrees = _divisors(math.gcd(num_experts, num_ranks))
+    return [ep for ep in degrees if most is None or ep <= most]
 
 
 def _zero(experiment: Experiment, tp: int, dp: int, pp: int) -> tuple[Zero, ...]:

@@ -12,6 +12,7 @@ from amp_ray.spec.cluster import (
     Cluster,
     Link,
     Node,
+    Protocol,
     ZoneLink,
 )
 from amp_ray.spec.device import Device
@@ -24,7 +25,17 @@ from amp_ray.spec.experiment_file import (
 )
 from amp_ray.spec.hostfile import HostSlots, parse_hostfile
 from amp_ray.spec.yaml_text import Document
-from amp_ray.units import GIGA, TERA, gbit_per_s_to_bytes_per_s, gib_to_bytes, microseconds_to_s
+from amp_ray.units import (
+    BITS_PER_BYTE,
+    GIGA,
+    TERA,
+    gbit_per_s_to_bytes_per_s,
+    gib_to_bytes,
+    microseconds_to_s,
+)
+
+Rates = float | Sequence[tuple[int, float]]
+"""One rate in Gbit/s, or rates by the size of a message."""
 
 _MOST_DEVICES: Final = 1_000_000
 _MOST_LISTED: Final = 20
@@ -51,16 +62,18 @@ def build_cluster(
             names = [host.host for host in hosts]
         zones = {entry.zone for entry in section.nodes if entry.zone is not None}
         links, zone_links = _links(document, section.links, names, zones)
-    devices = []
+    devices, links_of = [], []
     for index, entry in enumerate(section.nodes):
         with mistakes.collect(), document.at("cluster", "nodes", index, "device"):
             device = _device(entry)
             device.peak_flops(checked.precision)
             devices.append(device)
+            with mistakes.collect(), document.at("cluster", "nodes", index):
+                links_of.append(_own_links(entry, device))
     mistakes.check()
     with document.at("cluster"):
         nodes = tuple(
-            _node(name, section.nodes[index], devices[index])
+            _node(name, section.nodes[index], devices[index], *links_of[index])
             for name, index in zip(names, entries, strict=True)
         )
         return Cluster(nodes=nodes, pair_links=links, zone_links=zone_links)
@@ -136,34 +149,65 @@ def _described_device(section: DeviceSection) -> Device:
     )
 
 
-def _node(name: str, entry: NodeSection, device: Device) -> Node:
-    """Return one node with its links in SI units."""
-    return Node(
-        name=name,
-        device=device,
-        num_slots=entry.slots,
-        intra=_link(
-            entry.intra_gbit_per_s,
+def _own_links(entry: NodeSection, device: Device) -> tuple[Link, Link]:
+    """Return the link within a node, by default its boards' own, and its network interface."""
+    own = device.reached_link_bytes_per_s
+    default = None if own is None else own * BITS_PER_BYTE / GIGA
+    return (
+        _link(
+            _gbit_per_s("intra_", entry.intra_gbit_per_s, entry.intra_gbyte_per_s, default),
             entry.intra_latency_us,
             entry.intra_collective_us,
             DEFAULT_INTRA_LATENCY_S,
         ),
-        inter=_link(
-            entry.inter_gbit_per_s,
+        _link(
+            _gbit_per_s("inter_", entry.inter_gbit_per_s, entry.inter_gbyte_per_s),
             entry.inter_latency_us,
             entry.inter_collective_us,
             DEFAULT_INTER_LATENCY_S,
+            entry.protocol,
         ),
+    )
+
+
+def _gbit_per_s(
+    prefix: str, gbit: Rates | None, gbyte: Rates | None, default: float | None = None
+) -> Rates:
+    """Return a rate in Gbit/s that may be stated in GB/s."""
+    if gbit is not None and gbyte is not None:
+        message = f"found {prefix}gbit_per_s and {prefix}gbyte_per_s; expected one of them"
+        raise ValueError(message)
+    if isinstance(gbyte, Sequence):
+        return [(size, rate * BITS_PER_BYTE) for size, rate in gbyte]
+    stated = gbit if gbyte is None else gbyte * BITS_PER_BYTE
+    if stated is not None:
+        return stated
+    if default is not None:
+        return default
+    hint = "; the catalogue knows no link of this device" if prefix == "intra_" else ""
+    message = f"{prefix}gbit_per_s is missing (or {prefix}gbyte_per_s){hint}"
+    raise ValueError(message)
+
+
+def _node(name: str, entry: NodeSection, device: Device, intra: Link, inter: Link) -> Node:
+    """Return one node."""
+    return Node(
+        name=name,
+        device=device,
+        num_slots=entry.slots,
+        intra=intra,
+        inter=inter,
         zone=entry.zone or "",
         price_per_device_hour=entry.price_per_device_hour,
     )
 
 
 def _link(
-    gbit_per_s: float | Sequence[tuple[int, float]],
+    gbit_per_s: Rates,
     latency_us: float | None,
     collective_us: float | None,
     default_latency_s: float,
+    protocol: Protocol | None = None,
 ) -> Link:
     """Return a link in SI units."""
     table = gbit_per_s if isinstance(gbit_per_s, Sequence) else [(1, gbit_per_s)]
@@ -176,6 +220,7 @@ def _link(
         rates=tuple(rates) if len(rates) > 1 else (),
         latency_s=default_latency_s if latency_us is None else microseconds_to_s(latency_us),
         collective_latency_s=None if collective_us is None else microseconds_to_s(collective_us),
+        protocol=protocol,
     )
 
 
@@ -198,7 +243,10 @@ def _links(
                 raise ValueError(message)
             seen.add(frozenset(entry.between))
             link = _link(
-                entry.gbit_per_s, entry.latency_us, entry.collective_us, DEFAULT_INTER_LATENCY_S
+                _gbit_per_s("", entry.gbit_per_s, entry.gbyte_per_s),
+                entry.latency_us,
+                entry.collective_us,
+                DEFAULT_INTER_LATENCY_S,
             )
             if one in zones:
                 price = (entry.price_per_gbyte or 0.0) / GIGA

@@ -19,7 +19,7 @@ class StageOptions:
         recompute: What is computed again in the backward pass.
         zero: What its data-parallel ranks share out; the same for all stages of a strategy.
         ep: Expert parallel degree: ranks of the stage that share the experts of a layer out.
-        etp: Ranks that divide each expert (expert tensor parallel degree); 0 means as many as tp.
+        etp: Ranks that divide each expert (expert tensor parallel degree): 1 or tp; 0 means tp.
         sequence_parallel: Whether tensor-parallel ranks divide the tokens where they do not divide
             the width: norms, dropout, residual stream (Korthikanti et al., arXiv:2205.05198).
 
@@ -50,7 +50,10 @@ class StageOptions:
         if self.sequence_parallel and self.tp == 1:
             message = "sequence_parallel divides tokens over tp ranks, so it needs tp 2 or more"
             raise ValueError(message)
-        if self.ep < 1 or self.etp < 0 or self.num_ranks % (self.ep * self.expert_tp):
+        if self.etp not in (0, 1, self.tp):
+            message = f"etp is 1 or as many as tp {self.tp}, found {self.etp}"
+            raise ValueError(message)
+        if self.ep < 1 or self.num_ranks % (self.ep * self.expert_tp):
             message = (
                 f"ep x etp divides the ranks of a stage, found ep {self.ep} x etp "
                 f"{self.expert_tp} for {self.num_ranks} ranks (tp {self.tp}, dp {self.dp})"
@@ -63,9 +66,30 @@ class StageOptions:
         return self.etp or self.tp
 
     @property
+    def expert_ranks(self) -> int:
+        """Ranks that hold the experts of a layer together."""
+        return self.ep * self.expert_tp
+
+    @property
     def expert_dp(self) -> int:
         """Ranks that hold the same part of the same experts."""
-        return self.num_ranks // (self.ep * self.expert_tp)
+        return self.num_ranks // self.expert_ranks
+
+    @property
+    def of_experts(self) -> "StageOptions":
+        """Return the degrees and sharing of those ranks that hold experts, in place of the others.
+
+        Shard groups that do not divide the ranks with the same experts are all of these.
+        """
+        ranks = self.zero.shard_ranks
+        fits = ranks < self.expert_dp and not self.expert_dp % max(ranks, 1)
+        zero = self.zero if fits else replace(self.zero, shard_ranks=0)
+        return StageOptions(tp=self.expert_ranks, dp=self.expert_dp, zero=zero)
+
+    @property
+    def spreads_experts(self) -> bool:
+        """Whether experts lie otherwise than the weights that tp divides and every replica has."""
+        return self.ep > 1 or self.expert_tp != self.tp
 
     @property
     def others(self) -> dict[str, Any]:

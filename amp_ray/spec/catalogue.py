@@ -54,6 +54,24 @@ _ROWS: Final[tuple[_Row, ...]] = (
 )
 
 
+_LINKS: Final = {
+    15.75: ("T4",),  # PCIe 3, 16 lanes
+    31.5: ("A10", "A30", "A40", "L4", "L40S", "RTX3090", "RTX4090"),  # PCIe 4
+    63.0: ("RTX5090",),  # PCIe 5
+    80.0: ("P100-16",),  # NVLink 1
+    150.0: ("V100-16", "V100-32"),  # NVLink 2
+    300.0: ("A100-40", "A100-80"),  # NVLink 3
+    450.0: ("H100", "H200", "GH200"),  # NVLink 4
+    900.0: ("B200", "B300", "GB200", "GB300"),  # NVLink 5
+    448.0: ("MI300X", "MI325X"),  # seven links of Infinity Fabric
+    537.6: ("MI350X", "MI355X"),
+}
+"""Boards by the GB/s of all their links to others together, in one direction: same data sheets,
+which print both directions for NVLink and Infinity Fabric."""
+
+_LINK_OF: Final = {name: rate for rate, names in _LINKS.items() for name in names}
+
+
 def _device(row: _Row) -> Device:
     """Turn one row of the table into a data sheet in SI units."""
     name, gib, gbyte, units, fp32, fp16, bf16, gemm_fraction, source = row
@@ -67,6 +85,7 @@ def _device(row: _Row) -> Device:
         fp16_flops=None if fp16 is None else fp16 * TERA,
         bf16_flops=None if bf16 is None else bf16 * TERA,
         gemm_fraction=gemm_fraction,
+        link_bytes_per_s=_LINK_OF[name] * GIGA if name in _LINK_OF else None,
         source=source if name == CPU else f"{'AMD' if name in _AMD else 'NVIDIA'} {source}",
     )
 

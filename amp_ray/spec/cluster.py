@@ -3,17 +3,30 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import inf
+from typing import Final, Literal
 
 import numpy as np
 
+from amp_ray.spec.constants import Constants
 from amp_ray.spec.device import Device
-from amp_ray.units import microseconds_to_s
+from amp_ray.units import GIGA, gbit_per_s_to_bytes_per_s, microseconds_to_s
 
 DEFAULT_INTRA_LATENCY_S = microseconds_to_s(8)
 """One NCCL step within a node (NVLink or PCIe); NCCL's own tuning tables say 5-15 us."""
 
 DEFAULT_INTER_LATENCY_S = microseconds_to_s(25)
 """One NCCL step between nodes; InfiniBand 10-20 us, TCP over a cloud NIC 20-40 us."""
+
+
+Protocol = Literal["tcp", "rdma"]
+
+_REACHED: Final[Mapping[Protocol, tuple[float, float]]] = {
+    "tcp": (0.95, gbit_per_s_to_bytes_per_s(38)),
+    "rdma": (0.96, inf),
+}
+"""Share of the line rate that collectives reach, and the most of all. TCP of one host keeps up with
+slow lines alone: .95 of 10 Gbit/s, .79 of 50; InfiniBand reaches .96 at any rate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,12 +41,14 @@ class Link:
             that of a message.
         rates: Sizes in bytes, ascending, and the rate of a message or collective of each size;
             empty where all have the same rate.
+        protocol: Of a network interface, where it is known.
     """
 
     bandwidth_bytes_per_s: float
     latency_s: float
     collective_latency_s: float | None = None
     rates: tuple[tuple[float, float], ...] = ()
+    protocol: Protocol | None = None
 
     def __post_init__(self) -> None:
         """Refuse rates that would make a transfer free or impossible."""
@@ -65,9 +80,24 @@ class Link:
         return replace(self, bandwidth_bytes_per_s=rate, rates=())
 
     @property
+    def line_bytes_per_s(self) -> float:
+        """Rate of which `Constants.nic_efficiency` is reached.
+
+        Where the protocol is known, that constant is a correction of what the protocol reaches.
+        """
+        if self.protocol is None:
+            return self.bandwidth_bytes_per_s
+        share, most = _REACHED[self.protocol]
+        return min(share * self.bandwidth_bytes_per_s, most) / Constants().nic_efficiency
+
+    @property
     def step_s(self) -> float:
         """Latency of one step of a collective."""
         return self.latency_s if self.collective_latency_s is None else self.collective_latency_s
+
+
+_SLOW: Final = 0.25
+"""Below this share of what boards reach, a rate is more likely a slip of the unit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +120,14 @@ class Node:
     inter: Link
     zone: str = ""
     price_per_device_hour: float | None = None
+
+    @property
+    def is_slow_within(self) -> bool:
+        """Whether its link is stated at less than a quarter of what its boards reach by default."""
+        own = self.device.reached_link_bytes_per_s
+        if own is None or self.num_slots == 1:
+            return False
+        return self.intra.bandwidth_bytes_per_s < own * _SLOW
 
     def __post_init__(self) -> None:
         """Refuse an empty node, and one that pays."""
@@ -188,6 +226,16 @@ class Cluster:
         joined = (each.link for each in self.zone_links.values())
         own = (link for node in self.nodes for link in (node.intra, node.inter))
         return any(link.rates for link in (*own, *joined, *self.pair_links.values()))
+
+    @cached_property
+    def slow_links(self) -> str:
+        """Name the nodes whose link is stated at less than a quarter of what their boards reach."""
+        slow = dict.fromkeys(
+            f"{node.intra.bandwidth_bytes_per_s / GIGA:.3g} GB/s within nodes of {node.device.name}"
+            for node in self.nodes
+            if node.is_slow_within
+        )
+        return ", ".join(slow)
 
     @property
     def has_prices(self) -> bool:

@@ -45,6 +45,10 @@ class Constants:
             by itself it is the factor of measured layer times.
         context_scale: Memory of context, communicators and workspaces against the runtime's.
         allocator_scale: Reserved memory of temporary tensors against the runtime's.
+        expert_imbalance: Tokens of the busiest rank over those of the average one, where experts
+            lie on several ranks; 1 where routing is forced to be even. Auxiliary losses keep it
+            near 1.1 once a router has settled (Fedus et al., arXiv:2101.03961, section 2.2, drop
+            less than 1 % of the tokens at a capacity of 1.25).
         memory_error: Lognormal sigma of the memory estimate.
         time_error: Lognormal sigma of the time estimate.
     """
@@ -68,6 +72,7 @@ class Constants:
     program_scale: float = 1.0
     context_scale: float = 1.0
     allocator_scale: float = 1.0
+    expert_imbalance: float = 1.1
     memory_error: float = 0.08
     time_error: float = 0.06
 
@@ -111,6 +116,7 @@ PRIOR_SIGMA: Final[Mapping[str, float]] = MappingProxyType(
         PROGRAM_SCALE: 0.70,
         "context_scale": 0.50,
         "allocator_scale": 0.10,
+        "expert_imbalance": 0.10,
     }
 )
 """How far a constant may plausibly lie from its value: sigma of the logarithm of the ratio."""

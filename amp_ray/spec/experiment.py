@@ -35,6 +35,7 @@ class SearchLimits:
         max_tp: None = as many as the slots of a node.
         max_pp: Largest pipeline parallel degree; None = no limit.
         max_dp: Largest data parallel degree; None = no limit.
+        max_ep: Largest expert parallel degree; None = no limit.
         micro_batch_sizes: The sizes to look at; None = every one that divides the batch.
         tp_across_nodes: Whether the ranks of a tensor-parallel group may sit on several nodes.
         launchable: Whether only strategies that the runtime launches as they are matter.
@@ -50,6 +51,7 @@ class SearchLimits:
     max_tp: int | None = None
     max_pp: int | None = None
     max_dp: int | None = None
+    max_ep: int | None = None
     micro_batch_sizes: tuple[int, ...] | None = None
     tp_across_nodes: bool = False
     launchable: bool = False

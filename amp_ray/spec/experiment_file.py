@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, Discriminator, Field, Tag
 
 from amp_ray.spec.access import SshSettings
+from amp_ray.spec.cluster import Protocol
 from amp_ray.spec.experiment import Objective, Space
 from amp_ray.spec.model import MOST_LAYERS
 from amp_ray.spec.own_program import BuiltIn, Per
@@ -157,8 +158,11 @@ class NodeSection(Section):
         Discriminator(_kind),
     ]
     slots: Few
-    intra_gbit_per_s: AnyLinkRate
-    inter_gbit_per_s: AnyLinkRate
+    intra_gbit_per_s: AnyLinkRate | None = None
+    intra_gbyte_per_s: AnyLinkRate | None = None
+    inter_gbit_per_s: AnyLinkRate | None = None
+    inter_gbyte_per_s: AnyLinkRate | None = None
+    protocol: Protocol | None = None
     intra_latency_us: Latency | None = None
     inter_latency_us: Latency | None = None
     intra_collective_us: Latency | None = None
@@ -173,7 +177,8 @@ class LinkSection(Section):
     """One entry of ``cluster.links``: what joins a single pair of nodes, or two zones."""
 
     between: Annotated[list[Text], Field(min_length=2, max_length=2)]
-    gbit_per_s: AnyLinkRate
+    gbit_per_s: AnyLinkRate | None = None
+    gbyte_per_s: AnyLinkRate | None = None
     latency_us: Latency | None = None
     collective_us: Latency | None = None
     price_per_gbyte: Price | None = None
@@ -203,6 +208,7 @@ class SearchSection(Section):
     max_tp: Count | None = None
     max_pp: Count | None = None
     max_dp: Count | None = None
+    max_ep: Count | None = None
     micro_batch_sizes: Annotated[list[Count], Field(min_length=1)] | None = None
     tp_across_nodes: Flag = False
     launchable: Flag = False

@@ -9,8 +9,12 @@ parallel ranks each send a share of the tokens, as sequence parallelism divides 
 
 from dataclasses import dataclass, replace
 from math import ceil
+from typing import Final
 
-from amp_ray.spec.operator import Elementwise, Gemm, Operator
+from amp_ray.spec.operator import AllReduce, Elementwise, Gemm, Operator
+
+PASSES: Final[tuple[AllReduce, AllReduce]] = ("backward", "forward")
+"""After which the ranks that divide experts add up what was dispatched, and combined."""
 
 ROUTER_KERNELS = 6
 """Softmax, top-k, counts per expert, sorting."""
@@ -43,39 +47,42 @@ class Experts:
         return (
             *self._router(),
             replace(dispatch, all_reduce="backward", all_reduce_elements=stream),
-            *self._products(self.num_experts, self.tokens * self.per_token, sharded=True),
+            *self._products(self.num_experts, self.tokens * self.per_token, divided=True),
             replace(combine, all_reduce="forward", all_reduce_elements=stream),
         )
 
     def spread(self, *, tp: int, ep: int, etp: int, load: float) -> tuple[Operator, ...]:
-        """Return what a rank computes that has the experts of one of ``ep`` ranks.
+        """Return what the ranks of a tensor-parallel group compute of experts that are shared out.
+
+        As of other operators tp divides all of it: a rank has ``num_experts / ep`` experts with
+        ``etp`` 1, and a part of each of as many with ``etp`` tp. What a group sends away comes back
+        from others, so that it has as many copies of tokens as its own make, but for the load.
 
         Args:
-            tp: Tensor parallel degree of the layer, which divides the tokens that a rank sends.
+            tp: Tensor parallel degree.
             ep: Ranks that share the experts out.
             etp: Ranks that divide each of them: tp, or 1.
             load: Tokens of the busiest rank over those of the average one.
         """
         copies = self.tokens * self.per_token
-        dispatch, combine = self._moves(sorts=2 if ep < self.num_experts else 1)
-        sent = float(copies * self.hidden) if ep > 1 else 0.0
-        gathered = float(copies * self.hidden) if etp > 1 else 0.0
-        rows = load * copies * etp / tp
+        moved = float(copies * self.hidden)
+        dispatch, combine = (
+            replace(
+                op,
+                exchange_elements=moved if ep > 1 else 0.0,
+                all_reduce=direction,
+                all_reduce_elements=moved if etp > 1 else 0.0,
+            )
+            for op, direction in zip(
+                self._moves(sorts=1 if ep == self.num_experts else 2), PASSES, strict=True
+            )
+        )
+        held = self.num_experts // ep * (tp // etp)
         return (
             *self._router(),
-            replace(
-                dispatch,
-                exchange_elements=sent,
-                all_reduce="backward",
-                all_reduce_elements=gathered,
-            ),
-            *self._products(self.num_experts // ep, rows, sharded=etp == tp),
-            replace(
-                combine,
-                exchange_elements=sent,
-                all_reduce="forward",
-                all_reduce_elements=gathered,
-            ),
+            dispatch,
+            *self._products(held, load * copies, divided=etp == tp),
+            combine,
         )
 
     def _router(self) -> tuple[Operator, ...]:
@@ -111,13 +118,13 @@ class Experts:
         )
         return dispatch, replace(dispatch, name="combine")
 
-    def _products(self, num_experts: int, rows: float, *, sharded: bool) -> tuple[Operator, ...]:
+    def _products(self, num_experts: int, rows: float, *, divided: bool) -> tuple[Operator, ...]:
         """Return the grouped products of some experts and the activation between them.
 
         Args:
-            num_experts: On the rank.
+            num_experts: On the ranks of a tensor-parallel group together.
             rows: Tokens of them all, per sample.
-            sharded: Whether tensor parallelism divides each of them.
+            divided: Whether tensor parallelism divides each of them, and not their number.
         """
         inner, own = rows * self.feed_forward, self.activation
         first = Gemm(
@@ -126,8 +133,9 @@ class Experts:
             columns=2 * self.feed_forward,
             inner=self.hidden,
             batch=num_experts,
-            shard="columns" if sharded else "none",
+            shard="columns" if divided else "batch",
             saved_elements=rows * self.hidden,
+            saved_sharded=not divided,
             is_expert=True,
         )
         return (
@@ -138,15 +146,14 @@ class Experts:
                 forward_elements=own.forward_elements * inner,
                 backward_elements=own.backward_elements * inner,
                 saved_elements=own.saved_elements * inner,
-                sharded=sharded,
             ),
             replace(
                 first,
                 name="experts-out",
                 columns=self.hidden,
                 inner=self.feed_forward,
-                shard="inner" if sharded else "none",
+                shard="inner" if divided else "batch",
                 saved_elements=inner,
-                saved_sharded=sharded,
+                saved_sharded=True,
             ),
         )

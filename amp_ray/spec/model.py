@@ -50,6 +50,11 @@ class Layer:
         return sum(op.sharded_parameters for op in self.operators)
 
     @cached_property
+    def expert_parameters(self) -> int:
+        """Parameters of its experts, which are among the sharded ones."""
+        return sum(op.sharded_parameters for op in self.gemms if op.is_expert)
+
+    @cached_property
     def replicated_parameters(self) -> int:
         """Parameters that every tensor-parallel rank holds."""
         return sum(op.replicated_parameters for op in self.operators)
@@ -86,6 +91,11 @@ class Layer:
     def forward_flops(self) -> float:
         """Operations of matrix products of one sample's forward pass."""
         return float(sum(op.flops for op in self.operators))
+
+    @cached_property
+    def exchanges(self) -> tuple[float, ...]:
+        """Elements per sample of each all-to-all of one pass."""
+        return tuple(op.exchange_elements for op in self.elementwise if op.exchange_elements)
 
     @cached_property
     def measurable(self) -> tuple[Operator, ...]:

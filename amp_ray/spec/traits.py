@@ -434,6 +434,7 @@ MEGATRON_CORE: Final = replace(
     scatters_gradients=True,
     overlaps_gradient_sync=True,
     overlaps_weight_gather=True,
+    expert_parallel=True,
 )
 
 NANOTRON: Final = RuntimeTraits(

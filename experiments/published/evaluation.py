@@ -19,8 +19,8 @@ BAND_SIGMA: Final = 0.3
 
 BAND_PERCENTILES: Final = (5, 95)
 
-_NOT_DRAWN: Final = ("memory_error", "time_error", PROGRAM_SCALE)
-"""Constants that tell how sure the model is, and the one that moves all the others."""
+_NOT_DRAWN: Final = ("memory_error", "time_error", PROGRAM_SCALE, "expert_imbalance")
+"""Constants that tell how sure the model is, that move all others, or that dense models lack."""
 
 Metrics = Mapping[str, float]
 

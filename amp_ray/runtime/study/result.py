@@ -5,6 +5,7 @@ import io
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, Literal
 
 from amp_ray.calibration import calibration_to_json
@@ -132,6 +133,7 @@ def _parts(result: StudyResult, study: str) -> Iterator[tuple[str, Any]]:
     yield "schema", SCHEMA
     yield "study", study
     yield "experiment", state.experiment.name
+    yield "experiment_file", str(Path(state.experiment.source.file).absolute())
     yield "ending", result.ending
     yield "ending_text", ENDINGS[result.ending]
     yield "trials", (trial_json(trial_record, cluster) for trial_record in state.trials)

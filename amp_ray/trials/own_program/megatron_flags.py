@@ -1,19 +1,32 @@
 """A strategy as arguments of Megatron-LM and Megatron-DeepSpeed."""
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Final
 
 from amp_ray.spec.candidate import Candidate
+from amp_ray.spec.chunks import all_bounds
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.model import Model
 from amp_ray.spec.strategy import Strategy, candidate_of
+from amp_ray.spec.traits import RuntimeTraits
 
 MEGATRON_DEEPSPEED: Final = "megatron"
 """Name of the runtime that shards the optimizer by DeepSpeed's settings, not by Megatron's own."""
 
-_MAX_MEGATRON_ZERO_STAGE: Final = 1
-"""Megatron's distributed optimizer shards what ZeRO-1 does."""
+_SHARDED: Final = {2: "optim_grads", 3: "optim_grads_params"}
+"""What Megatron's own FSDP shards, by ZeRO stage."""
+
+_OTHERS: Final = {
+    "ep": "expert-model-parallel-size",
+    "etp": "expert-tensor-parallel-size",
+    "cp": "context-parallel-size",
+    "sequence_parallel": "sequence-parallel",
+}
+"""Flags of the dimensions of a stage beside tp, dp and recompute."""
+
+LETTERS: Final = {"embedding": "E", "block": "t", "head": "L"}
+"""Of ``--pipeline-model-parallel-layout``; the final norm goes with the head."""
 
 
 def megatron_flags(experiment: Experiment, strategy: Strategy) -> tuple[str, ...]:
@@ -25,26 +38,47 @@ def megatron_flags(experiment: Experiment, strategy: Strategy) -> tuple[str, ...
     Raises:
         ValueError: If Megatron has no flags for such a strategy or model.
     """
+    trials = experiment.trials
+    num_steps = trials.num_warmup_steps + trials.num_steps
+    length = ("--train-iters", str(num_steps), "--log-interval", "1")
+    return (*strategy_flags(experiment, strategy), *length)
+
+
+def strategy_flags(experiment: Experiment, strategy: Strategy) -> tuple[str, ...]:
+    """Return the arguments that name what a strategy decides.
+
+    Raises:
+        ValueError: If Megatron has no flags for such a strategy or model.
+    """
     candidate = candidate_of(strategy)
-    trials, traits = experiment.trials, experiment.traits
-    blocks = stage_blocks(_checked(experiment.model), strategy.bounds)
+    model, traits = _checked(experiment.model), experiment.traits
+    blocks = stage_blocks(model, strategy.bounds)
     sizes = {
         "tensor-model-parallel-size": candidate.options.tp,
         "pipeline-model-parallel-size": candidate.pp,
         "micro-batch-size": candidate.micro_batch_size,
         "global-batch-size": candidate.global_batch_size,
         "num-layers": sum(blocks),
-        "train-iters": trials.num_warmup_steps + trials.num_steps,
-        "log-interval": 1,
     }
     return (
         *(word for name, size in sizes.items() for word in (f"--{name}", str(size))),
-        *_stage_flags(blocks, traits.name),
-        *_interleaving_flags(blocks, traits.virtual_stages),
+        *_other_flags(candidate),
+        *_stage_flags(model, strategy, traits),
         *_recompute_flags(candidate),
         *([] if experiment.precision == "fp32" else [f"--{experiment.precision}"]),
-        *_zero_flags(experiment),
+        *_zero_flags(strategy, traits.name),
     )
+
+
+def _other_flags(candidate: Candidate) -> list[str]:
+    """Name the dimensions that are not off."""
+    flags = []
+    for name, value in candidate.options.others.items():
+        if name not in _OTHERS:
+            message = f"Megatron has no flag for {name} {value}"
+            raise ValueError(message)
+        flags += [f"--{_OTHERS[name]}", *([] if value is True else [str(value)])]
+    return flags
 
 
 def stage_blocks(model: Model, bounds: Sequence[int]) -> tuple[int, ...]:
@@ -63,48 +97,46 @@ def _checked(model: Model) -> Model:
     return model
 
 
-def _stage_flags(blocks: tuple[int, ...], runtime: str) -> list[str]:
+def _stage_flags(model: Model, strategy: Strategy, traits: RuntimeTraits) -> list[str]:
     """Say how blocks are divided; first and last stage may have numbers of their own.
 
-    Embedding and head need no check: where every stage has blocks, they are on the first and
-    the last stage, as in Megatron.
+    Any other cuts are a layout, which Megatron-LM takes since its core 0.12. Where every stage has
+    blocks, embedding and head are on the first and the last stage anyway.
     """
-    found = f"found stages with {', '.join(map(str, blocks))} blocks"
-    if min(blocks) < 1:
-        message = f"Megatron needs a transformer block in every stage, {found}"
-        raise ValueError(message)
+    blocks = stage_blocks(model, all_bounds(model, strategy))
     if len(set(blocks)) == 1:
-        return []
-    if runtime == MEGATRON_DEEPSPEED:
-        message = f"Megatron-DeepSpeed divides the blocks evenly among the stages, {found}"
-        raise ValueError(message)
-    first = ["--decoder-first-pipeline-num-layers", str(blocks[0])]
-    last = ["--decoder-last-pipeline-num-layers", str(blocks[-1])]
-    if len(set(blocks[1:])) == 1:
-        return first
-    if len(set(blocks[:-1])) == 1:
-        return last
-    if len(set(blocks[1:-1])) == 1:
-        return [*first, *last]
-    message = (
-        "Megatron lets the first and the last stage have a number of blocks of their own; the "
-        f"others must all have the same, {found}"
-    )
-    raise ValueError(message)
-
-
-def _interleaving_flags(blocks: tuple[int, ...], virtual_stages: int) -> list[str]:
-    """Say how many blocks of a stage follow each other, where its schedule is interleaved."""
-    if virtual_stages == 1 or len(blocks) == 1:
-        return []
-    size, rest = divmod(blocks[0], virtual_stages)
-    if rest or len(set(blocks)) > 1:
+        part = ["--num-layers-per-virtual-pipeline-stage", str(blocks[0])]
+        return part if strategy.virtual_stages > 1 else []
+    if traits.name == MEGATRON_DEEPSPEED:
         message = (
-            f"an interleaved schedule needs the same number of blocks in every stage, divisible by "
-            f"virtual_stages {virtual_stages}, found {', '.join(map(str, blocks))}"
+            "Megatron-DeepSpeed divides the blocks evenly among the stages, found stages with "
+            f"{', '.join(map(str, blocks))} blocks"
         )
         raise ValueError(message)
-    return ["--num-layers-per-virtual-pipeline-stage", str(size)]
+    if strategy.virtual_stages == 1 and min(blocks) > 0:
+        first = ["--decoder-first-pipeline-num-layers", str(blocks[0])]
+        last = ["--decoder-last-pipeline-num-layers", str(blocks[-1])]
+        if len(set(blocks[1:])) == 1:
+            return first
+        if len(set(blocks[:-1])) == 1:
+            return last
+        if len(set(blocks[1:-1])) == 1:
+            return [*first, *last]
+    return ["--pipeline-model-parallel-layout", layout_text(model, all_bounds(model, strategy))]
+
+
+def layout_text(model: Model, bounds: Sequence[int]) -> str:
+    """Return the layers of every stage, or of every chunk in the order of the model.
+
+    Returns:
+        Text such as ``Et*3|t*4|tL``: embedding and three blocks, four blocks, one and the head.
+    """
+    stages = []
+    for first, end in pairwise(bounds):
+        letters = "".join(LETTERS.get(layer.kind, "") for layer in model.layers[first:end])
+        runs = [(letter, len(list(run))) for letter, run in groupby(letters)]
+        stages.append("".join(f"{one}*{size}" if size > 1 else one for one, size in runs))
+    return "|".join(stages)
 
 
 def _recompute_flags(candidate: Candidate) -> list[str]:
@@ -122,14 +154,18 @@ def _recompute_flags(candidate: Candidate) -> list[str]:
     return [word for name, value in flags for word in (f"--recompute-{name}", value)]
 
 
-def _zero_flags(experiment: Experiment) -> list[str]:
-    """Say how the optimizer is sharded."""
-    stage = experiment.zero_stage
-    if experiment.traits.name == MEGATRON_DEEPSPEED:
-        return ["--zero-stage", str(stage)]
-    if stage > _MAX_MEGATRON_ZERO_STAGE:
-        message = (
-            f"zero_stage is {stage}; Megatron shards the optimizer alone, which is zero_stage 1"
-        )
+def _zero_flags(strategy: Strategy, runtime: str) -> list[str]:
+    """Say what data-parallel ranks share out."""
+    zero = strategy.zero
+    if runtime == MEGATRON_DEEPSPEED:
+        return ["--zero-stage", str(zero.stage)]
+    if zero.keeps_weights or (zero.shard_ranks and zero.stage in _SHARDED):
+        message = f"Megatron shards weights over all data-parallel ranks, found zero_stage {zero}"
         raise ValueError(message)
-    return ["--use-distributed-optimizer"] if stage else []
+    if zero.stage in _SHARDED:
+        return ["--use-megatron-fsdp", "--data-parallel-sharding-strategy", _SHARDED[zero.stage]]
+    if not zero.stage:
+        return []
+    copies = (strategy.dp or 1) // zero.shards(strategy.dp or 1)
+    several = ["--num-distributed-optimizer-instances", str(copies)] if copies > 1 else []
+    return ["--use-distributed-optimizer", *several]

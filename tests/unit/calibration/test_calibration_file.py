@@ -49,7 +49,7 @@ def change(key: str, value: object) -> Callable[[Record], None]:
         (change("schema", 2), "schema 2; this version reads 1"),
         (lambda record: record.pop("time_error"), "time_error: Field required"),
         (change("time_error", "x"), "time_error: .*number"),
-        (change("covariance", [[1.0]]), "covariance: expected 13 rows"),
+        (change("covariance", [[1.0]]), "covariance: expected 14 rows"),
         (change("fingerprint", {}), "key 'model' is missing"),
         (
             change(

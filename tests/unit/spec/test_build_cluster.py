@@ -6,8 +6,10 @@ from amp_ray.spec.cluster import (
     DEFAULT_INTRA_LATENCY_S,
     Cluster,
     Link,
+    Node,
     ZoneLink,
 )
+from amp_ray.spec.constants import Constants
 from support.experiments import SMALL, experiment_from
 
 NODES = "    - {count: 2, device: T4, slots: 2, intra_gbit_per_s: 50, inter_gbit_per_s: 10}\n"
@@ -138,3 +140,48 @@ def test_a_link_may_be_a_table_of_rates_by_size() -> None:
 def test_a_wrong_table_of_rates_is_led_to_its_key(table: str) -> None:
     with pytest.raises(InputError, match=r"test\.yaml:\d+: cluster\.nodes\.0\.inter_gbit_per_s"):
         cluster(NODES.replace("inter_gbit_per_s: 10", f"inter_gbit_per_s: {table}"))
+
+
+def one(node: str) -> Node:
+    """The first node of a cluster whose entry ends so."""
+    return cluster(f"    - {{device: H100, slots: 8, {node}}}\n").nodes[0]
+
+
+def test_boards_know_what_their_own_links_reach() -> None:
+    assert one("inter_gbit_per_s: 400").intra.bandwidth_bytes_per_s == 225e9
+    described = "    - {device: {name: X, memory_gib: 8, memory_gbyte_per_s: 100, fp16_tflops: 10}"
+    with pytest.raises(InputError, match=r"intra_gbit_per_s is missing .*knows no link"):
+        cluster(f"{described}, slots: 2, inter_gbit_per_s: 10}}\n")
+
+
+def test_rates_may_be_given_in_bytes() -> None:
+    node = one("intra_gbyte_per_s: 100, inter_gbyte_per_s: [[1, 10], [1000, 50]]")
+    assert node.intra.bandwidth_bytes_per_s == 100e9
+    assert node.inter.rates == ((1.0, 10e9), (1000.0, 50e9))
+    with pytest.raises(InputError, match="found inter_gbit_per_s and inter_gbyte_per_s"):
+        one("inter_gbit_per_s: 400, inter_gbyte_per_s: 50")
+    with pytest.raises(InputError, match=r"inter_gbit_per_s is missing \(or inter_gbyte_per_s\)"):
+        one("intra_gbyte_per_s: 100")
+
+
+def test_a_rate_below_a_quarter_of_the_boards_is_named() -> None:
+    fast, slow = "intra_gbit_per_s: 450", "intra_gbit_per_s: 449"
+    assert (
+        cluster(f"    - {{device: H100, slots: 8, inter_gbit_per_s: 9, {fast}}}\n").slow_links == ""
+    )
+    found = cluster(f"    - {{device: H100, slots: 8, inter_gbit_per_s: 9, {slow}}}\n").slow_links
+    assert found == "56.1 GB/s within nodes of H100"
+    alone = cluster(f"    - {{device: H100, slots: 1, inter_gbit_per_s: 9, {slow}}}\n")
+    assert alone.slow_links == ""
+
+
+@pytest.mark.parametrize(
+    ("protocol", "gbit_per_s", "reached"),
+    [("tcp", 10, 9.5), ("tcp", 50, 38), ("rdma", 200, 192), (None, 100, 85)],
+)
+def test_what_a_network_reaches_follows_from_its_protocol(
+    protocol: str | None, gbit_per_s: float, reached: float
+) -> None:
+    said = "" if protocol is None else f", protocol: {protocol}"
+    line = one(f"inter_gbit_per_s: {gbit_per_s}{said}").inter.line_bytes_per_s
+    assert line * Constants().nic_efficiency * 8 / 1e9 == pytest.approx(reached)

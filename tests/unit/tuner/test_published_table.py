@@ -18,6 +18,7 @@ from support.replaying import Answers, Replay, fastest, play, study, with_factor
 NO_TIME: Final = (
     *("memory_error", "time_error", "context_scale", "allocator_scale"),
     "program_scale",  # moves all others
+    "expert_imbalance",  # of models with experts
 )
 TIME: Final = [each.name for each in fields(Constants) if each.name not in NO_TIME]
 

@@ -1,4 +1,5 @@
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate
 
 import pytest
@@ -7,6 +8,7 @@ from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.recompute import FULL, NO_RECOMPUTE, SELECTIVE, Recompute
 from amp_ray.spec.strategy import Stage, StageOptions, Strategy
+from amp_ray.spec.zero import NO_ZERO, Zero
 from amp_ray.trials.own_program.megatron_flags import megatron_flags, stage_blocks
 from support.experiments import small_experiment
 
@@ -23,11 +25,16 @@ def experiment(*keys: str, num_layers: int = 6) -> Experiment:
     )
 
 
-def strategy(blocks: Sequence[int], tp: int = 1, recompute: Recompute = NO_RECOMPUTE) -> Strategy:
+def strategy(
+    blocks: Sequence[int],
+    tp: int = 1,
+    recompute: Recompute = NO_RECOMPUTE,
+    zero: Zero = NO_ZERO,
+) -> Strategy:
     """Make a strategy by the blocks of its stages: an embedding before, norm and head behind."""
     cuts = [1 + number for number in accumulate(blocks[:-1])]
     candidate = Candidate(
-        options=StageOptions(tp=tp, dp=1, recompute=recompute),
+        options=StageOptions(tp=tp, dp=1, recompute=recompute, zero=zero),
         pp=len(blocks),
         micro_batch_size=2,
         num_micro_batches=4,
@@ -39,7 +46,9 @@ def flags(blocks: Sequence[int], *keys: str) -> dict[str, str]:
     """Return every flag with its value."""
     found: dict[str, str] = {}
     name = ""
-    for word in megatron_flags(experiment(*keys, num_layers=sum(blocks)), strategy(blocks)):
+    given = experiment(*keys, num_layers=sum(blocks))
+    plan = strategy(blocks, zero=Zero(stage=given.zero_stage))
+    for word in megatron_flags(given, plan):
         if word.startswith("--"):
             name = word
         found[name] = "" if word == name else word
@@ -50,7 +59,7 @@ def test_an_even_strategy_needs_the_plain_flags_only() -> None:
     assert megatron_flags(experiment("precision: bf16"), strategy([3, 3], tp=2)) == (
         *("--tensor-model-parallel-size", "2", "--pipeline-model-parallel-size", "2"),
         *("--micro-batch-size", "2", "--global-batch-size", "8", "--num-layers", "6"),
-        *("--train-iters", "25", "--log-interval", "1", "--bf16"),
+        *("--bf16", "--train-iters", "25", "--log-interval", "1"),
     )
 
 
@@ -77,14 +86,14 @@ def test_first_and_last_stage_may_have_a_number_of_their_own(
     assert (found.get(FIRST), found.get(LAST)) == (first, last)
 
 
-def test_uneven_middle_stages_are_refused() -> None:
-    with pytest.raises(ValueError, match="found stages with 2, 1, 2, 2 blocks"):
-        flags([2, 1, 2, 2])
-
-
-def test_a_stage_without_blocks_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"a transformer block in every stage, found .* 0, 6"):
-        flags([0, 6])
+@pytest.mark.parametrize(
+    ("blocks", "layout"),
+    [([2, 1, 2, 2], "Et*2|t|t*2|t*2L"), ([0, 6], "E|t*6L"), ([3, 3, 0], "Et*3|t*3|L")],
+)
+def test_other_cuts_are_a_layout(blocks: list[int], layout: str) -> None:
+    found = flags(blocks)
+    assert found["--pipeline-model-parallel-layout"] == layout
+    assert not {FIRST, LAST} & found.keys()
 
 
 def test_megatron_deepspeed_divides_evenly() -> None:
@@ -112,9 +121,14 @@ def test_megatron_deepspeed_takes_the_zero_stage(stage: str) -> None:
     assert "--use-distributed-optimizer" not in found
 
 
-def test_zero_stages_that_megatron_does_not_have_are_refused() -> None:
-    with pytest.raises(ValueError, match="zero_stage is 2"):
-        flags([3, 3], "zero_stage: 2", "traits: {max_zero_stage: 2}")
+def test_sharded_gradients_and_weights_are_those_of_its_own_fsdp() -> None:
+    found = []
+    for stage in (2, 3):
+        words = megatron_flags(experiment(), strategy([6], zero=Zero(stage=stage)))
+        first = words.index("--use-megatron-fsdp")
+        found.append(words[first + 1 : first + 3])
+    name = "--data-parallel-sharding-strategy"
+    assert found == [(name, "optim_grads"), (name, "optim_grads_params")]
 
 
 def test_recompute_is_of_whole_blocks() -> None:
@@ -154,16 +168,23 @@ def test_the_attention_core_of_some_blocks_is_refused() -> None:
         megatron_flags(experiment(), strategy([3, 3], recompute=part))
 
 
+def chunked(blocks: list[int]) -> Sequence[str]:
+    """Return the flags of two chunks per stage."""
+    plan = replace(strategy(blocks), virtual_stages=2)
+    return megatron_flags(experiment("runtime: megatron-core", num_layers=sum(blocks)), plan)
+
+
 def test_an_interleaved_schedule_names_the_blocks_of_a_part() -> None:
-    keys = ("runtime: megatron-lm-2022", "traits: {virtual_stages: 2}")
-    assert flags([4, 4], *keys)["--num-layers-per-virtual-pipeline-stage"] == "2"
-    assert "--num-layers-per-virtual-pipeline-stage" not in flags([4], *keys)
+    found = chunked([4, 4])
+    assert found[found.index("--num-layers-per-virtual-pipeline-stage") + 1] == "2"
 
 
-@pytest.mark.parametrize("blocks", [[3, 3], [2, 4]])
-def test_an_interleaved_schedule_needs_parts_of_one_size(blocks: list[int]) -> None:
-    with pytest.raises(ValueError, match=r"virtual_stages 2, found \d, \d"):
-        flags(blocks, "runtime: megatron-lm-2022", "traits: {virtual_stages: 2}")
+@pytest.mark.parametrize(
+    ("blocks", "layout"), [([3, 3], "Et|t|t*2|t*2L"), ([2, 4], "Et|t*2|t|t*2L")]
+)
+def test_interleaved_parts_of_several_sizes_are_a_layout(blocks: list[int], layout: str) -> None:
+    found = chunked(blocks)
+    assert found[found.index("--pipeline-model-parallel-layout") + 1] == layout
 
 
 def test_stages_that_differ_are_refused() -> None:

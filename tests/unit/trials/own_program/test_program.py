@@ -1,5 +1,6 @@
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from amp_ray.spec.candidate import Candidate, StageOptions
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.own_program import OwnProgram, Pattern
 from amp_ray.spec.strategy import Strategy
+from amp_ray.spec.traits import RUNTIMES
 from amp_ray.trials.launch import FOLDER, Launch
 from amp_ray.trials.own_program.program import program_launch, program_problem, program_reader
 from support.experiments import small_experiment
@@ -190,14 +192,14 @@ def test_a_strategy_of_another_experiment_is_refused(chosen: Strategy, message: 
 
 def test_what_a_strategy_cannot_say_is_refused_where_it_is_asked_for() -> None:
     uneven = strategy((0, 2, 3, 5, 9), pp=4, dp=1, num_micro_batches=4)
-    given = experiment(argv=["x", "{megatron_flags}"])
+    given = replace(experiment(argv=["x", "{megatron_flags}"]), traits=RUNTIMES["megatron"])
     with pytest.raises(InputError, match=r"argv\.1: {megatron_flags} has no value here: Megatron"):
         launch(given, uneven)
     assert launch(experiment(argv=["{stage_blocks}"]), uneven).commands[0].argv == ("1,1,2,2",)
 
 
 def test_a_problem_is_told_without_an_exception() -> None:
-    given = experiment(argv=["{megatron_flags}"])
+    given = replace(experiment(argv=["{megatron_flags}"]), traits=RUNTIMES["megatron"])
     problem = program_problem(given, strategy((0, 2, 3, 5, 9), pp=4, dp=1, num_micro_batches=4))
     assert problem is not None
     assert "1, 1, 2, 2 blocks" in problem

@@ -5,6 +5,7 @@ import pytest
 from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.recompute import FULL
 from amp_ray.spec.strategy import Stage, StageOptions, Strategy
+from amp_ray.spec.traits import RUNTIMES
 from amp_ray.trials.launch import FOLDER, MASTER_ADDRESS, MASTER_PORT, node_commands, rank_commands
 from amp_ray.trials.own_program.placeholders import PLACEHOLDERS, SEVERAL
 from amp_ray.trials.own_program.values import command_values, strategy_values
@@ -118,7 +119,8 @@ def test_what_megatron_cannot_do_has_a_reason() -> None:
         options=StageOptions(tp=1, dp=1), pp=4, micro_batch_size=2, num_micro_batches=4
     )
     uneven = Strategy.uniform(candidate, (0, 2, 3, 5, 9))
-    values = strategy_values(small_experiment(), uneven)
+    given = replace(small_experiment(), traits=RUNTIMES["megatron"])
+    values = strategy_values(given, uneven)
     assert "1, 1, 2, 2 blocks" in values.missing["megatron_flags"]
     assert not values.several
 

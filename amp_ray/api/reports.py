@@ -1,0 +1,72 @@
+"""Plans and studies as one page."""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from amp_ray.api.functions import AnyPath, CostModel, Progress, Source, plan
+from amp_ray.api.functions import load as load_source
+from amp_ray.calibration import Calibration
+from amp_ray.errors import InputError
+from amp_ray.report.page import page
+from amp_ray.report.record import plan_record, study_record
+from amp_ray.runtime.files import write_text
+from amp_ray.runtime.planning import OURS
+from amp_ray.runtime.study.reading import read_study
+
+
+def write_report(
+    source: Source,
+    output: AnyPath,
+    *,
+    changes: Sequence[str] = (),
+    cost_model: CostModel = OURS,
+    calibration: Calibration | AnyPath | None = None,
+    transfer: bool = False,
+    progress: Progress | None = None,
+) -> None:
+    """Write an experiment's plan, or a study, as one static page that needs no network.
+
+    Args:
+        source: The folder of a study, or an experiment; see `amp_ray.load`.
+        output: The page, an ``.html`` file.
+        changes: See `amp_ray.load`.
+        cost_model: Whose predictions; a study's are ours.
+        calibration: See `amp_ray.load`; a study has its own.
+        transfer: See `amp_ray.load`.
+        progress: Told how far the search is.
+
+    Raises:
+        InputError: If something does not fit, or the page cannot be written.
+    """
+    target = Path(output)
+    if target.suffix not in {".html", ".htm"}:
+        message = f"{target}: the report is a page; name it .html"
+        raise InputError(message)
+    if isinstance(source, str | os.PathLike) and Path(source).is_dir():
+        if changes or calibration is not None or cost_model != OURS:
+            message = (
+                "a study has its own experiment, cost model and calibration: no options go with it"
+            )
+            raise InputError(message)
+        folder = Path(source)
+        study = read_study(folder)
+        own = folder / "calibration.json"
+        found = plan(
+            study.experiment, calibration=own if own.is_file() else None, progress=progress
+        )
+        best = found.best
+        measured = None if best is None else study.timeline(best.strategy)
+        record = study_record(found.planned, study.result, measured, source=str(folder))
+    else:
+        experiment = load_source(source, changes=changes)
+        found = plan(
+            experiment,
+            cost_model=cost_model,
+            calibration=calibration,
+            transfer=transfer,
+            progress=progress,
+        )
+        name = "EXPERIMENT.yaml" if isinstance(source, Mapping) else str(experiment.source.file)
+        record = plan_record(found.planned, source=name)
+    write_text(target, page(record))

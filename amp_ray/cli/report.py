@@ -1,0 +1,55 @@
+"""``amp-ray report``: a plan or a study as one page."""
+
+from pathlib import Path
+
+import click
+
+from amp_ray import api
+from amp_ray.cli.options import (
+    calibration_options,
+    configure_logging,
+    cost_model_option,
+    search_progress,
+    set_option,
+    verbose_option,
+)
+
+
+@click.command()
+@click.argument("source", metavar="STUDY|EXPERIMENT.yaml", type=click.Path(path_type=Path))
+@set_option
+@click.option(
+    "-o",
+    "--output",
+    "output",
+    required=True,
+    metavar="report.html",
+    type=click.Path(path_type=Path),
+    help="File to write.",
+)
+@cost_model_option
+@calibration_options
+@verbose_option
+def report(
+    *,
+    source: Path,
+    changes: tuple[str, ...],
+    output: Path,
+    cost_model: api.CostModel,
+    calibration_path: Path | None,
+    transfer: bool,
+    verbose: bool,
+) -> None:
+    """Write a plan or a study as one static page, which opens from disk without a network."""
+    configure_logging(verbose=verbose)
+    with search_progress() as progress:
+        api.write_report(
+            source,
+            output,
+            changes=changes,
+            cost_model=cost_model,
+            calibration=calibration_path,
+            transfer=transfer,
+            progress=progress,
+        )
+    click.echo(f"{output}: open it in a browser")

@@ -1,0 +1,287 @@
+"use strict";
+// Draws the report from the data in the page. Everything that comes from input is set as text.
+const data = JSON.parse(document.getElementById("data").textContent);
+const GIB = 2 ** 30;
+const PARTS = ["compute", "tensor_parallel", "bubble", "pipeline_p2p", "gradient_sync", "optimizer", "other"];
+const NAMES = { tensor_parallel: "tp communication", pipeline_p2p: "p2p", gradient_sync: "gradient sync" };
+const COLOURS = ["#4c78a8", "#f2a33a", "#b9c0cb", "#c9574f", "#72b7b2", "#57a05a", "#a97bb5"];
+const STAGES = ["#9ecae9", "#ffbf79", "#88d27a", "#f2a6a0", "#d6b4e8", "#83d1cb", "#f6e27a", "#c9c9c9"];
+const dark = matchMedia("(prefers-color-scheme: dark)");
+
+function element(tag, text, className) {
+  const made = document.createElement(tag);
+  if (text !== undefined && text !== null) made.textContent = text;
+  if (className) made.className = className;
+  return made;
+}
+const number = (value, digits = 4) => value === null || value === undefined ? "-"
+  : Math.abs(value) >= 1000 ? Math.round(value).toLocaleString("en") : String(Number(value.toPrecision(digits)));
+const most = (values) => values.reduce((one, other) => Math.max(one, other), 0);
+const percent = (fraction) => fraction === null || fraction === undefined ? "-"
+  : fraction > 0.999 ? ">99.9" : fraction < 0.001 ? "<0.1" : (100 * fraction).toFixed(1);
+const fullest = (row) => row.peak_memory_bytes && row.memory_limit_bytes
+  ? most(row.peak_memory_bytes.map((peak, stage) => peak / row.memory_limit_bytes[stage])) : null;
+const plan = (row) => data.names[row.id];
+const section = (id) => {
+  const found = document.getElementById(id);
+  found.hidden = false;
+  return found;
+};
+
+function figures(id, entries) {
+  const list = element("ul", null, "figures");
+  for (const [name, value] of entries) {
+    const item = element("li");
+    item.append(element("b", value), element("span", name, "quiet"));
+    list.append(item);
+  }
+  section(id).append(list);
+}
+
+// ---------------------------------------------------------------- charts
+const charts = [];
+function chart(id, title, traces, layout) {
+  const place = element("div", null, "chart");
+  place.setAttribute("role", "img");
+  place.setAttribute("aria-label", title);
+  section(id).append(place);
+  charts.push([place, traces, layout]);
+}
+function drawCharts() {
+  const style = getComputedStyle(document.documentElement);
+  const text = style.getPropertyValue("--text").trim(), line = style.getPropertyValue("--line").trim();
+  const narrow = innerWidth < 700;
+  for (const [place, traces, layout] of charts) {
+    const axes = {};
+    for (const name of ["xaxis", "yaxis"]) axes[name] = {
+      gridcolor: line, zerolinecolor: line, linecolor: line, automargin: true, ...layout[name] };
+    Plotly.react(place, traces, {
+      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { color: text, size: 13 },
+      margin: { l: 60, r: 16, t: 16, b: 48 }, legend: { orientation: "h", y: narrow ? -0.45 : -0.25 },
+      hoverlabel: { font: { size: 13 } },
+      modebar: { bgcolor: "rgba(0,0,0,0)", color: line, activecolor: text }, ...layout, ...axes, height: narrow ? 320 : layout.height || 360,
+    }, { displaylogo: false, responsive: true, displayModeBar: narrow ? false : "hover", modeBarButtonsToRemove: ["lasso2d", "select2d"] });
+  }
+}
+
+// ---------------------------------------------------------------- memory by stage
+function memory() {
+  const best = data.best, stages = best.peak_memory_bytes.map((_, stage) => `stage ${stage}`);
+  const parts = best.memory_bytes ? Object.keys(best.memory_bytes[0]) : null;
+  const traces = parts
+    ? parts.map((part, index) => ({ type: "bar", name: part, x: stages, marker: { color: COLOURS[index % 7] },
+        y: best.memory_bytes.map((stage) => stage[part] / GIB), hovertemplate: "%{y:.2f} GiB" }))
+    : [{ type: "bar", name: "peak", x: stages, y: best.peak_memory_bytes.map((value) => value / GIB),
+        marker: { color: COLOURS[0] }, hovertemplate: "%{y:.2f} GiB" }];
+  traces.push({ type: "scatter", mode: "markers", name: "limit", x: stages, hovertemplate: "%{y:.2f} GiB",
+    y: best.memory_limit_bytes.map((value) => value / GIB),
+    marker: { symbol: "line-ew", size: 26, line: { width: 3, color: "#c9574f" } } });
+  chart("memory", "Memory of each stage against its limit", traces,
+    { barmode: "stack", yaxis: { title: { text: "GiB" } }, showlegend: true });
+}
+
+// ---------------------------------------------------------------- timeline
+const KINDS = [
+  ["forward", "#4c78a8", (name) => /^\d+F\d/.test(name)],
+  ["backward", "#f2a33a", (name) => /^\d+B\d/.test(name)],
+  ["message", "#c9574f", (name) => /(SEND|RECV)_/.test(name)],
+  ["gradient sync", "#72b7b2", (name) => /REDUCE_GRAD/.test(name)],
+  ["optimizer step", "#57a05a", (name) => /STEP/.test(name)],
+];
+function timeline() {
+  const lanes = [];
+  for (const [kind, found] of [["predicted", data.timeline], ["measured", data.measured_timeline]])
+    if (found) for (const lane of found) lanes.push({ name: `${kind === "measured" ? "measured " : ""}${lane.name}`, items: lane.items });
+  const traces = KINDS.map(([name, colour, is]) => {
+    const trace = { type: "bar", orientation: "h", name, marker: { color: colour }, x: [], y: [], base: [],
+      customdata: [], hovertemplate: "%{customdata[0]}: %{customdata[1]} to %{customdata[2]} ms<extra>%{y}</extra>" };
+    for (const lane of lanes) for (const [what, begin, end] of lane.items) if (is(what) && end > begin) {
+      trace.x.push(1000 * (end - begin)); trace.base.push(1000 * begin); trace.y.push(lane.name);
+      trace.customdata.push([what, number(1000 * begin, 6), number(1000 * end, 6)]);
+    }
+    return trace;
+  }).filter((trace) => trace.x.length);
+  chart("timeline", "What every stage does when", traces, {
+    barmode: "overlay", bargap: 0.25, height: Math.max(260, 90 + 34 * lanes.length),
+    xaxis: { title: { text: "ms since the iteration began" } },
+    yaxis: { autorange: "reversed", categoryorder: "array", categoryarray: lanes.map((lane) => lane.name) } });
+  if (data.timeline_note) section("timeline").append(element("p", data.timeline_note, "quiet"));
+}
+
+// ---------------------------------------------------------------- table of candidates
+const COLUMNS = [
+  ["#", (row) => row.position, (row) => row.position],
+  ["plan", plan, plan, "text"],
+  ["s/iter", (row) => row.iteration_time_s, (row) => number(row.iteration_time_s)],
+  ["tokens/s", (row) => row.tokens_per_s, (row) => number(row.tokens_per_s)],
+  ["MFU %", (row) => row.mfu, (row) => row.mfu ? number(100 * row.mfu, 3) : "-"],
+  ["memory %", fullest, (row) => fullest(row) === null ? "-" : number(100 * fullest(row), 3)],
+  ["risk %", (row) => row.failure_probability, (row) => percent(row.failure_probability)],
+  ["cost/iter", (row) => row.cost && row.cost.per_iteration, (row) => row.cost ? number(row.cost.per_iteration) : "-"],
+  ["where the time goes", null, null],
+  ["why not", (row) => row.reason, (row) => row.reason || "", "text"],
+].filter(([name]) => (name !== "MFU %" || data.rows.some((row) => row.mfu))
+  && (name !== "tokens/s" || data.rows.some((row) => row.tokens_per_s))
+  && (name !== "cost/iter" || data.rows.some((row) => row.cost)));
+let order = { column: 0, up: true };
+
+function bar(row) {
+  const place = element("div", null, "bar");
+  if (!row.breakdown_s) return place;
+  const told = PARTS.filter((part) => row.breakdown_s[part] > 0)
+    .map((part) => `${NAMES[part] || part} ${number(row.breakdown_s[part], 3)} s`);
+  place.title = told.join(", ");
+  place.setAttribute("role", "img");
+  place.setAttribute("aria-label", place.title);
+  PARTS.forEach((part, index) => {
+    const piece = element("span");
+    piece.style.width = `${100 * Math.max(0, row.breakdown_s[part] || 0) / row.iteration_time_s}%`;
+    piece.style.background = COLOURS[index];
+    place.append(piece);
+  });
+  return place;
+}
+function line(row) {
+  const made = element("tr", null, row.feasible ? row.position === 1 ? "best" : "" : "infeasible");
+  for (const [, , shown, kind] of COLUMNS) {
+    const cell = element("td", shown ? shown(row) : null, kind);
+    if (!shown) cell.append(bar(row));
+    made.append(cell);
+  }
+  return made;
+}
+const lines = new Map();
+function candidates() {
+  const text = document.getElementById("filter").value.toLowerCase().split(/\s+/).filter(Boolean);
+  const wanted = document.getElementById("which").value;
+  const key = COLUMNS[order.column][1], sign = order.up ? 1 : -1;
+  const shown = data.rows.filter((row) => (wanted === "all" || row.feasible === (wanted === "feasible"))
+    && text.every((word) => `${plan(row)} ${row.reason || ""}`.toLowerCase().includes(word)));
+  const missing = (value) => value === null || value === undefined;
+  shown.sort((one, other) => {
+    const a = key(one), b = key(other);
+    if (missing(a) || missing(b)) return missing(a) - missing(b) || one.position - other.position;
+    return sign * (a < b ? -1 : a > b ? 1 : 0) || one.position - other.position;
+  });
+  for (const row of shown) if (!lines.has(row)) lines.set(row, line(row));
+  document.getElementById("rows").replaceChildren(...shown.map((row) => lines.get(row)));
+  document.getElementById("count").textContent = `${shown.length} of ${data.rows.length} candidates`;
+  document.querySelectorAll("#candidates th").forEach((head, index) => head.setAttribute(
+    "aria-sort", index === order.column ? order.up ? "ascending" : "descending" : "none"));
+}
+function table() {
+  const heads = element("tr");
+  COLUMNS.forEach(([name, key, , kind], index) => {
+    const head = element("th", key ? null : name, kind);
+    head.scope = "col";
+    if (key) {
+      const button = element("button", name);
+      button.type = "button";
+      button.onclick = () => { order = { column: index, up: order.column === index ? !order.up : true }; candidates(); };
+      head.append(button);
+    }
+    heads.append(head);
+  });
+  document.getElementById("heads").append(heads);
+  const legend = document.getElementById("legend");
+  PARTS.forEach((part, index) => {
+    const item = element("li"), mark = element("i");
+    mark.style.background = COLOURS[index];
+    item.append(mark, NAMES[part] || part);
+    legend.append(item);
+  });
+  document.getElementById("filter").oninput = candidates;
+  document.getElementById("which").onchange = candidates;
+  section("candidates");
+  candidates();
+}
+
+// ---------------------------------------------------------------- the rest
+function lost() {
+  const list = element("ul");
+  for (const { id, position, difference_s } of data.lost) {
+    const { iteration_time, ...parts } = difference_s;
+    const large = Object.entries(parts).filter(([, value]) => Math.abs(value) > 0.005 * data.best.iteration_time_s)
+      .sort(([, a], [, b]) => Math.abs(b) - Math.abs(a))
+      .map(([part, value]) => `${NAMES[part] || part} ${value > 0 ? "+" : ""}${number(value, 3)} s`);
+    list.append(element("li", `#${position} (${data.names[id]}) takes ${number(iteration_time, 3)} s longer: `
+      + (large.join(", ") || "every part is about the same")));
+  }
+  section("lost").append(list);
+}
+function cluster() {
+  const place = element("div", null, "nodes");
+  for (const node of data.cluster) {
+    const box = element("div", null, "node"), slots = element("div", null, "slots");
+    box.append(element("b", node.name), ` ${node.device}`);
+    node.stages.forEach((stage, slot) => {
+      const cell = element("span", stage === null ? "idle" : stage, stage === null ? "idle" : "");
+      cell.title = stage === null ? `slot ${slot}: idle` : `slot ${slot}: stage ${stage}`;
+      if (stage !== null) cell.style.background = STAGES[stage % STAGES.length];
+      slots.append(cell);
+    });
+    box.append(slots);
+    place.append(box);
+  }
+  section("cluster").append(place);
+}
+function study() {
+  const told = data.trials.filter((trial) => trial.measured_s);
+  if (told.length) {
+    const name = (trial) => `trial ${trial.number}: ${data.names[trial.id]}`;
+    const errors = (sigma, time) => time * (Math.exp(1.96 * sigma) - 1);
+    const traces = [{ type: "scatter", mode: "markers", name: "predicted before the trial", text: told.map(name),
+      x: told.map((trial) => trial.measured_s), y: told.map((trial) => trial.predicted_s),
+      error_y: { type: "data", array: told.map((trial) => errors(trial.predicted_sigma, trial.predicted_s)),
+        arrayminus: told.map((trial) => trial.predicted_s * (1 - Math.exp(-1.96 * trial.predicted_sigma))) },
+      marker: { size: 10, color: COLOURS[0] }, hovertemplate: "%{text}<br>measured %{x:.4g} s, predicted %{y:.4g} s<extra></extra>" }];
+    for (const [key, label, colour] of [["before_s", "with constants as shipped", COLOURS[1]], ["after_s", "after calibration", COLOURS[5]]]) {
+      const own = data.fitted.filter((entry) => entry.measured_s);
+      if (own.length) traces.push({ type: "scatter", mode: "markers", name: label, text: own.map((entry) => data.names[entry.id]),
+        x: own.map((entry) => entry.measured_s), y: own.map((entry) => entry[key]),
+        marker: { size: 9, symbol: key === "before_s" ? "diamond-open" : "square", color: colour },
+        hovertemplate: "%{text}<br>measured %{x:.4g} s, %{y:.4g} s<extra></extra>" });
+    }
+    const times = traces.flatMap((trace) => [...trace.x, ...trace.y]);
+    const ends = [0.9 * Math.min(...times), 1.1 * Math.max(...times)];
+    traces.push({ type: "scatter", mode: "lines", name: "equal", x: ends, y: ends, hoverinfo: "skip",
+      line: { dash: "dot", color: "#8a94a6" } });
+    chart("measured", "Predicted against measured seconds", traces,
+      { xaxis: { title: { text: "measured s" } }, yaxis: { title: { text: "predicted s" } }, height: 420 });
+    let best = Infinity;
+    const curve = data.trials.map((trial) => (best = Math.min(best, trial.measured_s || Infinity)));
+    chart("budget", "Best measured time against trials", [
+      { type: "scatter", mode: "lines+markers", name: "best so far", x: data.trials.map((_, index) => index + 1),
+        y: curve.map((value) => value === Infinity ? null : value), line: { shape: "hv", color: COLOURS[5] } },
+      { type: "scatter", mode: "markers", name: "measured", x: told.map((trial) => trial.number + 1),
+        y: told.map((trial) => trial.measured_s), marker: { color: COLOURS[0] }, text: told.map(name),
+        hovertemplate: "%{text}<br>%{y:.4g} s<extra></extra>" }],
+      { xaxis: { title: { text: "trials" }, dtick: data.trials.length < 30 ? 1 : undefined }, yaxis: { title: { text: "s per iteration" } } });
+  }
+  const failed = data.trials.filter((trial) => trial.outcome && trial.outcome !== "measured");
+  if (failed.length) {
+    const list = element("ul");
+    for (const trial of failed) list.append(element("li", `trial ${trial.number} (${data.names[trial.id]}): ${trial.outcome}: ${trial.reason || ""}`));
+    section("failed").append(list);
+  }
+  if (data.constants.length) chart("constants", "Calibrated constants over their priors", [
+    { type: "scatter", mode: "markers", name: "ratio to the prior", x: data.constants.map((each) => each.value / each.prior),
+      y: data.constants.map((each) => each.name), marker: { size: 11, color: COLOURS[0] },
+      error_x: { type: "data", array: data.constants.map((each) => each.value / each.prior * (Math.exp(1.96 * each.sigma) - 1)),
+        arrayminus: data.constants.map((each) => each.value / each.prior * (1 - Math.exp(-1.96 * each.sigma))) },
+      hovertemplate: "%{y}: %{x:.3f} times its prior<extra></extra>" }],
+    { xaxis: { title: { text: "value over prior, with 95 % interval" } }, height: 150 + 40 * data.constants.length, showlegend: false });
+}
+
+figures("summary", data.figures);
+for (const text of data.notes) section("summary").append(element("p", text));
+for (const [title, text] of data.commands) section("commands").append(element("p", title), element("pre", text));
+if (data.best && data.best.peak_memory_bytes) memory();
+if (data.timeline || data.measured_timeline) timeline();
+if (data.rows.length) table();
+if (data.lost.length) lost();
+if (data.best && data.cluster.length) cluster();
+if (data.trials.length) study();
+figures("environment", data.environment);
+drawCharts();
+dark.addEventListener("change", drawCharts);

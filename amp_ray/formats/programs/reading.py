@@ -1,0 +1,191 @@
+"""What a script or configuration of another program says of the strategy that it runs.
+
+Nothing is executed: a script is read word by word, and a variable counts where the file sets it.
+"""
+
+import ast
+import json
+import re
+import shlex
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from amp_ray.errors import InputError, Where
+from amp_ray.formats.programs.deepspeed import read_ds_config
+from amp_ray.formats.programs.megatron import pairs_of, read_flags
+from amp_ray.formats.programs.torchtitan import read_settings
+from amp_ray.spec.experiment import Experiment
+from amp_ray.spec.json_text import shown
+
+_MEGATRON: Final = re.compile(
+    r"--(tensor-model-parallel-size|pipeline-model-parallel-size|micro-batch-size)\b"
+)
+_TITAN_FLAGS: Final = re.compile(r"--(parallelism|training)\.\w")
+_TITAN_TOML: Final = re.compile(r"^\[parallelism\]\s*$", re.MULTILINE)
+_TITAN_PYTHON: Final = re.compile(r"^PARALLELISM = \{", re.MULTILINE)
+
+_ASSIGNMENT: Final = re.compile(r"([A-Za-z_]\w*)\+?=(.*)", re.DOTALL)
+_VARIABLE: Final = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?::?-([^}]*))?\})")
+
+
+def read_program(text: str, *, file: str, experiment: Experiment) -> dict[str, Any] | None:
+    """Return the STRATEGY object of what a program is told; None if the text is nothing of that.
+
+    DeepSpeed's configuration, scripts with flags of Megatron-LM or torchtitan, and torchtitan's
+    configurations are known.
+
+    Raises:
+        InputError: If the text says something that the experiment contradicts.
+    """
+    read = _reader(text)
+    if read is None:
+        return None
+    where = Where(file=file)
+    try:
+        record = read(text, experiment)
+        return _fitted(record, experiment)
+    except ValueError as error:
+        raise InputError(str(error), where=where) from None
+
+
+def is_program(text: str) -> bool:
+    """Tell whether a text is something that `read_program` reads."""
+    return _reader(text) is not None
+
+
+def _reader(text: str) -> Callable[[str, Experiment], dict[str, Any]] | None:
+    """Recognise a text."""
+    if text.lstrip()[:1] == "{":
+        return _from_ds_config if re.search(r'"train_(micro_)?batch_size', text) else None
+    if _MEGATRON.search(text):
+        return _from_megatron
+    if any(pattern.search(text) for pattern in (_TITAN_FLAGS, _TITAN_TOML, _TITAN_PYTHON)):
+        return _from_titan
+    return None
+
+
+def _from_ds_config(text: str, experiment: Experiment) -> dict[str, Any]:
+    """Read DeepSpeed's configuration."""
+    return read_ds_config(json.loads(text), experiment.cluster.num_devices)
+
+
+def _from_megatron(text: str, experiment: Experiment) -> dict[str, Any]:
+    """Read a script with Megatron's flags."""
+    return read_flags(_once_each(words_of(text)), experiment.model)
+
+
+def _from_titan(text: str, experiment: Experiment) -> dict[str, Any]:
+    """Read torchtitan's settings from flags, TOML or the Python file that an export is."""
+    settings: dict[str, Any] = {}
+    if _TITAN_PYTHON.search(text):
+        for statement in ast.parse(text).body:
+            if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
+                name = statement.targets[0].id.lower()
+                if name in {"parallelism", "training", "recompute"}:
+                    settings[name] = ast.literal_eval(statement.value)
+    elif _TITAN_TOML.search(text):
+        settings = tomllib.loads(text)
+    else:
+        for flag, value in _once_each(words_of(text)).items():
+            section, _, key = flag.partition(".")
+            settings.setdefault(section, {})[key.replace("-", "_")] = _literal(value)
+    return read_settings(settings, experiment)
+
+
+def _literal(value: str) -> object:
+    """Return a number, a list or a word; nothing means true."""
+    try:
+        return ast.literal_eval(value) if value else True
+    except (ValueError, SyntaxError):
+        return value
+
+
+def words_of(text: str) -> list[str]:
+    r"""Return the words of a script, with the values of its own variables.
+
+    Raises:
+        ValueError: If it is no shell.
+
+    Example:
+        >>> words_of('TP=2\nA=(--tp "$TP")\nB="--pp ${PP:-4}"  # both\nrun ${A[@]} $B')
+        ['--tp', '2', '--pp', '4', 'run', '${A[@]}', '--pp 4']
+    """
+    variables: dict[str, str] = {}
+    words: list[str] = []
+    for word in _split(text):
+        assigned = _ASSIGNMENT.fullmatch(word)
+        if assigned is None:
+            words.append(_filled(word, variables))
+            continue
+        value = _filled(assigned[2], variables)
+        variables[assigned[1]] = value
+        if "--" in value:
+            words += _split(value)
+    return words
+
+
+def _split(text: str) -> list[str]:
+    """Split shell into words, without brackets and separators."""
+    lexer = shlex.shlex(text.replace("\\\n", " "), posix=True, punctuation_chars="();<>&")
+    lexer.whitespace_split = True
+    try:
+        return [word for word in lexer if not set(word) <= set("();<>&")]
+    except ValueError as error:
+        message = f"cannot be read as a script: {error}"
+        raise ValueError(message) from None
+
+
+def _filled(word: str, variables: Mapping[str, str]) -> str:
+    """Return a word with the variables that are known."""
+
+    def value(match: re.Match[str]) -> str:
+        name = match[1] or match[2]
+        return variables.get(name, match[0] if match[3] is None else match[3])
+
+    return _VARIABLE.sub(value, word)
+
+
+def _once_each(words: Sequence[str]) -> dict[str, str]:
+    """Return flags with values; refuse one that says two things."""
+    found: dict[str, str] = {}
+    starts = [index for index, word in enumerate(words) if word.startswith("--")]
+    for first, end in zip(starts, [*starts[1:], len(words)], strict=True):
+        for flag, value in pairs_of(words[first:end]).items():
+            if found.setdefault(flag, value) != value:
+                message = f"--{flag} is {shown(found[flag])} and {shown(value)}: keep one"
+                raise ValueError(message)
+    return found
+
+
+def _fitted(record: dict[str, Any], experiment: Experiment) -> dict[str, Any]:
+    """Complete a STRATEGY object by the devices of the experiment, and check what it says else."""
+    batch = experiment.global_batch_size
+    told = record.pop("global_batch_size", batch)
+    if told != batch:
+        message = (
+            f"global_batch_size is {told}; the experiment has {batch}: add "
+            f"--set global_batch_size={told}"
+        )
+        raise ValueError(message)
+    own = record["tp"] * record["pp"] * record.get("cp", 1)
+    record["dp"], rest = divmod(experiment.cluster.num_devices, own)
+    if rest:
+        message = (
+            f"tp {record['tp']} x pp {record['pp']} do not divide the "
+            f"{experiment.cluster.num_devices} devices of the experiment"
+        )
+        raise ValueError(message)
+    samples = record["dp"] * record["micro_batch_size"]
+    record["num_micro_batches"], rest = divmod(batch, samples)
+    if rest:
+        message = (
+            f"dp {record['dp']} x micro-batch size {record['micro_batch_size']} = {samples} does "
+            f"not divide global_batch_size {batch}"
+        )
+        raise ValueError(message)
+    groups = record.pop("shard_groups", 1)
+    if groups > 1:
+        record["shard_ranks"] = record["dp"] // groups
+    off = {name for name in ("cp", "ep", "virtual_stages") if record.get(name, 1) == 1}
+    return {name: value for name, value in record.items() if name not in off}

@@ -1,0 +1,108 @@
+"""Scripts for the shell: the one place that quotes, so that nothing of the input is shell."""
+
+import shlex
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from amp_ray.errors import printable
+from amp_ray.formats.programs.chosen import Chosen
+from amp_ray.spec.device import is_cpu
+from amp_ray.trials.launch import Place, placement, slots_by_host
+
+END: Final = " \\\n  "
+"""Between two lines of a command."""
+
+MORE: Final = '"$@"'
+"""What the user adds to a script's flags."""
+
+PORT: Final = 29500
+"""Torch's own default."""
+
+
+def comment(text: str) -> str:
+    """Return lines of a comment, whatever the text has in it."""
+    return "".join(f"# {line}\n" for line in printable(text).replace("\r", " ").split("\n"))
+
+
+def command(words: Iterable[str], *, tail: str = "") -> str:
+    r"""Return a command, quoted, with a flag and its value on a line.
+
+    ``tail`` is shell of ours.
+
+    Example:
+        >>> print(command(["run", "it", "--size", "2", "--name", "a b"]))
+        run it \
+          --size 2 \
+          --name 'a b'
+    """
+    lines: list[list[str]] = [[]]
+    for word in words:
+        if word.startswith("--") and lines[-1]:
+            lines.append([])
+        lines[-1].append(shlex.quote(word))
+    texts = [" ".join(line) for line in lines if line] + ([tail] if tail else [])
+    return END.join(texts)
+
+
+def words_by_line(words: Iterable[str]) -> str:
+    """Return quoted words, one on a line, and what the user adds."""
+    return END.join((*map(shlex.quote, words), MORE))
+
+
+def places_of(chosen: Chosen) -> tuple[Place, ...]:
+    """Return host and slot of every rank, by the cluster's own names."""
+    hosts = [node.name for node in chosen.experiment.cluster.nodes]
+    return placement(chosen.experiment, chosen.strategy, hosts)
+
+
+def check_host_by_host(places: Sequence[Place], launcher: str) -> None:
+    """Refuse ranks of one host that do not follow each other.
+
+    Raises:
+        ValueError: With the host.
+    """
+    expected = [host for host, slots in slots_by_host(places).items() for _ in slots]
+    for rank, ((host, _), own) in enumerate(zip(places, expected, strict=True)):
+        if host != own:
+            message = (
+                f"{launcher} numbers ranks host by host; rank {rank} here is on {host}, "
+                f"between ranks of {own}: choose a strategy of search.space uniform"
+            )
+            raise ValueError(message)
+
+
+def header(chosen: Chosen, *lines: str) -> str:
+    """Return the head of a script: what it is, and that it stops at the first mistake."""
+    told = "\n".join((chosen.title, *lines))
+    return f"#!/usr/bin/env bash\n{comment(told)}set -euo pipefail\n"
+
+
+def torchrun_script(chosen: Chosen, program: Sequence[str], *lines: str) -> str:
+    """Return a script that starts a program with ``torchrun``: once per node, with NODE_RANK.
+
+    Args:
+        chosen: Tells the hosts.
+        program: Its words, from the script or ``-m`` on.
+        lines: Comments for the head of the script.
+
+    Raises:
+        ValueError: If ranks do not follow each other host by host.
+    """
+    places = places_of(chosen)
+    check_host_by_host(places, "torchrun")
+    hosts = slots_by_host(places)
+    names = " ".join(map(shlex.quote, hosts))
+    sizes = " ".join(str(len(slots)) for slots in hosts.values())
+    devices = " ".join(",".join(map(str, slots)) for slots in hosts.values())
+    visible = 'export CUDA_VISIBLE_DEVICES="${DEVICES[$node]}"\n'
+    if all(is_cpu(kind.name) for kind in chosen.experiment.cluster.device_types):
+        visible = ""
+    return (
+        header(chosen, *lines, "On host i: NODE_RANK=i bash THIS-FILE [more flags]")
+        + f"HOSTS=({names})\nRANKS=({sizes})\nDEVICES=({devices})\nnode=${{NODE_RANK:-0}}\n"
+        + visible
+        + 'exec torchrun --nnodes "${#HOSTS[@]}" --node-rank "$node" \\\n'
+        '  --nproc-per-node "${RANKS[$node]}" \\\n'
+        '  --master-addr "${MASTER_ADDR:-${HOSTS[0]}}" '
+        f'--master-port "${{MASTER_PORT:-{PORT}}}" \\\n' + f"  {command(program, tail=MORE)}\n"
+    )

@@ -1,0 +1,97 @@
+"""``amp-ray export`` to other programs, and what they run scored."""
+
+import csv
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Run = Callable[..., Any]
+
+LLAMA = ("--set", "model.family=llama", "--set", "runtime=megatron-core")
+
+
+def test_a_script_goes_to_standard_output_or_a_file(
+    amp_ray: Run, small: Path, tmp_path: Path
+) -> None:
+    shown = amp_ray("export", small, *LLAMA, "--to", "megatron-lm")
+    assert shown.code == 0
+    assert shown.out.startswith("#!/usr/bin/env bash\n# small: ")
+    assert "data, tokenizer and learning rate are yours" in shown.err
+    file = tmp_path / "run.sh"
+    written = amp_ray("export", small, *LLAMA, "--to", "megatron-lm", "-o", file)
+    assert file.read_text(encoding="utf-8") == shown.out
+    assert written.out.startswith(f"{file}: small: tp ")
+
+
+def test_what_runs_today_is_scored_beside_the_best(
+    amp_ray: Run, small: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "run.sh"
+    options = ("--to", "megatron-lm", "--position", "3", "-o", file)
+    assert amp_ray("export", small, *LLAMA, *options).code == 0
+    ended = amp_ray("score", small, *LLAMA, "--strategies", file)
+    assert "best by the same cost model: tp " in ended.out
+    found = amp_ray("score", small, *LLAMA, "--strategies", file, "--json").json
+    ranking = amp_ray("plan", small, *LLAMA, "--json").json["ranking"]
+    assert found["rows"][0]["strategy"] == ranking[2]["strategy"]
+    assert found["best"] == ranking[0]
+
+
+@pytest.mark.parametrize("target", ["megatron-bridge", "torchtitan", "nanotron", "accelerate"])
+def test_every_program_says_its_version(amp_ray: Run, small: Path, target: str) -> None:
+    options = ("--strategies", small.with_name("mine.csv"), "--to", target)
+    small.with_name("mine.csv").write_text("tp,pp,dp,micro_batch_size\n1,1,4,1\n", "utf-8")
+    ended = amp_ray("export", small, *LLAMA, *options)
+    assert ended.code == 0
+    assert "For " in ended.out
+
+
+def test_a_table_has_every_candidate(amp_ray: Run, small: Path) -> None:
+    rows = list(csv.DictReader(io.StringIO(amp_ray("export", small, "--to", "csv").out)))
+    ranking = amp_ray("plan", small, "--all", "--json").json["ranking"]
+    assert [row["tp"] for row in rows] == [str(row["strategy"]["tp"]) for row in ranking]
+    assert "enqueue_trial" in amp_ray("export", small, "--to", "optuna").out
+
+
+def test_a_study_is_exported_by_what_it_recommends(
+    amp_ray: Run, small: Path, tmp_path: Path
+) -> None:
+    table, study = tmp_path / "table.csv", tmp_path / "study"
+    rows = [f"{tp},1,{4 // tp},{size},{0.3 * tp + size / 50}" for tp in (1, 2) for size in (1, 2)]
+    table.write_text("\n".join(["tp,pp,dp,micro_batch_size,measured_s", *rows]), encoding="utf-8")
+    tuned = amp_ray(
+        "tune", small, *LLAMA, "--trials", f"replay:{table}", "--study", study, "--json"
+    )
+    best = tuned.json["recommendation"]["strategy"]
+    ended = amp_ray("export", study, *LLAMA, "--to", "megatron-lm")
+    assert f"--tensor-model-parallel-size {best['tp']} " in ended.out
+    assert f"--micro-batch-size {best['micro_batch_size']} " in ended.out
+    trials = list(csv.DictReader(io.StringIO(amp_ray("export", study, *LLAMA, "--to", "csv").out)))
+    assert [row["outcome"] for row in trials] == ["measured"] * len(tuned.json["trials"])
+    assert "COMPLETE" in amp_ray("export", study, *LLAMA, "--to", "optuna").out
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--to", "torchtitan"), "not model family 'gpt2'"),
+        (("--to", "metis"), "name a folder by -o"),
+        (("--to", "csv", "--position", "1"), "leave --position and --strategies out"),
+        (("--to", "megatron-lm", "--position", "9999"), "--position 9999: there are"),
+    ],
+)
+def test_what_cannot_be_exported_says_so(
+    amp_ray: Run, small: Path, options: tuple[str, ...], told: str
+) -> None:
+    ended = amp_ray("export", small, *options)
+    assert ended.code == 2
+    assert told in ended.err
+
+
+def test_a_folder_that_is_no_study_says_so(amp_ray: Run, tmp_path: Path) -> None:
+    ended = amp_ray("export", tmp_path, "--to", "csv")
+    assert ended.code == 2
+    assert "no study with a result" in ended.err

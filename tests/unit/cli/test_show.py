@@ -1,0 +1,66 @@
+"""The state of a study, from its journal alone."""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Run = Callable[..., Any]
+
+TABLE = "tp,pp,dp,micro_batch_size,measured_s\n1,1,4,1,oom\n1,2,2,1,0.06\n2,1,2,1,0.05\n"
+
+
+@pytest.fixture
+def study(amp_ray: Run, small: Path, tmp_path: Path) -> Path:
+    """Return the folder of a study that has ended."""
+    table, folder = tmp_path / "table.csv", tmp_path / "study"
+    table.write_text(TABLE, encoding="utf-8")
+    trials = f"replay:{table}"
+    assert amp_ray("tune", small, "--trials", trials, "--budget", "3", "--study", folder).code == 0
+    return folder
+
+
+def test_a_study_that_has_ended(amp_ray: Run, study: Path) -> None:
+    state = amp_ray("show", study, "--json").json
+    outcomes = [trial["outcome"] for trial in state["trials"]]
+    assert set(outcomes) == {"measured", "oom"}
+    assert state["trials"][state["best"]]["measured_s"] == min(
+        trial["measured_s"] for trial in state["trials"] if trial["measured_s"]
+    )
+    assert state["ending"] is not None
+    assert not any(trial["running"] for trial in state["trials"])
+    out = amp_ray("show", study, columns="80").out
+    assert max(map(len, out.splitlines())) <= 80
+    assert "best so far" in out
+    assert "it ended: " in out
+
+
+def test_a_study_that_runs(amp_ray: Run, study: Path) -> None:
+    journal = study / "journal.jsonl"
+    lines = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(b"".join(lines[:4]) + lines[4][:20])  # the driver is about to write
+    state = amp_ray("show", study, "--json").json
+    assert state["ending"] is None
+    assert [trial["running"] for trial in state["trials"]] == [False, True]
+    assert ": runs" in amp_ray("show", study).out
+
+
+def test_it_follows_until_the_study_ends(amp_ray: Run, study: Path) -> None:
+    journal = study / "journal.jsonl"
+    whole = journal.read_bytes()
+    journal.write_bytes(b"".join(whole.splitlines(keepends=True)[:2]))
+    threading.Timer(0.5, lambda: journal.write_bytes(whole)).start()
+    out = amp_ray("show", study, "--follow").out
+    assert out.count("trial  predicted") == 2
+    assert "it ended: " in out
+
+
+@pytest.mark.parametrize("content", [None, b"", b"something else\n"])
+def test_what_is_no_study_is_refused(amp_ray: Run, tmp_path: Path, content: bytes | None) -> None:
+    if content is not None:
+        (tmp_path / "journal.jsonl").write_bytes(content)
+    ended = amp_ray("show", tmp_path)
+    assert ended.code == 2
+    assert str(tmp_path / "journal.jsonl") in ended.err

@@ -1,0 +1,242 @@
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from amp_ray.cost.collective import exchange_s
+from amp_ray.cost.estimate import Estimate
+from amp_ray.cost.model import CostModel
+from amp_ray.cost.stages import PlacedStages
+from amp_ray.cost.weights import Weights
+from amp_ray.search.planner import AmpRayPlanner
+from amp_ray.search.space import candidates_of
+from amp_ray.spec.candidate import Candidate, StageOptions
+from amp_ray.spec.experiment import Experiment
+from amp_ray.spec.strategy import Strategy
+from amp_ray.spec.zero import Zero
+from amp_ray.units import BYTES_PER_ELEMENT
+from support.experiments import experiment_from
+
+GIGABIT = 1e9 / 8
+
+MOE = """\
+name: experts
+model: {family: llama, num_layers: 4, hidden_size: 512, num_heads: 8, sequence_length: 256,
+        vocab_size: 1024, num_experts: 8, experts_per_token: 2, expert_feed_forward_size: 768,
+        shared_feed_forward_size: 256, first_dense_layers: 1}
+cluster:
+  nodes:
+    - {count: 2, device: A100-80, slots: 4, intra_gbit_per_s: 2000, inter_gbit_per_s: 200}
+precision: bf16
+runtime: megatron-lm-2022
+traits: {fused_attention: true, expert_parallel: true}
+global_batch_size: 16
+"""
+EXPERIMENT = experiment_from(MOE)
+LAYERS = EXPERIMENT.model.num_layers
+EXPERT_PARAMETERS = 3 * 8 * 3 * 512 * 768
+"""Three blocks of eight experts with three matrices each."""
+
+
+def strategy(options: StageOptions, *, pp: int = 1, size: int = 1) -> Strategy:
+    batches = 16 // (options.dp * size)
+    candidate = Candidate(micro_batch_size=size, options=options, pp=pp, num_micro_batches=batches)
+    bounds = (0, LAYERS) if pp == 1 else (0, 3, LAYERS)
+    return Strategy.uniform(candidate, bounds)
+
+
+def estimate(options: StageOptions, experiment: Experiment = EXPERIMENT) -> Estimate:
+    return CostModel(experiment=experiment).estimate(strategy(options))
+
+
+def test_experts_are_divided_by_the_ranks_that_share_them() -> None:
+    model = EXPERIMENT.model
+    whole = Weights(model=model, tp=1)
+    shared = Weights(model=model, tp=1, expert_ranks=4)
+    (all_of_them,) = whole.experts_of_stages((0, LAYERS), 1)
+    (some,) = shared.experts_of_stages((0, LAYERS), 1)
+    assert (all_of_them, some) == (EXPERT_PARAMETERS, EXPERT_PARAMETERS / 4)
+    (total,), (held,) = (each.of_stages((0, LAYERS)) for each in (whole, shared))
+    assert total == model.num_parameters
+    assert total - held == EXPERT_PARAMETERS * 3 / 4
+
+
+@pytest.mark.parametrize("sizes", [(1, 8, 0), (2, 4, 1), (2, 8, 1), (2, 2, 2), (4, 2, 4)])
+def test_ranks_together_have_every_expert_as_often_as_replicas(sizes: tuple[int, int, int]) -> None:
+    tp, ep, etp = sizes
+    options = StageOptions(tp=tp, dp=8 // tp, ep=ep, etp=etp)
+    tables = CostModel(experiment=EXPERIMENT).time_tables
+    layers = tables.layouts.of(options).layers
+    on_a_rank = sum(layer.expert_parameters for layer in layers) / tp
+    assert on_a_rank * 8 == EXPERT_PARAMETERS * options.expert_dp
+
+
+@pytest.mark.parametrize("sizes", [(1, 8, 0), (2, 4, 1), (2, 2, 2)])
+def test_spread_experts_do_the_same_work(sizes: tuple[int, int, int]) -> None:
+    tp, ep, etp = sizes
+    even = replace(EXPERIMENT.constants, expert_imbalance=1.0)
+    tables = CostModel(experiment=replace(EXPERIMENT, constants=even)).time_tables
+    layers = tables.layouts.of(StageOptions(tp=tp, dp=8 // tp, ep=ep, etp=etp)).layers
+    work = [sum(gemm.flops for gemm in layer.gemms) for layer in layers]
+    assert work == [sum(gemm.flops for gemm in layer.gemms) for layer in EXPERIMENT.model.layers]
+
+
+def test_an_uneven_router_makes_the_busiest_rank_slower_and_fuller() -> None:
+    found = []
+    for imbalance in (1.0, 1.5):
+        constants = replace(
+            EXPERIMENT.constants, expert_imbalance=imbalance, host_s_per_kernel=1e-9
+        )
+        given = replace(EXPERIMENT, constants=constants)
+        found.append(estimate(StageOptions(tp=1, dp=8, ep=4), given))
+    assert found[0].iteration_time_s < found[1].iteration_time_s
+    assert found[0].peak_memory_bytes < found[1].peak_memory_bytes
+
+
+def test_an_all_to_all_within_a_node_keeps_what_is_its_own() -> None:
+    topology = CostModel(experiment=EXPERIMENT).topology
+    path = topology.exchange([[0, 1, 2, 3], [4, 5, 6, 7]])
+    rate = 2000 * GIGABIT * topology.constants.intra_efficiency
+    assert path.bytes_per_s == pytest.approx(rate * 4 / 3)
+    assert path.num_nodes == 1
+
+
+def test_an_all_to_all_across_nodes_shares_the_interface() -> None:
+    topology = CostModel(experiment=EXPERIMENT).topology
+    path = topology.exchange([list(range(8))])
+    rate = 200 * GIGABIT * topology.constants.nic_efficiency
+    assert path.bytes_per_s == pytest.approx(rate / 4 * 8 / 4)
+    alone = topology.exchange([[0, 4]])
+    assert alone.bytes_per_s == pytest.approx(rate * 2)
+
+
+def _sent(groups: Sequence[Sequence[int]]) -> Counter[int]:
+    """Count by brute force what leaves each node where each rank sends a byte to each other."""
+    return Counter(a // 4 for group in groups for a in group for b in group if a // 4 != b // 4)
+
+
+@pytest.mark.parametrize("groups", [[[0, 2, 4, 6], [1, 3, 5, 7]], [[0, 1, 4], [2, 3, 5]]])
+def test_an_all_to_all_takes_what_leaves_the_busiest_node(groups: list[list[int]]) -> None:
+    topology = CostModel(experiment=EXPERIMENT).topology
+    path, size = topology.exchange(groups), len(groups[0])
+    least_s = max(_sent(groups).values()) / (200 * GIGABIT * topology.constants.nic_efficiency)
+    assert size / path.bytes_per_s == pytest.approx(least_s)
+
+
+def test_tokens_go_to_their_experts_and_back_in_both_passes() -> None:
+    model = CostModel(experiment=EXPERIMENT)
+    options = StageOptions(tp=1, dp=8, ep=8)
+    path = model.topology.exchange([list(range(8))])
+    near, far = (
+        model.time_tables.table((0,), model.topology.ring((0,), 1, {}), options, 2, met)[0]
+        for met in (replace(path, bytes_per_s=float("inf"), step_s=0.0), path)
+    )
+    num_bytes = 2 * 256 * 2 * 512 * BYTES_PER_ELEMENT["bf16"]
+    each_s = exchange_s(num_bytes, path, 0.0)
+    assert far[0, -1] - near[0, -1] == pytest.approx(3 * 2 * each_s)
+    assert far[1, -1] - near[1, -1] == pytest.approx(3 * 2 * each_s)
+
+
+@pytest.mark.parametrize("zero_stage", [0, 1, 3])
+def test_sharing_experts_out_needs_less_memory(zero_stage: int) -> None:
+    constants = replace(EXPERIMENT.constants, expert_imbalance=1.0)
+    given = replace(EXPERIMENT, constants=constants)
+    zero = Zero(stage=zero_stage)
+    peaks = [
+        estimate(StageOptions(tp=1, dp=8, ep=ep, zero=zero), given).peak_memory_bytes[0]
+        for ep in (1, 2, 4, 8)
+    ]
+    assert peaks == sorted(peaks, reverse=True)
+    assert len(set(peaks)) == 4
+
+
+def test_states_of_experts_are_sharded_over_those_who_hold_them() -> None:
+    """With ZeRO-1 all states are sharded over eight ranks, whatever the experts' share."""
+    given = EXPERIMENT
+    memory = CostModel(experiment=given).memory
+    (once, shared) = (
+        memory(
+            Candidate(
+                micro_batch_size=1,
+                options=StageOptions(tp=1, dp=8, ep=ep, zero=Zero(stage=1)),
+                pp=1,
+                num_micro_batches=2,
+            )
+        )
+        for ep in (1, 4)
+    )
+    per = given.traits.bytes_per_parameter("bf16")
+    states = (per.master + once.optimizer.moment_bytes) / 8
+    for each, share in ((once, 1), (shared, 4)):
+        dense = each.weights.prefix[-1] - each.weights.expert_prefix[-1]
+        expected = dense * (per.kept + states)
+        expected += EXPERT_PARAMETERS * (per.kept / share + states)
+        kept = (per.kept + states) * each.layers[0, -1]
+        assert kept == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 3])
+def test_parts_of_the_memory_add_up_with_experts_shared_out(stage: int) -> None:
+    model = CostModel(experiment=EXPERIMENT)
+    plan = strategy(StageOptions(tp=2, dp=4, ep=4, etp=1, zero=Zero(stage=stage)))
+    (parts,), (peak,) = model.memory_parts(plan), model.estimate(plan).peak_memory_bytes
+    assert sum(parts.values()) == pytest.approx(peak)
+    assert min(parts.values()) >= 0
+    if stage == 0:
+        weights = Weights(model=EXPERIMENT.model, tp=2, expert_ranks=4).prefix[-1]
+        assert parts["weights"] == pytest.approx(2 * weights)
+
+
+def test_experts_alone_synchronise_with_those_who_hold_them() -> None:
+    ends = {
+        ep: CostModel(experiment=EXPERIMENT)
+        .stage_costs(PlacedStages.of_strategy(strategy(StageOptions(tp=1, dp=8, ep=ep))))
+        .step_ends.at((0, LAYERS))
+        for ep in (1, 8)
+    }
+    assert ends[8].gradient_sync_s < ends[1].gradient_sync_s
+    assert ends[8].optimizer_s < ends[1].optimizer_s
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("sizes", [(1, 4, 0), (2, 4, 1), (2, 2, 0), (1, 8, 0)])
+def test_spread_experts_can_be_sharded_by_zero(stage: int, sizes: tuple[int, int, int]) -> None:
+    tp, ep, etp = sizes
+    plain = StageOptions(tp=tp, dp=8 // tp, ep=ep, etp=etp)
+    sharded = replace(plain, zero=Zero(stage=stage))
+    peaks = [estimate(options).peak_memory_bytes[0] for options in (plain, sharded)]
+    assert peaks[1] < peaks[0]
+    assert estimate(sharded).breakdown != estimate(plain).breakdown
+
+
+def test_the_search_shares_experts_out_where_the_runtime_can() -> None:
+    found = candidates_of(EXPERIMENT)
+    degrees = {each.options.ep for each in found if isinstance(each, Candidate)}
+    assert degrees == {1, 2, 4, 8}
+    limited = replace(EXPERIMENT, limits=replace(EXPERIMENT.limits, max_ep=2))
+    assert {each.options.ep for each in candidates_of(limited) if isinstance(each, Candidate)} == {
+        1,
+        2,
+    }
+    unable = replace(EXPERIMENT, traits=replace(EXPERIMENT.traits, expert_parallel=False))
+    assert {each.options.ep for each in candidates_of(unable) if isinstance(each, Candidate)} == {1}
+
+
+def test_bounds_of_candidates_hold_with_experts_shared_out() -> None:
+    planner = AmpRayPlanner(experiment=EXPERIMENT)
+    for candidate in candidates_of(EXPERIMENT):
+        assert isinstance(candidate, Candidate)
+        result = planner.plan(candidate)
+        if isinstance(result, Estimate):
+            assert planner.least_s(candidate, float("inf")) <= result.iteration_time_s * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("figure", ["intra_gbit_per_s: 2000", "inter_gbit_per_s: 200"])
+def test_faster_links_never_make_shared_experts_slower(figure: str) -> None:
+    key, value = figure.split(": ")
+    faster = experiment_from(MOE.replace(figure, f"{key}: {3 * int(value)}"))
+    for tp, ep, etp in ((1, 8, 0), (2, 8, 1), (2, 4, 1), (4, 2, 0), (1, 2, 0)):
+        options = StageOptions(tp=tp, dp=8 // tp, ep=ep, etp=etp)
+        before, after = (estimate(options, given) for given in (EXPERIMENT, faster))
+        assert after.iteration_time_s <= before.iteration_time_s * (1 + 1e-12)

@@ -1,0 +1,387 @@
+"""What other programs are told of a strategy, and what they say of one."""
+
+import ast
+import csv
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+
+from amp_ray.errors import InputError
+from amp_ray.formats.programs.chosen import Chosen, Export
+from amp_ray.formats.programs.configs import accelerate_config, nanotron_config
+from amp_ray.formats.programs.megatron import (
+    bridge_overrides,
+    megatron_script,
+    pairs_of,
+    parse_layout,
+)
+from amp_ray.formats.programs.reading import read_program, words_of
+from amp_ray.formats.programs.rows import csv_table, optuna_script
+from amp_ray.formats.programs.torchtitan import titan_config
+from amp_ray.spec.candidate import Candidate
+from amp_ray.spec.experiment import Experiment
+from amp_ray.spec.recompute import FULL, NO_RECOMPUTE, SELECTIVE, Recompute
+from amp_ray.spec.strategy import Stage, StageOptions, Strategy
+from amp_ray.spec.zero import Zero
+from support.experiments import small_experiment
+
+LLAMA = ("family: gpt2", "family: llama")
+Write = Callable[[Chosen], Export]
+
+
+def experiment(*replaced: tuple[str, str], keys: str = "runtime: megatron-core\n") -> Experiment:
+    """Build llama on 2 nodes of 2 A100; its list has embedding, 6 blocks, norm and head."""
+    step = ("global_batch_size: 8\n", f"global_batch_size: 8\n{keys}")
+    return small_experiment(("device: T4", "device: A100-40"), LLAMA, step, *replaced)
+
+
+def strategy(
+    bounds: tuple[int, ...],
+    recompute: Recompute = NO_RECOMPUTE,
+    placement: tuple[int, ...] | None = None,
+    **options: Any,  # noqa: ANN401 - fields of StageOptions
+) -> Strategy:
+    """Make a strategy on 4 devices."""
+    pp = len(bounds) - 1
+    own: dict[str, Any] = {"tp": 1, "dp": 4 // pp // options.get("tp", 1), **options}
+    candidate = Candidate(
+        options=StageOptions(recompute=recompute, **own),
+        pp=pp,
+        micro_batch_size=1,
+        num_micro_batches=8 // own["dp"],
+    )
+    return Strategy.uniform(candidate, bounds, placement)
+
+
+def chosen(plan: Strategy, given: Experiment | None = None) -> Chosen:
+    """Choose a strategy."""
+    return Chosen(experiment=given or experiment(), strategy=plan, predicted_s=1.5)
+
+
+def text_of(found: Export) -> str:
+    """Return the only file."""
+    [text] = found.files.values()
+    return text
+
+
+KEPT = Zero(stage=3, keeps_weights=True)
+UNEVEN = strategy((0, 3, 9))
+MIDDLE = strategy((0, 4, 5, 7, 9))
+
+
+def flags(plan: Strategy) -> dict[str, str]:
+    """Return the flags of Megatron's script."""
+    return pairs_of(words_of(text_of(megatron_script(chosen(plan)))))
+
+
+def test_megatron_is_told_degrees_sizes_and_cuts() -> None:
+    found = flags(strategy((0, 4, 9), FULL, tp=2))
+    expected = {
+        "tensor-model-parallel-size": "2",
+        "pipeline-model-parallel-size": "2",
+        "micro-batch-size": "1",
+        "global-batch-size": "8",
+        "num-layers": "6",
+        "hidden-size": "256",
+        "recompute-granularity": "full",
+        "swiglu": "",
+        "num-query-groups": "8",
+    }
+    assert expected.items() <= found.items()
+    assert flags(MIDDLE)["pipeline-model-parallel-layout"] == "Et*3|t|t*2|L"
+    assert flags(strategy((0, 3, 9), tp=2))["decoder-first-pipeline-num-layers"] == "2"
+
+
+def test_a_script_is_bash_and_starts_every_host() -> None:
+    text = text_of(megatron_script(chosen(strategy((0, 4, 9)))))
+    program = text.replace("exec torchrun", "echo")
+    for node, rest in (("0", "--node-rank 0"), ("1", "--node-rank 1")):
+        done = subprocess.run(
+            ["/bin/bash", "-c", program, "it", "--lr", "a b"],
+            env={"PATH": "/usr/bin:/bin", "NODE_RANK": node},
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert f"--nnodes 2 {rest} --nproc-per-node 2 --master-addr node0" in done.stdout
+        assert done.stdout.endswith("--lr a b\n")
+
+
+def test_a_norm_that_moves_is_told() -> None:
+    notes = megatron_script(chosen(strategy((0, 1, 4, 8, 9)))).notes
+    assert any("final norm goes with the head" in note for note in notes)
+    assert not any("norm" in note for note in megatron_script(chosen(MIDDLE)).notes)
+
+
+def test_bridge_gets_overrides_of_the_same_strategy() -> None:
+    text = text_of(bridge_overrides(chosen(MIDDLE)))
+    found = dict(word.split("=", 1) for word in words_of(text) if word.partition(".")[2])
+    assert {
+        "model.pipeline_model_parallel_size": "4",
+        "model.pipeline_model_parallel_layout": "'Et*3|t|t*2|L'",
+        "train.micro_batch_size": "1",
+        "mixed_precision": "fp16_mixed",
+    }.items() <= {**found, "mixed_precision": "fp16_mixed"}.items()
+    assert "mixed_precision=fp16_mixed" in text
+    assert "0.3.1" in text
+
+
+def test_torchtitan_gets_modules_of_every_stage() -> None:
+    text = text_of(titan_config(chosen(MIDDLE)))
+    values = {
+        node.targets[0].id: ast.literal_eval(node.value)
+        for node in ast.parse(text).body
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+    }
+    assert values["PARALLELISM"]["module_fqns_per_model_part"] == [
+        ["tok_embeddings", "layers.0", "layers.1", "layers.2"],
+        ["layers.3"],
+        ["layers.4", "layers.5"],
+        ["norm", "lm_head"],
+    ]
+    assert values["PARALLELISM"]["data_parallel_replicate_degree"] == 1
+    assert values["TRAINING"] == {"local_batch_size": 8, "global_batch_size": 8, "seq_len": 128}
+    assert values["RECOMPUTE"] == "none"
+
+
+def test_nanotron_gets_even_cuts_only() -> None:
+    record = yaml.safe_load(text_of(nanotron_config(chosen(strategy((0, 4, 9), tp=2)))))
+    assert record["parallelism"]["tp_mode"] == "ALL_REDUCE"
+    assert record["tokens"]["batch_accumulation_per_replica"] == 8
+    with pytest.raises(ValueError, match="same number of blocks; this strategy cuts at 0 3 9"):
+        nanotron_config(chosen(UNEVEN))
+
+
+def test_accelerate_names_the_plugin_that_runs_it() -> None:
+    kinds = {
+        "MULTI_GPU": chosen(strategy((0, 9))),
+        "MEGATRON_LM": chosen(strategy((0, 4, 9))),
+        "DEEPSPEED": chosen(strategy((0, 9), zero=Zero(stage=3))),
+    }
+    for kind, each in kinds.items():
+        found = accelerate_config(each)
+        record = yaml.safe_load(text_of(found))
+        assert record["distributed_type"] == kind
+        assert (record["num_machines"], record["num_processes"]) == (2, 4)
+        assert any("per_device_train_batch_size" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    "write", [megatron_script, bridge_overrides, titan_config, nanotron_config, accelerate_config]
+)
+def test_stages_that_differ_and_slices_are_refused(write: Write) -> None:
+    stages = (
+        Stage(first_layer=0, end_layer=4, options=StageOptions(tp=2, dp=1), shares=(2,)),
+        Stage(first_layer=4, end_layer=9, options=StageOptions(tp=1, dp=2), shares=(1, 1)),
+    )
+    mixed = Strategy(stages=stages, micro_batch_size=2, num_micro_batches=4, placement=(0, 1, 2, 3))
+    with pytest.raises(ValueError, match="those here differ"):
+        write(chosen(mixed))
+
+
+@pytest.mark.parametrize(
+    ("write", "plan", "told"),
+    [
+        (titan_config, strategy((0, 9), zero=Zero(stage=1)), "zero_stage 3 or 0, not 1"),
+        (
+            megatron_script,
+            strategy((0, 9), zero=Zero(stage=3, keeps_weights=True)),
+            "keeps_weights",
+        ),
+        (titan_config, strategy((0, 9), Recompute(kind="full", layers=2)), "in all blocks alike"),
+        (nanotron_config, strategy((0, 9), FULL), "cannot be told recompute full"),
+        (accelerate_config, strategy((0, 4, 9), FULL), "cannot be told recompute full"),
+        (megatron_script, strategy((0, 9), Recompute(kind="selective", layers=1)), "selectively"),
+        (megatron_script, strategy((0, 4, 9), placement=(0, 2, 1, 3)), "host by host"),
+        (nanotron_config, strategy((0, 9), tp=2, ep=2), "cannot be told ep 2"),
+    ],
+)
+def test_what_a_program_cannot_be_told_is_refused(write: Write, plan: Strategy, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        write(chosen(plan))
+
+
+def test_a_family_that_a_program_does_not_train_is_refused() -> None:
+    given = small_experiment(("device: T4", "device: A100-40"))
+    with pytest.raises(ValueError, match="not model family 'gpt2'"):
+        titan_config(chosen(UNEVEN, given))
+
+
+def test_nothing_of_the_input_is_shell() -> None:
+    name = "x; touch 'no' $(id) `id`"
+    given = experiment(("name: small", f"name: {json.dumps(name)}"))
+    for write in (megatron_script, bridge_overrides):
+        text = text_of(write(chosen(UNEVEN, given)))
+        lines = [line for line in text.splitlines() if "touch" in line]
+        assert lines
+        assert all(line.startswith("# ") for line in lines)
+
+
+# ------------------------------------------------------------------------------- reading
+
+
+def said(text: str, given: Experiment | None = None) -> dict[str, Any]:
+    """Return what a text says."""
+    found = read_program(text, file="run.sh", experiment=given or experiment())
+    assert found is not None
+    return found
+
+
+SCRIPT = """#!/bin/bash
+# --tensor-model-parallel-size 8 stands in a comment
+TP=2
+PP=${PP:-2}
+MODEL_ARGS="--num-layers 6 --hidden-size 256"
+GPT_ARGS=(
+    --tensor-model-parallel-size $TP
+    --pipeline-model-parallel-size=2
+    --micro-batch-size "1"   # small
+    --global-batch-size 8
+)
+torchrun --nproc_per_node 4 pretrain_gpt.py ${GPT_ARGS[@]} $MODEL_ARGS \\
+    --recompute-granularity selective
+"""
+
+
+def test_a_users_script_is_read() -> None:
+    assert said(SCRIPT) == {
+        "tp": 2,
+        "pp": 2,
+        "dp": 1,
+        "micro_batch_size": 1,
+        "num_micro_batches": 8,
+        "recompute": "selective",
+        "zero_stage": 0,
+        "bounds": [0, 4, 9],
+    }
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("$TP", "$(nproc)", r"tensor-model-parallel-size: found '\$'"),
+        ("TP=2", "TP=3", "tp 3 x pp 2 do not divide the 4 devices"),
+        ("size 8", "size 16", "global_batch_size is 16; the experiment has 8: add --set"),
+        ("=2\n    --micro", "=4\n    --micro", "blocks are not divided evenly among 4 stages"),
+        ("selective", "some", "--recompute-granularity: found 'some'"),
+        ('"1"', '"1" --micro-batch-size 2', "--micro-batch-size is '1' and '2': keep one"),
+        ('"1"', '"3"', "does not divide global_batch_size 8"),
+        ('"1"', '"1', "cannot be read as a script"),
+    ],
+)
+def test_what_a_script_cannot_mean_is_told(old: str, new: str, told: str) -> None:
+    with pytest.raises(InputError, match=told) as error:
+        said(SCRIPT.replace(old, new))
+    assert str(error.value).startswith("run.sh: ")
+
+
+@pytest.mark.parametrize("layout", ["Et*3|t*3", "t|t", "Et*9L", "Ex|tL", "E(t|*2L"])
+def test_a_layout_that_is_none_is_told(layout: str) -> None:
+    with pytest.raises(InputError, match="layout"):
+        said(SCRIPT.replace("--recompute", f"--pipeline-model-parallel-layout '{layout}' --re"))
+
+
+def test_layouts_are_unrolled_as_megatron_does() -> None:
+    assert parse_layout("Et*3|(tt|)*2,tL") == [3, 2, 2, 1]
+    assert parse_layout("E|t*2L") == [0, 2]
+
+
+def test_what_is_no_program_is_left_to_others() -> None:
+    for text in ("tp,pp,dp,micro_batch_size\n1,1,4,1\n", "[]", '{"ranking": []}', "ls -l"):
+        assert read_program(text, file="x", experiment=experiment()) is None
+
+
+def test_a_ds_config_is_read_where_it_tells_enough() -> None:
+    config = {"train_batch_size": 8, "train_micro_batch_size_per_gpu": 1}
+    whole = {**config, "gradient_accumulation_steps": 2}
+    assert said(json.dumps(whole)) == {
+        "tp": 1,
+        "pp": 1,
+        "dp": 4,
+        "micro_batch_size": 1,
+        "num_micro_batches": 2,
+        "zero_stage": 0,
+    }
+    with pytest.raises(InputError, match="whether the other 2 are tp or pp"):
+        said(json.dumps({**config, "gradient_accumulation_steps": 4}))
+    staged = {**config, "gradient_accumulation_steps": 4, "pipeline": {"stages": 2}}
+    assert said(json.dumps(staged))["pp"] == 2
+    assert said(json.dumps({**whole, "zero_optimization": {"stage": 3}}))["zero_stage"] == 3
+    with pytest.raises(InputError, match="train_batch_size: found 'x'"):
+        said(json.dumps({**whole, "train_batch_size": "x"}))
+
+
+TOML = """
+[training]
+local_batch_size = 8
+[parallelism]
+data_parallel_replicate_degree = 1
+data_parallel_shard_degree = 1
+tensor_parallel_degree = 2
+pipeline_parallel_degree = 2
+[activation_checkpoint]
+mode = "full"
+"""
+
+
+def test_torchtitans_toml_and_flags_are_read() -> None:
+    found = said(TOML, experiment())
+    assert (found["tp"], found["pp"], found["dp"]) == (2, 2, 1)
+    assert (found["micro_batch_size"], found["recompute"]) == (1, "full")
+    assert "bounds" not in found
+    script = (
+        "torchrun -m torchtitan.train --parallelism.tensor-parallel-degree 2 "
+        "--parallelism.data_parallel_shard_degree=1 --training.local_batch_size 1"
+    )
+    assert said(script)["dp"] == 2
+
+
+# ------------------------------------------------------------------------------ all rows
+
+
+def test_a_table_has_the_columns_of_all_rows() -> None:
+    text = text_of(csv_table([{"a": 1}, {"a": 2, "b": "x,y"}]))
+    assert list(csv.DictReader(io.StringIO(text))) == [
+        {"a": "1", "b": ""},
+        {"a": "2", "b": "x,y"},
+    ]
+
+
+def test_optuna_gets_finished_failed_and_waiting_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = {"tp": 1, "pp": 1, "dp": 4, "micro_batch_size": 1, "recompute": "none", "bounds": "0 9"}
+    rows = [
+        {**row, "predicted_s": 1.0, "outcome": "measured", "measured_s": 1.5},
+        {**row, "predicted_s": 1.0, "outcome": "oom", "measured_s": None},
+        {**row, "tp": None, "iteration_time_s": 2.0},
+    ]
+    fake = SimpleNamespace(
+        distributions=SimpleNamespace(CategoricalDistribution=list),
+        trial=SimpleNamespace(
+            TrialState=SimpleNamespace(COMPLETE="complete", FAIL="fail"),
+            create_trial=lambda **given: given,
+        ),
+    )
+    monkeypatch.setitem(sys.modules, "optuna", fake)
+    program: dict[str, Any] = {"__name__": "exported"}
+    exec(text_of(optuna_script("it's", rows)), program)  # noqa: S102 - what we wrote
+    added: list[Any] = []
+    study = SimpleNamespace(
+        add_trial=lambda trial: added.append((trial["state"], trial["value"])),
+        enqueue_trial=lambda params, user_attrs: added.append((params["tp"], user_attrs)),
+    )
+    program["fill"](study)
+    assert added == [("complete", 1.5), ("fail", None), ("*", {"predicted_s": 2.0})]
+
+
+def test_recompute_survives() -> None:
+    for own in (NO_RECOMPUTE, SELECTIVE, FULL, Recompute(kind="full", layers=2)):
+        found = said(text_of(megatron_script(chosen(strategy((0, 4, 9), own)))))
+        assert found["recompute"] == own.to_json()
