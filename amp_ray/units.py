@@ -7,11 +7,15 @@ they are converted here and nowhere else. Also how messages count things.
 
 from typing import Final, Literal, get_args
 
-Precision = Literal["fp16", "bf16", "fp32"]
+Precision = Literal["fp16", "bf16", "fp32", "fp8"]
 
 PRECISIONS: Final[tuple[Precision, ...]] = get_args(Precision)
 
-BYTES_PER_ELEMENT: Final[dict[Precision, int]] = {"fp16": 2, "bf16": 2, "fp32": 4}
+BYTES_PER_ELEMENT: Final[dict[Precision, int]] = {"fp16": 2, "bf16": 2, "fp32": 4, "fp8": 2}
+"""Of activations, weights and messages: with fp8 all of them stay in bf16, and what a product reads
+is cast for it."""
+
+BYTES_PER_FP8: Final = 1
 
 BYTES_PER_FP32: Final = 4
 """Loss, master weights and optimizer moments are kept in IEEE single precision."""

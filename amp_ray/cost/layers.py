@@ -91,6 +91,8 @@ class LayerCosts:
         """Return forward, backward and all-reduce seconds of one layer."""
         if not layer.operators:
             return self._passing(anchors, rank)
+        if layer.kind != "block":
+            rank = rank.beside_fp8
         work = LayerWork(layer=layer, anchors=anchors, traits=self.traits, constants=self.constants)
         compute = work.compute(rank)
         ring, exchange = met

@@ -31,6 +31,7 @@ from amp_ray.spec.optimizer import Optimizer
 from amp_ray.spec.recompute import RecomputeKind
 from amp_ray.spec.traits import ParameterBytes, RuntimeTraits
 from amp_ray.spec.zero import MOST_ZERO_STAGE, SHARDED_GRADIENTS
+from amp_ray.units import BYTES_PER_FP8
 
 CHECKPOINT_BUFFERS = 2
 """With full recompute what enters a stage is kept per micro-batch as its checkpoint already; at
@@ -138,7 +139,8 @@ class LayerMemory:
         """Bytes that one micro-batch in flight keeps.
 
         Everything saved, with selective recompute without what is made within the attention core,
-        with full recompute a block's input alone.
+        with full recompute a block's input alone. Products in 8-bit floats keep what they read as
+        they read it.
         """
         size, width = self.rank.micro_batch_size, self.rank.bytes_per_element
         if self._runs_again(layer):
@@ -146,6 +148,8 @@ class LayerMemory:
         kept = self._each(layer.saved_bytes) + self._gathered_bytes(layer)
         if self.recompute == "selective":
             kept -= self._each(layer.core_saved_bytes)
+        if self.rank.precision == "fp8" and layer.kind == "block":
+            kept -= (width - BYTES_PER_FP8) / width * self._each(layer.cast_saved_bytes)
         return size * kept
 
     def temporary_bytes(self, layer: Layer) -> float:
@@ -164,6 +168,7 @@ class LayerMemory:
         if self.rank.sequence_parallel:
             whole = max(map(max, filter(None, map(layer.all_reduce_elements, PASSES))), default=0.0)
             working += GATHERED_COPIES * whole * self.rank.bytes_per_element
+        working += layer.buffer_elements * self.rank.bytes_per_element / self.rank.tp
         return self.rank.micro_batch_size * max(logits, working)
 
     def _gathered_bytes(self, layer: Layer) -> float:
@@ -411,6 +416,14 @@ class MemoryModel:
         return {"weights": weights, "gradients": gradients, "optimizer": optimizer}
 
     def _state_bytes(self, per: ParameterBytes, options: StageOptions) -> float:
+        """Return what a rank keeps of a parameter between micro-batches, copies in fp8 included."""
+        copies = 0.0
+        if self.rank.precision == "fp8":
+            share = self.weights.model.block_parameters / self.weights.model.num_parameters
+            copies = share * self.traits.fp8_bytes_per_parameter
+        return copies + self._kept_bytes(per, options)
+
+    def _kept_bytes(self, per: ParameterBytes, options: StageOptions) -> float:
         """Return what a rank keeps of a parameter between micro-batches.
 
         In a pipeline a stage gathers its weights once, and reduces gradients when all micro-batches

@@ -8,6 +8,15 @@ from typing import Final
 
 import numpy as np
 
+from amp_ray.cost.collective import Path
+from amp_ray.cost.context import (
+    exchange_paths,
+    exposed_s,
+    rank_experiment,
+    with_context,
+    with_exchange,
+    without_context,
+)
 from amp_ray.cost.estimate import Breakdown, Estimate
 from amp_ray.cost.interleaved import slowest_interleaved_replica
 from amp_ray.cost.layers import LayerCosts
@@ -19,7 +28,7 @@ from amp_ray.cost.schedule import slowest_replica, slowest_sliced_replica
 from amp_ray.cost.slices import largest_share, slice_model, slice_places
 from amp_ray.cost.stages import PlacedStages, StageTimes, TimeTables
 from amp_ray.cost.step_end import StepEndModel, StepEnds
-from amp_ray.cost.topology import FloatArray, IntArray, Topology
+from amp_ray.cost.topology import FloatArray, IntArray, Rings, Topology
 from amp_ray.cost.verdict import Judge
 from amp_ray.cost.weights import Weights
 from amp_ray.spec.candidate import Candidate, StageOptions
@@ -81,13 +90,19 @@ class CostModel:
 
     Args:
         experiment: What is given.
+        cp: Ranks that divide every sequence, of which the experiment's samples are parts.
     """
 
     experiment: Experiment
+    cp: int = 1
     _memory: dict[Candidate, MemoryModel] = field(init=False, default_factory=dict)
     _weights: dict[tuple[int, int], Weights] = field(init=False, default_factory=dict)
     _networks: dict[int, tuple[Topology, MessageModel]] = field(init=False, default_factory=dict)
     _slice_models: dict[tuple[int, int], "CostModel"] = field(init=False, default_factory=dict)
+    _context_models: dict[int, "CostModel"] = field(init=False, default_factory=dict)
+    _exchanges: dict[tuple[Path, int, int], tuple[FloatArray, FloatArray]] = field(
+        init=False, default_factory=dict
+    )
     _layer_memory: dict[tuple[int | str, ...], FloatArray] = field(init=False, default_factory=dict)
 
     def costs(self, candidate: Candidate, placement: tuple[int, ...] | None = None) -> StageCosts:
@@ -115,7 +130,7 @@ class CostModel:
         topology, messages = self.network(max(map(max, stages.shares)))
         rings, types = topology.rings(stages.groups), stages.types(self.experiment.cluster)
         ends = pairwise(stages.first_group)
-        times = self.time_tables.times(stages, types, rings)
+        times = self._times(stages, types, rings)
         return StageCosts(
             stages=stages,
             times=times,
@@ -147,7 +162,51 @@ class CostModel:
                 f"{list(strategy.bounds)}"
             )
             raise ValueError(message)
+        cp = strategy.stages[0].options.cp
+        if cp > 1:
+            found = self.with_context(cp).estimate(without_context(strategy))
+            result = with_context(found, cp, self.experiment.traits)
+            assert isinstance(result, Estimate)
+            return result
         return self.estimate_from(self.stage_costs(PlacedStages.of_strategy(strategy)), strategy)
+
+    def with_context(self, cp: int) -> "CostModel":
+        """Return the cost model of parts of sequences that ``cp`` ranks divide; see `context`."""
+        if cp not in self._context_models:
+            own = rank_experiment(self.experiment, cp)
+            self._context_models[cp] = CostModel(experiment=own, cp=cp)
+        return self._context_models[cp]
+
+    def _times(
+        self, stages: PlacedStages, types: Sequence[frozenset[int]], rings: Rings
+    ) -> StageTimes:
+        """Return layer times, with the exchange of keys and values where ranks divide sequences."""
+        times = self.time_tables.times(stages, types, rings)
+        if self.cp == 1:
+            return times
+        paths = exchange_paths(stages, self.cp, self.topology)
+        return with_exchange(times, paths, self._exchange_s)
+
+    def _exchange_s(self, path: Path, tp: int, samples: int) -> tuple[FloatArray, FloatArray]:
+        """Return what the exchange of keys and values adds to both passes of every layer."""
+        key = path, tp, samples
+        if key not in self._exchanges:
+            given = self.experiment
+            layers, positions = given.model.distinct_layers
+            each = []
+            for device in given.cluster.device_types:
+                rank = Rank(
+                    device=device, tp=tp, micro_batch_size=samples, precision=given.precision
+                )
+                each.append(
+                    [
+                        exposed_s(layer, rank, self.cp, path, given.traits, given.constants)
+                        for layer in layers
+                    ]
+                )
+            forward_s, backward_s = np.max(each, axis=0)[list(positions)].T
+            self._exchanges[key] = forward_s, backward_s
+        return self._exchanges[key]
 
     def estimate_from(self, costs: StageCosts, strategy: Strategy) -> Estimate:
         """Estimate a strategy whose stages' costs are known.
@@ -204,6 +263,9 @@ class CostModel:
         Args:
             strategy: One that can be estimated; the parts add up to its peaks.
         """
+        cp = strategy.stages[0].options.cp
+        if cp > 1:
+            return self.with_context(cp).memory_parts(without_context(strategy))
         memory = self.stage_costs(PlacedStages.of_strategy(strategy)).memory
         if strategy.token_slices:
             memory = memory.sliced(largest_share(strategy.token_slices))

@@ -1,8 +1,8 @@
 """Time of one kernel on one device: whole tiles, memory traffic, launch gap."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import Final, Self
 
 import numpy as np
 
@@ -10,8 +10,12 @@ from amp_ray.cost.kernels import busiest_s
 from amp_ray.spec.constants import Constants
 from amp_ray.spec.device import Device
 from amp_ray.spec.operator import Elementwise, Gemm, Operator
+<<<<<<< HEAD
 from amp_ray.spec.traits import FUSED_RATE
 from amp_ray.units import BYTES_PER_ELEMENT, Precision
+=======
+from amp_ray.units import BYTES_PER_ELEMENT, BYTES_PER_FP8, Precision
+>>>>>>> main
 
 TILES: Final = np.array([(128, 256, 1.0), (128, 128, 0.85), (64, 64, 0.6), (32, 32, 0.3)])
 """Rows, columns and rate against the largest tile of the GEMM libraries on devices with tensor
@@ -23,6 +27,11 @@ SPLIT: Final = (8.0, 1024.0)
 
 FUSED_BACKWARD_PRODUCTS: Final = 2.5
 """Its backward pass computes the scores again: five products for two."""
+
+CAST_BYTES: Final = 4
+"""Traffic of casting an element for products in 8-bit floats: read in bf16, written twice, as it is
+and transposed, since those products want both operands along the inner dimension (Transformer
+Engine's documentation, "FP8 primer"). Weights are cast once per step."""
 
 BACKWARD_KERNELS_PER_FORWARD: Final = 2
 """Gradients of the input and of the weight."""
@@ -53,6 +62,11 @@ class Rank:
     def bytes_per_element(self) -> int:
         """Width of an activation."""
         return BYTES_PER_ELEMENT[self.precision]
+
+    @property
+    def beside_fp8(self) -> Self:
+        """The rank at what does not run in 8-bit floats where others do: that stays in bf16."""
+        return replace(self, precision="bf16") if self.precision == "fp8" else self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,12 +157,20 @@ def gemm_phases(gemm: Gemm, rank: Rank, constants: Constants) -> Phases:
         rows *= rank.micro_batch_size
     else:
         batch *= rank.micro_batch_size
+    if gemm.keeps_precision or not gemm.has_weight:
+        rank = rank.beside_fp8
     left_s = gemm_s(rows, inner, columns, batch, rank, constants)
     right_s = gemm_s(inner, columns, rows, batch, rank, constants)
     overlaps = gemm.all_reduce == "backward"
+    input_s, gradient_s = (
+        stream_s(batch * rows * width * CAST_BYTES, 0, rank.device, constants)
+        if rank.precision == "fp8"
+        else 0.0
+        for width in (inner, columns)
+    )
     return Phases(
-        forward_s=gemm_s(rows, columns, inner, batch, rank, constants),
-        backward_s=left_s + right_s,
+        forward_s=gemm_s(rows, columns, inner, batch, rank, constants) + input_s,
+        backward_s=left_s + right_s + gradient_s,
         weight_gradient_s=right_s if overlaps else 0.0,
         input_gradient_s=left_s if overlaps else 0.0,
     )
@@ -167,6 +189,7 @@ def gemm_s(
         Seconds.
     """
     device, width = rank.device, rank.bytes_per_element
+    operand = BYTES_PER_FP8 if rank.precision == "fp8" else width
     rate = device.peak_flops(rank.precision) * device.gemm_fraction * constants.gemm_scale
     busy_s = busiest_s(
         (rows, columns, inner, batch),
@@ -177,7 +200,7 @@ def gemm_s(
     )
     bandwidth = device.memory_bytes_per_s * constants.memory_efficiency
     written = width * batch * rows * columns
-    read = width * batch * (rows + columns) * inner
+    read = operand * batch * (rows + columns) * inner
     return max(busy_s + written / bandwidth, (read + written) / bandwidth) + constants.kernel_gap_s
 
 
@@ -221,8 +244,14 @@ def elementwise_phases(op: Elementwise, rank: Rank, constants: Constants) -> Pha
 def fused_rate(rank: Rank, constants: Constants) -> float:
     """Return the rate of products within fused attention, in floating-point operations."""
     device = rank.device
+<<<<<<< HEAD
     rate = device.peak_flops(rank.precision) * device.gemm_fraction * constants.gemm_scale
     return rate * rank.attention_rate
+=======
+    precision = rank.beside_fp8.precision
+    rate = device.peak_flops(precision) * device.gemm_fraction * constants.gemm_scale
+    return rate * FUSED_RATE
+>>>>>>> main
 
 
 def stream_s(num_bytes: float, num_kernels: int, device: Device, constants: Constants) -> float:

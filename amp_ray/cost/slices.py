@@ -48,6 +48,15 @@ def slice_model(model: Model, traits: RuntimeTraits, *, tokens: int, context: in
     kernels = Kernels(
         fused_attention=traits.fused_attention, dropout=traits.dropout, context=context
     )
+    return shorter_model(model, traits, tokens=tokens, kernels=kernels)
+
+
+def shorter_model(model: Model, traits: RuntimeTraits, *, tokens: int, kernels: Kernels) -> Model:
+    """Return a model as another one, with sequences of so many tokens.
+
+    Raises:
+        InputError: If it was built in a way that cannot be repeated.
+    """
     for layer_list in LAYER_LISTS:
         built = build_model(
             replace(model.shape, sequence_length=tokens),
@@ -57,5 +66,7 @@ def slice_model(model: Model, traits: RuntimeTraits, *, tokens: int, context: in
         )
         if [layer.kind for layer in built.layers] == [layer.kind for layer in model.layers]:
             return built
-    message = f"the layers of {model.name} are no list of its family: token slices have no times"
+    message = (
+        f"the layers of {model.name} are no list of its family: parts of sequences have no times"
+    )
     raise InputError(message)

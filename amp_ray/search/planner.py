@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final, Protocol
 
+from amp_ray.cost.context import with_context, without_context
 from amp_ray.cost.estimate import Estimate, Infeasible, Reason, Result
 from amp_ray.cost.model import CostModel
 from amp_ray.cost.operators import OperatorCostModel
@@ -79,15 +80,17 @@ class AmpRayPlanner:
 
     Args:
         experiment: What is given.
+        cp: Ranks that divide every sequence, of which the experiment's samples are parts.
     """
 
     experiment: Experiment
+    cp: int = 1
     _device_groups: dict[Zero, DeviceGroups] = field(init=False, default_factory=dict)
 
     @cached_property
     def cost_model(self) -> CostModel:
         """The cost model, with its tables."""
-        return CostModel(experiment=self.experiment)
+        return CostModel(experiment=self.experiment, cp=self.cp)
 
     def _groups(self, zero: Zero) -> DeviceGroups:
         """Return what is known of groups of devices, for all candidates of one ZeRO stage."""
@@ -119,6 +122,10 @@ class AmpRayPlanner:
         Where no cut fits the memory, the best one without the limit is estimated, so that the
         result tells by how much it fails.
         """
+        if isinstance(candidate, Candidate) and candidate.options.cp > 1:
+            cp = candidate.options.cp
+            found = self._with_context(cp).plan(without_context(candidate))
+            return with_context(found, cp, self.experiment.traits)
         if isinstance(candidate, GroupsCandidate) and self.experiment.cuts_operators:
             result = self._operator_search.plan(candidate)
         elif zero_of_candidate(candidate) == AUTO_ZERO:
@@ -126,6 +133,18 @@ class AmpRayPlanner:
         else:
             result = self._plan(candidate)
         return within_limits(result, self.experiment.limits)
+
+    def _with_context(self, cp: int) -> "AmpRayPlanner":
+        """Return the planner of parts of sequences that ``cp`` ranks divide."""
+        if cp not in self._context_planners:
+            own = self.cost_model.with_context(cp).experiment
+            self._context_planners[cp] = AmpRayPlanner(experiment=own, cp=cp)
+        return self._context_planners[cp]
+
+    @cached_property
+    def _context_planners(self) -> "dict[int, AmpRayPlanner]":
+        """By context parallel degree."""
+        return {}
 
     def _plan(self, candidate: AnyCandidate) -> Result:
         """Plan a candidate, whatever it costs."""
@@ -153,6 +172,9 @@ class AmpRayPlanner:
             candidate: Degrees.
             limit_s: A bound above it need not be the best that is known.
         """
+        if candidate.options.cp > 1:
+            own = self._with_context(candidate.options.cp)
+            return own.least_s(without_context(candidate), limit_s)
         if candidate.options.zero == AUTO_ZERO:
             choices = self._zero_choices(candidate)
             return min((self.least_s(own, limit_s) for own in choices), default=math.inf)
@@ -169,6 +191,8 @@ class AmpRayPlanner:
         Args:
             candidate: Degrees that the model can be divided by.
         """
+        if candidate.options.cp > 1:
+            return self._with_context(candidate.options.cp).expected_s(without_context(candidate))
         if candidate.options.zero == AUTO_ZERO:
             candidate = self._zero_choices(candidate)[0]
         return LEAST_SHARE * simple_s(self.cost_model, _plain(candidate))
@@ -291,6 +315,8 @@ class AmpRayPlanner:
         found = []
         with suppress(ValueError):  # limits may leave none, and a profile may lack some
             for given in uniform_candidates(self.experiment):
+                if given.options.cp > 1:
+                    continue  # what comes closest without is told
                 candidate = self._roomy(given)
                 if self._refuse(candidate) is None:
                     costs = self.cost_model.costs(candidate)

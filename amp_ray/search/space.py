@@ -95,8 +95,13 @@ def uniform_candidates(experiment: Experiment) -> tuple[Candidate, ...]:
         if _allows_tp(tp, experiment.limits)
         and (experiment.limits.tp_across_nodes or _whole(tp, experiment.cluster) == num_devices)
     ]
+    shape, most = experiment.model.shape, experiment.limits.max_cp
     grids = (
-        (tp, dp, num_devices // (tp * dp)) for tp in tps for dp in _divisors(num_devices // tp)
+        (tp, cp, dp, num_devices // (tp * cp * dp))
+        for tp in tps
+        for cp in _divisors(num_devices // tp)
+        if cp <= most and shape.divides_context(cp)
+        for dp in _divisors(num_devices // (tp * cp))
     )
     candidates = _with_batches(experiment, grids)
     if not candidates:
@@ -117,7 +122,7 @@ def idle_candidates(experiment: Experiment) -> tuple[Candidate, ...]:
         return ()
     most_stages = experiment.model.num_layers
     grids = (
-        (tp, dp, pp)
+        (tp, 1, dp, pp)
         for tp in range(1, max(node.num_slots for node in cluster.nodes) + 1)
         if _allows_tp(tp, limits)
         for dp in _divisors(experiment.global_batch_size)
@@ -128,24 +133,24 @@ def idle_candidates(experiment: Experiment) -> tuple[Candidate, ...]:
 
 
 def _with_batches(
-    experiment: Experiment, grids: Iterable[tuple[int, int, int]]
+    experiment: Experiment, grids: Iterable[tuple[int, int, int, int]]
 ) -> tuple[Candidate, ...]:
-    """Give every tp, dp and pp the micro-batch sizes that the batch and the limits allow."""
+    """Give every tp, cp, dp and pp the micro-batch sizes that the batch and the limits allow."""
     batch = experiment.global_batch_size
     return tuple(
         sorted(
             Candidate(
                 micro_batch_size=size,
-                options=_with_experts(replace(experiment.stage_options(tp, dp), zero=zero), ep),
+                options=_with_experts(replace(experiment.stage_options(tp, dp, cp), zero=zero), ep),
                 pp=pp,
                 num_micro_batches=batch // (dp * size),
                 virtual_stages=virtual_stages,
             )
-            for tp, dp, pp in grids
+            for tp, cp, dp, pp in grids
             if batch % dp == 0
-            for zero in _zero(experiment, tp, dp, pp)
+            for zero in _zero(experiment, tp, dp * cp, pp)
             for virtual_stages in _virtual_stages(pp, experiment)
-            for ep in _expert_degrees(tp * dp, experiment)
+            for ep in _expert_degrees(tp * cp * dp, experiment)
             for size in _divisors(batch // dp)
             if _allows(dp, pp, size, experiment.limits)
         )

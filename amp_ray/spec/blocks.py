@@ -17,17 +17,29 @@ BYTES_PER_LOG_SUM: Final = 4
 softmax's sum."""
 
 
+RING_BUFFERS: Final = 4
+"""Keys and values of one rank that live in a step of a ring: those attended to and those that
+arrive, in the backward pass with their gradients (Liu et al., arXiv:2310.01889, algorithm 1)."""
+
+ADDED_PER_STEP: Final = 3
+"""Elements that adding up results of two steps of a ring reads and writes, per element."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernels:
     """How a program computes what the families have in common; see `RuntimeTraits`.
 
     Args:
         context: Tokens before those of the layers, computed earlier, to which these attend.
+        cp: Ranks that divide every sequence; the tokens of a layer are those of one rank.
+        gathers_context: Whether such ranks gather all keys and values before they attend to them.
     """
 
     fused_attention: bool = False
     dropout: bool = True
     context: int = 0
+    cp: int = 1
+    gathers_context: bool = False
 
 
 UNFUSED: Final = Kernels()
@@ -53,6 +65,8 @@ class Width:
         position_bias: Whether a learned bias per head and distance is added to the scores (T5).
         sliding: Tokens before a token that it attends to; one kernel leaves the others out.
         own_value_size: Width of a head's values where it is not that of its keys.
+        cp: Ranks that divide the sequence.
+        gathers_context: Whether they gather all keys and values before they attend to them.
     """
 
     tokens: int
@@ -71,6 +85,8 @@ class Width:
     position_bias: bool = False
     sliding: int | None = None
     own_value_size: int | None = None
+    cp: int = 1
+    gathers_context: bool = False
 
     @property
     def attended(self) -> int:
@@ -122,8 +138,9 @@ class Width:
     @property
     def pairs(self) -> float:
         """Pairs of tokens that one kernel of attention computes, per sample and head."""
-        if self.sliding is not None and self.sliding < self.tokens:
-            return self.sliding * (self.tokens - self.sliding / 2)
+        whole = self.tokens * self.cp
+        if self.sliding is not None and self.sliding < whole:
+            return self.sliding * (whole - self.sliding / 2) / self.cp
         return self.tokens * (self.attended - (self.attending / 2 if self.causal else 0))
 
     @property
@@ -437,12 +454,18 @@ def _fused_attention(width: Width) -> Elementwise:
     stream, key_values = width.attention_stream, width.key_values + width.values
     streams = stream + width.tokens * width.result_size
     read = key_values + 2 * width.context * width.key_value_size
+    steps = 1 if width.gathers_context else width.cp
+    result = width.tokens * width.result_size
+    buffers = 2 * width.cp if width.gathers_context else RING_BUFFERS
     return Elementwise(
         name="attention",
-        forward_elements=streams + read,
-        backward_elements=2 * streams + 2 * read,
+        forward_elements=streams + read + ADDED_PER_STEP * (steps - 1) * result,
+        backward_elements=2 * streams + 2 * read + ADDED_PER_STEP * (steps - 1) * stream,
         flops=2.0 * width.pairs * (width.attention_size + width.result_size),
+        num_kernels=steps,
         sharded=width.shards_heads,
+        context_elements=key_values if width.cp > 1 else 0.0,
+        buffer_elements=buffers * key_values if width.cp > 1 else 0.0,
         saved_elements=stream + key_values,
         saved_mask_bytes=BYTES_PER_LOG_SUM * width.heads * width.tokens,
         core="input",

@@ -35,6 +35,7 @@ from amp_ray.spec.shape import model_shape
 from amp_ray.spec.traits import RUNTIMES, RuntimeTraits
 from amp_ray.spec.yaml_text import Document, SourceLines
 from amp_ray.spec.zero import AUTO_STAGE, NO_ZERO, zero_of
+from amp_ray.units import Precision
 
 _PROFILE_FOLDERS: Final = {
     "table": "a folder with profile.yaml and one CSV per device",
@@ -87,6 +88,7 @@ def build_experiment(document: Document, files: Files) -> Experiment:
     for part in itertools.chain.from_iterable(wrong.values()):
         mistakes.add(part)
     for build in (
+        lambda: builder.precision,
         lambda: builder.zero_stage,
         lambda: builder.sequence_parallel,
         lambda: builder.constants,
@@ -132,6 +134,15 @@ class _Builder:
     def traits(self) -> RuntimeTraits:
         """What the runtime does."""
         return build_traits(self._document, self._need("runtime", "traits"))
+
+    @cached_property
+    def precision(self) -> Precision:
+        """What the model is trained in."""
+        chosen = self._need("precision").precision
+        reason = self.traits.why_no_precision(chosen)
+        if reason is not None:
+            raise InputError(reason, where=self._document.where("precision"))
+        return chosen
 
     @cached_property
     def zero_stage(self) -> int:
@@ -225,7 +236,7 @@ class _Builder:
             profile=self.profile,
             constants=self.constants,
             traits=self.traits,
-            precision=checked.precision,
+            precision=self.precision,
             optimizer=checked.optimizer,
             zero_stage=self.zero_stage,
             shard_ranks=checked.shard_ranks or 0,
@@ -300,6 +311,7 @@ def _limits(section: SearchSection, document: Document, traits: RuntimeTraits) -
     limits = {key: value for key, value in section if key != "space"}
     limits["micro_batch_sizes"] = None if sizes is None else tuple(sorted(set(sizes)))
     limits["virtual_stages"] = _virtual_stages(section, document, traits)
+    _check_max_cp(section, document, traits)
     return SearchLimits(**limits)
 
 
@@ -318,6 +330,17 @@ def _virtual_stages(
     if reason is not None:
         raise InputError(reason, where=document.where("search", "virtual_stages"))
     return found
+
+
+def _check_max_cp(section: SearchSection, document: Document, traits: RuntimeTraits) -> None:
+    """Refuse context parallelism where it cannot be planned."""
+    if section.max_cp == 1:
+        return
+    reason = traits.why_no_context(section.max_cp)
+    if reason is None and (section.space != "uniform" or section.token_slices):
+        reason = "context parallelism is planned in space uniform, without token slices"
+    if reason is not None:
+        raise InputError(reason, where=document.where("search", "max_cp"))
 
 
 def build_traits(document: Document, checked: ExperimentFile) -> RuntimeTraits:

@@ -131,10 +131,13 @@ def _described_device(section: DeviceSection) -> Device:
             ("fp32", section.fp32_tflops),
             ("fp16", section.fp16_tflops),
             ("bf16", section.bf16_tflops),
+            ("fp8", section.fp8_tflops),
         )
     }
     if all(rate is None for rate in rates.values()):
-        message = f"device {section.name!r} needs fp32_tflops, fp16_tflops or bf16_tflops"
+        message = (
+            f"device {section.name!r} needs fp32_tflops, fp16_tflops, bf16_tflops or fp8_tflops"
+        )
         raise ValueError(message)
     return Device(
         name=section.name,
@@ -144,6 +147,7 @@ def _described_device(section: DeviceSection) -> Device:
         fp32_flops=rates["fp32"],
         fp16_flops=rates["fp16"],
         bf16_flops=rates["bf16"],
+        fp8_flops=rates["fp8"],
         context_bytes=None if section.context_gib is None else gib_to_bytes(section.context_gib),
         source="the experiment file",
     )

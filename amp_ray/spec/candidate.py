@@ -22,6 +22,8 @@ class StageOptions:
         etp: Ranks that divide each expert (expert tensor parallel degree): 1 or tp; 0 means tp.
         sequence_parallel: Whether tensor-parallel ranks divide the tokens where they do not divide
             the width: norms, dropout, residual stream (Korthikanti et al., arXiv:2205.05198).
+        cp: Context parallel degree: ranks that divide the tokens of every sequence, and exchange
+            keys and values (Liu et al., Ring Attention, arXiv:2310.01889).
 
     Raises:
         ValueError: If a degree is below 1, shard groups do not divide dp, experts cannot be spread
@@ -35,13 +37,17 @@ class StageOptions:
     ep: int = 1
     etp: int = 0
     sequence_parallel: bool = False
+    cp: int = 1
 
     def __post_init__(self) -> None:
         """Refuse what could not run."""
         if self.tp < 1 or self.dp < 1:
             message = f"tp and dp start at 1, found tp {self.tp} and dp {self.dp}"
             raise ValueError(message)
-        if self.zero.shard_ranks and self.dp % self.zero.shard_ranks:
+        if self.cp < 1:
+            message = f"cp starts at 1, found {self.cp}"
+            raise ValueError(message)
+        if self.zero.shard_ranks and self.dp * self.cp % self.zero.shard_ranks:
             message = (
                 f"shard_ranks {self.zero.shard_ranks} do not divide dp {self.dp}; choose a divisor "
                 "of it, or leave shard_ranks out to shard over all data-parallel ranks"
@@ -101,7 +107,7 @@ class StageOptions:
     @property
     def num_ranks(self) -> int:
         """Ranks that a stage occupies."""
-        return self.tp * self.dp
+        return self.tp * self.cp * self.dp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)

@@ -23,6 +23,14 @@ _CPU_SOURCE: Final = "One core of a server CPU: AVX2 at about 3 GHz, half used"
 
 _AMD: Final = ("MI300X", "MI325X", "MI350X", "MI355X")
 
+_FP8_RATIO: Final = 2
+"""Dense rate of 8-bit floats against bf16 in the data sheets of all boards that compute in them."""
+
+_FP8: Final = (
+    *("L4", "L40S", "H100", "H200", "GH200", "B200", "B300", "GB200", "GB300", *_AMD),
+    *("RTX4090", "RTX5090"),
+)
+
 # name, GiB, GB/s, multiprocessors, fp32, fp16, bf16 TFLOP/s, GEMM share, source by the maker
 _ROWS: Final[tuple[_Row, ...]] = (
     ("T4", 14.75, 320, 40, 8.1, 65, None, 0.45, "T4 data sheet; 14.75 GiB usable of 15"),
@@ -84,6 +92,7 @@ def _device(row: _Row) -> Device:
         fp32_flops=fp32 * TERA,
         fp16_flops=None if fp16 is None else fp16 * TERA,
         bf16_flops=None if bf16 is None else bf16 * TERA,
+        fp8_flops=None if bf16 is None or name not in _FP8 else _FP8_RATIO * bf16 * TERA,
         gemm_fraction=gemm_fraction,
         link_bytes_per_s=_LINK_OF[name] * GIGA if name in _LINK_OF else None,
         source=source if name == CPU else f"{'AMD' if name in _AMD else 'NVIDIA'} {source}",

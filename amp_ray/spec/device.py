@@ -39,6 +39,7 @@ class Device:
         fp32_flops: Peak rate for single precision; None where it does not matter.
         fp16_flops: Dense peak rate for half precision; None where it is not supported.
         bf16_flops: Dense peak rate for bfloat16; None where it is not supported.
+        fp8_flops: Dense peak rate for products of 8-bit floats; None where it is not supported.
         gemm_fraction: Share of the peak that library GEMMs sustain within full tiles; below
             1 because of power and clock limits, and of operand traffic.
         link_bytes_per_s: Line rate of its own links to the other boards of a node, all together in
@@ -56,6 +57,7 @@ class Device:
     fp32_flops: float | None = None
     fp16_flops: float | None = None
     bf16_flops: float | None = None
+    fp8_flops: float | None = None
     gemm_fraction: float = 0.75
     link_bytes_per_s: float | None = None
     context_bytes: int | None = None
@@ -74,7 +76,12 @@ class Device:
 
     def peak_flops(self, precision: Precision) -> float:
         """Return the dense peak rate; raise ``ValueError`` if the device does not compute in it."""
-        rates = {"fp32": self.fp32_flops, "fp16": self.fp16_flops, "bf16": self.bf16_flops}
+        rates = {
+            "fp32": self.fp32_flops,
+            "fp16": self.fp16_flops,
+            "bf16": self.bf16_flops,
+            "fp8": self.fp8_flops,
+        }
         rate = rates[precision]
         if rate is None:
             able = ", ".join(key for key, value in rates.items() if value is not None)

@@ -45,6 +45,7 @@ class SearchLimits:
         token_slices: Whether sequences may be cut into token slices.
         slice_granularity: Tokens at whose multiples slices begin; None = a 32nd of a sequence.
         virtual_stages: Chunks per stage to look at, ascending; a single stage has one.
+        max_cp: Largest context parallel degree.
     """
 
     min_tp: int = 1
@@ -61,6 +62,7 @@ class SearchLimits:
     token_slices: bool = False
     slice_granularity: int | None = None
     virtual_stages: tuple[int, ...] = (1,)
+    max_cp: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,14 +142,15 @@ class Experiment:
         allowed = self.space != "uniform" if chosen is None else chosen
         return allowed and not (self.limits.tp_across_nodes or self.limits.token_slices)
 
-    def stage_options(self, tp: int, dp: int) -> StageOptions:
+    def stage_options(self, tp: int, dp: int, cp: int = 1) -> StageOptions:
         """Return the options of stages of such degrees, with all that the experiment says."""
-        divides = tp > 1 and self.model.shape.divides_tokens(tp)
+        divides = tp > 1 and self.model.shape.divides_tokens(tp * cp)
         return StageOptions(
             tp=tp,
             dp=dp,
             recompute=self.recompute,
             sequence_parallel=self.sequence_parallel and divides,
+            cp=cp,
         )
 
     @property

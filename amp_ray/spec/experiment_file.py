@@ -142,6 +142,7 @@ class DeviceSection(Section):
     fp32_tflops: Rate | None = None
     fp16_tflops: Rate | None = None
     bf16_tflops: Rate | None = None
+    fp8_tflops: Rate | None = None
 
 
 def _kind(device: object) -> str:
@@ -208,6 +209,7 @@ class SearchSection(Section):
     max_tp: Count | None = None
     max_pp: Count | None = None
     max_dp: Count | None = None
+    max_cp: Count = 1
     max_ep: Count | None = None
     micro_batch_sizes: Annotated[list[Count], Field(min_length=1)] | None = None
     tp_across_nodes: Flag = False

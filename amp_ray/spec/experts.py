@@ -95,6 +95,7 @@ class Experts:
                 columns=self.num_experts,
                 inner=self.hidden,
                 saved_elements=self.tokens * self.hidden,
+                keeps_precision=True,
             ),
             Elementwise(
                 name="route",

@@ -108,6 +108,8 @@ def _width(shape: ModelShape, kernels: Kernels) -> Width:
         own_head_size=shape.head_size or None,
         fused_attention=kernels.fused_attention,
         context=kernels.context,
+        cp=kernels.cp,
+        gathers_context=kernels.gathers_context,
     )
 
 

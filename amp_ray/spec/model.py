@@ -73,6 +73,11 @@ class Layer:
         """Bytes per sample and rank that the forward pass keeps for the backward pass."""
         return sum((op.saved_bytes(tp, bytes_per_element) for op in self.operators), start=0.0)
 
+    def cast_saved_bytes(self, *, tp: int, bytes_per_element: int) -> float:
+        """Bytes of them that products with weights read, which may run in 8-bit floats."""
+        cast = (op for op in self.gemms if op.has_weight and not op.keeps_precision)
+        return sum((op.saved_bytes(tp, bytes_per_element) for op in cast), start=0.0)
+
     def core_saved_bytes(self, *, tp: int, bytes_per_element: int) -> float:
         """Bytes of them that selective recompute does without: made within the attention core."""
         inner = (op for op in self.core if op.core == "inner")
@@ -82,6 +87,11 @@ class Layer:
         """Bytes per sample and rank of the largest of them."""
         sizes = (op.saved_bytes(tp, bytes_per_element) for op in self.operators)
         return max(sizes, default=0.0)
+
+    @cached_property
+    def buffer_elements(self) -> float:
+        """Elements per sample that live while it runs beside what it keeps; divided by tp."""
+        return sum(op.buffer_elements for op in self.elementwise)
 
     def all_reduce_elements(self, direction: AllReduce) -> tuple[float, ...]:
         """Elements per sample of each tensor-parallel all-reduce of one pass."""
@@ -269,6 +279,14 @@ class ModelShape:
         """Whether all attention is to tokens before: sequences can be cut into token slices."""
         return self.vocab_size > 0 and self.is_trained
 
+    def divides_context(self, cp: int) -> bool:
+        """Tell whether cp ranks can share out every sequence, as much work for each.
+
+        Each has as many tokens from the front as from the end, since tokens attend to those before.
+        """
+        has_sequence = self.vocab_size > 0 and self.family not in PLANNED_ONLY
+        return cp == 1 or (has_sequence and self.divides_tokens(2 * cp))
+
     def divides_tokens(self, tp: int) -> bool:
         """Tell whether tp ranks can each take as many tokens of every sequence."""
         has_tokens = self.vocab_size > 0 and self.family != "blocks"
@@ -309,6 +327,11 @@ class Model:
         """All parameters, tied ones once."""
         tied = [layer.tied_parameters for layer in self.layers if layer.tied_parameters]
         return sum(layer.num_parameters for layer in self.layers) - sum(tied[1:])
+
+    @property
+    def block_parameters(self) -> int:
+        """Parameters of its blocks."""
+        return sum(layer.num_parameters for layer in self.layers if layer.kind == "block")
 
     @cached_property
     def distinct_layers(self) -> tuple[tuple[Layer, ...], tuple[int, ...]]:

@@ -27,6 +27,7 @@ class Gemm:
         all_reduce: Pass after which the tensor-parallel ranks add their results.
         core: Part in the attention core, which selective recompute runs again: what it saves
             enters the core, or is made within it and need not be kept.
+        keeps_precision: Whether it never runs in 8-bit floats (a router).
         is_expert: Whether each of the products has a weight of its own, that of an expert.
     """
 
@@ -43,6 +44,7 @@ class Gemm:
     all_reduce: AllReduce = "none"
     core: CorePart = "none"
     is_expert: bool = False
+    keeps_precision: bool = False
 
     @property
     def flops(self) -> float:
@@ -102,6 +104,9 @@ class Elementwise:
         all_reduce_elements: Elements per sample of that all-reduce.
         exchange_elements: Elements per sample that a rank sends to others, and receives, in an
             all-to-all of each pass; divided by tp.
+        context_elements: Keys and values of the rank's own tokens, per sample, that all ranks of a
+            sequence get; 0 where no ranks divide it.
+        buffer_elements: Elements per sample that live while it runs, beside what it keeps.
         is_layer: Whether it belongs to the layer itself; a loss that the runtime adds behind the
             last layer does not, and so is in no profile of the layers.
         core: As of a `Gemm`.
@@ -121,6 +126,8 @@ class Elementwise:
     all_reduce: AllReduce = "none"
     all_reduce_elements: float = 0.0
     exchange_elements: float = 0.0
+    context_elements: float = 0.0
+    buffer_elements: float = 0.0
     is_layer: bool = True
     core: CorePart = "none"
 

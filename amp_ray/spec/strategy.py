@@ -72,7 +72,7 @@ class Stage:
 
 @dataclass(frozen=True, kw_only=True)
 class Strategy:
-    """One complete plan. Ranks count tp fastest, then dp, then stages.
+    """One complete plan. Ranks count tp fastest, then cp, then dp, then stages.
 
     Args:
         stages: In pipeline order, covering layers ``0..num_layers`` without gaps.
@@ -119,6 +119,7 @@ class Strategy:
         if self.token_slices:
             _check_slices(self.token_slices, self)
         _check_chunks(self)
+        _check_context(self)
         num_ranks = sum(stage.num_ranks for stage in self.stages)
         distinct = set(self.placement)
         if len(self.placement) != num_ranks or len(distinct) != num_ranks or min(distinct) < 0:
@@ -374,6 +375,18 @@ def _check_chunks(strategy: Strategy) -> None:
         raise ValueError(message)
     if stage_bounds(chunk_bounds, strategy.pp) != strategy.bounds:
         message = f"chunks {list(chunk_bounds)} do not make stages {list(strategy.bounds)}"
+        raise ValueError(message)
+
+
+def _check_context(strategy: Strategy) -> None:
+    """Refuse context parallelism beside what it cannot be combined with."""
+    cps = [stage.options.cp for stage in strategy.stages]
+    if max(cps) == 1:
+        return
+    if len(set(cps)) > 1 or strategy.token_slices or not strategy.is_uniform:
+        message = (
+            f"cp {cps} needs one cp, tp and dp for all stages, even shares and no token slices"
+        )
         raise ValueError(message)
 
 

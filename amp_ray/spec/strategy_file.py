@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any, Final, Literal, Self
 
 from amp_ray.errors import InputError, Mistakes, Where, placed
@@ -116,7 +117,8 @@ class Context:
     def options(self, said: Mapping[str, int], recompute: Recompute, zero: Zero) -> StageOptions:
         """Return options of stages; what is not said is the experiment's."""
         own = {name: said[name] for name in ("tp", "dp", *_OTHERS) if name in said}
-        divides = self.sequence_parallel and own["tp"] > 1 and self.divides_tokens(own["tp"])
+        tp, cp = own["tp"], own.get("cp", 1)
+        divides = self.sequence_parallel and tp > 1 and self.divides_tokens(tp * cp)
         sequence_parallel = bool(own.pop("sequence_parallel", divides))
         return StageOptions(
             recompute=recompute, zero=zero, sequence_parallel=sequence_parallel, **own
@@ -248,11 +250,12 @@ def _candidate(
     if recompute.layers is not None and not is_cut:
         message = f"found {recompute}; a strategy that recomputes part of a stage needs its bounds"
         raise InputError(message, where=where.at("recompute"))
-    devices = degrees["tp"] * degrees["pp"] * degrees["dp"]
+    product = {name: degrees[name] for name in ("tp", "cp", "pp", "dp") if name in degrees}
+    devices = prod(product.values())
     if devices != context.cluster.num_devices:
         message = (
-            f"tp {degrees['tp']} x pp {degrees['pp']} x dp {degrees['dp']} = {devices} devices; "
-            f"the cluster has {context.cluster.num_devices}"
+            f"{' x '.join(f'{name} {value}' for name, value in product.items())} = {devices} "
+            f"devices; the cluster has {context.cluster.num_devices}"
         )
         raise InputError(message, where=where)
     samples = degrees["dp"] * degrees["micro_batch_size"]
@@ -274,11 +277,17 @@ def _candidate(
 
 
 def _check_tokens(options: StageOptions, where: Where, context: Context) -> None:
-    """Refuse sequence parallelism of sequences that tp does not divide."""
-    if options.sequence_parallel and not context.divides_tokens(options.tp):
+    """Refuse degrees that do not divide the tokens of a sequence."""
+    if options.cp > 1 and not context.divides_tokens(2 * options.cp):
         message = (
-            f"found true; tp {options.tp} must divide the tokens of a sequence, "
-            f"{context.sequence_length}"
+            f"found {options.cp}; 2 x cp must divide the tokens of a sequence, "
+            f"{context.sequence_length}: every rank has a piece from the front and one from the end"
+        )
+        raise InputError(message, where=where.at("cp"))
+    if options.sequence_parallel and not context.divides_tokens(options.tp * options.cp):
+        ranks = f"tp {options.tp}" + (f" x cp {options.cp}" if options.cp > 1 else "")
+        message = (
+            f"found true; {ranks} must divide the tokens of a sequence, {context.sequence_length}"
         )
         raise InputError(message, where=where.at("sequence_parallel"))
 

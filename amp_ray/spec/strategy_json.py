@@ -57,6 +57,7 @@ class OptionsRecord(Section):
     ep: Count | None = None
     etp: Count | None = None
     sequence_parallel: Flag | None = None
+    cp: Count | None = None
 
     def others(self) -> dict[str, Any]:
         """Return those that are given."""
@@ -228,9 +229,10 @@ def _operators(records: list[OperatorsRecord] | None) -> tuple[OperatorRun, ...]
 def _check_size(record: StrategyRecord, cluster: Cluster) -> None:
     """Refuse more devices than the cluster has, before anything is made for each of them."""
     if record.stages is not None:
-        num_devices = sum(stage.tp * stage.dp for stage in record.stages)
+        num_devices = sum(stage.tp * (stage.cp or 1) * stage.dp for stage in record.stages)
     else:
-        num_devices = (record.tp or 1) * (record.dp or 1) * (len(_stage_bounds(record)) - 1)
+        num_ranks = (record.tp or 1) * (record.cp or 1) * (record.dp or 1)
+        num_devices = num_ranks * (len(_stage_bounds(record)) - 1)
     if num_devices > cluster.num_devices:
         message = f"uses {num_devices} devices; the cluster has {cluster.num_devices}"
         raise ValueError(message)

@@ -18,6 +18,7 @@ LayerList = Literal["amp-2022", "runtime"]
 
 LAYER_LISTS: Final[tuple[LayerList, ...]] = ("runtime", "amp-2022")
 PartitionRule = Literal["exact", "even-blocks"]
+ContextExchange = Literal["none", "ring", "all-gather"]
 RecomputePattern = Literal["none", "selective", "selective:n", "full", "full:n"]
 
 
@@ -57,6 +58,11 @@ class RuntimeTraits:
         overlaps_backward_all_reduce: Whether a backward all-reduce runs beside the weight gradient.
         virtual_stages: Chunks per stage where neither the search nor a strategy tells them.
         interleaves: Whether it can run several chunks per stage (interleaved schedule).
+        fp8: Whether linear layers of blocks can run in 8-bit floats, all else in bf16.
+        fp8_bytes_per_parameter: Copies of weights that are kept for that.
+        context_parallel: How keys and values come to all ranks of a sequence: from neighbour to
+            neighbour beside the attention to those that are there (``ring``), or all of them before
+            the attention (``all-gather``).
         accumulates_fp16_in_fp32: Whether the gradients of a step's micro-batches are added up in
             single precision when training in fp16.
         accumulates_bf16_in_fp32: The same for bf16.
@@ -126,6 +132,9 @@ class RuntimeTraits:
     overlaps_backward_all_reduce: bool = False
     virtual_stages: int = 1
     interleaves: bool = False
+    fp8: bool = False
+    fp8_bytes_per_parameter: float = 2.0
+    context_parallel: ContextExchange = "none"
     accumulates_fp16_in_fp32: bool = False
     accumulates_bf16_in_fp32: bool = True
     fused_accumulation: bool = False
@@ -253,6 +262,27 @@ class RuntimeTraits:
             f"{virtual_stages}; runtimes that do: {able}"
         )
 
+    def why_no_precision(self, precision: Precision) -> str | None:
+        """Say that the runtime cannot train in a precision; None if it can."""
+        if precision != "fp8" or self.fp8:
+            return None
+        able = ", ".join(name for name, traits in RUNTIMES.items() if traits.fp8)
+        return f"runtime {self.name!r} does not train in fp8; runtimes that do: {able}"
+
+    def why_no_context(self, cp: int) -> str | None:
+        """Say why the runtime cannot divide sequences over so many ranks; None if it can."""
+        if cp == 1:
+            return None
+        if self.context_parallel == "none":
+            able = [name for name, traits in RUNTIMES.items() if traits.context_parallel != "none"]
+            return (
+                f"runtime {self.name!r} has no context parallelism, found cp {cp}; runtimes that "
+                f"have: {', '.join(able) or 'none'}"
+            )
+        if not self.fused_attention:
+            return f"cp {cp} needs attention as one kernel; set traits.fused_attention to true"
+        return None
+
     def why_no_experts(self, ep: int) -> str | None:
         """Say that the runtime cannot share out experts; None if it can, or need not."""
         if ep == 1 or self.expert_parallel:
@@ -306,6 +336,7 @@ class RuntimeTraits:
         wide = {
             "fp16": self.accumulates_fp16_in_fp32,
             "bf16": self.accumulates_bf16_in_fp32,
+            "fp8": self.accumulates_bf16_in_fp32,
             "fp32": True,
         }
         return BYTES_PER_FP32 if wide[precision] else BYTES_PER_ELEMENT[precision]
@@ -435,6 +466,8 @@ MEGATRON_CORE: Final = replace(
     overlaps_gradient_sync=True,
     overlaps_weight_gather=True,
     expert_parallel=True,
+    context_parallel="ring",
+    fp8=True,
 )
 
 NANOTRON: Final = RuntimeTraits(

@@ -167,8 +167,12 @@ def _build(template: Document, keys: Cells) -> Experiment:
 
 
 def _given(cells: Cells, experiment: Experiment) -> Given:
-    """Return the strategy of a row, which must fit its experiment."""
-    told = {name: cells[name] for name in STRATEGY if name in cells}
+    """Return the strategy of a row, which must fit its experiment.
+
+    Expert degrees of a model without experts, as some sources state them, mean nothing.
+    """
+    idle = () if experiment.model.shape.num_experts else ("ep", "etp")
+    told = {name: cells[name] for name in STRATEGY if name in cells and name not in idle}
     text = f"{','.join(told)}\n{','.join(told.values())}\n"
     file = str(dict(cells))
     (given,) = parse_strategies(text, file=file, context=Context.of(experiment))

@@ -65,10 +65,15 @@ def test_simulation_equals_instructions_executed_one_by_one(
     traits = replace(RUNTIMES["torch"], blocking_transfers=blocking)
     found = simulate_s(passes_s, sends_s, pp, num_micro_batches, traits=traits)
     assert found == pytest.approx(expected, rel=1e-9)
-    if blocking:  # what crosses together never takes longer than one after the other
-        duplex = replace(traits, duplex_transfers=True)
-        together = simulate_s(passes_s, sends_s, pp, num_micro_batches, traits=duplex)
-        assert together <= found * (1 + 1e-9)
+    if blocking:  # what crosses together still holds stages up
+        free_s, together_s = (
+            simulate_s(passes_s, sends_s, pp, num_micro_batches, traits=other)
+            for other in (
+                replace(traits, blocking_transfers=False),
+                replace(traits, duplex_transfers=True),
+            )
+        )
+        assert together_s >= free_s * (1 - 1e-9)
 
 
 @given(size=PIPELINES, data=st.data())

@@ -14,6 +14,13 @@ from amp_ray.spec.traits import RuntimeTraits
 MEGATRON_DEEPSPEED: Final = "megatron"
 """Name of the runtime that shards the optimizer by DeepSpeed's settings, not by Megatron's own."""
 
+_PRECISION_FLAGS: Final = {
+    "fp32": (),
+    "fp16": ("--fp16",),
+    "bf16": ("--bf16",),
+    "fp8": ("--bf16", "--fp8-format", "hybrid"),
+}
+
 _SHARDED: Final = {2: "optim_grads", 3: "optim_grads_params"}
 """What Megatron's own FSDP shards, by ZeRO stage."""
 
@@ -56,6 +63,7 @@ def strategy_flags(experiment: Experiment, strategy: Strategy) -> tuple[str, ...
     sizes = {
         "tensor-model-parallel-size": candidate.options.tp,
         "pipeline-model-parallel-size": candidate.pp,
+        **({"context-parallel-size": candidate.options.cp} if candidate.options.cp > 1 else {}),
         "micro-batch-size": candidate.micro_batch_size,
         "global-batch-size": candidate.global_batch_size,
         "num-layers": sum(blocks),
@@ -65,7 +73,7 @@ def strategy_flags(experiment: Experiment, strategy: Strategy) -> tuple[str, ...
         *_other_flags(candidate),
         *_stage_flags(model, strategy, traits),
         *_recompute_flags(candidate),
-        *([] if experiment.precision == "fp32" else [f"--{experiment.precision}"]),
+        *_PRECISION_FLAGS[experiment.precision],
         *_zero_flags(strategy, traits.name),
     )
 

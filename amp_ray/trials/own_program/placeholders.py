@@ -21,7 +21,7 @@ PLACEHOLDERS: Final[Mapping[str, str]] = {
     "stage_blocks": "transformer blocks of each stage, as in `2,2`",
     "recompute": "what the backward pass computes again: `none`, `selective`, `full` or `full:3`",
     "zero_stage": "ZeRO stage",
-    "precision": "`fp16`, `bf16` or `fp32`",
+    "precision": "`fp16`, `bf16`, `fp32` or `fp8`",
     "hidden_size": "of the model",
     "num_heads": "of the model",
     "sequence_length": "of the model",

@@ -187,6 +187,17 @@ def test_interleaved_parts_of_several_sizes_are_a_layout(blocks: list[int], layo
     assert found[found.index("--pipeline-model-parallel-layout") + 1] == layout
 
 
+def test_context_parallelism_and_fp8_have_flags() -> None:
+    given = replace(experiment("runtime: megatron-core", num_layers=8), precision="fp8")
+    plan = strategy([4, 4])
+    shared = tuple(replace(stage, options=replace(stage.options, cp=2)) for stage in plan.stages)
+    placement = tuple(range(2 * len(plan.placement)))
+    found = megatron_flags(given, replace(plan, stages=shared, placement=placement))
+    assert found[found.index("--context-parallel-size") + 1] == "2"
+    assert found[found.index("--fp8-format") + 1] == "hybrid"
+    assert "--bf16" in found
+
+
 def test_stages_that_differ_are_refused() -> None:
     stages = (
         Stage(first_layer=0, end_layer=4, options=StageOptions(tp=2, dp=1)),

@@ -1,0 +1,223 @@
+"""Context parallelism: ranks that divide the tokens of every sequence."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from amp_ray.cost.estimate import Breakdown, Estimate
+from amp_ray.cost.model import CostModel
+from amp_ray.errors import InputError
+from amp_ray.search.planner import AmpRayPlanner
+from amp_ray.search.space import uniform_candidates
+from amp_ray.spec.candidate import Candidate, StageOptions
+from amp_ray.spec.experiment import Experiment
+from amp_ray.spec.recompute import NO_RECOMPUTE
+from amp_ray.spec.strategy import Strategy
+from amp_ray.spec.strategy_file import Context, parse_strategies
+from amp_ray.spec.strategy_json import strategy_from_json, strategy_to_json
+from amp_ray.spec.traits import ContextExchange
+from support.experiments import experiment_from
+
+LENGTH = 131_072
+
+TEXT = f"""
+name: long
+model:
+  family: llama
+  num_layers: 32
+  hidden_size: 4096
+  num_heads: 32
+  num_key_value_heads: 8
+  feed_forward_size: 14336
+  vocab_size: 128256
+  sequence_length: {LENGTH}
+cluster:
+  nodes:
+    - {{count: 8, device: H100, slots: 8, intra_gbit_per_s: 3600, inter_gbit_per_s: 3200}}
+precision: bf16
+zero_stage: 1
+runtime: megatron-core
+global_batch_size: 32
+"""
+
+
+def given(exchange: ContextExchange = "ring", text: str = TEXT, *, max_cp: int = 1) -> Experiment:
+    plain = experiment_from(text)
+    return replace(
+        plain,
+        traits=replace(plain.traits, context_parallel=exchange),
+        limits=replace(plain.limits, max_cp=max_cp),
+    )
+
+
+def strategy(*, tp: int, cp: int, dp: int, pp: int = 1) -> Strategy:
+    candidate = Candidate(
+        micro_batch_size=1,
+        options=replace(given().stage_options(tp, dp, cp), zero=given().zero(pp)),
+        pp=pp,
+        num_micro_batches=32 // dp,
+    )
+    return Strategy.uniform(candidate, tuple(35 * stage // pp for stage in range(pp + 1)))
+
+
+def parts(found: Estimate) -> Breakdown:
+    assert found.breakdown is not None
+    return found.breakdown
+
+
+def test_ranks_of_a_sequence_share_its_work_and_memory() -> None:
+    model = CostModel(experiment=given())
+    alone, shared = (model.estimate(strategy(tp=4, cp=cp, dp=16 // cp)) for cp in (1, 8))
+    # As much work for all: half of the samples at a time, each by eight ranks.
+    assert parts(shared).compute_s == pytest.approx(parts(alone).compute_s, rel=0.03)
+    assert not alone.feasible
+    assert shared.feasible
+    assert shared.strategy == strategy(tp=4, cp=8, dp=2)
+    assert shared.tokens_per_s == pytest.approx(32 * LENGTH / shared.iteration_time_s)
+    assert shared.mfu is not None
+    assert alone.mfu is not None
+    assert shared.mfu / alone.mfu == pytest.approx(alone.iteration_time_s / shared.iteration_time_s)
+    for row, peak in zip(
+        model.memory_parts(shared.strategy), shared.peak_memory_bytes, strict=True
+    ):
+        assert sum(row.values()) == pytest.approx(peak)
+
+
+def test_gradients_are_added_up_over_dp_and_cp() -> None:
+    model = CostModel(experiment=given())
+    one, other = (model.estimate(strategy(tp=4, cp=cp, dp=16 // cp)) for cp in (4, 8))
+    assert parts(one).gradient_sync_s == parts(other).gradient_sync_s
+    assert parts(one).optimizer_s == parts(other).optimizer_s
+
+
+def test_a_ring_hides_behind_attention_and_a_gather_does_not() -> None:
+    ring, gathered = (
+        CostModel(experiment=given(exchange)).estimate(strategy(tp=4, cp=8, dp=2))
+        for exchange in ("ring", "all-gather")
+    )
+    assert parts(ring).tensor_parallel_s < parts(gathered).tensor_parallel_s
+    # Without a wait the ring costs what its last gradients take to come home.
+    assert (
+        parts(ring).tensor_parallel_s
+        < 1.5
+        * parts(
+            CostModel(experiment=given()).estimate(strategy(tp=4, cp=1, dp=16))
+        ).tensor_parallel_s
+    )
+
+
+def test_gathered_keys_and_values_take_memory() -> None:
+    ring, gathered = (
+        CostModel(experiment=given(exchange)).estimate(strategy(tp=1, cp=32, dp=1, pp=2))
+        for exchange in ("ring", "all-gather")
+    )
+    assert gathered.peak_memory_bytes[0] > ring.peak_memory_bytes[0]
+
+
+def test_a_ring_over_a_slow_network_is_seen() -> None:
+    fast, slow = (
+        CostModel(experiment=given(text=TEXT.replace("3200", rate))).estimate(
+            strategy(tp=8, cp=8, dp=1)
+        )
+        for rate in ("3200", "20")
+    )
+    assert parts(slow).tensor_parallel_s > 2 * parts(fast).tensor_parallel_s
+    assert parts(slow).compute_s == pytest.approx(parts(fast).compute_s)
+
+
+def test_full_recompute_exchanges_again() -> None:
+    slow = given(text=TEXT.replace("3200", "20") + "recompute: full\n")
+    again = CostModel(experiment=slow).estimate(replace_recompute(strategy(tp=8, cp=8, dp=1), slow))
+    plain = CostModel(experiment=slow).estimate(strategy(tp=8, cp=8, dp=1))
+    assert parts(again).tensor_parallel_s > parts(plain).tensor_parallel_s
+
+
+def replace_recompute(plan: Strategy, experiment: Experiment) -> Strategy:
+    stages = tuple(
+        replace(stage, options=replace(stage.options, recompute=experiment.recompute))
+        for stage in plan.stages
+    )
+    return replace(plan, stages=stages)
+
+
+def test_a_search_finds_what_practice_runs() -> None:
+    """128k tokens of Llama 3 8B on 64 H100: tp 4, cp 8 as NVIDIA's recipes have it, or near it."""
+    experiment = given(max_cp=16)
+    planner = AmpRayPlanner(experiment=experiment)
+    wanted = [own for own in uniform_candidates(experiment) if own.options.tp * own.pp in {4, 8}]
+    found = [planner.plan(own) for own in wanted]
+    feasible = [own for own in found if isinstance(own, Estimate) and own.feasible]
+    best = min(feasible, key=lambda own: own.iteration_time_s)
+    assert all(own.strategy.stages[0].options.cp > 1 for own in feasible)
+    known = planner.plan(
+        Candidate(
+            micro_batch_size=1,
+            options=replace(experiment.stage_options(4, 2, 8), zero=experiment.zero(1)),
+            pp=1,
+            num_micro_batches=16,
+        )
+    )
+    assert isinstance(known, Estimate)
+    assert known.feasible
+    assert known.iteration_time_s < 1.1 * best.iteration_time_s
+    assert planner.least_s(strategy_candidate(best), 1e9) <= best.iteration_time_s
+
+
+def strategy_candidate(found: Estimate) -> Candidate:
+    plan = found.strategy
+    assert plan.options is not None
+    return Candidate(
+        micro_batch_size=plan.micro_batch_size,
+        options=plan.options,
+        pp=plan.pp,
+        num_micro_batches=plan.num_micro_batches,
+    )
+
+
+def test_json_and_csv_tell_it() -> None:
+    experiment = given()
+    plan = strategy(tp=2, cp=4, dp=4, pp=2)
+    record = json.loads(json.dumps(strategy_to_json(plan, experiment.cluster)))
+    assert record["cp"] == 4
+    assert strategy_from_json(record, experiment.cluster) == plan
+    context = replace(Context.of(experiment), recompute=NO_RECOMPUTE)
+    text = "tp,cp,pp,dp,micro_batch_size,bounds\n2,4,2,4,1,0 17 35\n"
+    (found,) = parse_strategies(text, file="s.csv", context=context)
+    assert found.strategy == plan
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ("2,3,1,8,1", r"tp 2 x cp 3 x pp 1 x dp 8 = 48 devices; the cluster has 64"),
+        ("1,64,1,1,1", r"cp: found 64; 2 x cp must divide the tokens of a sequence, 1088"),
+    ],
+)
+def test_degrees_that_do_not_divide_are_refused(row: str, words: str) -> None:
+    experiment = given(text=TEXT.replace(str(LENGTH), "1088"))
+    text = f"tp,cp,pp,dp,micro_batch_size\n{row}\n"
+    with pytest.raises(InputError, match=words):
+        parse_strategies(text, file="s.csv", context=Context.of(experiment))
+
+
+def test_runtimes_without_it_are_named() -> None:
+    with pytest.raises(
+        InputError, match=r"'deepspeed' has no context parallelism, found cp 4; .*: megatron-core"
+    ):
+        experiment_from(TEXT.replace("megatron-core", "deepspeed") + "search: {max_cp: 4}\n")
+    estimate = CostModel(experiment=given("none")).estimate(strategy(tp=4, cp=8, dp=2))
+    assert not estimate.launchable
+    assert any("has no context parallelism" in warning for warning in estimate.warnings)
+
+
+def test_models_without_one_causal_sequence_are_refused() -> None:
+    pictures = given(text=TEXT.replace(str(LENGTH), "1090"))
+    with pytest.raises(InputError, match="whose length 2 x cp divides"):
+        CostModel(experiment=pictures).with_context(4)
+
+
+@pytest.mark.parametrize("cp", [0, -1])
+def test_degrees_start_at_one(cp: int) -> None:
+    with pytest.raises(ValueError, match="cp starts at 1"):
+        StageOptions(tp=1, dp=1, cp=cp)

@@ -1,0 +1,115 @@
+"""8-bit floats: which products run in them, what is kept, and who can."""
+
+from dataclasses import replace
+
+import pytest
+
+from amp_ray.cost.estimate import Estimate
+from amp_ray.cost.model import CostModel
+from amp_ray.cost.roofline import Rank, elementwise_phases, gemm_phases
+from amp_ray.errors import InputError
+from amp_ray.spec.candidate import Candidate
+from amp_ray.spec.catalogue import CATALOGUE, find_device
+from amp_ray.spec.constants import Constants
+from amp_ray.spec.experiment import Experiment
+from amp_ray.spec.operator import Gemm
+from amp_ray.spec.strategy import Strategy
+from amp_ray.units import Precision
+from support.experiments import experiment_from
+
+TEXT = """
+name: small floats
+model:
+  family: llama
+  num_layers: 32
+  hidden_size: 4096
+  num_heads: 32
+  num_key_value_heads: 8
+  feed_forward_size: 14336
+  vocab_size: 128256
+  sequence_length: 8192
+cluster:
+  nodes: [{device: H100, slots: 8, intra_gbit_per_s: 3600, inter_gbit_per_s: 3200}]
+precision: fp8
+runtime: megatron-core
+global_batch_size: 16
+"""
+
+
+@pytest.fixture(scope="module")
+def experiment() -> Experiment:
+    return experiment_from(TEXT)
+
+
+def estimate(given: Experiment, **change: object) -> Estimate:
+    own = replace(given, **change)  # type: ignore[arg-type]
+    options = replace(own.stage_options(4, 2), zero=own.zero(1))
+    candidate = Candidate(micro_batch_size=1, options=options, pp=1, num_micro_batches=8)
+    return CostModel(experiment=own).estimate(Strategy.uniform(candidate, (0, 35)))
+
+
+def rank(precision: Precision) -> Rank:
+    return Rank(device=find_device("H100"), tp=1, micro_batch_size=1, precision=precision)
+
+
+def test_large_linear_layers_gain_and_the_rest_does_not(experiment: Experiment) -> None:
+    block = experiment.model.layers[1]
+    by_name = {op.name: op for op in block.operators}
+    constants = Constants()
+    wide, attention = by_name["feed-forward-in"], by_name["attention"]
+    assert isinstance(wide, Gemm)
+    ratio = (
+        gemm_phases(wide, rank("fp8"), constants).forward_s
+        / gemm_phases(wide, rank("bf16"), constants).forward_s
+    )
+    assert 0.5 < ratio < 0.7  # half, and the cast of what it reads
+    assert not isinstance(attention, Gemm)
+    assert elementwise_phases(attention, rank("fp8"), constants) == elementwise_phases(
+        attention, rank("bf16"), constants
+    )
+    kept = replace(wide, keeps_precision=True)
+    assert gemm_phases(kept, rank("fp8"), constants) == gemm_phases(wide, rank("bf16"), constants)
+
+
+def test_a_narrow_product_may_lose(experiment: Experiment) -> None:
+    thin = Gemm(name="thin", rows=8192, columns=64, inner=4096)
+    slow, fast = (gemm_phases(thin, rank(name), Constants()) for name in ("fp8", "bf16"))
+    assert slow.forward_s > fast.forward_s
+
+
+def test_an_iteration_is_faster_but_never_twice(experiment: Experiment) -> None:
+    small, half = estimate(experiment), estimate(experiment, precision="bf16")
+    assert 0.5 < small.iteration_time_s / half.iteration_time_s < 0.9
+    assert small.breakdown is not None
+    assert half.breakdown is not None
+    assert small.breakdown.gradient_sync_s == half.breakdown.gradient_sync_s
+
+
+def test_weights_stay_in_bf16_beside_copies_and_inputs_are_kept_cast(
+    experiment: Experiment,
+) -> None:
+    copies = estimate(experiment).peak_memory_bytes[0]
+    none = replace(experiment.traits, fp8_bytes_per_parameter=0.0)
+    without = estimate(experiment, traits=none).peak_memory_bytes[0]
+    model = experiment.model
+    held = 2.0 * model.block_parameters / 4
+    assert copies - without == pytest.approx(held, rel=0.02)
+    assert without < estimate(experiment, precision="bf16").peak_memory_bytes[0]
+
+
+def test_boards_that_cannot_are_refused() -> None:
+    with pytest.raises(InputError, match="'A100-80' does not compute in fp8; it can do fp32, fp16"):
+        experiment_from(TEXT.replace("H100", "A100-80"))
+    able = {name for name, device in CATALOGUE.items() if device.fp8_flops is not None}
+    assert {"H100", "B200", "MI300X", "L40S"} <= able
+    assert able.isdisjoint({"A100-40", "V100-16", "T4", "RTX3090", "cpu"})
+    rates = "bf16_tflops: 900, fp8_tflops: 1800, memory_gbyte_per_s: 3000"
+    own = experiment_from(TEXT.replace("H100", f"{{name: X, memory_gib: 80, {rates}}}"))
+    assert own.cluster.device_types[0].fp8_flops == 1.8e15
+
+
+@pytest.mark.parametrize("runtime", ["deepspeed", "torch", "megatron-lm-2022"])
+def test_runtimes_that_cannot_are_refused_by_name(runtime: str) -> None:
+    words = f"precision: runtime '{runtime}' does not train in fp8; runtimes that do: megatron-core"
+    with pytest.raises(InputError, match=words):
+        experiment_from(TEXT.replace("megatron-core", runtime))
