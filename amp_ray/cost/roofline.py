@@ -10,12 +10,8 @@ from amp_ray.cost.kernels import busiest_s
 from amp_ray.spec.constants import Constants
 from amp_ray.spec.device import Device
 from amp_ray.spec.operator import Elementwise, Gemm, Operator
-<<<<<<< HEAD
 from amp_ray.spec.traits import FUSED_RATE
-from amp_ray.units import BYTES_PER_ELEMENT, Precision
-=======
 from amp_ray.units import BYTES_PER_ELEMENT, BYTES_PER_FP8, Precision
->>>>>>> main
 
 TILES: Final = np.array([(128, 256, 1.0), (128, 128, 0.85), (64, 64, 0.6), (32, 32, 0.3)])
 """Rows, columns and rate against the largest tile of the GEMM libraries on devices with tensor
@@ -244,14 +240,9 @@ def elementwise_phases(op: Elementwise, rank: Rank, constants: Constants) -> Pha
 def fused_rate(rank: Rank, constants: Constants) -> float:
     """Return the rate of products within fused attention, in floating-point operations."""
     device = rank.device
-<<<<<<< HEAD
-    rate = device.peak_flops(rank.precision) * device.gemm_fraction * constants.gemm_scale
-    return rate * rank.attention_rate
-=======
     precision = rank.beside_fp8.precision
     rate = device.peak_flops(precision) * device.gemm_fraction * constants.gemm_scale
-    return rate * FUSED_RATE
->>>>>>> main
+    return rate * rank.attention_rate
 
 
 def stream_s(num_bytes: float, num_kernels: int, device: Device, constants: Constants) -> float:
