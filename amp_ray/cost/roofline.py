@@ -10,7 +10,6 @@ from amp_ray.cost.kernels import busiest_s
 from amp_ray.spec.constants import Constants
 from amp_ray.spec.device import Device
 from amp_ray.spec.operator import Elementwise, Gemm, Operator
-from amp_ray.spec.traits import FUSED_RATE
 from amp_ray.units import BYTES_PER_ELEMENT, BYTES_PER_FP8, Precision
 
 TILES: Final = np.array([(128, 256, 1.0), (128, 128, 0.85), (64, 64, 0.6), (32, 32, 0.3)])
@@ -44,7 +43,6 @@ class Rank:
         precision: Of activations and weights.
         sequence_parallel: Whether the tp ranks divide the tokens of all work that tensor
             parallelism leaves whole.
-        attention_rate: Rate of products within fused attention against others.
     """
 
     device: Device
@@ -52,7 +50,6 @@ class Rank:
     micro_batch_size: int
     precision: Precision
     sequence_parallel: bool = False
-    attention_rate: float = FUSED_RATE
 
     @property
     def bytes_per_element(self) -> int:
@@ -186,7 +183,7 @@ def gemm_s(
     """
     device, width = rank.device, rank.bytes_per_element
     operand = BYTES_PER_FP8 if rank.precision == "fp8" else width
-    rate = device.peak_flops(rank.precision) * device.gemm_fraction * constants.gemm_scale
+    rate = product_rate(rank, rank.precision, constants)
     busy_s = busiest_s(
         (rows, columns, inner, batch),
         TILES,
@@ -216,7 +213,7 @@ def elementwise_phases(op: Elementwise, rank: Rank, constants: Constants) -> Pha
     """
     divides = op.sharded or (rank.sequence_parallel and op.all_reduce == "none")
     samples = rank.micro_batch_size / (rank.tp if divides else 1)
-    loss_bytes = op.logits * constants.loss_bytes_per_logit / 2
+    loss_bytes = op.loss_fraction * op.logits * constants.loss_bytes_per_logit / 2
     width = rank.bytes_per_element
     forward_s = stream_s(
         samples * (op.forward_elements * width + loss_bytes),
@@ -231,18 +228,20 @@ def elementwise_phases(op: Elementwise, rank: Rank, constants: Constants) -> Pha
         constants,
     )
     if op.flops:
-        busy_s = samples * op.flops / fused_rate(rank, constants)
+        busy_s = (
+            samples
+            * op.flops
+            / (op.rate_fraction * product_rate(rank, rank.beside_fp8.precision, constants))
+        )
         forward_s = max(forward_s, busy_s)
         backward_s = max(backward_s, FUSED_BACKWARD_PRODUCTS * busy_s)
     return Phases(forward_s=forward_s, backward_s=backward_s)
 
 
-def fused_rate(rank: Rank, constants: Constants) -> float:
-    """Return the rate of products within fused attention, in floating-point operations."""
+def product_rate(rank: Rank, precision: Precision, constants: Constants) -> float:
+    """Return the rate of matrix products in full tiles, in floating-point operations."""
     device = rank.device
-    precision = rank.beside_fp8.precision
-    rate = device.peak_flops(precision) * device.gemm_fraction * constants.gemm_scale
-    return rate * rank.attention_rate
+    return device.peak_flops(precision) * device.gemm_fraction * constants.gemm_scale
 
 
 def stream_s(num_bytes: float, num_kernels: int, device: Device, constants: Constants) -> float:

@@ -423,7 +423,6 @@ class TimeTables:
                         micro_batch_size=samples,
                         precision=self.precision,
                         sequence_parallel=options.sequence_parallel,
-                        attention_rate=self.layer_costs.traits.attention_rate,
                     ),
                     ring,
                     recompute,

@@ -14,7 +14,6 @@ from amp_ray.cost.roofline import (
 from amp_ray.spec.constants import Constants
 from amp_ray.spec.device import Device
 from amp_ray.spec.operator import Elementwise, Gemm
-from amp_ray.spec.traits import FUSED_RATE
 
 TILE_FLOPS = 2.0 * 128 * 256 * 1000
 """One full tile over an inner dimension of 1000: 1 s on the fast device below."""
@@ -187,11 +186,13 @@ def test_operators_run_one_after_the_other(rank: Rank, constants: Constants) -> 
 def test_products_within_a_kernel_count_where_they_take_longer_than_its_traffic(
     rank: Rank, constants: Constants
 ) -> None:
-    light = Elementwise(name="attention", forward_elements=1, backward_elements=2, flops=1e-9)
+    light = Elementwise(
+        name="attention", forward_elements=1, backward_elements=2, flops=1e-9, rate_fraction=0.7
+    )
     traffic = elementwise_phases(replace(light, flops=0.0), rank, constants)
     assert elementwise_phases(light, rank, constants) == traffic
     heavy = elementwise_phases(replace(light, flops=1e30), rank, constants)
-    rate = rank.device.peak_flops(rank.precision) * rank.device.gemm_fraction * FUSED_RATE
+    rate = rank.device.peak_flops(rank.precision) * rank.device.gemm_fraction * 0.7
     assert heavy.forward_s == pytest.approx(1e30 * rank.micro_batch_size / rate)
     assert heavy.backward_s == pytest.approx(2.5 * heavy.forward_s)
 
