@@ -108,6 +108,7 @@ class RuntimeTraits:
         keeps_gathered_inputs: Whether a product's input is kept as it was gathered, for which the
             backward pass need not gather it again.
         expert_parallel: Whether ranks can share out the experts of a layer.
+        sends_tokens_once: Whether a token crosses the network once for all its experts of a node.
     """
 
     name: str
@@ -174,6 +175,7 @@ class RuntimeTraits:
     sequence_parallel: bool = False
     keeps_gathered_inputs: bool = False
     expert_parallel: bool = False
+    sends_tokens_once: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what the cost model cannot price, and a launcher that ends before it starts."""
@@ -476,6 +478,7 @@ MEGATRON_CORE: Final = replace(
     overlaps_gradient_sync=True,
     overlaps_weight_gather=True,
     expert_parallel=True,
+    sends_tokens_once=True,
     context_parallel="ring",
     fp8=True,
 )
