@@ -135,18 +135,16 @@ def simulate_interleaved(
     Args:
         passes_s: Shape ``(2, num_chunks)``. Forward and backward of one micro-batch.
         sends_s: Shape ``(2, num_chunks - 1)``. Activation and gradient across each cut.
-        order: Shape ``(3, num_passes)``. Chunk of each forward and of each backward pass of a
-            stage, and the micro-batch of both.
+        order: Shape ``(3, num_passes)``. Chunks of a stage's passes of both kinds, micro-batch.
         ahead: Shape ``(pp,)``. Forward passes of each stage before its first backward pass.
         blocking: Whether a stage stands still until what it sends has crossed.
         duplex: Whether what two alternating passes send then crosses at the same time.
     """
     pp, last, total = len(ahead), passes_s.shape[1] - 1, order.shape[1]
-    clock, pending = np.zeros(pp), np.zeros(pp)
+    clock, pending, left = np.zeros(pp), np.zeros(pp), pp * 2 * total
     forward, backward = np.zeros(pp, np.int64), np.zeros(pp, np.int64)
     arrived = np.full((2, last + 1, order[2].max() + 1), -1.0)
     arrived[0, 0] = 0.0
-    left = pp * 2 * total
     while left > 0:
         before = left
         for j in range(pp):

@@ -13,6 +13,9 @@ from amp_ray.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
 
 SCHEMA = 1
 
+_FIGURES = ("cost", "memory_bytes", "tokens_per_s", "tokens_per_s_per_device", "mfu", "training")
+"""Keys of what only an estimate tells."""
+
 _NESTED = ("placement", "stages", "token_slices")
 """Keys of a STRATEGY that are no cells."""
 
@@ -42,12 +45,7 @@ def row(
             "launchable": False,
             "failure_probability": 1.0,
             "lower_bound_s": None,
-            "memory_bytes": None,
-            "cost": None,
-            "tokens_per_s": None,
-            "tokens_per_s_per_device": None,
-            "mfu": None,
-            "training": None,
+            **dict.fromkeys(_FIGURES),
             "warnings": [],
         }
     return {
