@@ -22,7 +22,7 @@ import numpy as np
 from amp_ray.cost.collective import Path, all_gather_s, all_reduce_s, start_s
 from amp_ray.cost.estimate import Breakdown, Estimate, Infeasible, Reason, Result
 from amp_ray.cost.resharding import stage_exchanges
-from amp_ray.cost.step_end import Beside, StepEndModel
+from amp_ray.cost.step_end import MANY_PARAMETERS, Beside, StepEndModel
 from amp_ray.cost.topology import FloatArray, Topology
 from amp_ray.cost.verdict import Judge
 from amp_ray.spec.candidate import GroupsCandidate, StageOptions
@@ -34,6 +34,7 @@ from amp_ray.spec.operator_strategy import operator_uses
 from amp_ray.spec.optimizer import find_optimizer
 from amp_ray.spec.strategy import Strategy
 from amp_ray.spec.traits import HALF_BYTES
+from amp_ray.spec.zero import Zero
 from amp_ray.units import BYTES_PER_FP32
 
 NOT_PROFILED: Final = "not in the profile"
@@ -114,6 +115,12 @@ class OperatorCostModel:
             names = ", ".join(device.name for device in types)
             message = f"a profile of operators is of one type of device; the cluster has {names}"
             raise ValueError(message)
+        if self.experiment.zero_stage not in {0, 1} or self.experiment.shard_ranks:
+            message = (
+                "plans of operators have zero_stage 0 or 1 and no shard_ranks; found "
+                f"{self.experiment.zero_stage} and {self.experiment.shard_ranks}"
+            )
+            raise ValueError(message)
 
     @property
     def profile(self) -> OperatorProfile:
@@ -162,7 +169,7 @@ class OperatorCostModel:
             return Reason(kind=NOT_PROFILED, detail=gap or "")
         width = BYTES_PER_FP32 if profile.family == "resnet" else HALF_BYTES
         per = given.traits.bytes_per_parameter(given.precision)
-        shards = dp if given.zero_stage >= 1 else 1
+        shards = self.zero.shards(dp)
         states = per.kept + (per.master + find_optimizer(given.optimizer).moment_bytes) / shards
         parameters = table.weight_bytes / width
         bucket = per.bucket if dp > 1 or given.traits.buckets_alone else 0.0
@@ -419,7 +426,27 @@ class OperatorCostModel:
 
     def options(self, tp: int, dp: int) -> StageOptions:
         """Return what a stage of such degrees shares out: what the experiment says."""
-        return StageOptions(tp=tp, dp=dp, zero=self.experiment.zero(pp=2))
+        return StageOptions(tp=tp, dp=dp, zero=self.zero)
+
+    @property
+    def zero(self) -> Zero:
+        """What data-parallel ranks share out: optimizer states or nothing."""
+        return Zero(stage=self.experiment.zero_stage)
+
+    def step_end_line(self, tp: int, dp: int, rings: Sequence[Path]) -> tuple[float, float]:
+        """Return the step end of a stage as a line: seconds, and seconds per parameter.
+
+        Nothing is hidden by passes beside it.
+        """
+        options, model = self.options(tp, dp), self.step_end
+        paths = model.whole_rings(options, rings, self.device)
+        shards = options.zero.shards(dp)
+        none, many = (
+            model.sync_s(parameters, options, paths, Beside(pp=2))
+            + model.optimizer_s(parameters, shards, self.device)
+            for parameters in (0.0, MANY_PARAMETERS)
+        )
+        return none, (many - none) / MANY_PARAMETERS
 
     @cached_property
     def _judge(self) -> Judge:

@@ -16,6 +16,7 @@ from amp_ray.spec.operator_strategy import operator_strategy, operator_uses
 from amp_ray.spec.section import Count, Section, validate
 from amp_ray.spec.strategy import Strategy
 from amp_ray.spec.yaml_text import Document
+from amp_ray.spec.zero import Zero
 
 SIGNATURE: Final = "num_ops_in_each_stage"
 """A key that no other JSON file of strategies has at its top."""
@@ -70,6 +71,7 @@ def read_aceso_plan(record: Mapping[str, Any], *, file: str, experiment: Experim
             stages,
             samples_per_micro_batch=checked.micro_batch_size,
             num_micro_batches=checked.global_batch_size // checked.micro_batch_size,
+            zero=Zero(stage=max(experiment.zero_stage, 0)),
         )
     except ValueError as error:
         raise InputError(str(error), where=Where(file=file)) from None

@@ -163,9 +163,8 @@ def plan_experiment(
         )
     if counts_money(experiment):
         ranking = _with_parts(experiment, cost_model, ranking)
-    if (
-        cost_model in {METIS_2024, ACESO_2024} or experiment.cuts_operators
-    ):  # what it bounds is the predicted time itself
+    # What is bounded there is the predicted time itself.
+    if cost_model in {METIS_2024, ACESO_2024} or experiment.space == "operator":
         ranking = replace(ranking, lower_bound_s=_least_bound_s(ranking))
     return Planned(
         experiment=experiment,

@@ -171,12 +171,7 @@ class OperatorSearch:
         time_s = forward_s * (1 + again) + _stacked(options, "backward_s")
         time_s[:, 0] += given.constants.host_s_per_micro_batch
         start_s, end_s = self._edges_s(options)
-        lines = np.array(
-            [
-                model.step_end.line(model.options(own.tp, own.dp), 2, own.rings, model.device)
-                for own in options
-            ]
-        )
+        lines = np.array([model.step_end_line(own.tp, own.dp, own.rings) for own in options])
         peaks = np.array([[run_sums(own, saved).max()] for own in held])
         most_stages = min(everyone, given.limits.max_pp or MOST_STAGES, MOST_STAGES)
         return OperatorProblem(
@@ -261,6 +256,7 @@ class OperatorSearch:
             stages,
             samples_per_micro_batch=size,
             num_micro_batches=given.global_batch_size // size,
+            zero=self.cost_model.zero,
         )
         return strategy, solution.lower_bound_s + given.constants.host_s_per_iteration
 

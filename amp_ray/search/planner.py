@@ -23,6 +23,7 @@ from amp_ray.search.operators import OperatorSearch
 from amp_ray.search.placement import plan_listed, plan_placement, simple_s
 from amp_ray.search.ranking import is_risky, leader_order
 from amp_ray.search.recompute import patterns, with_recompute
+from amp_ray.search.short_chains import plan_short
 from amp_ray.search.space import group_zero_choices, uniform_candidates, zero_choices
 from amp_ray.search.stage_groups import DeviceGroups, plan_stage_groups
 from amp_ray.search.token_slices.plan import plan_slices
@@ -86,6 +87,7 @@ class AmpRayPlanner:
     experiment: Experiment
     cp: int = 1
     _device_groups: dict[Zero, DeviceGroups] = field(init=False, default_factory=dict)
+    _operator_searches: dict[int, OperatorSearch] = field(init=False, default_factory=dict)
 
     @cached_property
     def cost_model(self) -> CostModel:
@@ -103,13 +105,16 @@ class AmpRayPlanner:
         """What candidates take at least."""
         return GridBounds(cost_model=self.cost_model)
 
-    @cached_property
-    def _operator_search(self) -> OperatorSearch:
-        """The search over plans of operators."""
-        try:
-            return OperatorSearch(cost_model=OperatorCostModel(experiment=self.experiment))
-        except ValueError as error:
-            raise InputError(str(error)) from None
+    def _operator_search(self, zero_stage: int) -> OperatorSearch:
+        """Return the search over plans of operators with a ZeRO stage."""
+        if zero_stage not in self._operator_searches:
+            given = replace(self.experiment, zero_stage=zero_stage)
+            try:
+                model = OperatorCostModel(experiment=given)
+            except ValueError as error:
+                raise InputError(str(error)) from None
+            self._operator_searches[zero_stage] = OperatorSearch(cost_model=model)
+        return self._operator_searches[zero_stage]
 
     @property
     def relative_error(self) -> float:
@@ -127,12 +132,30 @@ class AmpRayPlanner:
             found = self._with_context(cp).plan(without_context(candidate))
             return with_context(found, cp, self.experiment.traits)
         if isinstance(candidate, GroupsCandidate) and self.experiment.cuts_operators:
-            result = self._operator_search.plan(candidate)
+            result = self._plan_operators(candidate)
         elif zero_of_candidate(candidate) == AUTO_ZERO:
             result = self._plan_zero(candidate)
         else:
             result = self._plan(candidate)
         return within_limits(result, self.experiment.limits)
+
+    def _plan_operators(self, candidate: GroupsCandidate) -> Result:
+        """Cut a candidate between operators."""
+        stages = [candidate.zero.stage]
+        if candidate.zero == AUTO_ZERO:
+            stages = [own.stage for own in group_zero_choices(self.experiment) if own.stage <= 1]
+        results = [self._operator_search(stage).plan(candidate) for stage in stages]
+        found = [result for result in results if isinstance(result, Estimate)]
+        if not found:
+            return results[0]
+        bounds_s = [result.lower_bound_s for result in found if result.lower_bound_s is not None]
+        return replace(min(found, key=leader_order), lower_bound_s=min(bounds_s))
+
+    def _short(self, candidate: AnyCandidate) -> Estimate | None:
+        """Return the best of all plans of a candidate of the operator space, if they are few."""
+        if self.experiment.space != "operator" or not isinstance(candidate, GroupsCandidate):
+            return None
+        return plan_short(self._groups(candidate.zero), candidate)
 
     def _with_context(self, cp: int) -> "AmpRayPlanner":
         """Return the planner of parts of sequences that ``cp`` ranks divide."""
@@ -149,9 +172,10 @@ class AmpRayPlanner:
     def _plan(self, candidate: AnyCandidate) -> Result:
         """Plan a candidate, whatever it costs."""
         if recompute_of(candidate) == AUTO:
-            return self._plan_recompute(candidate)
+            return self._short(candidate) or self._plan_recompute(candidate)
         if isinstance(candidate, GroupsCandidate):
-            return plan_stage_groups(self._groups(candidate.zero), candidate)
+            groups = self._groups(candidate.zero)
+            return self._short(candidate) or plan_stage_groups(groups, candidate)
         refused = self._refuse(candidate)
         if refused is not None:
             return Infeasible(candidate=candidate, reason=refused)
@@ -256,7 +280,11 @@ class AmpRayPlanner:
         if not found:
             return replace(without[0], candidate=candidate)
         found += [with_recompute(self.cost_model, each.strategy) for each in found]
-        return replace(min(found, key=leader_order), lower_bound_s=None)
+        best = min(found, key=leader_order)
+        if not isinstance(candidate, GroupsCandidate) or not best.feasible:
+            return replace(best, lower_bound_s=None)
+        bound_s = self._groups(candidate.zero).time_bound(NO_RECOMPUTE).least_s(candidate)
+        return replace(best, lower_bound_s=min(bound_s, best.iteration_time_s))
 
     def _is_listed(self, candidate: Candidate) -> bool:
         """Tell whether a candidate runs on all devices, as they are listed."""
@@ -302,7 +330,7 @@ class AmpRayPlanner:
             )
             raise InputError(message)
         try:
-            return self._operator_search.cost_model.estimate(strategy)
+            return self._operator_search(strategy.zero.stage).cost_model.estimate(strategy)
         except ValueError as error:
             raise InputError(str(error)) from None
 

@@ -8,6 +8,7 @@ from amp_ray.spec.operator_profile import OperatorProfile
 from amp_ray.spec.operator_run import OperatorUse, operator_runs
 from amp_ray.spec.recompute import RecomputeKind
 from amp_ray.spec.strategy import Stage, StageOptions, Strategy
+from amp_ray.spec.zero import NO_ZERO, Zero
 
 _ATTENTION_CORE: Final = (
     "attention-score",
@@ -24,6 +25,7 @@ def operator_strategy(
     samples_per_micro_batch: int,
     num_micro_batches: int,
     placement: tuple[int, ...] | None = None,
+    zero: Zero = NO_ZERO,
 ) -> Strategy:
     """Return a strategy from how each operator of each stage is used.
 
@@ -32,6 +34,7 @@ def operator_strategy(
         samples_per_micro_batch: Over all replicas; every dp divides it.
         num_micro_batches: Micro-batches per optimizer step.
         placement: Device of every rank; None means rank ``r`` on device ``r``.
+        zero: What data-parallel ranks share out.
 
     Raises:
         ValueError: If a dp does not divide the micro-batch, or a stage's operators take different
@@ -59,7 +62,7 @@ def operator_strategy(
             Stage(
                 first_layer=first,
                 end_layer=first + len(uses),
-                options=StageOptions(tp=runs[0].tp, dp=runs[0].dp),
+                options=StageOptions(tp=runs[0].tp, dp=runs[0].dp, zero=zero),
                 shares=None if even else (samples_per_micro_batch // dp,) * dp,
                 operators=runs,
             )

@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,6 +13,7 @@ from amp_ray.cost.operators import OperatorCostModel
 from amp_ray.search.planner import AmpRayPlanner
 from amp_ray.search.space import group_candidates
 from amp_ray.spec.experiment import Experiment
+from support.block_plans import block_experiment, block_plans
 from support.operator_space import OperatorOracle, tiny_experiment
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -52,3 +54,28 @@ def test_more_memory_is_never_slower(seed: int, more: float) -> None:
     if before is not None:
         assert after is not None
         assert after.iteration_time_s <= before.iteration_time_s * (1 + 1e-12)
+
+
+@settings(max_examples=20)
+@given(seed=SEEDS)
+def test_no_plan_of_blocks_is_better(seed: int) -> None:
+    experiment = block_experiment(seed, most_blocks=4)
+    planner = AmpRayPlanner(experiment=experiment)
+    nodes = np.array(experiment.cluster.node_of_device)
+    for candidate in group_candidates(experiment):
+        best_s = math.inf
+        for plan in block_plans(experiment, candidate):
+            grids = [
+                nodes[list(plan.devices(index))].reshape(stage.options.dp, stage.options.tp)
+                for index, stage in enumerate(plan.stages)
+            ]
+            if all((grid == grid[:, :1]).all() for grid in grids):
+                result = planner.score(plan)
+                assert isinstance(result, Estimate)
+                best_s = min(best_s, result.iteration_time_s if result.feasible else math.inf)
+        found = planner.plan(candidate)
+        if best_s < math.inf:
+            assert isinstance(found, Estimate)
+            assert found.feasible
+            assert found.iteration_time_s <= best_s * (1 + 1e-9)
+            assert found.lower_bound_s == found.iteration_time_s
