@@ -20,7 +20,6 @@ from amp_ray.cost.slices import shorter_model
 from amp_ray.cost.stages import PlacedStages, StageTimes, prefix_sums
 from amp_ray.cost.topology import FloatArray, Topology
 from amp_ray.errors import InputError
-from amp_ray.spec.blocks import Kernels
 from amp_ray.spec.candidate import Candidate, StageOptions
 from amp_ray.spec.constants import Constants
 from amp_ray.spec.experiment import Experiment
@@ -49,9 +48,9 @@ def rank_experiment(experiment: Experiment, cp: int) -> Experiment:
         )
         raise InputError(message)
     tokens = shape.sequence_length // cp
-    kernels = Kernels(
+    kernels = replace(
+        traits.kernels,
         fused_attention=True,
-        dropout=traits.dropout,
         context=(shape.sequence_length - tokens) // 2,
         cp=cp,
         gathers_context=traits.context_parallel == "all-gather",

@@ -45,9 +45,7 @@ def slice_model(model: Model, traits: RuntimeTraits, *, tokens: int, context: in
     if not model.shape.is_causal:
         message = f"model family {model.shape.family!r} has no sequence to cut into token slices"
         raise InputError(message)
-    kernels = Kernels(
-        fused_attention=traits.fused_attention, dropout=traits.dropout, context=context
-    )
+    kernels = replace(traits.kernels, context=context)
     return shorter_model(model, traits, tokens=tokens, kernels=kernels)
 
 

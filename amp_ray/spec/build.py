@@ -9,7 +9,6 @@ from typing import Any, Final, Protocol
 
 from amp_ray.errors import InputError, Mistakes
 from amp_ray.spec.access import SshSettings
-from amp_ray.spec.blocks import Kernels
 from amp_ray.spec.build_cluster import build_cluster
 from amp_ray.spec.cluster import Cluster, Node
 from amp_ray.spec.constants import PROGRAM_SCALE, Constants
@@ -202,7 +201,7 @@ class _Builder:
                 model_shape(section, text),
                 layer_list=section.layer_list or traits.layer_list,
                 vocabulary_multiple=traits.vocabulary_multiple,
-                kernels=Kernels(fused_attention=traits.fused_attention, dropout=traits.dropout),
+                kernels=traits.kernels,
             )
 
     @cached_property

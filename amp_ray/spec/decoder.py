@@ -57,7 +57,7 @@ def _block(shape: ModelShape, width: Width, *, window: int, has_experts: bool) -
             )
         if shape.query_key_norm:
             attended = (*attended, head_norms(own))
-    experts = _experts(shape) if has_experts else None
+    experts = _experts(shape, own) if has_experts else None
     feed_forward: tuple[Operator, ...] = ()
     if experts is not None:
         feed_forward = (*_shared_experts(shape, own), *experts.operators())
@@ -71,7 +71,7 @@ def _block(shape: ModelShape, width: Width, *, window: int, has_experts: bool) -
     return replace(block, experts=experts)
 
 
-def _experts(shape: ModelShape) -> Experts:
+def _experts(shape: ModelShape, width: Width) -> Experts:
     """Return the routed experts of a block."""
     return Experts(
         tokens=shape.sequence_length,
@@ -79,7 +79,7 @@ def _experts(shape: ModelShape) -> Experts:
         feed_forward=shape.expert_feed_forward_size,
         num_experts=shape.num_experts,
         per_token=shape.experts_per_token,
-        activation=gated("gated-silu", 1),
+        activation=gated("gated-silu", 1, fused=width.fused_pointwise),
     )
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final, Literal
 
+from amp_ray.spec.blocks import Kernels
 from amp_ray.spec.candidate import StageOptions
 from amp_ray.spec.recompute import Recompute
 from amp_ray.spec.zero import MOST_ZERO_STAGE, Zero
@@ -33,6 +34,8 @@ class RuntimeTraits:
         shards_heads: Whether tensor parallelism divides the attention heads.
         forward_runs: How often a block's forward pass is computed per micro-batch.
         fused_attention: Whether attention is one kernel, which writes and keeps no scores.
+        fused_pointwise: Whether gated activations and backward passes of norms are one kernel each,
+            and heads are read where the projection wrote them.
         dropout: Whether language models that were published with dropout train with it.
         launches_per_kernel: Host launches per counted kernel; above 1 where nothing is fused.
         blocking_transfers: Whether a pipeline transfer stops both of its stages.
@@ -105,6 +108,7 @@ class RuntimeTraits:
     shards_heads: bool = True
     forward_runs: int = 1
     fused_attention: bool = False
+    fused_pointwise: bool = False
     dropout: bool = True
     launches_per_kernel: float = 1.0
     blocking_transfers: bool = True
@@ -274,6 +278,15 @@ class RuntimeTraits:
         return f"runtime {self.name!r} has no expert parallelism, found ep {ep}"
 
     @property
+    def kernels(self) -> Kernels:
+        """How it computes what model families have in common."""
+        return Kernels(
+            fused_attention=self.fused_attention,
+            fused_pointwise=self.fused_pointwise,
+            dropout=self.dropout,
+        )
+
+    @property
     def waits_for_all_reduces(self) -> bool:
         """Whether the host stops at every all-reduce until the device has done it."""
         return self.synchronisation_s > 0
@@ -437,6 +450,7 @@ MEGATRON_CORE: Final = replace(
     sliced_gradients=False,
     step_traffic_bytes_per_parameter=22.0,
     expert_parallel=True,
+    fused_pointwise=True,
     context_parallel="ring",
     fp8=True,
 )
