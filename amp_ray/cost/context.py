@@ -26,7 +26,7 @@ from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.model import Layer
 from amp_ray.spec.profile import ANALYTIC
 from amp_ray.spec.strategy import Strategy
-from amp_ray.spec.traits import RuntimeTraits
+from amp_ray.spec.traits import RuntimeTraits, kernels_of
 
 GRADIENT_BLOCKS = 2
 """In the backward pass a block of keys and values travels with its gradients."""
@@ -49,9 +49,8 @@ def rank_experiment(experiment: Experiment, cp: int) -> Experiment:
         raise InputError(message)
     tokens = shape.sequence_length // cp
     kernels = replace(
-        traits.kernels,
+        kernels_of(traits, (shape.sequence_length - tokens) // 2),
         fused_attention=True,
-        context=(shape.sequence_length - tokens) // 2,
         cp=cp,
         gathers_context=traits.context_parallel == "all-gather",
     )

@@ -368,6 +368,9 @@ class AmpRayPlanner:
         undivided = self._undivided(candidate.options)
         if undivided is not None:
             return undivided
+        no_grid = traits.why_no_grid(candidate.options.tp, candidate.pp)
+        if no_grid is not None:
+            return Reason(kind="degree that the runtime does not have", detail=no_grid)
         no_zero = traits.why_no_zero(candidate.options.zero, candidate.pp)
         if no_zero is not None:
             return Reason(kind="ZeRO stage that the runtime cannot run so", detail=no_zero)

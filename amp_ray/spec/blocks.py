@@ -17,6 +17,10 @@ BYTES_PER_LOG_SUM: Final = 4
 softmax's sum."""
 
 
+FLASH_ATTENTION_2_RATE: Final = 0.7
+"""Of fused attention against matrix products: FlashAttention-2 reaches half to three quarters of an
+A100's peak where GEMMs reach 0.8 of it (Dao, arXiv:2307.08691, figures 4 to 6)."""
+
 RING_BUFFERS: Final = 4
 """Keys and values of one rank that live in a step of a ring: those attended to and those that
 arrive, in the backward pass with their gradients (Liu et al., arXiv:2310.01889, algorithm 1)."""
@@ -38,7 +42,9 @@ class Kernels:
     """
 
     fused_attention: bool = False
+    attention_rate: float = FLASH_ATTENTION_2_RATE
     dropout: bool = True
+    loss_fraction: float = 1.0
     context: int = 0
     cp: int = 1
     gathers_context: bool = False
@@ -61,6 +67,8 @@ class Width:
         fused: Whether activation and softmax run as one kernel each; else every arithmetic step
             of theirs reads, writes and keeps its own tensor.
         fused_attention: Whether all of attention between the projections is one kernel.
+        attention_rate: Its rate against that of matrix products.
+        loss_fraction: Traffic of the loss against one in single precision, kernel by kernel.
         causal: Whether a token sees only those before it, which one kernel need not compute.
         context: Tokens before these, which they attend to as well; not with a window.
         own_head_size: Width of one head where it is not ``hidden / heads``.
@@ -82,6 +90,8 @@ class Width:
     window: int | None = None
     fused: bool = True
     fused_attention: bool = False
+    attention_rate: float = FLASH_ATTENTION_2_RATE
+    loss_fraction: float = 1.0
     causal: bool = True
     context: int = 0
     own_head_size: int | None = None
@@ -480,6 +490,7 @@ def _fused_attention(width: Width) -> Elementwise:
         forward_elements=streams + read + ADDED_PER_STEP * (steps - 1) * result,
         backward_elements=2 * streams + 2 * read + ADDED_PER_STEP * (steps - 1) * stream,
         flops=2.0 * width.pairs * (width.attention_size + width.result_size),
+        rate_fraction=width.attention_rate,
         num_kernels=steps,
         sharded=width.shards_heads,
         context_elements=key_values if width.cp > 1 else 0.0,

@@ -31,7 +31,7 @@ from amp_ray.spec.profile_file import parse_profile
 from amp_ray.spec.recompute import Recompute
 from amp_ray.spec.section import validate_parts
 from amp_ray.spec.shape import model_shape
-from amp_ray.spec.traits import RUNTIMES, RuntimeTraits
+from amp_ray.spec.traits import RUNTIMES, RuntimeTraits, kernels_of
 from amp_ray.spec.yaml_text import Document, SourceLines
 from amp_ray.spec.zero import AUTO_STAGE, NO_ZERO, zero_of
 from amp_ray.units import Precision
@@ -201,7 +201,7 @@ class _Builder:
                 model_shape(section, text),
                 layer_list=section.layer_list or traits.layer_list,
                 vocabulary_multiple=traits.vocabulary_multiple,
-                kernels=traits.kernels,
+                kernels=kernels_of(traits),
             )
 
     @cached_property

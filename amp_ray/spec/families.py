@@ -107,6 +107,8 @@ def _width(shape: ModelShape, kernels: Kernels) -> Width:
         feed_forward=shape.feed_forward_size,
         own_head_size=shape.head_size or None,
         fused_attention=kernels.fused_attention,
+        attention_rate=kernels.attention_rate,
+        loss_fraction=kernels.loss_fraction,
         context=kernels.context,
         cp=kernels.cp,
         gathers_context=kernels.gathers_context,
@@ -334,6 +336,7 @@ def cross_entropy(width: Width, vocab_size: int) -> Elementwise:
         num_kernels=8,
         sharded=True,
         logits=width.tokens * vocab_size,
+        loss_fraction=width.loss_fraction,
         is_layer=False,
     )
 
@@ -368,7 +371,11 @@ def transgan_layers(
     levels = [
         (
             gpt_block(
-                replace(_level_width(shape, level, published=published), fused_attention=fused),
+                replace(
+                    _level_width(shape, level, published=published),
+                    fused_attention=fused,
+                    attention_rate=kernels.attention_rate,
+                ),
                 name=f"block-{level}",
                 dropout=False,
             ),
