@@ -49,6 +49,8 @@ class RuntimeTraits:
         sliced_activations: Whether with tp > 1 each rank sends a 1/tp slice that is gathered.
         sliced_gradients: The same for gradients.
         mask_bytes: Bytes of an attention mask that each forward message carries.
+        overlaps_gathers: Whether gathers and scatters of sequence parallelism run beside the
+            products that they belong to, piece by piece (``--tp-comm-overlap``).
         overlaps_backward_all_reduce: Whether a backward all-reduce runs beside the weight gradient.
         virtual_stages: Chunks per stage where neither the search nor a strategy tells them.
         interleaves: Whether it can run several chunks per stage (interleaved schedule).
@@ -125,6 +127,7 @@ class RuntimeTraits:
     sliced_activations: bool = False
     sliced_gradients: bool = False
     mask_bytes: float = 0.0
+    overlaps_gathers: bool = False
     overlaps_backward_all_reduce: bool = False
     virtual_stages: int = 1
     interleaves: bool = False
