@@ -20,10 +20,12 @@ from amp_ray.search.rows import SCHEMA, ranking_rows
 from amp_ray.search.space import (
     candidates_of,
     group_candidates,
+    has_groups,
     optional_candidates,
+    other_batches,
     uniform_candidates,
 )
-from amp_ray.search.wanted import NO_CANDIDATES, OptionalCandidates
+from amp_ray.search.wanted import MOST_GRID_DEVICES, NO_CANDIDATES, OptionalCandidates
 from amp_ray.spec import recompute
 from amp_ray.spec.candidate import AnyCandidate
 from amp_ray.spec.experiment import Experiment
@@ -140,6 +142,7 @@ def plan_experiment(
     The ranking does not depend on ``workers``; ``progress`` gets (candidates done, all
     candidates).
 
+    Within ``batch_tolerance``, batches that the devices divide better are planned for, too.
     Where money counts, parts of the cluster are planned for as well: fewer nodes may be cheaper.
 
     Raises:
@@ -157,10 +160,13 @@ def plan_experiment(
         ranking = search_candidates(
             planner,
             candidates,
-            optional=_optional(planner),
+            optional=optional_of(planner),
             workers=workers,
             progress=progress,
+            improve=improve_of(planner),
         )
+    if experiment.limits.batch_tolerance and not experiment.limits.launchable:
+        ranking = _with_other_batches(experiment, cost_model, ranking)
     if counts_money(experiment):
         ranking = _with_parts(experiment, cost_model, ranking)
     # What is bounded there is the predicted time itself.
@@ -174,14 +180,27 @@ def plan_experiment(
     )
 
 
-def _optional(planner: Planner) -> OptionalCandidates:
+def optional_of(planner: Planner) -> OptionalCandidates:
     """Return what our planner looks at only where that may be among the fastest."""
     if not isinstance(planner, AmpRayPlanner):
         return NO_CANDIDATES
     candidates = optional_candidates(planner.experiment)
     return OptionalCandidates(
-        candidates=candidates, least_s=planner.least_s, expected_s=planner.expected_s
+        candidates=candidates,
+        least_s=planner.least_s,
+        expected_s=planner.expected_s,
+        most_devices=MOST_GRID_DEVICES if has_groups(planner.experiment) else None,
     )
+
+
+def improve_of(planner: Planner) -> Callable[[Estimate], Result]:
+    """Return what makes the fastest strategies faster; only our planner does."""
+    return planner.improve if isinstance(planner, AmpRayPlanner) else _unchanged
+
+
+def _unchanged(estimate: Estimate) -> Estimate:
+    """Leave an estimate as it is."""
+    return estimate
 
 
 def counts_money(experiment: Experiment) -> bool:
@@ -194,6 +213,11 @@ def _check_money(experiment: Experiment, cost_model: str) -> None:
     """Refuse to look for cheap strategies where nothing tells what they cost."""
     if not counts_money(experiment):
         return
+    if experiment.limits.batch_tolerance:
+        message = (
+            "search.batch_tolerance compares times per sample; leave it out where money counts"
+        )
+        raise InputError(message, where=experiment.where("search", "batch_tolerance"))
     key = "search.max_cost_per_iteration"
     what = key if experiment.objective == "time" else f"objective {experiment.objective!r}"
     if cost_model in {AMP_2022, METIS_2024, ACESO_2024}:
@@ -206,6 +230,29 @@ def _check_money(experiment: Experiment, cost_model: str) -> None:
     if missing:
         message = f"{what} needs price_per_device_hour of every node; {missing[0].name!r} has none"
         raise InputError(message, where=experiment.where("cluster", "nodes"))
+
+
+def _with_other_batches(experiment: Experiment, cost_model: str, whole: Ranking) -> Ranking:
+    """Rank the strategies of the batch asked for together with those of batches near it."""
+    results = list(whole.results)
+    for batch in other_batches(experiment):
+        other = replace(experiment, global_batch_size=batch)
+        said = f"global_batch_size {batch} instead of {experiment.global_batch_size}"
+        with suppress(ValueError):  # the profile may lack what its micro-batches need
+            planner = make_planner(other, cost_model)
+            found = search_candidates(
+                planner,
+                planned_candidates(other, cost_model),
+                optional=optional_of(planner),
+                improve=improve_of(planner),
+                workers=ALONE,
+            )
+            results += [
+                replace(own, warnings=(*own.warnings, said))
+                for own in found.results
+                if isinstance(own, Estimate)
+            ]
+    return rank(results, relative_error=whole.relative_error, per_sample=True)
 
 
 def _with_parts(experiment: Experiment, cost_model: str, whole: Ranking) -> Ranking:

@@ -42,6 +42,7 @@ class SearchLimits:
         idle_devices: Whether strategies may leave devices idle; None = not in the uniform space.
         max_cost_per_iteration: Strategies that cost more are not feasible.
         min_tokens_per_s: Strategies that train fewer tokens in a second are not feasible.
+        batch_tolerance: Share by which a strategy's batch may differ from the one asked for.
         token_slices: Whether sequences may be cut into token slices.
         slice_granularity: Tokens at whose multiples slices begin; None = a 32nd of a sequence.
         virtual_stages: Chunks per stage to look at, ascending; a single stage has one.
@@ -59,6 +60,7 @@ class SearchLimits:
     idle_devices: bool | None = None
     max_cost_per_iteration: float | None = None
     min_tokens_per_s: float | None = None
+    batch_tolerance: float = 0.0
     token_slices: bool = False
     slice_granularity: int | None = None
     virtual_stages: tuple[int, ...] = (1,)
