@@ -130,3 +130,22 @@ def test_the_whole_takes_less_memory() -> None:
         assert estimate.launchable
         peaks.append(estimate.peak_memory_bytes)
     assert all(less < more for less, more in zip(peaks[1], peaks[0], strict=True))
+
+
+def test_gathers_beside_their_products_leave_one_piece_to_see() -> None:
+    """Slow links are seen but for the products, fast ones by one piece in tp."""
+    alone = Phases(forward_s=1.0, backward_s=2.0)
+
+    def both_s(rate: float, *, overlaps: bool) -> tuple[float, float]:
+        traits = replace(GIVEN.traits, overlaps_gathers=overlaps)
+        work = LayerWork(
+            layer=BLOCK, anchors=LayerAnchors(), traits=traits, constants=GIVEN.constants
+        )
+        return work.talk_s(DIVIDED, replace(RING, bytes_per_s=rate), alone)
+
+    fast, piece = (both_s(1e12, overlaps=overlaps)[0] for overlaps in (False, True))
+    assert fast / TP <= piece * (1 + 1e-9) < fast
+    for rate in (1e8, 1e9, 1e10, 1e12):
+        plain, split = (both_s(rate, overlaps=overlaps) for overlaps in (False, True))
+        assert split[0] < plain[0]
+        assert split[1] < plain[1]
