@@ -137,8 +137,7 @@ def simulate_interleaved(
         sends_s: Shape ``(2, num_chunks - 1)``. Activation and gradient across each cut.
         order: Shape ``(3, num_passes)``. Chunks of a stage's passes of both kinds, micro-batch.
         ahead: Shape ``(pp,)``. Forward passes of each stage before its first backward pass.
-        blocking: Whether a stage stands still until what it sends has crossed.
-        duplex: Whether what two alternating passes send then crosses at the same time.
+        blocking: Whether a stage waits until what it sends has crossed; duplex: both ways at once.
     """
     pp, last, total = len(ahead), passes_s.shape[1] - 1, order.shape[1]
     clock, pending, left = np.zeros(pp), np.zeros(pp), pp * 2 * total
