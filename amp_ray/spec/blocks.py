@@ -169,14 +169,24 @@ class Width:
         return self.heads * self.tokens * self.attended
 
 
-def gpt_block(width: Width, *, name: str, dropout: bool = True) -> Layer:
-    """Build a pre-norm GPT block: attention, then a GELU feed-forward part of two GEMMs."""
-    stream, inner = width.stream, width.tokens * width.feed_forward
+def gpt_block(
+    width: Width, *, name: str, dropout: bool = True, feed_forward: tuple[Operator, ...] = ()
+) -> Layer:
+    """Build a pre-norm GPT block: attention, then a GELU feed-forward part or another one."""
     operators = (
         norm("norm-1", width, bias=True),
         *attention(width, bias=True, dropout=dropout),
         residual("residual-1", width, dropout=dropout),
         norm("norm-2", width, bias=True),
+        *(feed_forward or gelu_feed_forward(width)),
+        residual("residual-2", width, dropout=dropout),
+    )
+    return Layer(name=name, kind="block", operators=operators, output_elements=width.stream)
+
+
+def gelu_feed_forward(width: Width) -> tuple[Operator, ...]:
+    """Return a feed-forward part of two products with biases and GELU between them."""
+    return (
         Gemm(
             name="feed-forward-in",
             rows=width.tokens,
@@ -184,14 +194,12 @@ def gpt_block(width: Width, *, name: str, dropout: bool = True) -> Layer:
             inner=width.hidden,
             shard="columns",
             bias=width.feed_forward,
-            saved_elements=stream,
+            saved_elements=width.stream,
             all_reduce="backward",
         ),
-        gelu(inner, fused=width.fused),
+        gelu(width.tokens * width.feed_forward, fused=width.fused),
         feed_forward_out(width, bias=width.hidden),
-        residual("residual-2", width, dropout=dropout),
     )
-    return Layer(name=name, kind="block", operators=operators, output_elements=stream)
 
 
 def llama_block(

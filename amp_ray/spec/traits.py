@@ -523,6 +523,7 @@ FSDP2: Final = RuntimeTraits(
     hybrid_shards=True,
     overlaps_gradient_sync=True,
     overlaps_weight_gather=True,
+    expert_parallel=True,
     sequence_parallel=True,
 )
 """Weights lie as single-precision shards, are gathered in bf16 and reduced in single precision, one
