@@ -136,11 +136,12 @@ def plan_experiment(
     *,
     workers: Workers = AUTO,
     progress: Callable[[int, int], None],
+    leading: Callable[[Estimate], None] = lambda _estimate: None,
 ) -> Planned:
     """Search all candidates of an experiment.
 
     The ranking does not depend on ``workers``; ``progress`` gets (candidates done, all
-    candidates).
+    candidates), ``leading`` each strategy that is faster than all before it.
 
     Within ``batch_tolerance``, batches that the devices divide better are planned for, too.
     Where money counts, parts of the cluster are planned for as well: fewer nodes may be cheaper.
@@ -163,6 +164,7 @@ def plan_experiment(
             optional=optional_of(planner),
             workers=workers,
             progress=progress,
+            leading=leading,
             improve=improve_of(planner),
         )
     if experiment.limits.batch_tolerance and not experiment.limits.launchable:
