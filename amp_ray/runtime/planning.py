@@ -165,7 +165,6 @@ def plan_experiment(
             workers=workers,
             progress=progress,
             leading=leading,
-            improve=improve_of(planner),
         )
     if experiment.limits.batch_tolerance and not experiment.limits.launchable:
         ranking = _with_other_batches(experiment, cost_model, ranking)
@@ -183,7 +182,7 @@ def plan_experiment(
 
 
 def optional_of(planner: Planner) -> OptionalCandidates:
-    """Return what our planner looks at only where that may be among the fastest."""
+    """Return what our planner looks at only where it may be fast, and how it makes plans faster."""
     if not isinstance(planner, AmpRayPlanner):
         return NO_CANDIDATES
     candidates = optional_candidates(planner.experiment)
@@ -191,18 +190,9 @@ def optional_of(planner: Planner) -> OptionalCandidates:
         candidates=candidates,
         least_s=planner.least_s,
         expected_s=planner.expected_s,
+        improve=planner.improve,
         most_devices=MOST_GRID_DEVICES if has_groups(planner.experiment) else None,
     )
-
-
-def improve_of(planner: Planner) -> Callable[[Estimate], Result]:
-    """Return what makes the fastest strategies faster; only our planner does."""
-    return planner.improve if isinstance(planner, AmpRayPlanner) else _unchanged
-
-
-def _unchanged(estimate: Estimate) -> Estimate:
-    """Leave an estimate as it is."""
-    return estimate
 
 
 def counts_money(experiment: Experiment) -> bool:
@@ -246,7 +236,6 @@ def _with_other_batches(experiment: Experiment, cost_model: str, whole: Ranking)
                 planner,
                 planned_candidates(other, cost_model),
                 optional=optional_of(planner),
-                improve=improve_of(planner),
                 workers=ALONE,
             )
             results += [

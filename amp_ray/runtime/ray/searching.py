@@ -115,7 +115,6 @@ def search_candidates(
     optional: OptionalCandidates = NO_CANDIDATES,
     workers: Workers = AUTO,
     progress: Callable[[int, int], None] = lambda _done, _total: None,
-    improve: Callable[[Estimate], Result] = lambda estimate: estimate,
     leading: Callable[[Estimate], None] = lambda _estimate: None,
 ) -> Ranking:
     """Plan every candidate and rank them, by whomever; optional ones as `Wanted` has it.
@@ -124,8 +123,7 @@ def search_candidates(
     says so and the search goes on in this process.
 
     The ranking is the same for all workers, bit for bit; ``progress`` gets (done, all), and
-    ``improve`` the fastest strategies in the end. ``leading`` gets each strategy that is faster
-    than all before it.
+    ``leading`` each strategy that is faster than all before it.
 
     Raises:
         ValueError: If the profile lacks what a candidate needs.
@@ -160,7 +158,7 @@ def search_candidates(
             leading(result)
         number += 1
     progress(len(found), len(found))
-    return rank(wanted.improved(improve), relative_error=planner.relative_error)
+    return rank(wanted.improved(), relative_error=planner.relative_error)
 
 
 def _plan_with_ray(
