@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from amp_ray.baselines.aceso2024.planner import Aceso2024Planner
 from amp_ray.baselines.amp2022.planner import Amp2022Planner
+from amp_ray.calibration.intervals import with_intervals
 from amp_ray.cost.estimate import Estimate, Result
 from amp_ray.cost.model import CostModel
 from amp_ray.errors import InputError, placed
@@ -34,6 +35,9 @@ from amp_ray.spec.strategy_file import Given
 
 OURS: Final = "amp-ray"
 """Our own cost model."""
+
+NUM_INTERVALS: Final = 20
+"""Rows that tell how far their time may be off."""
 
 AMP_2022: Final = "amp-2022"
 """The planner whose placements come from the order of the nodes: its space is the uniform one."""
@@ -176,9 +180,24 @@ def plan_experiment(
     return Planned(
         experiment=experiment,
         cost_model=cost_model,
-        ranking=ranking,
+        ranking=replace(ranking, results=told_intervals(experiment, cost_model, ranking.results)),
         search_s=time.perf_counter() - start_s,
     )
+
+
+def told_intervals(
+    experiment: Experiment, cost_model: str, results: Sequence[Result]
+) -> tuple[Result, ...]:
+    """Return results of which the first that can run tell how far their time may be off.
+
+    Others would take longer than the search: each needs an estimate per uncertain constant.
+    """
+    if cost_model != OURS:
+        return tuple(results)
+    able = [each for each in results if isinstance(each, Estimate) and each.feasible]
+    first = able[:NUM_INTERVALS]
+    told = dict(zip(map(id, first), with_intervals(experiment, first), strict=True))
+    return tuple(told.get(id(result), result) for result in results)
 
 
 def optional_of(planner: Planner) -> OptionalCandidates:
