@@ -101,6 +101,7 @@ class RuntimeTraits:
         sequence_parallel: Whether tensor-parallel ranks can divide tokens where they do not divide
             the width.
         expert_parallel: Whether ranks can share out the experts of a layer.
+        sends_tokens_once: Whether a token crosses the network once for all its experts of a node.
     """
 
     name: str
@@ -166,6 +167,7 @@ class RuntimeTraits:
     token_slices: bool = False
     sequence_parallel: bool = False
     expert_parallel: bool = False
+    sends_tokens_once: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what the cost model cannot price, and a launcher that ends before it starts."""
@@ -455,6 +457,7 @@ MEGATRON_CORE: Final = replace(
     sliced_gradients=False,
     step_traffic_bytes_per_parameter=22.0,
     expert_parallel=True,
+    sends_tokens_once=True,
     context_parallel="ring",
     fp8=True,
 )
