@@ -21,6 +21,7 @@ from amp_ray.search.space import (
     candidates_of,
     group_candidates,
     optional_candidates,
+    searched_dimensions,
     uniform_candidates,
 )
 from amp_ray.search.wanted import NO_CANDIDATES, OptionalCandidates
@@ -56,6 +57,7 @@ class Planned:
             "experiment": self.experiment.name,
             "cost_model": self.cost_model,
             "objective": self.ranking.objective,
+            "searched": list(searched_dimensions(self.experiment)),
             "num_candidates": len(self.ranking.results),
             "num_feasible": self.ranking.num_feasible,
             "search_s": self.search_s,
