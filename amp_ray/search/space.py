@@ -310,11 +310,12 @@ def searched_dimensions(experiment: Experiment) -> tuple[str, ...]:
             own = {part.name: getattr(candidate, part.name) for part in fields(candidate)}
             options = own.pop("options")
             own |= {part.name: getattr(options, part.name) for part in fields(options)}
-            own["zero_stage"] = own.pop("zero")
+            own["zero_stage"] = own.pop("zero").stage
             for name, value in own.items():
                 found.setdefault(name, set()).add(value)
-    found.pop("num_micro_batches", None)
-    chosen = {"recompute": AUTO, "zero_stage": AUTO_ZERO}
+    for follows in ("num_micro_batches", "sequence_parallel"):
+        found.pop(follows, None)
+    chosen = {"recompute": AUTO, "zero_stage": AUTO_STAGE}
     names = {name for name, values in found.items() if len(values) > 1}
     names |= {name for name, auto in chosen.items() if auto in found.get(name, ())}
     if experiment.space != "uniform":

@@ -24,7 +24,7 @@ global_batch_size: 64
             {"placement", "recompute"},
         ),
         ("runtime: deepspeed\nsearch: {max_tp: 1}", {"-tp"}),
-        ("runtime: llm-foundry", {"-pp", "-tp"}),
+        ("runtime: llm-foundry", {"-dp", "-pp", "-tp"}),
     ],
 )
 def test_dimensions_that_are_fixed_are_not_searched(keys: str, more: set[str]) -> None:
