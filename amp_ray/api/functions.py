@@ -23,7 +23,13 @@ from amp_ray.runtime.files import (
     load_strategies,
     write_result,
 )
-from amp_ray.runtime.planning import OURS, make_planner, plan_experiment, score_given
+from amp_ray.runtime.planning import (
+    OURS,
+    make_planner,
+    plan_experiment,
+    score_given,
+    told_intervals,
+)
 from amp_ray.runtime.ray.searching import Workers
 from amp_ray.runtime.replanning import replan, without_hosts
 from amp_ray.spec.experiment import Experiment, Objective, launchable_only
@@ -96,6 +102,7 @@ def plan(
     workers: int | None = None,
     address: str | None = None,
     progress: Progress | None = None,
+    leading: Callable[[Estimate], None] = lambda _estimate: None,
 ) -> Plan:
     """Search the strategies of an experiment and rank them by what is predicted.
 
@@ -111,6 +118,7 @@ def plan(
         workers: Ray workers that search; None: none, unless the search would take long.
         address: Of the Ray cluster to search on.
         progress: Told how far the search is.
+        leading: Told each strategy that is faster than all before it, while the search goes on.
 
     Raises:
         InputError: If something does not fit, or the limits leave no candidate.
@@ -138,6 +146,7 @@ def plan(
         cost_model,
         workers=Workers(num=workers, address=address),
         progress=progress or silent,
+        leading=leading,
     )
     if before is not None:
         planned = replan(planned, Path(before), whole.cluster)
@@ -178,7 +187,8 @@ def score(
     given = strategies if isinstance(strategies, str | os.PathLike) else list(strategies)
     entries = load_strategies(Path(given) if not isinstance(given, list) else given, experiment)
     results = score_given(make_planner(experiment, cost_model), entries)
-    return Scores(experiment=experiment, cost_model=cost_model, results=tuple(results))
+    told = told_intervals(experiment, cost_model, results)
+    return Scores(experiment=experiment, cost_model=cost_model, results=told)
 
 
 def calibrate(

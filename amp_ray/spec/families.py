@@ -19,7 +19,7 @@ from amp_ray.spec.blocks import (
     t5_decoder_block,
     t5_encoder_block,
 )
-from amp_ray.spec.decoder import decoder_blocks
+from amp_ray.spec.decoder import decoder_blocks, gpt_blocks
 from amp_ray.spec.model import Layer, Model, ModelShape
 from amp_ray.spec.operator import Elementwise, Gemm, Operator
 from amp_ray.spec.traits import LayerList
@@ -112,6 +112,7 @@ def _width(shape: ModelShape, kernels: Kernels) -> Width:
         context=kernels.context,
         cp=kernels.cp,
         gathers_context=kernels.gathers_context,
+        fused_pointwise=kernels.fused_pointwise,
     )
 
 
@@ -119,7 +120,7 @@ def _gpt2(shape: ModelShape, layer_list: LayerList, kernels: Kernels) -> tuple[L
     """GPT-2: learned positions, layer norm, GELU, dropout, tied output embedding."""
     width, dropout = _width(shape, kernels), kernels.dropout
     embedding = token_embedding(width, shape, positions=shape.sequence_length, dropout=dropout)
-    blocks = (gpt_block(width, name="block", dropout=dropout),) * shape.num_layers
+    blocks = gpt_blocks(shape, width, dropout=dropout)
     tail = (
         final_norm(width, bias=True),
         *_output(width, shape, split_loss=layer_list == "amp-2022"),

@@ -23,6 +23,11 @@ ContextExchange = Literal["none", "ring", "all-gather"]
 RecomputePattern = Literal["none", "selective", "selective:n", "full", "full:n"]
 
 
+AMPERE_RATE_ON_HOPPER: Final = 0.44
+"""Of FlashAttention-2 on an H100, where it reaches 35 % of the peak: its instructions are those of
+Ampere (Shah et al., arXiv:2407.08608, section 1)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeTraits:
     """How one runtime executes a strategy.
@@ -37,6 +42,8 @@ class RuntimeTraits:
         attention_rate: Rate of that kernel against matrix products.
         loss_fraction: Memory traffic of the loss against that of one in single precision, kernel by
             kernel.
+        fused_pointwise: Whether gated activations and backward passes of norms are one kernel each,
+            and heads are read where the projection wrote them.
         dropout: Whether language models that were published with dropout train with it.
         launches_per_kernel: Host launches per counted kernel; above 1 where nothing is fused.
         blocking_transfers: Whether a pipeline transfer stops both of its stages.
@@ -47,6 +54,8 @@ class RuntimeTraits:
         sliced_activations: Whether with tp > 1 each rank sends a 1/tp slice that is gathered.
         sliced_gradients: The same for gradients.
         mask_bytes: Bytes of an attention mask that each forward message carries.
+        overlaps_gathers: Whether gathers and scatters of sequence parallelism run beside the
+            products that they belong to, piece by piece (``--tp-comm-overlap``).
         overlaps_backward_all_reduce: Whether a backward all-reduce runs beside the weight gradient.
         virtual_stages: Chunks per stage where neither the search nor a strategy tells them.
         interleaves: Whether it can run several chunks per stage (interleaved schedule).
@@ -100,6 +109,8 @@ class RuntimeTraits:
         token_slices: Whether stages can pass on slices of sequences.
         sequence_parallel: Whether tensor-parallel ranks can divide tokens where they do not divide
             the width.
+        keeps_gathered_inputs: Whether a product's input is kept as it was gathered, for which the
+            backward pass need not gather it again.
         expert_parallel: Whether ranks can share out the experts of a layer.
         sends_tokens_once: Whether a token crosses the network once for all its experts of a node.
     """
@@ -114,6 +125,7 @@ class RuntimeTraits:
     fused_attention: bool = False
     attention_rate: float = FLASH_ATTENTION_2_RATE
     loss_fraction: float = 1.0
+    fused_pointwise: bool = False
     dropout: bool = True
     launches_per_kernel: float = 1.0
     blocking_transfers: bool = True
@@ -123,6 +135,7 @@ class RuntimeTraits:
     sliced_activations: bool = False
     sliced_gradients: bool = False
     mask_bytes: float = 0.0
+    overlaps_gathers: bool = False
     overlaps_backward_all_reduce: bool = False
     virtual_stages: int = 1
     interleaves: bool = False
@@ -166,6 +179,7 @@ class RuntimeTraits:
     unequal_stages: bool = False
     token_slices: bool = False
     sequence_parallel: bool = False
+    keeps_gathered_inputs: bool = False
     expert_parallel: bool = False
     sends_tokens_once: bool = False
 
@@ -328,6 +342,13 @@ class RuntimeTraits:
             else NORM_TRAFFIC_BYTES,
         )
 
+    def accumulates_alone(self, precision: Precision) -> bool:
+        """Tell whether the program itself adds each gradient to a wider sum of micro-batches."""
+        return (
+            not self.fused_accumulation
+            and self._sum_bytes(precision) > BYTES_PER_ELEMENT[precision]
+        )
+
     def _sum_bytes(self, precision: Precision) -> int:
         """Return the width in which the gradients of micro-batches are added up."""
         wide = {
@@ -456,7 +477,14 @@ MEGATRON_CORE: Final = replace(
     sliced_activations=False,
     sliced_gradients=False,
     step_traffic_bytes_per_parameter=22.0,
+    logit_bytes=6.0,
+    bucket_elements=4e7,
+    bucket_bytes_per_element=0.0,
+    scatters_gradients=True,
+    overlaps_gradient_sync=True,
+    overlaps_weight_gather=True,
     expert_parallel=True,
+    fused_pointwise=True,
     sends_tokens_once=True,
     context_parallel="ring",
     fp8=True,
@@ -466,13 +494,18 @@ NANOTRON: Final = RuntimeTraits(
     name="nanotron",
     description="nanotron 0.4: flash attention, scattered tokens, gradients in single precision.",
     fused_attention=True,
+    attention_rate=AMPERE_RATE_ON_HOPPER,
     dropout=False,
-    overlaps_backward_all_reduce=True,
-    kept_bytes_per_parameter=6.0,
+    keeps_gathered_inputs=True,
+    kept_bytes_per_parameter=8.0,
     master_bytes_per_parameter=4.0,
     step_traffic_bytes_per_parameter=22.0,
-    bucket_elements=25 * 1024**2 / 2,
+    bucket_elements=13e6,
+    bucket_bytes_per_element=0.0,
+    logit_bytes=10.0,
     recompute=("none", "full"),
+    allocator_factor=1.10,
+    context_bytes=4.0 * GIB,
     sequence_parallel=True,
 )
 
@@ -497,6 +530,7 @@ FSDP2: Final = RuntimeTraits(
     hybrid_shards=True,
     overlaps_gradient_sync=True,
     overlaps_weight_gather=True,
+    expert_parallel=True,
     sequence_parallel=True,
 )
 """Weights lie as single-precision shards, are gathered in bf16 and reduced in single precision, one
@@ -586,6 +620,7 @@ def kernels_of(traits: RuntimeTraits, context: int = 0) -> Kernels:
     return Kernels(
         fused_attention=traits.fused_attention,
         attention_rate=traits.attention_rate,
+        fused_pointwise=traits.fused_pointwise,
         dropout=traits.dropout,
         loss_fraction=traits.loss_fraction,
         context=context,

@@ -1,6 +1,7 @@
 """Search in this process while that is quick, and by Ray tasks where it is asked for or pays."""
 
 import logging
+import math
 import os
 import time
 from collections import deque
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Final
 
-from amp_ray.cost.estimate import Result
+from amp_ray.cost.estimate import Estimate, Result
 from amp_ray.runtime.ray.address import RayUnavailableError, check_form, require_ray
 from amp_ray.search.planner import Planner
 from amp_ray.search.ranking import Ranking, rank
@@ -114,13 +115,15 @@ def search_candidates(
     optional: OptionalCandidates = NO_CANDIDATES,
     workers: Workers = AUTO,
     progress: Callable[[int, int], None] = lambda _done, _total: None,
+    leading: Callable[[Estimate], None] = lambda _estimate: None,
 ) -> Ranking:
     """Plan every candidate and rank them, by whomever; optional ones as `Wanted` has it.
 
     Where Ray is lost, or cannot be used although nobody asked for a certain cluster, a warning
     says so and the search goes on in this process.
 
-    The ranking is the same for all workers, bit for bit; ``progress`` gets (done, all).
+    The ranking is the same for all workers, bit for bit; ``progress`` gets (done, all), and
+    ``leading`` each strategy that is faster than all before it.
 
     Raises:
         ValueError: If the profile lacks what a candidate needs.
@@ -134,7 +137,7 @@ def search_candidates(
     found: dict[int, Result | ValueError] = {}
     if workers.forced:
         _plan_with_ray(planner, wanted, workers, found, progress)
-    number = 0
+    number, least_s = 0, math.inf
     while number < wanted.num:
         remaining_s = watch.remaining_s(wanted.num - number)
         if may_leave and remaining_s > RAY_PAYS_S:
@@ -150,9 +153,12 @@ def search_candidates(
         if isinstance(result, ValueError):
             raise result
         wanted.add(number, result)
+        if isinstance(result, Estimate) and result.feasible and result.iteration_time_s < least_s:
+            least_s = result.iteration_time_s
+            leading(result)
         number += 1
     progress(len(found), len(found))
-    return rank(wanted.results, relative_error=planner.relative_error)
+    return rank(wanted.improved(), relative_error=planner.relative_error)
 
 
 def _plan_with_ray(
