@@ -23,7 +23,13 @@ from amp_ray.runtime.files import (
     load_strategies,
     write_result,
 )
-from amp_ray.runtime.planning import OURS, make_planner, plan_experiment, score_given
+from amp_ray.runtime.planning import (
+    OURS,
+    make_planner,
+    plan_experiment,
+    score_given,
+    told_intervals,
+)
 from amp_ray.runtime.ray.searching import Workers
 from amp_ray.runtime.replanning import replan, without_hosts
 from amp_ray.spec.experiment import Experiment, Objective, launchable_only
@@ -178,7 +184,8 @@ def score(
     given = strategies if isinstance(strategies, str | os.PathLike) else list(strategies)
     entries = load_strategies(Path(given) if not isinstance(given, list) else given, experiment)
     results = score_given(make_planner(experiment, cost_model), entries)
-    return Scores(experiment=experiment, cost_model=cost_model, results=tuple(results))
+    told = told_intervals(experiment, cost_model, results)
+    return Scores(experiment=experiment, cost_model=cost_model, results=told)
 
 
 def calibrate(

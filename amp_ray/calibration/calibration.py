@@ -16,11 +16,12 @@ from amp_ray.calibration.fingerprint import (
     differing_parts,
     fingerprint,
 )
+from amp_ray.calibration.intervals import partly_known
 from amp_ray.calibration.linear import FloatArray
 from amp_ray.calibration.observation import Outcome
 from amp_ray.calibration.predictions import PRIOR, Plan, Predictor
 from amp_ray.errors import InputError, Where
-from amp_ray.spec.constants import PRIOR_SIGMA, PROGRAM_SCALE
+from amp_ray.spec.constants import PRIOR_SIGMA, PROGRAM_SCALE, Uncertainty
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.json_text import parse_json, shown
 from amp_ray.spec.strategy import Strategy
@@ -187,7 +188,10 @@ def apply_calibration(
     values = {name: value for name, value in calibration.values().items() if name in kept}
     scale = values.pop(PROGRAM_SCALE, constants.program_scale) / constants.program_scale
     constants = replace(constants, **values).moved({PROGRAM_SCALE: scale})
-    return replace(experiment, constants=constants)
+    known = Uncertainty(names=calibration.time_constants, covariance=calibration.covariance)
+    if different:
+        known = partly_known(known, kept)
+    return replace(experiment, constants=constants, uncertainty=known)
 
 
 def transferable(calibration: Calibration, experiment: Experiment) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from amp_ray.cli.exits import run_command
 from amp_ray.cli.explain import explain
 from amp_ray.cli.export import export
 from amp_ray.cli.import_files import import_files
+from amp_ray.cli.init import init
 from amp_ray.cli.plan import plan
 from amp_ray.cli.profile import profile
 from amp_ray.cli.report import report
@@ -32,6 +33,7 @@ commands.add_command(doctor)
 commands.add_command(explain)
 commands.add_command(export)
 commands.add_command(import_files)
+commands.add_command(init)
 commands.add_command(plan)
 commands.add_command(profile)
 commands.add_command(report)

@@ -16,6 +16,8 @@ from amp_ray.cli.options import (
     verbose_option,
 )
 from amp_ray.cost.estimate import Estimate
+from amp_ray.cost.model import CostModel
+from amp_ray.cost.timeline import predicted_timeline
 from amp_ray.errors import InputError, NotFeasibleError, Where, placed
 from amp_ray.formats.aceso_plan import aceso_plan_text
 from amp_ray.formats.metis_cluster import metis_cluster_files
@@ -23,8 +25,10 @@ from amp_ray.formats.metis_export import metis_files
 from amp_ray.formats.programs.chosen import Chosen, Export
 from amp_ray.formats.programs.configs import accelerate_config, nanotron_config
 from amp_ray.formats.programs.megatron import bridge_overrides, megatron_script
+from amp_ray.formats.programs.own import deepspeed_folder, ray_script, slurm_folder
 from amp_ray.formats.programs.rows import csv_table, optuna_script
 from amp_ray.formats.programs.torchtitan import titan_config
+from amp_ray.formats.programs.trace import trace
 from amp_ray.runtime.files import write_text
 from amp_ray.runtime.metis_planning import published_profile
 from amp_ray.runtime.study.reading import ReadStudy, read_study
@@ -42,20 +46,26 @@ def _aceso(chosen: Chosen) -> Export:
 _OF_ONE: Final[Mapping[str, Callable[[Chosen], Export]]] = {
     "accelerate": accelerate_config,
     "aceso": _aceso,
+    "deepspeed": deepspeed_folder,
     "megatron-bridge": bridge_overrides,
     "megatron-lm": megatron_script,
     "nanotron": nanotron_config,
+    "ray-train": ray_script,
+    "slurm": slurm_folder,
     "torchtitan": titan_config,
 }
 """Formats of one strategy."""
 
-_FOLDERS: Final = ("metis",)
+_TRACE: Final = "perfetto"
+"""The format that needs the cost model, and what trials left."""
+
+_FOLDERS: Final = ("deepspeed", "metis", "slurm")
 """Formats of several files."""
 
 _OF_ALL: Final = ("csv", "optuna")
 """Formats of all strategies."""
 
-_TARGETS: Final = sorted([*_OF_ONE, *_OF_ALL, "metis"])
+_TARGETS: Final = sorted([*_OF_ONE, *_OF_ALL, _TRACE, "metis"])
 
 
 @click.command()
@@ -117,11 +127,12 @@ def export(
         raise InputError(message)
     study = read_study(experiment_path, changes) if experiment_path.is_dir() else None
     source = study or api.load(experiment_path, changes=changes)
-    if target in _OF_ONE:
+    if target in {*_OF_ONE, _TRACE}:
         chosen = _chosen(source, strategies_path, position, cost_model)
         where = chosen.experiment.where("profile" if target == "aceso" else "")
         with placed(where, ValueError):
-            _write(_OF_ONE[target](chosen), output, chosen.title)
+            found = _trace(chosen, study) if target == _TRACE else _OF_ONE[target](chosen)
+        _write(found, output, chosen.title)
         return SUCCESS
     if position is not None or strategies_path is not None:
         message = f"--to {target} writes no single strategy: leave --position and --strategies out"
@@ -132,6 +143,13 @@ def export(
     else:
         _export_all(source, target, output, cost_model)
     return SUCCESS
+
+
+def _trace(chosen: Chosen, study: ReadStudy | None) -> Export:
+    """Return the predicted timeline beside that of a study's last trial of the strategy."""
+    timeline = predicted_timeline(CostModel(experiment=chosen.experiment), chosen.strategy)
+    measured = None if study is None else study.timeline(chosen.strategy)
+    return trace(chosen, timeline, measured)
 
 
 def _chosen(

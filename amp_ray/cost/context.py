@@ -20,14 +20,13 @@ from amp_ray.cost.slices import shorter_model
 from amp_ray.cost.stages import PlacedStages, StageTimes, prefix_sums
 from amp_ray.cost.topology import FloatArray, Topology
 from amp_ray.errors import InputError
-from amp_ray.spec.blocks import Kernels
 from amp_ray.spec.candidate import Candidate, StageOptions
 from amp_ray.spec.constants import Constants
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.model import Layer
 from amp_ray.spec.profile import ANALYTIC
 from amp_ray.spec.strategy import Strategy
-from amp_ray.spec.traits import RuntimeTraits
+from amp_ray.spec.traits import RuntimeTraits, kernels_of
 
 GRADIENT_BLOCKS = 2
 """In the backward pass a block of keys and values travels with its gradients."""
@@ -49,10 +48,9 @@ def rank_experiment(experiment: Experiment, cp: int) -> Experiment:
         )
         raise InputError(message)
     tokens = shape.sequence_length // cp
-    kernels = Kernels(
+    kernels = replace(
+        kernels_of(traits, (shape.sequence_length - tokens) // 2),
         fused_attention=True,
-        dropout=traits.dropout,
-        context=(shape.sequence_length - tokens) // 2,
         cp=cp,
         gathers_context=traits.context_parallel == "all-gather",
     )

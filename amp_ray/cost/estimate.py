@@ -71,6 +71,7 @@ class Estimate:
         failure_probability: Chance that it does not finish, given the model's own error.
         lower_bound_s: No plan of the same candidate takes less; in the space of placements no
             smaller closed form of its time. None where none was proven.
+        interval_s: What holds the measured time in 95 of 100 cases; None where nobody asked.
         cost: What an iteration costs; None where prices are not known.
         tokens_per_s: Tokens that are trained in a second; None for a model that has none.
         mfu: Share of the devices' peak rate that the model's own operations make (model FLOPs
@@ -88,6 +89,7 @@ class Estimate:
     launchable: bool = True
     failure_probability: float = 0.0
     lower_bound_s: float | None = None
+    interval_s: tuple[float, float] | None = None
     cost: Cost | None = None
     tokens_per_s: float | None = None
     mfu: float | None = None

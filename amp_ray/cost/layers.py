@@ -145,7 +145,8 @@ class LayerCosts:
 
     def _accumulation_s(self, layer: Layer, rank: Rank) -> float:
         """Time of adding a micro-batch's gradients to the step's, a kernel per tensor."""
-        held = [op for op in layer.operators if op.sharded_parameters or op.replicated_parameters]
         parameters = layer.sharded_parameters / rank.tp + layer.replicated_parameters
         per = self.traits.bytes_per_parameter(rank.precision)
-        return stream_s(parameters * per.accumulation, len(held), rank.device, self.constants)
+        return stream_s(
+            parameters * per.accumulation, len(layer.weights), rank.device, self.constants
+        )

@@ -145,7 +145,7 @@ class LayerMemory:
         size, width = self.rank.micro_batch_size, self.rank.bytes_per_element
         if self._runs_again(layer):
             return size * width * layer.output_elements / self._divides_tokens  # as its input
-        kept = self._each(layer.saved_bytes)
+        kept = self._each(layer.saved_bytes) + self._gathered_bytes(layer)
         if self.recompute == "selective":
             kept -= self._each(layer.core_saved_bytes)
         if self.rank.precision == "fp8" and layer.kind == "block":
@@ -170,6 +170,13 @@ class LayerMemory:
             working += GATHERED_COPIES * whole * self.rank.bytes_per_element
         working += layer.buffer_elements * self.rank.bytes_per_element / self.rank.tp
         return self.rank.micro_batch_size * max(logits, working)
+
+    def _gathered_bytes(self, layer: Layer) -> float:
+        """Bytes of kept inputs of products beyond the rank's own tokens."""
+        if not (self.rank.sequence_parallel and self.traits.keeps_gathered_inputs):
+            return 0.0
+        elements = sum(op.saved_elements for op in layer.gemms if op.all_reduce == "backward")
+        return elements * self.rank.bytes_per_element * (1 - 1 / self.rank.tp)
 
     def _each(self, saved_bytes: SavedBytes) -> float:
         """Return what one rank holds; all of it is divided where tokens are divided, too."""

@@ -230,6 +230,7 @@ class CostModel:
         refusals = (
             traits.why_not([stage.options for stage in strategy.stages]),
             traits.why_no_zero(strategy.zero, strategy.pp),
+            traits.why_no_grid(max(stage.options.tp for stage in strategy.stages), strategy.pp),
             traits.why_no_chunks(strategy.virtual_stages),
         )
         refused = [reason for reason in refusals if reason is not None]

@@ -20,10 +20,6 @@ SPLIT: Final = (8.0, 1024.0)
 """A long inner dimension may be split over so many idle multiprocessors, down to this length
 (split-k)."""
 
-FUSED_RATE: Final = 0.7
-"""Of fused attention against GEMMs: FlashAttention-2 reaches half to three quarters of an A100's
-peak where GEMMs reach 0.8 of it (Dao, arXiv:2307.08691, figures 4 to 6)."""
-
 FUSED_BACKWARD_PRODUCTS: Final = 2.5
 """Its backward pass computes the scores again: five products for two."""
 
@@ -187,7 +183,7 @@ def gemm_s(
     """
     device, width = rank.device, rank.bytes_per_element
     operand = BYTES_PER_FP8 if rank.precision == "fp8" else width
-    rate = device.peak_flops(rank.precision) * device.gemm_fraction * constants.gemm_scale
+    rate = product_rate(rank, rank.precision, constants)
     busy_s = busiest_s(
         (rows, columns, inner, batch),
         TILES,
@@ -217,7 +213,7 @@ def elementwise_phases(op: Elementwise, rank: Rank, constants: Constants) -> Pha
     """
     divides = op.sharded or (rank.sequence_parallel and op.all_reduce == "none")
     samples = rank.micro_batch_size / (rank.tp if divides else 1)
-    loss_bytes = op.logits * constants.loss_bytes_per_logit / 2
+    loss_bytes = op.loss_fraction * op.logits * constants.loss_bytes_per_logit / 2
     width = rank.bytes_per_element
     forward_s = stream_s(
         samples * (op.forward_elements * width + loss_bytes),
@@ -232,18 +228,20 @@ def elementwise_phases(op: Elementwise, rank: Rank, constants: Constants) -> Pha
         constants,
     )
     if op.flops:
-        busy_s = samples * op.flops / fused_rate(rank, constants)
+        busy_s = (
+            samples
+            * op.flops
+            / (op.rate_fraction * product_rate(rank, rank.beside_fp8.precision, constants))
+        )
         forward_s = max(forward_s, busy_s)
         backward_s = max(backward_s, FUSED_BACKWARD_PRODUCTS * busy_s)
     return Phases(forward_s=forward_s, backward_s=backward_s)
 
 
-def fused_rate(rank: Rank, constants: Constants) -> float:
-    """Return the rate of products within fused attention, in floating-point operations."""
+def product_rate(rank: Rank, precision: Precision, constants: Constants) -> float:
+    """Return the rate of matrix products in full tiles, in floating-point operations."""
     device = rank.device
-    precision = rank.beside_fp8.precision
-    rate = device.peak_flops(precision) * device.gemm_fraction * constants.gemm_scale
-    return rate * FUSED_RATE
+    return device.peak_flops(precision) * device.gemm_fraction * constants.gemm_scale
 
 
 def stream_s(num_bytes: float, num_kernels: int, device: Device, constants: Constants) -> float:

@@ -8,7 +8,7 @@ from amp_ray.spec.blocks import Kernels
 from amp_ray.spec.families import build_model
 from amp_ray.spec.model import Model
 from amp_ray.spec.strategy import TokenSlices
-from amp_ray.spec.traits import LAYER_LISTS, RuntimeTraits
+from amp_ray.spec.traits import LAYER_LISTS, RuntimeTraits, kernels_of
 
 
 def slice_places(token_slices: TokenSlices) -> list[tuple[int, int, int]]:
@@ -45,9 +45,7 @@ def slice_model(model: Model, traits: RuntimeTraits, *, tokens: int, context: in
     if not model.shape.is_causal:
         message = f"model family {model.shape.family!r} has no sequence to cut into token slices"
         raise InputError(message)
-    kernels = Kernels(
-        fused_attention=traits.fused_attention, dropout=traits.dropout, context=context
-    )
+    kernels = kernels_of(traits, context)
     return shorter_model(model, traits, tokens=tokens, kernels=kernels)
 
 

@@ -116,15 +116,20 @@ class PlacedStages:
         """Return the devices of a stage by replica of its experts, ep and etp: the last fastest."""
         return self.grids[stage].reshape(-1, self.options[stage].ep, self.options[stage].expert_tp)
 
-    def exchanges(self, topology: Topology) -> list[Path]:
-        """Return what the all-to-alls of each stage's experts meet, all running at once."""
+    def exchanges(self, topology: Topology, copies: int) -> list[Path]:
+        """Return what the all-to-alls of each stage's experts meet, all running at once.
+
+        Args:
+            topology: The links.
+            copies: As in `Topology.exchange`.
+        """
         groups = [
             self.expert_grid(stage).swapaxes(1, 2).reshape(-1, options.ep).tolist()
             if options.ep > 1
             else []
             for stage, options in enumerate(self.options)
         ]
-        return [topology.exchange(own) for own in groups]
+        return [topology.exchange(own, copies) for own in groups]
 
     def types(self, cluster: Cluster) -> list[frozenset[int]]:
         """Return the device types of every tensor-parallel group."""
@@ -346,7 +351,7 @@ class TimeTables:
         """
         distinct, of_stage = stages.distinct_options
         of_group = [of_stage[stage] for stage in stages.stage_of_group.tolist()]
-        exchanges = stages.exchanges(self.topology)
+        exchanges = stages.exchanges(self.topology, self._copies)
         met = [exchanges[stage] for stage in stages.stage_of_group.tolist()]
         keys = zip(types, rings.index, met, of_group, stages.samples.tolist(), strict=True)
         index: dict[tuple[frozenset[int], int, Path, int, int], int] = {}
@@ -371,6 +376,12 @@ class TimeTables:
             block_counts=self.block_counts,
             extrapolated=extrapolated,
         )
+
+    @cached_property
+    def _copies(self) -> int:
+        """Copies of a token for its experts, of which a node gets one; 1 if it gets all."""
+        costs = self.layer_costs
+        return costs.model.shape.experts_per_token if costs.traits.sends_tokens_once else 1
 
     @cached_property
     def layouts(self) -> ExpertLayouts:

@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from amp_ray.cost.collective import NO_RING, Path, all_gather_s, all_reduce_s, start_s
-from amp_ray.cost.layer_sharding import exposed_s
+from amp_ray.cost.layer_sharding import exposed_s, taken_share
 from amp_ray.cost.roofline import stream_s
 from amp_ray.cost.stages import PlacedStages, StageTimes
 from amp_ray.cost.topology import FloatArray, IntArray, Topology
@@ -77,7 +77,7 @@ class Beside:
 
 
 def _left(seconds: float, beside_s: float, last_share: float) -> float:
-    """Return what a pass beside it does not hide; its last part has nothing beside it."""
+    """Return what a pass beside it does not hide, its last part or what it takes from the pass."""
     return 0.0 if beside_s == math.inf else max(seconds - beside_s, last_share * seconds)
 
 
@@ -124,6 +124,7 @@ class StepEndModel:
         last = min(1.0, max(traits.bucket_elements, 1.0) / max(parameters, 1.0))
         if options.zero.stage == MOST_ZERO_STAGE:
             last = beside.largest_share
+        last = max(last, taken_share(paths.device))
         if traits.overlaps_gradient_sync:
             reduce_s = _left(reduce_s, beside.backward_s, last)
         if traits.overlaps_weight_gather:
@@ -383,7 +384,8 @@ class StepEnds:
         if options.zero.keeps_weights:
             again_s[:] = 0.0
         passes_s = self.times.layers()[:2]
-        return exposed_s(passes_s, gathers_s, again_s, scatters_s)
+        taken = taken_share(self._paths[0].device)
+        return exposed_s(passes_s, gathers_s, again_s, scatters_s, taken)
 
     def _by_layer(
         self, held: FloatArray, options: StageOptions, paths: DataPaths

@@ -155,18 +155,23 @@ class Topology:
             num_nodes=len(nodes),
         )
 
-    def exchange(self, groups: Sequence[Sequence[int]]) -> Path:
+    def exchange(self, groups: Sequence[Sequence[int]], copies: int = 1) -> Path:
         """Return what the slowest of several all-to-alls meets when all of them run at once.
 
         A rank sends an equal part of its bytes to every rank of its group, itself included: those
         for its own node over the node's links, those for others at the same time over the network
-        interface, which all ranks of the node share that send to others.
+        interface, which all ranks of the node share that send to others. Of several copies for one
+        node a single one crosses the network, and all are made there, over the node's links.
 
         Args:
             groups: Devices of each group; of equal size.
+            copies: Copies of a token, each for a random rank, of which a node gets one.
 
         Returns:
             The rate by all bytes of a rank, those included that it keeps.
+
+        References:
+            DeepSeek-AI, DeepSeek-V3, arXiv:2412.19437, section 3.2.2, on copies made in nodes.
         """
         size, node_of_device = max(map(len, groups), default=1), self.cluster.node_of_device
         if size == 1:
@@ -181,12 +186,16 @@ class Topology:
         slowest, step_s = 0.0, 0.0
         for nodes in {tuple(sorted(count.items())) for count in counts}:
             for node, here in nodes:
-                inside = (here - 1) / size / own_rate[node]
-                others = [other for other, _ in nodes if other != node]
-                reached = min((rates[node][other] for other in others), default=np.inf)
-                outside = (size - here) / size * sharers[node] / reached if others else 0.0
-                slowest = max(slowest, inside, outside)
-                step_s = max(step_s, own_step[node], *(steps[node][other] for other in others))
+                others = [(other, count) for other, count in nodes if other != node]
+                share = (here if copies == 1 or not others else size) / size
+                inside = share * (here - 1) / here / own_rate[node]
+                slowest = max(slowest, inside)
+                step_s = max(step_s, own_step[node])
+                if others:
+                    reached = min(rates[node][other] for other, _ in others)
+                    sent = sum(1 - (1 - count / size) ** copies for _, count in others) / copies
+                    slowest = max(slowest, sent * sharers[node] / reached)
+                    step_s = max(step_s, *(steps[node][other] for other, _ in others))
         most = max(map(len, counts))
         return Path(bytes_per_s=1.0 / slowest, step_s=step_s, num_nodes=most)
 

@@ -102,6 +102,7 @@ class LayerWork:
         weight is divided by columns is kept divided, so the backward pass gathers it once more,
         for the weight's gradient (Korthikanti et al., arXiv:2205.05198, section 4.2.2). Runtimes
         that overlap do that beside the input's gradient, and add the latter up beside the weight's.
+        Runtimes that keep what was gathered do not gather it again.
 
         Returns:
             Seconds of the forward and of the backward pass.
@@ -117,6 +118,8 @@ class LayerWork:
         beside_inputs_s = compute.input_gradient_s if overlaps else 0.0
         sums_s, inputs_s = (ratio * self.gathers_s(direction, rank, ring) for direction in PASSES)
         again_s = max(0.0, inputs_s - beside_inputs_s)
+        if self.traits.keeps_gathered_inputs:
+            again_s = 0.0
         return sums_s + inputs_s, sums_s + again_s + max(0.0, inputs_s - beside_weights_s)
 
     def _collectives_s(
@@ -171,8 +174,11 @@ class LayerWork:
         phases = device_phases(self.layer.measurable, rank, self.constants)
         forward_s = device * phases.forward_s
         backward_s = device * self.constants.backward_scale * phases.backward_s
+        forward_launches, backward_launches = self._added_launches(rank)
         host_s = host * self.host_s
         host_backward_s = self.constants.host_backward_ratio * host_s
+        host_s += forward_launches * self.launch_s
+        host_backward_s += backward_launches * self.launch_s
         return Phases(
             forward_s=max(forward_s, host_s),
             backward_s=max(backward_s, host_backward_s),
@@ -180,6 +186,20 @@ class LayerWork:
             forward_idle_s=max(0.0, host_s - forward_s),
             backward_idle_s=max(0.0, host_backward_s - backward_s),
         )
+
+    def _added_launches(self, rank: Rank) -> tuple[int, int]:
+        """Return what the host starts in both passes beside the layer's own kernels.
+
+        Those are gathers and scatters, and additions to gradients that are wider than what
+        products make; a program starts each of these by itself.
+        """
+        widens = self.traits.accumulates_alone(rank.precision)
+        held = len(self.layer.weights) if widens else 0
+        if not rank.sequence_parallel:
+            return 0, held
+        sums, inputs = (len(self.layer.all_reduce_elements(direction)) for direction in PASSES)
+        again = 0 if self.traits.keeps_gathered_inputs else inputs
+        return sums + inputs, sums + inputs + again + held
 
     def _device_and_host(self, rank: Rank) -> tuple[float, float]:
         """Return the corrections of device and host time that meet the smallest anchor.

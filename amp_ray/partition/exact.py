@@ -37,12 +37,16 @@ from amp_ray.partition.problem import (
 )
 from amp_ray.partition.programme import Programme, Scratch
 
+Chain = tuple[float, tuple[int, ...], tuple[int, ...]]
+"""A partition: its value, bounds and options."""
+
 
 def solve(
     problem: PartitionProblem,
     *,
     upper_bound_s: float = math.inf,
     max_evaluations: int | None = None,
+    met: list[Chain] | None = None,
 ) -> PartitionSolution | InfeasiblePartition | PrunedPartition:
     """Find the partition with the smallest objective.
 
@@ -57,6 +61,7 @@ def solve(
         upper_bound_s: Only partitions that cost no more are of interest.
         max_evaluations: Stop after so many caps, with the best partition so far and an honest
             lower bound. At least one is evaluated.
+        met: Gets every partition that is met: each is the cheapest under some cap.
 
     Returns:
         The best partition; or why there is none; or, if all cost more than ``upper_bound_s``,
@@ -73,13 +78,20 @@ def solve(
     _check_limits(upper_bound_s, max_evaluations)
     order = canonical_order(problem.options)
     programme = laid_out(problem, order)
+    chains: list[Chain] = []
     search = _Search(
+        met=None if met is None else chains,
         programme=programme,
         scratch=scratch_for(programme),
         num_later=problem.num_micro_batches - 1,
         upper_bound_s=upper_bound_s,
     )
     search.run(math.inf if max_evaluations is None else max_evaluations)
+    if met is not None:
+        met += [
+            (value_s, (*starts, problem.num_layers), tuple(order[list(options)].tolist()))
+            for value_s, starts, options in chains
+        ]
     if not search.starts:
         return _why_infeasible(problem, programme)
     lower_bound_s = search.lower_bound_s
@@ -101,23 +113,35 @@ class _Search(CapSearch):
 
     Attributes:
         programme: The problem, laid out.
+        met: Every chain so far, its options in canonical order; None where that is not asked for.
         starts: First layers of the best chain's stages.
         options: Their options, in canonical order.
     """
 
     programme: Programme
     scratch: Scratch
+    met: list[Chain] | None
     starts: list[int] = field(default_factory=list)
     options: list[int] = field(default_factory=list)
 
     def cheapest(self, cap_s: float) -> tuple[float, float, int, float]:
         """Evaluate a cap."""
-        return cheapest_chain(cap_s, self.programme, self.scratch)
+        found = cheapest_chain(cap_s, self.programme, self.scratch)
+        sum_s, slowest_s, num_stages, _ = found
+        if num_stages and self.met is not None:
+            value_s = sum_s + self.num_later * slowest_s
+            starts, options = self._path(num_stages)
+            self.met.append((value_s, tuple(starts), tuple(options)))
+        return found
 
     def keep(self, num_stages: int) -> None:
         """Read the chain from the kernel's arrays."""
-        self.starts = self.scratch.path_start[num_stages - 1 :: -1].tolist()
-        self.options = self.scratch.path_option[num_stages - 1 :: -1].tolist()
+        self.starts, self.options = self._path(num_stages)
+
+    def _path(self, num_stages: int) -> tuple[list[int], list[int]]:
+        """Return starts and options of the chain found last, from its first stage."""
+        places = slice(num_stages - 1, None, -1)
+        return self.scratch.path_start[places].tolist(), self.scratch.path_option[places].tolist()
 
 
 def _check_limits(upper_bound_s: float, max_evaluations: int | None) -> None:

@@ -21,7 +21,7 @@ import numpy as np
 
 from amp_ray.partition.arrays import FloatArray, IntArray, frozen_times
 from amp_ray.partition.best_first import BestFirst
-from amp_ray.partition.exact import solve
+from amp_ray.partition.exact import Chain, solve
 from amp_ray.partition.problem import (
     InfeasiblePartition,
     PartitionProblem,
@@ -150,7 +150,11 @@ Box = tuple[float, tuple[float, ...], tuple[float, ...], float]
 
 
 def solve_with_step_end(
-    problem: StepEndProblem, *, upper_bound_s: float = math.inf, most_boxes: int | None = None
+    problem: StepEndProblem,
+    *,
+    upper_bound_s: float = math.inf,
+    most_boxes: int | None = None,
+    met: list[Chain] | None = None,
 ) -> StepEndSolution | InfeasiblePartition | PrunedPartition:
     """Find the partition with the smallest objective and step end.
 
@@ -158,11 +162,13 @@ def solve_with_step_end(
         problem: The problem.
         upper_bound_s: Only partitions that cost no more are of interest.
         most_boxes: Stop after so many, with the best so far and an honest bound; at least one.
+        met: Gets every partition that is met, with its value.
 
     Returns:
         The best partition, why there is none, or that all cost more than ``upper_bound_s``.
     """
-    search = _BoxSearch(problem=problem, upper_bound_s=math.nextafter(upper_bound_s, math.inf))
+    limit_s = math.nextafter(upper_bound_s, math.inf)
+    search = _BoxSearch(problem=problem, upper_bound_s=limit_s, met=met)
     search.run(math.inf if most_boxes is None else most_boxes)
     if search.best is not None and search.lower_bound_s <= upper_bound_s:
         bounds, options, terms_s = search.best
@@ -184,6 +190,7 @@ class _BoxSearch(BestFirst[Box]):
     """Boxes that are still open, and the best partition so far."""
 
     problem: StepEndProblem
+    met: list[Chain] | None
     best: tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...]] | None = None
     infeasible: InfeasiblePartition | None = None
     num_solved: int = 0
@@ -202,7 +209,13 @@ class _BoxSearch(BestFirst[Box]):
         spare_s = self.limit_s - pipeline_s - sum(low_s)
         caps_s = tuple(min(high, low + spare_s) for low, high in zip(low_s, high_s, strict=True))
         limit_s = self.limit_s - sum(low_s)
-        solution = solve(self.problem.capped(caps_s), upper_bound_s=limit_s)
+        met: list[Chain] = []
+        solution = solve(
+            self.problem.capped(caps_s),
+            upper_bound_s=limit_s,
+            met=None if self.met is None else met,
+        )
+        self._note(met)
         if isinstance(solution, InfeasiblePartition):
             self.infeasible = self.infeasible or solution
             if caps_s != high_s:
@@ -219,6 +232,14 @@ class _BoxSearch(BestFirst[Box]):
         if caps_s != high_s:
             self.unwanted_s = min(self.unwanted_s, self.limit_s)
         self._split(low_s, caps_s, terms_s, solution)
+
+    def _note(self, chains: Sequence[Chain]) -> None:
+        """Note partitions, with their terms, for whoever asked for them."""
+        if self.met is not None:
+            self.met += [
+                (value_s + sum(self.problem.terms_s(bounds, options)), bounds, options)
+                for value_s, bounds, options in chains
+            ]
 
     def _split(
         self,

@@ -106,7 +106,8 @@ class ResultsTable:
             padding=(0, padding, 0, 0),
             show_edge=False,
         )
-        columns = [*figures[:6], *(parts if is_whole else ()), *figures[6:]]
+        times = 6 + any(estimate.interval_s for estimate in self._estimates)
+        columns = [*figures[:times], *(parts if is_whole else ()), *figures[times:]]
         for header, *_cells in columns:
             style = "dim" if header in (*_PARTS.values(), *_RATES) else None
             table.add_column(_two_lines(header), justify="right", no_wrap=True, style=style)
@@ -141,6 +142,8 @@ class ResultsTable:
         ]
         headers = ("#", "tp", "dp", "pp", "micro-\nbatch", "s/iter")
         columns = [[header, *cells] for header, *cells in zip(headers, *rows, strict=True)]
+        if any(estimate.interval_s for estimate in estimates):
+            columns.append(["+-", *map(_interval, self.results)])
         if any(estimate.peak_memory_bytes for estimate in estimates):
             columns.append(["peak/limit\nGiB", *map(_memory, self.results)])
         if any(estimate.cost for estimate in estimates):
@@ -285,6 +288,13 @@ def _time(result: Result) -> str:
         return "-"
     time_s = result.iteration_time_s
     return f"{time_s:.4g}" if time_s < _MOST_DIGITS_S else f"{time_s:.0f}"
+
+
+def _interval(result: Result) -> str:
+    """Return how far the time may be off: half of what holds 95 of 100 cases, upwards."""
+    if isinstance(result, Infeasible) or result.interval_s is None:
+        return "-"
+    return f"{100 * (result.interval_s[1] / result.iteration_time_s - 1):.0f} %"
 
 
 def _rates(result: Result) -> tuple[str, str]:

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from amp_ray.baselines.aceso2024.planner import Aceso2024Planner
 from amp_ray.baselines.amp2022.planner import Amp2022Planner
+from amp_ray.calibration.intervals import with_intervals
 from amp_ray.cost.estimate import Estimate, Result
 from amp_ray.cost.model import CostModel
 from amp_ray.errors import InputError, placed
@@ -20,10 +21,12 @@ from amp_ray.search.rows import SCHEMA, ranking_rows
 from amp_ray.search.space import (
     candidates_of,
     group_candidates,
+    has_groups,
     optional_candidates,
+    other_batches,
     uniform_candidates,
 )
-from amp_ray.search.wanted import NO_CANDIDATES, OptionalCandidates
+from amp_ray.search.wanted import MOST_GRID_DEVICES, NO_CANDIDATES, OptionalCandidates
 from amp_ray.spec import recompute
 from amp_ray.spec.candidate import AnyCandidate
 from amp_ray.spec.experiment import Experiment
@@ -32,6 +35,9 @@ from amp_ray.spec.strategy_file import Given
 
 OURS: Final = "amp-ray"
 """Our own cost model."""
+
+NUM_INTERVALS: Final = 20
+"""Rows that tell how far their time may be off."""
 
 AMP_2022: Final = "amp-2022"
 """The planner whose placements come from the order of the nodes: its space is the uniform one."""
@@ -140,6 +146,7 @@ def plan_experiment(
     The ranking does not depend on ``workers``; ``progress`` gets (candidates done, all
     candidates).
 
+    Within ``batch_tolerance``, batches that the devices divide better are planned for, too.
     Where money counts, parts of the cluster are planned for as well: fewer nodes may be cheaper.
 
     Raises:
@@ -157,10 +164,13 @@ def plan_experiment(
         ranking = search_candidates(
             planner,
             candidates,
-            optional=_optional(planner),
+            optional=optional_of(planner),
             workers=workers,
             progress=progress,
+            improve=improve_of(planner),
         )
+    if experiment.limits.batch_tolerance and not experiment.limits.launchable:
+        ranking = _with_other_batches(experiment, cost_model, ranking)
     if counts_money(experiment):
         ranking = _with_parts(experiment, cost_model, ranking)
     # What is bounded there is the predicted time itself.
@@ -169,19 +179,47 @@ def plan_experiment(
     return Planned(
         experiment=experiment,
         cost_model=cost_model,
-        ranking=ranking,
+        ranking=replace(ranking, results=told_intervals(experiment, cost_model, ranking.results)),
         search_s=time.perf_counter() - start_s,
     )
 
 
-def _optional(planner: Planner) -> OptionalCandidates:
+def told_intervals(
+    experiment: Experiment, cost_model: str, results: Sequence[Result]
+) -> tuple[Result, ...]:
+    """Return results of which the first that can run tell how far their time may be off.
+
+    Others would take longer than the search: each needs an estimate per uncertain constant.
+    """
+    if cost_model != OURS:
+        return tuple(results)
+    able = [each for each in results if isinstance(each, Estimate) and each.feasible]
+    first = able[:NUM_INTERVALS]
+    told = dict(zip(map(id, first), with_intervals(experiment, first), strict=True))
+    return tuple(told.get(id(result), result) for result in results)
+
+
+def optional_of(planner: Planner) -> OptionalCandidates:
     """Return what our planner looks at only where that may be among the fastest."""
     if not isinstance(planner, AmpRayPlanner):
         return NO_CANDIDATES
     candidates = optional_candidates(planner.experiment)
     return OptionalCandidates(
-        candidates=candidates, least_s=planner.least_s, expected_s=planner.expected_s
+        candidates=candidates,
+        least_s=planner.least_s,
+        expected_s=planner.expected_s,
+        most_devices=MOST_GRID_DEVICES if has_groups(planner.experiment) else None,
     )
+
+
+def improve_of(planner: Planner) -> Callable[[Estimate], Result]:
+    """Return what makes the fastest strategies faster; only our planner does."""
+    return planner.improve if isinstance(planner, AmpRayPlanner) else _unchanged
+
+
+def _unchanged(estimate: Estimate) -> Estimate:
+    """Leave an estimate as it is."""
+    return estimate
 
 
 def counts_money(experiment: Experiment) -> bool:
@@ -194,6 +232,11 @@ def _check_money(experiment: Experiment, cost_model: str) -> None:
     """Refuse to look for cheap strategies where nothing tells what they cost."""
     if not counts_money(experiment):
         return
+    if experiment.limits.batch_tolerance:
+        message = (
+            "search.batch_tolerance compares times per sample; leave it out where money counts"
+        )
+        raise InputError(message, where=experiment.where("search", "batch_tolerance"))
     key = "search.max_cost_per_iteration"
     what = key if experiment.objective == "time" else f"objective {experiment.objective!r}"
     if cost_model in {AMP_2022, METIS_2024, ACESO_2024}:
@@ -206,6 +249,29 @@ def _check_money(experiment: Experiment, cost_model: str) -> None:
     if missing:
         message = f"{what} needs price_per_device_hour of every node; {missing[0].name!r} has none"
         raise InputError(message, where=experiment.where("cluster", "nodes"))
+
+
+def _with_other_batches(experiment: Experiment, cost_model: str, whole: Ranking) -> Ranking:
+    """Rank the strategies of the batch asked for together with those of batches near it."""
+    results = list(whole.results)
+    for batch in other_batches(experiment):
+        other = replace(experiment, global_batch_size=batch)
+        said = f"global_batch_size {batch} instead of {experiment.global_batch_size}"
+        with suppress(ValueError):  # the profile may lack what its micro-batches need
+            planner = make_planner(other, cost_model)
+            found = search_candidates(
+                planner,
+                planned_candidates(other, cost_model),
+                optional=optional_of(planner),
+                improve=improve_of(planner),
+                workers=ALONE,
+            )
+            results += [
+                replace(own, warnings=(*own.warnings, said))
+                for own in found.results
+                if isinstance(own, Estimate)
+            ]
+    return rank(results, relative_error=whole.relative_error, per_sample=True)
 
 
 def _with_parts(experiment: Experiment, cost_model: str, whole: Ranking) -> Ranking:

@@ -20,7 +20,7 @@ from amp_ray.search.cuts import best_bounds, roomiest_bounds
 from amp_ray.search.grid_bounds import GridBounds
 from amp_ray.search.objective import within_limits
 from amp_ray.search.operators import OperatorSearch
-from amp_ray.search.placement import plan_listed, plan_placement, simple_s
+from amp_ray.search.placement import plan_listed, plan_placement, reorder, simple_s
 from amp_ray.search.ranking import is_risky, leader_order
 from amp_ray.search.recompute import patterns, with_recompute
 from amp_ray.search.short_chains import plan_short
@@ -188,6 +188,14 @@ class AmpRayPlanner:
         whole = self.cost_model.estimate_from(costs, Strategy.uniform(candidate, bounds))
         sliced = plan_slices(self.cost_model, candidate, costs, bounds)
         return whole if sliced is None else min(whole, sliced, key=leader_order)
+
+    def improve(self, found: Estimate) -> Result:
+        """Reorder the stages of a strategy, where the space places them, while that is faster."""
+        if self.experiment.space == "uniform" or found.strategy.token_slices:
+            return found
+        better = reorder(self.cost_model, found)
+        better = replace(better, lower_bound_s=found.lower_bound_s)
+        return within_limits(better, self.experiment.limits)
 
     def least_s(self, candidate: Candidate, limit_s: float) -> float:
         """Return what no strategy of a candidate undercuts; infinite where there is none.
@@ -368,6 +376,9 @@ class AmpRayPlanner:
         undivided = self._undivided(candidate.options)
         if undivided is not None:
             return undivided
+        no_grid = traits.why_no_grid(candidate.options.tp, candidate.pp)
+        if no_grid is not None:
+            return Reason(kind="degree that the runtime does not have", detail=no_grid)
         no_zero = traits.why_no_zero(candidate.options.zero, candidate.pp)
         if no_zero is not None:
             return Reason(kind="ZeRO stage that the runtime cannot run so", detail=no_zero)

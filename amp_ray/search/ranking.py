@@ -61,6 +61,7 @@ def rank(
     lower_bound_s: float | None = None,
     relative_error: float = 0.0,
     objective: Objective = "time",
+    per_sample: bool = False,
 ) -> Ranking:
     """Order results; equal times are ordered by the strategy's values, never by arrival.
 
@@ -72,15 +73,18 @@ def rank(
         lower_bound_s: Proven bound of the search, if any.
         relative_error: The model's own error as a share.
         objective: What is best.
+        per_sample: Whether strategies have different batches and go by the time of a sample.
     """
     ordered = sorted(results, key=_key)
+    if per_sample:
+        ordered.sort(key=lambda result: (_class(result), _sample_s(result)))
     if objective == "cost":
         ordered.sort(key=lambda result: (_class(result), _money(result)))
     feasible = [each for each in ordered if isinstance(each, Estimate) and each.feasible]
     front = _front(feasible) if objective == "time-cost" else []
     tied: list[Estimate] = []
     if feasible and not front:
-        figure = _money if objective == "cost" else _seconds
+        figure = _money if objective == "cost" else _sample_s if per_sample else _seconds
         limit = figure(feasible[0]) * (1 + relative_error)
         tied = [estimate for estimate in feasible if figure(estimate) <= limit]
     chosen = {id(estimate) for estimate in front}
@@ -111,6 +115,14 @@ def _front(feasible: Sequence[Estimate]) -> list[Estimate]:
 def _seconds(estimate: Estimate) -> float:
     """Return seconds per iteration."""
     return estimate.iteration_time_s
+
+
+def _sample_s(result: Result) -> float:
+    """Return seconds per sample, equal up to the order of additions; what has none comes last."""
+    if isinstance(result, Infeasible):
+        return float("inf")
+    each_s = result.iteration_time_s / result.strategy.global_batch_size
+    return float(f"{each_s:.{SIGNIFICANT_DIGITS}g}")
 
 
 def _money(result: Result) -> float:

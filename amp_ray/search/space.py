@@ -1,15 +1,21 @@
 """The spaces: which candidates of an experiment are looked at."""
 
 import math
+from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
+from math import gcd
+from typing import Final
 
 from amp_ray.spec.candidate import AnyCandidate, Candidate, GroupsCandidate, StageOptions
 from amp_ray.spec.cluster import Cluster
 from amp_ray.spec.experiment import Experiment, SearchLimits
 from amp_ray.spec.zero import AUTO_STAGE, AUTO_ZERO, MOST_ZERO_STAGE, Zero
 from amp_ray.units import counted
+
+MOST_OTHER_BATCHES: Final = 3
+"""Batches that are planned for beside the one asked for."""
 
 
 def candidates_of(experiment: Experiment) -> tuple[AnyCandidate, ...]:
@@ -24,7 +30,7 @@ def candidates_of(experiment: Experiment) -> tuple[AnyCandidate, ...]:
     if experiment.cuts_operators and experiment.limits.launchable:
         message = "no runtime launches stages cut between operators; they can be exported only"
         raise ValueError(message)
-    if _has_groups(experiment):
+    if has_groups(experiment):
         return group_candidates(experiment)
     try:
         return uniform_candidates(experiment)
@@ -43,14 +49,14 @@ def optional_candidates(experiment: Experiment) -> tuple[Candidate, ...]:
     if experiment.cuts_operators:
         return ()
     idle = idle_candidates(experiment)
-    if not _has_groups(experiment):
+    if not has_groups(experiment):
         return idle
     with suppress(ValueError):  # limits may leave none
         return (*uniform_candidates(experiment), *idle)
     return idle
 
 
-def _has_groups(experiment: Experiment) -> bool:
+def has_groups(experiment: Experiment) -> bool:
     """Tell whether stages may differ in tp and dp."""
     only_grids = experiment.limits.launchable and not experiment.traits.unequal_stages
     return experiment.space in {"heterogeneous", "operator"} and not only_grids
@@ -130,6 +136,30 @@ def idle_candidates(experiment: Experiment) -> tuple[Candidate, ...]:
         if tp * dp * pp < cluster.num_devices
     )
     return _with_batches(experiment, grids)
+
+
+def other_batches(experiment: Experiment) -> tuple[int, ...]:
+    """Return batches near the one asked for that the devices divide better, most divisors first.
+
+    Each is the one with the most in common with the odd part of the number of all devices, or of
+    those of one type; among equals the one with the most divisors, then the nearest.
+    """
+    batch, cluster = experiment.global_batch_size, experiment.cluster
+    slack = int(batch * experiment.limits.batch_tolerance)
+    held: Counter[object] = Counter()
+    for node in cluster.nodes:
+        held[node.device] += node.num_slots
+    odd = {count // (count & -count) for count in (cluster.num_devices, *held.values())}
+    best = {
+        max(
+            range(max(1, batch - slack), batch + slack + 1),
+            key=lambda own: (gcd(own, factor), len(_divisors(own)), -abs(own - batch), -own),
+        )
+        for factor in odd
+        if batch % factor
+    }
+    ordered = sorted(best - {batch}, key=lambda own: (-len(_divisors(own)), own))
+    return tuple(ordered[:MOST_OTHER_BATCHES])
 
 
 def _with_batches(

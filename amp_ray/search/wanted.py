@@ -4,11 +4,23 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Final
 
 from amp_ray.cost.estimate import Estimate, Result
-from amp_ray.search.ranking import is_risky
+from amp_ray.search.ranking import is_risky, leader_order
 from amp_ray.spec.candidate import AnyCandidate, Candidate
+
+MOST_DEVICES: Final = 1_000
+"""Devices of all optional candidates together, up to which each candidate is planned that is not
+proven to be slower; of more, only those that are expected to be fast."""
+
+MOST_GRID_DEVICES: Final = 256
+"""The same of grids beside plans whose stages have their own devices."""
+
+MOST_EXPECTED: Final = 200
+"""Candidates of which it is looked at what is expected of them, where few are planned: those with
+the lowest bounds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,20 +31,21 @@ class OptionalCandidates:
         least_s: What no strategy of a candidate undercuts, infinite where there is none; above
             the limit that is given it need not be the best bound that is known.
         expected_s: What strategies of a candidate are expected to take at least, unproven.
+        most_devices: Of those that are planned, where others are likely to be faster than all.
     """
 
     candidates: tuple[Candidate, ...]
     least_s: Callable[[Candidate, float], float]
     expected_s: Callable[[Candidate], float]
+    most_devices: int | None = None
 
 
 NO_CANDIDATES: Final = OptionalCandidates(
     candidates=(), least_s=lambda _, limit_s: limit_s, expected_s=lambda _: math.inf
 )
 
-MOST_DEVICES: Final = 1_000
-"""Devices of all optional candidates together, up to which each candidate is planned that is not
-proven to be slower; of more, only those that are expected to be fast."""
+MOST_IMPROVED: Final = 4
+"""The fastest strategies, which are worth to be improved beyond what was found for each."""
 
 
 class Wanted:
@@ -91,6 +104,23 @@ class Wanted:
         if number == self._num_needed - 1:
             self._open(self._limit_s)
 
+    def improved(self, improve: Callable[[Estimate], Result]) -> list[Result]:
+        """Return the results that count, the fastest improved.
+
+        Args:
+            improve: Returns what is no slower.
+        """
+        found = [each for each in self.results if isinstance(each, Estimate) and each.feasible]
+        fastest = sorted(found, key=leader_order)[:MOST_IMPROVED]
+        known = {each.strategy for each in found}
+        better: dict[int, Result] = {}
+        for each in fastest:
+            own = improve(each)
+            if isinstance(own, Estimate) and own.feasible and own.strategy not in known:
+                known.add(own.strategy)
+                better[id(each)] = own
+        return [better.get(id(each), each) for each in self.results]
+
     def rest(self, found: Mapping[int, Result | ValueError]) -> range:
         """Return candidates without a result: those planned in any case, or else others.
 
@@ -123,10 +153,16 @@ class Wanted:
             for candidate in self._optional.candidates
         )
         later = [entry for entry in bounds if entry[0] <= limit_s and entry[0] < math.inf]
-        if sum(own.num_devices for _, own in later) > MOST_DEVICES:
+        most = self._optional.most_devices
+        if most is not None:
+            later = sorted(later)[:MOST_EXPECTED]
+        if most is not None or sum(own.num_devices for _, own in later) > MOST_DEVICES:
             expected = ((max(least, self._optional.expected_s(own)), own) for least, own in later)
             later = [entry for entry in expected if entry[0] <= limit_s]
         later.sort()
+        if most is not None:
+            devices = accumulate(own.num_devices for _, own in later)
+            later = [entry for entry, sum_ in zip(later, devices, strict=True) if sum_ <= most]
         self.candidates += tuple(candidate for _, candidate in later)
         self._least_s = [least_s for least_s, _ in later]
 

@@ -17,6 +17,10 @@ BYTES_PER_LOG_SUM: Final = 4
 softmax's sum."""
 
 
+FLASH_ATTENTION_2_RATE: Final = 0.7
+"""Of fused attention against matrix products: FlashAttention-2 reaches half to three quarters of an
+A100's peak where GEMMs reach 0.8 of it (Dao, arXiv:2307.08691, figures 4 to 6)."""
+
 RING_BUFFERS: Final = 4
 """Keys and values of one rank that live in a step of a ring: those attended to and those that
 arrive, in the backward pass with their gradients (Liu et al., arXiv:2310.01889, algorithm 1)."""
@@ -36,7 +40,9 @@ class Kernels:
     """
 
     fused_attention: bool = False
+    attention_rate: float = FLASH_ATTENTION_2_RATE
     dropout: bool = True
+    loss_fraction: float = 1.0
     context: int = 0
     cp: int = 1
     gathers_context: bool = False
@@ -58,6 +64,8 @@ class Width:
         fused: Whether activation and softmax run as one kernel each; else every arithmetic step
             of theirs reads, writes and keeps its own tensor.
         fused_attention: Whether all of attention between the projections is one kernel.
+        attention_rate: Its rate against that of matrix products.
+        loss_fraction: Traffic of the loss against one in single precision, kernel by kernel.
         causal: Whether a token sees only those before it, which one kernel need not compute.
         context: Tokens before these, which they attend to as well; not with a window.
         own_head_size: Width of one head where it is not ``hidden / heads``.
@@ -78,6 +86,8 @@ class Width:
     window: int | None = None
     fused: bool = True
     fused_attention: bool = False
+    attention_rate: float = FLASH_ATTENTION_2_RATE
+    loss_fraction: float = 1.0
     causal: bool = True
     context: int = 0
     own_head_size: int | None = None
@@ -159,14 +169,24 @@ class Width:
         return self.heads * self.tokens * self.attended
 
 
-def gpt_block(width: Width, *, name: str, dropout: bool = True) -> Layer:
-    """Build a pre-norm GPT block: attention, then a GELU feed-forward part of two GEMMs."""
-    stream, inner = width.stream, width.tokens * width.feed_forward
+def gpt_block(
+    width: Width, *, name: str, dropout: bool = True, feed_forward: tuple[Operator, ...] = ()
+) -> Layer:
+    """Build a pre-norm GPT block: attention, then a GELU feed-forward part or another one."""
     operators = (
         norm("norm-1", width, bias=True),
         *attention(width, bias=True, dropout=dropout),
         residual("residual-1", width, dropout=dropout),
         norm("norm-2", width, bias=True),
+        *(feed_forward or gelu_feed_forward(width)),
+        residual("residual-2", width, dropout=dropout),
+    )
+    return Layer(name=name, kind="block", operators=operators, output_elements=width.stream)
+
+
+def gelu_feed_forward(width: Width) -> tuple[Operator, ...]:
+    """Return a feed-forward part of two products with biases and GELU between them."""
+    return (
         Gemm(
             name="feed-forward-in",
             rows=width.tokens,
@@ -174,14 +194,12 @@ def gpt_block(width: Width, *, name: str, dropout: bool = True) -> Layer:
             inner=width.hidden,
             shard="columns",
             bias=width.feed_forward,
-            saved_elements=stream,
+            saved_elements=width.stream,
             all_reduce="backward",
         ),
-        gelu(inner, fused=width.fused),
+        gelu(width.tokens * width.feed_forward, fused=width.fused),
         feed_forward_out(width, bias=width.hidden),
-        residual("residual-2", width, dropout=dropout),
     )
-    return Layer(name=name, kind="block", operators=operators, output_elements=stream)
 
 
 def llama_block(
@@ -462,6 +480,7 @@ def _fused_attention(width: Width) -> Elementwise:
         forward_elements=streams + read + ADDED_PER_STEP * (steps - 1) * result,
         backward_elements=2 * streams + 2 * read + ADDED_PER_STEP * (steps - 1) * stream,
         flops=2.0 * width.pairs * (width.attention_size + width.result_size),
+        rate_fraction=width.attention_rate,
         num_kernels=steps,
         sharded=width.shards_heads,
         context_elements=key_values if width.cp > 1 else 0.0,

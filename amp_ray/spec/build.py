@@ -9,7 +9,6 @@ from typing import Any, Final, Protocol
 
 from amp_ray.errors import InputError, Mistakes
 from amp_ray.spec.access import SshSettings
-from amp_ray.spec.blocks import Kernels
 from amp_ray.spec.build_cluster import build_cluster
 from amp_ray.spec.cluster import Cluster, Node
 from amp_ray.spec.constants import PROGRAM_SCALE, Constants
@@ -32,7 +31,7 @@ from amp_ray.spec.profile_file import parse_profile
 from amp_ray.spec.recompute import Recompute
 from amp_ray.spec.section import validate_parts
 from amp_ray.spec.shape import model_shape
-from amp_ray.spec.traits import RUNTIMES, RuntimeTraits
+from amp_ray.spec.traits import RUNTIMES, RuntimeTraits, kernels_of
 from amp_ray.spec.yaml_text import Document, SourceLines
 from amp_ray.spec.zero import AUTO_STAGE, NO_ZERO, zero_of
 from amp_ray.units import Precision
@@ -202,7 +201,7 @@ class _Builder:
                 model_shape(section, text),
                 layer_list=section.layer_list or traits.layer_list,
                 vocabulary_multiple=traits.vocabulary_multiple,
-                kernels=Kernels(fused_attention=traits.fused_attention, dropout=traits.dropout),
+                kernels=kernels_of(traits),
             )
 
     @cached_property

@@ -19,7 +19,7 @@ class StageOptions:
         recompute: What is computed again in the backward pass.
         zero: What its data-parallel ranks share out; the same for all stages of a strategy.
         ep: Expert parallel degree: ranks of the stage that share the experts of a layer out.
-        etp: Ranks that divide each expert (expert tensor parallel degree): 1 or tp; 0 means tp.
+        etp: Ranks that divide each expert (expert tensor parallel degree); 0 means tp.
         sequence_parallel: Whether tensor-parallel ranks divide the tokens where they do not divide
             the width: norms, dropout, residual stream (Korthikanti et al., arXiv:2205.05198).
         cp: Context parallel degree: ranks that divide the tokens of every sequence, and exchange
@@ -56,8 +56,8 @@ class StageOptions:
         if self.sequence_parallel and self.tp == 1:
             message = "sequence_parallel divides tokens over tp ranks, so it needs tp 2 or more"
             raise ValueError(message)
-        if self.etp not in (0, 1, self.tp):
-            message = f"etp is 1 or as many as tp {self.tp}, found {self.etp}"
+        if self.etp < 0 or self.tp % self.expert_tp:
+            message = f"etp divides tp {self.tp}, found {self.etp}"
             raise ValueError(message)
         if self.ep < 1 or self.num_ranks % (self.ep * self.expert_tp):
             message = (

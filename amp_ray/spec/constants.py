@@ -98,6 +98,19 @@ _DURATIONS: Final = (
 """What time is divided by, and what it is a sum of: other constants only weigh these."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Uncertainty:
+    """What is not known about constants of time.
+
+    Args:
+        names: Of the constants.
+        covariance: Of their logarithms, row by row.
+    """
+
+    names: tuple[str, ...]
+    covariance: tuple[tuple[float, ...], ...]
+
+
 PRIOR_SIGMA: Final[Mapping[str, float]] = MappingProxyType(
     {
         "gemm_scale": 0.08,

@@ -12,6 +12,9 @@ from amp_ray.spec.blocks import (
     after_projections,
     gated,
     gated_feed_forward,
+    gelu,
+    gelu_feed_forward,
+    gpt_block,
     llama_block,
     rotary,
     rotary_attention,
@@ -43,6 +46,28 @@ def decoder_blocks(shape: ModelShape, width: Width) -> tuple[Layer, ...]:
     return tuple(built[kind] for kind in kinds)
 
 
+def gpt_blocks(shape: ModelShape, width: Width, *, dropout: bool) -> tuple[Layer, ...]:
+    """Build all blocks of a GPT-2, those with experts last; experts have no biases.
+
+    Args:
+        shape: The model's figures.
+        width: Sizes of a block.
+        dropout: Whether it trains with dropout.
+    """
+    dense = gpt_block(width, name="block", dropout=dropout)
+    if not shape.num_experts:
+        return (dense,) * shape.num_layers
+    experts = _experts(shape, gelu(1, fused=width.fused), is_gated=False)
+    shared: tuple[Operator, ...] = ()
+    if shape.shared_feed_forward_size:
+        shared = gelu_feed_forward(replace(width, feed_forward=shape.shared_feed_forward_size))
+    feed_forward = (*_named_shared(shared), *experts.operators())
+    spread = gpt_block(width, name="moe-block", dropout=dropout, feed_forward=feed_forward)
+    num_dense = min(shape.first_dense_layers, shape.num_layers)
+    others = (replace(spread, experts=experts),) * (shape.num_layers - num_dense)
+    return (*(dense,) * num_dense, *others)
+
+
 def _block(shape: ModelShape, width: Width, *, window: int, has_experts: bool) -> Layer:
     """Build one block; without anything that llama lacks it is llama's."""
     own = replace(width, sliding=window or None)
@@ -57,7 +82,9 @@ def _block(shape: ModelShape, width: Width, *, window: int, has_experts: bool) -
             )
         if shape.query_key_norm:
             attended = (*attended, head_norms(own))
-    experts = _experts(shape) if has_experts else None
+    experts = None
+    if has_experts:
+        experts = _experts(shape, gated("gated-silu", 1), is_gated=True)
     feed_forward: tuple[Operator, ...] = ()
     if experts is not None:
         feed_forward = (*_shared_experts(shape, own), *experts.operators())
@@ -71,7 +98,7 @@ def _block(shape: ModelShape, width: Width, *, window: int, has_experts: bool) -
     return replace(block, experts=experts)
 
 
-def _experts(shape: ModelShape) -> Experts:
+def _experts(shape: ModelShape, activation: Elementwise, *, is_gated: bool) -> Experts:
     """Return the routed experts of a block."""
     return Experts(
         tokens=shape.sequence_length,
@@ -79,7 +106,8 @@ def _experts(shape: ModelShape) -> Experts:
         feed_forward=shape.expert_feed_forward_size,
         num_experts=shape.num_experts,
         per_token=shape.experts_per_token,
-        activation=gated("gated-silu", 1),
+        activation=activation,
+        is_gated=is_gated,
     )
 
 
@@ -88,7 +116,12 @@ def _shared_experts(shape: ModelShape, width: Width) -> tuple[Operator, ...]:
     if not shape.shared_feed_forward_size:
         return ()
     shared = replace(width, feed_forward=shape.shared_feed_forward_size)
-    return tuple(replace(op, name=f"shared-{op.name}") for op in gated_feed_forward(shared))
+    return _named_shared(gated_feed_forward(shared))
+
+
+def _named_shared(operators: tuple[Operator, ...]) -> tuple[Operator, ...]:
+    """Return operators of shared experts under names of their own."""
+    return tuple(replace(op, name=f"shared-{op.name}") for op in operators)
 
 
 def head_norms(width: Width) -> Elementwise:

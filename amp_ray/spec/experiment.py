@@ -8,7 +8,7 @@ from amp_ray.errors import Where
 from amp_ray.spec.access import SshSettings
 from amp_ray.spec.candidate import StageOptions
 from amp_ray.spec.cluster import Cluster
-from amp_ray.spec.constants import Constants
+from amp_ray.spec.constants import Constants, Uncertainty
 from amp_ray.spec.model import Model
 from amp_ray.spec.own_program import OwnProgram
 from amp_ray.spec.profile import Profile
@@ -42,6 +42,7 @@ class SearchLimits:
         idle_devices: Whether strategies may leave devices idle; None = not in the uniform space.
         max_cost_per_iteration: Strategies that cost more are not feasible.
         min_tokens_per_s: Strategies that train fewer tokens in a second are not feasible.
+        batch_tolerance: Share by which a strategy's batch may differ from the one asked for.
         token_slices: Whether sequences may be cut into token slices.
         slice_granularity: Tokens at whose multiples slices begin; None = a 32nd of a sequence.
         virtual_stages: Chunks per stage to look at, ascending; a single stage has one.
@@ -59,6 +60,7 @@ class SearchLimits:
     idle_devices: bool | None = None
     max_cost_per_iteration: float | None = None
     min_tokens_per_s: float | None = None
+    batch_tolerance: float = 0.0
     token_slices: bool = False
     slice_granularity: int | None = None
     virtual_stages: tuple[int, ...] = (1,)
@@ -104,6 +106,7 @@ class Experiment:
         global_batch_size: Samples per optimizer step.
         sequence_parallel: Whether tensor-parallel ranks divide tokens too, where they can.
         tokens: To train on in all, where the file tells it.
+        uncertainty: Of the constants, where trials have told some of them; None for the priors.
         names_hosts: Whether a hostfile names the nodes.
         zero_stage: 0 to 3, or `AUTO_STAGE` for the search to choose.
         shard_ranks: Data-parallel ranks that share; 0 where that is left out, which means all of
@@ -130,6 +133,7 @@ class Experiment:
     space: Space = "uniform"
     objective: Objective = "time"
     tokens: float | None = None
+    uncertainty: Uncertainty | None = None
     names_hosts: bool = True
     shard_ranks: int = 0
     reshard_after_forward: bool | None = None

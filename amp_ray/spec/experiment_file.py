@@ -217,6 +217,7 @@ class SearchSection(Section):
     idle_devices: Flag | None = None
     max_cost_per_iteration: Positive | None = None
     min_tokens_per_s: Positive | None = None
+    batch_tolerance: Annotated[float, Field(ge=0, lt=1)] = 0.0
     token_slices: Flag = False
     slice_granularity: Count | None = None
     virtual_stages: Annotated[list[Count], Field(min_length=1)] | None = None

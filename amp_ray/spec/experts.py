@@ -27,10 +27,11 @@ class Experts:
     Args:
         tokens: Per sample.
         hidden: Width of the residual stream.
-        feed_forward: Inner width of one expert, of gated products.
+        feed_forward: Inner width of one expert.
         num_experts: In the layer.
         per_token: Experts that a token goes through.
         activation: The kernel between both products, for one element of the inner width.
+        is_gated: Whether the first product is as wide again, for the gate.
     """
 
     tokens: int
@@ -39,6 +40,7 @@ class Experts:
     num_experts: int
     per_token: int
     activation: Elementwise
+    is_gated: bool = True
 
     def operators(self) -> tuple[Operator, ...]:
         """Return what every rank computes where it holds a part of all experts; tp divides them."""
@@ -47,7 +49,7 @@ class Experts:
         return (
             *self._router(),
             replace(dispatch, all_reduce="backward", all_reduce_elements=stream),
-            *self._products(self.num_experts, self.tokens * self.per_token, divided=True),
+            *self._products(self.num_experts, self.tokens * self.per_token, etp=0),
             replace(combine, all_reduce="forward", all_reduce_elements=stream),
         )
 
@@ -55,13 +57,13 @@ class Experts:
         """Return what the ranks of a tensor-parallel group compute of experts that are shared out.
 
         As of other operators tp divides all of it: a rank has ``num_experts / ep`` experts with
-        ``etp`` 1, and a part of each of as many with ``etp`` tp. What a group sends away comes back
+        ``etp`` 1, and a part of each of as many otherwise. What a group sends away comes back
         from others, so that it has as many copies of tokens as its own make, but for the load.
 
         Args:
             tp: Tensor parallel degree.
             ep: Ranks that share the experts out.
-            etp: Ranks that divide each of them: tp, or 1.
+            etp: Ranks of the group that divide each of them.
             load: Tokens of the busiest rank over those of the average one.
         """
         copies = self.tokens * self.per_token
@@ -71,7 +73,7 @@ class Experts:
                 op,
                 exchange_elements=moved if ep > 1 else 0.0,
                 all_reduce=direction,
-                all_reduce_elements=moved if etp > 1 else 0.0,
+                all_reduce_elements=moved * etp / tp if etp > 1 else 0.0,
             )
             for op, direction in zip(
                 self._moves(sorts=1 if ep == self.num_experts else 2), PASSES, strict=True
@@ -81,7 +83,7 @@ class Experts:
         return (
             *self._router(),
             dispatch,
-            *self._products(held, load * copies, divided=etp == tp),
+            *self._products(held, load * copies, etp=0 if etp == tp else etp),
             combine,
         )
 
@@ -119,24 +121,25 @@ class Experts:
         )
         return dispatch, replace(dispatch, name="combine")
 
-    def _products(self, num_experts: int, rows: float, *, divided: bool) -> tuple[Operator, ...]:
+    def _products(self, num_experts: int, rows: float, *, etp: int) -> tuple[Operator, ...]:
         """Return the grouped products of some experts and the activation between them.
 
         Args:
             num_experts: On the ranks of a tensor-parallel group together.
             rows: Tokens of them all, per sample.
-            divided: Whether tensor parallelism divides each of them, and not their number.
+            etp: Ranks that divide each of them; 0 where tp does, as it divides other weights.
         """
-        inner, own = rows * self.feed_forward, self.activation
+        inner, own, parts = rows * self.feed_forward, self.activation, max(etp, 1)
+        width = self.feed_forward // parts
         first = Gemm(
             name="experts-in",
             rows=ceil(rows / num_experts),
-            columns=2 * self.feed_forward,
+            columns=(2 if self.is_gated else 1) * width,
             inner=self.hidden,
-            batch=num_experts,
-            shard="columns" if divided else "batch",
-            saved_elements=rows * self.hidden,
-            saved_sharded=not divided,
+            batch=num_experts * parts,
+            shard="batch" if etp else "columns",
+            saved_elements=rows * self.hidden * parts,
+            saved_sharded=etp > 0,
             is_expert=True,
         )
         return (
@@ -147,13 +150,14 @@ class Experts:
                 forward_elements=own.forward_elements * inner,
                 backward_elements=own.backward_elements * inner,
                 saved_elements=own.saved_elements * inner,
+                sharded=True,
             ),
             replace(
                 first,
                 name="experts-out",
                 columns=self.hidden,
-                inner=self.feed_forward,
-                shard="inner" if divided else "batch",
+                inner=width,
+                shard="batch" if etp else "inner",
                 saved_elements=inner,
                 saved_sharded=True,
             ),

@@ -19,7 +19,7 @@ from amp_ray.spec.blocks import (
     t5_decoder_block,
     t5_encoder_block,
 )
-from amp_ray.spec.decoder import decoder_blocks
+from amp_ray.spec.decoder import decoder_blocks, gpt_blocks
 from amp_ray.spec.model import Layer, Model, ModelShape
 from amp_ray.spec.operator import Elementwise, Gemm, Operator
 from amp_ray.spec.traits import LayerList
@@ -107,6 +107,8 @@ def _width(shape: ModelShape, kernels: Kernels) -> Width:
         feed_forward=shape.feed_forward_size,
         own_head_size=shape.head_size or None,
         fused_attention=kernels.fused_attention,
+        attention_rate=kernels.attention_rate,
+        loss_fraction=kernels.loss_fraction,
         context=kernels.context,
         cp=kernels.cp,
         gathers_context=kernels.gathers_context,
@@ -117,7 +119,7 @@ def _gpt2(shape: ModelShape, layer_list: LayerList, kernels: Kernels) -> tuple[L
     """GPT-2: learned positions, layer norm, GELU, dropout, tied output embedding."""
     width, dropout = _width(shape, kernels), kernels.dropout
     embedding = token_embedding(width, shape, positions=shape.sequence_length, dropout=dropout)
-    blocks = (gpt_block(width, name="block", dropout=dropout),) * shape.num_layers
+    blocks = gpt_blocks(shape, width, dropout=dropout)
     tail = (
         final_norm(width, bias=True),
         *_output(width, shape, split_loss=layer_list == "amp-2022"),
@@ -333,6 +335,7 @@ def cross_entropy(width: Width, vocab_size: int) -> Elementwise:
         num_kernels=8,
         sharded=True,
         logits=width.tokens * vocab_size,
+        loss_fraction=width.loss_fraction,
         is_layer=False,
     )
 
@@ -367,7 +370,11 @@ def transgan_layers(
     levels = [
         (
             gpt_block(
-                replace(_level_width(shape, level, published=published), fused_attention=fused),
+                replace(
+                    _level_width(shape, level, published=published),
+                    fused_attention=fused,
+                    attention_rate=kernels.attention_rate,
+                ),
                 name=f"block-{level}",
                 dropout=False,
             ),

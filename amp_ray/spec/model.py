@@ -118,6 +118,13 @@ class Layer:
         return tuple(op for op in self.operators if op.core != "none")
 
     @cached_property
+    def weights(self) -> tuple[Operator, ...]:
+        """The operators that hold parameters."""
+        return tuple(
+            op for op in self.operators if op.sharded_parameters or op.replicated_parameters
+        )
+
+    @cached_property
     def added(self) -> tuple[Operator, ...]:
         """What the runtime adds behind it: a loss."""
         return tuple(op for op in self.operators if isinstance(op, Elementwise) and not op.is_layer)

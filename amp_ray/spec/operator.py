@@ -93,6 +93,7 @@ class Elementwise:
         forward_elements: Elements read and written in the forward pass, per sample.
         backward_elements: The same in the backward pass.
         flops: What matrix units compute within it in the forward pass, per sample.
+        rate_fraction: Their rate against that of matrix products.
         num_kernels: Kernels that are launched in the forward pass.
         sharded: Whether tensor parallelism divides the work.
         sharded_parameters: Parameters divided by tp (a vocabulary-parallel table).
@@ -100,6 +101,7 @@ class Elementwise:
         saved_elements: Elements kept for the backward pass, per sample.
         saved_mask_bytes: Bytes of masks kept for it, per sample.
         logits: Logits per sample that go into a loss; their traffic is a trait of the runtime.
+        loss_fraction: Traffic of the loss against one in single precision, kernel by kernel.
         all_reduce: Pass after which the tensor-parallel ranks add their results.
         all_reduce_elements: Elements per sample of that all-reduce.
         exchange_elements: Elements per sample that a rank sends to others, and receives, in an
@@ -116,6 +118,7 @@ class Elementwise:
     forward_elements: float
     backward_elements: float
     flops: float = 0.0
+    rate_fraction: float = 1.0
     num_kernels: int = 1
     sharded: bool = False
     sharded_parameters: int = 0
@@ -123,6 +126,7 @@ class Elementwise:
     saved_elements: float = 0.0
     saved_mask_bytes: float = 0.0
     logits: float = 0.0
+    loss_fraction: float = 1.0
     all_reduce: AllReduce = "none"
     all_reduce_elements: float = 0.0
     exchange_elements: float = 0.0

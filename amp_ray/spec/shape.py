@@ -41,7 +41,7 @@ _DECODER: Final = (
 """Figures of newer decoders."""
 
 _OPTIONAL: Final[Mapping[str, tuple[str, ...]]] = {
-    "gpt2": ("feed_forward_size", "tied_embedding"),
+    "gpt2": ("feed_forward_size", "tied_embedding", *_EXPERTS, *_OF_EXPERTS),
     "llama": ("feed_forward_size", "num_key_value_heads", "tied_embedding", *_DECODER),
     "transgan": ("latent_size", "window_size"),
     "t5": (
@@ -111,6 +111,7 @@ def model_shape(section: ModelSection, config_text: str | None = None) -> ModelS
     if family in _SHAPES:
         return _SHAPES[family](given)
     hidden, heads = given["hidden_size"], given["num_heads"]
+    feed_forward = given.get("feed_forward_size", _feed_forward(family, hidden))
     return ModelShape(
         family=family,
         num_layers=given["num_layers"],
@@ -119,15 +120,22 @@ def model_shape(section: ModelSection, config_text: str | None = None) -> ModelS
         sequence_length=given["sequence_length"],
         vocab_size=given["vocab_size"],
         num_key_value_heads=given.get("num_key_value_heads", heads),
-        feed_forward_size=given.get("feed_forward_size", _feed_forward(family, hidden)),
+        feed_forward_size=feed_forward,
         tied_embedding=given.get("tied_embedding", family == "gpt2"),
-        **(_decoder(given) if family == "llama" else {}),
+        **_decoder(given, feed_forward),
     )
 
 
-def _decoder(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the figures of newer decoders; refuse those that do not fit each other."""
+def _decoder(given: Mapping[str, Any], feed_forward: int) -> dict[str, Any]:
+    """Return the figures of newer decoders; refuse those that do not fit each other.
+
+    Args:
+        given: All figures.
+        feed_forward: Inner width of experts that have none of their own.
+    """
     found = {key: given[key] for key in (*_DECODER, "not_counted") if given.get(key)}
+    if "num_experts" in found:
+        found.setdefault("expert_feed_forward_size", feed_forward)
     for first, *others in (_EXPERTS, _LATENT):
         lacking = [key for key in others if key not in found]
         if first in found and lacking:

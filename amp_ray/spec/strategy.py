@@ -248,6 +248,14 @@ class Strategy:
             ranks.append(ranks[-1] + stage.num_ranks)
         return tuple(ranks)
 
+    def with_bounds(self, bounds: Sequence[int]) -> Self:
+        """Return the same strategy with other cuts."""
+        stages = (
+            replace(stage, first_layer=first, end_layer=end)
+            for stage, (first, end) in zip(self.stages, pairwise(bounds), strict=True)
+        )
+        return replace(self, stages=tuple(stages))
+
     def rank(self, *, stage: int, dp_index: int, tp_index: int) -> int:
         """Return the global rank at one place of the grid: tp fastest, then dp, then stage.
 

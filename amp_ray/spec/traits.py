@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final, Literal
 
+from amp_ray.spec.blocks import FLASH_ATTENTION_2_RATE, Kernels
 from amp_ray.spec.candidate import StageOptions
 from amp_ray.spec.recompute import Recompute
 from amp_ray.spec.zero import MOST_ZERO_STAGE, Zero
@@ -22,6 +23,11 @@ ContextExchange = Literal["none", "ring", "all-gather"]
 RecomputePattern = Literal["none", "selective", "selective:n", "full", "full:n"]
 
 
+AMPERE_RATE_ON_HOPPER: Final = 0.44
+"""Of FlashAttention-2 on an H100, where it reaches 35 % of the peak: its instructions are those of
+Ampere (Shah et al., arXiv:2407.08608, section 1)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeTraits:
     """How one runtime executes a strategy.
@@ -33,6 +39,9 @@ class RuntimeTraits:
         shards_heads: Whether tensor parallelism divides the attention heads.
         forward_runs: How often a block's forward pass is computed per micro-batch.
         fused_attention: Whether attention is one kernel, which writes and keeps no scores.
+        attention_rate: Rate of that kernel against matrix products.
+        loss_fraction: Memory traffic of the loss against that of one in single precision, kernel by
+            kernel.
         dropout: Whether language models that were published with dropout train with it.
         launches_per_kernel: Host launches per counted kernel; above 1 where nothing is fused.
         blocking_transfers: Whether a pipeline transfer stops both of its stages.
@@ -78,6 +87,8 @@ class RuntimeTraits:
         fails_without_parameters: Whether a stage without parameters cannot start.
         launch_limit_s: Wall time after which the launcher gives a trial up; None = no limit.
         launch_setup_s: Part of it that passes before the first iteration.
+        tensor_parallel: Whether it divides layers over ranks.
+        pipeline_parallel: Whether it runs several stages.
         min_zero_stage: Lowest ZeRO stage that it has, and what an experiment gets that names none.
         max_zero_stage: Highest ZeRO stage that it has.
         max_pipeline_zero_stage: Highest one that works with pipeline parallelism.
@@ -94,7 +105,10 @@ class RuntimeTraits:
         token_slices: Whether stages can pass on slices of sequences.
         sequence_parallel: Whether tensor-parallel ranks can divide tokens where they do not divide
             the width.
+        keeps_gathered_inputs: Whether a product's input is kept as it was gathered, for which the
+            backward pass need not gather it again.
         expert_parallel: Whether ranks can share out the experts of a layer.
+        sends_tokens_once: Whether a token crosses the network once for all its experts of a node.
     """
 
     name: str
@@ -105,6 +119,8 @@ class RuntimeTraits:
     shards_heads: bool = True
     forward_runs: int = 1
     fused_attention: bool = False
+    attention_rate: float = FLASH_ATTENTION_2_RATE
+    loss_fraction: float = 1.0
     dropout: bool = True
     launches_per_kernel: float = 1.0
     blocking_transfers: bool = True
@@ -141,6 +157,8 @@ class RuntimeTraits:
     launch_limit_s: float | None = None
     launch_setup_s: float = 0.0
     launch_iterations: int = 0
+    tensor_parallel: bool = True
+    pipeline_parallel: bool = True
     min_zero_stage: int = 0
     max_zero_stage: int = 1
     max_pipeline_zero_stage: int = 1
@@ -155,7 +173,9 @@ class RuntimeTraits:
     unequal_stages: bool = False
     token_slices: bool = False
     sequence_parallel: bool = False
+    keeps_gathered_inputs: bool = False
     expert_parallel: bool = False
+    sends_tokens_once: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what the cost model cannot price, and a launcher that ends before it starts."""
@@ -204,6 +224,14 @@ class RuntimeTraits:
         if len(set(per_stage)) > 1 and not self.recompute_per_stage:
             words = ", ".join(map(str, per_stage))
             return f"runtime {self.name!r} recomputes alike in all stages, found {words}"
+        return None
+
+    def why_no_grid(self, tp: int, pp: int) -> str | None:
+        """Say that the runtime has no such degrees; None if it has."""
+        if tp > 1 and not self.tensor_parallel:
+            return f"runtime {self.name!r} has no tensor parallelism, found tp {tp}"
+        if pp > 1 and not self.pipeline_parallel:
+            return f"runtime {self.name!r} has no pipeline, found pp {pp}"
         return None
 
     def why_no_zero(self, zero: Zero, pp: int) -> str | None:
@@ -306,6 +334,13 @@ class RuntimeTraits:
             step_traffic=self.step_traffic_bytes_per_parameter
             if width == HALF_BYTES
             else NORM_TRAFFIC_BYTES,
+        )
+
+    def accumulates_alone(self, precision: Precision) -> bool:
+        """Tell whether the program itself adds each gradient to a wider sum of micro-batches."""
+        return (
+            not self.fused_accumulation
+            and self._sum_bytes(precision) > BYTES_PER_ELEMENT[precision]
         )
 
     def _sum_bytes(self, precision: Precision) -> int:
@@ -436,7 +471,14 @@ MEGATRON_CORE: Final = replace(
     sliced_activations=False,
     sliced_gradients=False,
     step_traffic_bytes_per_parameter=22.0,
+    logit_bytes=6.0,
+    bucket_elements=4e7,
+    bucket_bytes_per_element=0.0,
+    scatters_gradients=True,
+    overlaps_gradient_sync=True,
+    overlaps_weight_gather=True,
     expert_parallel=True,
+    sends_tokens_once=True,
     context_parallel="ring",
     fp8=True,
 )
@@ -445,15 +487,75 @@ NANOTRON: Final = RuntimeTraits(
     name="nanotron",
     description="nanotron 0.4: flash attention, scattered tokens, gradients in single precision.",
     fused_attention=True,
+    attention_rate=AMPERE_RATE_ON_HOPPER,
     dropout=False,
-    overlaps_backward_all_reduce=True,
-    kept_bytes_per_parameter=6.0,
+    keeps_gathered_inputs=True,
+    kept_bytes_per_parameter=8.0,
     master_bytes_per_parameter=4.0,
     step_traffic_bytes_per_parameter=22.0,
-    bucket_elements=25 * 1024**2 / 2,
+    bucket_elements=13e6,
+    bucket_bytes_per_element=0.0,
+    logit_bytes=10.0,
     recompute=("none", "full"),
+    allocator_factor=1.10,
+    context_bytes=4.0 * GIB,
     sequence_parallel=True,
 )
+
+FSDP2: Final = RuntimeTraits(
+    name="fsdp2",
+    description="torchtitan 0.3: PyTorch FSDP2 with tensor parallelism and any pipeline cuts.",
+    fused_attention=True,
+    dropout=False,
+    blocking_transfers=False,
+    accumulation_bytes_per_parameter=14.0,
+    kept_bytes_per_parameter=4.0,
+    gradient_bytes_per_parameter=4.0,
+    master_bytes_per_parameter=4.0,
+    step_traffic_bytes_per_parameter=4.0,
+    bucket_bytes_per_element=0.0,
+    fails_without_parameters=False,
+    interleaves=True,
+    min_zero_stage=3,
+    max_zero_stage=3,
+    max_pipeline_zero_stage=3,
+    keeps_weights=True,
+    hybrid_shards=True,
+    overlaps_gradient_sync=True,
+    overlaps_weight_gather=True,
+    expert_parallel=True,
+    sequence_parallel=True,
+)
+"""Weights lie as single-precision shards, are gathered in bf16 and reduced in single precision, one
+block at a time; with a pipeline weights are gathered once per step (torchtitan's default). Both
+gathers of a micro-batch are copied out (4 bytes of traffic each), its gradients are copied in (6).
+Its own selective recompute keeps every other product, which is not the attention core, so it has
+none."""
+
+LLM_FOUNDRY: Final = replace(
+    FSDP2,
+    name="llm-foundry",
+    description="llm-foundry of 2023: PyTorch FSDP1 alone, FlashAttention-1 in Triton.",
+    attention_rate=0.4,
+    loss_fraction=0.23,
+    logit_bytes=4.0,
+    accumulation_bytes_per_parameter=8.0,
+    gradient_bytes_per_parameter=2.0,
+    step_traffic_bytes_per_parameter=8.0,
+    interleaves=False,
+    tensor_parallel=False,
+    pipeline_parallel=False,
+    sequence_parallel=False,
+    min_zero_stage=2,
+    max_pipeline_zero_stage=0,
+    keeps_weights=False,
+    gathers_every_pass=True,
+)
+"""FULL_SHARD is ZeRO 3, SHARD_GRAD_OP is ZeRO 2. Its attention reaches 25 to 40 % of an A100's peak
+(FlashAttention-1: Dao, arXiv:2307.08691, abstract), where products reach 0.8 of it. Its loss is one
+kernel per pass: it reads bf16 logits twice and writes their gradient, six bytes; two training
+metrics normalise them again, four bytes each: 14 in place of 60. Gradients of views are put
+together in the flat parameter's, and divided before they are reduced: four bytes each."""
 
 AMP_2022: Final = RuntimeTraits(
     name="amp-2022",
@@ -495,7 +597,23 @@ RUNTIMES: Final = MappingProxyType(
         traits.name: traits
         for traits in (
             *(DEEPSPEED, TORCH, MEGATRON_CORE, MEGATRON_LM_2022, MEGATRON, NANOTRON),
-            *(AMP_2022, AMP_2022_TRANSGAN),
+            *(FSDP2, LLM_FOUNDRY, AMP_2022, AMP_2022_TRANSGAN),
         )
     }
 )
+
+
+def kernels_of(traits: RuntimeTraits, context: int = 0) -> Kernels:
+    """Return how a runtime computes what the families have in common.
+
+    Args:
+        traits: Of the runtime.
+        context: Tokens before those of the layers.
+    """
+    return Kernels(
+        fused_attention=traits.fused_attention,
+        attention_rate=traits.attention_rate,
+        dropout=traits.dropout,
+        loss_fraction=traits.loss_fraction,
+        context=context,
+    )

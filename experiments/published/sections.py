@@ -87,6 +87,23 @@ def _of_table(name: str, *parts: Callable[[Published], Figures]) -> Callable[[So
     return compute
 
 
+TIMED: Final = (
+    *("vtrain", "bloom", "megatron"),
+    *("playbook", "llm_foundry", "simumax", "megatron_bridge"),
+)
+"""Tables with times that are compared."""
+
+
+def _coverage(sources: Sources) -> Figures:
+    """Return how many measured times lie within their 95 % interval, table by table."""
+    tables = {
+        name: [row.observation for row in read_rows(sources.data, name) if row.tells_time]
+        for name in TIMED
+    }
+    tables["amp_homogeneous"] = [each for each in _calibrated()[0] if each.measured_s is not None]
+    return {name: today_jobs.coverage(rows) for name, rows in tables.items()}
+
+
 SECTIONS: Final[Mapping[str, Section]] = {
     "amp_homogeneous": Section(
         title="AMP homogeneous, 47 measured and 5 failed trials (target: rho .985, tau .91, error "
@@ -186,6 +203,11 @@ SECTIONS: Final[Mapping[str, Section]] = {
             lambda table: today_jobs.time_figures(table.rows),
             today_jobs.not_expressible,
         ),
+    ),
+    "coverage": Section(
+        title="Measured times within their 95 % interval, nothing measured (target: .90 to .99)",
+        compute=_coverage,
+        is_slow=True,
     ),
 }
 

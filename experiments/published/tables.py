@@ -37,7 +37,7 @@ OFF: Final = MappingProxyType(
     {
         "sequence_parallel": "false",
         **dict.fromkeys(("virtual_stages", "cp", "ep"), "1"),
-        **dict.fromkeys(("etp", "shard_ranks", "mtp_layers"), ""),
+        **dict.fromkeys(("etp", "shard_ranks", "mtp_layers", "defer_embedding_wgrad"), ""),
     }
 )
 """Dimensions, and the value beside none that means that they are not used."""

@@ -7,6 +7,7 @@ from typing import Final, Literal
 import numpy as np
 
 from amp_ray.calibration import Observation
+from amp_ray.calibration.intervals import with_intervals
 from published.a100_jobs import NUM_TRIALS, by_group, error_metrics, ranking_metrics, tuned
 from published.evaluation import Metrics, Predicted, predict
 from published.metrics import bias, median_absolute_error, precision_and_recall
@@ -91,6 +92,28 @@ def failure_figures(rows: Iterable[Row]) -> dict[str, Metrics]:
             "failure_precision": precision,
             "failure_recall": recall,
         }
+    }
+
+
+def coverage(observations: Sequence[Observation]) -> Metrics:
+    """Return the share of measured times within their interval, and the median interval's width."""
+    if not observations:
+        return {"num_rows": 0}
+    predicted, width, inside = predict(observations), [], []
+    groups: dict[int, list[int]] = {}
+    for index, observation in enumerate(observations):
+        groups.setdefault(id(observation.experiment), []).append(index)
+    for indices in groups.values():
+        experiment = observations[indices[0]].experiment
+        told = with_intervals(experiment, [predicted.estimates[index] for index in indices])
+        for index, estimate in zip(indices, told, strict=True):
+            low, high = estimate.interval_s or (0.0, 0.0)
+            inside.append(low <= (observations[index].measured_s or 0.0) <= high)
+            width.append(high / estimate.iteration_time_s - 1.0)
+    return {
+        "num_rows": len(observations),
+        "coverage": float(np.mean(inside)),
+        "interval_error": float(np.median(width)),
     }
 
 

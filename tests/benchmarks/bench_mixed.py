@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from amp_ray.cost.estimate import Estimate
+from amp_ray.runtime.planning import improve_of, optional_of
 from amp_ray.runtime.ray.searching import ALONE, search_candidates
 from amp_ray.search.planner import AmpRayPlanner
 from amp_ray.search.space import candidates_of
@@ -70,7 +71,13 @@ def rows() -> Iterator[dict[str, str]]:
 def _best(experiment: Experiment) -> tuple[AmpRayPlanner, Estimate | None]:
     """Return a planner and the fastest plan that it finds."""
     planner = AmpRayPlanner(experiment=experiment)
-    ranking = search_candidates(planner, candidates_of(experiment), workers=ALONE)
+    ranking = search_candidates(
+        planner,
+        candidates_of(experiment),
+        optional=optional_of(planner),
+        workers=ALONE,
+        improve=improve_of(planner),
+    )
     found = [each for each in ranking.results if isinstance(each, Estimate) and each.feasible]
     return planner, min(found, key=lambda each: each.iteration_time_s, default=None)
 

@@ -1,6 +1,8 @@
 import pytest
 
 from amp_ray.cost.estimate import Estimate
+from amp_ray.runtime.planning import improve_of, optional_of
+from amp_ray.runtime.ray.searching import ALONE, search_candidates
 from amp_ray.search.planner import AmpRayPlanner
 from amp_ray.search.space import candidates_of
 from amp_ray.spec.experiment import Experiment
@@ -10,8 +12,14 @@ from support.cluster_pairs import cluster_pair
 def best(experiment: Experiment) -> Estimate | None:
     """Return the fastest plan that fits."""
     planner = AmpRayPlanner(experiment=experiment)
-    results = (planner.plan(candidate) for candidate in candidates_of(experiment))
-    found = [each for each in results if isinstance(each, Estimate) and each.feasible]
+    ranking = search_candidates(
+        planner,
+        candidates_of(experiment),
+        optional=optional_of(planner),
+        improve=improve_of(planner),
+        workers=ALONE,
+    )
+    found = [each for each in ranking.results if isinstance(each, Estimate) and each.feasible]
     return min(found, key=lambda each: each.iteration_time_s, default=None)
 
 

@@ -1,7 +1,7 @@
 """A strategy to hand over, as flat settings; what a program cannot be told is refused by name."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from itertools import pairwise
 from typing import Any, Final
 
@@ -127,9 +127,28 @@ def check_even(chosen: Chosen, program: str) -> None:
         raise ValueError(message)
 
 
-def check_family(chosen: Chosen, program: str, families: Collection[str]) -> None:
-    """Refuse a model that a program does not train."""
-    family = chosen.experiment.model.shape.family
-    if family not in families:
-        message = f"{program} is told {', '.join(families)} here, not model family {family!r}"
+def check_family(
+    chosen: Chosen, program: str, families: Collection[str], told: Collection[str] = ()
+) -> None:
+    """Refuse a model that a program does not train.
+
+    Args:
+        chosen: Of the model.
+        program: Its name in messages.
+        families: What it trains.
+        told: Optional figures of a family that it is told; others have to be left out.
+    """
+    shape = chosen.experiment.model.shape
+    if shape.family not in families:
+        message = f"{program} is told {', '.join(families)} here, not model family {shape.family!r}"
         raise ValueError(message)
+    own = [each for each in fields(shape) if each.default is not MISSING and each.name != _NOTES]
+    extra = [each.name for each in own if getattr(shape, each.name) != each.default]
+    wrong = [name for name in extra if name not in told]
+    if wrong:
+        message = f"{program} is not told {', '.join(wrong)} of a model here"
+        raise ValueError(message)
+
+
+_NOTES: Final = "not_counted"
+"""What a configuration has for people only."""

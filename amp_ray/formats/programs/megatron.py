@@ -31,6 +31,21 @@ _MODEL: Final = {
 }
 """Flags of sizes, by the figure of the model."""
 
+_OPTIONAL: Final = {
+    "num_experts": ("--num-experts",),
+    "experts_per_token": ("--moe-router-topk",),
+    "expert_feed_forward_size": ("--moe-ffn-hidden-size",),
+    "shared_feed_forward_size": ("--moe-shared-expert-intermediate-size",),
+    "head_size": ("--kv-channels", "--qk-head-dim"),
+    "attention_bias": ("--add-qkv-bias",),
+    "query_key_norm": ("--qk-layernorm",),
+    "key_value_rank": ("--kv-lora-rank",),
+    "query_rank": ("--q-lora-rank",),
+    "rotary_head_size": ("--qk-pos-emb-head-dim",),
+    "value_head_size": ("--v-head-dim",),
+}
+"""Flags of figures that a model may lack; with latent attention the second one, where there is."""
+
 _STYLES: Final = {
     "gpt2": ("--position-embedding-type", "learned_absolute"),
     "llama": (
@@ -93,7 +108,7 @@ def bridge_overrides(chosen: Chosen) -> Export:
 
 def _flags(chosen: Chosen) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the flags of a strategy and its model, and what they cannot tell."""
-    check_family(chosen, "Megatron-LM", _FAMILIES)
+    check_family(chosen, "Megatron-LM", _FAMILIES, told=_OPTIONAL)
     settings_of(chosen, "Megatron-LM", _KNOWN)
     experiment, strategy = chosen.experiment, chosen.strategy
     flags = strategy_flags(experiment, strategy)
@@ -110,6 +125,13 @@ def _model_flags(shape: ModelShape, *, dropout: bool) -> Iterator[str]:
     yield from _STYLES[shape.family]
     if shape.family == "llama":
         yield from ("--num-query-groups", str(shape.num_key_value_heads))
+    if shape.key_value_rank:
+        yield "--multi-latent-attention"
+    for figure, names in _OPTIONAL.items():
+        value = getattr(shape, figure)
+        if value:
+            yield names[-1 if shape.key_value_rank else 0]
+            yield from [] if value is True else [str(value)]
     if not shape.tied_embedding:
         yield "--untie-embeddings-and-output-weights"
     if not dropout or shape.family == "llama":

@@ -14,6 +14,7 @@ from amp_ray.runtime.hosts.make_hosts import MakeHost, experiment_folder, host_m
 from amp_ray.spec.access import SshSettings
 from amp_ray.spec.experiment import Experiment
 from amp_ray.trials.doctor.checks import check_hosts
+from amp_ray.trials.doctor.devices import Gpu, visible_gpus
 from amp_ray.trials.doctor.findings import LEVELS, Finding, only
 from amp_ray.trials.doctor.host_facts import HostReport, HostSpec
 from amp_ray.trials.doctor.software import Wanted
@@ -80,6 +81,20 @@ def diagnose(experiment: Experiment, make_host: MakeHost, *, deep: bool = False)
         findings=findings,
         elapsed_s=time.monotonic() - start,
     )
+
+
+def gpus_of_hosts(experiment: Experiment, make_host: MakeHost) -> dict[str, list[Gpu]]:
+    """Return the GPUs that slots would count, by host; none on a host without any.
+
+    Raises:
+        HostError: If a host cannot be looked at.
+    """
+    found = {}
+    for report in _probe_all(experiment, list_host_specs(experiment), make_host, deep=False):
+        if report.facts is None:
+            raise HostError(str(report.failure or f"{report.spec.name}: it did not answer"))
+        found[report.spec.name] = visible_gpus(report.facts.part("gpus"))
+    return found
 
 
 def preflight(experiment: Experiment, make_host: MakeHost) -> list[Finding]:

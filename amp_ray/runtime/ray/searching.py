@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Final
 
-from amp_ray.cost.estimate import Result
+from amp_ray.cost.estimate import Estimate, Result
 from amp_ray.runtime.ray.address import RayUnavailableError, check_form, require_ray
 from amp_ray.search.planner import Planner
 from amp_ray.search.ranking import Ranking, rank
@@ -114,13 +114,15 @@ def search_candidates(
     optional: OptionalCandidates = NO_CANDIDATES,
     workers: Workers = AUTO,
     progress: Callable[[int, int], None] = lambda _done, _total: None,
+    improve: Callable[[Estimate], Result] = lambda estimate: estimate,
 ) -> Ranking:
     """Plan every candidate and rank them, by whomever; optional ones as `Wanted` has it.
 
     Where Ray is lost, or cannot be used although nobody asked for a certain cluster, a warning
     says so and the search goes on in this process.
 
-    The ranking is the same for all workers, bit for bit; ``progress`` gets (done, all).
+    The ranking is the same for all workers, bit for bit; ``progress`` gets (done, all), and
+    ``improve`` the fastest strategies in the end.
 
     Raises:
         ValueError: If the profile lacks what a candidate needs.
@@ -152,7 +154,7 @@ def search_candidates(
         wanted.add(number, result)
         number += 1
     progress(len(found), len(found))
-    return rank(wanted.results, relative_error=planner.relative_error)
+    return rank(wanted.improved(improve), relative_error=planner.relative_error)
 
 
 def _plan_with_ray(

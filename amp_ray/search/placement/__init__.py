@@ -9,6 +9,7 @@ devices.
 """
 
 from amp_ray.search.placement.chains import objective_s
+from amp_ray.search.placement.improve import reorder
 from amp_ray.search.placement.plan import (
     PlacementSolution,
     plan_listed,
@@ -22,6 +23,7 @@ __all__ = [
     "objective_s",
     "plan_listed",
     "plan_placement",
+    "reorder",
     "simple_s",
     "solve_placement",
 ]

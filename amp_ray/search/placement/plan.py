@@ -22,6 +22,7 @@ from amp_ray.search.placement.problem import PlacementProblem
 from amp_ray.search.placement.ranks import Walk
 from amp_ray.search.placement.step_end import FoundPlacement, StepEndSearch
 from amp_ray.search.ranking import leader_order
+from amp_ray.search.space import has_groups
 from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.strategy import Strategy
 
@@ -45,8 +46,9 @@ def plan_placement(cost_model: CostModel, candidate: Candidate) -> Estimate:
         refined = chains.best(leader.placement)
         leaders.setdefault(key_of(refined), refined)
     best = min((chains.estimate(leader) for leader in leaders.values()), key=leader_order)
-    best = swap_replicas(chains, best)
-    return replace(climb(cost_model, best), lower_bound_s=solution.lower_bound_s)
+    if not has_groups(cost_model.experiment):  # where grids stand beside others, the fastest only
+        best = climb(cost_model, swap_replicas(chains, best))
+    return replace(best, lower_bound_s=solution.lower_bound_s)
 
 
 def plan_listed(cost_model: CostModel, candidate: Candidate) -> Estimate:

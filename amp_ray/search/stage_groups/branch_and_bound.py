@@ -6,13 +6,16 @@ plan than the best known one are solved again with the true costs of their pairs
 """
 
 import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Final
 
 import numpy as np
 
 from amp_ray.cost.topology import FloatArray, IntArray
 from amp_ray.partition import InfeasiblePartition, PrunedPartition
+from amp_ray.partition.exact import Chain
 from amp_ray.partition.pruning import among_options, option_values
 from amp_ray.partition.step_end import StepEndSolution, solve_with_step_end
 from amp_ray.search.stage_groups.problem import GroupsProblem
@@ -27,6 +30,9 @@ MOST_NEIGHBOURS: Final = 30_000
 MOST_BOXES_RELAXED: Final = 8
 """Ranges of step ends that are solved for the first bound."""
 
+MOST_OTHERS: Final = 100
+"""Plans that a joined problem offers beside the best one, those with the smallest objective."""
+
 MOST_BOXES: Final = 40
 """Ranges of step ends that are solved at once; then the bound is what is proven so far."""
 
@@ -40,14 +46,14 @@ class BestGroups:
         value_s: The objective of the plan; infinite without one.
         strategy: The plan; None where none of interest was found.
         chosen: Its choices, from the first stage.
-        others: Plans that were the best before it was found.
+        others: Plans that were met on the way, and their objectives.
     """
 
     lower_bound_s: float
     value_s: float = math.inf
     strategy: Strategy | None = None
     chosen: tuple[int, ...] = ()
-    others: tuple[Strategy, ...] = ()
+    others: tuple[tuple[float, Strategy], ...] = ()
 
 
 def best_groups(problem: GroupsProblem, *, upper_bound_s: float) -> BestGroups:
@@ -139,20 +145,38 @@ class _Search:
             if fewer is None:
                 return self._known_s()
             pairs = fewer
-        solution = solve_with_step_end(pairs, upper_bound_s=self._known_s(), most_boxes=MOST_BOXES)
+        met: list[Chain] = []
+        solution = solve_with_step_end(
+            pairs, upper_bound_s=self._known_s(), most_boxes=MOST_BOXES, met=met
+        )
+        others = *self.best.others, *plans_of(joined, met, kept)
+        self.best = replace(self.best, others=others)
         if not isinstance(solution, StepEndSolution):
             return self._known_s()
         if solution.value_s < self.best.value_s:
             options = tuple(kept[list(solution.options)].tolist())
-            before = () if self.best.strategy is None else (self.best.strategy,)
             self.best = BestGroups(
                 strategy=joined.strategy(solution.bounds, options),
                 chosen=tuple(chosen[list(joined.chosen(options))].tolist()),
                 value_s=solution.value_s,
                 lower_bound_s=self.relaxed.lower_bound_s,
-                others=(*before, *self.best.others),
+                others=others,
             )
         return solution.lower_bound_s
+
+
+def plans_of(
+    joined: GroupsProblem, met: Iterable[Chain], kept: IntArray
+) -> Iterator[tuple[float, Strategy]]:
+    """Give plans that a solver met, and their objectives, the smallest first.
+
+    Args:
+        joined: The problem.
+        met: What the solver met.
+        kept: Option of the problem for each one of the solver's.
+    """
+    for value_s, bounds, options in islice(sorted(set(met)), MOST_OTHERS):
+        yield value_s, joined.strategy(bounds, tuple(kept[list(options)].tolist()))
 
 
 def plan_values(problem: GroupsProblem, limit_s: float) -> FloatArray:

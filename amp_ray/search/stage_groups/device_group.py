@@ -11,7 +11,12 @@ import numpy as np
 from amp_ray.cost.collective import Path
 from amp_ray.cost.model import CostModel
 from amp_ray.cost.topology import FloatArray, IntArray
-from amp_ray.search.stage_groups.kinds import DeviceGraph, device_graph, one_node_graphs
+from amp_ray.search.stage_groups.kinds import (
+    DeviceGraph,
+    device_graph,
+    merged_graphs,
+    one_node_graphs,
+)
 from amp_ray.search.stage_groups.time_bound import TimeBound
 from amp_ray.spec.candidate import StageOptions
 from amp_ray.spec.recompute import Recompute
@@ -151,13 +156,23 @@ class DeviceGroups:
     def graphs(self) -> tuple[tuple[DeviceGraph, bool], ...]:
         """Groups of devices, and whether plans with them stay inside one node.
 
-        Those inside a node come first, where tied weights meet faster then; all come last.
+        Those inside a node come first, where tied weights meet faster then.
         """
-        cluster = self.cost_model.experiment.cluster
-        whole = (device_graph(cluster), len(cluster.nodes) == 1)
-        if len(cluster.nodes) == 1 or not self.tied_parameters:
-            return (whole,)
-        return (*((inside, True) for inside in one_node_graphs(cluster)), whole)
+        cluster, is_one = self.cost_model.experiment.cluster, self._is_one_node
+        wholes = [(graph, is_one) for graph in (self._whole, *merged_graphs(cluster))]
+        if is_one or not self.tied_parameters:
+            return tuple(wholes)
+        return (*((inside, True) for inside in one_node_graphs(cluster)), *wholes)
+
+    @cached_property
+    def _whole(self) -> DeviceGraph:
+        """Groups of all devices, in rows of equal ones."""
+        return device_graph(self.cost_model.experiment.cluster)
+
+    @property
+    def _is_one_node(self) -> bool:
+        """Whether there is no other node."""
+        return len(self.cost_model.experiment.cluster.nodes) == 1
 
     @cached_property
     def tps(self) -> tuple[int, ...]:
@@ -209,7 +224,7 @@ class DeviceGroups:
     @cached_property
     def _kind_of_device(self) -> dict[int, int]:
         """Kind of every device."""
-        rows = self.graphs[-1][0].rows
+        rows = self._whole.rows
         return {device: kind for kind, row in enumerate(rows) for device in row}
 
     def _tied_s(self, devices: IntArray, *, one_node: bool) -> float:

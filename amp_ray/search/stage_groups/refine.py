@@ -1,7 +1,6 @@
 """The best cuts of a plan whose groups are known: both cuts of a stage count in its bottleneck."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -31,11 +30,7 @@ def recut(costs: GroupCosts, limits: MemoryLimits, strategy: Strategy) -> Strate
         return strategy
     num_layers = solution.bounds[-1]
     bounds = [num_layers - bound for bound in solution.bounds[::-1]]
-    stages = tuple(
-        replace(stage, first_layer=first, end_layer=end)
-        for stage, (first, end) in zip(strategy.stages, pairwise(bounds), strict=True)
-    )
-    return replace(strategy, stages=stages)
+    return strategy.with_bounds(bounds)
 
 
 def _problem(costs: GroupCosts, limits: MemoryLimits, strategy: Strategy) -> StepEndProblem:

@@ -3,12 +3,16 @@
 A closed form says too little where the rings of several stages share a network interface, and where
 a stage waits for a cut that costs more than it does at least. What the simulation had more is then
 charged to the choices of the plan, and the search goes on with these prices. It ends where the next
-closed form, less the largest gain that a simulation gave, is above the best simulated time.
+closed form, less the largest gain that a simulation gave, is above the best simulated time. The
+same rule decides which of the plans that the solver meets on its way are simulated: each has the
+smallest closed form under some cap on the slowest stage and the step end. The cuts of the best few
+are then moved as long as that makes them faster.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from operator import itemgetter
 from typing import Final
 
 import numpy as np
@@ -17,6 +21,7 @@ from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.stages import PlacedStages
 from amp_ray.cost.topology import FloatArray
 from amp_ray.partition.step_end import StepEndProblem, StepEndSolution, solve_with_step_end
+from amp_ray.search.placement.improve import climb
 from amp_ray.search.ranking import leader_order
 from amp_ray.search.stage_groups.branch_and_bound import (
     FEW_NEIGHBOURS,
@@ -24,6 +29,7 @@ from amp_ray.search.stage_groups.branch_and_bound import (
     BestGroups,
     cheapest_choices,
     plan_values,
+    plans_of,
 )
 from amp_ray.search.stage_groups.objective import blocked_s, cut_s, step_ends_s
 from amp_ray.search.stage_groups.options import GroupCosts, GroupOption
@@ -31,11 +37,18 @@ from amp_ray.search.stage_groups.problem import GroupsProblem
 from amp_ray.search.stage_groups.refine import recut
 from amp_ray.spec.strategy import Strategy
 
-MOST_ROUNDS: Final = 8
+MOST_ROUNDS: Final = 3
 """Times that the search goes on with higher prices."""
 
 LEAST_EXCESS: Final = 1e-4
 """Share of the time by which a simulation must be above the closed form to count."""
+
+
+MOST_CLIMBED: Final = 2
+"""Plans whose cuts are moved in the end, the fastest first."""
+
+MOST_STAGES_TRIED: Final = 1_000
+"""Stages of all cuts that are simulated for one of them."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -59,11 +72,29 @@ class Simulations:
             found: The best plan by the closed form; it fits.
         """
         assert found.strategy is not None
-        for plan in (found.strategy, *found.others):
-            self._add(plan)
+        self._add(found.strategy)
         excess_s = self._excess_s(found.strategy, found.value_s)
-        if excess_s <= 0.0:
-            return
+        self._add_others(found.others)
+        if excess_s > 0.0:
+            self._charge_and_go_on(found, excess_s)
+        model = self.problem.costs.device_groups.cost_model
+        for start in sorted(self.estimates.values(), key=leader_order)[:MOST_CLIMBED]:
+            summit = climb(model, start, most_stages=MOST_STAGES_TRIED)
+            self.estimates[summit.strategy] = summit
+
+    def _add_others(self, plans: Iterable[tuple[float, Strategy]]) -> None:
+        """Simulate plans by their closed forms, until none can be faster."""
+        model = self.problem.costs.device_groups.cost_model
+        for value_s, plan in sorted(plans, key=itemgetter(0)):
+            if value_s > self._limit_s:
+                return
+            if plan not in self.estimates and plan.pp <= self.problem.limits.most_stages:
+                self.estimates[plan] = model.estimate(plan)
+                self._excess_s(plan, value_s)
+
+    def _charge_and_go_on(self, found: BestGroups, excess_s: float) -> None:
+        """Search with prices that rise with every simulation, beginning with the best plan."""
+        assert found.strategy is not None
         values = plan_values(self.problem, self._limit_s)
         chosen, _ = cheapest_choices(
             self.problem, values, limit_s=self._limit_s, most=FEW_NEIGHBOURS
@@ -81,9 +112,12 @@ class Simulations:
     def _go_on(self, prices: "Prices") -> None:
         """Simulate the next plans by prices that rise with every simulation."""
         for _ in range(MOST_ROUNDS):
+            met: list[tuple[float, tuple[int, ...], tuple[int, ...]]] = []
             solution = solve_with_step_end(
-                prices.problem, upper_bound_s=self._limit_s, most_boxes=MOST_BOXES
+                prices.problem, upper_bound_s=self._limit_s, most_boxes=MOST_BOXES, met=met
             )
+            kept = np.arange(len(prices.joined.steps.choice))
+            self._add_others(plans_of(prices.joined, met, kept))
             if not isinstance(solution, StepEndSolution):
                 return
             plan = prices.joined.strategy(solution.bounds, solution.options)

@@ -2,10 +2,19 @@
 
 import math
 from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
 
 from amp_ray.cost.estimate import Estimate
 from amp_ray.search.cuts import without_limits
-from amp_ray.search.stage_groups.branch_and_bound import best_groups
+from amp_ray.search.stage_groups.branch_and_bound import (
+    FEW_NEIGHBOURS,
+    BestGroups,
+    best_groups,
+    cheapest_choices,
+    plan_values,
+)
 from amp_ray.search.stage_groups.device_group import DeviceGroups
 from amp_ray.search.stage_groups.kinds import DeviceGraph
 from amp_ray.search.stage_groups.limits import MemoryLimits
@@ -14,6 +23,13 @@ from amp_ray.search.stage_groups.problem import GroupsProblem
 from amp_ray.search.stage_groups.simulated import Simulations
 from amp_ray.spec.candidate import GroupsCandidate
 from amp_ray.spec.strategy import Strategy
+
+MANY_CHOICES: Final = 2_000
+"""Choices from which a problem whose states count stages is first solved with few of them."""
+
+SPARE: Final = 0.05
+"""Share by which plans may cost more than the first one that fits and are still looked at: a
+simulation may be as much below the objective."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,9 +127,9 @@ def _solved(
     counted = replace(loose, counted=True)
     strict = replace(counted, limits=replace(limits, strict=True))
     bound_s = -math.inf
-    for problem in (loose, counted, strict):
-        found = best_groups(problem, upper_bound_s=limit_s)
-        if problem is not strict:
+    for whole in (loose, counted, strict):
+        problem, found = _best_among_few(loose, whole, upper_bound_s=limit_s)
+        if whole is not strict:
             bound_s = found.lower_bound_s
         if found.strategy is None:
             break
@@ -131,6 +147,34 @@ def _solved(
     return GroupsSolution(
         estimates=tuple(map(cost_model.estimate, plans)), lower_bound_s=bound_s + other_s
     )
+
+
+def _best_among_few(
+    loose: GroupsProblem, whole: GroupsProblem, *, upper_bound_s: float
+) -> tuple[GroupsProblem, BestGroups]:
+    """Find the best plan; where states count stages, first with few choices, to leave others out.
+
+    Args:
+        loose: Where memory limits are those of the shortest pipeline.
+        whole: The problem.
+        upper_bound_s: Only plans that cost no more are of interest.
+
+    Returns:
+        The problem with the choices that matter, and its best plan.
+    """
+    if not whole.counted or len(whole.choices.edge) < MANY_CHOICES:
+        return whole, best_groups(whole, upper_bound_s=upper_bound_s)
+    values = plan_values(loose, upper_bound_s)
+    chosen, _ = cheapest_choices(loose, values, limit_s=upper_bound_s, most=FEW_NEIGHBOURS)
+    first = best_groups(
+        replace(whole, choices=whole.choices.among(chosen)), upper_bound_s=upper_bound_s
+    )
+    if first.strategy is None:
+        return whole, best_groups(whole, upper_bound_s=upper_bound_s)
+    limit_s = min(upper_bound_s, first.value_s * (1 + SPARE))
+    chosen = np.flatnonzero(plan_values(loose, limit_s) <= limit_s)
+    problem = replace(whole, choices=whole.choices.among(chosen))
+    return problem, best_groups(problem, upper_bound_s=limit_s)
 
 
 def _roomy(problem: GroupsProblem) -> tuple[Strategy, ...]:

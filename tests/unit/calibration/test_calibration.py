@@ -13,8 +13,10 @@ from amp_ray.calibration import (
     predictive_error,
     transferable,
 )
+from amp_ray.calibration.intervals import FIRST_MET, WIDTH, with_intervals
 from amp_ray.calibration.predictions import PRIOR, Predictor
-from amp_ray.spec.constants import PRIOR_SIGMA
+from amp_ray.cost.model import CostModel
+from amp_ray.spec.constants import PRIOR_SIGMA, PROGRAM_SCALE, Uncertainty
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import Strategy
 from support.experiments import small_experiment
@@ -181,3 +183,52 @@ def test_mean_error_counts_measured_trials_only(calibration: Calibration) -> Non
     assert calibration.mean_error("after_s") == pytest.approx(np.mean(errors))
     failed = replace(calibration.trials[0], outcome="oom", measured_s=None)
     assert replace(calibration, trials=(failed,)).mean_error("after_s") is None
+
+
+def sigmas(experiment: Experiment, strategies: tuple[Strategy, ...]) -> list[float]:
+    """Half the width of every interval, as a lognormal sigma."""
+    model = CostModel(experiment=experiment)
+    told = with_intervals(experiment, [model.estimate(strategy) for strategy in strategies])
+    found = []
+    for estimate in told:
+        assert estimate.interval_s is not None
+        low, high = estimate.interval_s
+        assert math.sqrt(low * high) == pytest.approx(estimate.iteration_time_s)
+        found.append(math.log(high / low) / 2 / WIDTH)
+    return found
+
+
+def test_intervals_are_as_wide_as_the_constants_are_uncertain(
+    small: Experiment, strategies: tuple[Strategy, ...]
+) -> None:
+    error = small.constants.time_error
+    certain = Uncertainty(names=("gemm_scale",), covariance=((0.0,),))
+    assert sigmas(replace(small, uncertainty=certain), strategies[:3]) == pytest.approx([error] * 3)
+    common = Uncertainty(names=(PROGRAM_SCALE,), covariance=((0.04,),))
+    expected = [math.hypot(error, 0.2)] * 3
+    assert sigmas(replace(small, uncertainty=common), strategies[:3]) == pytest.approx(expected)
+    assert min(sigmas(small, strategies[:3])) > math.hypot(error, FIRST_MET)
+
+
+def test_trials_narrow_intervals_and_a_transfer_widens_what_it_does_not_know(
+    small: Experiment, calibration: Calibration, strategies: tuple[Strategy, ...]
+) -> None:
+    here = apply_calibration(calibration, small)
+    other = grown(("inter_gbit_per_s: 10", "inter_gbit_per_s: 20"))
+    there = apply_calibration(calibration, other, transfer=True)
+    blind = [sigmas(each, strategies) for each in (small, other)]
+    told = [sigmas(each, strategies) for each in (here, there)]
+    assert all(ours < prior for ours, prior in zip(told[0], blind[0], strict=True))
+    assert np.mean(told[0]) < np.mean(told[1]) < np.mean(blind[1])
+
+
+def test_correlated_constants_are_uncertain_together(
+    small: Experiment, strategies: tuple[Strategy, ...]
+) -> None:
+    names = ("host_scale", PROGRAM_SCALE)
+    alike = Uncertainty(names=names, covariance=((0.01, 0.01), (0.01, 0.01)))
+    apart = Uncertainty(names=names, covariance=((0.01, -0.01), (-0.01, 0.01)))
+    more, less = (
+        sigmas(replace(small, uncertainty=each), strategies[:1])[0] for each in (alike, apart)
+    )
+    assert less < more  # a faster host makes up for a slower program

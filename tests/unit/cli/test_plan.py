@@ -41,6 +41,24 @@ def test_keys_that_are_set_plan_as_the_changed_file(amp_ray: Run, small: Path) -
     assert by_file["ranking"] != amp_ray("plan", small, "--json").json["ranking"]
 
 
+def test_batches_that_the_devices_divide_are_planned_within_the_tolerance(
+    amp_ray: Run, small: Path
+) -> None:
+    three = ("--set", "cluster.nodes.0.count=3", "--set", "global_batch_size=32", "--all", "--json")
+    asked = amp_ray("plan", small, *three).json["ranking"]
+    rows = amp_ray("plan", small, *three, "--set", "search.batch_tolerance=0.1").json["ranking"]
+    samples = [
+        own["micro_batch_size"] * own["dp"] * own["num_micro_batches"]
+        for own in (row["strategy"] for row in rows)
+    ]
+    assert set(samples) == {30, 32}
+    assert samples.count(32) == len(asked)
+    said = ["global_batch_size 30 instead of 32" in row["warnings"] for row in rows]
+    assert said == [own == 30 for own in samples]
+    each_s = [row["iteration_time_s"] / own for row, own in zip(rows, samples, strict=True)]
+    assert each_s[0] <= min(each_s) * 1.06
+
+
 def test_a_mistake_in_a_key_that_is_set_names_it(amp_ray: Run, small: Path) -> None:
     ended = amp_ray("plan", small, "--set", "search.spac=uniform")
     assert ended.code == 2

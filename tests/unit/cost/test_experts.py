@@ -62,7 +62,9 @@ def test_experts_are_divided_by_the_ranks_that_share_them() -> None:
     assert total - held == EXPERT_PARAMETERS * 3 / 4
 
 
-@pytest.mark.parametrize("sizes", [(1, 8, 0), (2, 4, 1), (2, 8, 1), (2, 2, 2), (4, 2, 4)])
+@pytest.mark.parametrize(
+    "sizes", [(1, 8, 0), (2, 4, 1), (2, 8, 1), (2, 2, 2), (4, 2, 4), (4, 2, 2)]
+)
 def test_ranks_together_have_every_expert_as_often_as_replicas(sizes: tuple[int, int, int]) -> None:
     tp, ep, etp = sizes
     options = StageOptions(tp=tp, dp=8 // tp, ep=ep, etp=etp)
@@ -72,7 +74,7 @@ def test_ranks_together_have_every_expert_as_often_as_replicas(sizes: tuple[int,
     assert on_a_rank * 8 == EXPERT_PARAMETERS * options.expert_dp
 
 
-@pytest.mark.parametrize("sizes", [(1, 8, 0), (2, 4, 1), (2, 2, 2)])
+@pytest.mark.parametrize("sizes", [(1, 8, 0), (2, 4, 1), (2, 2, 2), (4, 4, 2)])
 def test_spread_experts_do_the_same_work(sizes: tuple[int, int, int]) -> None:
     tp, ep, etp = sizes
     even = replace(EXPERIMENT.constants, expert_imbalance=1.0)
@@ -80,6 +82,13 @@ def test_spread_experts_do_the_same_work(sizes: tuple[int, int, int]) -> None:
     layers = tables.layouts.of(StageOptions(tp=tp, dp=8 // tp, ep=ep, etp=etp)).layers
     work = [sum(gemm.flops for gemm in layer.gemms) for layer in layers]
     assert work == [sum(gemm.flops for gemm in layer.gemms) for layer in EXPERIMENT.model.layers]
+
+
+def test_gpt_blocks_may_have_experts_too() -> None:
+    text = MOE.replace("family: llama", "family: gpt2, feed_forward_size: 2048")
+    model = experiment_from(text).model
+    assert sum(layer.expert_parameters for layer in model.layers) == 3 * 8 * 2 * 512 * 768
+    assert [layer.name for layer in model.layers[1:5]] == ["block", *["moe-block"] * 3]
 
 
 def test_an_uneven_router_makes_the_busiest_rank_slower_and_fuller() -> None:
@@ -122,6 +131,16 @@ def test_an_all_to_all_takes_what_leaves_the_busiest_node(groups: list[list[int]
     path, size = topology.exchange(groups), len(groups[0])
     least_s = max(_sent(groups).values()) / (200 * GIGABIT * topology.constants.nic_efficiency)
     assert size / path.bytes_per_s == pytest.approx(least_s)
+
+
+@pytest.mark.parametrize("copies", [2, 8])
+def test_a_token_crosses_the_network_once_for_all_its_experts_of_a_node(copies: int) -> None:
+    """Over two nodes hardly more than one copy of a token leaves its own."""
+    topology = CostModel(experiment=EXPERIMENT).topology
+    every, once = (topology.exchange([list(range(8))], number) for number in (1, copies))
+    assert once.bytes_per_s / every.bytes_per_s == pytest.approx(copies / 2 / (1 - 0.5**copies))
+    inside = [topology.exchange([[0, 1, 2, 3]], number) for number in (1, copies)]
+    assert inside[0] == inside[1]
 
 
 def test_tokens_go_to_their_experts_and_back_in_both_passes() -> None:

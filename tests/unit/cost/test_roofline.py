@@ -3,7 +3,6 @@ from dataclasses import replace
 import pytest
 
 from amp_ray.cost.roofline import (
-    FUSED_RATE,
     Phases,
     Rank,
     device_phases,
@@ -187,11 +186,13 @@ def test_operators_run_one_after_the_other(rank: Rank, constants: Constants) -> 
 def test_products_within_a_kernel_count_where_they_take_longer_than_its_traffic(
     rank: Rank, constants: Constants
 ) -> None:
-    light = Elementwise(name="attention", forward_elements=1, backward_elements=2, flops=1e-9)
+    light = Elementwise(
+        name="attention", forward_elements=1, backward_elements=2, flops=1e-9, rate_fraction=0.7
+    )
     traffic = elementwise_phases(replace(light, flops=0.0), rank, constants)
     assert elementwise_phases(light, rank, constants) == traffic
     heavy = elementwise_phases(replace(light, flops=1e30), rank, constants)
-    rate = rank.device.peak_flops(rank.precision) * rank.device.gemm_fraction * FUSED_RATE
+    rate = rank.device.peak_flops(rank.precision) * rank.device.gemm_fraction * 0.7
     assert heavy.forward_s == pytest.approx(1e30 * rank.micro_batch_size / rate)
     assert heavy.backward_s == pytest.approx(2.5 * heavy.forward_s)
 

@@ -152,3 +152,11 @@ def test_of_equal_needs_the_fastest_is_the_closest() -> None:
 
 def test_where_no_strategy_could_be_made_a_detail_is_told() -> None:
     assert why_none([impossible(9)]) == "1 more stages than layers, for example figures"
+
+
+def test_strategies_of_different_batches_go_by_the_time_of_a_sample() -> None:
+    small, large = estimate(1.0), estimate(1.5, micro_batch_size=2)
+    assert rank([small, large]).results == (small, large)
+    ranking = rank([small, large, impossible(9)], per_sample=True, relative_error=0.4)
+    assert ranking.results == (large, small, impossible(9))
+    assert ranking.num_tied == 2

@@ -7,6 +7,7 @@ from amp_ray.search.space import (
     group_candidates,
     idle_candidates,
     optional_candidates,
+    other_batches,
     uniform_candidates,
 )
 from amp_ray.spec.candidate import Candidate, StageOptions
@@ -187,3 +188,28 @@ def test_a_cluster_that_no_grid_uses_up_is_planned_with_idle_devices() -> None:
     experiment = small_experiment(seven, limits("space: placement, max_pp: 4"))
     assert candidates_of(experiment) == ()
     assert {c.num_devices for c in optional_candidates(experiment)} == {1, 2, 3, 4, 6}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "samples", "tolerance", "expected"),
+    [
+        ((3, 8), 128, 0.1, (120,)),
+        ((10, 8), 128, 0.1, (120,)),
+        ((3, 4), 32, 0.1, (30,)),
+        ((7, 8), 128, 0.1, (126,)),
+        ((3, 8), 120, 0.1, ()),
+        ((2, 8), 128, 0.1, ()),
+        ((3, 8), 128, 0.0, ()),
+    ],
+)
+def test_batches_near_the_one_asked_for_are_those_that_the_devices_divide(
+    nodes: tuple[int, int], samples: int, tolerance: float, expected: tuple[int, ...]
+) -> None:
+    experiment = small_experiment(
+        cluster(*nodes),
+        (
+            "global_batch_size: 8",
+            f"global_batch_size: {samples}\nsearch: {{batch_tolerance: {tolerance}}}",
+        ),
+    )
+    assert other_batches(experiment) == expected

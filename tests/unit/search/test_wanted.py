@@ -7,7 +7,7 @@ from amp_ray.cost.estimate import Estimate, Infeasible, Reason, Result
 from amp_ray.search import wanted
 from amp_ray.search.planner import AmpRayPlanner
 from amp_ray.search.space import uniform_candidates
-from amp_ray.search.wanted import OptionalCandidates, Wanted
+from amp_ray.search.wanted import NO_CANDIDATES, OptionalCandidates, Wanted
 from amp_ray.spec.candidate import Candidate
 from support.experiments import small_experiment
 
@@ -100,3 +100,27 @@ def test_workers_get_no_less_than_what_is_planned_one_by_one() -> None:
     assert found.rest({}) == range(len(NEEDED))
     assert found.rest(results) == range(2, 5)
     assert found.candidates == opened(*(estimate(0, 5.0), estimate(1, 3.5))).candidates
+
+
+def test_beside_faster_plans_few_are_planned() -> None:
+    few = replace(optional(), most_devices=2 * OTHERS[0].num_devices)
+    found = Wanted(NEEDED, few, 0.1)
+    for number, result in enumerate((estimate(0, 5.0), estimate(1, 3.5))):
+        found.add(number, result)
+    assert bounds_s(found) == [1.0, 2.0]
+
+
+def test_the_fastest_results_are_improved_once() -> None:
+    found = Wanted(CANDIDATES[:6], NO_CANDIDATES, 0.1)
+    results = [estimate(number, 1.0 + number) for number in range(6)]
+    for number, result in enumerate(results):
+        found.add(number, result)
+    better = replace(estimate(7, 0.5), lower_bound_s=None)
+    asked: list[Estimate] = []
+
+    def improve(given: Estimate) -> Estimate:
+        asked.append(given)
+        return better
+
+    assert found.improved(improve) == [better, *results[1:]]
+    assert asked == results[:4]

@@ -323,7 +323,7 @@ def test_other_architectures_are_refused(config: dict[str, object], message: str
     [
         (
             {"num_experts": 8},
-            "num_experts 8 needs experts_per_token, expert_feed_forward_size; mis",
+            "num_experts 8 needs experts_per_token, expert_feed_forward_size; missing: ",
         ),
         ({"experts_per_token": 2}, "experts_per_token 2 needs num_experts, which is missing"),
         ({"query_rank": 8}, "query_rank 8 needs key_value_rank, which is missing"),

@@ -101,7 +101,7 @@ ADAM_STATES = {
     ("megatron", "bf16"): 24,
     ("megatron-lm-2022", "fp16"): 18,
     ("megatron-core", "bf16"): 18,
-    ("nanotron", "bf16"): 18,
+    ("nanotron", "bf16"): 20,
     ("amp-2022", "fp16"): 16,
 }
 

@@ -215,6 +215,26 @@ def test_a_family_that_a_program_does_not_train_is_refused() -> None:
         titan_config(chosen(UNEVEN, given))
 
 
+MIXTRAL = "num_layers: 6, num_experts: 4, experts_per_token: 2, expert_feed_forward_size: 128"
+
+
+def test_experts_are_told_or_refused() -> None:
+    given = experiment(("num_layers: 6", MIXTRAL))
+    plan = chosen(strategy((0, 9), ep=2), given)
+    found = pairs_of(words_of(text_of(megatron_script(plan))))
+    expected = {
+        "num-experts": "4",
+        "moe-router-topk": "2",
+        "moe-ffn-hidden-size": "128",
+        "expert-model-parallel-size": "2",
+    }
+    assert expected.items() <= found.items()
+    assert said(text_of(megatron_script(plan)), given)["ep"] == 2
+    for write in (titan_config, nanotron_config):
+        with pytest.raises(ValueError, match="is not told num_experts, experts_per_token"):
+            write(chosen(strategy((0, 9)), given))
+
+
 def test_nothing_of_the_input_is_shell() -> None:
     name = "x; touch 'no' $(id) `id`"
     given = experiment(("name: small", f"name: {json.dumps(name)}"))

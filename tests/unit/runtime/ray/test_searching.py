@@ -203,7 +203,7 @@ def test_workers_plan_optional_candidates_as_this_process_does(
     actors.lost_after = lost_after
     assert repr(mixed(Workers(num=3))) == repr(alone)
     assert len(actors.asked) == (2 if lost_after == NUM else 1)
-    assert len(alone.results) > sum(number for number, _ in actors.asked[:1])
+    assert all(number > 0 for number, _ in actors.asked)
 
 
 class WrongAt(AmpRayPlanner):

@@ -1,0 +1,85 @@
+"""How far a predicted time may be off: intervals from what is known about the constants."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from amp_ray.calibration.choice import prior_sigma
+from amp_ray.calibration.linear import FloatArray
+from amp_ray.calibration.predictions import PRIOR, TIME_CONSTANTS, Point, Predictor
+from amp_ray.cost.estimate import Estimate
+from amp_ray.spec.constants import PROGRAM_SCALE, Uncertainty
+from amp_ray.spec.experiment import Experiment
+
+WIDTH: Final = 1.96
+"""Sigmas to either side that hold 95 % of a normal distribution."""
+
+FIRST_MET: Final = 0.10
+"""Sigma of the factor that all times on a site have in common which the model has not met. With the
+constants' own uncertainty it makes a mean error of about 12 %; such a model was 10 to 19 % off on
+sites that it met for the first time (docs/cost-model.md)."""
+
+
+def prior_uncertainty() -> Uncertainty:
+    """Return what is known of the constants of time where nothing was measured."""
+    names = (*TIME_CONSTANTS, PROGRAM_SCALE)
+    sigma = np.array([*prior_sigma(TIME_CONSTANTS), FIRST_MET])
+    return Uncertainty(names=names, covariance=_rows(np.diag(sigma**2)))
+
+
+def partly_known(known: Uncertainty, kept: Sequence[str]) -> Uncertainty:
+    """Return the priors with what is known of some constants in their place."""
+    prior = prior_uncertainty()
+    covariance = np.array(prior.covariance)
+    both = [name for name in known.names if name in kept and name in prior.names]
+    ours, theirs = ([each.index(name) for name in both] for each in (prior.names, known.names))
+    covariance[np.ix_(ours, ours)] = np.array(known.covariance)[np.ix_(theirs, theirs)]
+    return Uncertainty(names=prior.names, covariance=_rows(covariance))
+
+
+def log_shifts(experiment: Experiment, estimates: Sequence[Estimate]) -> FloatArray:
+    """Return how logarithms of times move along independent directions, one sigma each.
+
+    Args:
+        experiment: Whose constants are as uncertain as it says.
+        estimates: Of its strategies.
+
+    Returns:
+        Shape ``(num_directions, num_estimates)``. The sum of squares over directions is the
+        variance that comes from the constants; strategies that move alike are uncertain together.
+    """
+    known = experiment.uncertainty or prior_uncertainty()
+    values, vectors = np.linalg.eigh(np.array(known.covariance))
+    directions = (vectors * np.sqrt(np.maximum(values, 0.0))).T
+    plans = [(experiment, estimate.strategy) for estimate in estimates]
+    predictor = Predictor()
+    here = predictor.log_times(plans, PRIOR)
+    points = [Point.of(known.names, direction) for direction in directions if direction.any()]
+    shifts = [predictor.log_times(plans, point) - here for point in points]
+    return np.array(shifts).reshape(len(shifts), len(plans))
+
+
+def with_intervals(experiment: Experiment, estimates: Sequence[Estimate]) -> list[Estimate]:
+    """Return estimates with the interval that holds the measured time in 95 of 100 cases."""
+    if not estimates:
+        return []
+    variance = (log_shifts(experiment, estimates) ** 2).sum(axis=0)
+    sigmas = np.sqrt(variance + experiment.constants.time_error**2)
+    return [
+        replace(
+            estimate,
+            interval_s=(
+                estimate.iteration_time_s * math.exp(-WIDTH * sigma),
+                estimate.iteration_time_s * math.exp(WIDTH * sigma),
+            ),
+        )
+        for estimate, sigma in zip(estimates, sigmas.tolist(), strict=True)
+    ]
+
+
+def _rows(matrix: FloatArray) -> tuple[tuple[float, ...], ...]:
+    """Return a matrix row by row."""
+    return tuple(tuple(map(float, row)) for row in matrix)

@@ -1,0 +1,127 @@
+"""``amp-ray init``: a first experiment file."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from amp_ray.cli.options import configure_logging, verbose_option
+from amp_ray.errors import InputError, Where
+from amp_ray.runtime.files import write_text
+from amp_ray.runtime.first_file import (
+    Answers,
+    device_of_hosts,
+    experiment_text,
+    hosts_of,
+    preset,
+)
+from amp_ray.spec.traits import RUNTIMES
+
+_COUNT: Final = click.IntRange(min=1)
+_BATCH: Final = 256
+
+
+@click.command()
+@click.option(
+    "-o",
+    "--output",
+    default="experiment.yaml",
+    show_default=True,
+    metavar="EXPERIMENT.yaml",
+    type=click.Path(path_type=Path),
+    help="What is written; no file that is there already.",
+)
+@click.option(
+    "--model",
+    metavar="NAME|config.json",
+    help="A Hugging Face configuration, or a preset such as llama-3-8b; a name that is none lists "
+    "them.",
+)
+@click.option(
+    "--cluster",
+    metavar="NAME",
+    help="Nodes of a preset such as dgx-h100 or aws-p5; a name that is none lists them.",
+)
+@click.option(
+    "--hostfile",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="The hosts, in lines such as 'host1 slots=8'; without --device they are asked by SSH.",
+)
+@click.option("--device", metavar="NAME", help="The board, as the catalogue names it.")
+@click.option("--nodes", "count", type=_COUNT, help="How many nodes.")
+@click.option("--slots", type=_COUNT, help="Devices of a node.")
+@click.option(
+    "--inter-gbit-per-s",
+    "inter",
+    type=click.FloatRange(min=1e-3, max=1e5),
+    help="Line rate of a node's network interfaces together.",
+)
+@click.option("--batch", type=_COUNT, help="Samples per optimizer step.")
+@click.option("--sequence-length", type=_COUNT, help="Instead of the model's own.")
+@click.option("--runtime", type=click.Choice(sorted(RUNTIMES)), default="deepspeed")
+@click.option("--name", help="Of the experiment.  [default: that of the file]")
+@verbose_option
+def init(*, output: Path, verbose: bool, **given: Any) -> None:  # noqa: ANN401 - other options
+    """Write a commented experiment file from a few answers.
+
+    What no option tells is asked for, where this runs in a terminal.
+    """
+    configure_logging(verbose=verbose)
+    if output.exists():
+        message = "is there already; name another file by -o"
+        raise InputError(message, where=Where(file=str(output)))
+    answers = _answers(output, given)
+    if answers.node["device"] == _ASK:
+        found = device_of_hosts(answers, output)
+        answers = replace(answers, node={**answers.node, "device": found})
+    write_text(output, experiment_text(answers, output))
+    node = answers.node
+    click.echo(f"{output}: {node['count']} x {node['slots']} {node['device']}")
+    click.echo(f"next: amp-ray plan {output}", err=True)
+
+
+_ASK: Final = "?"
+"""Of a device: the hosts know."""
+
+
+def _answers(output: Path, given: dict[str, Any]) -> Answers:
+    """Complete the options by presets, files, and questions."""
+    node = preset("clusters", given["cluster"]) if given["cluster"] else {}
+    if given["hostfile"] is not None:
+        count, slots = hosts_of(given["hostfile"])
+        node |= {"count": count, "slots": slots} | ({} if "device" in node else {"device": _ASK})
+    named = {"device": given["device"], "count": given["count"], "slots": given["slots"]}
+    node |= {key: value for key, value in named.items() if value is not None}
+    if given["inter"] is not None:
+        node["inter_gbit_per_s"] = given["inter"]
+    model = given["model"] or _asked("--model", "model (a name or config.json)", "llama-3-8b")
+    node.setdefault("device", None)
+    for key, option, what, default in (
+        ("device", "--device", "board", "H100"),
+        ("count", "--nodes", "nodes", 4),
+        ("slots", "--slots", "devices of a node", 8),
+        ("inter_gbit_per_s", "--inter-gbit-per-s", "Gbit/s between nodes", 100),
+    ):
+        if node.get(key) is None:
+            node[key] = _asked(option, what, default)
+    order = ("count", "device", "slots", "inter_gbit_per_s")
+    return Answers(
+        name=given["name"] or output.stem,
+        model=model,
+        node={key: node[key] for key in order},
+        batch=given["batch"] or _asked("--batch", "samples per optimizer step", _BATCH),
+        sequence_length=given["sequence_length"],
+        hostfile=given["hostfile"],
+        runtime=given["runtime"],
+    )
+
+
+def _asked(option: str, what: str, default: Any) -> Any:  # noqa: ANN401 - a word or a number
+    """Ask for an answer; without a terminal, say which option gives it."""
+    if not sys.stdin.isatty():
+        message = f"{option} is missing: {what}, such as {option} {default}"
+        raise InputError(message)
+    return click.prompt(what, default=default, err=True)

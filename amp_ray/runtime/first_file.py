@@ -1,0 +1,195 @@
+"""A first experiment file: from answers, a configuration, a hostfile or the hosts themselves."""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any, Final
+
+from amp_ray.errors import InputError, Where, printable
+from amp_ray.runtime.doctor.diagnosis import gpus_of_hosts
+from amp_ray.runtime.files import ExperimentFiles, read_text
+from amp_ray.runtime.hosts.make_hosts import host_maker
+from amp_ray.spec.build import build_experiment
+from amp_ray.spec.catalogue import CATALOGUE, find_device
+from amp_ray.spec.device import CPU
+from amp_ray.spec.experiment import Experiment
+from amp_ray.spec.hostfile import parse_hostfile
+from amp_ray.spec.yaml_text import parse_yaml
+from amp_ray.trials.doctor.devices import resembles
+
+_CPU_GBIT_PER_S: Final = 20
+"""Between processes of one host, which has no link of its own: a figure to begin with."""
+
+_PRESETS: Final = "data/presets.yaml"
+
+_TEXT: Final = """\
+# An experiment of amp-ray: what is trained on what. docs/formats.md lists every key.
+#   amp-ray plan {file}          the fastest strategies, in seconds
+#   amp-ray explain {file}       why, and what would help
+#   amp-ray doctor {file}        are the hosts fit for trials?
+#   amp-ray tune {file}          prove it by a few real runs, learn from each
+name: {name}
+model: {model}
+cluster:{hostfile}
+  nodes:
+    # inter_gbit_per_s: line rate of a node's network interfaces together, in one direction.
+    # The rate within a node is the board's own, unless intra_gbit_per_s says otherwise.
+    # More entries may follow: nodes need not be alike.
+    - {node}
+precision: {precision}        # fp16 | bf16 | fp32
+optimizer: adam
+recompute: auto        # none | selective | full | auto: as much as it takes to fit
+runtime: {runtime}     # what trains; deepspeed and torch are amp-ray's own programs
+global_batch_size: {batch}
+search: {{space: uniform}}        # placement and heterogeneous look further, for nodes that differ
+trials: {{backend: {backend}, budget: 10, steps: 20, warmup_steps: 5, timeout_s: 600}}
+"""
+
+
+@cache
+def presets() -> dict[str, dict[str, dict[str, Any]]]:
+    """Return models and clusters that have a name."""
+    text = resources.files("amp_ray").joinpath(_PRESETS).read_text(encoding="utf-8")
+    return dict(parse_yaml(text, file=_PRESETS).values)
+
+
+def preset(kind: str, name: str) -> dict[str, Any]:
+    """Return a model or cluster by its name.
+
+    Raises:
+        InputError: If there is none; the message lists them.
+    """
+    known = presets()[kind]
+    if name not in known:
+        message = f"no {kind.removesuffix('s')} is named {name!r}; known: {', '.join(known)}"
+        raise InputError(message)
+    return dict(known[name])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answers:
+    """What a first file says.
+
+    Args:
+        model: A preset's name, or the path of a ``config.json``.
+        node: ``device``, ``slots``, ``inter_gbit_per_s``, ``count``.
+        hostfile: Names the hosts, if they exist.
+    """
+
+    name: str
+    model: str
+    node: Mapping[str, Any]
+    batch: int
+    sequence_length: int | None = None
+    hostfile: Path | None = None
+    runtime: str = "deepspeed"
+
+
+def experiment_text(answers: Answers, output: Path) -> str:
+    """Return the text of the file, which is checked as any other one before it is written.
+
+    Paths in it are relative to the folder of ``output``.
+
+    Raises:
+        InputError: If an answer does not fit.
+    """
+    hosts, node = answers.hostfile, dict(answers.node)
+    try:
+        device = find_device(node["device"])
+    except ValueError as error:
+        raise InputError(str(error)) from None
+    if device.name == CPU:
+        node["intra_gbit_per_s"] = _CPU_GBIT_PER_S
+    lacks_bf16 = device.bf16_flops is None
+    text = _TEXT.format(
+        file=" ".join(printable(output.name).split()),
+        name=_flow(answers.name),
+        model=_flow(_model(answers, output)),
+        hostfile="" if hosts is None else f"\n  hostfile: {_flow(_relative(hosts, output))}",
+        node=_flow(node),
+        precision="fp32" if device.name == CPU else "fp16" if lacks_bf16 else "bf16",
+        runtime=answers.runtime,
+        batch=answers.batch,
+        backend="local" if device.name == CPU and hosts is None else "ssh",
+    )
+    built(text, output)
+    return text
+
+
+def built(text: str, output: Path) -> Experiment:
+    """Build the experiment of a text that will be a file."""
+    return build_experiment(parse_yaml(text, file=str(output)), ExperimentFiles(base=output.parent))
+
+
+def hosts_of(path: Path) -> tuple[int, int]:
+    """Return how many hosts a hostfile has, and the slots of each.
+
+    Raises:
+        InputError: If they differ: such a cluster needs an entry for each kind of node.
+    """
+    hosts = parse_hostfile(read_text(path), file=str(path))
+    slots = {host.num_slots for host in hosts}
+    if len(slots) > 1:
+        counts = ", ".join(map(str, sorted(slots)))
+        message = f"hosts have {counts} slots: write an entry of cluster.nodes for each kind"
+        raise InputError(message, where=Where(file=str(path)))
+    return len(hosts), slots.pop()
+
+
+def device_of_hosts(answers: Answers, output: Path) -> str:
+    """Ask the hosts of the hostfile for their GPUs, and return the catalogue's name of the board.
+
+    Raises:
+        InputError: If a host cannot be asked, they differ, or the catalogue lacks the board.
+    """
+    plain = replace(answers, node={**answers.node, "device": CPU})
+    experiment = built(experiment_text(plain, output), output)
+    found = gpus_of_hosts(experiment, host_maker(experiment))
+    boards = {(gpu["name"], gpu["memory_bytes"]) for gpus in found.values() for gpu in gpus}
+    if not boards:
+        return CPU
+    names = {_catalogued(name, num_bytes) for name, num_bytes in boards}
+    if len(names) > 1 or None in names:
+        listed = ", ".join(sorted(name for name, _ in boards))
+        message = f"the hosts have {listed}: name one board of the catalogue by --device"
+        raise InputError(message)
+    return str(names.pop())
+
+
+def _catalogued(name: str, num_bytes: float | None) -> str | None:
+    """Return the catalogue's name of a board: the one whose memory is closest."""
+    alike = [device for device in CATALOGUE.values() if resembles(device.name, name)]
+    if not alike:
+        return None
+    wanted = num_bytes or 0.0
+    return min(alike, key=lambda device: abs(device.memory_bytes - wanted)).name
+
+
+def _model(answers: Answers, output: Path) -> dict[str, Any]:
+    """Return the ``model`` section."""
+    if answers.model.endswith(".json"):
+        figures: dict[str, Any] = {"config": _relative(Path(answers.model), output)}
+    else:
+        figures = preset("models", answers.model)
+    if answers.sequence_length is not None:
+        figures["sequence_length"] = answers.sequence_length
+    return figures
+
+
+def _relative(path: Path, output: Path) -> str:
+    """Return a path as seen from the folder of a file."""
+    return os.path.relpath(path, output.parent)
+
+
+def _flow(value: Any) -> str:  # noqa: ANN401 - any plain value
+    """Write a value in one line of YAML; a text in quotes where it would mean something else."""
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key}: {_flow(entry)}' for key, entry in value.items())}}}"
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return f"[{', '.join(map(_flow, value))}]"
+    if isinstance(value, str) and not value.replace("-", "").replace("_", "").isalnum():
+        return "'" + value.replace("'", "''") + "'"
+    return str(value)

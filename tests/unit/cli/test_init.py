@@ -1,0 +1,120 @@
+"""A first experiment file, which plans as it is."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from amp_ray.runtime import first_file
+from amp_ray.runtime.files import load_experiment
+
+Run = Callable[..., Any]
+
+NODES = ("--device", "T4", "--nodes", "2", "--slots", "4", "--inter-gbit-per-s", "10")
+
+
+@pytest.mark.parametrize("model", first_file.presets()["models"])
+def test_every_model_is_one_that_can_be_planned(amp_ray: Run, tmp_path: Path, model: str) -> None:
+    path = tmp_path / "my.yaml"
+    cluster = ("--cluster", "dgx-h100", "--nodes", "2")
+    ended = amp_ray("init", "-o", path, "--model", model, *cluster, "--batch", "64")
+    assert ended.code == 0
+    assert ended.out == f"{path}: 2 x 8 H100\n"
+    experiment = load_experiment(path)
+    told = float(model.rsplit("-", maxsplit=1)[-1].removesuffix("b")) * 1e9
+    assert experiment.model.num_parameters == pytest.approx(told, rel=0.06)
+
+
+@pytest.mark.parametrize("cluster", first_file.presets()["clusters"])
+def test_every_cluster_is_one_that_can_be_planned(
+    amp_ray: Run, tmp_path: Path, cluster: str
+) -> None:
+    path = tmp_path / "my.yaml"
+    options = ("--cluster", cluster, "--nodes", "3", "--model", "gpt2-1.5b", "--batch", "64")
+    assert amp_ray("init", "-o", path, *options).code == 0
+    assert load_experiment(path).cluster.num_devices == 24
+
+
+def test_a_plan_follows(amp_ray: Run, tmp_path: Path) -> None:
+    path = tmp_path / "my first.yaml"
+    amp_ray("init", "-o", path, *NODES, "--model", "gpt2-1.5b", "--batch", "64")
+    assert amp_ray("plan", path, "--json").json["num_feasible"] > 0
+
+
+def test_a_configuration_and_a_hostfile_are_named(amp_ray: Run, tmp_path: Path) -> None:
+    config = {
+        "model_type": "llama",
+        "num_hidden_layers": 4,
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "intermediate_size": 128,
+        "vocab_size": 1000,
+        "max_position_embeddings": 128,
+        "tie_word_embeddings": False,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    (tmp_path / "hosts").write_text("a slots=4\nb slots=4\n", encoding="utf-8")
+    (tmp_path / "plans").mkdir()
+    path = tmp_path / "plans" / "my.yaml"
+    options = ("--model", tmp_path / "config.json", "--hostfile", tmp_path / "hosts")
+    ended = amp_ray(
+        "init", "-o", path, *options, "--device", "T4", "--inter-gbit-per-s", "10", "--batch", "8"
+    )
+    assert ended.code == 0
+    experiment = load_experiment(path)
+    assert [node.name for node in experiment.cluster.nodes] == ["a", "b"]
+    assert experiment.precision == "fp16"
+
+
+def test_hosts_are_asked_for_their_boards(
+    amp_ray: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "hosts").write_text("a slots=8\nb slots=8\n", encoding="utf-8")
+    board = {"name": "NVIDIA A100-SXM4-80GB", "memory_bytes": 81920 * 2**20}
+    found = {"a": [board] * 8, "b": [board] * 8}
+    monkeypatch.setattr(first_file, "gpus_of_hosts", lambda _experiment, _make_host: found)
+    path = tmp_path / "my.yaml"
+    options = ("--hostfile", tmp_path / "hosts", "--inter-gbit-per-s", "100", "--batch", "64")
+    ended = amp_ray("init", "-o", path, "--model", "gpt2-1.5b", *options)
+    assert ended.out == f"{path}: 2 x 8 A100-80\n"
+    found["b"] = [{"name": "Tesla T4", "memory_bytes": 15360 * 2**20}]
+    path.unlink()
+    ended = amp_ray("init", "-o", path, "--model", "gpt2-1.5b", *options)
+    assert ended.code == 2
+    assert "the hosts have NVIDIA A100-SXM4-80GB, Tesla T4: name one board" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ((*NODES, "--batch", "8"), "--model is missing"),
+        ((*NODES, "--batch", "8", "--model", "lama"), "no model is named 'lama'; known: gpt2-1.5b"),
+        (
+            ("--cluster", "dgx", "--model", "gpt2-1.5b"),
+            "no cluster is named 'dgx'; known: dgx-",
+        ),
+        ((*NODES, "--model", "gpt2-1.5b"), "--batch is missing"),
+        (
+            (*NODES, "--device", "T5", "--batch", "8", "--model", "gpt2-1.5b"),
+            "device 'T5' is not in the catalogue",
+        ),
+        ((*NODES, "--batch", "8", "--model", "no.json"), "no such file"),
+    ],
+)
+def test_what_is_missing_or_wrong_is_named(
+    amp_ray: Run, tmp_path: Path, options: tuple[str, ...], message: str
+) -> None:
+    path = tmp_path / "my.yaml"
+    ended = amp_ray("init", "-o", path, *options)
+    assert ended.code == 2
+    assert message in ended.err
+    assert not path.exists()
+
+
+def test_no_file_is_overwritten(amp_ray: Run, small: Path) -> None:
+    before = small.read_text(encoding="utf-8")
+    ended = amp_ray("init", "-o", small, *NODES, "--model", "gpt2-1.5b", "--batch", "8")
+    assert ended.code == 2
+    assert small.read_text(encoding="utf-8") == before
