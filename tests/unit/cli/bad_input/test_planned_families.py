@@ -78,7 +78,7 @@ def test_commands_that_train_refuse_them(
 def test_token_slices_of_what_is_no_causal_sequence_are_led_to_their_key(
     refused: Refused, family: str
 ) -> None:
-    text = f"{text_of(family)}search: {{token_slices: true}}\n"
+    text = text_of(family).replace("search: {", "search: {token_slices: true, ")
     message = refused({"experiment.yaml": text})
     assert "search.token_slices: model family" in message
 
