@@ -7,7 +7,7 @@ from typing import Final
 
 from amp_ray.cost.anchors import LayerAnchors, interpolate
 from amp_ray.cost.collective import Path, all_gather_s, all_reduce_s, exchange_s, start_s
-from amp_ray.cost.roofline import Phases, Rank, device_phases
+from amp_ray.cost.roofline import Phases, Rank, device_phases, gemm_phases
 from amp_ray.spec.constants import Constants
 from amp_ray.spec.model import Layer, count_kernels
 from amp_ray.spec.operator import AllReduce
@@ -120,7 +120,21 @@ class LayerWork:
         again_s = max(0.0, inputs_s - beside_inputs_s)
         if self.traits.keeps_gathered_inputs:
             again_s = 0.0
-        return sums_s + inputs_s, sums_s + again_s + max(0.0, inputs_s - beside_weights_s)
+        forward_inputs_s = inputs_s
+        if self.traits.overlaps_gathers:
+            sums_s = self._beside_product_s(sums_s, "forward", rank)
+            forward_inputs_s = self._beside_product_s(inputs_s, "backward", rank)
+        return sums_s + forward_inputs_s, sums_s + again_s + max(0.0, inputs_s - beside_weights_s)
+
+    def _beside_product_s(self, seconds: float, direction: AllReduce, rank: Rank) -> float:
+        """Return what is seen of gathers or scatters that run beside the products they belong to.
+
+        Each is cut into as many pieces as there are ranks; one piece has no product beside it (Wang
+        et al., Overlap communication with dependent computation via decomposition, ASPLOS 2023).
+        """
+        products = (op for op in self.layer.gemms if op.all_reduce == direction)
+        product_s = sum(gemm_phases(op, rank, self.constants).forward_s for op in products)
+        return max(seconds / rank.tp, seconds - product_s)
 
     def _collectives_s(
         self,

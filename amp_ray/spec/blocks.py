@@ -37,6 +37,8 @@ class Kernels:
         context: Tokens before those of the layers, computed earlier, to which these attend.
         cp: Ranks that divide every sequence; the tokens of a layer are those of one rank.
         gathers_context: Whether such ranks gather all keys and values before they attend to them.
+        fused_pointwise: Whether gated activations and backward passes of norms are one kernel each,
+            and attention reads queries, keys and values where their product wrote them.
     """
 
     fused_attention: bool = False
@@ -46,6 +48,7 @@ class Kernels:
     context: int = 0
     cp: int = 1
     gathers_context: bool = False
+    fused_pointwise: bool = False
 
 
 UNFUSED: Final = Kernels()
@@ -75,6 +78,7 @@ class Width:
         own_value_size: Width of a head's values where it is not that of its keys.
         cp: Ranks that divide the sequence.
         gathers_context: Whether they gather all keys and values before they attend to them.
+        fused_pointwise: As of `Kernels`.
     """
 
     tokens: int
@@ -97,6 +101,7 @@ class Width:
     own_value_size: int | None = None
     cp: int = 1
     gathers_context: bool = False
+    fused_pointwise: bool = False
 
     @property
     def attended(self) -> int:
@@ -265,7 +270,7 @@ def gated_feed_forward(width: Width) -> tuple[Operator, ...]:
             saved_elements=width.stream,
             all_reduce="backward",
         ),
-        gated("gated-silu", width.tokens * width.feed_forward),
+        gated("gated-silu", width.tokens * width.feed_forward, fused=width.fused_pointwise),
         feed_forward_out(width, bias=0),
     )
 
@@ -336,7 +341,7 @@ def norm(name: str, width: Width, *, bias: bool) -> Elementwise:
     return Elementwise(
         name=name,
         forward_elements=2 * width.stream,
-        backward_elements=5 * width.stream,
+        backward_elements=(3 if width.fused_pointwise else 5) * width.stream,
         replicated_parameters=width.hidden * (2 if bias else 1),
         saved_elements=width.stream,
     )
@@ -362,8 +367,19 @@ def gelu(inner: int, *, fused: bool) -> Elementwise:
     )
 
 
-def gated(name: str, inner: int) -> Elementwise:
-    """Activation of one half of the inner feed-forward width, times the other half."""
+def gated(name: str, inner: int, *, fused: bool = False) -> Elementwise:
+    """Activation of one half of the inner feed-forward width, times the other half.
+
+    One kernel reads both halves, in the backward pass with the gradient, and keeps them alone.
+    """
+    if fused:
+        return Elementwise(
+            name=name,
+            forward_elements=3 * inner,
+            backward_elements=5 * inner,
+            sharded=True,
+            saved_elements=2 * inner,
+        )
     return Elementwise(
         name=name,
         forward_elements=5 * inner,
@@ -448,9 +464,11 @@ def after_projections(width: Width, *, bias: bool, dropout: bool) -> tuple[Opera
         ),
         Elementwise(
             name="heads",
-            forward_elements=2 * width.tokens * width.result_size,
-            backward_elements=11 * width.tokens * width.result_size,
-            num_kernels=2,
+            forward_elements=0 if width.fused_pointwise else 2 * width.tokens * width.result_size,
+            backward_elements=2 * (width.attention_stream + width.key_values + width.values)
+            if width.fused_pointwise
+            else 11 * width.tokens * width.result_size,
+            num_kernels=1 if width.fused_pointwise else 2,
             sharded=width.shards_heads,
         ),
         Gemm(

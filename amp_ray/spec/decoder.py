@@ -84,7 +84,8 @@ def _block(shape: ModelShape, width: Width, *, window: int, has_experts: bool) -
             attended = (*attended, head_norms(own))
     experts = None
     if has_experts:
-        experts = _experts(shape, gated("gated-silu", 1), is_gated=True)
+        activation = gated("gated-silu", 1, fused=own.fused_pointwise)
+        experts = _experts(shape, activation, is_gated=True)
     feed_forward: tuple[Operator, ...] = ()
     if experts is not None:
         feed_forward = (*_shared_experts(shape, own), *experts.operators())

@@ -112,6 +112,7 @@ def _width(shape: ModelShape, kernels: Kernels) -> Width:
         context=kernels.context,
         cp=kernels.cp,
         gathers_context=kernels.gathers_context,
+        fused_pointwise=kernels.fused_pointwise,
     )
 
 

@@ -42,6 +42,8 @@ class RuntimeTraits:
         attention_rate: Rate of that kernel against matrix products.
         loss_fraction: Memory traffic of the loss against that of one in single precision, kernel by
             kernel.
+        fused_pointwise: Whether gated activations and backward passes of norms are one kernel each,
+            and heads are read where the projection wrote them.
         dropout: Whether language models that were published with dropout train with it.
         launches_per_kernel: Host launches per counted kernel; above 1 where nothing is fused.
         blocking_transfers: Whether a pipeline transfer stops both of its stages.
@@ -52,6 +54,8 @@ class RuntimeTraits:
         sliced_activations: Whether with tp > 1 each rank sends a 1/tp slice that is gathered.
         sliced_gradients: The same for gradients.
         mask_bytes: Bytes of an attention mask that each forward message carries.
+        overlaps_gathers: Whether gathers and scatters of sequence parallelism run beside the
+            products that they belong to, piece by piece (``--tp-comm-overlap``).
         overlaps_backward_all_reduce: Whether a backward all-reduce runs beside the weight gradient.
         virtual_stages: Chunks per stage where neither the search nor a strategy tells them.
         interleaves: Whether it can run several chunks per stage (interleaved schedule).
@@ -121,6 +125,7 @@ class RuntimeTraits:
     fused_attention: bool = False
     attention_rate: float = FLASH_ATTENTION_2_RATE
     loss_fraction: float = 1.0
+    fused_pointwise: bool = False
     dropout: bool = True
     launches_per_kernel: float = 1.0
     blocking_transfers: bool = True
@@ -130,6 +135,7 @@ class RuntimeTraits:
     sliced_activations: bool = False
     sliced_gradients: bool = False
     mask_bytes: float = 0.0
+    overlaps_gathers: bool = False
     overlaps_backward_all_reduce: bool = False
     virtual_stages: int = 1
     interleaves: bool = False
@@ -478,6 +484,7 @@ MEGATRON_CORE: Final = replace(
     overlaps_gradient_sync=True,
     overlaps_weight_gather=True,
     expert_parallel=True,
+    fused_pointwise=True,
     sends_tokens_once=True,
     context_parallel="ring",
     fp8=True,
@@ -613,6 +620,7 @@ def kernels_of(traits: RuntimeTraits, context: int = 0) -> Kernels:
     return Kernels(
         fused_attention=traits.fused_attention,
         attention_rate=traits.attention_rate,
+        fused_pointwise=traits.fused_pointwise,
         dropout=traits.dropout,
         loss_fraction=traits.loss_fraction,
         context=context,

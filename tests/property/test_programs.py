@@ -23,7 +23,7 @@ EXPERIMENT = small_experiment(
     ("device: T4, slots: 2", "device: A100-40, slots: 8"),
     ("family: gpt2", "family: llama"),
     ("num_layers: 6", f"num_layers: {NUM_BLOCKS}"),
-    ("global_batch_size: 8\n", "global_batch_size: 32\nruntime: megatron-core\n"),
+    ("global_batch_size: 8\n", "global_batch_size: 32\nruntime: megatron-core\nprecision: bf16\n"),
 )
 NUM_DEVICES = EXPERIMENT.cluster.num_devices
 ZEROS = (NO_ZERO, Zero(stage=1), Zero(stage=2), Zero(stage=3), Zero(stage=3, keeps_weights=True))
@@ -35,12 +35,14 @@ def drawn(draw: st.DrawFn) -> Strategy:
     """Draw a grid on all devices with any cuts; norm and head stay together."""
     pp = draw(st.sampled_from((1, 2, 4)))
     tp = draw(st.sampled_from([tp for tp in (1, 2, 4, 8) if NUM_DEVICES % (tp * pp) == 0]))
-    dp = NUM_DEVICES // tp // pp
+    cp = draw(st.sampled_from([cp for cp in (1, 2) if NUM_DEVICES % (tp * pp * cp) == 0]))
+    dp = NUM_DEVICES // tp // pp // cp
     size = draw(st.sampled_from([size for size in (1, 2, 4) if 32 % (size * dp) == 0]))
     cuts = st.lists(st.integers(1, NUM_BLOCKS + 1), min_size=pp - 1, max_size=pp - 1, unique=True)
     candidate = Candidate(
         options=StageOptions(
             tp=tp,
+            cp=cp,
             dp=dp,
             recompute=draw(st.sampled_from(RECOMPUTE)),
             sequence_parallel=tp > 1 and draw(st.booleans()),
@@ -73,6 +75,20 @@ def test_an_import_of_an_export_is_the_same_strategy(write: object, strategy: St
     said = read_program(text, file="run", experiment=EXPERIMENT)
     [found] = strategies_of([said], file="run", context=Context.of(EXPERIMENT))
     assert found.strategy == strategy
+
+
+@given(strategy=drawn(), nodes=st.permutations(range(len(EXPERIMENT.cluster.nodes))))
+def test_hosts_in_another_order_come_back(strategy: Strategy, nodes: list[int]) -> None:
+    own = EXPERIMENT.cluster.node_of_device
+    order = tuple(device for node in nodes for device, of in enumerate(own) if of == node)
+    stages = tuple(
+        replace(stage, options=replace(stage.options, zero=NO_ZERO)) for stage in strategy.stages
+    )
+    moved = replace(strategy, stages=stages, placement=order)
+    [text] = megatron_script(Chosen(experiment=EXPERIMENT, strategy=moved)).files.values()
+    said = read_program(text, file="run", experiment=EXPERIMENT)
+    [found] = strategies_of([said], file="run", context=Context.of(EXPERIMENT))
+    assert found.strategy == moved
 
 
 @given(strategy=drawn())

@@ -12,7 +12,13 @@ from amp_ray.formats.programs.chosen import (
     check_family,
     settings_of,
 )
-from amp_ray.formats.programs.scripts import PORT, check_host_by_host, comment, places_of
+from amp_ray.formats.programs.scripts import (
+    PORT,
+    check_host_by_host,
+    comment,
+    host_notes,
+    places_of,
+)
 from amp_ray.trials.launch import slots_by_host
 
 _NANOTRON_DTYPES: Final = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
@@ -48,6 +54,7 @@ def nanotron_config(chosen: Chosen) -> Export:
     notes = (
         "nanotron cuts by its own count of FLOPs, which may move a block from the last stage",
         "steps, learning rate, tokenizer and data are placeholders: set them",
+        *host_notes(chosen, "nanotron"),
     )
     return Export(
         files={"nanotron.yaml": _yaml(chosen, "nanotron 0.4", _nanotron(chosen, settings), notes)},

@@ -10,7 +10,7 @@ from itertools import accumulate
 from typing import Any, Final
 
 from amp_ray.formats.programs.chosen import Chosen, Export, check_family, settings_of
-from amp_ray.formats.programs.scripts import END, header, torchrun_script, words_by_line
+from amp_ray.formats.programs.scripts import END, header, host_notes, torchrun_script, words_by_line
 from amp_ray.spec.chunks import chunk_bounds
 from amp_ray.spec.model import Model, ModelShape
 from amp_ray.spec.recompute import parse_recompute
@@ -96,14 +96,15 @@ def bridge_overrides(chosen: Chosen) -> Export:
     """
     flags, notes = _flags(chosen)
     words = [f"{key}={_override(value)}" for key, value in _overrides(chosen, flags)]
-    notes = (*notes, "the recipe has to be one of this model: set RECIPE to its script")
+    recipe = "the recipe has to be one of this model: set RECIPE to its script"
+    notes = (*notes, recipe, *host_notes(chosen, "Megatron-Bridge"))
     head = header(
         chosen,
         "For Megatron-Bridge 0.3.1: overrides; start it by torchrun or srun on every host.",
         *notes,
     )
-    recipe = f'exec python "${{RECIPE:?the script of a recipe}}"{END}{words_by_line(words)}\n'
-    return Export(files={"megatron-bridge.sh": head + recipe}, notes=notes)
+    start = f'exec python "${{RECIPE:?the script of a recipe}}"{END}{words_by_line(words)}\n'
+    return Export(files={"megatron-bridge.sh": head + start}, notes=notes)
 
 
 def _flags(chosen: Chosen) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -15,6 +15,7 @@ from amp_ray.errors import InputError, Where
 from amp_ray.formats.programs.deepspeed import read_ds_config
 from amp_ray.formats.programs.megatron import pairs_of, read_flags
 from amp_ray.formats.programs.torchtitan import read_settings
+from amp_ray.spec.cluster import Cluster
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.json_text import shown
 
@@ -24,6 +25,9 @@ _MEGATRON: Final = re.compile(
 _TITAN_FLAGS: Final = re.compile(r"--(parallelism|training)\.\w")
 _TITAN_TOML: Final = re.compile(r"^\[parallelism\]\s*$", re.MULTILINE)
 _TITAN_PYTHON: Final = re.compile(r"^PARALLELISM = \{", re.MULTILINE)
+
+_ARRAYS: Final = ("HOSTS", "DEVICES")
+"""Of an exported script: the hosts, and the slots of each."""
 
 _ASSIGNMENT: Final = re.compile(r"([A-Za-z_]\w*)\+?=(.*)", re.DOTALL)
 _VARIABLE: Final = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?::?-([^}]*))?\})")
@@ -72,7 +76,22 @@ def _from_ds_config(text: str, experiment: Experiment) -> dict[str, Any]:
 
 def _from_megatron(text: str, experiment: Experiment) -> dict[str, Any]:
     """Read a script with Megatron's flags."""
-    return read_flags(_once_each(words_of(text)), experiment.model)
+    record = read_flags(_once_each(words_of(text)), experiment.model)
+    placement = _placement(text, experiment.cluster)
+    return record if placement is None else {**record, "placement": placement}
+
+
+def _placement(text: str, cluster: Cluster) -> list[list[Any]] | None:
+    """Return host and slot of every rank, where an exported script tells others than the usual."""
+    hosts, devices = (re.search(rf"^{name}=\((.*)\)$", text, re.MULTILINE) for name in _ARRAYS)
+    known = {node.name for node in cluster.nodes}
+    if hosts is None or devices is None or not set(shlex.split(hosts[1])) <= known:
+        return None
+    pairs = zip(shlex.split(hosts[1]), devices[1].split(), strict=False)
+    places = [[host, int(slot)] for host, slots in pairs for slot in slots.split(",")]
+    slots = zip(cluster.node_of_device, cluster.slot_of_device, strict=True)
+    usual = [[cluster.nodes[node].name, slot] for node, slot in slots]
+    return None if places == usual else places
 
 
 def _from_titan(text: str, experiment: Experiment) -> dict[str, Any]:
@@ -169,11 +188,12 @@ def _fitted(record: dict[str, Any], experiment: Experiment) -> dict[str, Any]:
         )
         raise ValueError(message)
     own = record["tp"] * record["pp"] * record.get("cp", 1)
-    record["dp"], rest = divmod(experiment.cluster.num_devices, own)
+    num_devices = len(record.get("placement", experiment.cluster.node_of_device))
+    record["dp"], rest = divmod(num_devices, own)
     if rest:
         message = (
             f"tp {record['tp']} x pp {record['pp']} do not divide the "
-            f"{experiment.cluster.num_devices} devices of the experiment"
+            f"{num_devices} devices of the experiment"
         )
         raise ValueError(message)
     samples = record["dp"] * record["micro_batch_size"]

@@ -71,6 +71,24 @@ def check_host_by_host(places: Sequence[Place], launcher: str) -> None:
             raise ValueError(message)
 
 
+def host_notes(chosen: Chosen, program: str) -> tuple[str, ...]:
+    """Say which hosts and slots are used in which order, for a program that is not told.
+
+    Returns:
+        Nothing where ranks take the devices as they are listed.
+
+    Raises:
+        ValueError: If ranks do not follow each other host by host.
+    """
+    places = places_of(chosen)
+    check_host_by_host(places, program)
+    if chosen.strategy.placement == tuple(range(chosen.experiment.cluster.num_devices)):
+        return ()
+    hosts = slots_by_host(places).items()
+    order = ", ".join(f"{host} (slots {', '.join(map(str, slots))})" for host, slots in hosts)
+    return (f"start hosts in this order, on these slots: {order}",)
+
+
 def header(chosen: Chosen, *lines: str) -> str:
     """Return the head of a script: what it is, and that it stops at the first mistake."""
     told = "\n".join((chosen.title, *lines))

@@ -11,7 +11,7 @@ from pprint import pformat
 from typing import Any, Final
 
 from amp_ray.formats.programs.chosen import Chosen, Export, check_family, settings_of
-from amp_ray.formats.programs.scripts import comment
+from amp_ray.formats.programs.scripts import comment, host_notes
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.model import Layer, Model
 
@@ -33,6 +33,8 @@ _OTHER_MODEL: Final = "llama3_debugmodel"
 
 _FSDP: Final = 3
 """ZeRO stage of FSDP."""
+
+_PRECISION: Final = {"bf16": "bfloat16", "fp32": "float32"}
 
 _MODULES: Final = {"embedding": "tok_embeddings", "norm": "norm", "head": "lm_head"}
 
@@ -75,6 +77,9 @@ def titan_config(chosen: Chosen) -> Export:
             f"{settings['zero_stage']}; the nearest is 3 with reshard_after_forward: false"
         )
         raise ValueError(message)
+    if settings["precision"] not in _PRECISION:
+        message = f"torchtitan trains in bf16 or fp32, not {settings['precision']}"
+        raise ValueError(message)
     if settings["recompute"].layers is not None:
         message = f"torchtitan recomputes in all blocks alike, found {settings['recompute']}"
         raise ValueError(message)
@@ -83,6 +88,7 @@ def titan_config(chosen: Chosen) -> Export:
     notes = ["BASE gives model, data and optimizer"]
     if base == _OTHER_MODEL:
         notes = [f"no configuration of torchtitan has this model: set BASE, which is {base}"]
+    notes += host_notes(chosen, "torchtitan")
     if settings["recompute"].kind == "selective":
         notes.append("torchtitan's selective recompute chooses operators by its own rule")
     head = (
@@ -141,6 +147,7 @@ def _training(settings: Mapping[str, Any]) -> dict[str, Any]:
         "local_batch_size": settings["micro_batch_size"] * passes,
         "global_batch_size": settings["global_batch_size"],
         "seq_len": settings["sequence_length"],
+        "mixed_precision_param": _PRECISION[settings["precision"]],
     }
 
 

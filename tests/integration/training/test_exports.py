@@ -39,16 +39,19 @@ wait
 
 
 @pytest.mark.parametrize(
-    ("write", "script"), [(deepspeed_folder, "launch.sh"), (slurm_folder, "job.sbatch")]
+    ("write", "script", "runtime"),
+    [(deepspeed_folder, "launch.sh", "deepspeed"), (slurm_folder, "job.sbatch", "torch")],
 )
 def test_an_exported_folder_runs_as_it_stands(
-    write: Callable[[Chosen], Export], script: str, tmp_path: Path
+    write: Callable[[Chosen], Export], script: str, runtime: str, tmp_path: Path
 ) -> None:
     grid = Candidate(
         options=StageOptions(tp=1, dp=1), pp=2, micro_batch_size=2, num_micro_batches=2
     )
     plan = Strategy.uniform(grid, (0, 3, 7))
-    experiment = experiment_from(EXPERIMENT, {"hosts": "127.0.0.1 slots=2\n"})
+    experiment = experiment_from(
+        f"{EXPERIMENT}runtime: {runtime}\n", {"hosts": "127.0.0.1 slots=2\n"}
+    )
     for name, text in write(Chosen(experiment=experiment, strategy=plan)).files.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
     (tmp_path / "srun").write_text(SRUN, encoding="utf-8")

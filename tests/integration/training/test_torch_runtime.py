@@ -1,11 +1,22 @@
 """Runtime torch: strategies that only it runs train the same model as one rank of DeepSpeed."""
 
+import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from .conftest import GLOBAL_BATCH_SIZE, NUM_IMAGE_LAYERS, Ended, make_job
+from amp_ray.cost.estimate import Estimate
+from amp_ray.search.planner import AmpRayPlanner
+from amp_ray.spec.candidate import Candidate
+from amp_ray.spec.experiment import Experiment
+from amp_ray.spec.recompute import NO_RECOMPUTE, Recompute
+from amp_ray.spec.strategy import StageOptions, Strategy
+from amp_ray.trials.command import trial_launch
+from support.experiments import experiment_from
+
+from .conftest import GLOBAL_BATCH_SIZE, MODELS, NUM_IMAGE_LAYERS, Ended, make_job
 
 pytestmark = pytest.mark.integration
 
@@ -80,6 +91,62 @@ def test_losses_equal_one_rank(
     model, changes = CASES[name]
     ended = run_trial(make_job(model, runtime="torch", **changes))
     assert largest_difference(ended.result["losses"], reference_losses(model)) < TOLERANCE
+    assert set(ended.codes) == {0}
+
+
+def planned(model: str) -> Experiment:
+    """Return an experiment about a model of these tests, whose searches interleave."""
+    shape = ", ".join(f"{key}: {value}" for key, value in MODELS[model].items())
+    return experiment_from(
+        f"""
+        name: interleaved
+        model: {{{shape}}}
+        cluster: {{nodes: [{{device: cpu, slots: 4, intra_gbit_per_s: 10, inter_gbit_per_s: 10}}]}}
+        precision: fp32
+        optimizer: sgd
+        runtime: torch
+        global_batch_size: {GLOBAL_BATCH_SIZE}
+        search: {{virtual_stages: [2]}}
+        """
+    )
+
+
+INTERLEAVED: dict[str, tuple[int, Recompute, tuple[int, ...]]] = {
+    "as-planned": (1, NO_RECOMPUTE, ()),
+    "uneven-chunks": (1, NO_RECOMPUTE, (0, 2, 3, 5, 7)),
+    "part-recomputed": (2, Recompute(kind="full", layers=1), (0, 3, 4, 5, 7)),
+}
+"""Samples of a micro-batch, recompute and bounds of chunks, if they are not those of the search."""
+
+
+@pytest.mark.parametrize("name", INTERLEAVED)
+def test_interleaved_strategies_are_launched_and_train_the_same(
+    name: str,
+    run_trial: Callable[..., Ended],
+    reference_losses: Callable[..., list[float]],
+) -> None:
+    size, recompute, bounds = INTERLEAVED[name]
+    experiment = planned("llama")
+    candidate = Candidate(
+        micro_batch_size=size,
+        options=StageOptions(tp=1, dp=2, recompute=recompute),
+        pp=2,
+        num_micro_batches=GLOBAL_BATCH_SIZE // (2 * size),
+        virtual_stages=2,
+    )
+    result = AmpRayPlanner(experiment=experiment).plan(
+        replace(candidate, options=replace(candidate.options, recompute=NO_RECOMPUTE))
+    )
+    assert isinstance(result, Estimate)
+    assert result.launchable
+    strategy = Strategy.uniform(candidate, bounds) if bounds else result.strategy
+    launch = trial_launch(
+        experiment, strategy, trial_id="t", hosts=["node0"], files={}, python="python"
+    )
+    told = json.loads(launch.files["job.json"])["strategy"]
+    job = make_job("llama", runtime="torch") | {"strategy": told}
+    ended = run_trial(job)
+    assert largest_difference(ended.result["losses"], reference_losses("llama")) < TOLERANCE
     assert set(ended.codes) == {0}
 
 

@@ -10,7 +10,10 @@ import pytest
 
 Run = Callable[..., Any]
 
-LLAMA = ("--set", "model.family=llama", "--set", "runtime=megatron-core")
+LLAMA = (
+    *("--set", "model.family=llama", "--set", "runtime=megatron-core"),
+    *("--set", "precision=bf16", "--set", "cluster.nodes.0.device=A100-40"),
+)
 
 
 def test_a_script_goes_to_standard_output_or_a_file(

@@ -43,6 +43,25 @@ def test_activations_are_those_of_the_paper() -> None:
     assert kept(DIVIDED, "full") == pytest.approx(kept(WHOLE, "full") / TP)
 
 
+@pytest.mark.parametrize(
+    ("hidden", "layers", "size", "ahead", "gib"),
+    [(6144, 48, 4, 1.0, 9.5625), (12288, 96, 1, 1 + 7 / 24, 12.3515625)],
+)
+def test_published_models_keep_what_was_published(
+    hidden: int, layers: int, size: int, ahead: float, gib: float
+) -> None:
+    figures = f"num_layers: {layers}, hidden_size: {hidden}, num_heads: {hidden // 128}"
+    text = SMALL.replace("num_layers: 6, hidden_size: 256, num_heads: 8", figures)
+    given = experiment_from(text.replace(": 128,", ": 2048,") + "runtime: megatron-lm-2022\n")
+    rank = replace(DIVIDED, tp=8, micro_batch_size=size)
+    memory = LayerMemory(model=given.model, rank=rank, recompute="selective", traits=given.traits)
+    block = next(layer for layer in given.model.layers if layer.kind == "block")
+    kept_bytes = (
+        layers * ahead * memory.kept_bytes(block)
+    )  # of the first of 8 stages, 3 chunks each
+    assert kept_bytes == pytest.approx(gib * 2**30, rel=1e-3)
+
+
 def talk_s(rank: Rank, compute: Phases, *, overlaps: bool) -> tuple[float, float]:
     traits = replace(GIVEN.traits, overlaps_backward_all_reduce=overlaps)
     work = LayerWork(layer=BLOCK, anchors=LayerAnchors(), traits=traits, constants=GIVEN.constants)
@@ -111,3 +130,22 @@ def test_the_whole_takes_less_memory() -> None:
         assert estimate.launchable
         peaks.append(estimate.peak_memory_bytes)
     assert all(less < more for less, more in zip(peaks[1], peaks[0], strict=True))
+
+
+def test_gathers_beside_their_products_leave_one_piece_to_see() -> None:
+    """Slow links are seen but for the products, fast ones by one piece in tp."""
+    alone = Phases(forward_s=1.0, backward_s=2.0)
+
+    def both_s(rate: float, *, overlaps: bool) -> tuple[float, float]:
+        traits = replace(GIVEN.traits, overlaps_gathers=overlaps)
+        work = LayerWork(
+            layer=BLOCK, anchors=LayerAnchors(), traits=traits, constants=GIVEN.constants
+        )
+        return work.talk_s(DIVIDED, replace(RING, bytes_per_s=rate), alone)
+
+    fast, piece = (both_s(1e12, overlaps=overlaps)[0] for overlaps in (False, True))
+    assert fast / TP <= piece * (1 + 1e-9) < fast
+    for rate in (1e8, 1e9, 1e10, 1e12):
+        plain, split = (both_s(rate, overlaps=overlaps) for overlaps in (False, True))
+        assert split[0] < plain[0]
+        assert split[1] < plain[1]

@@ -134,3 +134,18 @@ def test_a_slice_attends_to_its_context_kernel_by_kernel() -> None:
     assert (scores.rows, scores.columns, scores.batch) == (8, 32, 4)
     assert products["context"].inner == 32
     assert products["qkv"].rows == 8
+
+
+def test_fused_kernels_pass_less_through_memory_and_keep_less() -> None:
+    plain = llama_block(GROUPED, name="block")
+    fused = llama_block(replace(GROUPED, fused_pointwise=True), name="block")
+    assert fused.num_parameters == plain.num_parameters
+    assert flops(fused) == flops(plain)
+    kept = plain.saved_bytes(tp=1, bytes_per_element=2) - fused.saved_bytes(
+        tp=1, bytes_per_element=2
+    )
+    assert kept == 2 * TOKENS * 96  # the activation of the gate, which is made anew
+    for one, other in zip(fused.elementwise, plain.elementwise, strict=True):
+        assert one.forward_elements <= other.forward_elements
+        assert one.backward_elements <= other.backward_elements
+        assert one.num_kernels <= other.num_kernels

@@ -33,10 +33,11 @@ from amp_ray.spec.zero import Zero
 from support.experiments import small_experiment
 
 LLAMA = ("family: gpt2", "family: llama")
+BF16 = "runtime: megatron-core\nprecision: bf16\n"
 Write = Callable[[Chosen], Export]
 
 
-def experiment(*replaced: tuple[str, str], keys: str = "runtime: megatron-core\n") -> Experiment:
+def experiment(*replaced: tuple[str, str], keys: str = BF16) -> Experiment:
     """Build llama on 2 nodes of 2 A100; its list has embedding, 6 blocks, norm and head."""
     step = ("global_batch_size: 8\n", f"global_batch_size: 8\n{keys}")
     return small_experiment(("device: T4", "device: A100-40"), LLAMA, step, *replaced)
@@ -128,9 +129,8 @@ def test_bridge_gets_overrides_of_the_same_strategy() -> None:
         "model.pipeline_model_parallel_size": "4",
         "model.pipeline_model_parallel_layout": "'Et*3|t|t*2|L'",
         "train.micro_batch_size": "1",
-        "mixed_precision": "fp16_mixed",
-    }.items() <= {**found, "mixed_precision": "fp16_mixed"}.items()
-    assert "mixed_precision=fp16_mixed" in text
+    }.items() <= found.items()
+    assert "mixed_precision=bf16_mixed" in text
     assert "0.3.1" in text
 
 
@@ -148,7 +148,12 @@ def test_torchtitan_gets_modules_of_every_stage() -> None:
         ["norm", "lm_head"],
     ]
     assert values["PARALLELISM"]["data_parallel_replicate_degree"] == 1
-    assert values["TRAINING"] == {"local_batch_size": 8, "global_batch_size": 8, "seq_len": 128}
+    assert values["TRAINING"] == {
+        "local_batch_size": 8,
+        "global_batch_size": 8,
+        "seq_len": 128,
+        "mixed_precision_param": "bfloat16",
+    }
     assert values["RECOMPUTE"] == "none"
 
 
@@ -213,6 +218,20 @@ def test_a_family_that_a_program_does_not_train_is_refused() -> None:
     given = small_experiment(("device: T4", "device: A100-40"))
     with pytest.raises(ValueError, match="not model family 'gpt2'"):
         titan_config(chosen(UNEVEN, given))
+
+
+def test_hosts_in_another_order_are_told() -> None:
+    moved = chosen(strategy((0, 4, 9), placement=(2, 3, 0, 1)), experiment())
+    for write in (bridge_overrides, titan_config, nanotron_config):
+        notes = write(moved).notes
+        assert any(
+            "this order, on these slots: node1 (slots 0, 1), node0" in note for note in notes
+        )
+
+
+def test_a_precision_that_a_program_has_not_is_refused() -> None:
+    with pytest.raises(ValueError, match="torchtitan trains in bf16 or fp32, not fp16"):
+        titan_config(chosen(UNEVEN, experiment(keys="precision: fp16\n")))
 
 
 MIXTRAL = "num_layers: 6, num_experts: 4, experts_per_token: 2, expert_feed_forward_size: 128"
