@@ -135,8 +135,7 @@ def simulate_interleaved(
     Args:
         passes_s: Shape ``(2, num_chunks)``. Forward and backward of one micro-batch.
         sends_s: Shape ``(2, num_chunks - 1)``. Activation and gradient across each cut.
-        order: Shape ``(3, num_passes)``. Chunk of each forward and of each backward pass of a
-            stage, and the micro-batch of both.
+        order: Shape ``(3, num_passes)``. Of a stage: chunks forward and backward, micro-batches.
         ahead: Shape ``(pp,)``. Forward passes of each stage before its first backward pass.
         blocking: Whether a stage stands still until what it sends has crossed.
         duplex: Whether what two alternating passes send then crosses at the same time.
@@ -151,15 +150,13 @@ def simulate_interleaved(
         before = left
         for j in range(pp):
             while backward[j] < total:
-                goes_back = forward[j] == total or forward[j] - backward[j] > ahead[j]
-                way = 1 if goes_back else 0
-                index = backward[j] if goes_back else forward[j]
+                way = int(forward[j] == total or forward[j] - backward[j] > ahead[j])
+                index = backward[j] if way else forward[j]
                 chunk, unit = j + pp * order[way, index], order[2, index]
-                ready = arrived[way, chunk, unit]
-                if ready < 0.0:
+                if arrived[way, chunk, unit] < 0.0:
                     break
-                clock[j] = max(clock[j], ready) + passes_s[way, chunk]
-                if goes_back:
+                clock[j] = max(clock[j], arrived[way, chunk, unit]) + passes_s[way, chunk]
+                if way:
                     backward[j] += 1
                     sends = sends_s[1, chunk - 1] if chunk > 0 else 0.0
                     if chunk > 0:

@@ -32,11 +32,8 @@ def row(
         return {
             "position": position,
             "strategy": _candidate(result.candidate),
-            "iteration_time_s": None,
-            "interval_s": None,
-            "breakdown_s": None,
-            "peak_memory_bytes": None,
-            "memory_limit_bytes": None,
+            **dict.fromkeys(("iteration_time_s", "interval_s", "breakdown_s")),
+            **dict.fromkeys(("peak_memory_bytes", "memory_limit_bytes")),
             "feasible": False,
             "reason": str(result.reason),
             "launchable": False,
