@@ -102,6 +102,7 @@ def plan(
     workers: int | None = None,
     address: str | None = None,
     progress: Progress | None = None,
+    leading: Callable[[Estimate], None] = lambda _estimate: None,
 ) -> Plan:
     """Search the strategies of an experiment and rank them by what is predicted.
 
@@ -117,6 +118,7 @@ def plan(
         workers: Ray workers that search; None: none, unless the search would take long.
         address: Of the Ray cluster to search on.
         progress: Told how far the search is.
+        leading: Told each strategy that is faster than all before it, while the search goes on.
 
     Raises:
         InputError: If something does not fit, or the limits leave no candidate.
@@ -144,6 +146,7 @@ def plan(
         cost_model,
         workers=Workers(num=workers, address=address),
         progress=progress or silent,
+        leading=leading,
     )
     if before is not None:
         planned = replan(planned, Path(before), whole.cluster)

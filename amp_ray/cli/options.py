@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import click
 from rich.progress import Progress
 
+from amp_ray.cost.estimate import Estimate
 from amp_ray.report.console import console
 from amp_ray.runtime.files import write_result_text
 from amp_ray.runtime.planning import OURS
@@ -129,14 +130,32 @@ def write_json_text(text: str | Iterable[str], target: str) -> None:
     write_result_text(text, Path(target))
 
 
+class SearchProgress:
+    """Shows on a terminal how far a search is, and the fastest strategy so far."""
+
+    def __init__(self, bar: Progress) -> None:
+        """Begin."""
+        self._bar, self._task = bar, bar.add_task("searching", total=None, start=True)
+
+    def __call__(self, done: int, total: int) -> None:
+        """Take (candidates done, in all)."""
+        self._bar.update(self._task, completed=done, total=total)
+
+    def leading(self, best: Estimate) -> None:
+        """Take the fastest strategy so far; its bound is that of its micro-batch size."""
+        bound_s, text = best.lower_bound_s, f"searching, best {best.iteration_time_s:.4g} s"
+        if bound_s is not None:
+            text += f" (at least {bound_s:.4g} s)"
+        self._bar.update(self._task, description=text)
+
+
 @contextlib.contextmanager
-def search_progress() -> Iterator[Callable[[int, int], None]]:
-    """Show on a terminal how far a search is; give what takes (candidates done, in all)."""
+def search_progress() -> Iterator[SearchProgress]:
+    """Show on a terminal how far a search is."""
     with Progress(
         console=console(stderr=True), transient=True, disable=not sys.stderr.isatty()
     ) as bar:
-        task = bar.add_task("searching", total=None, start=True)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+        yield SearchProgress(bar)
 
 
 class _Number(click.ParamType[int | None]):

@@ -108,6 +108,7 @@ def plan(
             workers=num_workers,
             address=ray_address,
             progress=progress,
+            leading=progress.leading,
         )
     shown = replace(found, num_shown=None if show_all else num_rows)
     if json_target is not None:

@@ -135,7 +135,8 @@ def simulate_interleaved(
     Args:
         passes_s: Shape ``(2, num_chunks)``. Forward and backward of one micro-batch.
         sends_s: Shape ``(2, num_chunks - 1)``. Activation and gradient across each cut.
-        order: Shape ``(3, num_passes)``. Of a stage: chunks forward and backward, micro-batches.
+        order: Shape ``(3, num_passes)``. Chunk of each forward and of each backward pass of a
+            stage, and the micro-batch of both.
         ahead: Shape ``(pp,)``. Forward passes of each stage before its first backward pass.
         blocking: Whether a stage stands still until what it sends has crossed.
         duplex: Whether what two alternating passes send then crosses at the same time.
@@ -145,37 +146,37 @@ def simulate_interleaved(
     forward, backward = np.zeros(pp, np.int64), np.zeros(pp, np.int64)
     arrived = np.full((2, last + 1, order[2].max() + 1), -1.0)
     arrived[0, 0] = 0.0
-    left = pp * 2 * total
-    while left > 0:
-        before = left
+    while backward.min() < total:
+        before = forward.sum() + backward.sum()
         for j in range(pp):
             while backward[j] < total:
-                way = int(forward[j] == total or forward[j] - backward[j] > ahead[j])
-                index = backward[j] if way else forward[j]
+                goes_back = forward[j] == total or forward[j] - backward[j] > ahead[j]
+                way, index = (1, backward[j]) if goes_back else (0, forward[j])
                 chunk, unit = j + pp * order[way, index], order[2, index]
-                if arrived[way, chunk, unit] < 0.0:
+                ready = arrived[way, chunk, unit]
+                if ready < 0.0:
                     break
-                clock[j] = max(clock[j], arrived[way, chunk, unit]) + passes_s[way, chunk]
-                if way:
+                clock[j] = max(clock[j], ready) + passes_s[way, chunk]
+                sends = 0.0
+                if goes_back:
                     backward[j] += 1
-                    sends = sends_s[1, chunk - 1] if chunk > 0 else 0.0
                     if chunk > 0:
+                        sends = sends_s[1, chunk - 1]
                         arrived[1, chunk - 1, unit] = clock[j] + sends
                     clock[j] += max(sends, pending[j]) if blocking else 0.0
                     pending[j] = 0.0
+                    continue
+                forward[j] += 1
+                if chunk < last:
+                    sends = sends_s[0, chunk]
+                    arrived[0, chunk + 1, unit] = clock[j] + sends
                 else:
-                    forward[j] += 1
-                    sends = sends_s[0, chunk] if chunk < last else 0.0
-                    if chunk < last:
-                        arrived[0, chunk + 1, unit] = clock[j] + sends
-                    else:
-                        arrived[1, chunk, unit] = clock[j]
-                    if duplex and forward[j] > ahead[j]:
-                        pending[j] = sends
-                    elif blocking:
-                        clock[j] += sends
-                left -= 1
-        assert left < before, "stages wait for each other in a circle"
+                    arrived[1, chunk, unit] = clock[j]
+                if duplex and forward[j] > ahead[j]:
+                    pending[j] = sends
+                elif blocking:
+                    clock[j] += sends
+        assert forward.sum() + backward.sum() > before, "stages wait for each other in a circle"
     return float(clock.max())
 
 

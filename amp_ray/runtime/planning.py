@@ -140,11 +140,12 @@ def plan_experiment(
     *,
     workers: Workers = AUTO,
     progress: Callable[[int, int], None],
+    leading: Callable[[Estimate], None] = lambda _estimate: None,
 ) -> Planned:
     """Search all candidates of an experiment.
 
     The ranking does not depend on ``workers``; ``progress`` gets (candidates done, all
-    candidates).
+    candidates), ``leading`` each strategy that is faster than all before it.
 
     Within ``batch_tolerance``, batches that the devices divide better are planned for, too.
     Where money counts, parts of the cluster are planned for as well: fewer nodes may be cheaper.
@@ -167,7 +168,7 @@ def plan_experiment(
             optional=optional_of(planner),
             workers=workers,
             progress=progress,
-            improve=improve_of(planner),
+            leading=leading,
         )
     if experiment.limits.batch_tolerance and not experiment.limits.launchable:
         ranking = _with_other_batches(experiment, cost_model, ranking)
@@ -200,7 +201,7 @@ def told_intervals(
 
 
 def optional_of(planner: Planner) -> OptionalCandidates:
-    """Return what our planner looks at only where that may be among the fastest."""
+    """Return what our planner looks at only where it may be fast, and how it makes plans faster."""
     if not isinstance(planner, AmpRayPlanner):
         return NO_CANDIDATES
     candidates = optional_candidates(planner.experiment)
@@ -208,18 +209,9 @@ def optional_of(planner: Planner) -> OptionalCandidates:
         candidates=candidates,
         least_s=planner.least_s,
         expected_s=planner.expected_s,
+        improve=planner.improve,
         most_devices=MOST_GRID_DEVICES if has_groups(planner.experiment) else None,
     )
-
-
-def improve_of(planner: Planner) -> Callable[[Estimate], Result]:
-    """Return what makes the fastest strategies faster; only our planner does."""
-    return planner.improve if isinstance(planner, AmpRayPlanner) else _unchanged
-
-
-def _unchanged(estimate: Estimate) -> Estimate:
-    """Leave an estimate as it is."""
-    return estimate
 
 
 def counts_money(experiment: Experiment) -> bool:
@@ -263,7 +255,6 @@ def _with_other_batches(experiment: Experiment, cost_model: str, whole: Ranking)
                 planner,
                 planned_candidates(other, cost_model),
                 optional=optional_of(planner),
-                improve=improve_of(planner),
                 workers=ALONE,
             )
             results += [

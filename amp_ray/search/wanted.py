@@ -31,6 +31,7 @@ class OptionalCandidates:
         least_s: What no strategy of a candidate undercuts, infinite where there is none; above
             the limit that is given it need not be the best bound that is known.
         expected_s: What strategies of a candidate are expected to take at least, unproven.
+        improve: Makes the fastest strategies faster in the end; what it returns is no slower.
         most_devices: Of those that are planned, where others are likely to be faster than all.
     """
 
@@ -38,6 +39,7 @@ class OptionalCandidates:
     least_s: Callable[[Candidate, float], float]
     expected_s: Callable[[Candidate], float]
     most_devices: int | None = None
+    improve: Callable[[Estimate], Result] = lambda estimate: estimate
 
 
 NO_CANDIDATES: Final = OptionalCandidates(
@@ -104,18 +106,14 @@ class Wanted:
         if number == self._num_needed - 1:
             self._open(self._limit_s)
 
-    def improved(self, improve: Callable[[Estimate], Result]) -> list[Result]:
-        """Return the results that count, the fastest improved.
-
-        Args:
-            improve: Returns what is no slower.
-        """
+    def improved(self) -> list[Result]:
+        """Return the results that count, the fastest improved."""
         found = [each for each in self.results if isinstance(each, Estimate) and each.feasible]
         fastest = sorted(found, key=leader_order)[:MOST_IMPROVED]
         known = {each.strategy for each in found}
         better: dict[int, Result] = {}
         for each in fastest:
-            own = improve(each)
+            own = self._optional.improve(each)
             if isinstance(own, Estimate) and own.feasible and own.strategy not in known:
                 known.add(own.strategy)
                 better[id(each)] = own

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from amp_ray.cost.estimate import Estimate
-from amp_ray.runtime.planning import improve_of, optional_of
+from amp_ray.runtime.planning import optional_of
 from amp_ray.runtime.ray.searching import ALONE, search_candidates
 from amp_ray.search.planner import AmpRayPlanner
 from amp_ray.search.space import candidates_of
@@ -76,7 +76,6 @@ def _best(experiment: Experiment) -> tuple[AmpRayPlanner, Estimate | None]:
         candidates_of(experiment),
         optional=optional_of(planner),
         workers=ALONE,
-        improve=improve_of(planner),
     )
     found = [each for each in ranking.results if isinstance(each, Estimate) and each.feasible]
     return planner, min(found, key=lambda each: each.iteration_time_s, default=None)

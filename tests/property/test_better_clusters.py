@@ -1,7 +1,7 @@
 import pytest
 
 from amp_ray.cost.estimate import Estimate
-from amp_ray.runtime.planning import improve_of, optional_of
+from amp_ray.runtime.planning import optional_of
 from amp_ray.runtime.ray.searching import ALONE, search_candidates
 from amp_ray.search.planner import AmpRayPlanner
 from amp_ray.search.space import candidates_of
@@ -16,7 +16,6 @@ def best(experiment: Experiment) -> Estimate | None:
         planner,
         candidates_of(experiment),
         optional=optional_of(planner),
-        improve=improve_of(planner),
         workers=ALONE,
     )
     found = [each for each in ranking.results if isinstance(each, Estimate) and each.feasible]

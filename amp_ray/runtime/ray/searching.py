@@ -1,6 +1,7 @@
 """Search in this process while that is quick, and by Ray tasks where it is asked for or pays."""
 
 import logging
+import math
 import os
 import time
 from collections import deque
@@ -114,7 +115,7 @@ def search_candidates(
     optional: OptionalCandidates = NO_CANDIDATES,
     workers: Workers = AUTO,
     progress: Callable[[int, int], None] = lambda _done, _total: None,
-    improve: Callable[[Estimate], Result] = lambda estimate: estimate,
+    leading: Callable[[Estimate], None] = lambda _estimate: None,
 ) -> Ranking:
     """Plan every candidate and rank them, by whomever; optional ones as `Wanted` has it.
 
@@ -122,7 +123,7 @@ def search_candidates(
     says so and the search goes on in this process.
 
     The ranking is the same for all workers, bit for bit; ``progress`` gets (done, all), and
-    ``improve`` the fastest strategies in the end.
+    ``leading`` each strategy that is faster than all before it.
 
     Raises:
         ValueError: If the profile lacks what a candidate needs.
@@ -136,7 +137,7 @@ def search_candidates(
     found: dict[int, Result | ValueError] = {}
     if workers.forced:
         _plan_with_ray(planner, wanted, workers, found, progress)
-    number = 0
+    number, least_s = 0, math.inf
     while number < wanted.num:
         remaining_s = watch.remaining_s(wanted.num - number)
         if may_leave and remaining_s > RAY_PAYS_S:
@@ -152,9 +153,12 @@ def search_candidates(
         if isinstance(result, ValueError):
             raise result
         wanted.add(number, result)
+        if isinstance(result, Estimate) and result.feasible and result.iteration_time_s < least_s:
+            least_s = result.iteration_time_s
+            leading(result)
         number += 1
     progress(len(found), len(found))
-    return rank(wanted.improved(improve), relative_error=planner.relative_error)
+    return rank(wanted.improved(), relative_error=planner.relative_error)
 
 
 def _plan_with_ray(

@@ -111,16 +111,16 @@ def test_beside_faster_plans_few_are_planned() -> None:
 
 
 def test_the_fastest_results_are_improved_once() -> None:
-    found = Wanted(CANDIDATES[:6], NO_CANDIDATES, 0.1)
     results = [estimate(number, 1.0 + number) for number in range(6)]
-    for number, result in enumerate(results):
-        found.add(number, result)
-    better = replace(estimate(7, 0.5), lower_bound_s=None)
+    better = estimate(7, 0.5)
     asked: list[Estimate] = []
 
     def improve(given: Estimate) -> Estimate:
         asked.append(given)
         return better
 
-    assert found.improved(improve) == [better, *results[1:]]
+    found = Wanted(CANDIDATES[:6], replace(NO_CANDIDATES, improve=improve), 0.1)
+    for number, result in enumerate(results):
+        found.add(number, result)
+    assert found.improved() == [better, *results[1:]]
     assert asked == results[:4]

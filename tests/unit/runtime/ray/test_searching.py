@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 import amp_ray.runtime.ray
-from amp_ray.cost.estimate import Result
+from amp_ray.cost.estimate import Estimate, Result
 from amp_ray.errors import InputError
 from amp_ray.runtime.planning import plan_experiment
 from amp_ray.runtime.ray import searching
@@ -204,6 +204,17 @@ def test_workers_plan_optional_candidates_as_this_process_does(
     assert repr(mixed(Workers(num=3))) == repr(alone)
     assert len(actors.asked) == (2 if lost_after == NUM else 1)
     assert all(number > 0 for number, _ in actors.asked)
+
+
+@pytest.mark.parametrize("workers", [ALONE, Workers(num=2)])
+def test_each_strategy_that_leads_is_told(actors: FakeActors, workers: Workers) -> None:
+    del actors
+    told: list[Estimate] = []
+    ranking = search_candidates(PLANNER, CANDIDATES, workers=workers, leading=told.append)
+    times_s = [estimate.iteration_time_s for estimate in told]
+    assert times_s == sorted(set(times_s), reverse=True)
+    found = [each for each in ranking.results if isinstance(each, Estimate) and each.feasible]
+    assert told[-1] == min(found, key=lambda each: each.iteration_time_s)
 
 
 class WrongAt(AmpRayPlanner):
