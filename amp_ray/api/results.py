@@ -7,7 +7,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
+from rich.text import Text
 
 from amp_ray.cost.estimate import Estimate, Result
 from amp_ray.errors import AmpRayError
@@ -16,6 +17,7 @@ from amp_ray.report.tables import ResultsTable, moves_table, ranking_table
 from amp_ray.runtime.planning import Planned, our_model, why_infeasible
 from amp_ray.runtime.replanning import Replanned
 from amp_ray.search.rows import SCHEMA, flat_row, row
+from amp_ray.search.space import searched_dimensions
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import Strategy
 from amp_ray.units import counted
@@ -116,7 +118,9 @@ class Plan(Shown):
             f"{self.planned.search_s:.3g} s, cost model {self.planned.cost_model}, "
             f"{experiment.profile.source}"
         )
-        return ranking_table(ranking, experiment, title=title, num_rows=self.num_shown)
+        table = ranking_table(ranking, experiment, title=title, num_rows=self.num_shown)
+        searched = searched_dimensions(experiment)
+        return Group(table, Text(f"searched: {', '.join(searched)}")) if searched else table
 
     def drawn_moves(self) -> RenderableType | None:
         """Draw what the best strategy moves, where the plan was compared with an earlier one."""

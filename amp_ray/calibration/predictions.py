@@ -8,7 +8,9 @@ from typing import Final
 import numpy as np
 
 from amp_ray.calibration.linear import FloatArray
+from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.model import CostModel
+from amp_ray.cost.operators import OperatorCostModel
 from amp_ray.cost.verdict import WITHOUT_PARAMETERS, Judge
 from amp_ray.spec.constants import PRIOR_SIGMA, PROGRAM_SCALE, Constants
 from amp_ray.spec.experiment import Experiment
@@ -119,10 +121,19 @@ class Predictor:
         return np.array(columns).reshape(len(names), len(plans)).T
 
 
+def _estimate(model: CostModel, strategy: Strategy) -> Estimate:
+    """Estimate one strategy, of layers or of operators."""
+    if not strategy.has_operators:
+        return model.estimate(strategy)
+    given = replace(model.experiment, zero_stage=strategy.zero.stage)
+    found = OperatorCostModel(experiment=given).estimate(strategy)
+    assert isinstance(found, Estimate), "a plan that was found has a price"
+    return found
+
+
 def _predict(model: CostModel, strategy: Strategy) -> Prediction:
     """Estimate one strategy and keep what a calibration needs of it."""
-    estimate = model.estimate(strategy)
-    given = model.experiment
+    estimate, given = _estimate(model, strategy), model.experiment
     judge = Judge(model=given.model, traits=given.traits, constants=given.constants)
     return Prediction(
         time_s=estimate.iteration_time_s,

@@ -29,7 +29,16 @@ from amp_ray.units import GIB
 _FILE = click.Path(path_type=Path)
 
 _NO_DIFFERENCE: Final = frozenset(
-    {"schema", "name", "search_s", "position", "num_candidates", "num_feasible", "placement"}
+    {
+        "schema",
+        "name",
+        "search_s",
+        "position",
+        "num_candidates",
+        "num_feasible",
+        "placement",
+        "searched",
+    }
 )
 """Keys that say nothing about a plan, or too much."""
 

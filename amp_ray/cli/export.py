@@ -147,7 +147,8 @@ def export(
 
 def _trace(chosen: Chosen, study: ReadStudy | None) -> Export:
     """Return the predicted timeline beside that of a study's last trial of the strategy."""
-    timeline = predicted_timeline(CostModel(experiment=chosen.experiment), chosen.strategy)
+    experiment = chosen.experiment if study is None else study.calibrated()
+    timeline = predicted_timeline(CostModel(experiment=experiment), chosen.strategy)
     measured = None if study is None else study.timeline(chosen.strategy)
     return trace(chosen, timeline, measured)
 

@@ -146,39 +146,37 @@ def simulate_interleaved(
     forward, backward = np.zeros(pp, np.int64), np.zeros(pp, np.int64)
     arrived = np.full((2, last + 1, order[2].max() + 1), -1.0)
     arrived[0, 0] = 0.0
-    left = pp * 2 * total
-    while left > 0:
-        before = left
+    while backward.min() < total:
+        before = forward.sum() + backward.sum()
         for j in range(pp):
             while backward[j] < total:
                 goes_back = forward[j] == total or forward[j] - backward[j] > ahead[j]
-                way = 1 if goes_back else 0
-                index = backward[j] if goes_back else forward[j]
+                way, index = (1, backward[j]) if goes_back else (0, forward[j])
                 chunk, unit = j + pp * order[way, index], order[2, index]
                 ready = arrived[way, chunk, unit]
                 if ready < 0.0:
                     break
                 clock[j] = max(clock[j], ready) + passes_s[way, chunk]
+                sends = 0.0
                 if goes_back:
                     backward[j] += 1
-                    sends = sends_s[1, chunk - 1] if chunk > 0 else 0.0
                     if chunk > 0:
+                        sends = sends_s[1, chunk - 1]
                         arrived[1, chunk - 1, unit] = clock[j] + sends
                     clock[j] += max(sends, pending[j]) if blocking else 0.0
                     pending[j] = 0.0
+                    continue
+                forward[j] += 1
+                if chunk < last:
+                    sends = sends_s[0, chunk]
+                    arrived[0, chunk + 1, unit] = clock[j] + sends
                 else:
-                    forward[j] += 1
-                    sends = sends_s[0, chunk] if chunk < last else 0.0
-                    if chunk < last:
-                        arrived[0, chunk + 1, unit] = clock[j] + sends
-                    else:
-                        arrived[1, chunk, unit] = clock[j]
-                    if duplex and forward[j] > ahead[j]:
-                        pending[j] = sends
-                    elif blocking:
-                        clock[j] += sends
-                left -= 1
-        assert left < before, "stages wait for each other in a circle"
+                    arrived[1, chunk, unit] = clock[j]
+                if duplex and forward[j] > ahead[j]:
+                    pending[j] = sends
+                elif blocking:
+                    clock[j] += sends
+        assert forward.sum() + backward.sum() > before, "stages wait for each other in a circle"
     return float(clock.max())
 
 

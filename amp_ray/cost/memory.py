@@ -335,6 +335,21 @@ class MemoryModel:
         return part_starts(num_again, self._part_rows, *stages, self._tied, limits_bytes)
 
     @cached_property
+    def spares_by_block(self) -> bool:
+        """Whether a stage never needs less where a block less of it is computed again.
+
+        With one micro-batch in flight at least, what the block keeps more has to outweigh what it
+        needs less while it runs, and the buffer of a stage whose last block is computed again.
+        """
+        blocks = np.flatnonzero(np.diff(self.block_counts))
+        kept, temporary = (
+            (np.diff(self.plain[1]) - np.diff(self.layers[1]))[blocks],
+            (self.plain[2] - self.layers[2])[blocks],
+        )
+        buffers = float((self._stages[:, 3] - self._part_stages[:, 3]).max()) * self.layers[3].max()
+        return bool((kept + np.minimum(temporary, 0.0) >= max(buffers, 0.0)).all())
+
+    @cached_property
     def _part_rows(self) -> PartRows:
         """What layers need where the first blocks of a stage are computed again."""
         counts = self.block_counts

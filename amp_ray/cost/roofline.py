@@ -16,6 +16,9 @@ TILES: Final = np.array([(128, 256, 1.0), (128, 128, 0.85), (64, 64, 0.6), (32, 
 """Rows, columns and rate against the largest tile of the GEMM libraries on devices with tensor
 cores (cuBLAS, CUTLASS): operand reuse falls with the tile's edge."""
 
+ALIGNED: Final = 8
+"""Elements of half precision in 16 bytes: what tensor cores read at a time."""
+
 SPLIT: Final = (8.0, 1024.0)
 """A long inner dimension may be split over so many idle multiprocessors, down to this length
 (split-k)."""
@@ -55,6 +58,19 @@ class Rank:
     def bytes_per_element(self) -> int:
         """Width of an activation."""
         return BYTES_PER_ELEMENT[self.precision]
+
+    @property
+    def off_tensor_cores(self) -> "Rank":
+        """The rank where operands do not begin at multiples of 16 bytes, as with odd head sizes.
+
+        Tensor cores cannot read these, and the units of single precision compute (NVIDIA, Matrix
+        Multiplication Background, section 3.3).
+        """
+        device = self.device
+        if device.fp32_flops is None or self.precision == "fp32":
+            return self
+        slow = min(device.fp32_flops, device.peak_flops(self.precision))
+        return replace(self, device=replace(device, fp16_flops=slow, bf16_flops=slow))
 
     @property
     def beside_fp8(self) -> Self:
@@ -152,6 +168,8 @@ def gemm_phases(gemm: Gemm, rank: Rank, constants: Constants) -> Phases:
         batch *= rank.micro_batch_size
     if gemm.keeps_precision or not gemm.has_weight:
         rank = rank.beside_fp8
+    if not gemm.has_weight and (columns % ALIGNED or inner % ALIGNED):
+        rank = rank.off_tensor_cores
     left_s = gemm_s(rows, inner, columns, batch, rank, constants)
     right_s = gemm_s(inner, columns, rows, batch, rank, constants)
     overlaps = gemm.all_reduce == "backward"

@@ -65,8 +65,9 @@ class Beside:
 
     Args:
         pp: Number of stages.
-        forward_s: The first forward pass of the stage; infinite if all of it counts as hidden.
-        backward_s: Its last backward pass, likewise.
+        forward_s: The first forward pass of the stage, and those before it in the stages before;
+            infinite if all of it counts as hidden.
+        backward_s: Its last backward pass, and those behind it in the stages before, likewise.
         largest_share: Of its parameters, in its largest layer: it is reduced when all has run.
     """
 
@@ -302,8 +303,9 @@ class StepEnds:
         traits, pp = self.model.traits, self.stages.pp
         if not (traits.overlaps_gradient_sync or traits.overlaps_weight_gather):
             return Beside(pp=pp)
-        passes_s = self.times.at(bounds)[:2, stage::pp].sum(axis=1)
-        forward_s, backward_s = passes_s.min(axis=-1).tolist()
+        passes_s = self.times.at(bounds)[:2].max(axis=-1)
+        own_s = passes_s[:, stage::pp].sum(axis=1) + passes_s[:, :stage].sum(axis=1)
+        forward_s, backward_s = own_s.tolist()
         held = np.diff(self.weights(self.stages.options[stage].tp).prefix)
         chunks = [*pairwise(bounds)][stage::pp]
         own = np.concatenate([held[first:end] for first, end in chunks])

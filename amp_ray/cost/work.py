@@ -184,7 +184,7 @@ class LayerWork:
         return min(max(ratio, 1 / COLLECTIVE_RATIO_LIMIT), COLLECTIVE_RATIO_LIMIT)
 
     def _bounded(self, rank: Rank, *, device: float, host: float) -> Phases:
-        """Return the slower of device and host in each pass."""
+        """Return the slower of device and host in each pass, or both where they take turns."""
         phases = device_phases(self.layer.measurable, rank, self.constants)
         forward_s = device * phases.forward_s
         backward_s = device * self.constants.backward_scale * phases.backward_s
@@ -193,6 +193,12 @@ class LayerWork:
         host_backward_s = self.constants.host_backward_ratio * host_s
         host_s += forward_launches * self.launch_s
         host_backward_s += backward_launches * self.launch_s
+        if self.traits.blocking_launches:
+            return Phases(
+                forward_s=forward_s + host_s,
+                backward_s=backward_s + host_backward_s,
+                weight_gradient_s=device * phases.weight_gradient_s,
+            )
         return Phases(
             forward_s=max(forward_s, host_s),
             backward_s=max(backward_s, host_backward_s),

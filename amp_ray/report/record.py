@@ -60,7 +60,7 @@ def plan_record(planned: Planned, *, source: str) -> dict[str, Any]:
         record["notes"] = ["No strategy can run."]
     else:
         record |= {
-            "best": _slim(rows[0], names),
+            "best": _slim(row(best, 1, experiment, planned.ours), names),
             "figures": _figures(rows[0], best),
             "commands": _commands(source, rows[0]),
             "lost": _lost(best, ranking.results[1 : ranking.num_feasible], names, experiment),

@@ -52,6 +52,9 @@ def plan_text(strategy: Mapping[str, Any]) -> str:
     Example:
         >>> plan_text({"tp": 2, "pp": 2, "dp": 1, "micro_batch_size": 4, "recompute": "full"})
         'tp 2, dp 1, pp 2, micro-batch 4, recompute full'
+    >>> kinds = ["none", {"kind": "full", "layers": 5}, "none"]
+    >>> plan_text({"tp": 1, "pp": 3, "dp": 1, "micro_batch_size": 4, "recompute": kinds})
+    'tp 1, dp 1, pp 3, micro-batch 4, recompute none / full of 5'
     """
     if strategy["tp"] is None or strategy["dp"] is None:
         degrees = [f"{len(strategy['stages'])} stages of their own"]
@@ -64,7 +67,7 @@ def plan_text(strategy: Mapping[str, Any]) -> str:
         if name not in skipped and isinstance(value, int | str)
     ]
     recompute = strategy.get("recompute")
-    kinds = [f"recompute {_kind(recompute)}"] if recompute not in {None, "none"} else []
+    kinds = [f"recompute {_kind(recompute)}"] if recompute and recompute != "none" else []
     return ", ".join([*degrees, *others, f"micro-batch {strategy['micro_batch_size']}", *kinds])
 
 
@@ -73,9 +76,13 @@ def figure_text(value: float | None) -> str:
     return "-" if value is None else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"  # noqa: PLR2004
 
 
-def _kind(recompute: Any) -> str:  # noqa: ANN401 - a word, or an object with a number of layers
-    """Name a kind of recompute."""
-    return recompute if isinstance(recompute, str) else f"{recompute['kind']} {recompute['layers']}"
+def _kind(recompute: Any) -> str:  # noqa: ANN401 - a word, one with a number of layers, or a list
+    """Name kinds of recompute; of stages that differ, each kind once."""
+    if isinstance(recompute, str):
+        return recompute
+    if isinstance(recompute, Mapping):
+        return f"{recompute['kind']} of {recompute['layers']}"
+    return " / ".join(dict.fromkeys(map(_kind, recompute)))
 
 
 def short_keys(keys: Sequence[str]) -> list[str]:

@@ -24,6 +24,7 @@ from amp_ray.search.space import (
     has_groups,
     optional_candidates,
     other_batches,
+    searched_dimensions,
     uniform_candidates,
 )
 from amp_ray.search.wanted import MOST_GRID_DEVICES, NO_CANDIDATES, OptionalCandidates
@@ -62,6 +63,7 @@ class Planned:
             "experiment": self.experiment.name,
             "cost_model": self.cost_model,
             "objective": self.ranking.objective,
+            "searched": list(searched_dimensions(self.experiment)),
             "num_candidates": len(self.ranking.results),
             "num_feasible": self.ranking.num_feasible,
             "search_s": self.search_s,

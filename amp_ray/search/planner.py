@@ -191,10 +191,13 @@ class AmpRayPlanner:
 
     def improve(self, found: Estimate) -> Result:
         """Reorder the stages of a strategy, where the space places them, while that is faster."""
-        if self.experiment.space == "uniform" or found.strategy.token_slices:
+        own = found.strategy
+        if self.experiment.space == "uniform" or own.token_slices or own.has_operators:
             return found
-        better = reorder(self.cost_model, found)
-        better = replace(better, lower_bound_s=found.lower_bound_s)
+        better, bound_s = reorder(self.cost_model, found), found.lower_bound_s
+        if bound_s is not None:
+            bound_s = min(bound_s, better.iteration_time_s)
+        better = replace(better, lower_bound_s=bound_s)
         return within_limits(better, self.experiment.limits)
 
     def least_s(self, candidate: Candidate, limit_s: float) -> float:

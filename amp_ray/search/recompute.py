@@ -106,6 +106,7 @@ class RecomputeSearch:
     cost_model: CostModel
     stages: PlacedStages
     _costs: dict[Recompute, StageCosts] = field(init=False, default_factory=dict)
+    _most_blocks: dict[RecomputeKind, IntArray | None] = field(init=False, default_factory=dict)
 
     def solve(self) -> tuple[tuple[int, ...], tuple[Recompute, ...]] | None:
         """Return bounds and the recompute of each stage; None where nothing fits."""
@@ -163,6 +164,9 @@ class RecomputeSearch:
         """Give what each stage may do, if it computes this again."""
         time_row = self._plain.options.time_row.tolist()
         memory = self.costs(recompute.whole).memory
+        widest = self._widest(recompute.kind) if recompute.layers else None
+        if widest is not None and recompute.layers > widest.max():
+            return
         starts = memory.earliest_starts(num_again=recompute.layers)
         extra_s = None
         if recompute.layers is not None:
@@ -170,6 +174,8 @@ class RecomputeSearch:
         elif recompute.kind == "none":
             extra_s = np.zeros_like(self._plain.tables.time_prefix_s)
         for stage, row in enumerate(time_row):
+            if widest is not None and recompute.layers > widest[stage]:
+                continue
             yield Choice(
                 stage=stage,
                 recompute=recompute,
@@ -177,6 +183,22 @@ class RecomputeSearch:
                 extra_s=None if extra_s is None else extra_s[row],
                 earliest_start=starts[stage],
             )
+
+    def _widest(self, kind: RecomputeKind) -> IntArray | None:
+        """Return the most blocks that each stage can hold if it computes all of them again.
+
+        Computing more again is no other choice. None where a part of a stage may fit when all
+        do not.
+        """
+        if kind not in self._most_blocks:
+            memory = self.costs(Recompute(kind=kind)).memory
+            models = {own for needs in memory.needs for own, _ in needs}
+            widest = None
+            if all(own.spares_by_block for own in models):
+                counts = np.array(self.cost_model.experiment.model.block_counts)
+                widest = (counts - counts[memory.earliest_starts()]).max(axis=1)
+            self._most_blocks[kind] = widest
+        return self._most_blocks[kind]
 
     def _extra_s(self, kind: RecomputeKind, num_again: int) -> FloatArray:
         """Return what the first blocks take more, by time row and the first layer of a stage.

@@ -13,6 +13,13 @@ from amp_ray.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
 
 SCHEMA = 1
 
+_UNKNOWN = (
+    *("iteration_time_s", "interval_s", "breakdown_s", "peak_memory_bytes", "memory_limit_bytes"),
+    *("lower_bound_s", "memory_bytes", "cost", "tokens_per_s", "tokens_per_s_per_device", "mfu"),
+    "training",
+)
+"""Figures that a candidate without an estimate has not."""
+
 _NESTED = ("placement", "stages", "token_slices")
 """Keys of a STRATEGY that are no cells."""
 
@@ -32,22 +39,11 @@ def row(
         return {
             "position": position,
             "strategy": _candidate(result.candidate),
-            "iteration_time_s": None,
-            "interval_s": None,
-            "breakdown_s": None,
-            "peak_memory_bytes": None,
-            "memory_limit_bytes": None,
+            **dict.fromkeys(_UNKNOWN),
             "feasible": False,
             "reason": str(result.reason),
             "launchable": False,
             "failure_probability": 1.0,
-            "lower_bound_s": None,
-            "memory_bytes": None,
-            "cost": None,
-            "tokens_per_s": None,
-            "tokens_per_s_per_device": None,
-            "mfu": None,
-            "training": None,
             "warnings": [],
         }
     return {

@@ -4,13 +4,14 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import fields, replace
 from math import gcd
 from typing import Final
 
 from amp_ray.spec.candidate import AnyCandidate, Candidate, GroupsCandidate, StageOptions
 from amp_ray.spec.cluster import Cluster
 from amp_ray.spec.experiment import Experiment, SearchLimits
+from amp_ray.spec.recompute import AUTO
 from amp_ray.spec.zero import AUTO_STAGE, AUTO_ZERO, MOST_ZERO_STAGE, Zero
 from amp_ray.units import counted
 
@@ -177,7 +178,7 @@ def _with_batches(
                 virtual_stages=virtual_stages,
             )
             for tp, cp, dp, pp in grids
-            if batch % dp == 0
+            if batch % dp == 0 and experiment.traits.why_no_grid(tp, pp) is None
             for zero in _zero(experiment, tp, dp * cp, pp)
             for virtual_stages in _virtual_stages(pp, experiment)
             for ep in _expert_degrees(tp * cp * dp, experiment)
@@ -323,3 +324,30 @@ def _divisors(number: int) -> list[int]:
     """Return all divisors in ascending order."""
     low = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
     return low + [number // d for d in reversed(low) if d * d != number]
+
+
+def searched_dimensions(experiment: Experiment) -> tuple[str, ...]:
+    """Return the dimensions in which the strategies of an experiment may differ, by their keys.
+
+    Those that a runtime cannot run, or that the file fixes, are not among them.
+
+    Returns:
+        Sorted; none where the space has no candidates or is not ours.
+    """
+    found: dict[str, set[object]] = {}
+    with suppress(ValueError):
+        for candidate in (*uniform_candidates(experiment), *idle_candidates(experiment)):
+            own = {part.name: getattr(candidate, part.name) for part in fields(candidate)}
+            options = own.pop("options")
+            own |= {part.name: getattr(options, part.name) for part in fields(options)}
+            own["zero_stage"] = own.pop("zero").stage
+            for name, value in own.items():
+                found.setdefault(name, set()).add(value)
+    for follows in ("num_micro_batches", "sequence_parallel"):
+        found.pop(follows, None)
+    chosen = {"recompute": AUTO, "zero_stage": AUTO_STAGE}
+    names = {name for name, values in found.items() if len(values) > 1}
+    names |= {name for name, auto in chosen.items() if auto in found.get(name, ())}
+    if experiment.space != "uniform":
+        names.add("placement")
+    return tuple(sorted(names))

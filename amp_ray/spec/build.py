@@ -243,7 +243,7 @@ class _Builder:
             recompute=Recompute(kind=checked.recompute),
             sequence_parallel=self.sequence_parallel,
             global_batch_size=checked.global_batch_size,
-            limits=_limits(checked.search, document, self.traits),
+            limits=_limits(checked.search, document, self.traits, self.model),
             trials=self.trials,
             space=checked.search.space,
             objective=checked.objective,
@@ -301,10 +301,15 @@ def _check_profiled(document: Document, section: ProfileSection) -> None:
     raise InputError(message, where=document.where("profile", "model"))
 
 
-def _limits(section: SearchSection, document: Document, traits: RuntimeTraits) -> SearchLimits:
+def _limits(
+    section: SearchSection, document: Document, traits: RuntimeTraits, model: Model
+) -> SearchLimits:
     """Return the limits of the search: all its keys but the space."""
     if section.token_slices and section.space != "uniform":
         message = f"token slices are planned in space uniform; the space is {section.space}"
+        raise InputError(message, where=document.where("search", "token_slices"))
+    if section.token_slices and not model.shape.is_causal:
+        message = f"model family {model.shape.family!r} has no sequence to cut into token slices"
         raise InputError(message, where=document.where("search", "token_slices"))
     sizes = section.micro_batch_sizes
     limits = {key: value for key, value in section if key != "space"}

@@ -46,6 +46,8 @@ class RuntimeTraits:
             and heads are read where the projection wrote them.
         dropout: Whether language models that were published with dropout train with it.
         launches_per_kernel: Host launches per counted kernel; above 1 where nothing is fused.
+        blocking_launches: Whether the host waits for every kernel (CUDA_LAUNCH_BLOCKING=1), so that
+            device and host take turns instead of working side by side.
         blocking_transfers: Whether a pipeline transfer stops both of its stages.
         synchronisation_s: Device synchronisation around every message and blocking all-reduce.
         restart_launches: Kernel launches until the device is busy again after a blocking
@@ -128,6 +130,7 @@ class RuntimeTraits:
     fused_pointwise: bool = False
     dropout: bool = True
     launches_per_kernel: float = 1.0
+    blocking_launches: bool = False
     blocking_transfers: bool = True
     synchronisation_s: float = 0.0
     restart_launches: float = 0.0

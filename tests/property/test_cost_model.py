@@ -20,7 +20,7 @@ from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.model import Model
 from amp_ray.spec.strategy import Stage, StageOptions, Strategy
 from amp_ray.spec.traits import RUNTIMES
-from amp_ray.spec.zero import Zero
+from amp_ray.spec.zero import NO_ZERO, Zero
 from support.experiments import small_experiment
 from support.strategies import RECOMPUTE
 
@@ -66,6 +66,14 @@ def nodes(draw: st.DrawFn) -> Node:
     return Node(name="", device=device, num_slots=SLOTS, intra=draw(links), inter=draw(links))
 
 
+def zeros(dp: int) -> st.SearchStrategy[Zero]:
+    """What ranks may share out, in all of them or in groups, whether or not a runtime can."""
+    groups = st.sampled_from(sorted({0, 1, dp}))
+    plain = st.builds(Zero, stage=st.integers(1, 3), shard_ranks=groups)
+    kept = st.builds(Zero, stage=st.just(3), shard_ranks=groups, keeps_weights=st.just(True))  # noqa: FBT003
+    return st.one_of(st.just(NO_ZERO), plain, kept)
+
+
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
     """A small GPT on up to four nodes of two devices each, under any runtime."""
@@ -79,9 +87,7 @@ def cases(draw: st.DrawFn) -> Case:
     recompute = draw(st.sampled_from(RECOMPUTE))
     candidate = Candidate(
         micro_batch_size=draw(st.sampled_from([1, 2, 4])),
-        options=StageOptions(
-            tp=tp, dp=dp, recompute=recompute, zero=Zero(stage=draw(st.sampled_from([0, 1])))
-        ),
+        options=StageOptions(tp=tp, dp=dp, recompute=recompute, zero=draw(zeros(dp))),
         pp=pp,
         num_micro_batches=draw(st.integers(1, 8)),
     )

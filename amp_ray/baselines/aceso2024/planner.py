@@ -8,6 +8,7 @@ from amp_ray.baselines.aceso2024.cost import NOT_EXPRESSIBLE, AcesoCost, aceso_c
 from amp_ray.baselines.aceso2024.plan import AcesoPlan, aceso_plan
 from amp_ray.baselines.aceso2024.problem import MOST_STAGES, STAGE_DEVICES, AcesoSetting
 from amp_ray.baselines.aceso2024.search import AcesoSearch
+from amp_ray.baselines.published import PublishedPlanner, free_groups
 from amp_ray.cost.estimate import Breakdown, Estimate, Infeasible, Reason, Result
 from amp_ray.cost.verdict import OUT_OF_MEMORY
 from amp_ray.errors import InputError
@@ -20,7 +21,7 @@ from amp_ray.units import MIB, counted
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Aceso2024Planner:
+class Aceso2024Planner(PublishedPlanner):
     """The published formulas on an experiment of ours.
 
     Raises:
@@ -55,11 +56,6 @@ class Aceso2024Planner:
         assert profile is not None, "refused at the start"
         return profile
 
-    @property
-    def relative_error(self) -> float:
-        """None is published."""
-        return 0.0
-
     def plan(self, candidate: AnyCandidate) -> Result:
         """Return the best plan with a candidate's micro-batch, with a bound of all of them.
 
@@ -69,18 +65,14 @@ class Aceso2024Planner:
         Raises:
             InputError: If tp, dp and pp are chosen already.
         """
-        if not isinstance(candidate, GroupsCandidate):
-            message = (
-                "cost model aceso-2024 chooses tp, dp and pp of every stage: name a whole strategy"
-            )
-            raise InputError(message)
-        found = self._search.found[candidate.micro_batch_size]
+        own = free_groups(candidate, "aceso-2024")
+        found = self._search.found[own.micro_batch_size]
         if isinstance(found, Reason):
             return Infeasible(candidate=candidate, reason=found)
         strategy = operator_strategy(
             found.stages,
-            samples_per_micro_batch=candidate.micro_batch_size,
-            num_micro_batches=candidate.num_micro_batches,
+            samples_per_micro_batch=own.micro_batch_size,
+            num_micro_batches=own.num_micro_batches,
         )
         result = self.score(strategy)
         if isinstance(result, Infeasible):

@@ -21,6 +21,7 @@ from amp_ray.baselines.amp2022.cost import (
     predict_bounds,
 )
 from amp_ray.baselines.amp2022.partition import even_bounds, published_bounds
+from amp_ray.baselines.published import PublishedPlanner
 from amp_ray.cost.estimate import Breakdown, Estimate, Infeasible, Reason, Result
 from amp_ray.errors import InputError
 from amp_ray.spec.candidate import AnyCandidate, Candidate
@@ -97,7 +98,7 @@ def predict(
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Amp2022Planner:
+class Amp2022Planner(PublishedPlanner):
     """The published planner on an experiment of ours.
 
     It knows neither memory nor failures, and averages the layer times of all devices.
@@ -130,11 +131,6 @@ class Amp2022Planner:
                 f"cost model amp-2022 needs {wrong}; experiment {self.experiment.name!r} differs"
             )
             raise InputError(message)
-
-    @property
-    def relative_error(self) -> float:
-        """None is published."""
-        return 0.0
 
     def plan(self, candidate: AnyCandidate) -> Result:
         """Partition by the published rule and predict."""

@@ -12,6 +12,7 @@ from amp_ray.baselines.metis2024.plan import MetisPlan, MetisSetting
 from amp_ray.baselines.metis2024.search import MetisPruned, MetisSearch
 from amp_ray.baselines.metis2024.strategy import MetisTranslation
 from amp_ray.baselines.metis2024.validity import metis_defects, rank_memory
+from amp_ray.baselines.published import PublishedPlanner, free_groups
 from amp_ray.cost.estimate import Breakdown, Estimate, Infeasible, Reason, Result
 from amp_ray.errors import InputError
 from amp_ray.spec.candidate import AnyCandidate, GroupsCandidate
@@ -22,7 +23,7 @@ from amp_ray.spec.strategy import Strategy
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Metis2024Planner:
+class Metis2024Planner(PublishedPlanner):
     """The published formulas on an experiment of ours.
 
     They know neither recompute nor ZeRO, and take what the profile says for what a device holds.
@@ -55,11 +56,6 @@ class Metis2024Planner:
             message = f"cost model metis-2024 needs {wrong}; experiment {given.name!r} differs"
             raise InputError(message)
 
-    @property
-    def relative_error(self) -> float:
-        """None is published."""
-        return 0.0
-
     def plan(self, candidate: AnyCandidate) -> Result:
         """Return the best plan with a candidate's number of micro-batches, proven.
 
@@ -69,12 +65,8 @@ class Metis2024Planner:
         Raises:
             InputError: If tp, dp and pp are chosen already.
         """
-        if not isinstance(candidate, GroupsCandidate):
-            message = (
-                "cost model metis-2024 chooses tp, dp and pp of every stage: name a whole strategy"
-            )
-            raise InputError(message)
-        found = self.search.solve(candidate.num_micro_batches)
+        own = free_groups(candidate, "metis-2024")
+        found = self.search.solve(own.num_micro_batches)
         assert not isinstance(found, MetisPruned), "nothing is pruned without an upper bound"
         if isinstance(found, Reason):
             return Infeasible(candidate=candidate, reason=found)

@@ -48,6 +48,9 @@ def nanotron_config(chosen: Chosen) -> Export:
     known = ("tp", "pp", "dp", "sequence_parallel", "zero_stage")
     settings = settings_of(chosen, "nanotron", known)
     check_even(chosen, "nanotron")
+    if settings["precision"] not in _NANOTRON_DTYPES:
+        message = f"nanotron is not told precision {settings['precision']} here; use bf16"
+        raise ValueError(message)
     if settings["zero_stage"] > _MOST_ZERO_STAGE:
         message = f"nanotron shards the optimizer (zero_stage 1), not {settings['zero_stage']}"
         raise ValueError(message)

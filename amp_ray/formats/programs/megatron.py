@@ -95,6 +95,9 @@ def bridge_overrides(chosen: Chosen) -> Export:
         ValueError: If it cannot be told the strategy.
     """
     flags, notes = _flags(chosen)
+    if "--fp8-format" in flags:
+        message = "Megatron-Bridge has several recipes of fp8: plan with bf16, and choose one there"
+        raise ValueError(message)
     words = [f"{key}={_override(value)}" for key, value in _overrides(chosen, flags)]
     recipe = "the recipe has to be one of this model: set RECIPE to its script"
     notes = (*notes, recipe, *host_notes(chosen, "Megatron-Bridge"))
@@ -217,6 +220,9 @@ def read_flags(flags: Mapping[str, str], model: Model) -> dict[str, Any]:
     record = {"tp": 1, "pp": 1, "micro_batch_size": 1, **record}
     if "global-batch-size" in flags:
         record["global_batch_size"] = count(flags, "global-batch-size")
+    told = [name for name in ("bf16", "fp16") if name in flags]
+    if "fp8-format" in flags or told:
+        record["precision"] = "fp8" if "fp8-format" in flags else told[0]
     record["recompute"] = parse_recompute(_recompute(flags)).to_json()
     if "sequence-parallel" in flags and record["tp"] > 1:
         record["sequence_parallel"] = True

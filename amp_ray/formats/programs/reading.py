@@ -179,17 +179,16 @@ def _once_each(words: Sequence[str]) -> dict[str, str]:
 
 def _fitted(record: dict[str, Any], experiment: Experiment) -> dict[str, Any]:
     """Complete a STRATEGY object by the devices of the experiment, and check what it says else."""
+    for name in ("global_batch_size", "precision"):
+        own = getattr(experiment, name)
+        told = record.pop(name, own)
+        if told != own:
+            message = f"{name} is {told}; the experiment has {own}: add --set {name}={told}"
+            raise ValueError(message)
     batch = experiment.global_batch_size
-    told = record.pop("global_batch_size", batch)
-    if told != batch:
-        message = (
-            f"global_batch_size is {told}; the experiment has {batch}: add "
-            f"--set global_batch_size={told}"
-        )
-        raise ValueError(message)
-    own = record["tp"] * record["pp"] * record.get("cp", 1)
+    per_replica = record["tp"] * record["pp"] * record.get("cp", 1)
     num_devices = len(record.get("placement", experiment.cluster.node_of_device))
-    record["dp"], rest = divmod(num_devices, own)
+    record["dp"], rest = divmod(num_devices, per_replica)
     if rest:
         message = (
             f"tp {record['tp']} x pp {record['pp']} do not divide the "

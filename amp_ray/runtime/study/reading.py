@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from amp_ray.errors import InputError, Where
+from amp_ray.runtime.calibrating import with_calibration
 from amp_ray.runtime.files import ExperimentFiles, read_text
 from amp_ray.runtime.study.folder import TRIALS
 from amp_ray.spec.build import build_experiment
@@ -17,6 +18,7 @@ from amp_ray.trials.launch import TIMELINE_FILE
 
 _RESULT = "result.json"
 _EXPERIMENT = "experiment.yaml"
+_CALIBRATION = "calibration.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +50,15 @@ class ReadStudy:
         record = chosen["strategy"]
         strategy = strategy_from_json(record, self.experiment.cluster, file=where.file)
         return strategy, chosen.get("predicted_s", chosen.get("iteration_time_s"))
+
+    def calibrated(self) -> Experiment:
+        """Return the experiment with the constants that the study has fitted, where it has."""
+        path = self.folder / _CALIBRATION
+        return (
+            with_calibration(self.experiment, path, transfer=True)
+            if path.is_file()
+            else self.experiment
+        )
 
     def timeline(self, strategy: Strategy) -> dict[str, Any] | None:
         """Return what the last trial of a strategy left of what every rank did; None without."""

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,20 @@ def test_a_study_is_exported_by_what_it_recommends(
     trials = list(csv.DictReader(io.StringIO(amp_ray("export", study, *LLAMA, "--to", "csv").out)))
     assert [row["outcome"] for row in trials] == ["measured"] * len(tuned.json["trials"])
     assert "COMPLETE" in amp_ray("export", study, *LLAMA, "--to", "optuna").out
+    predicted = amp_ray("export", study, *LLAMA, "--to", "perfetto")
+    assert {event["pid"] for event in predicted.json["traceEvents"]} == {1}
+    assert "no trial of it left a timeline" in predicted.err
+    number = next(each["number"] for each in tuned.json["trials"] if each["strategy"] == best)
+    folder = study / "trials" / f"{number:04d}-0" / "hosts" / "a"
+    folder.mkdir(parents=True)
+    rank = {"rank": 0, "host": "a", "stage": 0, "instructions": [["0F0", 0.0, 0.25]]}
+    (folder / "timeline.json").write_text(json.dumps({"ranks": [rank]}), encoding="utf-8")
+    both = amp_ray("export", study, *LLAMA, "--to", "perfetto").json["traceEvents"]
+    assert [event["dur"] for event in both if event["ph"] == "X" and event["pid"] == 2] == [
+        250000.0
+    ]
+    ends = [event["ts"] + event["dur"] for event in both if event["ph"] == "X"]
+    assert max(ends) == pytest.approx(1e6 * tuned.json["recommendation"]["predicted_s"], rel=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ PLAN_KEYS = {
     "schema",
     "experiment",
     "cost_model",
+    "searched",
     "num_candidates",
     "num_feasible",
     "search_s",

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from amp_ray.cost.collective import exchange_s
-from amp_ray.cost.estimate import Estimate
+from amp_ray.cost.estimate import Estimate, Infeasible
 from amp_ray.cost.model import CostModel
 from amp_ray.cost.stages import PlacedStages
 from amp_ray.cost.weights import Weights
@@ -14,6 +14,7 @@ from amp_ray.search.space import candidates_of
 from amp_ray.spec.candidate import Candidate, StageOptions
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import Strategy
+from amp_ray.spec.traits import RUNTIMES
 from amp_ray.spec.zero import Zero
 from amp_ray.units import BYTES_PER_ELEMENT
 from support.experiments import experiment_from
@@ -259,3 +260,44 @@ def test_faster_links_never_make_shared_experts_slower(figure: str) -> None:
         options = StageOptions(tp=tp, dp=8 // tp, ep=ep, etp=etp)
         before, after = (estimate(options, given) for given in (EXPERIMENT, faster))
         assert after.iteration_time_s <= before.iteration_time_s * (1 + 1e-12)
+
+
+def test_a_faster_device_never_makes_shared_experts_slower() -> None:
+    (slow,) = {each.device for each in EXPERIMENT.cluster.nodes}
+    assert slow.bf16_flops is not None
+    fast = replace(
+        slow, bf16_flops=2 * slow.bf16_flops, memory_bytes_per_s=2 * slow.memory_bytes_per_s
+    )
+    nodes = tuple(replace(each, device=fast) for each in EXPERIMENT.cluster.nodes)
+    faster = replace(EXPERIMENT, cluster=replace(EXPERIMENT.cluster, nodes=nodes))
+    for tp, ep, etp in ((1, 8, 0), (2, 8, 1), (4, 2, 2), (4, 2, 0)):
+        options = StageOptions(tp=tp, dp=8 // tp, ep=ep, etp=etp)
+        before, after = (estimate(options, given) for given in (EXPERIMENT, faster))
+        assert after.iteration_time_s <= before.iteration_time_s * (1 + 1e-12)
+
+
+def test_experts_lie_over_the_ranks_that_share_sequences_too() -> None:
+    given = replace(EXPERIMENT, traits=RUNTIMES["megatron-core"])
+    found = [
+        estimate(StageOptions(tp=1, dp=8 // cp, cp=cp, ep=ep), given)
+        for cp, ep in ((1, 8), (2, 8), (2, 1))
+    ]
+    assert all(each.feasible for each in found)
+    sync_s = [each.breakdown.gradient_sync_s for each in found if each.breakdown]
+    assert sync_s[0] == pytest.approx(sync_s[1])
+    assert found[1].peak_memory_bytes < found[2].peak_memory_bytes
+
+
+def test_a_degree_that_does_not_divide_the_experts_is_refused() -> None:
+    given = experiment_from(MOE.replace("num_experts: 8", "num_experts: 6"))
+    candidate = Candidate(
+        micro_batch_size=1,
+        options=StageOptions(tp=1, dp=8, ep=4),
+        pp=1,
+        num_micro_batches=2,
+    )
+    result = AmpRayPlanner(experiment=given).plan(candidate)
+    assert isinstance(result, Infeasible)
+    assert str(result.reason) == "ep does not divide the experts: ep 4, num_experts 6"
+    with pytest.raises(ValueError, match=r"ep x etp divides the ranks of a stage, found ep 3 x et"):
+        StageOptions(tp=1, dp=8, ep=3)

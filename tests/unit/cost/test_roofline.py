@@ -11,6 +11,7 @@ from amp_ray.cost.roofline import (
     gemm_s,
     stream_s,
 )
+from amp_ray.spec.catalogue import find_device
 from amp_ray.spec.constants import Constants
 from amp_ray.spec.device import Device
 from amp_ray.spec.operator import Elementwise, Gemm
@@ -205,3 +206,23 @@ def test_a_sharded_kernel_shares_its_products(rank: Rank, constants: Constants) 
         elementwise_phases(op, replace(rank, tp=tp), constants).forward_s for tp in (1, 2)
     )
     assert shared == pytest.approx(alone / 2)
+
+
+@pytest.mark.parametrize("head_size", [64, 80, 60, 68])
+def test_heads_that_are_no_multiple_of_8_leave_the_tensor_cores(head_size: int) -> None:
+    device = find_device("A100-80")
+    scores = Gemm(
+        name="scores", rows=2048, columns=2048, inner=head_size, batch=32, has_weight=False
+    )
+    weight = Gemm(name="query", rows=2048, columns=head_size * 32, inner=head_size * 32)
+    half, single = (
+        Rank(device=device, tp=1, micro_batch_size=1, precision=precision)
+        for precision in ("fp16", "fp32")
+    )
+    constants = Constants()
+    off_cores = gemm_phases(scores, half, constants).forward_s
+    if head_size % 8:
+        assert off_cores > 0.5 * gemm_phases(scores, single, constants).forward_s
+    else:
+        assert off_cores < 0.6 * gemm_phases(scores, single, constants).forward_s
+    assert gemm_phases(weight, half, constants).forward_s < 1e-3

@@ -211,3 +211,78 @@ def test_gradients_may_go_through_the_buckets_without_a_replica(
     result = found(replace(step_end, traits=alone), model, [[[0]]], (0, 4))
     # 400 parameters of 8 bytes; the update takes 4.8 s for 12 bytes of each.
     assert result.gradient_sync_s == pytest.approx(4.8 * 8 / 12)
+
+
+TAKEN = 0.5
+"""Share of the computation that a collective takes on a device of one multiprocessor."""
+
+
+def test_sharded_gradients_are_reduced_beside_the_backward_pass_of_every_micro_batch(
+    step_end: StepEndModel, model: Model
+) -> None:
+    result = found(step_end, model, [[[0], [2]]], (0, 4), Zero(stage=2))
+    # 200 of 400 bytes of four layers: 1 s each beside 2 s, the last one alone; 4 s of weights
+    assert result.gradient_sync_s == pytest.approx(3 * TAKEN + 1.0 + 4.0)
+    assert result.optimizer_s == pytest.approx(2.4)
+
+
+@pytest.mark.parametrize(
+    ("zero", "expected_s"),
+    [
+        # forward 1 s at first, then 1 s beside 1 s; backward 1, 2, 2 and 1 s beside 2 s, then 1 s
+        (Zero(stage=3), 1.0 + 3 * TAKEN + 6 * TAKEN + 1.0),
+        # weights stay: only gradients in the backward pass
+        (Zero(stage=3, keeps_weights=True), 1.0 + 3 * TAKEN + 3 * TAKEN + 1.0),
+    ],
+)
+def test_sharded_weights_are_gathered_for_every_pass(
+    zero: Zero, expected_s: float, step_end: StepEndModel, model: Model
+) -> None:
+    result = found(step_end, model, [[[0], [2]]], (0, 4), zero)
+    assert result.gradient_sync_s == pytest.approx(expected_s)
+
+
+def test_groups_inside_nodes_gather_there_and_add_their_shards_up_between(
+    step_end: StepEndModel, model: Model
+) -> None:
+    grid = [[[0], [1], [2], [3]]]
+    result = found(step_end, model, grid, (0, 4), Zero(stage=3, shard_ranks=2))
+    # gathers of 1/8 s; gradients the same, and 2 s more between nodes at half the interface's rate
+    forward_s = 0.125 + 3 * 0.125 * TAKEN
+    backward_s = TAKEN * (0.125 + 2 * 2.25 + 2.125) + 2.125
+    assert result.gradient_sync_s == pytest.approx(forward_s + backward_s)
+
+
+def test_a_pipeline_gathers_and_reduces_once(step_end: StepEndModel, model: Model) -> None:
+    kept = Zero(stage=3, keeps_weights=True)
+    result = found(step_end, model, [[[0], [2]], [[1], [3]]], (0, 2, 4), kept)
+    # half of the parameters: 4 s of gradients, 4 s of weights, two rings at each interface
+    assert result.gradient_sync_s == pytest.approx(2 * 200 / 50)
+
+
+@pytest.mark.parametrize(("bucket", "left_s"), [(100.0, 8 * TAKEN), (300.0, 6.0)])
+def test_what_the_last_pass_does_not_hide_is_left(
+    bucket: float, left_s: float, step_end: StepEndModel, model: Model
+) -> None:
+    traits = replace(step_end.traits, overlaps_gradient_sync=True, bucket_elements=bucket)
+    result = found(replace(step_end, traits=traits), model, [[[0], [2]]], (0, 4))
+    # 8 s beside 8 s: the last bucket, or what it took from the pass
+    assert result.gradient_sync_s == pytest.approx(left_s)
+
+
+def test_stages_behind_the_first_have_more_to_hide_behind(
+    step_end: StepEndModel, model: Model
+) -> None:
+    traits = replace(step_end.traits, overlaps_gradient_sync=True, bucket_elements=1.0)
+    hiding = replace(step_end, traits=traits)
+    result = found(hiding, model, [[[0], [2]], [[1], [3]]], (0, 2, 4))
+    # 8 s each: beside 4 s in the first stage; beside 8 s in the second
+    assert result.gradient_sync_s == pytest.approx(4.0)
+
+
+def test_scattered_gradients_take_half_of_an_all_reduce(
+    step_end: StepEndModel, model: Model
+) -> None:
+    scattering = replace(step_end, traits=replace(step_end.traits, scatters_gradients=True))
+    result = found(scattering, model, [[[0], [2]]], (0, 4), Zero(stage=1))
+    assert result.gradient_sync_s == pytest.approx(4.0 + 4.0)

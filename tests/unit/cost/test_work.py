@@ -4,7 +4,7 @@ import pytest
 
 from amp_ray.cost.anchors import LayerAnchors, Measured
 from amp_ray.cost.collective import Path
-from amp_ray.cost.roofline import Rank
+from amp_ray.cost.roofline import Rank, device_phases
 from amp_ray.cost.work import COLLECTIVE_RATIO_LIMIT, LayerWork
 from amp_ray.spec.constants import Constants
 from amp_ray.spec.model import Layer
@@ -158,3 +158,13 @@ def test_links_alone_count_where_measured_times_hold_no_all_reduce(
     assert replace(talking, anchors=without).collective_ratio(two, RING) == 1.0
     assert talking.collective_ratio(two, RING) == 1.0
     assert anchored_at_two(work, 2.5).collective_ratio(two, RING) == 1.0  # it never talks
+
+
+def test_device_and_host_take_turns_where_launches_block(work: LayerWork, rank: Rank) -> None:
+    blocking = replace(work, traits=replace(work.traits, blocking_launches=True))
+    device = device_phases(work.layer.measurable, rank, work.constants)
+    backward_host_s = work.constants.host_backward_ratio * work.host_s
+    phases = blocking.compute(rank)
+    assert phases.forward_s == pytest.approx(device.forward_s + work.host_s)
+    assert phases.backward_s == pytest.approx(device.backward_s + backward_host_s)
+    assert (phases.forward_idle_s, phases.backward_idle_s) == (0.0, 0.0)

@@ -66,3 +66,9 @@ def test_where_nothing_fits_the_page_says_so() -> None:
     assert given["best"] is None
     assert given["notes"] == ["No strategy can run."]
     assert len(data_of(page(given))["rows"]) == len(given["rows"]) > 0
+
+
+def test_stages_may_differ_in_what_they_compute_again() -> None:
+    tight = SMALL.replace("slots: 2", "slots: 2, memory_gib: 2.2")
+    given = record(f"{tight}recompute: auto\nsearch: {{max_tp: 1, max_dp: 1}}\n")
+    assert any("recompute" in name for name in given["names"])

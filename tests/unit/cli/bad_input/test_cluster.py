@@ -103,7 +103,7 @@ CLUSTERS: Final = {
     ),
     "device without a rate": (
         ("device: T4", "device: {name: X, memory_gib: 8, memory_gbyte_per_s: 9}"),
-        "cluster.nodes.0.device: device 'X' needs fp32_tflops, fp16_tflops or bf16_tflops",
+        "device: device 'X' needs fp32_tflops, fp16_tflops, bf16_tflops or fp8_tflops",
     ),
     "precision that the device lacks": (
         ("precision: fp16", "precision: bf16"),

@@ -74,6 +74,15 @@ def test_commands_that_train_refuse_them(
     assert f"trains gpt2, llama, transgan, not model family {family!r}" in message
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_token_slices_of_what_is_no_causal_sequence_are_led_to_their_key(
+    refused: Refused, family: str
+) -> None:
+    text = text_of(family).replace("search: {", "search: {token_slices: true, ")
+    message = refused({"experiment.yaml": text})
+    assert "search.token_slices: model family" in message
+
+
 def test_a_wrong_key_of_a_block_is_led_to_its_line(refused: Refused) -> None:
     text = text_of("blocks").replace("sharded: true", "shardd: true")
     message = refused({"experiment.yaml": text})

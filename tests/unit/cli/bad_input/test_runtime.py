@@ -16,8 +16,8 @@ RUNTIMES: Final = {
         "traits.context_bytes: found 1e+300; expected a number from 0 to 1e+15",
     ),
     "unknown precision": (
-        ("precision: fp16", "precision: fp8"),
-        "experiment.yaml:7: precision: found 'fp8'; expected 'fp16', 'bf16' or 'fp32'",
+        ("precision: fp16", "precision: fp4"),
+        "experiment.yaml:7: precision: found 'fp4'; expected 'fp16', 'bf16', 'fp32' or 'fp8'",
     ),
     "unknown runtime": (
         ("runtime: deepspeed", "runtime: horovod"),

@@ -328,6 +328,19 @@ def test_a_layout_that_is_none_is_told(layout: str) -> None:
         said(SCRIPT.replace("--recompute", f"--pipeline-model-parallel-layout '{layout}' --re"))
 
 
+def test_fp8_is_told_and_read_or_refused() -> None:
+    given = experiment(("A100-40", "H100"), keys="runtime: megatron-core\nprecision: fp8\n")
+    plan = chosen(strategy((0, 4, 9)), given)
+    text = text_of(megatron_script(plan))
+    assert pairs_of(words_of(text))["fp8-format"] == "hybrid"
+    assert said(text, given)["pp"] == 2
+    with pytest.raises(InputError, match="precision is fp8; the experiment has bf16: add --set"):
+        said(text)
+    for write in (bridge_overrides, titan_config, nanotron_config):
+        with pytest.raises(ValueError, match="fp8"):
+            write(plan)
+
+
 def test_layouts_are_unrolled_as_megatron_does() -> None:
     assert parse_layout("Et*3|(tt|)*2,tL") == [3, 2, 2, 1]
     assert parse_layout("E|t*2L") == [0, 2]
