@@ -204,7 +204,9 @@ function lost() {
     const large = Object.entries(parts).filter(([, value]) => Math.abs(value) > 0.005 * data.best.iteration_time_s)
       .sort(([, a], [, b]) => Math.abs(b) - Math.abs(a))
       .map(([part, value]) => `${NAMES[part] || part} ${value > 0 ? "+" : ""}${number(value, 3)} s`);
-    list.append(element("li", `#${position} (${data.names[id]}) takes ${number(iteration_time, 3)} s longer: `
+    const risk = data.rows[position - 1].failure_probability, how = iteration_time < 0 ? "less" : "longer";
+    const risky = risk > data.best.failure_probability + 0.01 ? `, with a risk of failure of ${percent(risk)} %` : "";
+    list.append(element("li", `#${position} (${data.names[id]}) takes ${number(Math.abs(iteration_time), 3)} s ${how}${risky}: `
       + (large.join(", ") || "every part is about the same")));
   }
   section("lost").append(list);
