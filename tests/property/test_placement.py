@@ -168,6 +168,8 @@ def test_the_order_in_which_nodes_are_listed_does_not_matter(
     cost_model, candidate = case
     assume(is_matched_freely(cost_model, candidate))
     cluster = cost_model.experiment.cluster
+    # Rings go through nodes in their order: with more than three, it tells which pairs they meet.
+    assume(candidate.options.dp <= 3 or not cluster.pair_links)
     order = data.draw(st.permutations(range(len(cluster.nodes))))
     place = {node: index for index, node in enumerate(order)}
     links = {
