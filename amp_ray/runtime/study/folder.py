@@ -19,6 +19,9 @@ from amp_ray.runtime.study.lock import LOCK, StudyLock
 JOURNAL: Final = "journal.jsonl"
 TRIALS: Final = "trials"
 
+CHANGE: Final = "# --set "
+"""Begins a line above the copy of the experiment file: a key that was set, as a JSON string."""
+
 PROGRAM: Final = "program"
 """Of a header: what trials run. It may change until something has been measured."""
 

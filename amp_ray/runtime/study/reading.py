@@ -1,13 +1,15 @@
 """What a study's folder tells when nobody drives it."""
 
+import json
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from amp_ray.errors import InputError, Where
+from amp_ray.errors import InputError, Where, placed
 from amp_ray.runtime.calibrating import with_calibration
 from amp_ray.runtime.files import ExperimentFiles, read_text
-from amp_ray.runtime.study.folder import TRIALS
+from amp_ray.runtime.study.folder import CHANGE, TRIALS
 from amp_ray.spec.build import build_experiment
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.json_text import parse_json
@@ -87,6 +89,10 @@ def read_study(folder: Path, changes: tuple[str, ...] = ()) -> ReadStudy:
     copy = folder / _EXPERIMENT
     origin = result.get("experiment_file")
     base = folder if origin is None else Path(origin).parent
-    document = with_changes(parse_yaml(read_text(copy), file=str(copy)), changes)
+    text = read_text(copy)
+    first = takewhile(lambda line: line.startswith(CHANGE), text.splitlines())
+    with placed(Where(file=str(copy)), ValueError):
+        own = [str(json.loads(line.removeprefix(CHANGE))) for line in first]
+    document = with_changes(parse_yaml(text, file=str(copy)), (*own, *changes))
     experiment = build_experiment(document, ExperimentFiles(base=base))
     return ReadStudy(folder=folder, experiment=experiment, result=result)

@@ -24,7 +24,7 @@ from amp_ray.runtime.ray.actor_pool import thread_pool
 from amp_ray.runtime.ray.address import RayUnavailableError, require_ray
 from amp_ray.runtime.study import events as study_events
 from amp_ray.runtime.study.driver import Driver, DriverSettings, View
-from amp_ray.runtime.study.folder import JOURNAL, PROGRAM, Study, open_study
+from amp_ray.runtime.study.folder import CHANGE, JOURNAL, PROGRAM, Study, open_study
 from amp_ray.runtime.study.pool import Pool, Runner
 from amp_ray.runtime.study.replay import ReplayPool, recorded_outcome
 from amp_ray.runtime.study.result import (
@@ -256,7 +256,8 @@ def copy_experiment(experiment: Experiment, study: Study) -> None:
     """Keep the experiment file with the study, without the values of secret variables."""
     source = Path(experiment.source.file)
     if source.is_file():
-        changes = "".join(f"# --set {text}\n" for text in experiment.source.changes.values())
+        given = experiment.source.changes.values()
+        changes = "".join(f"{CHANGE}{json.dumps(text)}\n" for text in given)
         study.write("experiment.yaml", _without_secrets(changes + read_text(source), experiment))
 
 

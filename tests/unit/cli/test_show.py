@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from amp_ray.runtime.study.reading import read_study
+
 Run = Callable[..., Any]
 
 TABLE = "tp,pp,dp,micro_batch_size,measured_s\n1,1,4,1,oom\n1,2,2,1,0.06\n2,1,2,1,0.05\n"
@@ -64,3 +66,16 @@ def test_what_is_no_study_is_refused(amp_ray: Run, tmp_path: Path, content: byte
     ended = amp_ray("show", tmp_path)
     assert ended.code == 2
     assert str(tmp_path / "journal.jsonl") in ended.err
+
+
+def test_a_study_of_a_changed_file_is_read_with_its_changes(
+    amp_ray: Run, small: Path, tmp_path: Path
+) -> None:
+    table, folder = tmp_path / "table.csv", tmp_path / "study"
+    table.write_text(TABLE, encoding="utf-8")
+    options = ("--trials", f"replay:{table}", "--budget", "1", "--study", folder)
+    ended = amp_ray("tune", small, "--set", "model.num_heads=4", *options)
+    assert ended.code in {0, 4}
+    experiment = read_study(folder).experiment
+    assert experiment.model.shape.num_heads == 4
+    assert read_study(folder, ("model.num_heads=2",)).experiment.model.shape.num_heads == 2
