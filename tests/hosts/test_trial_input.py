@@ -17,6 +17,7 @@ from amp_ray.runtime.launch.trial_runner import TrialRunner, make_runner
 from amp_ray.runtime.study.pool import Task
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import StageOptions, Strategy
+from amp_ray.spec.zero import Zero
 from amp_ray.testing.hosts import HostCluster, why_unavailable
 from amp_ray.trials.outcome import Crashed, Measured, Outcome, Unreachable
 
@@ -201,6 +202,13 @@ def other_stages() -> Strategy:
     return replace(PIPELINE, stages=tuple(stages), placement=(0, 1, 2))
 
 
+def sharded(stage: int) -> Strategy:
+    """Return the pipeline with a ZeRO stage."""
+    options = replace(PIPELINE.stages[0].options, zero=Zero(stage=stage))
+    stages = (replace(own, options=options) for own in PIPELINE.stages)
+    return replace(PIPELINE, stages=tuple(stages))
+
+
 @pytest.mark.parametrize(
     ("chosen", "changes", "message"),
     [
@@ -208,7 +216,7 @@ def other_stages() -> Strategy:
         (strategy((0, 3, 8), (0, 2)), {}, "bounds end at 8, the model has 7 layers"),
         (other_stages(), {}, "different tp or dp"),
         (strategy((0, 3, 7), (0, 4)), {}, "on device 4, the cluster has devices 0 to 3"),
-        (PIPELINE, {"zero_stage": 2}, "zero_stage 2 does not work with a pipeline"),
+        (sharded(2), {}, "zero_stage 2 does not work with a pipeline"),
         (PIPELINE, {"global_batch_size": 16}, "8 samples per step, global_batch_size is 16"),
     ],
 )
