@@ -156,6 +156,23 @@ def test_the_document_runs(repository: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert public == set(re.findall(r"^\| `amp\.(\w+)", text, re.MULTILINE))
 
 
+def test_the_notebook_runs(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its cells one after the other, from the top of the checkout; its page goes elsewhere."""
+    monkeypatch.chdir(repository)
+    text = (repository / "experiments" / "notebook.ipynb").read_text(encoding="utf-8")
+    names: dict[str, Any] = {}
+    for cell in json.loads(text)["cells"]:
+        source = "".join(cell["source"]).replace("report.html", str(tmp_path / "report.html"))
+        if cell["cell_type"] == "code":
+            assert cell["outputs"] == []
+            exec(source, names)  # noqa: S102 - our own notebook
+    assert 0.3 < names["best"].mfu < 0.6
+    assert len(names["curve"].points) == 3
+    assert (tmp_path / "report.html").is_file()
+
+
 def test_changes_are_those_of_set(small: Path) -> None:
     for source in (small, values()):
         assert amp.load(source, changes=["global_batch_size=16"]).global_batch_size == 16
