@@ -37,7 +37,7 @@ class GridBounds:
 
     cost_model: CostModel
     _kinds: dict[int, dict[Kind, int]] = field(init=False, default_factory=dict)
-    _tables: dict[tuple[int, ...], FloatArray] = field(init=False, default_factory=dict)
+    _tables: dict[tuple[object, ...], FloatArray] = field(init=False, default_factory=dict)
     _cuts: dict[tuple[int, int], tuple[float, float]] = field(init=False, default_factory=dict)
     _tails: dict[tuple[StageOptions, int], tuple[float, float]] = field(
         init=False, default_factory=dict
@@ -182,31 +182,6 @@ class GridBounds:
             found.append(float(both[0, 1:-1].min(initial=np.inf)))
         return found[0], found[1]
 
-    def _beat_s(self, both: FloatArray, count: IntArray, candidate: Candidate) -> float:
-        """Return what the slowest stage takes at least, no layer being divided.
-
-        Args:
-            both: Shape ``(num_kinds, num_layers)``. Forward and backward seconds.
-            count: Shape ``(num_kinds,)``. Tensor-parallel groups of each kind.
-            candidate: Tells how many stages of how many groups there are.
-        """
-        same = self._most_frequent
-        each_s = np.maximum(both[:, same].min(axis=1), TINY_S)
-        stages = _fast_first(each_s, count, candidate)
-        used = stages > 0
-        others = np.delete(both, same, axis=1)
-        blocks = self.cost_model.experiment.traits.blocking_transfers
-        num_across = self._num_across(candidate) if blocks else 0
-        room = WholeLayers(
-            each_s=each_s[used],
-            stages=stages[used],
-            num_layers=len(same) + int((others / each_s[:, None]).min(axis=0).astype(int).sum()),
-            num_others=others.shape[1],
-            across_s=self._cut_s(candidate)[1] if num_across else 0.0,
-            num_ends=2 * num_across,
-        )
-        return max(room.least_s(), float(others.min(axis=0).max(initial=0.0)))
-
     @cached_property
     def _most_frequent(self) -> list[int]:
         """Places of the layer that the model has most of."""
@@ -230,7 +205,8 @@ class GridBounds:
     def _layer_s(self, candidate: Candidate) -> FloatArray:
         """Return forward and backward seconds of every layer, ``(num_kinds, 2, num_layers)``."""
         options = candidate.options
-        key = options.tp, options.ep, options.etp, candidate.micro_batch_size
+        divided = options.tp, options.sequence_parallel, options.ep, options.etp
+        key = divided, options.recompute.kind, candidate.micro_batch_size
         if key not in self._tables:
             tables = self.cost_model.time_tables
             self._tables[key] = np.diff(
