@@ -290,6 +290,7 @@ engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=confi
 for _ in range(steps * micro_batches):
     engine.backward(engine(torch.randn(2, 8)).square().mean())
     engine.step()
+torch.distributed.destroy_process_group()  # else gloo's threads may end the process by a signal
 """
 
 
