@@ -1,6 +1,7 @@
 """What a strategy is expected to take: results, never exceptions."""
 
 from dataclasses import dataclass, fields
+from typing import Self
 
 from amp_ray.cost.money import Cost
 from amp_ray.spec.candidate import AnyCandidate
@@ -44,6 +45,25 @@ class Breakdown:
     gradient_sync_s: float = 0.0
     optimizer_s: float = 0.0
     other_s: float = 0.0
+
+    @classmethod
+    def of_pipeline(
+        cls, pipeline_s: float, still_s: float, busy_s: float, talking_s: float
+    ) -> Self:
+        """Take a simulated pipeline apart.
+
+        Args:
+            pipeline_s: With its transfers.
+            still_s: As if transfers took no time.
+            busy_s: Passes of the slowest stage, all micro-batches.
+            talking_s: The tensor-parallel all-reduces in them.
+        """
+        return cls(
+            compute_s=busy_s - talking_s,
+            tensor_parallel_s=talking_s,
+            bubble_s=max(0.0, still_s - busy_s),
+            pipeline_p2p_s=max(0.0, pipeline_s - still_s),
+        )
 
     @property
     def total_s(self) -> float:

@@ -10,6 +10,7 @@ import numpy as np
 
 from amp_ray.cost.estimate import Breakdown
 from amp_ray.cost.kernels import FloatArray, IntArray, simulate_interleaved
+from amp_ray.cost.schedule import slowest_of
 from amp_ray.spec.traits import RuntimeTraits
 
 
@@ -95,16 +96,11 @@ def slowest_interleaved_replica(
     Returns:
         The pipeline's part of a breakdown.
     """
-    num_replicas = passes_s.shape[2]
-    columns = np.concatenate(
-        [passes_s.reshape(-1, num_replicas), sends_s.reshape(-1, num_replicas)]
+    return slowest_of(
+        passes_s,
+        sends_s,
+        lambda own_s, cuts_s: _replica(own_s, cuts_s, pp, num_micro_batches, traits=traits),
     )
-    distinct = {row.tobytes(): replica for replica, row in enumerate(columns.T)}
-    parts = [
-        _replica(passes_s[:, :, own], sends_s[:, :, own], pp, num_micro_batches, traits=traits)
-        for own in distinct.values()
-    ]
-    return max(parts, key=lambda part: part.total_s)
 
 
 def simulate_s(
@@ -160,9 +156,4 @@ def _replica(
     slowest = int(np.argmax(totals))
     busy_s = num_micro_batches * float(totals[slowest])
     talking_s = num_micro_batches * float(by_stage[2, slowest])
-    return Breakdown(
-        compute_s=busy_s - talking_s,
-        tensor_parallel_s=talking_s,
-        bubble_s=max(0.0, still_s - busy_s),
-        pipeline_p2p_s=max(0.0, pipeline_s - still_s),
-    )
+    return Breakdown.of_pipeline(pipeline_s, still_s, busy_s, talking_s)

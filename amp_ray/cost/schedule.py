@@ -254,13 +254,31 @@ def slowest_replica(
     Returns:
         The pipeline's part of a breakdown.
     """
-    num_replicas = stage_s.shape[2]
-    columns = np.concatenate([stage_s.reshape(-1, num_replicas), send_s.reshape(-1, num_replicas)])
-    distinct = {row.tobytes(): replica for replica, row in enumerate(columns.T)}
-    parts = [
-        _replica(stage_s[:, :, replica], send_s[:, :, replica], num_micro_batches, traits)
-        for replica in distinct.values()
-    ]
+    return slowest_of(
+        stage_s,
+        send_s,
+        lambda passes_s, sends_s: _replica(passes_s, sends_s, num_micro_batches, traits),
+    )
+
+
+def slowest_of(
+    passes_s: FloatArray,
+    sends_s: FloatArray,
+    replica: Callable[[FloatArray, FloatArray], Breakdown],
+) -> Breakdown:
+    """Take every distinct replica apart, and return the one that takes longest.
+
+    Args:
+        passes_s: Shape ``(3, num_chunks, dp)``. Forward, backward, and the all-reduces within both.
+        sends_s: Shape ``(2, num_chunks - 1, dp)``. Activation and gradient across each cut.
+        replica: Takes one apart, by both arrays without their last axis.
+    """
+    num_replicas = passes_s.shape[2]
+    columns = np.concatenate(
+        [passes_s.reshape(-1, num_replicas), sends_s.reshape(-1, num_replicas)]
+    )
+    distinct = {row.tobytes(): index for index, row in enumerate(columns.T)}
+    parts = [replica(passes_s[:, :, own], sends_s[:, :, own]) for own in distinct.values()]
     return max(parts, key=lambda part: part.total_s)
 
 
@@ -291,14 +309,7 @@ def slowest_sliced_replica(
         slowest = int(np.argmax(totals))
         busy_s = num_micro_batches * float(totals[slowest])
         talking_s = num_micro_batches * float(own_s[2, slowest].sum())
-        parts.append(
-            Breakdown(
-                compute_s=busy_s - talking_s,
-                tensor_parallel_s=talking_s,
-                bubble_s=max(0.0, still_s - busy_s),
-                pipeline_p2p_s=max(0.0, pipeline_s - still_s),
-            )
-        )
+        parts.append(Breakdown.of_pipeline(pipeline_s, still_s, busy_s, talking_s))
     return max(parts, key=lambda part: part.total_s)
 
 
@@ -320,9 +331,4 @@ def _replica(
     slowest = int(np.argmax(totals))
     busy_s = num_micro_batches * float(totals[slowest])
     talking_s = num_micro_batches * float(stage_s[2, slowest])
-    return Breakdown(
-        compute_s=busy_s - talking_s,
-        tensor_parallel_s=talking_s,
-        bubble_s=max(0.0, still_s - busy_s),
-        pipeline_p2p_s=max(0.0, pipeline_s - still_s),
-    )
+    return Breakdown.of_pipeline(pipeline_s, still_s, busy_s, talking_s)
