@@ -24,14 +24,13 @@ from amp_ray.errors import InputError
 from amp_ray.report.explanation import explanation_view
 from amp_ray.report.variants import sweep_view
 from amp_ray.runtime.advice import advise
-from amp_ray.runtime.files import read_text
+from amp_ray.runtime.files import document_of
 from amp_ray.runtime.planning import OURS, Planned
 from amp_ray.runtime.ray.searching import Workers
 from amp_ray.runtime.variants import Variant, Variants, combinations_of, knee
 from amp_ray.search.explanation import difference, link_records, stage_records
 from amp_ray.search.rows import SCHEMA, flat_row, row
 from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.yaml_text import Document, parse_yaml, with_changes
 from amp_ray.units import counted
 
 
@@ -201,19 +200,10 @@ def explain(
         raise InputError(today.problem)
     record = _explained(today.planned, position)
     if advice:
-        found = advise(variants, today, _values(source, changes), progress or silent)
+        keys = document_of(source if isinstance(source, Mapping) else Path(source), changes)
+        found = advise(variants, today, keys.values, progress or silent)
         record["advice"] = [each.to_json() for each in found]
     return Explanation(record=record, problem=today.problem)
-
-
-def _values(source: AnyPath | Mapping[str, Any], changes: Sequence[str]) -> Mapping[str, Any]:
-    """Return the keys of an experiment, with changes."""
-    if isinstance(source, Mapping):
-        document = Document(file="experiment", values=source)
-    else:
-        path = Path(source)
-        document = parse_yaml(read_text(path), file=str(path))
-    return with_changes(document, changes).values
 
 
 def _explained(planned: Planned, position: int) -> dict[str, Any]:

@@ -126,8 +126,7 @@ def load_experiment(
     Raises:
         InputError: If a file cannot be read or what it says does not fit.
     """
-    document = with_changes(parse_yaml(read_text(path), file=str(path)), changes)
-    return _built(document, path.parent, hostfile)
+    return _built(document_of(path, changes), path.parent, hostfile)
 
 
 def experiment_from_values(
@@ -140,8 +139,20 @@ def experiment_from_values(
     Raises:
         InputError: If a file cannot be read or what it says does not fit.
     """
-    document = with_changes(Document(file="experiment", values=_plain(values)), changes)
-    return _built(document, Path(), hostfile)
+    return _built(document_of(values, changes), Path(), hostfile)
+
+
+def document_of(source: Path | Mapping[str, Any], changes: Iterable[str] = ()) -> Document:
+    """Return the keys of an experiment file, or such keys as plain values, with some of them set.
+
+    Raises:
+        InputError: If the file cannot be read or is no mapping, or a change leads nowhere.
+    """
+    if isinstance(source, Mapping):
+        document = Document(file="experiment", values=_plain(source))
+    else:
+        document = parse_yaml(read_text(source), file=str(source))
+    return with_changes(document, changes)
 
 
 def _built(document: Document, base: Path, hostfile: Path | None) -> Experiment:

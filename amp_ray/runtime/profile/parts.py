@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Final
 
 from amp_ray.errors import InputError
-from amp_ray.runtime.files import ExperimentFiles, read_text
+from amp_ray.runtime.files import ExperimentFiles, document_of
 from amp_ray.search.space import uniform_candidates
 from amp_ray.spec.build import build_experiment
 from amp_ray.spec.cluster import Node
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.model import TRAINED
-from amp_ray.spec.yaml_text import parse_yaml, with_changes
 from amp_ray.trials.profile.grid import (
     LayerPoint,
     LinkPoint,
@@ -53,7 +52,7 @@ class Part:
 
 def load_unprofiled(path: Path, changes: Iterable[str] = ()) -> Experiment:
     """Read an experiment file without the profile that it names, which may not be there yet."""
-    document = with_changes(parse_yaml(read_text(path), file=str(path)), changes)
+    document = document_of(path, changes)
     values = {key: value for key, value in document.values.items() if key != "profile"}
     return build_experiment(replace(document, values=values), ExperimentFiles(base=path.parent))
 
