@@ -54,7 +54,6 @@ def plan_record(planned: Planned, *, source: str) -> dict[str, Any]:
     record |= {
         "subtitle": _subtitle(experiment, planned.cost_model, len(rows)),
         "rows": [_slim(each, names) for each in rows],
-        "names": names.numbers,  # of the rows; those of trials join later
     }
     if best is None:
         record["notes"] = ["No strategy can run."]
@@ -63,7 +62,7 @@ def plan_record(planned: Planned, *, source: str) -> dict[str, Any]:
             "best": _slim(row(best, 1, experiment, planned.ours), names),
             "figures": _figures(rows[0], best),
             "commands": _commands(source, rows[0]),
-            "lost": _lost(best, ranking.results[1 : ranking.num_feasible], names, experiment),
+            "lost": _lost(best, ranking.results[1 : ranking.num_feasible], record["rows"][1:]),
             "cluster": _places(best.strategy, experiment),
         }
         record |= _timeline(experiment, best, planned.cost_model)
@@ -192,16 +191,12 @@ def _commands(source: str, full: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _lost(
-    best: Estimate, others: Sequence[object], names: _Names, experiment: Experiment
+    best: Estimate, others: Sequence[object], rows: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Say of the plans after the best one where they lose time."""
+    """Say of the plans after the best one, which have these rows, where they lose time."""
     return [
-        {
-            "position": number,
-            "id": names.id(row(other, number, experiment)["strategy"]),
-            "difference_s": difference(best, other),
-        }
-        for number, other in enumerate(others[:_NUM_LOST], start=2)
+        {**{key: own[key] for key in ("position", "id")}, "difference_s": difference(best, other)}
+        for other, own in zip(others[:_NUM_LOST], rows, strict=False)
         if isinstance(other, Estimate)
     ]
 

@@ -15,21 +15,21 @@ Row = Mapping[str, Any]
 _LONGEST_REASON: Final = 60
 
 _FIGURES: Final[Mapping[str, Callable[[Row], float | None]]] = {
-    "s/iter": lambda row: row["iteration_time_s"],
-    "samples/s": lambda row: None if row["tokens_per_s"] else _samples_per_s(row),
-    "tokens/s": lambda row: row["tokens_per_s"],
-    "MFU %": lambda row: None if row.get("mfu") is None else 100 * row["mfu"],
-    "GiB": lambda row: max(row["peak_memory_bytes"]) / GIB if row["peak_memory_bytes"] else None,
-    "cost/iter": lambda row: row["cost"] and row["cost"]["per_iteration"],
+    "s/iter": lambda point: point["row"]["iteration_time_s"],
+    "samples/s": lambda point: None if point["row"]["tokens_per_s"] else point["samples_per_s"],
+    "tokens/s": lambda point: point["row"]["tokens_per_s"],
+    "MFU %": lambda point: None if point["row"]["mfu"] is None else 100 * point["row"]["mfu"],
+    "GiB": lambda point: _gib(point["row"]["peak_memory_bytes"]),
+    "cost/iter": lambda point: point["row"]["cost"] and point["row"]["cost"]["per_iteration"],
 }
-"""Of a ROW; what no row has gets no column."""
+"""Of a point with a ROW; what no row has gets no column."""
 
 
 def sweep_view(record: Mapping[str, Any]) -> RenderableType:
     """Draw what ``sweep --json`` writes."""
     points = record["points"]
-    rows = [point["row"] for point in points if point["row"]]
-    shown = [name for name, figure in _FIGURES.items() if any(map(figure, rows))]
+    planned = [point for point in points if point["row"]]
+    shown = [name for name, figure in _FIGURES.items() if any(map(figure, planned))]
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, title_justify="left")
     for name in short_keys([change.partition("=")[0] for change in points[0]["set"]]):
         table.add_column(Text(name), overflow="fold")
@@ -100,12 +100,9 @@ def short_keys(keys: Sequence[str]) -> list[str]:
         num_parts += 1
 
 
-def _samples_per_s(row: Row) -> float:
-    """Return the samples that a plan trains in a second."""
-    strategy = row["strategy"]
-    replicas = strategy["dp"] or 1
-    samples = strategy["micro_batch_size"] * strategy["num_micro_batches"] * replicas
-    return float(samples / row["iteration_time_s"])
+def _gib(peak_memory_bytes: Sequence[float] | None) -> float | None:
+    """Return the peak of the fullest stage in GiB."""
+    return max(peak_memory_bytes) / GIB if peak_memory_bytes else None
 
 
 def _cells(point: Row, shown: Sequence[str], mark: str) -> list[str]:
@@ -117,5 +114,5 @@ def _cells(point: Row, shown: Sequence[str], mark: str) -> list[str]:
         reason = point["reason"]
         cut = reason if len(reason) <= _LONGEST_REASON else f"{reason[: _LONGEST_REASON - 3]}..."
         return [*values, devices, *("-" for _ in shown), cut]
-    figures = [figure_text(_FIGURES[name](row)) for name in shown]
+    figures = [figure_text(_FIGURES[name](point)) for name in shown]
     return [*values, devices, *figures, plan_text(row["strategy"])]

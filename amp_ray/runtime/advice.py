@@ -6,7 +6,6 @@ from itertools import accumulate, pairwise
 from typing import Any, Final
 
 from amp_ray.runtime.variants import Variant, Variants
-from amp_ray.search.rows import row
 from amp_ray.spec.experiment import Experiment
 from amp_ray.units import GIB
 
@@ -28,13 +27,13 @@ class Advice:
 
     def to_json(self) -> dict[str, Any]:
         """Return one entry of ``advice`` of ``explain --json``."""
-        best, planned = self.variant.best, self.variant.planned
+        point = self.variant.to_json()
         return {
             "what": self.what,
-            "set": list(self.variant.changes),
+            "set": point["set"],
             "speedup": self.speedup,
-            "row": row(best, 1, planned.experiment, planned.ours) if best and planned else None,
-            "reason": self.variant.problem or None,
+            "row": point["row"],
+            "reason": point["reason"],
         }
 
 
