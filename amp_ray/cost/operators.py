@@ -21,6 +21,7 @@ import numpy as np
 
 from amp_ray.cost.collective import Path, all_gather_s, all_reduce_s, start_s
 from amp_ray.cost.estimate import Breakdown, Estimate, Infeasible, Reason, Result
+from amp_ray.cost.model import CostModel
 from amp_ray.cost.resharding import stage_exchanges
 from amp_ray.cost.step_end import MANY_PARAMETERS, Beside, StepEndModel
 from amp_ray.cost.topology import FloatArray, Topology
@@ -31,7 +32,6 @@ from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.operator_profile import BoolArray, CollectiveKind, OperatorProfile
 from amp_ray.spec.operator_run import OperatorUse
 from amp_ray.spec.operator_strategy import operator_uses
-from amp_ray.spec.optimizer import find_optimizer
 from amp_ray.spec.strategy import Strategy
 from amp_ray.spec.traits import HALF_BYTES
 from amp_ray.spec.zero import Zero
@@ -170,7 +170,7 @@ class OperatorCostModel:
         width = BYTES_PER_FP32 if profile.family == "resnet" else HALF_BYTES
         per = given.traits.bytes_per_parameter(given.precision)
         shards = self.zero.shards(dp)
-        states = per.kept + (per.master + find_optimizer(given.optimizer).moment_bytes) / shards
+        states = per.kept + (per.master + self.step_end.optimizer.moment_bytes) / shards
         parameters = table.weight_bytes / width
         bucket = per.bucket if dp > 1 or given.traits.buckets_alone else 0.0
         return OperatorFigures(
@@ -408,21 +408,19 @@ class OperatorCostModel:
         return int(self.topology.node_of_device[device])
 
     @cached_property
+    def _layered(self) -> CostModel:
+        """The cost model of layers, whose links and step end are the same."""
+        return CostModel(experiment=self.experiment)
+
+    @cached_property
     def topology(self) -> Topology:
         """The cluster's links."""
-        return Topology(cluster=self.experiment.cluster, constants=self.experiment.constants)
+        return self._layered.topology
 
     @cached_property
     def step_end(self) -> StepEndModel:
         """The end of an iteration."""
-        given = self.experiment
-        return StepEndModel(
-            topology=self.topology,
-            traits=given.traits,
-            constants=given.constants,
-            precision=given.precision,
-            optimizer=find_optimizer(given.optimizer),
-        )
+        return self._layered.step_end
 
     def options(self, tp: int, dp: int) -> StageOptions:
         """Return what a stage of such degrees shares out: what the experiment says."""
