@@ -162,13 +162,20 @@ class CostModel:
                 f"{list(strategy.bounds)}"
             )
             raise ValueError(message)
-        cp = strategy.stages[0].options.cp
-        if cp > 1:
-            found = self.with_context(cp).estimate(without_context(strategy))
-            result = with_context(found, cp, self.experiment.traits)
+        own, plain = self.of_ranks(strategy)
+        if own is not self:
+            result = with_context(own.estimate(plain), own.cp, self.experiment.traits)
             assert isinstance(result, Estimate)
             return result
         return self.estimate_from(self.stage_costs(PlacedStages.of_strategy(strategy)), strategy)
+
+    def of_ranks(self, strategy: Strategy) -> tuple["CostModel", Strategy]:
+        """Return what prices a strategy without context parallelism, and that strategy.
+
+        They are this cost model and the strategy itself where no ranks divide sequences.
+        """
+        cp = strategy.stages[0].options.cp
+        return (self, strategy) if cp == 1 else (self.with_context(cp), without_context(strategy))
 
     def with_context(self, cp: int) -> "CostModel":
         """Return the cost model of parts of sequences that ``cp`` ranks divide; see `context`."""
@@ -264,9 +271,9 @@ class CostModel:
         Args:
             strategy: One that can be estimated; the parts add up to its peaks.
         """
-        cp = strategy.stages[0].options.cp
-        if cp > 1:
-            return self.with_context(cp).memory_parts(without_context(strategy))
+        own, strategy = self.of_ranks(strategy)
+        if own is not self:
+            return own.memory_parts(strategy)
         memory = self.stage_costs(PlacedStages.of_strategy(strategy)).memory
         if strategy.token_slices:
             memory = memory.sliced(largest_share(strategy.token_slices))
@@ -494,7 +501,7 @@ class CostModel:
         """Return passes and messages of stages with their cuts, without the host."""
         topology, messages = self.network(max(map(max, stages.shares)))
         rings, types = topology.rings(stages.groups), stages.types(self.experiment.cluster)
-        passes_s = self.time_tables.times(stages, types, rings).at(bounds)
+        passes_s = self._times(stages, types, rings).at(bounds)
         return passes_s, messages.between(stages, rings).at(bounds)
 
     def _slice_model(self, tokens: int, context: int) -> "CostModel":

@@ -30,6 +30,7 @@ def predicted_timeline(cost_model: CostModel, strategy: Strategy) -> Timeline:
     if strategy.has_operators:
         message = "a plan of operators has no timeline: its stages are priced operator by operator"
         raise ValueError(message)
+    cost_model, strategy = cost_model.of_ranks(strategy)
     traits = cost_model.experiment.traits
     passes_s, sends_s = _seconds(cost_model, strategy)
     num_slices = (passes_s.shape[3],) * strategy.num_micro_batches

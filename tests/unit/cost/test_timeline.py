@@ -8,6 +8,7 @@ import pytest
 from amp_ray.cost.instructions import Schedule, passes_of
 from amp_ray.cost.model import CostModel
 from amp_ray.cost.timeline import predicted_timeline
+from amp_ray.search.explanation import link_records, stage_records
 from amp_ray.spec.candidate import Candidate, StageOptions
 from amp_ray.spec.strategy import Strategy
 from amp_ray.spec.traits import RUNTIMES
@@ -52,3 +53,22 @@ def test_chunks_and_slices_have_timelines_too() -> None:
         timeline = predicted_timeline(model, given)
         end_s = max(each.end_s for order in timeline for each in order)
         assert end_s == pytest.approx(model.estimate(given).iteration_time_s, rel=1e-9)
+
+
+@pytest.mark.parametrize("virtual_stages", [1, 2])
+def test_ranks_that_divide_sequences_have_a_timeline(virtual_stages: int) -> None:
+    experiment = replace(small_experiment(), traits=RUNTIMES["megatron-core"])
+    model, given = CostModel(experiment=experiment), strategy(2, virtual_stages=virtual_stages)
+    options = replace(given.stages[0].options, cp=2)
+    stages = tuple(replace(stage, options=options) for stage in given.stages)
+    given = replace(given, stages=stages, placement=(0, 1, 2, 3))
+    estimate, timeline = model.estimate(given), predicted_timeline(model, given)
+    end_s = max(each.end_s for order in timeline for each in order)
+    # With chunks, messages of both directions that cross together count one after the other.
+    assert end_s >= estimate.iteration_time_s * (1 - 1e-9)
+    assert end_s <= estimate.iteration_time_s * (1.0 + 0.5 * (virtual_stages - 1) + 1e-9)
+    records = stage_records(model, estimate)
+    assert [record["nodes"] for record in records] == [["node0"], ["node1"]]
+    assert sum(record["is_bottleneck"] for record in records) == 1
+    whats = [record["what"] for record in link_records(model, given)]
+    assert whats == ["activations and gradients", "data parallel groups"]
