@@ -9,8 +9,6 @@ from amp_ray.calibration.calibration import (
     apply_calibration,
     calibration_to_json,
     parse_calibration,
-    prediction_covariance,
-    predictive_error,
     transferable,
 )
 from amp_ray.calibration.fingerprint import fingerprint
@@ -32,7 +30,5 @@ __all__ = [
     "fingerprint",
     "observe",
     "parse_calibration",
-    "prediction_covariance",
-    "predictive_error",
     "transferable",
 ]

@@ -1,12 +1,11 @@
 """A calibration: constants moved to where trials say, with what is known about them."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal
 
-import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError
 
 from amp_ray.calibration.fingerprint import (
@@ -17,14 +16,11 @@ from amp_ray.calibration.fingerprint import (
     fingerprint,
 )
 from amp_ray.calibration.intervals import partly_known
-from amp_ray.calibration.linear import FloatArray
 from amp_ray.calibration.observation import Outcome
-from amp_ray.calibration.predictions import PRIOR, Plan, Predictor
 from amp_ray.errors import InputError, Where
 from amp_ray.spec.constants import PRIOR_SIGMA, PROGRAM_SCALE, Uncertainty
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.json_text import parse_json, shown
-from amp_ray.spec.strategy import Strategy
 
 Scope = Literal["device", "library", "site"]
 
@@ -184,42 +180,6 @@ def transferable(calibration: Calibration, experiment: Experiment) -> tuple[str,
     return tuple(
         constant.name for constant in calibration.constants if holds[SCOPES[constant.name]]
     )
-
-
-def prediction_covariance(
-    calibration: Calibration,
-    experiment: Experiment,
-    strategies: Sequence[Strategy],
-    predictor: Predictor | None = None,
-) -> FloatArray:
-    """Return the covariance of the logarithms of predicted times, shape ``(num_strategies,) * 2``.
-
-    Part of it is common to strategies, since it comes from constants that all of them share: what
-    trials have told about constants makes the strategies that depend on them in the same way
-    certain, and leaves the others as uncertain as the priors are. The rest is each prediction's
-    own, measurement included. The experiment is the one that `apply_calibration` returns.
-    """
-    plans: list[Plan] = [(experiment, strategy) for strategy in strategies]
-    predictor = predictor or Predictor()
-    slopes = predictor.time_slopes(plans, calibration.time_constants, PRIOR)
-    own = calibration.time_error**2 * np.eye(len(plans))
-    covariance: FloatArray = slopes @ np.array(calibration.covariance) @ slopes.T + own
-    return covariance
-
-
-def predictive_error(
-    calibration: Calibration,
-    experiment: Experiment,
-    strategies: Sequence[Strategy],
-    predictor: Predictor | None = None,
-) -> FloatArray:
-    """Return the lognormal sigma of predicted times, shape ``(num_strategies,)``.
-
-    Arguments as in `prediction_covariance`, of which these are the roots of the diagonal.
-    """
-    covariance = prediction_covariance(calibration, experiment, strategies, predictor)
-    sigma: FloatArray = np.sqrt(np.diag(covariance))
-    return sigma
 
 
 _ADAPTER: Final = TypeAdapter(Annotated[Calibration, Field()])

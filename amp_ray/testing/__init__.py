@@ -1,1 +1,1 @@
-"""Fakes, contracts, oracles and test hosts, shipped so that users can test against them."""
+"""Test hosts, shipped so that users can try the package on a cluster that they do not have."""

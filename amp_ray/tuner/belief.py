@@ -58,9 +58,11 @@ def time_covariance(
 ) -> FloatArray:
     """Return the covariance of the logarithms of predicted times.
 
-    As `amp_ray.calibration.prediction_covariance`, with slopes at the prior, which a predictor
-    keeps and from which the calibration's own covariance was made. Without a calibration the
-    constants are as uncertain as their priors.
+    Part of it is common to strategies, since it comes from constants that all of them share: what
+    trials have told about constants makes the strategies that depend on them in the same way
+    certain. The rest is each prediction's own, measurement included. Slopes are those at the prior,
+    which a predictor keeps and from which the calibration's own covariance was made; without a
+    calibration the constants are as uncertain as their priors.
     """
     if calibration is None:
         names, constants = TIME_CONSTANTS, np.diag(prior_sigma(TIME_CONSTANTS) ** 2)

@@ -80,10 +80,6 @@ class Knowledge:
         """Return the untested candidates that are expected to finish."""
         return tuple(index for index in self.untested() if self.estimates[index].feasible)
 
-    def doubtful(self) -> tuple[int, ...]:
-        """Return the untested candidates that are expected to fail, though not for certain."""
-        return tuple(index for index in self.untested() if not self.estimates[index].feasible)
-
     def chances(self, indices: Sequence[int], belief: Belief | None = None) -> Chances:
         """Return the chances that candidates are faster than a limit, errors widened.
 

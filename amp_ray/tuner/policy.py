@@ -17,7 +17,6 @@ from amp_ray.tuner.explore import explore
 from amp_ray.tuner.knowledge import Knowledge, learn
 from amp_ray.tuner.state import Trial, TunerSettings, TunerState
 from amp_ray.tuner.trial_status import IQR_PER_SIGMA, Figure, TrialStatus, status_of
-from amp_ray.units import counted
 
 _REPEAT_SIGMA: Final = UNSTEADY_FRACTION / IQR_PER_SIGMA
 """How far a run may lie from another one of the same strategy before one counts as disturbed."""
@@ -65,19 +64,6 @@ def next_trials(
         )
         for number, choice in enumerate(islice(choices, room), start=len(state.trials))
     )
-
-
-def why_stop(state: TunerState, knowledge: Knowledge) -> str:
-    """Say why a study ends when nothing runs and `next_trials` proposes nothing."""
-    certificate = certify(state, knowledge)
-    if state.settings.policy == "best" and certificate is not None and certificate.settled:
-        return certificate.text
-    if not state.budget_left:
-        return f"the budget of {counted(state.settings.budget, 'trial')} is spent"
-    doubtful = len(knowledge.doubtful())
-    if doubtful:
-        return f"every strategy expected to run was tried; {doubtful} more might run"
-    return "every strategy that can run was tried"
 
 
 def _in_order(state: TunerState, predictor: Predictor) -> Iterator[_Choice]:

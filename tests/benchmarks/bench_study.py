@@ -26,8 +26,10 @@ from amp_ray.runtime.study.pool import Task
 from amp_ray.runtime.study.space import TuneOptions
 from amp_ray.runtime.study.tuning import Tuning, begin_state, prepare, study_header
 from amp_ray.trials.outcome import Measured
-from amp_ray.tuner import BoundedPredictor, TunerState, learn, next_trials
-from amp_ray.tuner.state import Trial, record, start
+from amp_ray.tuner.bounded_predictor import BoundedPredictor
+from amp_ray.tuner.knowledge import learn
+from amp_ray.tuner.policy import next_trials
+from amp_ray.tuner.state import Trial, TunerState, record, start
 
 REPOSITORY: Final = Path(__file__).resolve().parents[2]
 EXPERIMENT: Final = REPOSITORY / "experiments" / "homogeneous.yaml"

@@ -13,13 +13,12 @@ from amp_ray.calibration import (
     Predictor,
     apply_calibration,
     calibrate,
-    predictive_error,
 )
 from amp_ray.calibration.predictions import MEMORY_CONSTANTS, PRIOR
 from amp_ray.spec.constants import PRIOR_SIGMA
 from amp_ray.spec.experiment import Experiment
 from support.experiments import small_experiment
-from support.planted import planted_observations, small_strategies
+from support.planted import planted_observations, predictive_error, small_strategies
 
 SMALL: Final = small_experiment()
 STRATEGIES: Final = small_strategies(SMALL)

@@ -41,7 +41,6 @@ from amp_ray.runtime.hosts.messages import Message, check_message
 from amp_ray.runtime.launch import attempt
 from amp_ray.runtime.launch.launcher import Launcher
 from amp_ray.spec.access import SshSettings
-from amp_ray.testing.scripted_host import ScriptedHost, file_messages, well_behaved
 from amp_ray.trials.doctor.checks import check_hosts
 from amp_ray.trials.doctor.software import Wanted
 from amp_ray.trials.launch import Launch, rank_commands
@@ -49,6 +48,7 @@ from amp_ray.trials.outcome import Measured, Outcome
 from amp_ray.trials.profile.records import LinkPlace, ProfileRecords, record_of_event
 from support.experiments import small_experiment
 from support.host_reports import healthy_parts, healthy_report
+from support.scripted_host import ScriptedHost, file_messages, well_behaved
 
 NUM_CASES: Final = max(500, settings().max_examples)
 """Over all tests of this module: 500 with the usual settings, 10,000 by ``make fuzz``."""

@@ -14,20 +14,12 @@ from amp_ray.search.space import candidates_of
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import Strategy
 from amp_ray.trials.outcome import Measured, Outcome, TimedOut, Unreachable
-from amp_ray.tuner import (
-    POLICIES,
-    BoundedPredictor,
-    Trial,
-    TunerSettings,
-    TunerState,
-    begin,
-    certify,
-    learn,
-    next_trials,
-    record,
-    start,
-)
+from amp_ray.tuner.bounded_predictor import BoundedPredictor
+from amp_ray.tuner.certificate import certify
+from amp_ray.tuner.knowledge import learn
 from amp_ray.tuner.log import Log
+from amp_ray.tuner.policy import next_trials
+from amp_ray.tuner.state import POLICIES, Trial, TunerSettings, TunerState, begin, record, start
 from support.experiments import small_experiment
 from support.replaying import crashed, measured, out_of_memory, play
 

@@ -21,7 +21,6 @@ from amp_ray.runtime.hosts.link import AgentSettings
 from amp_ray.runtime.launch.launcher import Launcher
 from amp_ray.spec.access import SshSettings
 from amp_ray.spec.catalogue import find_device
-from amp_ray.testing.scripted_host import ScriptedHost, well_behaved
 from amp_ray.trials.doctor.checks import check_hosts
 from amp_ray.trials.doctor.host_facts import HostSpec
 from amp_ray.trials.doctor.software import Wanted
@@ -29,6 +28,7 @@ from amp_ray.trials.launch import Launch, rank_commands
 from amp_ray.trials.outcome import Measured, Outcome, Unreachable
 from support.experiments import small_experiment
 from support.launching import warm
+from support.scripted_host import ScriptedHost, well_behaved
 
 pytestmark = pytest.mark.integration
 

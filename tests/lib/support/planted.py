@@ -3,13 +3,17 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from amp_ray.calibration import Observation
+import numpy as np
+
+from amp_ray.calibration import Calibration, Observation, Predictor
+from amp_ray.calibration.linear import FloatArray
 from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.model import CostModel
 from amp_ray.search.planner import AmpRayPlanner
 from amp_ray.search.space import uniform_candidates
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import Strategy
+from amp_ray.tuner.belief import time_covariance
 
 Plant = Callable[[Mapping[str, float]], list[Observation]]
 """From ratios of constants to trials."""
@@ -44,3 +48,16 @@ def planted_observations(
         )
         for strategy in strategies
     ]
+
+
+def predictive_error(
+    calibration: Calibration,
+    experiment: Experiment,
+    strategies: Sequence[Strategy],
+    predictor: Predictor | None = None,
+) -> FloatArray:
+    """Return the lognormal sigma of predicted times, shape ``(num_strategies,)``."""
+    predictor = predictor or Predictor()
+    covariance = time_covariance(experiment, strategies, calibration, predictor)
+    sigma: FloatArray = np.sqrt(np.diag(covariance))
+    return sigma

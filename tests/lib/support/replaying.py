@@ -10,19 +10,11 @@ from amp_ray.search.planner import AmpRayPlanner
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import Strategy
 from amp_ray.trials.outcome import Crashed, Measured, Outcome, OutOfMemory
-from amp_ray.tuner import (
-    BoundedPredictor,
-    Certificate,
-    Knowledge,
-    TunerSettings,
-    TunerState,
-    begin,
-    certify,
-    learn,
-    next_trials,
-    record,
-    start,
-)
+from amp_ray.tuner.bounded_predictor import BoundedPredictor
+from amp_ray.tuner.certificate import Certificate, certify
+from amp_ray.tuner.knowledge import Knowledge, learn
+from amp_ray.tuner.policy import next_trials
+from amp_ray.tuner.state import TunerSettings, TunerState, begin, record, start
 
 Answers = Mapping[Strategy, Outcome]
 

@@ -9,8 +9,6 @@ from amp_ray.calibration import (
     Choice,
     apply_calibration,
     calibrate,
-    prediction_covariance,
-    predictive_error,
     transferable,
 )
 from amp_ray.calibration.intervals import FIRST_MET, WIDTH, with_intervals
@@ -19,8 +17,9 @@ from amp_ray.cost.model import CostModel
 from amp_ray.spec.constants import PRIOR_SIGMA, PROGRAM_SCALE, Uncertainty
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import Strategy
+from amp_ray.tuner.belief import time_covariance
 from support.experiments import small_experiment
-from support.planted import Plant, small_strategies
+from support.planted import Plant, predictive_error, small_strategies
 
 CHOICE = Choice(names=("gemm_scale", "host_scale", "nic_efficiency"))
 """One constant of a device, one of the library, one of the site."""
@@ -171,7 +170,7 @@ def test_errors_of_like_strategies_go_together(
     small: Experiment, strategies: tuple[Strategy, ...], calibration: Calibration
 ) -> None:
     calibrated = apply_calibration(calibration, small)
-    covariance = prediction_covariance(calibration, calibrated, strategies)
+    covariance = time_covariance(calibrated, strategies, calibration, Predictor())
     sigma = predictive_error(calibration, calibrated, strategies)
     assert covariance == pytest.approx(covariance.T)
     assert np.sqrt(np.diag(covariance)) == pytest.approx(sigma)

@@ -17,7 +17,6 @@ from amp_ray.report.study import PlainView
 from amp_ray.runtime.doctor.diagnosis import Diagnosis
 from amp_ray.runtime.hosts.link import AgentSettings
 from amp_ray.runtime.launch.launcher import Launcher, WarmUp
-from amp_ray.testing.scripted_host import Message, Script, ScriptedHost, well_behaved
 from amp_ray.trials.doctor.checks import check_hosts
 from amp_ray.trials.doctor.findings import Finding
 from amp_ray.trials.doctor.host_facts import HostReport
@@ -25,6 +24,7 @@ from amp_ray.trials.doctor.software import Wanted
 from amp_ray.trials.launch import Launch, rank_commands
 from amp_ray.trials.outcome import Outcome, Unreachable, outcome_to_json
 from support.host_reports import gpu, healthy_report
+from support.scripted_host import Message, Script, ScriptedHost, well_behaved
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202egnp.exe\u2066\ud800"
 SETTINGS = AgentSettings(lease_s=2.0, heartbeat_s=0.1, grace_s=0.1, settle_s=0.05)

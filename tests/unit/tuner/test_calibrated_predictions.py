@@ -6,8 +6,9 @@ from amp_ray.calibration.linear import LinearProblem
 from amp_ray.cost.model import CostModel
 from amp_ray.search.ranking import Ranking
 from amp_ray.spec.experiment import Experiment
-from amp_ray.tuner import BoundedPredictor, TunerSettings, begin
+from amp_ray.tuner.bounded_predictor import BoundedPredictor
 from amp_ray.tuner.calibrated_predictions import CalibratedPredictions, influences, limit_influences
+from amp_ray.tuner.state import TunerSettings, begin
 from support.planted import planted_observations
 
 

@@ -5,17 +5,11 @@ import pytest
 from amp_ray.cost.estimate import Estimate, Reason
 from amp_ray.search.ranking import Ranking
 from amp_ray.spec.experiment import Experiment
-from amp_ray.tuner import (
-    BoundedPredictor,
-    TunerSettings,
-    TunerState,
-    begin,
-    certify,
-    learn,
-    next_trials,
-    record,
-    start,
-)
+from amp_ray.tuner.bounded_predictor import BoundedPredictor
+from amp_ray.tuner.certificate import certify
+from amp_ray.tuner.knowledge import learn
+from amp_ray.tuner.policy import next_trials
+from amp_ray.tuner.state import TunerSettings, TunerState, begin, record, start
 from support.replaying import crashed, measured, play
 
 

@@ -6,8 +6,8 @@ import pytest
 from amp_ray.search.ranking import Ranking
 from amp_ray.spec.experiment import Experiment
 from amp_ray.trials.outcome import Outcome
-from amp_ray.tuner import Trial, TunerSettings, TunerState, begin, record, start
 from amp_ray.tuner.knowledge import NUM_LATEST, widening
+from amp_ray.tuner.state import Trial, TunerSettings, TunerState, begin, record, start
 from support.replaying import measured, out_of_memory
 
 SIGMA = 0.1

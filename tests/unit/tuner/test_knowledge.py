@@ -8,17 +8,10 @@ from amp_ray.cost.estimate import Estimate, Reason
 from amp_ray.search.ranking import Ranking
 from amp_ray.spec.experiment import Experiment
 from amp_ray.trials.outcome import Outcome
-from amp_ray.tuner import (
-    BoundedPredictor,
-    Trial,
-    TunerSettings,
-    TunerState,
-    begin,
-    knowledge,
-    learn,
-    record,
-    start,
-)
+from amp_ray.tuner import knowledge
+from amp_ray.tuner.bounded_predictor import BoundedPredictor
+from amp_ray.tuner.knowledge import learn
+from amp_ray.tuner.state import Trial, TunerSettings, TunerState, begin, record, start
 from support.planted import planted_observations
 from support.replaying import Answers, crashed, measured, out_of_memory, study
 
@@ -173,7 +166,8 @@ def test_running_out_of_memory_makes_what_needs_more_of_it_doubtful(
     after = learn(state, predictor)
     assert state.candidates[fullest].feasible
     assert after.estimates[fullest].failure_probability > 0.8
-    assert fullest in after.doubtful()
+    assert fullest in after.untested()
+    assert fullest not in after.expected()
     assert fullest not in after.proposable()
 
 
@@ -222,7 +216,8 @@ def test_what_is_expected_to_fail_is_doubtful_unless_it_must_fail(
     surely = replace(two, reasons=why, failure_probability=1.0)
     state = begin(small, [perhaps, surely, *rest], TunerSettings(budget=3))
     known = learn(state, predictor)
-    assert [state.candidates[index].strategy for index in known.doubtful()] == [one.strategy]
+    doubtful = set(known.untested()) - set(known.expected())
+    assert [state.candidates[index].strategy for index in doubtful] == [one.strategy]
     assert len(known.proposable()) == len(rest)
 
 

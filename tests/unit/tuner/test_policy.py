@@ -7,22 +7,12 @@ from amp_ray.search.ranking import Ranking
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import Strategy
 from amp_ray.trials.outcome import Outcome, TimedOut, Unreachable
-from amp_ray.tuner import (
-    BoundedPredictor,
-    Policy,
-    Trial,
-    TunerSettings,
-    TunerState,
-    begin,
-    learn,
-    next_trials,
-    record,
-    start,
-    why_stop,
-)
-from amp_ray.tuner.policy import to_repeat
+from amp_ray.tuner.bounded_predictor import BoundedPredictor
+from amp_ray.tuner.knowledge import learn
+from amp_ray.tuner.policy import next_trials, to_repeat
+from amp_ray.tuner.state import Policy, Trial, TunerSettings, TunerState, begin, record, start
 from amp_ray.tuner.trial_status import Figure, TrialStatus
-from support.replaying import Answers, crashed, measured, out_of_memory, play, study
+from support.replaying import crashed, measured, out_of_memory, play
 
 UNREACHABLE = Unreachable(reason="no answer", host="a", wall_s=1.0)
 TIMED_OUT = TimedOut(reason="too slow", timeout_s=1.0, lines=(), wall_s=1.0)
@@ -152,7 +142,6 @@ def test_a_study_ends_when_the_certificate_holds(
     assert played.certificate is not None
     assert played.certificate.holds
     assert played.num_trials < 16
-    assert why_stop(played.state, played.knowledge) == played.certificate.text
 
 
 def test_other_policies_do_not_stop_early(state: TunerState, predictor: BoundedPredictor) -> None:
@@ -160,7 +149,6 @@ def test_other_policies_do_not_stop_early(state: TunerState, predictor: BoundedP
     times = as_predicted(state)
     played = play(state, lambda strategy, _: measured(times[strategy]), predictor=predictor)
     assert [trial_record.candidate for trial_record in played.state.trials] == list(range(16))
-    assert why_stop(played.state, played.knowledge) == "every strategy that can run was tried"
 
 
 def test_random_order_depends_on_the_seed_alone(
@@ -253,26 +241,6 @@ def test_the_last_trials_of_a_budget_go_to_leaders_that_are_uncertain(
     repeats = [trial_record.trial.repeats for trial_record in played.state.trials]
     assert repeats[:4] == [None] * 4
     assert None not in repeats[4:]
-
-
-def test_a_spent_budget_is_given_as_the_reason_to_stop(
-    state: TunerState, predictor: BoundedPredictor
-) -> None:
-    state = with_settings(state, budget=1)
-    played = play(state, lambda _strategy, _number: measured(1.0), predictor=predictor)
-    assert why_stop(played.state, played.knowledge) == "the budget of 1 trial is spent"
-
-
-def test_strategies_that_might_run_after_all_are_told_when_all_others_were_tried(
-    homogeneous: Experiment, recorded: Answers, predictor: BoundedPredictor
-) -> None:
-    state = study(homogeneous, recorded, TunerSettings(budget=100, policy="predicted-order"))
-    played = play(state, lambda _strategy, _number: crashed(), predictor=predictor)
-    doubtful = len(played.knowledge.doubtful())
-    assert doubtful > 0
-    assert why_stop(played.state, played.knowledge) == (
-        f"every strategy expected to run was tried; {doubtful} more might run"
-    )
 
 
 SETTINGS = TunerSettings(budget=100)

@@ -12,7 +12,10 @@ from amp_ray.spec.constants import Constants
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import Strategy
 from amp_ray.trials.outcome import Measured
-from amp_ray.tuner import BoundedPredictor, TunerSettings, recommend, surprises
+from amp_ray.tuner.bounded_predictor import BoundedPredictor
+from amp_ray.tuner.recommendation import recommend
+from amp_ray.tuner.state import TunerSettings
+from amp_ray.tuner.surprise import surprises
 from support.replaying import Answers, Replay, fastest, play, study, with_factors
 
 NO_TIME: Final = (

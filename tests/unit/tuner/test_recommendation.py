@@ -5,18 +5,10 @@ import pytest
 from amp_ray.cost.estimate import Estimate, Reason
 from amp_ray.search.ranking import Ranking
 from amp_ray.spec.experiment import Experiment
-from amp_ray.tuner import (
-    BoundedPredictor,
-    Recommendation,
-    Trial,
-    TunerSettings,
-    TunerState,
-    begin,
-    learn,
-    recommend,
-    record,
-    start,
-)
+from amp_ray.tuner.bounded_predictor import BoundedPredictor
+from amp_ray.tuner.knowledge import learn
+from amp_ray.tuner.recommendation import Recommendation, recommend
+from amp_ray.tuner.state import Trial, TunerSettings, TunerState, begin, record, start
 from support.replaying import measured
 
 

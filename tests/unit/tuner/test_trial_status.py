@@ -1,7 +1,7 @@
 from amp_ray.search.ranking import Ranking
 from amp_ray.spec.experiment import Experiment
 from amp_ray.trials.outcome import Outcome, TimedOut, Unreachable
-from amp_ray.tuner import Trial, TunerSettings, TunerState, begin, record, start
+from amp_ray.tuner.state import Trial, TunerSettings, TunerState, begin, record, start
 from amp_ray.tuner.trial_status import TrialStatus, observations, status_of
 from support.replaying import crashed, measured, out_of_memory
 

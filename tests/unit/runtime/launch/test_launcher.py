@@ -11,7 +11,11 @@ from amp_ray.errors import HostError
 from amp_ray.runtime.hosts.link import AgentSettings
 from amp_ray.runtime.launch.launcher import Launcher, WarmUp
 from amp_ray.runtime.study.pool import InterruptedTrialError
-from amp_ray.testing.scripted_host import (
+from amp_ray.trials.launch import FOLDER as FOLDER_PLACEHOLDER
+from amp_ray.trials.launch import Launch, rank_commands
+from amp_ray.trials.outcome import Crashed, Measured, Outcome, OutOfMemory, TimedOut, Unreachable
+from support.launching import warm
+from support.scripted_host import (
     FOLDER,
     Message,
     Script,
@@ -19,10 +23,6 @@ from amp_ray.testing.scripted_host import (
     file_messages,
     well_behaved,
 )
-from amp_ray.trials.launch import FOLDER as FOLDER_PLACEHOLDER
-from amp_ray.trials.launch import Launch, rank_commands
-from amp_ray.trials.outcome import Crashed, Measured, Outcome, OutOfMemory, TimedOut, Unreachable
-from support.launching import warm
 
 # A lease that a busy machine keeps too: what these tests wait for is silence, not speed.
 SETTINGS = AgentSettings(lease_s=2.0, heartbeat_s=0.1, grace_s=0.1, settle_s=0.05)

@@ -8,9 +8,9 @@ from typing import Final
 from amp_ray.runtime.hosts.link import AgentSettings
 from amp_ray.runtime.hosts.messages import Message
 from amp_ray.runtime.launch.launcher import Launcher
-from amp_ray.testing.scripted_host import ScriptedHost, file_messages, well_behaved
 from amp_ray.trials.launch import Launch, rank_commands
 from amp_ray.trials.outcome import Measured
+from support.scripted_host import ScriptedHost, file_messages, well_behaved
 
 NUM_HOSTS: Final = 256
 MOST_BYTES: Final = 500 * 2**20

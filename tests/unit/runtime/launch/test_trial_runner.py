@@ -18,9 +18,9 @@ from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.own_program import OwnProgram
 from amp_ray.spec.strategy import StageOptions, Strategy
-from amp_ray.testing.scripted_host import Message, ScriptedHost, file_messages, well_behaved
 from amp_ray.trials.outcome import Measured, Unreachable
 from support.experiments import small_experiment
+from support.scripted_host import Message, ScriptedHost, file_messages, well_behaved
 
 SETTINGS = AgentSettings(lease_s=2.0, heartbeat_s=0.1, grace_s=0.1, settle_s=0.05)
 CANDIDATE = Candidate(

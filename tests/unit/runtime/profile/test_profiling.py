@@ -12,8 +12,8 @@ from amp_ray.runtime.files import ExperimentFiles
 from amp_ray.runtime.profile.folder import ProfileFolder
 from amp_ray.runtime.profile.parts import profile_parts
 from amp_ray.runtime.profile.profiling import PartReport, Settings, measure
-from amp_ray.testing.scripted_host import Message, ScriptedHost, file_messages, well_behaved
 from support.experiments import small_experiment
+from support.scripted_host import Message, ScriptedHost, file_messages, well_behaved
 
 EXPERIMENT = small_experiment()
 TIMES: dict[str, Any] = {
