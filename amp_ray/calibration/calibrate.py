@@ -46,8 +46,7 @@ class Choice:
     most_memory: int = 2  # how many constants of memory it may choose
 
 
-RULE = Choice()
-"""At most eight constants, by the rule."""
+RULE = Choice()  # at most eight constants, by the rule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -15,8 +15,7 @@ PARTS: Final = ("model", "cluster", "runtime", "profile")
 """What a calibration belongs to. Names of hosts, limits of the search and the batch do not count:
 constants are the same for all of them."""
 
-_MAX_NAMED: Final = 4
-"""Differences that a message spells out."""
+_MAX_NAMED: Final = 4  # differences that a message spells out
 
 
 def fingerprint(experiment: Experiment) -> Fingerprint:

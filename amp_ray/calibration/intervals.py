@@ -14,8 +14,7 @@ from amp_ray.cost.estimate import Estimate
 from amp_ray.spec.constants import PROGRAM_SCALE, Uncertainty
 from amp_ray.spec.experiment import Experiment
 
-WIDTH: Final = 1.96
-"""Sigmas to either side that hold 95 % of a normal distribution."""
+WIDTH: Final = 1.96  # sigmas to either side that hold 95 % of a normal distribution
 
 FIRST_MET: Final = 0.10
 """Sigma of the factor that all times on a site have in common which the model has not met. With the

@@ -16,9 +16,7 @@ NORMAL_SHARE: Final = 0.4632
 """Mean of ``(w(z) z)^2`` with the weight below for standard normal ``z``: makes the learnt error
 agree with the standard deviation where errors are normal."""
 
-PRIOR_TRIALS: Final = 4
-"""How many trials the prior value of the error counts for."""
-
+PRIOR_TRIALS: Final = 4  # how many trials the prior value of the error counts for
 _MAX_ROUNDS: Final = 100
 _TOLERANCE: Final = 1e-8
 

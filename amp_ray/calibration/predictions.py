@@ -56,8 +56,7 @@ class Point:
         return prior.moved({name: math.exp(log) for name, log in self.logs})
 
 
-PRIOR: Final = Point()
-"""Every constant at its physical value."""
+PRIOR: Final = Point()  # every constant at its physical value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

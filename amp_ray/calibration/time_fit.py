@@ -36,8 +36,7 @@ from amp_ray.spec.constants import PROGRAM_SCALE
 _FURTHEST: Final = 1.5
 """Prior sigmas that one step may go: beyond, the linear model is not to be trusted."""
 
-_CLOSE: Final = 0.02
-"""A step of less than this share of every prior sigma ends the search."""
+_CLOSE: Final = 0.02  # a step of less than this share of every prior sigma ends the search
 
 _UNEXPLAINED: Final = 2.0
 """Sigmas of what the constants of time may explain: where trials are off by more, all of them in

@@ -33,9 +33,7 @@ from amp_ray.spec.yaml_text import Document, parse_yaml, with_changes
 from amp_ray.trials.profile.tables import RECORDS_FILE
 
 _LOGGER = logging.getLogger(__name__)
-
-_SHIPPED: Final = "shipped:"
-"""Prefix of a path that means a folder of the package's own profiles."""
+_SHIPPED: Final = "shipped:"  # prefix of a path that means a folder of the package's own profiles
 
 _PROFILE_SUFFIXES: Final = (".csv", ".yaml")
 """Of the files that a profile is made of; plots and notes may lie beside them."""
@@ -45,8 +43,7 @@ _INPUT_SUFFIXES: Final = (".yaml", ".yml", ".csv")
 _ENCODING: Final = "utf-8-sig"
 """UTF-8, with or without the mark that spreadsheet programs put in front."""
 
-_MOST_CHARACTERS: Final = 2**25
-"""Of an input file: a million strategies."""
+_MOST_CHARACTERS: Final = 2**25  # of an input file: a million strategies
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

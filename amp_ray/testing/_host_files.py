@@ -10,11 +10,8 @@ from amp_ray.testing._namespaces import generate_key
 CONTROLLER_ADDRESS: Final = "10.77.0.1"
 """Of the bridge, in a namespace of its own: it cannot clash with a real network."""
 
-SSH_PORT: Final = 22
-"""Of every host, each in its own network namespace."""
-
-HOME: Final = "/run/home"
-"""Of root on every host, on its private disk."""
+SSH_PORT: Final = 22  # of every host, each in its own network namespace
+HOME: Final = "/run/home"  # of root on every host, on its private disk
 
 _SSHD_CONFIG: Final = """
 Port {port}

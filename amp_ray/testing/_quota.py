@@ -11,8 +11,7 @@ _PERIOD_US: Final = 20_000
 _DEFAULT_SHARES: Final = {1: 1024, 2: 100}
 """Weight of one task's group in each version; the whole cluster runs about one task per core."""
 
-_MOST_SHARES: Final = {1: 262_144, 2: 10_000}
-"""What the kernel accepts."""
+_MOST_SHARES: Final = {1: 262_144, 2: 10_000}  # what the kernel accepts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -216,8 +216,7 @@ STATES: Final = {
 }
 """What a rank did at the deadline, by the kernel's letter, where that explains a hang."""
 
-NUM_KEPT_LINES: Final = 20
-"""Of a rank's output, in an outcome."""
+NUM_KEPT_LINES: Final = 20  # of a rank's output, in an outcome
 
 
 def sign_of_event(host: str, message: Mapping[str, Any], time_s: float) -> Sign | None:

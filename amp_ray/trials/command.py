@@ -3,7 +3,6 @@
 import base64
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -27,6 +26,7 @@ from amp_ray.trials.launch import (
     Launch,
     Place,
     RankCommand,
+    WarmUp,
     hostfile_text,
     node_commands,
     placement,
@@ -103,14 +103,6 @@ WARM_MODULES: Final = (
 """All that our training program imports of others; DeepSpeed imports the last with ZeRO only."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Preload:
-    """What a process imports once to fork ranks from."""
-
-    modules: tuple[str, ...]  # in this order
-    environment: Mapping[str, str]
-
-
 def trial_launch(
     experiment: Experiment,
     strategy: Strategy,
@@ -163,7 +155,7 @@ def trial_problem(experiment: Experiment, strategy: Strategy) -> str | None:
     return why_not_launchable(experiment, strategy)
 
 
-def trial_warm_up(experiment: Experiment) -> Preload | None:
+def trial_warm_up(experiment: Experiment, python: str) -> WarmUp | None:
     """Return what may be imported before a trial; None where every rank starts afresh.
 
     Only what others wrote is: the program's own files come with each trial.
@@ -176,7 +168,7 @@ def trial_warm_up(experiment: Experiment) -> Preload | None:
     environment = {**_environment(experiment), "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
     plain = experiment.traits.name == PLAIN_TORCH
     modules = WARM_TORCH if plain else WARM_MODULES
-    return Preload(modules=modules, environment=environment)
+    return WarmUp(python=python, modules=modules, environment=environment)
 
 
 def trial_reader(experiment: Experiment, log_reader: LogReader = read_logs) -> Reader:

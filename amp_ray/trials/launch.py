@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Final
 
@@ -16,8 +16,7 @@ MASTER_ADDRESS: Final = "@AMP_RAY_MASTER_ADDRESS@"
 MASTER_PORT: Final = "@AMP_RAY_MASTER_PORT@"
 """Known only on the hosts; filled in where they stand in an argument or a variable."""
 
-NOT_KEPT: Final = "(not kept: it looks secret)"
-"""Instead of a value that is written to no file."""
+NOT_KEPT: Final = "(not kept: it looks secret)"  # instead of a value that is written to no file
 
 _SECRET: Final = re.compile(
     r"TOKEN|KEY|SECRET|PASSW|PASSPHRASE|CREDENTIAL|AUTH|COOKIE", re.IGNORECASE
@@ -98,6 +97,16 @@ class Launch:
     def hosts(self) -> tuple[str, ...]:
         """Hosts in the order of their lowest ranks."""
         return tuple(dict.fromkeys(command.host for command in self.commands))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarmUp:
+    """What a process imports once on every host, to fork ranks from."""
+
+    python: str  # the interpreter, the same text as the first argument of the trials' commands
+    modules: tuple[str, ...]  # ``module``, or ``module:function`` to call a function of it too
+    # In which they are imported; ``FOLDER`` in it stands for a folder of its own
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 def _check_id(trial_id: str) -> None:
@@ -222,8 +231,7 @@ def fill_in(text: str, values: Mapping[str, str]) -> str:
     return text
 
 
-Place = tuple[str, int]
-"""Host and slot."""
+Place = tuple[str, int]  # host and slot
 
 
 def placement(

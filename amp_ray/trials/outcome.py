@@ -12,14 +12,9 @@ JSON_NAMES: Final = ("measured", "oom", "timeout", "crashed", "unreachable")
 """The contract's words, in the order of ``Outcome``'s classes."""
 
 
-MOST_SECONDS: Final = 1e9
-"""Thirty years: no step and no trial takes longer."""
-
-MOST_BYTES: Final = 1e18
-"""No device has more memory."""
-
-_MOST_SHOWN: Final = 80
-"""Characters of a wrong value that a message shows."""
+MOST_SECONDS: Final = 1e9  # thirty years: no step and no trial takes longer
+MOST_BYTES: Final = 1e18  # no device has more memory
+_MOST_SHOWN: Final = 80  # characters of a wrong value that a message shows
 
 
 def _is_between(value: object, most: float) -> bool:

@@ -16,12 +16,8 @@ from amp_ray.units import GIB, MIB
 _OF_A_RANK: Final = re.compile(r"(?:metric-)?rank-(\d+)\.(?:log|json)")
 
 RESULT_KEYS: Final = "trial_id (text), step_s (list of seconds)"
-
-MAX_JSON_BYTES: Final = 4 * MIB
-"""Of a result: the times of some 200,000 steps."""
-
-MAX_MEMORY_BYTES: Final = 1024 * 1024 * GIB
-"""A pebibyte: more than a stage of any cluster has."""
+MAX_JSON_BYTES: Final = 4 * MIB  # of a result: the times of some 200,000 steps
+MAX_MEMORY_BYTES: Final = 1024 * 1024 * GIB  # a pebibyte: more than a stage of any cluster has
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,8 +24,7 @@ PLAIN_TORCH: Final = "torch"
 RUNTIMES: Final = ("deepspeed", PLAIN_TORCH, "amp-2022", "amp-2022-transgan")
 """What our training program runs: its own experiments, and those published by AMP's authors."""
 
-MAX_ZERO_STAGE: Final = 1
-"""DeepSpeed refuses ZeRO-2 and ZeRO-3 with a PipelineModule."""
+MAX_ZERO_STAGE: Final = 1  # DeepSpeed refuses ZeRO-2 and ZeRO-3 with a PipelineModule
 
 _NO_LAYER: Final[tuple[LayerKind, ...]] = ("noop", "loss")
 """Entries that start no layer of the program: they vanish, or belong to the layer before."""

@@ -67,8 +67,7 @@ def count_warmup_steps(step_time_s: Sequence[float]) -> int:
 LEAST_STEP_S: Final = 1e-6
 """No optimizer step is faster than the launch of a single kernel, which takes microseconds."""
 
-LONGEST_STEP_S: Final = 1e6
-"""Eleven days: more than any trial lasts."""
+LONGEST_STEP_S: Final = 1e6  # eleven days: more than any trial lasts
 
 
 def check_times(step_time_s: Sequence[float], *, source: str) -> None:

@@ -19,9 +19,7 @@ from amp_ray.spec.experiment import Experiment
 from amp_ray.tuner.belief import Belief, degrees_of_freedom, log_residuals, time_covariance
 
 FloatArray = NDArray[np.float64]
-
-_ALMOST: Final = 1e-9
-"""Relative room below a limit, so that rounding does not cross it."""
+_ALMOST: Final = 1e-9  # relative room below a limit, so that rounding does not cross it
 
 
 def influences(problem: LinearProblem, slopes: FloatArray) -> FloatArray:

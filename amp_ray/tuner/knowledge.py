@@ -154,8 +154,7 @@ def _promising(state: TunerState, status: TrialStatus, most: int) -> tuple[int, 
 NUM_LATEST: Final = 2 * PRIOR_TRIALS
 """So many of the latest forecasts count: older ones were made by a model that knew less."""
 
-_SAME: Final = 1e-9
-"""Relative difference of two predictions that are the same one."""
+_SAME: Final = 1e-9  # relative difference of two predictions that are the same one
 
 
 def widening(state: TunerState, program_scale: float = 1.0) -> float:

@@ -13,8 +13,7 @@ from amp_ray.spec.strategy import Strategy
 from amp_ray.trials.outcome import Crashed, Measured, OutOfMemory, TimedOut, Unreachable
 from amp_ray.tuner.state import TunerState
 
-IQR_PER_SIGMA: Final = 1.349
-"""Interquartile range of a normal distribution in units of its sigma."""
+IQR_PER_SIGMA: Final = 1.349  # interquartile range of a normal distribution in units of its sigma
 
 MOST_UNREACHABLE: Final = 2
 """A strategy during which hosts fell silent so often is not tried again: it may be the cause."""

@@ -13,10 +13,10 @@ import pytest
 
 from amp_ray.runtime.hosts.link import AgentSettings
 from amp_ray.runtime.hosts.ssh import SshHost
-from amp_ray.runtime.launch.launcher import Launcher, WarmUp
+from amp_ray.runtime.launch.launcher import Launcher
 from amp_ray.spec.access import SshSettings
 from amp_ray.testing.hosts import HostCluster, NamespaceHost, why_unavailable
-from amp_ray.trials.launch import Launch, rank_commands
+from amp_ray.trials.launch import Launch, WarmUp, rank_commands
 from amp_ray.trials.outcome import Outcome
 
 HANG_GUARD_S = 300.0

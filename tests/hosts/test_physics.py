@@ -15,7 +15,7 @@ import pytest
 
 from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.model import CostModel
-from amp_ray.runtime.launch.launcher import Launcher, WarmUp
+from amp_ray.runtime.launch.launcher import Launcher
 from amp_ray.runtime.launch.program_files import program_files
 from amp_ray.search.planner import AmpRayPlanner
 from amp_ray.spec.candidate import Candidate
@@ -23,6 +23,7 @@ from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import StageOptions, Strategy, candidate_of
 from amp_ray.testing.hosts import HostCluster, why_unavailable
 from amp_ray.trials.command import trial_launch, trial_warm_up
+from amp_ray.trials.launch import WarmUp
 from amp_ray.trials.outcome import Measured
 from support.experiments import experiment_from
 
@@ -198,7 +199,7 @@ def bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bed]:
         require(cluster.why_no_quota)
         require(why_not_shaped(cluster))
         bench = Bench(cluster, tmp_path_factory.mktemp("physics"))
-        preload = trial_warm_up(experiment_on(cluster))
+        preload = trial_warm_up(experiment_on(cluster), "python")
         assert preload is not None
         warm_up = WarmUp(
             python=sys.executable, modules=preload.modules, environment=preload.environment

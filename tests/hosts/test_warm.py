@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from amp_ray.runtime.launch.launcher import WarmUp
+from amp_ray.trials.launch import WarmUp
 from amp_ray.trials.outcome import Crashed, Measured
 from support.launching import warm
 

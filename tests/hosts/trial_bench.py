@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from amp_ray.runtime.hosts.link import AgentSettings
 from amp_ray.runtime.hosts.ssh import SshHost
-from amp_ray.runtime.launch.launcher import Launcher, WarmUp
+from amp_ray.runtime.launch.launcher import Launcher
 from amp_ray.runtime.launch.program_files import program_files
 from amp_ray.runtime.study.pool import InterruptedTrialError
 from amp_ray.spec.strategy import Strategy
@@ -22,7 +22,7 @@ from amp_ray.spec.traits import RUNTIMES
 from amp_ray.testing._namespaces import Process
 from amp_ray.testing.hosts import NamespaceHost
 from amp_ray.trials.command import trial_launch, trial_reader, trial_warm_up
-from amp_ray.trials.launch import Launch
+from amp_ray.trials.launch import Launch, WarmUp
 from amp_ray.trials.outcome import Outcome
 from support.launching import warm
 

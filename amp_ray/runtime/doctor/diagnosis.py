@@ -10,7 +10,13 @@ from typing import Any, Final
 from amp_ray.errors import HostError, InputError
 from amp_ray.runtime.doctor.host_probe import REACH_S, HostProbe, at_once, make_question
 from amp_ray.runtime.hosts.login import ssh_words
-from amp_ray.runtime.hosts.make_hosts import MakeHost, experiment_folder, host_maker, located
+from amp_ray.runtime.hosts.make_hosts import (
+    MakeHost,
+    experiment_folder,
+    host_groups,
+    host_maker,
+    located,
+)
 from amp_ray.spec.access import SshSettings
 from amp_ray.spec.experiment import Experiment
 from amp_ray.trials.doctor.checks import check_hosts
@@ -22,9 +28,7 @@ from amp_ray.trials.runtime_strategy import PLAIN_TORCH
 
 SCHEMA: Final = 1
 LOCAL_NAME: Final = "localhost"
-
-_END_S: Final = 10.0
-"""For leaving: whoever is late is left to end by itself."""
+_END_S: Final = 10.0  # for leaving: whoever is late is left to end by itself
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,8 +104,7 @@ def preflight(experiment: Experiment, make_host: MakeHost) -> list[Finding]:
 def list_host_specs(experiment: Experiment) -> tuple[HostSpec, ...]:
     """Return what the experiment expects of each host of each group."""
     nodes, trials = experiment.cluster.nodes, experiment.trials
-    own = tuple(node.name for node in nodes)
-    groups = trials.host_groups or (own,)
+    groups = host_groups(experiment)
     if trials.backend == "local":
         num_slots = sum(node.num_slots for node in nodes) * len(groups)
         return (HostSpec(name=LOCAL_NAME, device=nodes[0].device, num_slots=num_slots),)

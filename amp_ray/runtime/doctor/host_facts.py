@@ -22,27 +22,18 @@ from amp_ray.runtime.hosts.messages import clean
 from amp_ray.trials.doctor.host_facts import Clock
 
 Message = dict[str, Any]
-
-AGENT_PYTHON: Final = (3, 8)
-"""Oldest Python that can run the agent, and the probe with it."""
+AGENT_PYTHON: Final = (3, 8)  # oldest Python that can run the agent, and the probe with it
 
 _MODULES: Final = (
     *("processes", "network", "wire", "stdio", "log", "rank", "job", "machine", "probe"),
 )
 """In the order of their imports."""
 
-_MAX_SHOWN: Final = 30
-"""Characters of a kind that nobody knows."""
-
+_MAX_SHOWN: Final = 30  # characters of a kind that nobody knows
 _NUM_NOISE_LINES: Final = 3
-_MAX_NOISE: Final = 1000
-"""Bytes of a line that is no message."""
-
-_MAX_BYTES: Final = 4 * 2**20
-"""Of all that a probe says: a few kilobytes are usual."""
-
-_MAX_ANSWERS: Final = 100
-"""A host is asked for its time, its facts and the way to its peers."""
+_MAX_NOISE: Final = 1000  # bytes of a line that is no message
+_MAX_BYTES: Final = 4 * 2**20  # of all that a probe says: a few kilobytes are usual
+_MAX_ANSWERS: Final = 100  # a host is asked for its time, its facts and the way to its peers
 
 _ANSWERS: Final[Mapping[str, Mapping[str, type | tuple[type, ...]]]] = {
     "old": {"version": str, "executable": (str, NoneType)},

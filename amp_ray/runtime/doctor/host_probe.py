@@ -20,8 +20,7 @@ from amp_ray.trials.doctor.findings import Finding
 from amp_ray.trials.doctor.host_facts import Clock, HostFacts, HostReport, HostSpec, read_facts
 from amp_ray.trials.doctor.software import list_pythons
 
-REACH_S: Final = 5.0
-"""For a connection between two hosts of one network."""
+REACH_S: Final = 5.0  # for a connection between two hosts of one network
 
 _FACTS_S: Final = 30.0
 """A GPU driver that wakes up takes seconds per GPU; everything else is there in one."""
@@ -30,9 +29,7 @@ _DEEP_FACTS_S: Final = 180.0
 """The first import of torch and DeepSpeed from a network file system takes minutes."""
 
 _MAX_PORT: Final = 65535
-
-_MARGIN_S: Final = 5.0
-"""For an answer to travel, on top of what finding it may take."""
+_MARGIN_S: Final = 5.0  # for an answer to travel, on top of what finding it may take
 
 _CONNECT_STEPS: Final = 3
 """Each has the connection's own limit: TCP, the server's greeting, the login."""
@@ -40,8 +37,7 @@ _CONNECT_STEPS: Final = 3
 _WRONG: Final = (HostError, LookupError, TypeError, ValueError, ArithmeticError, AttributeError)
 """No answer, or one that no probe gives."""
 
-_KNOWN_LATER: Final = ("{", "@AMP_RAY_")
-"""In a variable that only a trial can fill in."""
+_KNOWN_LATER: Final = ("{", "@AMP_RAY_")  # in a variable that only a trial can fill in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,7 @@ from amp_ray.runtime.hosts.link import AgentLink, AgentSettings
 from amp_ray.runtime.hosts.messages import Inbox, Message
 from amp_ray.runtime.hosts.sweep import Leftover, sweep_host, sweep_trials
 from amp_ray.runtime.study.pool import InterruptedTrialError
+from amp_ray.trials.launch import WarmUp
 
 Listener = Callable[[Mapping[str, Any]], None]
 """Takes an event of a rank as it comes, on the thread that runs the trial.
@@ -61,16 +62,6 @@ _MS_PER_S: Final = 1000
 _OWNER_BYTES: Final = 4
 
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WarmUp:
-    """What a warm process imports on every host."""
-
-    python: str  # the interpreter, the same text as the first argument of the trials' commands
-    modules: tuple[str, ...]  # ``module``, or ``module:function`` to call a function of it too
-    # In which they are imported; ``FOLDER`` in it stands for a folder of its own
-    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 class Agents:

@@ -14,10 +14,7 @@ from amp_ray.errors import HostError
 
 AUTHORITY: Final = "@cert-authority"
 REVOKED: Final = "@revoked"
-
-_NUM_FIELDS: Final = 3
-"""Names, type of the key, the key."""
-
+_NUM_FIELDS: Final = 3  # names, type of the key, the key
 _HASHED: Final = "|1|"
 
 

@@ -29,8 +29,7 @@ from amp_ray.runtime.hosts.agent.wire import (
 from amp_ray.runtime.hosts.host import Host
 from amp_ray.runtime.hosts.messages import Message, check_message
 
-Sink = Callable[[str, Message], None]
-"""Takes the tag of an agent and its message, on any thread."""
+Sink = Callable[[str, Message], None]  # takes the tag of an agent and its message, on any thread
 
 MESSAGE_BYTES: Final = 16 * 1024 * 1024
 """Of what an agent may say in one trial, the files that it sends not counted."""

@@ -22,9 +22,7 @@ _REVOKED_KEY: Final = re.compile(
 )
 _NO_KEY_FILE: Final = re.compile(r"key file (?P<path>.*?)(, .*)? does not exist")
 _REFUSED: Final = re.compile(r"login refused: .*key files tried: (?P<first>[^,;]*)")
-_ENCRYPTED: Final = "encrypted"
-"""In what is said of a private key with a passphrase."""
-
+_ENCRYPTED: Final = "encrypted"  # in what is said of a private key with a passphrase
 _DEFAULTS: Final = SshSettings()
 
 

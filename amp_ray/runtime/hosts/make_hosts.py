@@ -11,13 +11,18 @@ from amp_ray.spec.access import SshSettings
 from amp_ray.spec.device import is_cpu
 from amp_ray.spec.experiment import Experiment
 
-MakeHost = Callable[[str], Host]
-"""From a host's name to the host, which opens nothing yet."""
+MakeHost = Callable[[str], Host]  # from a host's name to the host, which opens nothing yet
 
 
 def experiment_folder(experiment: Experiment) -> Path:
     """Return the folder of the experiment file, where relative paths start."""
     return Path(experiment.source.file).parent
+
+
+def host_groups(experiment: Experiment) -> tuple[tuple[str, ...], ...]:
+    """Return the hosts of every group; those of the cluster alone where there are no others."""
+    own = tuple(node.name for node in experiment.cluster.nodes)
+    return experiment.trials.host_groups or (own,)
 
 
 def host_maker(experiment: Experiment, ssh: SshSettings | None = None) -> MakeHost:
@@ -38,11 +43,10 @@ def _local_maker(experiment: Experiment) -> MakeHost:
     Where it has GPUs, each name has its own: slots of the second host count on where those of the
     first one end, and so on through all groups of hosts.
     """
-    nodes = experiment.cluster.nodes
     environments: dict[str, dict[str, str]] = {}
     first = 0
-    for group in experiment.trials.host_groups or (tuple(node.name for node in nodes),):
-        for name, node in zip(group, nodes, strict=True):
+    for group in host_groups(experiment):
+        for name, node in zip(group, experiment.cluster.nodes, strict=True):
             if not is_cpu(node.device.name):
                 slots = list(range(first, first + node.num_slots))
                 environments[name] = {DEVICE_VARIABLE: visible_devices(slots)}

@@ -14,9 +14,7 @@ from amp_ray.spec.access import SshSettings
 Lookup = Callable[[str], Mapping[str, Any]]
 """From a host to what the OpenSSH client configuration says of it, keys in lower case."""
 
-DEFAULT_PORT: Final = 22
-"""Of SSH, RFC 4251."""
-
+DEFAULT_PORT: Final = 22  # of SSH, RFC 4251
 _NAME: Final = r"[A-Za-z0-9_][A-Za-z0-9._-]*"
 _TARGET: Final = re.compile(
     rf"(?:(?P<user>{_NAME})@)?(?:(?P<name>{_NAME})|\[(?P<ipv6>[0-9A-Fa-f:.]+)\])(?::(?P<port>\d+))?"

@@ -14,9 +14,7 @@ from amp_ray.runtime.hosts.link import AgentLink, AgentSettings
 if TYPE_CHECKING:
     from amp_ray.runtime.hosts.messages import Message
 
-_TIMEOUT_S: Final = 15.0
-"""More than an agent waits for a process that hangs in the kernel."""
-
+_TIMEOUT_S: Final = 15.0  # more than an agent waits for a process that hangs in the kernel
 _POLL_S: Final = 0.2
 
 

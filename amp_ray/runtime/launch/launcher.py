@@ -10,13 +10,13 @@ from types import TracebackType
 from typing import Final, Self
 
 from amp_ray.errors import printable
-from amp_ray.runtime.hosts.agents import Agents, Listener, WarmUp, Watch
+from amp_ray.runtime.hosts.agents import Agents, Listener, Watch
 from amp_ray.runtime.hosts.host import Host
 from amp_ray.runtime.hosts.link import AgentSettings
 from amp_ray.runtime.launch.attempt import Attempt, Contents
 from amp_ray.runtime.launch.trial_folder import TrialFolder
 from amp_ray.trials.causes import Sign, failure, first_cause, keep_last
-from amp_ray.trials.launch import FOLDER, Launch, slots_by_host
+from amp_ray.trials.launch import FOLDER, Launch, WarmUp, slots_by_host
 from amp_ray.trials.outcome import Outcome, Unreachable
 from amp_ray.trials.result import AllFiles, MissingRankError, Reader, measured, read_result
 
@@ -27,8 +27,6 @@ _NUM_ATTEMPTS: Final[dict[str, int]] = {"port": 2, "warm": 3}
 second time ranks start afresh."""
 
 _TOKEN_BYTES: Final = 4
-
-__all__ = ["Launcher", "WarmUp"]
 
 
 class Launcher:

@@ -6,8 +6,13 @@ from pathlib import Path
 from typing import Literal
 
 from amp_ray.runtime.hosts.link import AgentSettings
-from amp_ray.runtime.hosts.make_hosts import MakeHost, experiment_folder, host_maker
-from amp_ray.runtime.launch.launcher import Launcher, WarmUp
+from amp_ray.runtime.hosts.make_hosts import (
+    MakeHost,
+    experiment_folder,
+    host_groups,
+    host_maker,
+)
+from amp_ray.runtime.launch.launcher import Launcher
 from amp_ray.runtime.launch.log_process import read_logs_aside
 from amp_ray.runtime.launch.program_files import program_files
 from amp_ray.runtime.study.pool import Task
@@ -33,13 +38,8 @@ class TrialRunner:
         hosts = [make_host(name) for name in self._names]
         self._python = experiment.trials.python or hosts[0].python
         self._files = program_files(experiment, experiment_folder(experiment))
-        self._launcher = Launcher(hosts, settings, warm_up=self._warm_up())
-
-    def _warm_up(self) -> WarmUp | None:
-        preload = trial_warm_up(self._experiment)
-        if preload is None:
-            return None
-        return WarmUp(python=self._python, modules=preload.modules, environment=preload.environment)
+        warm_up = trial_warm_up(experiment, self._python)
+        self._launcher = Launcher(hosts, settings, warm_up=warm_up)
 
     def run(self, task: Task) -> Outcome:
         """Run a trial to its end.
@@ -84,9 +84,3 @@ def portable(experiment: Experiment) -> Experiment:
     """Return an experiment whose relative paths mean the same in every process of this machine."""
     source = replace(experiment.source, file=str(Path(experiment.source.file).absolute()))
     return replace(experiment, source=source)
-
-
-def host_groups(experiment: Experiment) -> tuple[tuple[str, ...], ...]:
-    """Return the hosts of every group; those of the cluster alone where there are no others."""
-    own = tuple(node.name for node in experiment.cluster.nodes)
-    return experiment.trials.host_groups or (own,)

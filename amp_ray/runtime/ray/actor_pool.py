@@ -33,8 +33,7 @@ _LOGGER = logging.getLogger(__name__)
 START_TIMEOUT_S: Final = 60.0
 """For all actors, side by side: a new process takes 1 s, on a busy machine 10 s."""
 
-RETRY_S: Final = 1.0
-"""Between two attempts to start an actor again."""
+RETRY_S: Final = 1.0  # between two attempts to start an actor again
 
 SWEEP_TIMEOUT_S: Final = 120.0
 """For all groups, side by side: hosts that do not answer take a connection's time-out each."""

@@ -64,8 +64,7 @@ START_TIMEOUT_S: Final = 60.0
 SILENCE_TIMEOUT_S: Final = 300.0
 """Without any answer: the largest known candidates take 0.1 s, a dead node is noticed in 30 s."""
 
-BATCHES_PER_WORKER: Final = 32
-"""Enough that all workers end about together; a task costs 2 ms."""
+BATCHES_PER_WORKER: Final = 32  # enough that all workers end about together; a task costs 2 ms
 
 WATCH_S: Final = 2.0
 """How often it is looked whether the cluster is alive, and how long its head may take to answer."""

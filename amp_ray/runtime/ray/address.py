@@ -20,11 +20,8 @@ _LOGGER = logging.getLogger(__name__)
 LOCAL: Final = "local"
 """The address of a cluster of this machine alone, which is started and ended by us."""
 
-AUTO: Final = "auto"
-"""The address of the cluster that was started on this machine last."""
-
-REACH_TIMEOUT_S: Final = 5.0
-"""For a cluster's head to answer; Ray itself would try for minutes."""
+AUTO: Final = "auto"  # the address of the cluster that was started on this machine last
+REACH_TIMEOUT_S: Final = 5.0  # for a cluster's head to answer; Ray itself would try for minutes
 
 MAX_PARENT_LENGTH: Final = 22
 """Of the folder for temporary files: paths of Ray's sockets, 84 letters longer, may have 107."""
@@ -32,8 +29,7 @@ MAX_PARENT_LENGTH: Final = 22
 _HELLO: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 """What a client of gRPC sends first: that it speaks HTTP/2, and a frame of no settings."""
 
-_SETTINGS: Final = 4
-"""Type of the frame that a server of gRPC sends first."""
+_SETTINGS: Final = 4  # type of the frame that a server of gRPC sends first
 
 _GUESSES: Final = " Some common causes include"
 """What Ray adds to the death of every worker, whatever it died of."""

@@ -18,9 +18,7 @@ from amp_ray.search.wanted import NO_CANDIDATES, OptionalCandidates, Wanted
 from amp_ray.spec.candidate import AnyCandidate
 
 _LOGGER = logging.getLogger(__name__)
-
-RAY_PAYS_S: Final = 15.0
-"""Remaining work from which Ray is worth its start and end, 4 to 8 s."""
+RAY_PAYS_S: Final = 15.0  # remaining work from which Ray is worth its start and end, 4 to 8 s
 
 NUM_SAMPLES: Final = 8
 """The last so many candidates tell what the rest will take: candidates grow along the search."""
@@ -47,11 +45,8 @@ class Workers:
             check_form(self.address)
 
 
-AUTO: Final = Workers()
-"""In this process, and by Ray workers only if that turns out to take long."""
-
-ALONE: Final = Workers(num=0)
-"""In this process, however long it takes."""
+AUTO: Final = Workers()  # in this process, and by Ray workers only if that turns out to take long
+ALONE: Final = Workers(num=0)  # in this process, however long it takes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -51,8 +51,7 @@ class View(Protocol):
         """See anything else that matters."""
 
 
-_WAIT_S: Final = 0.5
-"""Between looks at the clock while trials run."""
+_WAIT_S: Final = 0.5  # between looks at the clock while trials run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,14 +25,12 @@ from amp_ray.trials.outcome import (
 )
 from amp_ray.tuner.state import Trial, TunerState, record, reopen, start
 
-_HEADER_LINES = 1
-"""Of a journal, before its events."""
+_HEADER_LINES = 1  # of a journal, before its events
 
 _JUDGED = (Measured, OutOfMemory, TimedOut)
 """Outcomes that tell what a strategy takes; a program that crashed may be mended."""
 
-_MOST_SHOWN = 40
-"""Characters of a wrong value that a message shows."""
+_MOST_SHOWN = 40  # characters of a wrong value that a message shows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

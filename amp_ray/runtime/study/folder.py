@@ -28,14 +28,9 @@ PROGRAM: Final = "program"
 _NO_FILE_NAME: Final = re.compile(r"[/\\\0-\x1f\x7f]+|^[.~-]+")
 """What would lead a file's name elsewhere, or be taken for an option."""
 
-_ID_BYTES: Final = 4
-"""Of a study's name: two studies that meet on one host differ in it."""
-
-_MODE: Final = 0o700
-"""Of a study's folder: logs and commands of trials are their owner's."""
-
-_MAX_NAMED: Final = 3
-"""Files that a message names."""
+_ID_BYTES: Final = 4  # of a study's name: two studies that meet on one host differ in it
+_MODE: Final = 0o700  # of a study's folder: logs and commands of trials are their owner's
+_MAX_NAMED: Final = 3  # files that a message names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

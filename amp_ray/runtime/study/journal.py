@@ -16,8 +16,7 @@ from amp_ray.errors import AmpRayError, InputError, Where, advice_for
 from amp_ray.runtime.files import private
 from amp_ray.runtime.study.journal_lines import Body, Contents, encode, parse
 
-_COPIED_BYTES: Final = 1 << 20
-"""At once, when a damaged journal is set aside."""
+_COPIED_BYTES: Final = 1 << 20  # at once, when a damaged journal is set aside
 
 _NO_SYNC: Final = (errno.EINVAL, errno.EBADF, errno.ENOTSUP)
 """What file systems answer that cannot synchronise a folder."""

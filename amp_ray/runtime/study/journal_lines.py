@@ -15,9 +15,7 @@ from typing import Any, Final, NoReturn, overload
 
 from amp_ray.errors import InputError, Where
 
-SCHEMA: Final = 1
-"""Of the lines; a body says for itself what it is."""
-
+SCHEMA: Final = 1  # of the lines; a body says for itself what it is
 Body = Mapping[str, Any]
 
 _LINE: Final = re.compile(

@@ -19,8 +19,7 @@ _PAUSE_S: Final = 0.02
 """A driver that has just taken the lock writes its name a moment later; until then that of the one
 before may stand there."""
 
-_MOST_BYTES: Final = 4096
-"""Of a name; more is none of ours."""
+_MOST_BYTES: Final = 4096  # of a name; more is none of ours
 
 _START_FIELD: Final = 19
 """Of ``/proc/PID/stat``, counted from the state, which follows the program's name in brackets."""

@@ -24,9 +24,7 @@ from amp_ray.spec.strategy_file import Given
 from amp_ray.trials.command import trial_problem
 from amp_ray.tuner.state import Policy
 
-PUBLISHED: Final = "amp-2022"
-"""Both the name of a cost model and of the policy that follows it."""
-
+PUBLISHED: Final = "amp-2022"  # both the name of a cost model and of the policy that follows it
 PoolKind = Literal["auto", "threads", "ray"]
 
 

@@ -42,15 +42,12 @@ from amp_ray.trials.own_program.program import check_program
 from amp_ray.tuner.state import TunerSettings, TunerState, begin
 
 _LOGGER = logging.getLogger(__name__)
-
-RESULT: Final = "result.json"
-"""In a study's folder: what ``tune --json`` gives."""
+RESULT: Final = "result.json"  # in a study's folder: what ``tune --json`` gives
 
 Steady = Callable[[], AbstractContextManager[None]]
 """Makes a block in which no signal interrupts; see `interruption.Interruption`."""
 
-_DIGEST_LETTERS: Final = 12
-"""Enough to tell tables apart that a person has."""
+_DIGEST_LETTERS: Final = 12  # enough to tell tables apart that a person has
 
 _VALUE: Final = r"""("(?:[^"\\]|\\.)*"|'[^']*'|[^\s,}#][^,}#\n]*)"""
 """Of a key in YAML, quoted or plain, on one line."""

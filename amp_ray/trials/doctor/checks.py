@@ -61,11 +61,10 @@ def _sound(report: HostReport, wanted: Wanted) -> tuple[list[Finding], bool]:
     except Exception as error:  # noqa: BLE001 - a host may say anything
         found = f"an answer that no probe gives: {type(error).__name__}: {error}"
         return [
-            Finding(
-                level="error",
-                host=report.spec.name,
-                check="agent Python",
-                found=found,
+            report.finding(
+                "error",
+                "agent Python",
+                found,
                 expected="facts about the host, as amp-ray's own probe tells them",
                 advice="does something on that host print in the place of Python?",
             )
@@ -78,7 +77,7 @@ def _alone(report: HostReport, wanted: Wanted) -> Iterator[Finding]:
         return
     assert report.facts is not None, "a report without a failure has facts"
     login = "this machine" if not report.spec.login else f"logged in as {_user(report)}"
-    yield Finding(level="ok", host=report.spec.name, check="login", found=login)
+    yield report.ok("login", login)
     if report.facts.is_old:
         yield check_old_python(report)
         return
@@ -87,5 +86,4 @@ def _alone(report: HostReport, wanted: Wanted) -> Iterator[Finding]:
 
 
 def _user(report: HostReport) -> str:
-    assert report.facts is not None
-    return str(report.facts.part("identity").get("user", "an unknown user"))
+    return str(report.part("identity").get("user", "an unknown user"))

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from amp_ray.spec.catalogue import CATALOGUE
-from amp_ray.trials.doctor.findings import Finding, Level, shell_command
+from amp_ray.trials.doctor.findings import Finding, Level
 from amp_ray.trials.doctor.host_facts import HostReport
 from amp_ray.trials.doctor.software import Wanted
 from amp_ray.units import GIB, MIB
@@ -26,17 +26,15 @@ def check_devices(report: HostReport, _wanted: Wanted) -> Iterator[Finding]:
     """Check the GPUs of a host that shall have some."""
     if not report.spec.has_gpu:
         return
-    assert report.facts is not None
-    facts, spec = report.facts.part("gpus"), report.spec
+    facts, spec = report.part("gpus"), report.spec
     wish = f"{spec.num_slots} x {spec.device.name}"
     if facts["problem"] is not None:
-        yield Finding(
-            level="error",
-            host=spec.name,
-            check="devices",
-            found=facts["problem"],
+        yield report.finding(
+            "error",
+            "devices",
+            facts["problem"],
             expected=wish,
-            command=shell_command(spec.login, ["nvidia-smi"]),
+            command=report.command(["nvidia-smi"]),
             advice="install or restart the driver there until nvidia-smi lists the GPUs, or plan "
             "for device cpu",
         )
@@ -54,16 +52,17 @@ def check_shared_devices(reports: Sequence[HostReport]) -> Iterator[Finding]:
     """Refuse a GPU that two hosts have: containers of one machine may share it."""
     owners: dict[str, str] = {}
     for report in reports:
-        assert report.facts is not None
-        facts = report.facts.part("gpus")
-        used = visible_gpus(facts)[: report.spec.num_slots] if report.spec.has_gpu else []
+        used = (
+            visible_gpus(report.part("gpus"))[: report.spec.num_slots]
+            if report.spec.has_gpu
+            else []
+        )
         shared = {owners.setdefault(gpu["uuid"], report.spec.name) for gpu in used}
         for other in sorted(shared - {report.spec.name}):
-            yield Finding(
-                level="error",
-                host=report.spec.name,
-                check="machine",
-                found=f"has GPUs that {other} has too",
+            yield report.finding(
+                "error",
+                "machine",
+                f"has GPUs that {other} has too",
                 expected="GPUs of its own",
                 advice="give each host other GPUs, or name only one of them in the hostfile",
             )
@@ -103,18 +102,17 @@ def _check_count(report: HostReport, count: int, wish: str) -> Finding:
     spec = report.spec
     found = f"{count} GPUs"
     if count == spec.num_slots:
-        return Finding(level="ok", host=spec.name, check="devices", found=found)
+        return report.ok("devices", found)
     level: Level = "error" if count < spec.num_slots else "warning"
     advice = f"write slots={count} in the hostfile and in cluster.nodes"
     if level == "warning":
         advice = f"trials use the first {spec.num_slots}; to use all, {advice}"
-    return Finding(
-        level=level,
-        host=spec.name,
-        check="devices",
-        found=found,
+    return report.finding(
+        level,
+        "devices",
+        found,
         expected=wish,
-        command=shell_command(spec.login, ["nvidia-smi", "-L"]),
+        command=report.command(["nvidia-smi", "-L"]),
         advice=advice,
     )
 
@@ -126,12 +124,11 @@ def _check_kind(report: HostReport, gpus: Sequence[Gpu]) -> Finding:
     known = spec.device.name in CATALOGUE
     wrong = [name for name in names if known and not resembles(spec.device.name, name)]
     if not wrong and len(names) == 1:
-        return Finding(level="ok", host=spec.name, check="device type", found=names[0])
-    return Finding(
-        level="warning",
-        host=spec.name,
-        check="device type",
-        found=", ".join(names),
+        return report.ok("device type", names[0])
+    return report.finding(
+        "warning",
+        "device type",
+        ", ".join(names),
         expected=f"{spec.device.name} in every slot",
         advice="name the device that is there in cluster.nodes: predictions are for that one",
     )
@@ -139,20 +136,18 @@ def _check_kind(report: HostReport, gpus: Sequence[Gpu]) -> Finding:
 
 def _check_memory(report: HostReport, gpus: Sequence[Gpu]) -> Finding:
     """Compare the smallest GPU's memory with what the plan counts on."""
-    spec, planned = report.spec, report.spec.device.memory_bytes
+    planned = report.spec.device.memory_bytes
     sizes = [gpu["memory_bytes"] for gpu in gpus if gpu["memory_bytes"] is not None]
     if not sizes:
-        found = "the driver does not tell"
-        return Finding(level="ok", host=spec.name, check="device memory", found=found)
+        return report.ok("device memory", "the driver does not tell")
     found, expected = f"{min(sizes) / GIB:.1f} GiB", f"{planned / GIB:.1f} GiB"
     if planned <= min(sizes) <= planned * MUCH_MEMORY_FRACTION:
-        return Finding(level="ok", host=spec.name, check="device memory", found=found)
+        return report.ok("device memory", found)
     small = min(sizes) < planned
-    return Finding(
-        level="error" if small else "warning",
-        host=spec.name,
-        check="device memory",
-        found=found,
+    return report.finding(
+        "error" if small else "warning",
+        "device memory",
+        found,
         expected=expected,
         advice=f"set memory_gib: {min(sizes) / GIB:.2f} or less in cluster.nodes"
         + ("; trials would run out of memory" if small else "; plans leave memory unused"),
@@ -161,9 +156,8 @@ def _check_memory(report: HostReport, gpus: Sequence[Gpu]) -> Finding:
 
 def _check_use(report: HostReport, gpus: Sequence[Gpu]) -> Iterator[Finding]:
     """Look for what computes on the GPUs, or holds their memory without being listed."""
-    assert report.facts is not None
-    spec, uuids = report.spec, {gpu["uuid"] for gpu in gpus}
-    listed = report.facts.part("gpus")["processes"]
+    uuids = {gpu["uuid"] for gpu in gpus}
+    listed = report.part("gpus")["processes"]
     processes = [entry for entry in listed if entry["uuid"] in uuids]
     if processes:
         yield _busy(report, processes)
@@ -176,16 +170,15 @@ def _check_use(report: HostReport, gpus: Sequence[Gpu]) -> Iterator[Finding]:
         and gpu["used_bytes"] > USED_FRACTION * gpu["memory_bytes"]
     ]
     if not full:
-        yield Finding(level="ok", host=spec.name, check="device use", found="nothing runs")
+        yield report.ok("device use", "nothing runs")
         return
     used = ", ".join(f"GPU {gpu['index']}: {gpu['used_bytes'] / GIB:.1f} GiB" for gpu in full)
-    yield Finding(
-        level="warning",
-        host=spec.name,
-        check="device use",
-        found=f"{used} in use, by no process that is listed",
+    yield report.finding(
+        "warning",
+        "device use",
+        f"{used} in use, by no process that is listed",
         expected="free GPUs",
-        command=shell_command(spec.login, ["nvidia-smi"]),
+        command=report.command(["nvidia-smi"]),
         advice="a process of another container or user may hold it",
     )
 
@@ -201,12 +194,11 @@ def _busy(report: HostReport, processes: Iterable[Mapping[str, Any]]) -> Finding
         for entry in entries
     )
     pids = sorted({str(entry["pid"]) for entry in entries if entry["pid"]}, key=int)
-    return Finding(
-        level="warning" if harmless else "error",
-        host=report.spec.name,
-        check="device use",
-        found=names,
+    return report.finding(
+        "warning" if harmless else "error",
+        "device use",
+        names,
         expected="nothing else on the GPUs of trials",
-        command=shell_command(report.spec.login, ["kill", *pids]) if pids else None,
+        command=report.command(["kill", *pids]) if pids else None,
         advice="wait for it; or end it, if it is yours",
     )

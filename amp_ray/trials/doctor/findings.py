@@ -10,8 +10,7 @@ from amp_ray.errors import printable
 Level = Literal["ok", "warning", "error"]
 """An error keeps trials from running or from meaning anything; a warning is worth reading."""
 
-LEVELS: Final[tuple[Level, ...]] = ("ok", "warning", "error")
-"""From harmless to serious."""
+LEVELS: Final[tuple[Level, ...]] = ("ok", "warning", "error")  # from harmless to serious
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

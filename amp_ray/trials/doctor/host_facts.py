@@ -1,11 +1,11 @@
 """What a probe reports of a host."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from amp_ray.spec.device import Device, is_cpu
-from amp_ray.trials.doctor.findings import Finding
+from amp_ray.trials.doctor.findings import Finding, Level, shell_command
 
 Facts = Mapping[str, Any]
 """One part of a probe's answer; one that could not be found has only a ``problem``."""
@@ -75,6 +75,41 @@ class HostReport:
     # Peers that it cannot connect to, with the reason
     unreached: tuple[tuple[HostSpec, str], ...] = ()
     num_peers: int = 0
+
+    def part(self, name: str) -> Facts:
+        """Return one part of the facts of a host that has answered."""
+        assert self.facts is not None
+        return self.facts.part(name)
+
+    def command(self, argv: Sequence[str], *, as_root: bool = False) -> str:
+        """Return the line that runs a command there; ``as_root`` where the user is not root."""
+        as_root = as_root and self.facts is not None and self.facts.needs_sudo
+        return shell_command(self.spec.login, argv, as_root=as_root)
+
+    def finding(
+        self,
+        level: Level,
+        check: str,
+        found: str,
+        *,
+        expected: str = "",
+        command: str | None = None,
+        advice: str = "",
+    ) -> Finding:
+        """Return what was found on this host."""
+        return Finding(
+            level=level,
+            host=self.spec.name,
+            check=check,
+            found=found,
+            expected=expected,
+            command=command,
+            advice=advice,
+        )
+
+    def ok(self, check: str, found: str) -> Finding:
+        """Return that all is well."""
+        return self.finding("ok", check, found)
 
 
 def read_facts(message: Mapping[str, Any]) -> HostFacts:

@@ -3,20 +3,19 @@
 import re
 from collections.abc import Iterator, Sequence
 from itertools import groupby
+from operator import itemgetter
 from typing import Final
 
 from amp_ray.trials.doctor.findings import Finding, shell_command
-from amp_ray.trials.doctor.host_facts import HostReport, HostSpec
+from amp_ray.trials.doctor.host_facts import HostReport
 from amp_ray.trials.doctor.software import Wanted
 
-_DEBIAN_OWN: Final = "127.0.1.1"
-"""What Debian writes into ``/etc/hosts`` for a host's own name."""
+_DEBIAN_OWN: Final = "127.0.1.1"  # what Debian writes into ``/etc/hosts`` for a host's own name
 
 
 def check_network(report: HostReport, _wanted: Wanted) -> Iterator[Finding]:
     """Check a host's address, its own name, a port, and the way to its peers."""
-    assert report.facts is not None
-    facts = report.facts.part("address")
+    facts = report.part("address")
     if "address" not in facts:
         yield _no_address(report, facts["problem"])
         return
@@ -36,11 +35,10 @@ def check_same_machine(reports: Sequence[HostReport]) -> Iterator[Finding]:
             continue
         other = first.setdefault(machine, report.spec.name)
         if other != report.spec.name:
-            yield Finding(
-                level="error",
-                host=report.spec.name,
-                check="machine",
-                found=f"is the same machine as {other}",
+            yield report.finding(
+                "error",
+                "machine",
+                f"is the same machine as {other}",
                 expected="a machine of its own",
                 advice="name it once in the hostfile, with all of its slots",
             )
@@ -59,47 +57,40 @@ def _no_address(report: HostReport, problem: str) -> Finding:
 
 def _wrong_address(report: HostReport, found: str, expected: str) -> Finding:
     """Report an address that does not serve, with the command that lists the others."""
-    return Finding(
-        level="error",
-        host=report.spec.name,
-        check="address",
-        found=found,
+    return report.finding(
+        "error",
+        "address",
+        found,
         expected=expected,
-        command=shell_command(report.spec.login, ["ip", "-brief", "address"]),
+        command=report.command(["ip", "-brief", "address"]),
         advice="name the host in the hostfile by one of the addresses that this lists",
     )
 
 
 def _check_address(report: HostReport) -> Finding:
-    assert report.facts is not None
-    facts = report.facts.part("address")
+    facts = report.part("address")
     found = f"{facts['address']} on {facts['interface']}"
     if not (report.num_peers and is_loopback(facts["address"])):
-        return Finding(level="ok", host=report.spec.name, check="address", found=found)
+        return report.ok("address", found)
     return _wrong_address(report, found, "an address that the other hosts can reach")
 
 
 def _check_port(report: HostReport) -> Finding:
-    assert report.facts is not None
-    facts = report.facts.part("address")
+    facts = report.part("address")
     if facts["port"] is not None:
-        found = f"{facts['port']} is free"
-        return Finding(level="ok", host=report.spec.name, check="port", found=found)
-    return Finding(
-        level="error",
-        host=report.spec.name,
-        check="port",
-        found=facts["problem"],
+        return report.ok("port", f"{facts['port']} is free")
+    return report.finding(
+        "error",
+        "port",
+        facts["problem"],
         expected="a free port between 20000 and 32000",
-        command=shell_command(report.spec.login, ["ss", "-Htlnp"]),
+        command=report.command(["ss", "-Htlnp"]),
         advice="end what listens there; this lists it",
     )
 
 
 def _check_own_name(report: HostReport) -> Finding:
-    assert report.facts is not None
-    spec, facts = report.spec, report.facts
-    names = facts.part("own_name").get("addresses", {})
+    names = report.part("own_name").get("addresses", {})
     inward = [
         name
         for name, addresses in names.items()
@@ -107,19 +98,17 @@ def _check_own_name(report: HostReport) -> Finding:
     ]
     if not inward:
         found = ", ".join(f"{name} is {' '.join(found)}" for name, found in names.items() if found)
-        found = found or "resolves to nothing there"
-        return Finding(level="ok", host=spec.name, check="own name", found=found)
+        return report.ok("own name", found or "resolves to nothing there")
     name = inward[0]
-    address = facts.part("address")["address"]
+    address = report.part("address")["address"]
     command = None
     if _DEBIAN_OWN in names[name] and not is_loopback(address):
         edit = ["sed", "-i", rf"s/^{re.escape(_DEBIAN_OWN)}\b/{address}/", "/etc/hosts"]
-        command = shell_command(spec.login, edit, as_root=facts.needs_sudo)
-    return Finding(
-        level="warning",
-        host=spec.name,
-        check="own name",
-        found=f"{name} is {' '.join(names[name])} there",
+        command = report.command(edit, as_root=True)
+    return report.finding(
+        "warning",
+        "own name",
+        f"{name} is {' '.join(names[name])} there",
         expected=address,
         command=command,
         advice="trials are told the address in digits; own programs that look themselves up find "
@@ -128,28 +117,19 @@ def _check_own_name(report: HostReport) -> Finding:
 
 
 def _check_peers(report: HostReport) -> Iterator[Finding]:
-    assert report.facts is not None
-    spec = report.spec
     if not report.unreached:
-        found = f"reaches {report.num_peers} hosts"
-        yield Finding(level="ok", host=spec.name, check="peers", found=found)
-    for reason, entries in groupby(sorted(report.unreached, key=_reason), key=_reason):
+        yield report.ok("peers", f"reaches {report.num_peers} hosts")
+    for reason, entries in groupby(sorted(report.unreached, key=itemgetter(1)), itemgetter(1)):
         peers = [peer for peer, _ in entries]
         names = ", ".join(peer.name for peer in peers)
-        address = report.facts.part("address")["address"]
+        address = report.part("address")["address"]
         allow = ["iptables", "-I", "INPUT", "-s", address, "-j", "ACCEPT"]
         lines = [shell_command(peer.login, allow, as_root=True) for peer in peers]
-        yield Finding(
-            level="error",
-            host=spec.name,
-            check="peers",
-            found=f"no connection to {names}: {reason}",
+        yield report.finding(
+            "error",
+            "peers",
+            f"no connection to {names}: {reason}",
             expected="every host to reach every other, at ports 20000 to 32000 and above",
             command=" && ".join(lines),
             advice="if a firewall is the reason, this lets the host in until the next restart",
         )
-
-
-def _reason(entry: tuple[HostSpec, str]) -> str:
-    """Return what kept a peer from being reached."""
-    return entry[1]

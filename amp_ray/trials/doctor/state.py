@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Final
 
-from amp_ray.trials.doctor.findings import Finding, shell_command
+from amp_ray.trials.doctor.findings import Finding
 from amp_ray.trials.doctor.host_facts import HostReport
 from amp_ray.trials.doctor.machine import unknown
 from amp_ray.trials.doctor.software import Wanted
@@ -23,23 +23,19 @@ def check_state(report: HostReport, _wanted: Wanted) -> Iterator[Finding]:
 
 def _check_clock(report: HostReport) -> Finding:
     """Compare clocks; what the question itself took is in the host's favour."""
-    assert report.facts is not None
-    spec, clock = report.spec, report.clock
+    clock = report.clock
     if clock is None:
         return unknown(report, "clock", "the host did not tell its time")
     side = "ahead of" if clock.offset_s > 0 else "behind"
     found = f"{abs(clock.offset_s):.3f} s {side} this machine (+-{clock.uncertainty_s:.3f} s)"
     if abs(clock.offset_s) - clock.uncertainty_s <= MAX_OFFSET_S:
-        return Finding(level="ok", host=spec.name, check="clock", found=found)
-    return Finding(
-        level="warning",
-        host=spec.name,
-        check="clock",
-        found=found,
+        return report.ok("clock", found)
+    return report.finding(
+        "warning",
+        "clock",
+        found,
         expected=f"within {MAX_OFFSET_S:g} s",
-        command=shell_command(
-            spec.login, ["timedatectl", "set-ntp", "true"], as_root=report.facts.needs_sudo
-        ),
+        command=report.command(["timedatectl", "set-ntp", "true"], as_root=True),
         advice="times in logs cannot be compared; outcomes do not depend on it. If this machine's "
         "own clock is wrong, every host is reported",
     )
@@ -47,8 +43,7 @@ def _check_clock(report: HostReport) -> Finding:
 
 def _check_leftovers(report: HostReport) -> Iterator[Finding]:
     """Tell trials that run now from what is left of others."""
-    assert report.facts is not None
-    facts, spec = report.facts.part("left"), report.spec
+    facts = report.part("left")
     if "folders" not in facts:
         yield unknown(report, "leftovers", facts["problem"])
         return
@@ -56,39 +51,36 @@ def _check_leftovers(report: HostReport) -> Iterator[Finding]:
     processes = [entry for entry in facts["processes"] if not entry["used"]]
     if facts["num_agents"]:
         # An agent's folder is empty of processes before its ranks start and while it tidies up.
-        yield Finding(
-            level="warning",
-            host=spec.name,
-            check="leftovers",
-            found=f"{facts['num_agents']} agents of trials are at work",
+        yield report.finding(
+            "warning",
+            "leftovers",
+            f"{facts['num_agents']} agents of trials are at work",
             expected="no other trials",
             advice="another study or profile runs here; wait for it, or what is measured is both",
         )
     elif folders:
         paths = [entry["path"] for entry in folders]
         age_s = min(entry["age_s"] for entry in folders)
-        yield Finding(
-            level="warning",
-            host=spec.name,
-            check="leftovers",
-            found=f"{len(paths)} folders of earlier trials, the last from {_age(age_s)} ago",
+        yield report.finding(
+            "warning",
+            "leftovers",
+            f"{len(paths)} folders of earlier trials, the last from {_age(age_s)} ago",
             expected="none",
-            command=shell_command(spec.login, ["rm", "-rf", "--", *paths]),
+            command=report.command(["rm", "-rf", "--", *paths]),
             advice="their agents are gone; they only take room",
         )
     if processes:
         pids = [str(entry["pid"]) for entry in processes]
-        yield Finding(
-            level="warning",
-            host=spec.name,
-            check="leftovers",
-            found="; ".join(entry["command"] for entry in processes),
+        yield report.finding(
+            "warning",
+            "leftovers",
+            "; ".join(entry["command"] for entry in processes),
             expected="no process of earlier trials",
-            command=shell_command(spec.login, ["kill", "-KILL", *pids]),
+            command=report.command(["kill", "-KILL", *pids]),
             advice="their agent is gone",
         )
     if not (folders or processes or facts["num_agents"]):
-        yield Finding(level="ok", host=spec.name, check="leftovers", found="none")
+        yield report.ok("leftovers", "none")
 
 
 def _age(seconds: float) -> str:

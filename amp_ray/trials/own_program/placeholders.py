@@ -47,9 +47,7 @@ PLACEHOLDERS: Final[Mapping[str, str]] = {
 }
 """Every placeholder and what stands in its place."""
 
-SEVERAL: Final = frozenset({"megatron_flags"})
-"""Placeholders for several arguments."""
-
+SEVERAL: Final = frozenset({"megatron_flags"})  # placeholders for several arguments
 _TOKEN: Final = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 
 

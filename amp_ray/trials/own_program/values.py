@@ -10,8 +10,7 @@ from amp_ray.trials.own_program.files import DS_CONFIG_FILE, HOSTFILE, STRATEGY_
 from amp_ray.trials.own_program.megatron_flags import megatron_flags, stage_blocks
 from amp_ray.trials.own_program.placeholders import Values
 
-NOT_PER_NODE: Final = ("rank", "local_rank")
-"""A command that starts several ranks is none of them."""
+NOT_PER_NODE: Final = ("rank", "local_rank")  # a command that starts several ranks is none of them
 
 
 def _each_has(strategy: Strategy) -> int | None:

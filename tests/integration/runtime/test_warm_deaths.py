@@ -17,9 +17,9 @@ import pytest
 
 from amp_ray.runtime.hosts.host import LocalHost
 from amp_ray.runtime.hosts.link import AgentSettings
-from amp_ray.runtime.launch.launcher import Launcher, WarmUp
+from amp_ray.runtime.launch.launcher import Launcher
 from amp_ray.runtime.study.pool import InterruptedTrialError
-from amp_ray.trials.launch import Launch, rank_commands
+from amp_ray.trials.launch import Launch, WarmUp, rank_commands
 from amp_ray.trials.outcome import Measured, Outcome
 from support.launching import warm
 

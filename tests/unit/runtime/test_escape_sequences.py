@@ -16,12 +16,12 @@ from amp_ray.report.doctor import diagnosis_view
 from amp_ray.report.study import PlainView
 from amp_ray.runtime.doctor.diagnosis import Diagnosis
 from amp_ray.runtime.hosts.link import AgentSettings
-from amp_ray.runtime.launch.launcher import Launcher, WarmUp
+from amp_ray.runtime.launch.launcher import Launcher
 from amp_ray.trials.doctor.checks import check_hosts
 from amp_ray.trials.doctor.findings import Finding
 from amp_ray.trials.doctor.host_facts import HostReport
 from amp_ray.trials.doctor.software import Wanted
-from amp_ray.trials.launch import Launch, rank_commands
+from amp_ray.trials.launch import Launch, WarmUp, rank_commands
 from amp_ray.trials.outcome import Outcome, Unreachable, outcome_to_json
 from support.host_reports import gpu, healthy_report
 from support.scripted_host import Message, Script, ScriptedHost, well_behaved

@@ -139,7 +139,7 @@ def test_plain_torch_interleaves_chunks() -> None:
 
 
 def test_plain_torch_needs_no_deepspeed() -> None:
-    preload = trial_warm_up(plain_torch())
+    preload = trial_warm_up(plain_torch(), "python")
     assert preload is not None
     assert not any("deepspeed" in module for module in preload.modules)
 
@@ -204,7 +204,7 @@ def test_nothing_is_written_outside_of_the_trials_folder() -> None:
 
 
 def test_warm_processes_import_what_others_wrote() -> None:
-    preload = trial_warm_up(experiment(environment={"X": "y"}))
+    preload = trial_warm_up(experiment(environment={"X": "y"}), "python")
     assert preload is not None
     assert preload.modules == WARM_MODULES
     assert preload.environment["X"] == "y"
@@ -215,7 +215,7 @@ def test_warm_processes_import_what_others_wrote() -> None:
     "settings", [{"warm": False}, {"launcher": "deepspeed"}, {"program": PROGRAM}]
 )
 def test_where_ranks_are_not_forked_nothing_is_warmed_up(settings: dict[str, Any]) -> None:
-    assert trial_warm_up(experiment(**settings)) is None
+    assert trial_warm_up(experiment(**settings), "python") is None
 
 
 def test_an_own_program_is_started_and_read_its_own_way() -> None:

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 
     Message = dict[str, Any]
 
-FOLDER_VARIABLE = "AMP_RAY_FOLDER"
-"""Tells a rank where the trial's files are."""
+FOLDER_VARIABLE = "AMP_RAY_FOLDER"  # tells a rank where the trial's files are
 
 INHERITED = (
     *("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "TMPDIR", "XDG_RUNTIME_DIR"),
@@ -35,15 +34,12 @@ INHERITED = (
 """What a rank takes from the login environment; proxies and PYTHON* stay out."""
 
 
-PROBE_BYTES = 4096
-"""An empty file costs no block: only bytes show that a disk is full."""
+PROBE_BYTES = 4096  # an empty file costs no block: only bytes show that a disk is full
 
 RANK_LOG = re.compile(r"rank-\d+\.log")
 """Names that only logs of ranks have; what a program writes under them stays here."""
 
-MAX_FILES = 4096
-"""That come back of one trial, the logs of ranks not counted."""
-
+MAX_FILES = 4096  # that come back of one trial, the logs of ranks not counted
 DEVICE_VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 

@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-TRIAL_FOLDER = "amp-ray-{}-[0-9a-f]+"
-"""How the folders of a trial's attempts are called."""
+TRIAL_FOLDER = "amp-ray-{}-[0-9a-f]+"  # how the folders of a trial's attempts are called
 
 
 def sweep(message: Mapping[str, Any], meanwhile: Callable[[], None]) -> dict[str, list[str]]:

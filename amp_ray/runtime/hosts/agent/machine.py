@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 
     Facts = dict[str, Any]
 
-SMI_TIMEOUT_S = 20.0
-"""Without persistence mode the driver takes seconds per GPU to wake up."""
-
+SMI_TIMEOUT_S = 20.0  # without persistence mode the driver takes seconds per GPU to wake up
 GPU_QUERY = ("index", "uuid", "memory.total", "memory.used", "name")
 PROCESS_QUERY = ("gpu_uuid", "pid", "used_memory", "process_name")
 """Names come last: they may hold commas."""

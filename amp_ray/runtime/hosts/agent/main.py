@@ -41,11 +41,8 @@ if TYPE_CHECKING:
 
     Message = dict[str, Any]
 
-READ_BYTES = 4096
-"""Of the alarm pipe: what it says is only that there is something to reap."""
-
-TURN_S = 0.25
-"""How long the loop sleeps at most."""
+READ_BYTES = 4096  # of the alarm pipe: what it says is only that there is something to reap
+TURN_S = 0.25  # how long the loop sleeps at most
 
 
 class Agent:

@@ -43,8 +43,7 @@ PORT_TRIES = 3
 ERROR_LINES = 3
 
 stdout_lock = threading.Lock()
-listeners: list[socket.socket] = []
-"""Kept open until the end; the kernel accepts on our behalf."""
+listeners: list[socket.socket] = []  # Kept open until the end; the kernel accepts on our behalf
 
 
 def gather(request: Message) -> Message:

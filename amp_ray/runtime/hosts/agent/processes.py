@@ -16,12 +16,9 @@ if TYPE_CHECKING:
 TAG_VARIABLE = "AMP_RAY_TAG"
 """In the environment of every rank, by which a sweep finds it and its children."""
 
-KILL_LIMIT_S = 10.0
-"""A process that survives SIGKILL so long hangs in the kernel."""
-
+KILL_LIMIT_S = 10.0  # a process that survives SIGKILL so long hangs in the kernel
 POLL_S = 0.02
-OOM_SCORE = 1000
-"""The highest: where memory runs out, the kernel ends a trial before anything else."""
+OOM_SCORE = 1000  # the highest: where memory runs out, the kernel ends a trial before anything else
 
 _NUM_THREADS = 17
 """Place of the number of threads in /proc/PID/stat, counted from the state: proc(5)."""

@@ -21,19 +21,14 @@ EVENT_START = b'{"event"'
 TAG_KEY = "tag"
 """In such a message: the tag of this agent. Whatever else looks like one is text of a library."""
 
-EVENT_BYTES = 16 * 1024
-"""Of one event; a longer line is text."""
+EVENT_BYTES = 16 * 1024  # of one event; a longer line is text
 
 EVENTS_BYTES = 8 * 1024 * 1024
 """Of all events of all ranks of a host; what they say beyond that is text."""
 
 TAIL_LINES = 40
-TAIL_CHARACTERS = 500
-"""Of each of the last lines."""
-
-TAIL_BYTES = 64 * 1024
-"""From which the last lines are taken."""
-
+TAIL_CHARACTERS = 500  # of each of the last lines
+TAIL_BYTES = 64 * 1024  # from which the last lines are taken
 READ_BYTES = 64 * 1024
 
 

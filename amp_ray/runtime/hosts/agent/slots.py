@@ -22,9 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 PREFIX = "amp-ray-slot"
-MAX_NAME = 107
-"""Of an abstract name, without its first byte: unix(7)."""
-
+MAX_NAME = 107  # of an abstract name, without its first byte: unix(7)
 NOT_PLAIN = re.compile(r"[^\w.-]+", re.ASCII)
 SECONDS_PER_MINUTE = 60
 

@@ -13,11 +13,8 @@ FIRST_BYTES = 1024 * 1024
 """Of a line that is read byte by byte: settings, key, or a question to a probe."""
 
 READ_BYTES = 256 * 1024
-FULL_BYTES = 1024 * 1024
-"""With so much that the controller has not read, ranks have to wait too."""
-
-LATE_S = 1.0
-"""Between two turns of the agent's loop: a host that needs longer is too busy for it."""
+FULL_BYTES = 1024 * 1024  # with so much that the controller has not read, ranks have to wait too
+LATE_S = 1.0  # between two turns of the agent's loop: a host that needs longer is too busy for it
 
 
 def read_line() -> bytes:

@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-KEPT_BYTES = 1024 * 1024 * 1024
-"""With more than this, contents of earlier trials are thrown away."""
+KEPT_BYTES = 1024 * 1024 * 1024  # with more than this, contents of earlier trials are thrown away
 
 
 class Store:

@@ -39,19 +39,11 @@ DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
 """An open one means a device context, which does not survive a fork."""
 
 
-MAX_DEATHS = 2
-"""Of warm processes on a host; then ranks start afresh."""
-
+MAX_DEATHS = 2  # of warm processes on a host; then ranks start afresh
 TAIL_BYTES = 4096
-TAIL_LINES = 5
-"""Of what a warm process printed before it died."""
-
-SEND_LIMIT_S = 5.0
-"""For a request to be taken by the warm process, which only forks."""
-
-END_POLL_S = 0.02
-"""Between the end of its messages and the kernel's word of its end."""
-
+TAIL_LINES = 5  # of what a warm process printed before it died
+SEND_LIMIT_S = 5.0  # for a request to be taken by the warm process, which only forks
+END_POLL_S = 0.02  # between the end of its messages and the kernel's word of its end
 LOCK_FILE = ".lock"
 WARM_FOLDER = re.compile(r"amp-ray-[0-9a-f]{16}-warm")
 

@@ -9,10 +9,10 @@ import pytest
 
 from amp_ray.errors import HostError
 from amp_ray.runtime.hosts.link import AgentSettings
-from amp_ray.runtime.launch.launcher import Launcher, WarmUp
+from amp_ray.runtime.launch.launcher import Launcher
 from amp_ray.runtime.study.pool import InterruptedTrialError
 from amp_ray.trials.launch import FOLDER as FOLDER_PLACEHOLDER
-from amp_ray.trials.launch import Launch, rank_commands
+from amp_ray.trials.launch import Launch, WarmUp, rank_commands
 from amp_ray.trials.outcome import Crashed, Measured, Outcome, OutOfMemory, TimedOut, Unreachable
 from support.launching import warm
 from support.scripted_host import (

@@ -12,7 +12,8 @@ import pytest
 
 from amp_ray.errors import HostError, InputError
 from amp_ray.runtime.hosts.link import AgentSettings
-from amp_ray.runtime.launch.trial_runner import TrialRunner, host_groups, make_runner, portable
+from amp_ray.runtime.hosts.make_hosts import host_groups
+from amp_ray.runtime.launch.trial_runner import TrialRunner, make_runner, portable
 from amp_ray.runtime.study.pool import Task
 from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.experiment import Experiment
