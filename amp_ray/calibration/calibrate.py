@@ -23,12 +23,7 @@ from amp_ray.calibration.fingerprint import fingerprint
 from amp_ray.calibration.linear import FloatArray
 from amp_ray.calibration.memory_fit import MemoryFit, MemoryTrials
 from amp_ray.calibration.observation import Observation
-from amp_ray.calibration.predictions import (
-    MEMORY_CONSTANTS,
-    PRIOR,
-    Point,
-    Predictor,
-)
+from amp_ray.calibration.predictions import MEMORY_CONSTANTS, PRIOR, Point, Predictor
 from amp_ray.calibration.time_fit import TimeFit, TimeTrials
 from amp_ray.spec.constants import PRIOR_SIGMA, PROGRAM_SCALE, Constants
 from amp_ray.spec.experiment import Experiment

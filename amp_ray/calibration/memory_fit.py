@@ -10,13 +10,7 @@ import numpy as np
 from amp_ray.calibration.choice import IDENTIFIED_SHARE, identified, not_identified, prior_sigma
 from amp_ray.calibration.linear import HUBER_SCALE, FloatArray, inverse, learnt_error
 from amp_ray.calibration.observation import Observation
-from amp_ray.calibration.predictions import (
-    MEMORY_CONSTANTS,
-    PRIOR,
-    Point,
-    Prediction,
-    Predictor,
-)
+from amp_ray.calibration.predictions import MEMORY_CONSTANTS, PRIOR, Point, Prediction, Predictor
 from amp_ray.cost.verdict import exceeds_probability
 from amp_ray.spec.constants import Constants
 

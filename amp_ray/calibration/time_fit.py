@@ -24,13 +24,7 @@ from amp_ray.calibration.linear import (
     robust_loss,
 )
 from amp_ray.calibration.observation import Observation
-from amp_ray.calibration.predictions import (
-    PRIOR,
-    TIME_CONSTANTS,
-    Plan,
-    Point,
-    Predictor,
-)
+from amp_ray.calibration.predictions import PRIOR, TIME_CONSTANTS, Plan, Point, Predictor
 from amp_ray.spec.constants import PROGRAM_SCALE
 
 _FURTHEST: Final = 1.5

@@ -2,12 +2,7 @@
 
 from pathlib import Path
 
-from amp_ray.calibration import (
-    Calibration,
-    Observation,
-    apply_calibration,
-    parse_calibration,
-)
+from amp_ray.calibration import Calibration, Observation, apply_calibration, parse_calibration
 from amp_ray.cost.estimate import Estimate
 from amp_ray.errors import InputError, Where
 from amp_ray.runtime.files import load_strategies, read_text

@@ -9,14 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from amp_ray.errors import printable
-from amp_ray.trials.outcome import (
-    CauseKind,
-    Crashed,
-    Outcome,
-    OutOfMemory,
-    TimedOut,
-    Unreachable,
-)
+from amp_ray.trials.outcome import CauseKind, Crashed, Outcome, OutOfMemory, TimedOut, Unreachable
 
 SignKind = CauseKind | Literal["memory", "lost", "deadline", "warm"]
 

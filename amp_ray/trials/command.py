@@ -36,11 +36,7 @@ from amp_ray.trials.launch import (
 from amp_ray.trials.own_program.metrics import LogReader, read_logs
 from amp_ray.trials.own_program.program import program_launch, program_problem, program_reader
 from amp_ray.trials.result import Measurement, Reader, read_result
-from amp_ray.trials.runtime_strategy import (
-    PLAIN_TORCH,
-    runtime_strategy,
-    why_not_launchable,
-)
+from amp_ray.trials.runtime_strategy import PLAIN_TORCH, runtime_strategy, why_not_launchable
 from amp_ray.trials.steps import check_total
 
 LAUNCHER_MODULE: Final = "deepspeed.launcher.launch"

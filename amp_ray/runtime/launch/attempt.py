@@ -19,14 +19,7 @@ from amp_ray.trials.causes import (
     sign_of_exit,
     sign_of_trouble,
 )
-from amp_ray.trials.launch import (
-    FOLDER,
-    MASTER_ADDRESS,
-    MASTER_PORT,
-    Launch,
-    RankCommand,
-    fill_in,
-)
+from amp_ray.trials.launch import FOLDER, MASTER_ADDRESS, MASTER_PORT, Launch, RankCommand, fill_in
 
 
 class Contents:

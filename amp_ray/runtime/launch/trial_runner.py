@@ -6,12 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from amp_ray.runtime.hosts.link import AgentSettings
-from amp_ray.runtime.hosts.make_hosts import (
-    MakeHost,
-    experiment_folder,
-    host_groups,
-    host_maker,
-)
+from amp_ray.runtime.hosts.make_hosts import MakeHost, experiment_folder, host_groups, host_maker
 from amp_ray.runtime.launch.launcher import Launcher
 from amp_ray.runtime.launch.log_process import read_logs_aside
 from amp_ray.runtime.launch.program_files import program_files

@@ -8,12 +8,7 @@ from amp_ray.trials.doctor.findings import Finding
 from amp_ray.trials.doctor.host_facts import HostReport
 from amp_ray.trials.doctor.machine import check_machine
 from amp_ray.trials.doctor.network import check_network, check_same_machine
-from amp_ray.trials.doctor.software import (
-    Wanted,
-    check_agreement,
-    check_old_python,
-    check_software,
-)
+from amp_ray.trials.doctor.software import Wanted, check_agreement, check_old_python, check_software
 from amp_ray.trials.doctor.state import check_state
 
 _PER_HOST: Final[tuple[Callable[[HostReport, Wanted], Iterable[Finding]], ...]] = (
