@@ -72,18 +72,15 @@ def calibrate(
 
     Times: maximum a posteriori of the logarithms of constants under normal priors, with a
     pseudo-Huber loss of the logarithm of predicted over measured time; trials that failed or were
-    unsteady play no part. Memory: the same for measured peaks; a trial that ran out of memory
-    tells that its peak lies above the limit, one that finished that it lies below, one that
-    failed for an unknown cause that it ran out of memory or of time.
+    unsteady play no part. Memory: the same for measured peaks; a trial that ran out of memory tells
+    that its peak lies above the limit, one that finished that it lies below, one that failed for an
+    unknown cause that it ran out of memory or of time.
 
-    Args:
-        experiment: What the calibration is for; its constants are the priors.
-        observations: Trials of it, or of other experiments of the same site and runtime.
-        choice: Which constants.
-        predictor: Remembers predictions between calls; whoever calibrates after every trial
-            keeps one.
-        thorough: Whether the fit is refined and every trial predicted without itself too. Without
-            it fifty trials take less than half a second, if a predictor knows all but the last.
+    The constants of ``experiment`` are the priors; trials may be of others of the same site and
+    runtime. A ``predictor`` remembers predictions between calls. If ``thorough``, the fit is
+    refined and every trial predicted without itself too; otherwise fifty trials take less than half
+    a second, if the predictor knows all but the last. A ``ValueError`` says what keeps named
+    constants from being fitted.
     """
     predictor = predictor or Predictor()
     timed = TimeTrials(

@@ -41,11 +41,8 @@ def advise(
 ) -> list[Advice]:
     """Plan again with each change that people consider; what helps most comes first.
 
-    Args:
-        variants: Plans the experiment with changes.
-        today: What came of it as it is; some plan was looked for.
-        values: The keys of the experiment.
-        progress: Gets (changes planned, all changes).
+    ``today`` is what came of the experiment as it is, ``values`` are its keys; ``progress`` gets
+    (changes planned, all changes).
     """
     assert today.planned is not None
     asked = list(_changes(values, today.planned.experiment))

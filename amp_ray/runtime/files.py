@@ -153,12 +153,7 @@ def _plain(value: Any) -> Any:  # noqa: ANN401 - any value of an experiment
 def load_strategies(
     source: Path | Sequence[Strategy | Estimate | Mapping[str, Any]], experiment: Experiment
 ) -> tuple[Given, ...]:
-    """Read the strategies that a user names for an experiment; a plan of Aceso's is one.
-
-    Args:
-        source: A file, or strategies: values, estimates of them, or STRATEGY objects.
-        experiment: What they must fit.
-    """
+    """Read the strategies that a user names, as values or in a file; a plan of Aceso's is one."""
     if isinstance(source, Path):
         return _strategies_of_file(source, experiment)
     records = [_strategy_record(each, experiment) for each in source]

@@ -56,12 +56,9 @@ def without_hosts(experiment: Experiment, hosts: Sequence[str]) -> Experiment:
 
 
 def replan(planned: Planned, path: Path, cluster: Cluster) -> Replanned:
-    """Compare a plan with an earlier one.
+    """Compare a plan of our own cost model with what ``plan`` or ``tune`` wrote, or a STRATEGY.
 
-    Args:
-        planned: By our own cost model.
-        path: What ``plan --json`` or ``tune --json`` wrote, or a STRATEGY object.
-        cluster: All hosts of the experiment file, those that are lost too.
+    The cluster has all hosts of the experiment file, those that are lost too.
     """
     experiment = planned.experiment
     before, old_cluster = _load_strategy(path, cluster)

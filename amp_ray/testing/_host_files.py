@@ -41,13 +41,7 @@ def host_address(number: int) -> str:
 
 
 def write_files(folder: Path, addresses: Mapping[str, str]) -> None:
-    """Write the files of a cluster.
-
-    Args:
-        folder: Gets ``identity`` (the key that opens every host), ``known_hosts``, and a folder
-            per host.
-        addresses: Of the hosts, by name.
-    """
+    """Write keys and names of a cluster, and a folder for each host, by the hosts' addresses."""
     generate_key(folder / "identity", "amp-ray-test")
     shutil.copy(folder / "identity.pub", folder / "authorized_keys")
     known = []

@@ -163,25 +163,16 @@ def node_commands(
     commands: list[RankCommand] = []
     rank = 0
     for node, (host, slots) in enumerate(hosts.items()):
-        environment = {
-            "NODE_RANK": str(node),
-            "NUM_NODES": str(len(hosts)),
-            "WORLD_SIZE": str(len(placement)),
-            "LOCAL_SIZE": str(len(slots)),
-            "LOCAL_WORLD_SIZE": str(len(slots)),
-            "MASTER_ADDR": MASTER_ADDRESS,
-            "MASTER_PORT": MASTER_PORT,
-        }
-        commands.append(
-            RankCommand(
-                rank=rank,
-                host=host,
-                slot=slots[0],
-                argv=tuple(argv_of_node(node)),
-                environment=environment,
-                slots=slots,
-            )
+        own = {"NODE_RANK": str(node), "NUM_NODES": str(len(hosts))}
+        command = RankCommand(
+            rank=rank,
+            host=host,
+            slot=slots[0],
+            argv=tuple(argv_of_node(node)),
+            environment=own | _variables(len(placement), len(slots)),
+            slots=slots,
         )
+        commands.append(command)
         rank += len(slots)
     return tuple(commands)
 
@@ -205,18 +196,22 @@ def rank_commands(
             host=host,
             slot=slot,
             argv=tuple(argv),
-            environment={
-                "RANK": str(rank),
-                "LOCAL_RANK": str(next(counters[host])),
-                "WORLD_SIZE": str(len(placement)),
-                "LOCAL_SIZE": str(local_sizes[host]),
-                "LOCAL_WORLD_SIZE": str(local_sizes[host]),
-                "MASTER_ADDR": MASTER_ADDRESS,
-                "MASTER_PORT": MASTER_PORT,
-            },
+            environment={"RANK": str(rank), "LOCAL_RANK": str(next(counters[host]))}
+            | _variables(len(placement), local_sizes[host]),
         )
         for rank, (host, slot) in enumerate(placement)
     )
+
+
+def _variables(world_size: int, local_size: int) -> dict[str, str]:
+    """Return what torch's and DeepSpeed's launchers tell every process."""
+    return {
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_SIZE": str(local_size),
+        "LOCAL_WORLD_SIZE": str(local_size),
+        "MASTER_ADDR": MASTER_ADDRESS,
+        "MASTER_PORT": MASTER_PORT,
+    }
 
 
 def fill_in(text: str, values: Mapping[str, str]) -> str:

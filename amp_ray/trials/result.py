@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from amp_ray.trials.launch import RESULT_FILE
 from amp_ray.trials.outcome import Measured
-from amp_ray.trials.steps import check_times, count_warmup_steps, summarise_steps
+from amp_ray.trials.steps import check_times, summarise_steps
 from amp_ray.units import GIB, MIB
 
 _OF_A_RANK: Final = re.compile(r"(?:metric-)?rank-(\d+)\.(?:log|json)")
@@ -58,12 +58,7 @@ class AllFiles(Mapping[str, bytes]):
         files: Mapping[str, Mapping[str, bytes]],
         broken: Mapping[str, tuple[int, str]] | None = None,
     ) -> None:
-        """Look at the names.
-
-        Args:
-            files: By host and name, the host of rank 0 first.
-            broken: Logs that are incomplete, by name: whose, and why.
-        """
+        """Look at the names, rank 0's host first; ``broken`` logs have a rank and a reason."""
         self._broken = dict(broken or {})
         self._places: dict[str, Mapping[str, bytes]] = {}
         for number, (host, contents) in enumerate(files.items()):
@@ -118,12 +113,12 @@ def read_result(files: Mapping[str, bytes], trial_id: str) -> Measurement:
 def measured(measurement: Measurement, *, wall_s: float) -> Measured:
     """Turn a measurement into the outcome: warm-up found, median and spread taken."""
     steps = measurement.step_time_s[measurement.num_warmup_steps :]
-    summary = summarise_steps(steps)
+    iteration_time_s, spread_s, num_found = summarise_steps(steps)
     return Measured(
-        iteration_time_s=summary.iteration_time_s,
-        spread_s=summary.spread_s,
+        iteration_time_s=iteration_time_s,
+        spread_s=spread_s,
         step_time_s=measurement.step_time_s,
-        num_warmup_steps=measurement.num_warmup_steps + count_warmup_steps(steps),
+        num_warmup_steps=measurement.num_warmup_steps + num_found,
         peak_memory_bytes=measurement.peak_memory_bytes,
         wall_s=wall_s,
     )

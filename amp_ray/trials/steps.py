@@ -1,7 +1,6 @@
 """Times of a trial's steps: what can be true, which were warm-up, median and spread."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from statistics import median, quantiles
 from typing import Final
 
@@ -15,21 +14,12 @@ MIN_EXCESS_FRACTION: Final = 0.05
 MIN_STEPS_FOR_QUARTILES: Final = 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepSummary:
-    """Times of a run's steps, summed up."""
-
-    iteration_time_s: float  # median of the steps after warm-up
-    spread_s: float  # interquartile range of the same steps
-    num_warmup_steps: int
-
-
-def summarise_steps(step_time_s: Sequence[float]) -> StepSummary:
-    """Find the warm-up, then median and spread of what follows.
+def summarise_steps(step_time_s: Sequence[float]) -> tuple[float, float, int]:
+    """Return median and interquartile range after the warm-up, and how many steps that is.
 
     Example:
         >>> summarise_steps([9.0, 2.0, 1.0, 1.0, 1.25, 1.0, 1.25, 1.0])
-        StepSummary(iteration_time_s=1.0, spread_s=0.1875, num_warmup_steps=2)
+        (1.0, 0.1875, 2)
     """
     if not step_time_s or min(step_time_s) <= 0:
         message = f"a measurement needs at least one step and positive times, found {step_time_s!r}"
@@ -40,9 +30,7 @@ def summarise_steps(step_time_s: Sequence[float]) -> StepSummary:
     if len(steady) >= MIN_STEPS_FOR_QUARTILES:
         low, _, high = quantiles(steady, n=4, method="inclusive")
         spread_s = high - low
-    return StepSummary(
-        iteration_time_s=median(steady), spread_s=spread_s, num_warmup_steps=num_warmup_steps
-    )
+    return median(steady), spread_s, num_warmup_steps
 
 
 def count_warmup_steps(step_time_s: Sequence[float]) -> int:

@@ -25,11 +25,8 @@ _ALMOST: Final = 1e-9  # relative room below a limit, so that rounding does not 
 def influences(problem: LinearProblem, slopes: FloatArray) -> FloatArray:
     """Return what each trial has changed: predictions with it minus predictions without it.
 
-    The result, shape ``(num_trials, num_plans)``, is in logarithms.
-
-    Args:
-        problem: The calibration as a linear model around its mode.
-        slopes: Shape ``(num_plans, num_constants)``. How plans' times change with its constants.
+    Slopes, shape ``(num_plans, num_constants)``, are those of the plans' times around the mode of
+    the problem. The result, shape ``(num_trials, num_plans)``, is in logarithms.
     """
     values = fit_linear(problem).values
     moved = [

@@ -14,14 +14,6 @@ _NORMAL: Final = NormalDist()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Promise:
-    """A strategy to run, and why."""
-
-    index: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _View:
     """What would be known if every running trial took its predicted time."""
 
@@ -84,8 +76,8 @@ class _View:
         )
 
 
-def explore(knowledge: Knowledge, settings: TunerSettings) -> Iterator[Promise]:
-    """Yield strategies that nobody has run, most promising first.
+def explore(knowledge: Knowledge, settings: TunerSettings) -> Iterator[tuple[int, str]]:
+    """Yield strategies that nobody has run, by index and with the reason, most promising first.
 
     The first of a study is the one with the fastest prediction. After that the expected gain over
     the best decides. Whatever runs, and whatever was yielded before, counts as if it had taken
@@ -99,12 +91,12 @@ def explore(knowledge: Knowledge, settings: TunerSettings) -> Iterator[Promise]:
         if view.supposed and view.is_settled(settings):
             return
         index = view.most_promising(near)
-        yield Promise(index=index, reason=view.reason(index, len(proposable) - num_yielded))
+        yield index, view.reason(index, len(proposable) - num_yielded)
         near.remove(index)
         view = view.suppose(index)
     for index in proposable:
         if index not in knowledge.belief.indices:
-            yield Promise(index=index, reason="the next prediction, far behind the leaders")
+            yield index, "the next prediction, far behind the leaders"
 
 
 def expected_gain(

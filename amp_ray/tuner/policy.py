@@ -93,12 +93,12 @@ def _best(state: TunerState, knowledge: Knowledge) -> Iterator[_Choice]:
     again = to_repeat(status, state.settings)
     settled = certificate is not None and certificate.settled
     if not settled and state.budget_left > min(len(again), _MOST_RESERVED):
-        for promise in explore(knowledge, state.settings):
+        for index, reason in explore(knowledge, state.settings):
             yield _Choice(
-                index=promise.index,
-                predicted_s=knowledge.estimates[promise.index].iteration_time_s,
-                sigma=knowledge.sigma(promise.index),
-                reason=promise.reason,
+                index=index,
+                predicted_s=knowledge.estimates[index].iteration_time_s,
+                sigma=knowledge.sigma(index),
+                reason=reason,
             )
     for index in again:
         figure = status.figures[index]

@@ -23,7 +23,6 @@ from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import StageOptions, Strategy, candidate_of
 from amp_ray.testing.hosts import HostCluster, why_unavailable
 from amp_ray.trials.command import trial_launch, trial_warm_up
-from amp_ray.trials.launch import WarmUp
 from amp_ray.trials.outcome import Measured
 from support.experiments import experiment_from
 
@@ -199,11 +198,7 @@ def bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bed]:
         require(cluster.why_no_quota)
         require(why_not_shaped(cluster))
         bench = Bench(cluster, tmp_path_factory.mktemp("physics"))
-        preload = trial_warm_up(experiment_on(cluster), "python")
-        assert preload is not None
-        warm_up = WarmUp(
-            python=sys.executable, modules=preload.modules, environment=preload.environment
-        )
+        warm_up = trial_warm_up(experiment_on(cluster), sys.executable)
         with bench.launcher(warm_up=warm_up) as launcher:
             yield Bed(bench=bench, launcher=launcher)
         bench.wait_for(lambda: not any(map(cluster.programs, cluster.hosts)))

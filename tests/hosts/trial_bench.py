@@ -22,7 +22,7 @@ from amp_ray.spec.traits import RUNTIMES
 from amp_ray.testing._namespaces import Process
 from amp_ray.testing.hosts import NamespaceHost
 from amp_ray.trials.command import trial_launch, trial_reader, trial_warm_up
-from amp_ray.trials.launch import Launch, WarmUp
+from amp_ray.trials.launch import Launch
 from amp_ray.trials.outcome import Outcome
 from support.launching import warm
 
@@ -85,11 +85,8 @@ class TrialBench:
         self.names = [host.address for host in self.hosts]
         self.experiment = make_experiment(bench)
         self.python = self.experiment.trials.ssh.python
-        preload = trial_warm_up(self.experiment)
-        assert preload is not None
-        warm_up = WarmUp(
-            python=self.python, modules=preload.modules, environment=preload.environment
-        )
+        warm_up = trial_warm_up(self.experiment, self.python)
+        assert warm_up is not None
         self.ssh = self.experiment.trials.ssh
         hosts = [SshHost(name, self.ssh) for name in self.names]
         self.launcher = Launcher(hosts, SETTINGS, warm_up=warm_up, listener=self._hear)

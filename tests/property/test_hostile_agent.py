@@ -20,8 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from amp_ray.errors import HostError
-from amp_ray.runtime.doctor.host_facts import Probe
-from amp_ray.runtime.doctor.host_probe import HostProbe, make_question
+from amp_ray.runtime.doctor.host_probe import HostProbe, Probe, Question
 from amp_ray.runtime.hosts import agents
 from amp_ray.runtime.hosts.agent.stdio import Stdio
 from amp_ray.runtime.hosts.agent.wire import (
@@ -354,7 +353,9 @@ ANSWERS: Final[tuple[Message, ...]] = (
     {"kind": "facts", "version": "3.11.7", "executable": None, **healthy_parts()},
     {"kind": "reach", "peers": []},
 )
-QUESTION: Final = make_question(small_experiment().trials, SshSettings(), deep=False, num_peers=2)
+QUESTION: Final = Question(
+    trials=small_experiment().trials, settings=SshSettings(), deep=False, num_peers=2
+)
 
 
 def answer(message: Message) -> bytes:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Final
 
 from amp_ray.errors import HostError, InputError
-from amp_ray.runtime.doctor.host_probe import REACH_S, HostProbe, at_once, make_question
+from amp_ray.runtime.doctor.host_probe import REACH_S, HostProbe, Question, at_once
 from amp_ray.runtime.hosts.login import ssh_words
 from amp_ray.runtime.hosts.make_hosts import (
     MakeHost,
@@ -93,14 +93,6 @@ def gpus_of_hosts(experiment: Experiment, make_host: MakeHost) -> dict[str, list
     return found
 
 
-def preflight(experiment: Experiment, make_host: MakeHost) -> list[Finding]:
-    """Return what would keep trials from running; a study looks before it launches anything.
-
-    Returns the errors; none where trials can start.
-    """
-    return diagnose(experiment, make_host).errors
-
-
 def list_host_specs(experiment: Experiment) -> tuple[HostSpec, ...]:
     """Return what the experiment expects of each host of each group."""
     nodes, trials = experiment.cluster.nodes, experiment.trials
@@ -132,8 +124,8 @@ def _probe_all(
     experiment: Experiment, specs: Sequence[HostSpec], make_host: MakeHost, *, deep: bool
 ) -> list[HostReport]:
     """Probe every host on its own, then the connections between them."""
-    question = make_question(
-        experiment.trials, _settings(experiment), deep=deep, num_peers=len(specs)
+    question = Question(
+        trials=experiment.trials, settings=_settings(experiment), deep=deep, num_peers=len(specs)
     )
     host_probes = [HostProbe(spec, make_host, question) for spec in specs]
     try:
@@ -166,7 +158,7 @@ def _settings(experiment: Experiment) -> SshSettings:
 
 def require_ready_hosts(experiment: Experiment) -> None:
     """Refuse to begin on hosts where trials cannot run."""
-    findings = preflight(experiment, host_maker(experiment))
+    findings = diagnose(experiment, host_maker(experiment)).errors
     if findings:
         told = "\n".join(f"  {finding}" for finding in findings)
         raise HostError(f"hosts are not fit for trials (amp-ray doctor tells more):\n{told}")

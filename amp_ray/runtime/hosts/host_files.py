@@ -23,12 +23,10 @@ class HostFiles(Mapping[str, bytes]):
     """Content by name; read from the disk whenever it is asked for."""
 
     def __init__(self, folder: Path, patterns: Sequence[str], ranks: Sequence[int]) -> None:
-        """Make the folder.
+        """Make the folder, below one that nobody else can write to.
 
-        Args:
-            folder: Below one that nobody else can write to; not there yet.
-            patterns: Of the names that the host was asked for.
-            ranks: Of the host: it may send no other rank's log.
+        The host was asked for names of some ``patterns``, and may send the logs of its own
+        ``ranks`` only.
         """
         folder.mkdir(mode=0o700, parents=True)
         self._path = folder

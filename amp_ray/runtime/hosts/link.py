@@ -74,11 +74,8 @@ class AgentLink:
     def __init__(self, host: Host, settings: AgentSettings, sink: Sink) -> None:
         """Start the agent.
 
-        Args:
-            host: Where.
-            settings: How it behaves.
-            sink: Gets every message but ``alive``, and ``lost`` with ``text`` at the end. It may
-                wait, and then the agent does too.
+        The sink gets every message but ``alive``, and ``lost`` with ``text`` at the end. It may
+        wait, and then the agent does too.
         """
         self.host = host
         self.tag = f"amp-ray-{secrets.token_hex(_TOKEN_BYTES)}"

@@ -5,7 +5,7 @@ import queue
 import reprlib
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from amp_ray.runtime.hosts.agent.wire import TEXT_CHARACTERS, WireError, printable
@@ -17,69 +17,45 @@ _MAX_DEPTH: Final = 8
 _MAX_VALUES: Final = 20_000
 _MAX_INTEGER: Final = 2**63
 
-_Test = Callable[[Any], bool]
-
-
-def _is_integer(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
-
-
-def _is_bool(value: object) -> bool:
-    return isinstance(value, bool)
-
-
-def _is_texts(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(entry, str) for entry in value)
-
-
-def _optional(test: _Test) -> _Test:
-    """Let a value be null, too."""
-    return lambda value: value is None or test(value)
-
-
-_SHAPES: Final[Mapping[str, Mapping[str, _Test]]] = {
-    "hello": {"isolation": _is_text, "hostname": _is_text},
+_SHAPES: Final[Mapping[str, Mapping[str, Any]]] = {
+    "hello": {"isolation": str, "hostname": str},
     "prepared": {
-        "folder": _is_text,
-        "address": _is_text,
-        "interface": _is_text,
-        "port": _optional(_is_integer),
-        "missing": _is_texts,
+        "folder": str,
+        "address": str,
+        "interface": str,
+        "port": int | None,
+        "missing": list[str],
     },
-    "stored": {"digest": _is_text},
-    "warm": {"problem": _is_text, "import_s": lambda value: isinstance(value, int | float)},
-    "claimed": {"problem": _is_text},
-    "warm-died": {"text": _is_text},
-    "started": {"rank": _is_integer, "pid": _is_integer},
-    "said": {"rank": _is_integer, "data": lambda value: isinstance(value, dict)},
-    "trouble": {
-        "what": lambda value: isinstance(value, str) and value in TROUBLE_KINDS,
-        "rank": _optional(_is_integer),
-        "text": _is_text,
-    },
+    "stored": {"digest": str},
+    "warm": {"problem": str, "import_s": int | float},
+    "claimed": {"problem": str},
+    "warm-died": {"text": str},
+    "started": {"rank": int, "pid": int},
+    "said": {"rank": int, "data": dict},
+    "trouble": {"what": TROUBLE_KINDS, "rank": int | None, "text": str},
     "exit": {
-        "rank": _is_integer,
-        "code": _optional(_is_integer),
-        "signal": _optional(_is_integer),
-        "ended": _is_bool,
-        "tail": _is_texts,
+        "rank": int,
+        "code": int | None,
+        "signal": int | None,
+        "ended": bool,
+        "tail": list[str],
     },
-    "collecting": {"reason": _is_text},
-    "file": {"name": _is_text, "data": _is_text, "num_cut": _is_integer, "last": _is_bool},
-    "done": {
-        "reason": _is_text,
-        "clean": _is_bool,
-        "left": _is_texts,
-        "num_oom_kills": _is_integer,
-    },
-    "lost": {"text": _is_text},
-    "swept": {"found": _is_texts, "left": _is_texts},
+    "collecting": {"reason": str},
+    "file": {"name": str, "data": str, "num_cut": int, "last": bool},
+    "done": {"reason": str, "clean": bool, "left": list[str], "num_oom_kills": int},
+    "lost": {"text": str},
+    "swept": {"found": list[str], "left": list[str]},
 }
-"""By kind: what has to be there, and what it has to be."""
+"""By kind: what has to be there, and of which type, or which of some words."""
+
+
+def _fits(value: object, shape: Any) -> bool:  # noqa: ANN401 - a type, a list of texts, or words
+    """Tell whether a value is of a type; true and false are no numbers."""
+    if shape == list[str]:
+        return isinstance(value, list) and all(isinstance(entry, str) for entry in value)
+    if shape is TROUBLE_KINDS:
+        return isinstance(value, str) and value in shape
+    return isinstance(value, shape) and (shape is bool or not isinstance(value, bool))
 
 
 def check_message(message: Message) -> Message:
@@ -89,8 +65,8 @@ def check_message(message: Message) -> Message:
     Raises `WireError` if something is missing, of another type, or out of all proportion.
     """
     kind = message["kind"]
-    for key, test in _SHAPES.get(kind, {}).items():
-        if key not in message or not test(message[key]):
+    for key, shape in _SHAPES.get(kind, {}).items():
+        if key not in message or not _fits(message[key], shape):
             found = printable(reprlib.repr(message.get(key)))
             raise WireError(f"a message {printable(kind)!r} has {key} {found}")
     return message if kind == "file" else clean(message)

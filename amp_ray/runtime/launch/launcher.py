@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
 from amp_ray.errors import printable
@@ -59,12 +58,7 @@ class Launcher:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_error: object) -> None:
         """End all agents and connections; quickly, if somebody wants to get away."""
         if kind is not None and not issubclass(kind, Exception):
             self._watch.interrupted.set()

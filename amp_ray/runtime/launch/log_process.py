@@ -34,15 +34,7 @@ def read_logs_aside(
     samples: int,
     limit_s: float | None = None,
 ) -> Measurement:
-    """Find the times of all steps, as ``read_logs`` does, within a time limit.
-
-    Args:
-        files: What came back from all hosts, by name.
-        formats: In order; the first of which a line is found counts.
-        num_warmup_steps: Steps that do not count, from the first.
-        samples: Per step, to turn a rate into a time.
-        limit_s: For the search; None for one that grows with the logs.
-    """
+    """Find the times of all steps as ``read_logs`` does, in a time that grows with the logs."""
     logs = {name: files[name] for name in log_names(files)}
     if limit_s is None:
         limit_s = LIMIT_S + LIMIT_S_PER_MIB * sum(map(len, logs.values())) / _BYTES_PER_MIB

@@ -1,15 +1,16 @@
 """The files that a program needs on the hosts: sources of this package, files of the user."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from hashlib import sha256
 from importlib import resources
 from importlib.resources.abc import Traversable
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any, Final
 
-from amp_ray.errors import InputError, Where
+from amp_ray.errors import InputError
 from amp_ray.spec.experiment import Experiment
 from amp_ray.trials.launch import without_secrets
+from amp_ray.trials.own_program.files import file_names
 from amp_ray.trials.own_program.metric_files import HELPER_FILE
 
 TRAINING_PARTS: Final = (
@@ -44,22 +45,15 @@ def source_files(parts: Iterable[str] = TRAINING_PARTS) -> dict[str, bytes]:
     return found
 
 
-def user_files(names: Sequence[str], base: Path, *, where: Where | None = None) -> dict[str, bytes]:
-    """Read the files that a user's own program needs.
-
-    Returns content by path in the trial's folder: as the user wrote it, or the file's name alone
-    where that would lead out of the folder.
-    """
-    found: dict[str, bytes] = {}
-    for name in names:
-        target = _target(name)
-        if target in found:
-            message = f"two files would be {target!r} in the trial's folder; rename one"
-            raise InputError(message, where=where)
+def user_files(experiment: Experiment, base: Path) -> dict[str, bytes]:
+    """Read the files that a user's own program needs, by their paths in the trial's folder."""
+    found = {}
+    for target, name in file_names(experiment).items():
         try:
             found[target] = (base / Path(name).expanduser()).read_bytes()
         except (OSError, RuntimeError, ValueError) as error:
             text = (error.strerror if isinstance(error, OSError) else None) or str(error)
+            where = experiment.where("trials", "program", "files")
             raise InputError(f"{name} cannot be read: {text}", where=where) from error
     return found
 
@@ -69,8 +63,7 @@ def program_files(experiment: Experiment, base: Path) -> dict[str, bytes]:
     program = experiment.trials.program
     if program is None:
         return source_files()
-    where = experiment.where("trials", "program", "files")
-    found = user_files(program.files, base, where=where)
+    found = user_files(experiment, base)
     if program.metric == "helper":
         found[HELPER_FILE] = (resources.files("amp_ray") / METRIC_MODULE).read_bytes()
     return found
@@ -90,8 +83,7 @@ def program_record(experiment: Experiment, base: Path) -> dict[str, Any]:
     }
     if program is None:
         return record
-    where = experiment.where("trials", "program", "files")
-    files = user_files(program.files, base, where=where)
+    files = user_files(experiment, base)
     if trials.backend == "local" and program.cwd is not None:
         for word in program.argv:
             path = Path(program.cwd, word)
@@ -104,9 +96,3 @@ def program_record(experiment: Experiment, base: Path) -> dict[str, Any]:
         "metric": str(program.metric),
         "files": {name: sha256(data).hexdigest()[:_DIGEST_LETTERS] for name, data in files.items()},
     }
-
-
-def _target(name: str) -> str:
-    path = PurePath(name)
-    inside = not path.is_absolute() and ".." not in path.parts and not name.startswith("~")
-    return str(path) if inside else path.name

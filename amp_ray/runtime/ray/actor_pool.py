@@ -157,11 +157,6 @@ class ActorPool:
             self._end()
             raise
 
-    @property
-    def num_groups(self) -> int:
-        """How many groups there are, in use or not."""
-        return self._num_groups
-
     def free(self) -> tuple[int, ...]:
         """Return the groups that are idle and in use."""
         busy = self._aside | {attempt.group for attempt in self._attempts.values()}

@@ -82,18 +82,16 @@ POLL_S: Final = 0.5
 def connect(address: str | None = None, *, num_cpus: int | None = None) -> Iterator[None]:
     """Be connected to a Ray cluster inside a ``with`` block; a connection that is there is used.
 
+    The address is ``host:port`` of the head of a cluster of which this machine is a node, ``auto``
+    for the one that was started on this machine, or ``local``; None for what RAY_ADDRESS says, or
+    else ``local``. Only a cluster that is started here has ``num_cpus``, None for all.
+
     A cluster that is started here has no dashboard and ends with the block, or with this process
     however that dies; killed, it leaves a folder of logs, and while Ray starts, two idle processes
     for 80 s. Ray listens on all interfaces of the machine, whatever address it is told; so such a
     cluster takes orders only with a token, made for this process (``RAY_AUTH_MODE=token``, unless
     the environment says otherwise). A cluster that is there keeps the authentication that it has.
     Raises `RayUnavailableError` if there is no cluster, or it is of other versions or refuses us.
-
-    Args:
-        address: ``host:port`` of the head of a cluster of which this machine is a node, ``auto``
-            for the one that was started on this machine, or ``local``; None for what RAY_ADDRESS
-            says, or else ``local``.
-        num_cpus: Of a cluster that is started here; None for all.
     """
     if ray.is_initialized():
         yield
@@ -195,15 +193,10 @@ def plan_batches(
 ) -> Iterator[tuple[range, list[Result | ValueError]]]:
     """Plan candidates by tasks of one CPU each; a worker or node that dies only costs time.
 
-    Nodes that have another version of this package, or none, are named in a warning and get no more
-    work. Yields some of the numbers, and what `Work.plan` makes of them. Raises
-    `RayUnavailableError` if the cluster is lost, or gives no answer.
-
-    Args:
-        work: Planner and candidates; put once into the cluster.
-        numbers: Of the candidates to plan. After an error of the user's, what comes later in
-            their order is not begun any more.
-        num_workers: How many tasks run at the same time, at most.
+    Yields some of the numbers, and what `Work.plan` makes of them. After an error of the user's,
+    what comes later in their order is not begun any more. Nodes that have another version of this
+    package, or none, are named in a warning and get no more work. Raises `RayUnavailableError` if
+    the cluster is lost, or gives no answer.
     """
     tasks = _SearchTasks(work)
     # The first batch is empty: its answer tells that a worker has started.

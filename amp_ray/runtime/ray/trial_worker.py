@@ -92,12 +92,9 @@ class TrialWorker:
         self._runner: Runner | None = None
 
     async def open(self, lost: Sequence[str]) -> Hello | AmpRayError:
-        """Make the runner, and end what a dead process of this group has left running.
+        """Make the runner, and sweep trials that were ``lost`` with a dead process of this group.
 
         Returns the error, if the runner cannot be made.
-
-        Args:
-            lost: Names of the trials that ran when it died.
         """
         if self._is_home:
             self._home.enter()

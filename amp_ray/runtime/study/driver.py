@@ -109,11 +109,9 @@ class Driver:
     def run(self, unfinished: Iterable[Open] = (), left: Iterable[str] = ()) -> StudyResult:
         """Drive until the budget is spent, nothing is worth a trial, or no host is left.
 
-        Raises `KeyboardInterrupt` after everything that ran has been ended in order.
-
-        Args:
-            unfinished: Trials of earlier drivers that have to run again.
-            left: Names of attempts of which hosts may still have something; they are swept.
+        Trials of earlier drivers that are ``unfinished`` run again; hosts may have something
+        ``left`` of the attempts of some names, and are swept. Raises `KeyboardInterrupt` after
+        everything that ran has been ended in order.
         """
         ending: Ending = "failed"
         try:

@@ -8,7 +8,7 @@ they are only kept, in the lines of `amp_ray.runtime.study.journal_lines`.
 
 import errno
 import os
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, NoReturn, Self
 
@@ -26,27 +26,19 @@ class JournalError(AmpRayError):
     """The journal cannot be written; nothing of what it has is lost."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _End:
-    """Where the good records end: one value, so that it changes at one instant."""
-
-    num_records: int
-    num_bytes: int
-
-
 class Journal:
     """The open journal of the one driver of a study.
 
-    Attributes:
-        records: Bodies of the records that were there when it was opened.
-        dropped: What a crash had left at its end and was cut off; None if nothing.
+    It has the ``records`` that were there when it was opened, and in words what a crash had left at
+    its end and was ``dropped``.
     """
 
     def __init__(self, path: Path, contents: Contents, descriptor: int) -> None:
         self.path = path
         self.records = contents.bodies
         self.dropped = contents.dropped
-        self._end = _End(num_records=len(contents.bodies), num_bytes=contents.num_bytes)
+        # Records and bytes of what is good: one value, so that it changes at one instant.
+        self._end = len(contents.bodies), contents.num_bytes
         self._descriptor = descriptor
         self._is_torn = False
         self._problem: str | None = None
@@ -90,10 +82,9 @@ class Journal:
         """
         if self._problem is not None:
             raise JournalError(self._problem)
-        data = encode(self._end.num_records, record)
-        after = _End(
-            num_records=self._end.num_records + 1, num_bytes=self._end.num_bytes + len(data)
-        )
+        num_records, num_bytes = self._end
+        data = encode(num_records, record)
+        after = num_records + 1, num_bytes + len(data)
         interruption: BaseException | None = None
         while self._end != after:
             try:
@@ -117,11 +108,11 @@ class Journal:
         """Write a record's line at the end, after what an interruption left has been cut off."""
         found = os.fstat(self._descriptor)
         if self._is_torn:
-            os.ftruncate(self._descriptor, self._end.num_bytes)
+            os.ftruncate(self._descriptor, self._end[1])
         elif found.st_nlink == 0:
             raise OSError(errno.ENOENT, "it has been removed")
-        elif found.st_size != self._end.num_bytes:
-            message = f"{self._end.num_bytes} bytes were written, now it has {found.st_size}"
+        elif found.st_size != self._end[1]:
+            message = f"{self._end[1]} bytes were written, now it has {found.st_size}"
             raise OSError(errno.EBUSY, f"somebody else has changed it: {message}")
         self._is_torn = True
         rest = memoryview(data)
@@ -134,7 +125,7 @@ class Journal:
         self._problem = _describe(self.path, error)
         if self._is_torn:
             try:
-                os.ftruncate(self._descriptor, self._end.num_bytes)
+                os.ftruncate(self._descriptor, self._end[1])
             except OSError as second:
                 self._problem += f" (a torn record stays at its end: {second.strerror})"
         raise JournalError(self._problem) from error

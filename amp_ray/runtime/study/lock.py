@@ -6,7 +6,6 @@ import json
 import os
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self
 
 from amp_ray.errors import AmpRayError, InputError, Where
@@ -67,12 +66,7 @@ class StudyLock:
         self.acquire()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.release()
 
     def _lock(self) -> int:

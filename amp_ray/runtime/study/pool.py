@@ -83,10 +83,6 @@ class Runner(Protocol):
 class Pool(Protocol):
     """All groups of hosts of a study."""
 
-    @property
-    def num_groups(self) -> int:
-        """How many groups there are, in use or not."""
-
     def free(self) -> tuple[int, ...]:
         """Return the groups that are idle and in use."""
 

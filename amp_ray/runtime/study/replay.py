@@ -70,11 +70,6 @@ class ReplayPool:
         self._asked: dict[int, Task] = {}
         self._aside: set[int] = set()
 
-    @property
-    def num_groups(self) -> int:
-        """How many trials may be asked for at once."""
-        return self._num_groups
-
     def free(self) -> tuple[int, ...]:
         """Return the groups that are idle."""
         busy = self._aside | self._asked.keys()

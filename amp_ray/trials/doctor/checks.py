@@ -9,13 +9,11 @@ from amp_ray.trials.doctor.host_facts import HostReport
 from amp_ray.trials.doctor.machine import check_machine
 from amp_ray.trials.doctor.network import check_network, check_same_machine
 from amp_ray.trials.doctor.software import Wanted, check_agreement, check_old_python, check_software
-from amp_ray.trials.doctor.state import check_state
 
 _PER_HOST: Final[tuple[Callable[[HostReport, Wanted], Iterable[Finding]], ...]] = (
     check_software,
     check_devices,
     check_machine,
-    check_state,
     check_network,
 )
 

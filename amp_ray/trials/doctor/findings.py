@@ -59,13 +59,7 @@ def only(findings: Iterable[Finding], level: Level) -> list[Finding]:
 
 
 def shell_command(shell: Sequence[str], argv: Sequence[str], *, as_root: bool = False) -> str:
-    """Return the line that runs a command on a host.
-
-    Args:
-        shell: What reaches the host, such as ``("ssh", "-p", "22", "ada@host")``; empty for
-            this machine.
-        argv: The command there.
-        as_root: Whether it needs ``sudo``.
+    """Return the line that runs a command on a host, which the words of ``shell`` reach.
 
     Example:
         >>> print(shell_command(("ssh", "a"), ["rm", "--", "a file"]))

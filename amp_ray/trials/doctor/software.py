@@ -44,6 +44,7 @@ class Wanted:
 
 def check_old_python(report: HostReport) -> Finding:
     """Refuse a Python that cannot run the agent."""
+    assert report.facts is not None
     return report.finding(
         "error",
         "agent Python",

@@ -149,14 +149,9 @@ def read_logs(
 ) -> Measurement:
     """Find the times of all steps in the logs of all ranks.
 
+    The first format of which a line is found counts; ``samples`` per step turn a rate into a time.
     Where several ranks tell, a step takes as long as on the slowest of them: by its number where
     the lines have one, else by its place, and then all ranks must tell equally often.
-
-    Args:
-        files: What came back from all hosts, by name.
-        formats: In order; the first of which a line is found counts.
-        num_warmup_steps: Steps that do not count, from the first.
-        samples: Per step, to turn a rate into a time.
     """
     for entry in formats:
         sources = _sources(files, entry, samples)

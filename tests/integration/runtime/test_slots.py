@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from amp_ray.runtime.doctor.host_probe import HostProbe, make_question
+from amp_ray.runtime.doctor.host_probe import HostProbe, Question
 from amp_ray.runtime.hosts.agent.job import DEVICE_VARIABLE
 from amp_ray.runtime.hosts.agents import in_parallel
 from amp_ray.runtime.hosts.host import Channel, LocalHost
@@ -142,7 +142,9 @@ def test_a_start_that_takes_longer_than_the_lease_is_no_lost_host(trials: Trials
 
 def test_the_doctor_measures_the_start_and_warns() -> None:
     spec = HostSpec(name="a", device=find_device("cpu"), num_slots=1)
-    question = make_question(small_experiment().trials, SshSettings(), deep=False, num_peers=1)
+    question = Question(
+        trials=small_experiment().trials, settings=SshSettings(), deep=False, num_peers=1
+    )
     host_probe = HostProbe(spec, SlowHost, question)
     host_probe.ask()
     report = host_probe.report()

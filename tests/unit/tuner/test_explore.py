@@ -62,9 +62,9 @@ def test_the_second_of_two_is_chosen_as_if_the_first_took_what_is_predicted(
     state: TunerState, predictor: BoundedPredictor
 ) -> None:
     known = learn(state, predictor)
-    first, second, *_ = explore(known, state.settings)
-    predicted_s = known.estimates[first.index].iteration_time_s
-    assert f"chance to be faster than {predicted_s:.4g} s" in second.reason
+    (first, _), (_, second), *_ = explore(known, state.settings)
+    predicted_s = known.estimates[first].iteration_time_s
+    assert f"chance to be faster than {predicted_s:.4g} s" in second
 
 
 def test_nothing_more_is_launched_when_what_runs_may_end_the_study(
@@ -86,7 +86,7 @@ def test_a_repeat_that_runs_is_no_question_asked_already(
     state = record(start(state, trial), 0, measured(trial.predicted_s))
     again = start(state, replace(trial, number=1, repeats=0))
     here, there = (
-        [promise.index for promise in explore(learn(each, predictor), each.settings)]
+        [index for index, _ in explore(learn(each, predictor), each.settings)]
         for each in (state, again)
     )
     assert here == there
@@ -97,6 +97,6 @@ def test_after_those_whose_errors_were_worked_out_the_far_ones_follow(
 ) -> None:
     monkeypatch.setattr("amp_ray.tuner.knowledge.MOST_JUDGED_AT_FIRST", 2)
     promises = list(explore(learn(state, predictor), state.settings))
-    assert sorted(promise.index for promise in promises) == list(range(16))
-    assert [promise.index for promise in promises[2:]] == list(range(2, 16))
-    assert promises[-1].reason == "the next prediction, far behind the leaders"
+    assert sorted(index for index, _ in promises) == list(range(16))
+    assert [index for index, _ in promises[2:]] == list(range(2, 16))
+    assert promises[-1][1] == "the next prediction, far behind the leaders"

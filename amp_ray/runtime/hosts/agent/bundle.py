@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 MODULES = (
     *("bundle", "processes", "isolation", "network", "wire", "stdio", "store"),
@@ -41,9 +45,9 @@ sys.modules["amp_ray_agent." + sys.argv[1]].main()
 imported from the folder that it is started in."""
 
 
-def make_bundle() -> bytes:
+def make_bundle(modules: Sequence[str] = MODULES) -> bytes:
     """Pack the agent's modules: the length in ten digits, then JSON."""
     folder = Path(__file__).parent
-    pairs = [(name, (folder / f"{name}.py").read_text(encoding="utf-8")) for name in MODULES]
+    pairs = [(name, (folder / f"{name}.py").read_text(encoding="utf-8")) for name in modules]
     body = json.dumps(pairs).encode()
     return f"{len(body):0{LENGTH_DIGITS}d}".encode() + body

@@ -19,12 +19,9 @@ TRIAL_FOLDER = "amp-ray-{}-[0-9a-f]+"  # how the folders of a trial's attempts a
 def sweep(message: Mapping[str, Any], meanwhile: Callable[[], None]) -> dict[str, list[str]]:
     """End what an agent's tag or a trial's folder marks, and remove the folders.
 
-    Returns processes that were ``found``, and those that are ``left``.
-
-    Args:
-        message: ``tag`` of an agent or null, ``base`` of all folders, ``names`` of folders, and
-            ``trials``, of which the folders of all attempts count.
-        meanwhile: Called while waiting.
+    The message has the ``tag`` of an agent or null, the ``base`` of all folders, ``names`` of
+    folders, and ``trials``, of which the folders of all attempts count. Returns processes that were
+    ``found``, and those that are ``left``.
     """
     base, tag = base_folder(message["base"]), message["tag"]
     folders = [base / name for name in message.get("names", ())]

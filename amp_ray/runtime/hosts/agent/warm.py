@@ -60,12 +60,8 @@ class Warm:
     ) -> None:
         """Start the process; the controller is told when it is ready, or why it is not.
 
-        Args:
-            request: ``python``, the ``modules`` to import, as ``module`` or ``module:function``
-                to call a function of it too, the ``environment`` in which, and ``limit_s``.
-            environment: Which that adds to.
-            folder: For what the imports write.
-            say: Tells the controller.
+        The request has ``python``, the ``modules`` to import (or ``module:function`` to call, too),
+        the variables that are added to ``environment``, and ``limit_s``.
         """
         self.python = request["python"]
         self.ready = False

@@ -1,5 +1,5 @@
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -10,7 +10,6 @@ from amp_ray.runtime.doctor.diagnosis import (
     Diagnosis,
     diagnose,
     list_host_specs,
-    preflight,
     require_ready_hosts,
 )
 from amp_ray.runtime.hosts.host import Host, LocalHost
@@ -94,7 +93,7 @@ def test_names_of_one_machine_are_told() -> None:
 
 
 def test_a_study_gets_errors_only() -> None:
-    errors = preflight(experiment(), refuse)
+    errors = diagnose(experiment(), refuse).errors
     assert [finding.level for finding in errors] == ["error"] * 4
 
 
@@ -139,10 +138,10 @@ def finds(monkeypatch: pytest.MonkeyPatch) -> Doctor:
     """Have the doctor find something."""
 
     def set_findings(*findings: Finding) -> None:
-        def report(_experiment: Experiment, _make_host: MakeHost) -> Sequence[Finding]:
-            return list(findings)
+        def report(_experiment: Experiment, _make_host: MakeHost) -> Diagnosis:
+            return Diagnosis(experiment="x", hosts=(), findings=findings, elapsed_s=0.0)
 
-        monkeypatch.setattr("amp_ray.runtime.doctor.diagnosis.preflight", report)
+        monkeypatch.setattr("amp_ray.runtime.doctor.diagnosis.diagnose", report)
 
     return set_findings
 

@@ -11,8 +11,8 @@ from typing import Never
 import pytest
 
 from amp_ray.errors import HostError
-from amp_ray.runtime.doctor import host_facts
-from amp_ray.runtime.doctor.host_facts import AGENT_PYTHON, Probe
+from amp_ray.runtime.doctor import host_probe
+from amp_ray.runtime.doctor.host_probe import AGENT_PYTHON, Probe
 from amp_ray.runtime.hosts.agent import bundle
 from amp_ray.runtime.hosts.host import LocalHost
 
@@ -79,7 +79,7 @@ def test_the_last_words_of_an_interpreter_that_fails_are_told(start: Start, tmp_
 def test_too_old_a_python_says_so_to_whatever_is_asked(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host_facts, "AGENT_PYTHON", (99, 0))
+    monkeypatch.setattr(host_probe, "AGENT_PYTHON", (99, 0))
     probe = start()
     assert probe.clock(HANG_GUARD_S) is None
     answer = probe.ask("facts", HANG_GUARD_S)
@@ -116,12 +116,12 @@ def test_a_probe_that_nobody_closes_ends_by_itself(start: Start) -> None:
 
 def test_modules_are_the_agents_own_and_old_enough() -> None:
     folder = Path(bundle.__file__).parent
-    for name in (*host_facts._MODULES, "software"):  # noqa: SLF001 - what really travels
+    for name in (*host_probe._MODULES, "software"):  # noqa: SLF001 - what really travels
         ast.parse((folder / f"{name}.py").read_text(encoding="utf-8"), feature_version=AGENT_PYTHON)
 
 
 def test_the_check_of_the_version_runs_before_new_syntax_is_read() -> None:
-    program = host_facts.guarded("this is no Python")
+    program = host_probe.guarded("this is no Python")
     ast.parse(program, feature_version=(3, 4))
     ended = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=False

@@ -7,16 +7,15 @@ from typing import Never
 import pytest
 
 from amp_ray.errors import HostError, InputError
-from amp_ray.runtime.doctor.host_probe import HostProbe, at_once, make_question
+from amp_ray.runtime.doctor.host_probe import HostProbe, Question, at_once
 from amp_ray.runtime.hosts.host import Host, LocalHost
 from amp_ray.spec.access import SshSettings
-from amp_ray.spec.own_program import OwnProgram
 from support.experiments import small_experiment
 from support.host_reports import healthy_report
 
 HANG_GUARD_S = 300.0
 TRIALS = small_experiment().trials
-QUESTION = make_question(TRIALS, SshSettings(), deep=False, num_peers=2)
+QUESTION = Question(trials=TRIALS, settings=SshSettings(), deep=False, num_peers=2)
 SPEC = healthy_report("localhost").spec
 
 
@@ -30,11 +29,9 @@ class Refusing(LocalHost):
 
 def test_a_variable_with_a_placeholder_is_not_known_yet() -> None:
     environment = {"A": "1", "B": "{tp}", "C": "@AMP_RAY_FOLDER@/x", "D": "me@home"}
-    program = OwnProgram(argv=("run", "x"), cwd="/code")
-    trials = replace(TRIALS, environment=environment, program=program)
-    question = make_question(trials, SshSettings(), deep=False, num_peers=1)
+    trials = replace(TRIALS, environment=environment)
+    question = Question(trials=trials, settings=SshSettings(), deep=False, num_peers=1)
     assert question.environment == {"A": "1", "D": "me@home"}
-    assert (question.program, question.cwd) == ("run", "/code")
 
 
 def test_importing_gets_more_time() -> None:

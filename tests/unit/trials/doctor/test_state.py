@@ -4,15 +4,15 @@ import pytest
 
 from amp_ray.trials.doctor.findings import Finding
 from amp_ray.trials.doctor.host_facts import Clock, HostReport
+from amp_ray.trials.doctor.machine import check_machine
 from amp_ray.trials.doctor.software import Wanted
-from amp_ray.trials.doctor.state import check_state
 from support.host_reports import healthy_report
 
 WANTED = Wanted(python="python3")
 
 
 def problems(report: HostReport) -> list[Finding]:
-    return [finding for finding in check_state(report, WANTED) if finding.level != "ok"]
+    return [finding for finding in check_machine(report, WANTED) if finding.level != "ok"]
 
 
 @pytest.mark.parametrize(("offset_s", "side"), [(3600.0, "ahead of"), (-90.0, "behind")])

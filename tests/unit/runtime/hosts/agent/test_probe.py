@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from amp_ray.runtime.doctor.host_facts import software_script
+from amp_ray.runtime.doctor.host_probe import software_script
 from amp_ray.runtime.hosts.agent import machine, probe
 
 

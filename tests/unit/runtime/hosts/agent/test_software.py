@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from amp_ray.runtime.doctor import host_facts
-from amp_ray.runtime.doctor.host_facts import software_script
+from amp_ray.runtime.doctor.host_probe import software_script
 from amp_ray.runtime.hosts.agent import software
 
 
