@@ -5,7 +5,6 @@ import os
 import secrets
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -58,61 +57,6 @@ with connect():
     ranking = search_candidates(planner, candidates, workers=workers, progress=progress)
     print(f"wall {time.monotonic() - start_s}")
 print(repr(ranking))
-"""
-
-TRIALS = """
-import os, sys, time
-from pathlib import Path
-from amp_ray.runtime.ray.actors import actor_pool, connect
-from amp_ray.runtime.study.pool import InterruptedTrialError, Task
-from amp_ray.trials.outcome import TimedOut
-
-class Runner:
-    def __init__(self, group):
-        self.interrupted = False
-        self.swept = ()
-    def run(self, task):
-        host = os.uname().nodename
-        print("runs", task.trial_id, host, flush=True)
-        task.folder.mkdir()
-        (task.folder / "host").write_text(host)
-        if task.trial_id.startswith("long"):
-            while not self.interrupted:
-                time.sleep(0.05)
-            raise InterruptedTrialError
-        return TimedOut(reason=f"{host} {self.swept}", timeout_s=0.0, lines=(), wall_s=0.0)
-    def interrupt(self):
-        self.interrupted = True
-    def sweep(self, trial_ids):
-        self.swept = tuple(trial_ids)
-        return []
-    def close(self):
-        pass
-
-folder = Path(sys.argv[1])
-def start(pool, group, name):
-    pool.start(Task(number=0, attempt=0, trial_id=name, strategy=None, folder=folder / name), group)
-
-with connect():
-    pool = actor_pool(Runner, 3, spread=True)
-    for group in range(3):
-        start(pool, group, f"short-{group}")
-    ended = []
-    while len(ended) < 3:
-        ended += pool.wait(1.0)
-    hosts = {entry.outcome.reason.split()[0]: entry.group for entry in ended}
-    print(sorted(hosts), flush=True)
-    start(pool, hosts["host3"], "long-0")
-    print("running", flush=True)
-    while not (ended := pool.wait(1.0)):
-        pass
-    print(type(ended[0].outcome).__name__, ended[0].outcome.reason.partition(":")[0], flush=True)
-    assert ended[0].group == hosts["host3"] and pool.free() == (0, 1, 2)
-    start(pool, hosts["host3"], "short-again")
-    while not (ended := pool.wait(1.0)):
-        pass
-    print(ended[0].outcome.reason, flush=True)
-    pool.close()
 """
 
 
@@ -200,23 +144,6 @@ def test_a_node_killed_in_the_middle_costs_time_only(nodes: RayNodes) -> None:
     assert disturbed[-1] == ranking_here()
     _LOGGER.info("undisturbed %.1f s, disturbed %.1f s", wall_s(undisturbed), wall_s(disturbed))
     assert wall_s(disturbed) < wall_s(undisturbed) + LOST_S
-
-
-def test_a_trial_on_a_node_that_dies_is_unreachable_and_its_group_starts_elsewhere(
-    nodes: RayNodes, tmp_path: Path
-) -> None:
-    tmp_path.chmod(0o755)
-    with nodes.driver(TRIALS, str(tmp_path)) as lines:
-        assert next(lines) == "['host1', 'host2', 'host3']"
-        written = [(tmp_path / f"short-{group}" / "host").read_text() for group in range(3)]
-        assert sorted(written) == ["host1", "host2", "host3"]
-        assert next(lines) == "running"
-        time.sleep(1.0)
-        nodes.cluster.kill_host(nodes.cluster.hosts[2])
-        assert next(lines).startswith("Unreachable the actor of host group")
-        again = next(lines)
-        assert again in {"host1 ('long-0',)", "host2 ('long-0',)"}
-        assert list(lines) == []
 
 
 @pytest.mark.parametrize(

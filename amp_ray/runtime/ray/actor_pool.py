@@ -14,9 +14,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 from amp_ray.errors import AmpRayError
-from amp_ray.runtime.files import close_to_others
 from amp_ray.runtime.ray.address import RayUnavailableError
-from amp_ray.runtime.ray.trial_worker import Hello, MakeRunner, Ran, write_files
+from amp_ray.runtime.ray.trial_worker import Hello, MakeRunner
 from amp_ray.runtime.study.pool import (
     CLOSE_TIMEOUT_S,
     Fault,
@@ -32,8 +31,6 @@ _LOGGER = logging.getLogger(__name__)
 
 START_TIMEOUT_S: Final = 60.0
 """For all actors, side by side: a new process takes 1 s, on a busy machine 10 s."""
-
-RETRY_S: Final = 1.0  # between two attempts to start an actor again
 
 SWEEP_TIMEOUT_S: Final = 120.0
 """For all groups, side by side: hosts that do not answer take a connection's time-out each."""
@@ -121,7 +118,7 @@ class ThreadActors:
             return Hello.here()
         runner = self._runners[group]
         if method == "run":
-            return Ran(outcome=run_task(runner, *arguments), files={})
+            return run_task(runner, *arguments)
         if method == "sweep":
             return sweep_lines(runner, *arguments)
         return runner.interrupt() if method == "interrupt" else runner.close()
@@ -270,10 +267,7 @@ class ActorPool:
         """Fetch an outcome; the death of the actor is one."""
         outcome: Outcome | Fault | None
         try:
-            ran: Ran = self._actors.result(call)
-            write_files(attempt.task.folder, ran.files)
-            close_to_others(attempt.task.folder)
-            outcome = ran.outcome
+            outcome = self._actors.result(call)
         except ActorLostError as error:
             if not self._is_closing:
                 self._restart(attempt)
@@ -299,21 +293,14 @@ class ActorPool:
             self._aside.add(group)
             return
         self._restarted.add(group)
-        deadline_s = time.monotonic() + self._start_timeout_s
-        while True:
-            try:
-                self._actors.end(group)
-                self._open({group: (attempt.task.trial_id,)})
-            except RayUnavailableError:
-                raise
-            except AmpRayError as error:
-                # A dead node takes new actors until the cluster has noticed its death.
-                if isinstance(error, ActorLostError) and time.monotonic() < deadline_s:
-                    time.sleep(RETRY_S)
-                    continue
-                _LOGGER.warning("host group %d is set aside: %s", group, error)
-                self._aside.add(group)
-            return
+        try:
+            self._actors.end(group)
+            self._open({group: (attempt.task.trial_id,)})
+        except RayUnavailableError:
+            raise
+        except AmpRayError as error:
+            _LOGGER.warning("host group %d is set aside: %s", group, error)
+            self._aside.add(group)
 
     def _end(self) -> None:
         for group in self._begun:

@@ -12,7 +12,7 @@ import math
 import signal
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
@@ -319,44 +319,36 @@ def _shortage() -> str:
 # -------------------------------------------------------------------------------- trials
 
 
-def actor_pool(make_runner: MakeRunner, num_groups: int, *, spread: bool = False) -> ActorPool:
+def actor_pool(make_runner: MakeRunner, num_groups: int) -> ActorPool:
     """Start a pool of trial actors on the cluster that we are connected to.
 
-    ``make_runner`` is sent to the actors and must be picklable. By default they run on the
-    driver's machine, which has the keys for the hosts and the folder of the study; ``spread``
-    distributes them over the cluster.
+    ``make_runner`` is sent to the actors and must be picklable. They run on the driver's machine,
+    which has the keys for the hosts and the folder of the study.
     """
-    return ActorPool(RayTrialActors(make_runner, spread=spread), num_groups)
+    return ActorPool(RayTrialActors(make_runner), num_groups)
 
 
 class RayTrialActors:
     """Trial actors: no CPU, since they wait, and no retries, since the journal decides on those."""
 
-    def __init__(self, make_runner: MakeRunner, *, spread: bool) -> None:
-        here = _this_node()
-        self._spread = spread
+    def __init__(self, make_runner: MakeRunner) -> None:
         self._watch = Watch()
-        self._worker = ray.remote(TrialWorker)
-        self._make_runner = make_runner
-        self._home = Home.of_this_process(here)
-        self._actors: dict[int, Any] = {}
-        self._num_begun: Counter[int] = Counter()
-
-    def begin(self, group: int) -> None:
-        """Start a group's actor anew, on the next node if actors are spread."""
-        node = self._home.node
-        if self._spread:
-            alive = sorted(node["NodeID"] for node in ray.nodes() if node["Alive"])
-            node = alive[(group + self._num_begun[group]) % len(alive)]
-        self._num_begun[group] += 1
-        worker = self._worker.options(
+        self._worker = ray.remote(TrialWorker).options(
             num_cpus=0,
             max_restarts=0,
             max_task_retries=0,
             # Soft affinity scatters actors that need no CPU over all nodes.
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node, soft=False),
+            scheduling_strategy=NodeAffinitySchedulingStrategy(
+                node_id=ray.get_runtime_context().get_node_id(), soft=False
+            ),
         )
-        self._actors[group] = worker.remote(self._make_runner, group, self._home, _this_node)
+        self._make_runner = make_runner
+        self._home = Home.of_this_process()
+        self._actors: dict[int, Any] = {}
+
+    def begin(self, group: int) -> None:
+        """Start a group's actor anew."""
+        self._actors[group] = self._worker.remote(self._make_runner, group, self._home)
 
     def call(self, group: int, method: str, *arguments: object) -> Any:  # noqa: ANN401 - Ray's
         """Call a method."""
@@ -385,7 +377,3 @@ class RayTrialActors:
         """Disconnect from Ray, and return threads that do the same."""
         leave()  # without its head, Ray would end this process after a while
         return ThreadActors(self._make_runner)
-
-
-def _this_node() -> str:
-    return str(ray.get_runtime_context().get_node_id())

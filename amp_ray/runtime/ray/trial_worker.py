@@ -7,9 +7,8 @@ the process: only the runner can clean up, and where it cannot, the hosts' agent
 import asyncio
 import os
 import platform
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -51,15 +50,14 @@ class Hello:
 class Home:
     """Where the driver runs."""
 
-    node: str
     folder: str  # its working folder, from which experiments name their files
     environment: Mapping[str, str]  # what it has of `SET_BY_RAY`
 
     @classmethod
-    def of_this_process(cls, node: str) -> "Home":
+    def of_this_process(cls) -> "Home":
         """Describe this process as the driver."""
         found = {name: os.environ[name] for name in SET_BY_RAY if name in os.environ}
-        return cls(node=node, folder=str(Path.cwd()), environment=found)
+        return cls(folder=str(Path.cwd()), environment=found)
 
     def enter(self) -> None:
         """Make this process, on the same machine, see what the driver sees."""
@@ -69,26 +67,14 @@ class Home:
         os.environ.update(self.environment)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ran:
-    """An attempt that is over."""
-
-    outcome: Outcome | Fault | None  # what came of it; None if it was interrupted
-    # Of its folder by relative path, where the driver cannot see the folder itself
-    files: Mapping[str, bytes]
-
-
 class TrialWorker:
     """One host group's runner, as the methods of an async actor."""
 
-    def __init__(
-        self, make_runner: MakeRunner, group: int, home: Home, this_node: Callable[[], str]
-    ) -> None:
+    def __init__(self, make_runner: MakeRunner, group: int, home: Home) -> None:
         """Remember what ``open`` needs: an error there arrives as it is, one here as text."""
         self._make_runner = make_runner
         self._group = group
         self._home = home
-        self._is_home = this_node() == home.node
         self._runner: Runner | None = None
 
     async def open(self, lost: Sequence[str]) -> Hello | AmpRayError:
@@ -96,8 +82,7 @@ class TrialWorker:
 
         Returns the error, if the runner cannot be made.
         """
-        if self._is_home:
-            self._home.enter()
+        self._home.enter()
         try:
             self._runner = await asyncio.to_thread(self._make_runner, self._group)
         except AmpRayError as error:
@@ -106,9 +91,9 @@ class TrialWorker:
             await asyncio.to_thread(sweep_lines, self._runner, lost)
         return Hello.here()
 
-    async def run(self, task: Task) -> Ran:
+    async def run(self, task: Task) -> Outcome | Fault | None:
         """Run one attempt; cancelling it interrupts the runner and waits until that is clean."""
-        running = asyncio.ensure_future(asyncio.to_thread(self._run, task))
+        running = asyncio.ensure_future(asyncio.to_thread(run_task, self._opened, task))
         try:
             return await asyncio.shield(running)
         except asyncio.CancelledError:
@@ -132,29 +117,3 @@ class TrialWorker:
     def _opened(self) -> Runner:
         assert self._runner is not None, "open() comes first"
         return self._runner
-
-    def _run(self, task: Task) -> Ran:
-        """Run in a thread: in the driver's folder, or in one here whose files are sent."""
-        if self._is_home:
-            return Ran(outcome=run_task(self._opened, task), files={})
-        with tempfile.TemporaryDirectory(prefix="amp-ray-trial-") as name:
-            folder = Path(name) / task.folder.name
-            outcome = run_task(self._opened, replace(task, folder=folder))
-            return Ran(outcome=outcome, files=read_files(folder))
-
-
-def read_files(folder: Path) -> dict[str, bytes]:
-    """Read every file below a folder; none if it was never made."""
-    return {
-        path.relative_to(folder).as_posix(): path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
-
-
-def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Write the files of a folder that is not there yet."""
-    for name, data in files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)

@@ -11,7 +11,7 @@ from amp_ray.errors import AmpRayError, InputError
 from amp_ray.runtime.ray import actor_pool
 from amp_ray.runtime.ray.actor_pool import ActorLostError, ActorPool, ThreadActors
 from amp_ray.runtime.ray.address import RayUnavailableError
-from amp_ray.runtime.ray.trial_worker import Hello, Ran
+from amp_ray.runtime.ray.trial_worker import Hello
 from amp_ray.runtime.study.pool import Fault, Finished, InterruptedTrialError, Pool, Task
 from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.strategy import StageOptions, Strategy
@@ -107,12 +107,8 @@ def task(folder: Path = Path("study/t")) -> Task:
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give up soon."""
-    for name in ("SWEEP_TIMEOUT_S", "CLOSE_TIMEOUT_S", "RETRY_S"):
+    for name in ("SWEEP_TIMEOUT_S", "CLOSE_TIMEOUT_S"):
         monkeypatch.setattr(actor_pool, name, 0.01)
-
-
-def ran(outcome: TimedOut | None = OUTCOME, **files: bytes) -> Ran:
-    return Ran(outcome=outcome, files=files)
 
 
 def test_actors_start_side_by_side() -> None:
@@ -123,17 +119,16 @@ def test_actors_start_side_by_side() -> None:
 
 
 def test_an_attempt_is_over_once(tmp_path: Path) -> None:
-    pool = ActorPool(FakeActors(run=[ran(log=b"x")]), 2)
+    pool = ActorPool(FakeActors(run=[OUTCOME]), 2)
     pool.start(task(tmp_path / "t"), 1)
     assert pool.free() == (0,)
     (finished,) = pool.wait(1.0)
     assert (finished.task, finished.group, finished.outcome) == (task(tmp_path / "t"), 1, OUTCOME)
-    assert (tmp_path / "t" / "log").read_bytes() == b"x"
     assert (pool.free(), pool.wait(1.0)) == ((0, 1), [])
 
 
 def test_an_actor_is_told_the_absolute_folder() -> None:
-    actors = FakeActors(run=[ran()])
+    actors = FakeActors(run=[OUTCOME])
     pool = ActorPool(actors, 1)
     pool.start(task(), 0)
     assert actors.calls[-1][2].folder == Path.cwd() / "study" / "t"
@@ -141,7 +136,7 @@ def test_an_actor_is_told_the_absolute_folder() -> None:
 
 
 def test_an_interrupted_attempt_has_no_outcome() -> None:
-    pool = ActorPool(FakeActors(run=[ran(None)]), 1)
+    pool = ActorPool(FakeActors(run=[None]), 1)
     pool.start(task(), 0)
     assert pool.wait(1.0)[0].outcome is None
 
@@ -164,15 +159,6 @@ def test_a_dead_actor_is_replaced_once_by_one_that_sweeps() -> None:
     pool.start(task(), 0)
     assert isinstance(pool.wait(1.0)[0].outcome, Unreachable)
     assert (actors.begun, pool.free()) == ([0, 0], ())
-
-
-def test_a_replacement_is_tried_until_the_dead_node_is_noticed() -> None:
-    lost = ActorLostError("scheduled on a dead node")
-    actors = FakeActors(run=[ActorLostError("died")], open=[Hello.here(), lost, lost])
-    pool = ActorPool(actors, 1)
-    pool.start(task(), 0)
-    pool.wait(1.0)
-    assert (actors.begun, pool.free()) == ([0, 0, 0, 0], (0,))
 
 
 @pytest.mark.parametrize("opened", [NEVER, InputError("no file"), ActorLostError("dead")])
@@ -240,7 +226,7 @@ def test_closing_interrupts_what_runs_and_ends_all() -> None:
 
 
 def test_what_ends_while_closing_is_told_afterwards(tmp_path: Path) -> None:
-    actors = FakeActors(run=[ran(), ran(None), NEVER, ActorLostError("gone")])
+    actors = FakeActors(run=[OUTCOME, None, NEVER, ActorLostError("gone")])
     pool = ActorPool(actors, 4)
     for group in range(4):
         pool.start(task(tmp_path / str(group)), group)

@@ -9,14 +9,7 @@ import pytest
 
 from amp_ray import __version__
 from amp_ray.errors import AmpRayError, HostError, InputError
-from amp_ray.runtime.ray.trial_worker import (
-    Hello,
-    Home,
-    Ran,
-    TrialWorker,
-    read_files,
-    write_files,
-)
+from amp_ray.runtime.ray.trial_worker import Hello, Home, TrialWorker
 from amp_ray.runtime.study.pool import InterruptedTrialError, Runner, Task
 from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.strategy import StageOptions, Strategy
@@ -70,9 +63,8 @@ def runner() -> FakeRunner:
     return FakeRunner()
 
 
-def worker_with(runner: Runner, *, is_home: bool = True) -> TrialWorker:
-    home = Home.of_this_process("here")
-    return TrialWorker(lambda _group: runner, 0, home, lambda: "here" if is_home else "there")
+def worker_with(runner: Runner) -> TrialWorker:
+    return TrialWorker(lambda _group: runner, 0, Home.of_this_process())
 
 
 def task(folder: Path, trial_id: str = "short") -> Task:
@@ -90,16 +82,8 @@ def open_and(worker: TrialWorker, then: Callable[[], Coroutine[Any, Any, Any]]) 
 def test_at_home_a_trial_writes_into_the_drivers_folder(runner: FakeRunner, tmp_path: Path) -> None:
     worker = worker_with(runner)
     ran = open_and(worker, lambda: worker.run(task(tmp_path)))
-    assert ran == Ran(outcome=OUTCOME, files={})
+    assert ran == OUTCOME
     assert runner.folders == [tmp_path / "t"]
-
-
-def test_elsewhere_a_trials_files_are_sent_and_removed(runner: FakeRunner, tmp_path: Path) -> None:
-    worker = worker_with(runner, is_home=False)
-    ran = open_and(worker, lambda: worker.run(task(tmp_path)))
-    assert ran == Ran(outcome=OUTCOME, files={"logs/0": b"\xff"})
-    assert list(tmp_path.iterdir()) == []
-    assert not runner.folders[0].parent.exists()
 
 
 @pytest.mark.parametrize("how", ["interrupt", "cancel"])
@@ -108,7 +92,7 @@ def test_a_running_trial_is_interrupted_and_waited_for(
 ) -> None:
     worker = worker_with(runner)
 
-    async def interrupted() -> Ran:
+    async def interrupted() -> object:
         running = asyncio.ensure_future(worker.run(task(tmp_path, "long")))
         assert await asyncio.to_thread(runner.running.wait, HANG_GUARD_S)
         if how == "cancel":
@@ -117,7 +101,7 @@ def test_a_running_trial_is_interrupted_and_waited_for(
             await worker.interrupt()
         return await running
 
-    assert open_and(worker, interrupted) == Ran(outcome=None, files={})
+    assert open_and(worker, interrupted) is None
 
 
 def test_opening_sweeps_what_a_dead_predecessor_left(runner: FakeRunner) -> None:
@@ -132,7 +116,7 @@ def test_an_error_in_making_the_runner_is_returned_as_it_is() -> None:
     def refuse(_group: int) -> Runner:
         raise error
 
-    worker = TrialWorker(refuse, 0, Home.of_this_process("here"), lambda: "here")
+    worker = TrialWorker(refuse, 0, Home.of_this_process())
     assert asyncio.run(worker.open(())) is error
     asyncio.run(worker.close())
 
@@ -158,13 +142,6 @@ def test_at_home_a_worker_sees_what_the_driver_sees(
     assert Path.cwd() == tmp_path
     assert os.environ["OMP_NUM_THREADS"] == "3"
     assert "CUDA_VISIBLE_DEVICES" not in os.environ
-
-
-def test_files_of_a_folder_round_trip(tmp_path: Path) -> None:
-    files = {"a": b"1", "b/c/d": b"\x00"}
-    write_files(tmp_path / "one", files)
-    assert read_files(tmp_path / "one") == files
-    assert read_files(tmp_path / "none") == {}
 
 
 def test_a_process_tells_who_it_is() -> None:
