@@ -10,11 +10,9 @@ from amp_ray.spec.cluster import Cluster, Link, Node
 from amp_ray.spec.experiment import Experiment
 
 Fingerprint = Mapping[str, Any]
-
+# What a calibration belongs to. Names of hosts, limits of the search and the batch do not count:
+# constants are the same for all of them.
 PARTS: Final = ("model", "cluster", "runtime", "profile")
-"""What a calibration belongs to. Names of hosts, limits of the search and the batch do not count:
-constants are the same for all of them."""
-
 _MAX_NAMED: Final = 4  # differences that a message spells out
 
 

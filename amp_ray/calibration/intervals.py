@@ -15,11 +15,10 @@ from amp_ray.spec.constants import PROGRAM_SCALE, Uncertainty
 from amp_ray.spec.experiment import Experiment
 
 WIDTH: Final = 1.96  # sigmas to either side that hold 95 % of a normal distribution
-
+# Sigma of the factor that all times on a site have in common which the model has not met. With the
+# constants' own uncertainty it makes a mean error of about 12 %; such a model was 10 to 19 % off on
+# sites that it met for the first time (docs/cost-model.md).
 FIRST_MET: Final = 0.10
-"""Sigma of the factor that all times on a site have in common which the model has not met. With the
-constants' own uncertainty it makes a mean error of about 12 %; such a model was 10 to 19 % off on
-sites that it met for the first time (docs/cost-model.md)."""
 
 
 def prior_uncertainty() -> Uncertainty:

@@ -7,15 +7,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 FloatArray = NDArray[np.float64]
-
+# Where the loss turns from square to linear, in units of the error: 95 % efficient for normal
+# errors (Huber, Robust Statistics)
 HUBER_SCALE: Final = 1.345
-"""Where the loss turns from square to linear, in units of the error: 95 % efficient for normal
-errors (Huber, Robust Statistics)."""
-
+# Mean of ``(w(z) z)^2`` with the weight below for standard normal ``z``: makes the learnt error
+# agree with the standard deviation where errors are normal
 NORMAL_SHARE: Final = 0.4632
-"""Mean of ``(w(z) z)^2`` with the weight below for standard normal ``z``: makes the learnt error
-agree with the standard deviation where errors are normal."""
-
 PRIOR_TRIALS: Final = 4  # how many trials the prior value of the error counts for
 _MAX_ROUNDS: Final = 100
 _TOLERANCE: Final = 1e-8

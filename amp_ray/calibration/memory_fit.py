@@ -14,10 +14,9 @@ from amp_ray.calibration.predictions import MEMORY_CONSTANTS, PRIOR, Point, Pred
 from amp_ray.cost.verdict import exceeds_probability
 from amp_ray.spec.constants import Constants
 
+# Chance that a trial ended for a reason that no model knows, so that one strange outcome cannot
+# outvote all others
 LAPSE_PROBABILITY: Final = 0.01
-"""Chance that a trial ended for a reason that no model knows, so that one strange outcome cannot
-outvote all others."""
-
 _STEP: Final = 1e-3
 _MAX_ROUNDS: Final = 50
 _TOLERANCE: Final = 1e-7

@@ -10,11 +10,10 @@ from amp_ray.trials.outcome import Measured, OutOfMemory
 from amp_ray.trials.outcome import Outcome as TrialOutcome
 
 Outcome = Literal["measured", "oom", "failed"]
-
+# A trial whose steps spread (interquartile range) over more than this share of their median was
+# disturbed. Ten normal steps that spread so far know their median to 7 %, which is what repeats of
+# one run on a quiet cluster differ by (3-9 %, BigScience chronicles).
 UNSTEADY_FRACTION: Final = 0.25
-"""A trial whose steps spread (interquartile range) over more than this share of their median was
-disturbed. Ten normal steps that spread so far know their median to 7 %, which is what repeats of
-one run on a quiet cluster differ by (3-9 %, BigScience chronicles)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,9 +17,8 @@ from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import Strategy
 
 Plan = tuple[Experiment, Strategy]
-
+# Constants that peaks depend on, and times do not
 MEMORY_CONSTANTS: Final = ("context_scale", "allocator_scale")
-"""Constants that peaks depend on, and times do not."""
 
 TIME_CONSTANTS: Final = tuple(
     name for name in PRIOR_SIGMA if name not in (*MEMORY_CONSTANTS, PROGRAM_SCALE)

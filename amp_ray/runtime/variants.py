@@ -15,9 +15,8 @@ from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.yaml_text import parse_value
 
 MOST_VARIANTS: Final = 1000  # plans of one sweep; more is most often a slip
-
+# Up to the knee of a scaling curve, this share of what is added comes out as throughput
 KNEE: Final = 0.5
-"""Up to the knee of a scaling curve, this share of what is added comes out as throughput."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,9 +7,8 @@ from typing import Final
 
 from amp_ray.testing._namespaces import generate_key
 
+# Of the bridge, in a namespace of its own: it cannot clash with a real network
 CONTROLLER_ADDRESS: Final = "10.77.0.1"
-"""Of the bridge, in a namespace of its own: it cannot clash with a real network."""
-
 SSH_PORT: Final = 22  # of every host, each in its own network namespace
 HOME: Final = "/run/home"  # of root on every host, on its private disk
 

@@ -5,12 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
+# Shorter than the kernel's default, so that short steps see the quota too
 _PERIOD_US: Final = 20_000
-"""Shorter than the kernel's default, so that short steps see the quota too."""
-
+# Weight of one task's group in each version; the whole cluster runs about one task per core
 _DEFAULT_SHARES: Final = {1: 1024, 2: 100}
-"""Weight of one task's group in each version; the whole cluster runs about one task per core."""
-
 _MOST_SHARES: Final = {1: 262_144, 2: 10_000}  # what the kernel accepts
 
 

@@ -37,8 +37,8 @@ from amp_ray.units import BITS_PER_BYTE, MIB
 
 _READY_TIMEOUT_S: Final = 20.0
 _POLL_S: Final = 0.02
+# Lowest timer frequency of common kernels: a token bucket must hold one tick's bytes
 _TBF_TICKS_PER_S: Final = 250
-"""Lowest timer frequency of common kernels: a token bucket must hold one tick's bytes."""
 _TBF_MIN_BURST_BYTES: Final = 64 * 1024
 
 # The keeper: PID 1 of the outer PID namespace reads the pipe; its end takes all hosts along.

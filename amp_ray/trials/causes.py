@@ -58,9 +58,9 @@ _TEXT_KINDS: Final[tuple[tuple[SignKind, tuple[str, ...]], ...]] = (
 TRACEBACK: Final = "Traceback (most recent call last)"
 _NUM_ERROR_LINES: Final = 12
 
+# Characters of what a host says that an outcome keeps; the trial's folder has the whole logs
 MAX_TEXT: Final = 2000
 MAX_LINE: Final = 1000
-"""Characters of what a host says that an outcome keeps; the trial's folder has the whole logs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,12 +173,10 @@ def error_lines(lines: Sequence[str]) -> Sequence[str]:
 
 
 SIGKILL: Final = 9
-
+# How shells, and how programs written in Python, pass on that a process of theirs was killed
 KILLED_CODES: Final = (128 + SIGKILL, 256 - SIGKILL)
-"""How shells, and how programs written in Python, pass on that a process of theirs was killed."""
-
+# Codes by which the training program tells its cause
 EXIT_CODE_KINDS: Final[dict[int, SignKind]] = {42: "memory", 43: "communication", 44: "port"}
-"""Codes by which the training program tells its cause."""
 
 EVENT_KINDS: Final[dict[str, SignKind]] = {
     "out_of_memory": "memory",

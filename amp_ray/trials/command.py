@@ -83,14 +83,12 @@ def launch_order(placement: Sequence[Place]) -> tuple[Place, ...]:
 
 PROGRAM: Final = "amp_ray.training"
 
+# Beside the job file, for people: to read a trial, and to repeat it with DeepSpeed's tools
 CONFIG_FILE: Final = "ds_config.json"
 HOSTFILE: Final = "hostfile"
-"""Beside the job file, for people: to read a trial, and to repeat it with DeepSpeed's tools."""
-
+# Usual ones: a trial's steps take the same time with any, but losses should stay finite
 LEARNING_RATES: Final = {"sgd": 1e-2}
 OTHER_LEARNING_RATE: Final = 1e-4
-"""Usual ones: a trial's steps take the same time with any, but losses should stay finite."""
-
 WARM_TORCH: Final = ("torch", "torch._dynamo")
 WARM_MODULES: Final = (
     *(*WARM_TORCH, "deepspeed", "deepspeed.pipe"),

@@ -11,23 +11,22 @@ from amp_ray.errors import InputError
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import Strategy
 
+# Known only on the hosts; filled in where they stand in an argument or a variable
 FOLDER: Final = "@AMP_RAY_FOLDER@"
 MASTER_ADDRESS: Final = "@AMP_RAY_MASTER_ADDRESS@"
 MASTER_PORT: Final = "@AMP_RAY_MASTER_PORT@"
-"""Known only on the hosts; filled in where they stand in an argument or a variable."""
-
 NOT_KEPT: Final = "(not kept: it looks secret)"  # instead of a value that is written to no file
 
 _SECRET: Final = re.compile(
     r"TOKEN|KEY|SECRET|PASSW|PASSPHRASE|CREDENTIAL|AUTH|COOKIE", re.IGNORECASE
 )
 
+# In the trial's folder on the host of rank 0: without it nothing was measured
 RESULT_FILE: Final = "result.json"
-"""In the trial's folder on the host of rank 0: without it nothing was measured."""
 
 
+# Beside it: when every rank began and ended its instructions in the last step
 TIMELINE_FILE: Final = "timeline.json"
-"""Beside it: when every rank began and ended its instructions in the last step."""
 
 
 def is_secret(name: str) -> bool:

@@ -8,8 +8,8 @@ CauseKind = Literal[
     "crash", "killed", "port", "communication", "disk", "network", "start", "no-result"
 ]
 
+# The contract's words, in the order of ``Outcome``'s classes
 JSON_NAMES: Final = ("measured", "oom", "timeout", "crashed", "unreachable")
-"""The contract's words, in the order of ``Outcome``'s classes."""
 
 
 MOST_SECONDS: Final = 1e9  # thirty years: no step and no trial takes longer

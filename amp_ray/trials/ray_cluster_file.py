@@ -38,9 +38,8 @@ _LOCAL_REFUSED: Final[Mapping[str, str]] = {
 
 _IGNORED: Final = "ignored without a word: write min_workers in each node type instead"
 _IGNORED_ON_AWS: Final = f"{_IGNORED}, and max_workers here, which is 2 where nobody says so"
-
+# Keys that Ray's cluster launcher knows and an experiment file does not
 _OF_A_CLUSTER: Final = frozenset({"cluster_name", "provider", "auth"})
-"""Keys that Ray's cluster launcher knows and an experiment file does not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,16 +18,13 @@ from amp_ray.spec.model import PLANNED_ONLY, TRAINED, LayerKind, Model, ModelSha
 from amp_ray.spec.recompute import FULL
 from amp_ray.spec.strategy import Strategy, stage_bounds
 
+# The runtime of our training program that needs no DeepSpeed, and runs any stages
 PLAIN_TORCH: Final = "torch"
-"""The runtime of our training program that needs no DeepSpeed, and runs any stages."""
-
+# What our training program runs: its own experiments, and those published by AMP's authors
 RUNTIMES: Final = ("deepspeed", PLAIN_TORCH, "amp-2022", "amp-2022-transgan")
-"""What our training program runs: its own experiments, and those published by AMP's authors."""
-
 MAX_ZERO_STAGE: Final = 1  # DeepSpeed refuses ZeRO-2 and ZeRO-3 with a PipelineModule
-
+# Entries that start no layer of the program: they vanish, or belong to the layer before
 _NO_LAYER: Final[tuple[LayerKind, ...]] = ("noop", "loss")
-"""Entries that start no layer of the program: they vanish, or belong to the layer before."""
 
 
 def runtime_strategy(experiment: Experiment, strategy: Strategy) -> Strategy:

@@ -19,15 +19,13 @@ from amp_ray.tuner.calibrated_predictions import CalibratedPredictions
 from amp_ray.tuner.state import TrialRecord, TunerState
 from amp_ray.tuner.trial_status import TrialStatus, observations, status_of
 
+# A calibration to more strategies takes seconds and hardly tells more
 MOST_OBSERVATIONS: Final = 200
-"""A calibration to more strategies takes seconds and hardly tells more."""
-
+# Candidates that nobody has run whose errors are worked out, the most promising ones: each costs
+# about thirty predictions once. The others share one cautious guess.
 MOST_JUDGED: Final = 512
-"""Candidates that nobody has run whose errors are worked out, the most promising ones: each costs
-about thirty predictions once. The others share one cautious guess."""
-
+# The same before the first measurement, when only the first launches are to be chosen
 MOST_JUDGED_AT_FIRST: Final = 32
-"""The same before the first measurement, when only the first launches are to be chosen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -151,9 +149,8 @@ def _promising(state: TunerState, status: TrialStatus, most: int) -> tuple[int, 
     return tuple(sorted({*running, *waiting[:most]}))
 
 
+# So many of the latest forecasts count: older ones were made by a model that knew less
 NUM_LATEST: Final = 2 * PRIOR_TRIALS
-"""So many of the latest forecasts count: older ones were made by a model that knew less."""
-
 _SAME: Final = 1e-9  # relative difference of two predictions that are the same one
 
 

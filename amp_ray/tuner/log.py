@@ -5,10 +5,9 @@ from dataclasses import dataclass
 from typing import Final, TypeVar, overload
 
 Item = TypeVar("Item")
-
+# Items that stand together. A change copies one chunk and the list of chunks, so that the best size
+# is about the root of the length: 10,000 trials are 79 chunks.
 CHUNK: Final = 128
-"""Items that stand together. A change copies one chunk and the list of chunks, so that the best
-size is about the root of the length: 10,000 trials are 79 chunks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

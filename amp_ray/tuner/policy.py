@@ -18,11 +18,10 @@ from amp_ray.tuner.knowledge import Knowledge, learn
 from amp_ray.tuner.state import Trial, TunerSettings, TunerState
 from amp_ray.tuner.trial_status import IQR_PER_SIGMA, Figure, TrialStatus, status_of
 
+# How far a run may lie from another one of the same strategy before one counts as disturbed
 _REPEAT_SIGMA: Final = UNSTEADY_FRACTION / IQR_PER_SIGMA
-"""How far a run may lie from another one of the same strategy before one counts as disturbed."""
-
+# So many of a budget's last trials go to uncertain leaders rather than to something new
 _MOST_RESERVED: Final = 2
-"""So many of a budget's last trials go to uncertain leaders rather than to something new."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,9 +13,8 @@ from amp_ray.tuner.log import Log
 from amp_ray.units import counted
 
 Policy = Literal["best", "predicted-order", "random", "amp-2022"]
-
+# Only ``best`` learns from trials and stops early; the others are there to compare with
 POLICIES: Final[tuple[Policy, ...]] = get_args(Policy)
-"""Only ``best`` learns from trials and stops early; the others are there to compare with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,9 +14,8 @@ from amp_ray.trials.outcome import Crashed, Measured, OutOfMemory, TimedOut, Unr
 from amp_ray.tuner.state import TunerState
 
 IQR_PER_SIGMA: Final = 1.349  # interquartile range of a normal distribution in units of its sigma
-
+# A strategy during which hosts fell silent so often is not tried again: it may be the cause
 MOST_UNREACHABLE: Final = 2
-"""A strategy during which hosts fell silent so often is not tried again: it may be the cause."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -56,22 +56,16 @@ _NUM_CLOCK_READINGS: Final = 5
 _END_TIMEOUT_S: Final = 2.0
 
 REACH_S: Final = 5.0  # for a connection between two hosts of one network
-
+# A GPU driver that wakes up takes seconds per GPU; everything else is there in one
 _FACTS_S: Final = 30.0
-"""A GPU driver that wakes up takes seconds per GPU; everything else is there in one."""
-
+# The first import of torch and DeepSpeed from a network file system takes minutes
 _DEEP_FACTS_S: Final = 180.0
-"""The first import of torch and DeepSpeed from a network file system takes minutes."""
-
 _MAX_PORT: Final = 65535
 _MARGIN_S: Final = 5.0  # for an answer to travel, on top of what finding it may take
-
+# Each has the connection's own limit: TCP, the server's greeting, the login
 _CONNECT_STEPS: Final = 3
-"""Each has the connection's own limit: TCP, the server's greeting, the login."""
-
+# No answer, or one that no probe gives
 _WRONG: Final = (HostError, LookupError, TypeError, ValueError, ArithmeticError, AttributeError)
-"""No answer, or one that no probe gives."""
-
 _KNOWN_LATER: Final = ("{", "@AMP_RAY_")  # in a variable that only a trial can fill in
 
 # Old enough to run everywhere: what comes after it could not even be parsed by an old Python.

@@ -50,13 +50,10 @@ class Watch:
 _LOGGER = logging.getLogger(__name__)
 
 _POLL_S: Final = 0.1
-
+# What agents may take to end, and then the sweep of those that did not, after an interruption
 _HASTE_S: Final = 2.0
-"""What agents may take to end, and then the sweep of those that did not, after an interruption."""
-
+# Hosts that are connected to at the same time: a login takes this machine's CPU, too
 _AT_ONCE: Final = 32
-"""Hosts that are connected to at the same time: a login takes this machine's CPU, too."""
-
 _CLAIM_PAUSE_MS: Final = 1000
 _MS_PER_S: Final = 1000
 _OWNER_BYTES: Final = 4

@@ -9,12 +9,10 @@ from typing import Any, Final
 from amp_ray.runtime.hosts.agent.job import MAX_FILES, RANK_LOG
 from amp_ray.runtime.hosts.agent.wire import is_plain_name, printable, unpack
 
+# Of one file that is brought back; of a longer one, the end, and of a log both ends
 COLLECT_BYTES: Final = 16 * 1024 * 1024
-"""Of one file that is brought back; of a longer one, the end, and of a log both ends."""
-
+# Of all logs of one host together, and of all other files: with many, each may be shorter
 COLLECT_BYTES_IN_ALL: Final = 512 * 1024 * 1024
-"""Of all logs of one host together, and of all other files: with many, each may be shorter."""
-
 _SPARE_BYTES: Final = 64 * 1024
 _FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 

@@ -30,13 +30,10 @@ from amp_ray.runtime.hosts.host import Host
 from amp_ray.runtime.hosts.messages import Message, check_message
 
 Sink = Callable[[str, Message], None]  # takes the tag of an agent and its message, on any thread
-
+# Of what an agent may say in one trial, the files that it sends not counted
 MESSAGE_BYTES: Final = 16 * 1024 * 1024
-"""Of what an agent may say in one trial, the files that it sends not counted."""
-
+# Of what a login shell may print, or somebody may write into the pipe
 NOISE_BYTES: Final = 256 * 1024
-"""Of what a login shell may print, or somebody may write into the pipe."""
-
 _NUM_NOISE_LINES: Final = 5
 _NOISE_LINE_BYTES: Final = 500
 _SPARE_BEATS: Final = 100

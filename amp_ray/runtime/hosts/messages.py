@@ -102,9 +102,8 @@ def clean(message: Message) -> Message:
     return cleaned
 
 
+# Messages of one agent that may wait here: they are what a flood can take of our memory
 _WINDOW: Final = 8
-"""Messages of one agent that may wait here: they are what a flood can take of our memory."""
-
 _POLL_S: Final = 0.5
 
 

@@ -20,11 +20,9 @@ from amp_ray.trials.outcome import Outcome, Unreachable
 from amp_ray.trials.result import AllFiles, MissingRankError, Reader, measured, read_result
 
 _LOGGER = logging.getLogger(__name__)
-
+# A port can be taken between asking for it and using it: one more try. A warm process can die; the
+# second time ranks start afresh.
 _NUM_ATTEMPTS: Final[dict[str, int]] = {"port": 2, "warm": 3}
-"""A port can be taken between asking for it and using it: one more try. A warm process can die; the
-second time ranks start afresh."""
-
 _TOKEN_BYTES: Final = 4
 
 

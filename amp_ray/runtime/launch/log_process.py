@@ -16,14 +16,12 @@ from amp_ray.errors import AmpRayError
 from amp_ray.trials.own_program.metrics import LogFormat, log_names, read_logs
 from amp_ray.trials.result import Measurement
 
+# Far more than the patterns take that people write; logs are searched at some 20 MiB/s
 LIMIT_S: Final = 20.0
 LIMIT_S_PER_MIB: Final = 2.0
-"""Far more than the patterns take that people write; logs are searched at some 20 MiB/s."""
-
 _BYTES_PER_MIB: Final = 2**20
-
+# With the folders that this process imports from, and nothing from where the user is
 _PROGRAM: Final = f"import sys; sys.path[:] = sys.argv[1:]; from {__name__} import main; main()"
-"""With the folders that this process imports from, and nothing from where the user is."""
 
 
 def read_logs_aside(

@@ -21,10 +21,8 @@ if TYPE_CHECKING:
 FOLDER_VARIABLE = "AMP_RAY_FOLDER"
 TRIAL_VARIABLE = "AMP_RAY_TRIAL_ID"
 RANKS_PER_STAGE_VARIABLE = "AMP_RAY_RANKS_PER_STAGE"
-
+# Where launchers put a process's number; the first that is set counts
 RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID", "NODE_RANK")
-"""Where launchers put a process's number; the first that is set counts."""
-
 _times: list[float] = []
 _state: dict[str, Any] = {"pid": None, "stage": None}
 

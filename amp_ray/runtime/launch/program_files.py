@@ -20,9 +20,8 @@ TRAINING_PARTS: Final = (
 """Of this package, sent to the hosts: what they run is what is installed here."""
 
 _DIGEST_LETTERS: Final = 12  # enough to tell versions of a file apart that a person has
-
+# Of this package: by which a user's program tells its iteration times
 METRIC_MODULE: Final = "runtime/launch/metric_helper.py"
-"""Of this package: by which a user's program tells its iteration times."""
 
 
 def source_files(parts: Iterable[str] = TRAINING_PARTS) -> dict[str, bytes]:

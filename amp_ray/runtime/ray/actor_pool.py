@@ -28,12 +28,10 @@ from amp_ray.runtime.study.pool import (
 from amp_ray.trials.outcome import Outcome, Unreachable
 
 _LOGGER = logging.getLogger(__name__)
-
+# For all actors, side by side: a new process takes 1 s, on a busy machine 10 s
 START_TIMEOUT_S: Final = 60.0
-"""For all actors, side by side: a new process takes 1 s, on a busy machine 10 s."""
-
+# For all groups, side by side: hosts that do not answer take a connection's time-out each
 SWEEP_TIMEOUT_S: Final = 120.0
-"""For all groups, side by side: hosts that do not answer take a connection's time-out each."""
 
 
 class ActorLostError(AmpRayError):

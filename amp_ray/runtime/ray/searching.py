@@ -19,9 +19,8 @@ from amp_ray.spec.candidate import AnyCandidate
 
 _LOGGER = logging.getLogger(__name__)
 RAY_PAYS_S: Final = 15.0  # remaining work from which Ray is worth its start and end, 4 to 8 s
-
+# The last so many candidates tell what the rest will take: candidates grow along the search
 NUM_SAMPLES: Final = 8
-"""The last so many candidates tell what the rest will take: candidates grow along the search."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,10 +26,8 @@ from amp_ray.trials.outcome import (
 from amp_ray.tuner.state import Trial, TunerState, record, reopen, start
 
 _HEADER_LINES = 1  # of a journal, before its events
-
+# Outcomes that tell what a strategy takes; a program that crashed may be mended
 _JUDGED = (Measured, OutOfMemory, TimedOut)
-"""Outcomes that tell what a strategy takes; a program that crashed may be mended."""
-
 _MOST_SHOWN = 40  # characters of a wrong value that a message shows
 
 

@@ -18,16 +18,12 @@ from amp_ray.runtime.study.lock import LOCK, StudyLock
 
 JOURNAL: Final = "journal.jsonl"
 TRIALS: Final = "trials"
-
+# Begins a line above the copy of the experiment file: a key that was set, as a JSON string
 CHANGE: Final = "# --set "
-"""Begins a line above the copy of the experiment file: a key that was set, as a JSON string."""
-
+# Of a header: what trials run. It may change until something has been measured.
 PROGRAM: Final = "program"
-"""Of a header: what trials run. It may change until something has been measured."""
-
+# What would lead a file's name elsewhere, or be taken for an option
 _NO_FILE_NAME: Final = re.compile(r"[/\\\0-\x1f\x7f]+|^[.~-]+")
-"""What would lead a file's name elsewhere, or be taken for an option."""
-
 _ID_BYTES: Final = 4  # of a study's name: two studies that meet on one host differ in it
 _MODE: Final = 0o700  # of a study's folder: logs and commands of trials are their owner's
 _MAX_NAMED: Final = 3  # files that a message names

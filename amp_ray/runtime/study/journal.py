@@ -17,9 +17,8 @@ from amp_ray.runtime.files import private
 from amp_ray.runtime.study.journal_lines import Body, Contents, encode, parse
 
 _COPIED_BYTES: Final = 1 << 20  # at once, when a damaged journal is set aside
-
+# What file systems answer that cannot synchronise a folder
 _NO_SYNC: Final = (errno.EINVAL, errno.EBADF, errno.ENOTSUP)
-"""What file systems answer that cannot synchronise a folder."""
 
 
 class JournalError(AmpRayError):

@@ -13,15 +13,13 @@ from amp_ray.runtime.study.events import now
 
 LOCK: Final = "lock"
 
+# A driver that has just taken the lock writes its name a moment later; until then that of the one
+# before may stand there
 _NUM_LOOKS: Final = 50
 _PAUSE_S: Final = 0.02
-"""A driver that has just taken the lock writes its name a moment later; until then that of the one
-before may stand there."""
-
 _MOST_BYTES: Final = 4096  # of a name; more is none of ours
-
+# Of ``/proc/PID/stat``, counted from the state, which follows the program's name in brackets
 _START_FIELD: Final = 19
-"""Of ``/proc/PID/stat``, counted from the state, which follows the program's name in brackets."""
 
 
 class StudyLock:

@@ -43,17 +43,13 @@ from amp_ray.tuner.state import TunerSettings, TunerState, begin
 
 _LOGGER = logging.getLogger(__name__)
 RESULT: Final = "result.json"  # in a study's folder: what ``tune --json`` gives
-
+# Makes a block in which no signal interrupts; see `interruption.Interruption`
 Steady = Callable[[], AbstractContextManager[None]]
-"""Makes a block in which no signal interrupts; see `interruption.Interruption`."""
-
 _DIGEST_LETTERS: Final = 12  # enough to tell tables apart that a person has
-
+# Of a key in YAML, quoted or plain, on one line
 _VALUE: Final = r"""("(?:[^"\\]|\\.)*"|'[^']*'|[^\s,}#][^,}#\n]*)"""
-"""Of a key in YAML, quoted or plain, on one line."""
-
+# Of a Ray that is started for trial actors alone: they wait, and ask for no CPU
 _ACTOR_CPUS: Final = 1
-"""Of a Ray that is started for trial actors alone: they wait, and ask for no CPU."""
 
 
 def begin_state(experiment: Experiment, space: Space, options: TuneOptions) -> TunerState:

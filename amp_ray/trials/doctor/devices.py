@@ -10,15 +10,12 @@ from amp_ray.trials.doctor.host_facts import HostReport
 from amp_ray.trials.doctor.software import Wanted
 from amp_ray.units import GIB, MIB
 
+# Less than any CUDA context takes: a process with less computes nothing (a display server)
 CONTEXT_BYTES: Final = 64 * MIB
-"""Less than any CUDA context takes: a process with less computes nothing (a display server)."""
-
+# A GPU with so much more memory than planned for is another board
 MUCH_MEMORY_FRACTION: Final = 1.25
-"""A GPU with so much more memory than planned for is another board."""
-
+# Of a GPU's memory; more than what the driver keeps for itself on any board
 USED_FRACTION: Final = 0.05
-"""Of a GPU's memory; more than what the driver keeps for itself on any board."""
-
 Gpu = Mapping[str, Any]
 
 

@@ -7,9 +7,8 @@ from typing import Any, Final, Literal
 
 from amp_ray.errors import printable
 
+# An error keeps trials from running or from meaning anything; a warning is worth reading
 Level = Literal["ok", "warning", "error"]
-"""An error keeps trials from running or from meaning anything; a warning is worth reading."""
-
 LEVELS: Final[tuple[Level, ...]] = ("ok", "warning", "error")  # from harmless to serious
 
 

@@ -9,9 +9,8 @@ from typing import Final
 from amp_ray.trials.doctor.findings import Finding, Level, shell_command
 from amp_ray.trials.doctor.host_facts import HostReport, HostSpec
 
+# Oldest Python that runs the package's own training program; the package needs the same
 TRAINING_PYTHON: Final = (3, 11)
-"""Oldest Python that runs the package's own training program; the package needs the same."""
-
 MIN_TORCH: Final = (2, 6)  # oldest torch that the training program is written for
 TESTED_DEEPSPEED: Final = "0.19.8"  # the version whose pipeline engine the training program knows
 

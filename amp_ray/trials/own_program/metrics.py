@@ -21,10 +21,8 @@ _ESCAPE: Final = re.compile(
 
 MAX_LINE: Final = 4096  # characters of a line that are searched: no metric stands behind them
 _MOST_STEP: Final = 2**53  # number of a step: up to here a float is exact
-
+# How torchrun's ``--tee`` and mpirun's ``--tag-output`` mark the lines of the ranks of a host
 _MARK: Final = re.compile(r"\[[\w,]++\](?:<std(?:out|err)>)?:")
-"""How torchrun's ``--tee`` and mpirun's ``--tag-output`` mark the lines of the ranks of a host."""
-
 _LOG: Final = re.compile(r"rank-(\d+)\.log")
 
 

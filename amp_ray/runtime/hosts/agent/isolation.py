@@ -13,9 +13,8 @@ from .processes import PR_SET_PDEATHSIG, libc
 
 CLONE_NEWNS, CLONE_NEWUSER, CLONE_NEWPID = 0x20000, 0x10000000, 0x20000000  # <linux/sched.h>
 MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REC, MS_SLAVE = 2, 4, 8, 0x4000, 0x80000  # <linux/mount.h>
-
+# As root, or as anybody; the user keeps its number either way
 WAYS = (CLONE_NEWPID | CLONE_NEWNS, CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNS)
-"""As root, or as anybody; the user keeps its number either way."""
 
 
 def isolate() -> str:

@@ -23,19 +23,16 @@ if TYPE_CHECKING:
     Facts = dict[str, Any]
 
 SMI_TIMEOUT_S = 20.0  # without persistence mode the driver takes seconds per GPU to wake up
+# Names come last: they may hold commas
 GPU_QUERY = ("index", "uuid", "memory.total", "memory.used", "name")
 PROCESS_QUERY = ("gpu_uuid", "pid", "used_memory", "process_name")
-"""Names come last: they may hold commas."""
-
 MIB = 2**20
 KIB = 1024
 
 GROUPS = Path("/proc/self/cgroup")
 CGROUPS = Path("/sys/fs/cgroup")
-
+# How folders of trials and of warm processes are called
 FOLDERS = re.compile(r"amp-ray-([\w.-]+-[0-9a-f]{8}|[0-9a-f]{16}-warm)")
-"""How folders of trials and of warm processes are called."""
-
 AGENT_TAG = re.compile(rb"amp-ray-[0-9a-f]{16}")
 
 

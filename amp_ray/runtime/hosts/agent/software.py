@@ -16,9 +16,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+# Of ``torch/version.py``, which says more than the wheel's metadata do
 VERSION_LINE = r"^{}\s*(?::[^=\n]*)?=\s*['\"]([^'\"]+)['\"]"
-"""Of ``torch/version.py``, which says more than the wheel's metadata do."""
-
 PACKAGES = ("torch", "deepspeed")
 
 

@@ -31,17 +31,15 @@ if TYPE_CHECKING:
 
 READ_BYTES = 64 * 1024
 DESCRIPTOR = struct.Struct("i")
-
+# In a variable of the warm process: its own folder, which goes with the agent
 OWN_FOLDER = "@AMP_RAY_FOLDER@"
-"""In a variable of the warm process: its own folder, which goes with the agent."""
-
+# An open one means a device context, which does not survive a fork
 DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
-"""An open one means a device context, which does not survive a fork."""
 
 
 MAX_DEATHS = 2  # of warm processes on a host; then ranks start afresh
-TAIL_BYTES = 4096
-TAIL_LINES = 5  # of what a warm process printed before it died
+# Of what a warm process printed before it died
+TAIL_BYTES, TAIL_LINES = 4096, 5
 SEND_LIMIT_S = 5.0  # for a request to be taken by the warm process, which only forks
 END_POLL_S = 0.02  # between the end of its messages and the kernel's word of its end
 LOCK_FILE = ".lock"

@@ -23,17 +23,14 @@ MARK = b"@amp-ray "
 
 FROM_CONTROLLER, FROM_AGENT = b"controller", b"agent"
 LINE_BYTES = 1024 * 1024  # of a line from an agent; a longer one ends the connection
-
+# Of a line from the controller, which names all files and all ranks of a trial
 COMMAND_BYTES = 64 * 1024 * 1024
-"""Of a line from the controller, which names all files and all ranks of a trial."""
-
 CHUNK_BYTES = 128 * 1024  # of a file in one message, before compression
 NAME_BYTES = 200  # of the name of a file that comes back
 _SAMPLE_BYTES = 8 * 1024
+# A sample that shrinks to less than this is worth compressing: zlib takes 20 ns for each byte that
+# it cannot compress
 _WORTH_FRACTION = 0.9
-"""A sample that shrinks to less than this is worth compressing: zlib takes 20 ns for each byte that
-it cannot compress."""
-
 TEXT_CHARACTERS = 2000  # of a text that is passed on to people
 _COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
 
