@@ -23,11 +23,10 @@ from amp_ray.cost.model import CostModel as OurCostModel
 from amp_ray.errors import InputError
 from amp_ray.report.explanation import explanation_view
 from amp_ray.report.variants import sweep_view
-from amp_ray.runtime.advice import advise
 from amp_ray.runtime.files import document_of
 from amp_ray.runtime.planning import OURS, Planned
 from amp_ray.runtime.ray.searching import Workers
-from amp_ray.runtime.variants import Variant, Variants, combinations_of, knee
+from amp_ray.runtime.variants import Variant, Variants, advise, combinations_of, knee
 from amp_ray.search.explanation import difference, link_records, stage_records
 from amp_ray.search.rows import SCHEMA, flat_row, row
 from amp_ray.spec.experiment import Experiment

@@ -30,7 +30,7 @@ from amp_ray.formats.programs.rows import csv_table, optuna_script
 from amp_ray.formats.programs.torchtitan import titan_config
 from amp_ray.formats.programs.trace import trace
 from amp_ray.runtime.files import write_text
-from amp_ray.runtime.metis_planning import published_profile
+from amp_ray.runtime.planning import published_profile
 from amp_ray.runtime.study.reading import ReadStudy, read_study
 from amp_ray.search.rows import flat_row
 from amp_ray.spec.experiment import Experiment

@@ -8,11 +8,12 @@ from typing import Any, Final
 
 from amp_ray.baselines.aceso2024.planner import Aceso2024Planner
 from amp_ray.baselines.amp2022.planner import Amp2022Planner
+from amp_ray.baselines.metis2024.planner import Metis2024Planner
 from amp_ray.calibration.intervals import with_intervals
 from amp_ray.cost.estimate import Estimate, Result
 from amp_ray.cost.model import CostModel
 from amp_ray.errors import InputError, placed
-from amp_ray.runtime.metis_planning import METIS_2024, make_metis_planner
+from amp_ray.formats.metis_export import publish
 from amp_ray.runtime.ray.searching import ALONE, AUTO, Workers, search_candidates
 from amp_ray.search.objective import on_cluster, sub_clusters
 from amp_ray.search.planner import AmpRayPlanner, Planner, evaluate
@@ -31,6 +32,7 @@ from amp_ray.search.wanted import MOST_GRID_DEVICES, NO_CANDIDATES, OptionalCand
 from amp_ray.spec import recompute
 from amp_ray.spec.candidate import AnyCandidate
 from amp_ray.spec.experiment import Experiment
+from amp_ray.spec.published_profile import PublishedProfile
 from amp_ray.spec.strategy import candidate_of
 from amp_ray.spec.strategy_file import Given
 
@@ -39,6 +41,42 @@ NUM_INTERVALS: Final = 20  # rows that tell how far their time may be off
 # The planner whose placements come from the order of the nodes: its space is the uniform one
 AMP_2022: Final = "amp-2022"
 ACESO_2024: Final = "aceso-2024"  # the planner whose stages are cut between operators
+
+
+METIS_2024 = "metis-2024"
+"""The planner whose stages have device groups of their own: its space is the heterogeneous one."""
+
+
+def make_metis_planner(experiment: Experiment) -> Metis2024Planner:
+    """Return the planner of an experiment by Metis's formulas."""
+    return Metis2024Planner(experiment=experiment, published=published_profile(experiment))
+
+
+def published_profile(experiment: Experiment) -> PublishedProfile:
+    """Return an experiment's profile as Metis has it.
+
+    Where it is not one of Metis's, it says what its profiler would have measured.
+    """
+    if experiment.profile.published is not None:
+        return experiment.profile.published
+    try:
+        return publish(experiment, sizes=metis_sizes(experiment.global_batch_size))
+    except ValueError as error:
+        raise InputError(str(error)) from error
+
+
+def metis_sizes(global_batch_size: int) -> tuple[int, ...]:
+    """Return the micro-batch sizes that its formulas look up for a batch.
+
+    Stages of one device type need divisors of the batch, mixed ones powers of two.
+
+    Example:
+        >>> metis_sizes(12)
+        (1, 2, 3, 4, 6, 8, 12)
+    """
+    divisors = {size for size in range(1, global_batch_size + 1) if global_batch_size % size == 0}
+    powers = {1 << digit for digit in range(global_batch_size.bit_length())}
+    return tuple(sorted(divisors | powers))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,20 +19,13 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final, Self
 
 from amp_ray.testing import _namespaces as namespaces
-from amp_ray.testing._host_files import (
-    CONTROLLER_ADDRESS,
-    HOME,
-    SSH_PORT,
-    host_address,
-    write_files,
-)
-from amp_ray.testing._quota import CpuQuota
+from amp_ray.testing._namespaces import generate_key
 from amp_ray.units import BITS_PER_BYTE, MIB
 
 _READY_TIMEOUT_S: Final = 20.0
@@ -66,6 +59,142 @@ mount --bind "$2/hosts" /etc/hosts
 mount --bind "$2/passwd" /etc/passwd
 exec /usr/sbin/sshd -D -e -f "$2/sshd_config"
 """
+
+
+# Shorter than the kernel's default, so that short steps see the quota too
+_PERIOD_US: Final = 20_000
+# Weight of one task's group in each version; the whole cluster runs about one task per core
+_DEFAULT_SHARES: Final = {1: 1024, 2: 100}
+_MOST_SHARES: Final = {1: 262_144, 2: 10_000}  # what the kernel accepts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CpuQuota:
+    """A group of groups, one per host."""
+
+    version: int  # of the cgroup file system; 0 where none can be used
+    folder: str | None  # the common parent; None where none can be used
+    reason: str | None  # why not, or None
+
+    @classmethod
+    def create(cls, name: str, weight: int = 1) -> Self:
+        """Make the parent group, if this machine lets us.
+
+        ``weight`` counts against one busy program per core.
+        """
+        root = Path("/sys/fs/cgroup")
+        version = 2 if (root / "cgroup.controllers").exists() else 1
+        folder = root / name if version == 2 else root / "cpu" / name  # noqa: PLR2004
+        try:
+            folder.mkdir()
+            _prepare(folder, version, weight)
+        except OSError as error:
+            if folder.is_dir():
+                folder.rmdir()
+            return cls(version=0, folder=None, reason=f"no CPU controller: {error}")
+        return cls(version=version, folder=str(folder), reason=None)
+
+    def add(self, host: str) -> str | None:
+        """Make the group of a host; return its folder, or None where there are no quotas."""
+        if self.folder is None:
+            return None
+        group = Path(self.folder) / host
+        group.mkdir()
+        return str(group)
+
+    def limit(self, host: str, cores: float | None) -> None:
+        """Set the quota of a host."""
+        if self.folder is None:
+            raise RuntimeError(self.reason)
+        quota = None if cores is None else int(cores * _PERIOD_US)
+        group = Path(self.folder) / host
+        if self.version == 1:
+            (group / "cpu.cfs_period_us").write_text(str(_PERIOD_US), encoding="ascii")
+            text = "-1" if quota is None else str(quota)
+            (group / "cpu.cfs_quota_us").write_text(text, encoding="ascii")
+        else:
+            text = f"{'max' if quota is None else quota} {_PERIOD_US}"
+            (group / "cpu.max").write_text(text, encoding="ascii")
+
+
+def _prepare(folder: Path, version: int, weight: int) -> None:
+    """Give the parent its weight and, in version 2, hand the controller down."""
+    shares = _DEFAULT_SHARES[version] * (os.cpu_count() or 1) * weight
+    text = str(min(shares, _MOST_SHARES[version]))
+    if version == 1:
+        (folder / "cpu.shares").write_text(text, encoding="ascii")
+        return
+    for group in (folder.parent, folder):
+        (group / "cgroup.subtree_control").write_text("+cpu", encoding="ascii")
+    (folder / "cpu.weight").write_text(text, encoding="ascii")
+
+
+# Of the bridge, in a namespace of its own: it cannot clash with a real network
+CONTROLLER_ADDRESS: Final = "10.77.0.1"
+SSH_PORT: Final = 22  # of every host, each in its own network namespace
+HOME: Final = "/run/home"  # of root on every host, on its private disk
+
+_SSHD_CONFIG: Final = """
+Port {port}
+HostKey "{folder}/host_key"
+AuthorizedKeysFile "{keys}"
+PidFile none
+StrictModes no
+UsePAM no
+UseDNS no
+PrintMotd no
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+PermitRootLogin prohibit-password
+MaxStartups 100:30:200
+MaxSessions 100
+ClientAliveInterval 2
+ClientAliveCountMax 3
+SetEnv TMPDIR=/run/tmp
+Subsystem sftp internal-sftp
+"""
+
+
+def host_address(number: int) -> str:
+    """Return the address of a host, counted from 1, in the network 10.77.0.0/16."""
+    third, fourth = divmod(10 + number, 250)
+    return f"10.77.{third}.{fourth}"
+
+
+def write_files(folder: Path, addresses: Mapping[str, str]) -> None:
+    """Write keys and names of a cluster, and a folder for each host, by the hosts' addresses."""
+    generate_key(folder / "identity", "amp-ray-test")
+    shutil.copy(folder / "identity.pub", folder / "authorized_keys")
+    known = []
+    for name, address in addresses.items():
+        own = folder / name
+        own.mkdir()
+        generate_key(own / "host_key", name)
+        key = (own / "host_key.pub").read_text(encoding="ascii").split()
+        known.append(f"{name},{address} {key[0]} {key[1]}\n")
+        (own / "hosts").write_text(_hosts(name, addresses), encoding="ascii")
+        (own / "passwd").write_text(_passwd(), encoding="utf-8")
+        keys = folder / "authorized_keys"
+        config = _SSHD_CONFIG.format(port=SSH_PORT, folder=own, keys=keys)
+        (own / "sshd_config").write_text(config, encoding="utf-8")
+    (folder / "known_hosts").write_text("".join(known), encoding="ascii")
+
+
+def _hosts(name: str, addresses: Mapping[str, str]) -> str:
+    lines = ["127.0.0.1 localhost", f"{CONTROLLER_ADDRESS} controller"]
+    lines += [f"{address} {other}" for other, address in addresses.items()]
+    # Debian's own habit, and a trap for whoever resolves a host's name on that host.
+    lines.append(f"127.0.1.1 {name}")
+    return "\n".join(lines) + "\n"
+
+
+def _passwd() -> str:
+    """Return this machine's users, root with another home."""
+    lines = Path("/etc/passwd").read_text(encoding="utf-8").splitlines()
+    users = [line.split(":") for line in lines]
+    return "".join(
+        ":".join([*user[:5], HOME, user[6]] if user[0] == "root" else user) + "\n" for user in users
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

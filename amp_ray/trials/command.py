@@ -10,12 +10,14 @@ from amp_ray.errors import InputError
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import Strategy
 from amp_ray.spec.strategy_json import strategy_to_json
-from amp_ray.trials.ds_config import NO_CLIPPING, ds_config, slices_transfers
 from amp_ray.trials.job_file import (
     ENVIRONMENT,
     JOB_FILE,
+    NO_CLIPPING,
     THREADS_VARIABLE,
+    ds_config,
     shape_to_json,
+    slices_transfers,
     torch_device,
 )
 from amp_ray.trials.launch import (

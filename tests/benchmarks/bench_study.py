@@ -21,7 +21,7 @@ from amp_ray.__main__ import main as main_command
 from amp_ray.runtime.files import load_experiment
 from amp_ray.runtime.study import events as study_events
 from amp_ray.runtime.study.folder import JOURNAL, open_study
-from amp_ray.runtime.study.journal_lines import encode
+from amp_ray.runtime.study.journal import encode
 from amp_ray.runtime.study.pool import Task
 from amp_ray.runtime.study.space import TuneOptions
 from amp_ray.runtime.study.tuning import Tuning, begin_state, prepare, study_header

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from amp_ray.errors import AmpRayError
 from amp_ray.runtime.files import load_experiment
-from amp_ray.runtime.study.journal_lines import encode
+from amp_ray.runtime.study.journal import encode
 from amp_ray.runtime.study.space import TuneOptions
 from amp_ray.runtime.study.tuning import Tuning, prepare
 from amp_ray.tuner.bounded_predictor import BoundedPredictor

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from amp_ray.errors import InputError
-from amp_ray.runtime.study.journal_lines import encode, parse
+from amp_ray.runtime.study.journal import encode, parse
 
 _PLAIN = (
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)

@@ -7,8 +7,8 @@ import secrets
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -16,7 +16,6 @@ from amp_ray.errors import HostError, InputError, printable
 from amp_ray.runtime.hosts.host import Host
 from amp_ray.runtime.hosts.link import AgentLink, AgentSettings
 from amp_ray.runtime.hosts.messages import Inbox, Message
-from amp_ray.runtime.hosts.sweep import Leftover, sweep_host, sweep_trials
 from amp_ray.runtime.study.pool import InterruptedTrialError
 from amp_ray.trials.launch import WarmUp
 
@@ -59,6 +58,90 @@ _MS_PER_S: Final = 1000
 _OWNER_BYTES: Final = 4
 
 _T = TypeVar("_T")
+
+
+_SWEEP_TIMEOUT_S: Final = 15.0  # more than an agent waits for a process that hangs in the kernel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leftover:
+    """What a lost agent may have left on a host."""
+
+    tag: str
+    folder: str
+
+    @property
+    def folders(self) -> list[str]:
+        """Names of the trial's folder and of the warm process's."""
+        return [self.folder, f"{self.tag}-warm"]
+
+
+def sweep_host(host: Host, settings: AgentSettings, leftovers: Iterable[Leftover]) -> list[str]:
+    """Sweep a host with an agent of its own.
+
+    Returns the processes that would not go, each described; empty after a verified sweep.
+    """
+    with _Sweeper.on(host, settings) as sweeper:
+        return [
+            process
+            for leftover in leftovers
+            for process in sweeper.ask(tag=leftover.tag, base=settings.base, names=leftover.folders)
+        ]
+
+
+def sweep_trials(host: Host, settings: AgentSettings, trial_ids: Sequence[str]) -> list[str]:
+    """Sweep a host of all attempts at some trials, whichever controller made them.
+
+    Their agents are known by no tag any more; folders carry the trials' names, and processes the
+    folders'. No other process and no other folder is touched. Returns the processes that would not
+    go, each described; empty after a verified sweep.
+    """
+    with _Sweeper.on(host, settings) as sweeper:
+        return sweeper.ask(tag=None, base=settings.base, trials=[*trial_ids])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sweeper:
+    """An agent that only sweeps."""
+
+    link: AgentLink
+    inbox: queue.SimpleQueue[Message]
+
+    @classmethod
+    @contextlib.contextmanager
+    def on(cls, host: Host, settings: AgentSettings) -> "Iterator[_Sweeper]":
+        """Start it on a host, and end it."""
+        host.connect()
+        inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        # Without isolation: from inside a PID namespace the lost processes cannot be seen.
+        outside = replace(settings, isolate=False)
+        link = AgentLink(host, outside, lambda _tag, message: inbox.put(message))
+        problem = link.why_not_started(min(settings.start_timeout_s, 2 * _SWEEP_TIMEOUT_S))
+        if problem:
+            link.close()
+            raise HostError(f"{host.name}: {problem}")
+        try:
+            yield cls(link=link, inbox=inbox)
+        except BaseException:
+            link.close()  # who does not answer need not be waited for
+            raise
+        link.close()
+        link.wait(settings.grace_s + settings.lease_s)
+
+    def ask(self, **what: Any) -> list[str]:  # noqa: ANN401 - JSON
+        """Have it sweep, and wait for what is left."""
+        self.link.send(kind="sweep", **what)
+        deadline = time.monotonic() + _SWEEP_TIMEOUT_S
+        message: Message = {"kind": "none"}
+        while message["kind"] != "swept":
+            with contextlib.suppress(queue.Empty):
+                message = self.inbox.get(timeout=_POLL_S)
+            if time.monotonic() > deadline or not self.link.is_reading:
+                message = {"kind": "lost", "text": "no answer to a sweep"}
+            if message["kind"] == "lost":
+                raise HostError(f"{self.link.host.name}: {message['text']}")
+        left: list[str] = message["left"]
+        return left
 
 
 class Agents:

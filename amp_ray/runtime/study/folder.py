@@ -12,8 +12,7 @@ from typing import Any, Final
 from amp_ray.calibration.fingerprint import describe_differences
 from amp_ray.errors import AmpRayError, InputError, Where, placed
 from amp_ray.runtime.files import private, write_text
-from amp_ray.runtime.study.journal import Journal, sync_folder
-from amp_ray.runtime.study.journal_lines import Body
+from amp_ray.runtime.study.journal import Body, Journal, sync_folder
 from amp_ray.runtime.study.lock import LOCK, StudyLock
 
 JOURNAL: Final = "journal.jsonl"

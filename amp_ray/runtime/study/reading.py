@@ -1,6 +1,7 @@
-"""What a study's folder tells when nobody drives it."""
+"""What a study's folder tells: its result and experiment, or what its journal says meanwhile."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -9,7 +10,10 @@ from typing import Any
 from amp_ray.errors import InputError, Where, placed
 from amp_ray.runtime.calibrating import with_calibration
 from amp_ray.runtime.files import ExperimentFiles, read_text
-from amp_ray.runtime.study.folder import CHANGE, TRIALS
+from amp_ray.runtime.study.folder import CHANGE, JOURNAL, TRIALS
+from amp_ray.runtime.study.journal import parse
+from amp_ray.runtime.study.result import ENDINGS
+from amp_ray.search.rows import SCHEMA
 from amp_ray.spec.build import build_experiment
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.json_text import parse_json
@@ -85,3 +89,65 @@ def read_study(folder: Path, changes: tuple[str, ...] = ()) -> ReadStudy:
     document = with_changes(parse_yaml(text, file=str(copy)), (*own, *changes))
     experiment = build_experiment(document, ExperimentFiles(base=base))
     return ReadStudy(folder=folder, experiment=experiment, result=result)
+
+
+def study_state(folder: Path) -> dict[str, Any]:
+    """Return the object of ``show --json``.
+
+    Trials stand in the order of their numbers; one that has not ended has the outcome null, and
+    ``running`` says whether an attempt of it is at work as far as the journal knows.
+    """
+    path = folder / JOURNAL
+    where = Where(file=str(path))
+    try:
+        with path.open("rb") as lines:
+            bodies = parse(lines, file=str(path)).bodies
+    except OSError as error:
+        message = f"no study can be read here: {error.strerror}; name the folder that tune made"
+        raise InputError(message, where=where) from error
+    if not bodies or bodies[0].get("event") != "study":
+        raise InputError("the study has not begun: its journal has no header", where=where)
+    header, trials = bodies[0], dict[int, dict[str, Any]]()
+    ending, last = None, header
+    for event in bodies[1:]:
+        last = event
+        _take(event, trials)
+        ending = event.get("ending") if event["event"] == "stopped" else None
+    measured = [trial for trial in trials.values() if trial["measured_s"] is not None]
+    best = min(measured, key=lambda trial: float(trial["measured_s"]), default=None)
+    return {
+        "schema": SCHEMA,
+        "study": str(folder),
+        "experiment": header.get("experiment"),
+        "backend": header.get("backend"),
+        "ending": ending,
+        "ending_text": ENDINGS.get(ending) if ending else None,
+        "last_event_at": last.get("at"),
+        "seconds": last.get("seconds"),
+        "best": None if best is None else best["number"],
+        "trials": [trials[number] for number in sorted(trials)],
+    }
+
+
+def _take(event: Mapping[str, Any], trials: dict[int, dict[str, Any]]) -> None:
+    """Apply one event; kinds that say nothing of a trial are of no consequence."""
+    kind, number = event["event"], event.get("number")
+    told = ("outcome", "measured_s", "spread_s", "reason")
+    if kind == "started" and isinstance(number, int):
+        keys = ("strategy", "predicted_s", "repeats", "chosen", "group")
+        trials[number] = {
+            "number": number,
+            **{key: event.get(key) for key in keys},
+            **dict.fromkeys(told),
+            "running": True,
+            "started_at": event.get("at"),
+        }
+    elif kind == "interrupted" and number in trials:
+        trials[number]["running"] = False
+    elif kind == "ended" and number in trials:
+        trials[number] |= {key: event.get(key) for key in told} | {"running": False}
+    elif kind in {"stopped", "resumed"}:
+        for trial in trials.values():
+            trial["running"] = False
+        for again in (event.get("alike") or {}).get("numbers", ()):
+            trials[again] |= dict.fromkeys(told)

@@ -1,6 +1,6 @@
 """A user's own training program as a trial: its commands, its files, and how it is read."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import Final
@@ -12,6 +12,8 @@ from amp_ray.spec.strategy import Strategy
 from amp_ray.trials.job_file import ENVIRONMENT
 from amp_ray.trials.launch import (
     FOLDER,
+    MASTER_ADDRESS,
+    MASTER_PORT,
     RESULT_FILE,
     Launch,
     Place,
@@ -20,7 +22,15 @@ from amp_ray.trials.launch import (
     placement,
     rank_commands,
 )
-from amp_ray.trials.own_program.files import LOG_FILES, file_names, generated_files
+from amp_ray.trials.own_program.files import (
+    DS_CONFIG_FILE,
+    HOSTFILE,
+    LOG_FILES,
+    STRATEGY_FILE,
+    file_names,
+    generated_files,
+)
+from amp_ray.trials.own_program.megatron_flags import megatron_flags, stage_blocks
 from amp_ray.trials.own_program.metric_files import METRIC_FILES, read_told
 from amp_ray.trials.own_program.metrics import LogReader, formats_of, read_logs, words_of
 from amp_ray.trials.own_program.placeholders import (
@@ -30,13 +40,121 @@ from amp_ray.trials.own_program.placeholders import (
     fill_text,
     names_in,
 )
-from amp_ray.trials.own_program.values import NOT_PER_NODE, command_values, strategy_values
 from amp_ray.trials.result import Measurement, MissingRankError, Reader
 from amp_ray.trials.runtime_strategy import describe
 from amp_ray.trials.steps import check_total
 
 TRIAL_VARIABLE: Final = "AMP_RAY_TRIAL_ID"
 RANKS_PER_STAGE_VARIABLE: Final = "AMP_RAY_RANKS_PER_STAGE"
+
+
+NOT_PER_NODE: Final = ("rank", "local_rank")  # a command that starts several ranks is none of them
+
+
+def _each_has(strategy: Strategy) -> int | None:
+    """Return the samples of every replica; where stages have shares, they may differ."""
+    shared = any(stage.shares is not None for stage in strategy.stages)
+    return None if shared else strategy.micro_batch_size
+
+
+_FOR_ALL: Final[dict[str, Callable[[Strategy], object]]] = {
+    "tp": lambda strategy: strategy.tp,
+    "dp": lambda strategy: strategy.dp,
+    "recompute": lambda strategy: strategy.recompute,
+    "micro_batch_size": _each_has,
+}
+"""What stages may differ in; None where they do."""
+
+
+def strategy_values(
+    experiment: Experiment, strategy: Strategy, *, no_ds_config: str | None = None
+) -> Values:
+    """Return everything that is the same for all commands of a trial."""
+    found = {name: read(strategy) for name, read in _FOR_ALL.items()}
+    missing = {
+        name: "the stages of this strategy differ in it; read the file {strategy}"
+        for name, value in found.items()
+        if value is None
+    }
+    texts = {name: str(value) for name, value in found.items() if value is not None}
+    several: dict[str, tuple[str, ...]] = {}
+    try:
+        several["megatron_flags"] = megatron_flags(experiment, strategy)
+    except ValueError as error:
+        missing["megatron_flags"] = str(error)
+    if no_ds_config is not None:
+        missing["ds_config"] = no_ds_config
+    return Values(
+        texts={
+            **texts,
+            **_experiment_texts(experiment),
+            **_shape_texts(experiment, strategy),
+            "ds_config": f"{FOLDER}/{DS_CONFIG_FILE}",
+            "hostfile": f"{FOLDER}/{HOSTFILE}",
+            "strategy": f"{FOLDER}/{STRATEGY_FILE}",
+            "trial_dir": FOLDER,
+            "master_addr": MASTER_ADDRESS,
+            "master_port": MASTER_PORT,
+        },
+        several=several,
+        missing=missing,
+    )
+
+
+def command_values(command: RankCommand) -> Values:
+    """Return what differs between the commands of a trial."""
+    variables = {
+        "rank": "RANK",
+        "local_rank": "LOCAL_RANK",
+        "world_size": "WORLD_SIZE",
+        "node_rank": "NODE_RANK",
+        "num_nodes": "NNODES",
+        "slots_per_node": "LOCAL_WORLD_SIZE",
+    }
+    own = command.environment
+    return Values(
+        texts={name: own[variable] for name, variable in variables.items() if variable in own},
+        missing=dict.fromkeys(NOT_PER_NODE, "one command starts all ranks of a node")
+        if command.slots
+        else {},
+    )
+
+
+def _experiment_texts(experiment: Experiment) -> dict[str, str]:
+    """Return what no strategy changes."""
+    trials, shape = experiment.trials, experiment.model.shape
+    values: dict[str, object] = {
+        "num_layers": experiment.model.num_layers,
+        "num_blocks": len(experiment.model.indices("block")),
+        "zero_stage": experiment.zero_stage,
+        "precision": experiment.precision,
+        "hidden_size": shape.hidden_size,
+        "num_heads": shape.num_heads,
+        "sequence_length": shape.sequence_length,
+        "vocab_size": shape.vocab_size,
+        "steps": trials.num_steps,
+        "warmup_steps": trials.num_warmup_steps,
+        "total_steps": trials.num_warmup_steps + trials.num_steps,
+    }
+    return {name: str(value) for name, value in values.items()}
+
+
+def _shape_texts(experiment: Experiment, strategy: Strategy) -> dict[str, str]:
+    values: dict[str, object] = {
+        "pp": strategy.pp,
+        "num_micro_batches": strategy.num_micro_batches,
+        "gradient_accumulation_steps": strategy.num_micro_batches,
+        "global_batch_size": strategy.global_batch_size,
+    }
+    lists = {
+        "bounds": strategy.bounds,
+        "stage_layers": [stage.end_layer - stage.first_layer for stage in strategy.stages],
+        "stage_blocks": stage_blocks(experiment.model, strategy.bounds),
+    }
+    return {
+        **{name: str(value) for name, value in values.items()},
+        **{name: ",".join(map(str, entries)) for name, entries in lists.items()},
+    }
 
 
 def program_launch(

@@ -23,8 +23,7 @@ from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import StageOptions, Strategy
 from amp_ray.trials.command import WARM_MODULES
-from amp_ray.trials.ds_config import ds_config
-from amp_ray.trials.job_file import shape_to_json
+from amp_ray.trials.job_file import ds_config, shape_to_json
 from amp_ray.trials.outcome import Crashed, Measured, Outcome
 from support.experiments import experiment_from
 

@@ -5,7 +5,7 @@ import pytest
 from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.strategy import StageOptions, Strategy
 from amp_ray.spec.zero import Zero
-from amp_ray.trials.ds_config import ds_config
+from amp_ray.trials.job_file import ds_config
 from support.experiments import small_experiment
 
 CANDIDATE = Candidate(

@@ -8,9 +8,8 @@ from amp_ray.search.ranking import Ranking
 from amp_ray.spec.experiment import Experiment
 from amp_ray.tuner.belief import Belief
 from amp_ray.tuner.bounded_predictor import BoundedPredictor
-from amp_ray.tuner.explore import expected_gain, explore
 from amp_ray.tuner.knowledge import learn
-from amp_ray.tuner.policy import next_trials
+from amp_ray.tuner.policy import expected_gain, explore, next_trials
 from amp_ray.tuner.state import TunerSettings, TunerState, begin, record, start
 from support.replaying import measured, out_of_memory
 

@@ -10,8 +10,14 @@ from typing import Any
 import pytest
 
 from amp_ray.errors import InputError
-from amp_ray.runtime.study.journal import Journal, JournalError, sync_folder
-from amp_ray.runtime.study.journal_lines import Contents, encode, parse
+from amp_ray.runtime.study.journal import (
+    Contents,
+    Journal,
+    JournalError,
+    encode,
+    parse,
+    sync_folder,
+)
 
 EVENTS: list[dict[str, Any]] = [
     {"event": "study", "experiment": "größe"},

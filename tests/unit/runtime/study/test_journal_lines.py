@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from amp_ray.errors import InputError
-from amp_ray.runtime.study.journal_lines import encode, parse
+from amp_ray.runtime.study.journal import encode, parse
 
 EVENTS: list[dict[str, Any]] = [
     {"event": "study", "experiment": "größe"},

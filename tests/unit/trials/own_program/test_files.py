@@ -8,7 +8,7 @@ from amp_ray.spec.cluster import Cluster
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import Stage, StageOptions, Strategy
 from amp_ray.spec.strategy_json import strategy_from_json
-from amp_ray.trials.ds_config import ds_config
+from amp_ray.trials.job_file import ds_config
 from amp_ray.trials.own_program.files import file_names, generated_files
 from support.experiments import small_experiment
 

@@ -8,7 +8,7 @@ from amp_ray.spec.strategy import Stage, StageOptions, Strategy
 from amp_ray.spec.traits import RUNTIMES
 from amp_ray.trials.launch import FOLDER, MASTER_ADDRESS, MASTER_PORT, node_commands, rank_commands
 from amp_ray.trials.own_program.placeholders import PLACEHOLDERS, SEVERAL
-from amp_ray.trials.own_program.values import command_values, strategy_values
+from amp_ray.trials.own_program.program import command_values, strategy_values
 from support.experiments import small_experiment
 
 PLACES = [("b", 1), ("b", 0), ("a", 0)]
