@@ -57,10 +57,7 @@ def order_by_effect(slopes: FloatArray, names: Sequence[str], most: int) -> list
 
 
 def identified(covariance: FloatArray, names: Sequence[str]) -> FloatArray:
-    """Return the share of each constant's prior uncertainty that the trials leave.
-
-    The covariance is the posterior, shape ``(num_names, num_names)``.
-    """
+    """Return the share of each prior uncertainty that a posterior covariance leaves."""
     shares: FloatArray = np.sqrt(np.diag(covariance)) / prior_sigma(names)
     return shares
 

@@ -104,10 +104,7 @@ class MemoryFit:
 
 
 def fit_memory(problem: MemoryProblem) -> MemoryFit:
-    """Find the most probable parameters by Newton's method with damped steps.
-
-    The error is learnt as for times where peaks were measured, else it stays.
-    """
+    """Find the most probable parameters by damped Newton steps; peaks tell the error, too."""
     values, error = np.zeros(len(problem.prior_sigma)), problem.prior_error
     for _ in range(_MAX_ROUNDS):
         before = np.append(values, error)
@@ -202,10 +199,7 @@ class MemoryTrials:
         return fit_memory(self._problem(names))
 
     def choose(self, most: int) -> tuple[tuple[str, ...], MemoryFit, dict[str, str]]:
-        """Fit at most as many constants as these trials can tell, and as there are trials.
-
-        With names and fit comes the reason why others were dropped, by name.
-        """
+        """Fit at most as many constants as these trials can tell; say why others were dropped."""
         names = list(MEMORY_CONSTANTS[: min(most, len(self.observations))])
         dropped: dict[str, str] = {}
         while True:

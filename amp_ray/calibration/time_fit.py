@@ -180,10 +180,7 @@ class TimeTrials:
         return start
 
     def left_out_times(self, found: TimeFit) -> list[float]:
-        """Predict the seconds of every trial by a calibration that has not seen it.
-
-        The fits use the linear model around the mode of all trials; the predictions are exact.
-        """
+        """Predict every trial without itself, in s, by the linear model around the mode."""
         times = []
         for index, plan in enumerate(self.plans):
             fit = fit_linear(found.problem.without(index))

@@ -112,10 +112,7 @@ def load_experiment(
 def experiment_from_values(
     values: Mapping[str, Any], hostfile: Path | None = None, changes: Sequence[str] = ()
 ) -> Experiment:
-    """Build an experiment from the keys of an experiment file, as plain values.
-
-    Files that it names are looked for in the current folder.
-    """
+    """Build an experiment from plain values; its files are looked for in the current folder."""
     return _built(document_of(values, changes), Path(), hostfile)
 
 

@@ -53,10 +53,7 @@ def make_metis_planner(experiment: Experiment) -> Metis2024Planner:
 
 
 def published_profile(experiment: Experiment) -> PublishedProfile:
-    """Return an experiment's profile as Metis has it.
-
-    Where it is not one of Metis's, it says what its profiler would have measured.
-    """
+    """Return an experiment's profile as Metis has it, or as its profiler would measure it."""
     if experiment.profile.published is not None:
         return experiment.profile.published
     try:
@@ -314,10 +311,7 @@ def _least_bound_s(ranking: Ranking) -> float | None:
 
 
 def score_given(planner: Planner, given: Sequence[Given]) -> list[Result]:
-    """Estimate the strategies that a user names.
-
-    Returns results in the same order.
-    """
+    """Estimate the strategies that a user names, in their order."""
     results = []
     for entry in given:
         if entry.strategy is not None and isinstance(planner, Amp2022Planner):

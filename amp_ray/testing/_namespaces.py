@@ -25,10 +25,7 @@ class Process:
 
 @contextlib.contextmanager
 def network_of(pid: int) -> Iterator[None]:
-    """Move this thread into the network namespace of a process, and back at the end.
-
-    Threads and processes that are started meanwhile stay there.
-    """
+    """Move this thread, and what it starts, into the network of a process, and back at the end."""
     with (
         Path("/proc/thread-self/ns/net").open("rb") as before,
         Path(f"/proc/{pid}/ns/net").open("rb") as wanted,

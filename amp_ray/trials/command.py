@@ -47,10 +47,7 @@ LAUNCHER_MODULE: Final = "deepspeed.launcher.launch"
 def deepspeed_commands(
     program: Sequence[str], placement: Sequence[Place]
 ) -> tuple[RankCommand, ...]:
-    """Start a module with DeepSpeed's launcher, once per host.
-
-    Returns one command per host. Ranks are numbered as ``launch_order`` says, not as the placement.
-    """
+    """Start a module with DeepSpeed's launcher, once per host; ranks are as in ``launch_order``."""
     python, *rest = program
     world = {host: list(slots) for host, slots in slots_by_host(placement).items()}
     info = base64.urlsafe_b64encode(json.dumps(world).encode()).decode()
@@ -152,10 +149,7 @@ def trial_problem(experiment: Experiment, strategy: Strategy) -> str | None:
 
 
 def trial_warm_up(experiment: Experiment, python: str) -> WarmUp | None:
-    """Return what may be imported before a trial; None where every rank starts afresh.
-
-    Only what others wrote is: the program's own files come with each trial.
-    """
+    """Return what others wrote and may be imported before; None where every rank starts afresh."""
     trials = experiment.trials
     if not trials.warm or trials.program is not None or trials.launcher != "agent":
         return None

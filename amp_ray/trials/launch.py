@@ -231,10 +231,7 @@ Place = tuple[str, int]  # host and slot
 def placement(
     experiment: Experiment, strategy: Strategy, hosts: Sequence[str]
 ) -> tuple[Place, ...]:
-    """Return host and slot of every rank.
-
-    On one machine that plays all hosts, slots are numbered through, over all groups of hosts.
-    """
+    """Return host and slot of every rank; on one machine slots are numbered through all groups."""
     cluster, trials = experiment.cluster, experiment.trials
     if len(hosts) != len(cluster.nodes):
         raise InputError(

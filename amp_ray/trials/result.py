@@ -87,10 +87,7 @@ class AllFiles(Mapping[str, bytes]):
 
 
 def read_result(files: Mapping[str, bytes], trial_id: str) -> Measurement:
-    """Read ``result.json``.
-
-    A result with another ``trial_id`` is refused.
-    """
+    """Read ``result.json``, of this trial and no other."""
     if RESULT_FILE not in files:
         raise ValueError(f"the program ended without writing {RESULT_FILE}")
     record = parse_object(RESULT_FILE, files[RESULT_FILE], RESULT_KEYS)

@@ -91,11 +91,7 @@ def describe(strategy: Strategy) -> str:
 
 
 def runtime_bounds(model: Model, bounds: Sequence[int]) -> tuple[int, ...]:
-    """Return bounds in the training program's list of layers.
-
-    Returns ``(0, ..., number of the program's layers)``; two may be equal where nothing of a stage
-    is left.
-    """
+    """Return bounds in the program's layers; two are equal where nothing of a stage is left."""
     firsts = _first_entries(model)
     return tuple(sum(entry < bound for entry in firsts) for bound in bounds)
 

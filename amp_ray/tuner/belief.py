@@ -76,10 +76,7 @@ def time_covariance(
 
 
 def degrees_of_freedom(calibration: Calibration | None) -> float:
-    """Return how many trials the scale of the errors rests on.
-
-    The prior's scale counts as `PRIOR_TRIALS` trials; each fitted constant of time uses one up.
-    """
+    """Count the trials that errors rest on: prior and measured ones, less fitted constants."""
     if calibration is None:
         return float(PRIOR_TRIALS)
     fitted = sum(constant.name in calibration.time_constants for constant in calibration.constants)
@@ -132,10 +129,7 @@ class Chances:
         return float(np.minimum(sums, 1.0) @ weights)
 
     def bound_s(self, highest_s: float, chance: float) -> float:
-        """Return the longest time that any candidate undercuts with at most this chance.
-
-        At most ``highest_s``.
-        """
+        """Return the longest time that any undercuts with this chance, up to ``highest_s``."""
         if not len(self.log_mean) or self.any_below(highest_s) <= chance:
             return highest_s
         low = float(self.log_mean.min() - _FARTHEST * self.sigma.max())
@@ -150,10 +144,7 @@ class Chances:
 
     @cached_property
     def _scales(self) -> tuple[FloatArray, FloatArray]:
-        """Return scales by which errors may be smaller than thought, with their weights.
-
-        The square of the scale is chi-squared over its degrees of freedom.
-        """
+        """Return scales by which errors may be smaller, chi-squared, with their weights."""
         degrees = self.degrees
         deviation = 1.0 / math.sqrt(2.0 * degrees)
         logs = np.linspace(_LOWEST * deviation, _HIGHEST * deviation, _NUM_SCALES)

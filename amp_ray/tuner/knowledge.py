@@ -47,10 +47,7 @@ class Knowledge:
         return self.experiment.constants.time_error
 
     def sigma(self, index: int) -> float:
-        """Return the lognormal sigma of one candidate's predicted time, as the model says.
-
-        A candidate whose error was not worked out gets the largest of the others.
-        """
+        """Return the lognormal sigma of a predicted time; the largest where none is known."""
         if index in self.belief.indices:
             return float(self.belief.sigma[self.belief.indices.index(index)])
         return float(self.belief.sigma.max(initial=self.time_error))
@@ -79,11 +76,7 @@ class Knowledge:
         return tuple(index for index in self.untested() if self.estimates[index].feasible)
 
     def chances(self, indices: Sequence[int], belief: Belief | None = None) -> Chances:
-        """Return the chances that candidates are faster than a limit, errors widened.
-
-        ``belief`` is what would be known after trials that have not ended; None means as it
-        is.
-        """
+        """Return the chances of being fast, errors widened, by this belief or another one."""
         belief = belief or self.belief
         estimates = [self.estimates[index] for index in indices]
         rows = {index: row for row, index in enumerate(belief.indices)}

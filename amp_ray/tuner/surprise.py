@@ -23,10 +23,7 @@ class Surprise:
 
 
 def surprises(state: TunerState) -> tuple[Surprise, ...]:
-    """Return the trials that were measured outside their band, or ran out of memory unexpectedly.
-
-    The band has the study's confidence, both sides together.
-    """
+    """Return the trials outside their band of the study's confidence, or out of memory."""
     confidence = state.settings.confidence_fraction
     width = _NORMAL.inv_cdf((1.0 + confidence) / 2.0)
     found = (_surprise(state, trial_record, width) for trial_record in state.trials)

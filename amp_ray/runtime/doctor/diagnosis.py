@@ -67,10 +67,7 @@ class Diagnosis:
 
 
 def diagnose(experiment: Experiment, make_host: MakeHost, *, deep: bool = False) -> Diagnosis:
-    """Look at every host of every group and judge what is there; nothing stays on them.
-
-    With ``deep`` the packages are really imported, which takes longer.
-    """
+    """Look at every host and judge what is there; with ``deep``, packages are really imported."""
     start = time.monotonic()
     specs = list_host_specs(experiment)
     reports = _probe_all(experiment, specs, make_host, deep=deep)

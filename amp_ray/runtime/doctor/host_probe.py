@@ -79,10 +79,7 @@ if sys.version_info < %r:
 
 
 def guarded(source: str) -> str:
-    """Put a check of Python's own version in front of a program.
-
-    Returns a program that, under too old a Python, prints one JSON object of kind ``old`` instead.
-    """
+    """Have a program print one JSON object of kind ``old`` where Python is too old for it."""
     # As text within the program, since a file is parsed as a whole before any of it runs.
     return _GUARD % (AGENT_PYTHON,) + f"exec(compile({source!r}, 'amp_ray_probe', 'exec'))\n"
 
@@ -120,10 +117,7 @@ class Probe:
         return None if self._first_at is None else self._first_at - self._started_at
 
     def ask(self, kind: str, timeout_s: float, **details: Any) -> Message:  # noqa: ANN401 - JSON
-        """Ask one thing and wait for the answer.
-
-        Returns the answer; of kind ``old`` where Python is too old for a probe.
-        """
+        """Ask one thing; the answer is of kind ``old`` where Python is too old for a probe."""
         if self._too_old is not None:
             return self._too_old
         self._write(json.dumps({"kind": kind, **details}).encode() + b"\n")
@@ -142,10 +136,7 @@ class Probe:
                 return message
 
     def clock(self, timeout_s: float) -> Clock | None:
-        """Compare the host's clock with ours; the quickest of a few answers tells most.
-
-        Returns the offset; None where Python is too old for a probe.
-        """
+        """Compare clocks by the quickest of a few answers; None if Python is too old for that."""
         readings = []
         for _ in range(_NUM_CLOCK_READINGS):
             sent_s, start_s = time.time(), time.monotonic()
@@ -192,10 +183,7 @@ class Probe:
         self._inbox.put({"kind": "lost", "text": text})
 
     def _hear(self, line: bytes) -> None:
-        """Take one line; one that is no JSON object with a kind is noise.
-
-        Raises `WireError` if it is an answer that no probe gives.
-        """
+        """Take one line: noise, an answer, or what no probe says, which raises `WireError`."""
         message: Any = None
         with contextlib.suppress(ValueError, RecursionError):
             message = json.loads(line)
@@ -207,10 +195,7 @@ class Probe:
             self._noise.append(printable(line[:_MAX_NOISE].decode("utf-8", "replace").strip()))
 
     def _checked(self, message: Message) -> Message:
-        """Return an answer as it may be acted on.
-
-        Raises `WireError` if it is none.
-        """
+        """Return an answer as it may be acted on; one that no probe gives raises `WireError`."""
         message = clean(message)
         kind = str(message["kind"])
         for key, known in _ANSWERS.get(kind, {"kind": ()}).items():
@@ -388,10 +373,7 @@ class HostProbe:
 
 
 def at_once(tasks: Sequence[Callable[[], None]], limit_s: float) -> None:
-    """Do several things at the same time, and wait for all of them, but not for ever.
-
-    Raises `Exception`: what one of them raised.
-    """
+    """Do several things at the same time, wait for all but not for ever; raise what one did."""
     done: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
 
     def run(task: Callable[[], None]) -> None:

@@ -38,10 +38,7 @@ class Watch:
     interrupted: threading.Event = field(default_factory=threading.Event)
 
     def check(self) -> None:
-        """Go on only if nobody wants an end.
-
-        Raises `InterruptedTrialError` if somebody does.
-        """
+        """Raise `InterruptedTrialError` if somebody wants an end."""
         if self.interrupted.is_set():
             raise InterruptedTrialError("the trial was interrupted")
 
@@ -77,10 +74,7 @@ class Leftover:
 
 
 def sweep_host(host: Host, settings: AgentSettings, leftovers: Iterable[Leftover]) -> list[str]:
-    """Sweep a host with an agent of its own.
-
-    Returns the processes that would not go, each described; empty after a verified sweep.
-    """
+    """Sweep a host with an agent of its own; return what would not go."""
     with _Sweeper.on(host, settings) as sweeper:
         return [
             process
@@ -249,10 +243,7 @@ class Agents:
         return {name: left.get(name, [f"{name}: {late}"]) for name in names}
 
     def sweep_trials(self, trial_ids: Sequence[str]) -> list[str]:
-        """End and remove what trials of a controller that has died have left on any host.
-
-        Returns what is still there, and the hosts that cannot be reached, each a line.
-        """
+        """Sweep all hosts after a controller that died; say what stays, who does not answer."""
 
         def sweep(name: str) -> list[str]:
             try:
@@ -264,10 +255,7 @@ class Agents:
         return [line for lines in in_parallel(sweep, self.names).values() for line in lines]
 
     def close(self, *, in_haste: bool) -> None:
-        """End all agents, wait until they have cleaned up, sweep once more, disconnect.
-
-        With ``in_haste`` it waits only a moment for hosts that do not answer.
-        """
+        """End and sweep all, then disconnect; ``in_haste``, hosts that do not answer are left."""
         self._is_closed = True
         limit_s = _HASTE_S if in_haste else self.settings.grace_s + self.settings.lease_s
         self._end({**self.links}, limit_s)  # a copy: one that is still being opened may fail now

@@ -71,10 +71,7 @@ class LocalHost:
         python: str = sys.executable,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """Remember the name; nothing is started.
-
-        ``environment`` is added to that of this process for commands that are talked to.
-        """
+        """Take variables to add for commands that are talked to; nothing is started."""
         self.name = name
         self._environment = dict(environment or {})
         self.addresses = ("127.0.0.1",)

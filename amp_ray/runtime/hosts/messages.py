@@ -127,10 +127,7 @@ class Inbox:
                 return
 
     def get(self, timeout_s: float) -> tuple[str, Message]:
-        """Take the oldest message.
-
-        Raises `queue.Empty` if none comes in time.
-        """
+        """Take the oldest message; `queue.Empty` if none comes in time."""
         tag, message = self._queue.get(timeout=timeout_s)
         self._room(tag).release()
         return tag, message

@@ -56,10 +56,7 @@ class SshHost:
     """A host behind SSH; one connection, kept open between trials."""
 
     def __init__(self, name: str, settings: SshSettings) -> None:
-        """Look up how the host is reached; nothing is opened yet.
-
-        ``name`` is ``[user@]host[:port]``, as in the hostfile.
-        """
+        """Look up how ``[user@]host[:port]`` is reached; nothing is opened yet."""
         self.name = name
         self.python = settings.python
         self.shares_slots = True

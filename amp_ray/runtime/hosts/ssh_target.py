@@ -64,10 +64,7 @@ def parse_target(text: str) -> SshTarget:
 def find_routes(
     target: SshTarget, settings: SshSettings, lookup: Lookup, depth: int = 0
 ) -> tuple[Route, ...]:
-    """Find how to reach a target.
-
-    Returns the target's own route, then those of the hosts to jump through, the nearest to us last.
-    """
+    """Return the target's own route, then those of hosts to jump through, the nearest last."""
     found = lookup(target.host)
     if "proxycommand" in found or depth > _MAX_JUMPS:
         raise HostError(

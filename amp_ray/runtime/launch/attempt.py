@@ -115,10 +115,7 @@ class Attempt:
         return {event["host"]: event["left"] for event in done if not event["clean"]}
 
     def run(self) -> None:
-        """Prepare, start, follow to the end; afterwards the attributes tell what happened.
-
-        Raises `InterruptedTrialError` if someone wants it to end; agents are still at work then.
-        """
+        """Go through it all; where `InterruptedTrialError` comes out, agents are still at work."""
         self._prepare()
         self._deliver()
         if not self.signs:
@@ -211,10 +208,7 @@ class Attempt:
         }
 
     def _follow(self, limit_s: float) -> None:
-        """Follow until every agent is done or lost.
-
-        ``limit_s`` is for the ranks; sending files has a limit of its own.
-        """
+        """Follow until every agent is done or lost; sending files has a limit of its own."""
         deadline = time.monotonic() + limit_s
         while self._pending:
             self._turn()

@@ -40,11 +40,7 @@ class Launcher:
         warm_up: WarmUp | None = None,
         listener: Listener | None = None,
     ) -> None:
-        """Take the hosts; nothing is opened yet.
-
-        Without ``warm_up`` every rank is started afresh; ``listener`` gets every event of
-        every rank.
-        """
+        """Take the hosts; nothing is opened yet. The listener gets every event of every rank."""
         self._settings = settings or AgentSettings()
         self.agents = Agents(hosts, self._settings, warm_up)
         self._watch = Watch() if listener is None else Watch(listener=listener)

@@ -25,10 +25,7 @@ METRIC_MODULE: Final = "runtime/launch/metric_helper.py"
 
 
 def source_files(parts: Iterable[str] = TRAINING_PARTS) -> dict[str, bytes]:
-    """Return source files of this package.
-
-    Returns content by path, from ``amp_ray/`` on.
-    """
+    """Return source files of this package by their paths, from ``amp_ray/`` on."""
     package = resources.files("amp_ray")
     found: dict[str, bytes] = {}
 

@@ -63,11 +63,7 @@ class TrialFolder:
             path.write_bytes(data)
 
     def write_rerun(self, launch: Launch, ranks: Sequence[Mapping[str, Any]]) -> None:
-        """Write the commands as they were really started.
-
-        ``ranks`` has ``argv`` and ``environment`` per rank, filled in but for the folder,
-        which is gone by then.
-        """
+        """Write the commands as they were started, but for the folder, which is gone by then."""
         lines = [_RERUN_HEAD.format(trial_id=launch.trial_id)]
         where = _word(FOLDER if launch.cwd is None else launch.cwd)
         for command, rank in zip(launch.commands, ranks, strict=True):

@@ -58,10 +58,7 @@ class TrialRunner:
         self._launcher.interrupt()
 
     def sweep(self, trial_ids: Sequence[str]) -> list[str]:
-        """End and remove what attempts of a driver that has died have left.
-
-        Returns what stays, and the hosts that cannot be reached, each a line.
-        """
+        """Sweep after a driver that has died; say what stays, and which hosts do not answer."""
         return self._launcher.agents.sweep_trials(trial_ids)
 
     def close(self) -> None:

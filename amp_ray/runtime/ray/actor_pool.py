@@ -54,10 +54,7 @@ class TrialActors(Protocol):
         """
 
     def result(self, call: Any) -> Any:  # noqa: ANN401 - of any method
-        """Return the result of a call that has ended.
-
-        Raises `ActorLostError` if the actor has died. Raises `Exception`: what the method raised.
-        """
+        """Return a result, or raise what the method did; `ActorLostError` if the actor has died."""
 
     def end(self, group: int) -> None:
         """Kill a group's actor."""

@@ -237,10 +237,7 @@ class _SearchTasks:
         return task.remote(amp_ray.__version__, self._work, batch)
 
     def answer(self, call: Any) -> list[Result | ValueError] | None:  # noqa: ANN401 - Ray's
-        """Return the results of a task that has ended; None if it has to run again.
-
-        Raises `RayUnavailableError` if no node is fit for it.
-        """
+        """Return the results of a task that has ended; None if it has to run again."""
         try:
             node, problem, found = ray.get(call, timeout=FETCH_TIMEOUT_S)
         except RayTaskError:

@@ -77,10 +77,7 @@ def check_form(address: str) -> None:
 
 
 def check_address(address: str) -> None:
-    """See whether a Ray is there; ``auto`` and ``local`` are looked for by Ray itself.
-
-    Raises `RayUnavailableError` if no Ray answers there.
-    """
+    """Raise `RayUnavailableError` if no Ray answers; Ray looks for ``auto``, ``local`` itself."""
     if address in {LOCAL, AUTO}:
         return
     _, port = split_address(address)

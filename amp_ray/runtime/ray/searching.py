@@ -78,10 +78,7 @@ class Stopwatch:
         self._last_s.append(time_s)
 
     def remaining_s(self, num_left: int) -> float:
-        """Estimate what so many candidates will take; 0 until enough is known.
-
-        The slowest candidate is left out: it may have compiled or filled caches for the others.
-        """
+        """Estimate the rest; the slowest is left out, which may have compiled for the others."""
         if len(self._last_s) < NUM_SAMPLES:
             return 0.0
         each_s = (sum(self._last_s) - max(self._last_s)) / (NUM_SAMPLES - 1)

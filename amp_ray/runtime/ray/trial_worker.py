@@ -77,10 +77,7 @@ class TrialWorker:
         self._runner: Runner | None = None
 
     async def open(self, lost: Sequence[str]) -> Hello | AmpRayError:
-        """Make the runner, and sweep trials that were ``lost`` with a dead process of this group.
-
-        Returns the error, if the runner cannot be made.
-        """
+        """Make the runner, or return why not; sweep what a dead process of the group ``lost``."""
         self._home.enter()
         try:
             self._runner = await asyncio.to_thread(self._make_runner, self._group)

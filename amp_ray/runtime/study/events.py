@@ -61,10 +61,7 @@ class Rebuilt:
     known_failures: frozenset[str] = frozenset()
 
     def check_program(self, program: Mapping[str, Any] | None, *, file: str) -> str | None:
-        """Refuse to mix times of two programs; one that has told nothing yet may be mended.
-
-        Returns what has changed; None if nothing has.
-        """
+        """Refuse to mix times of two programs; say what has changed where none was measured."""
         if program is None or self.program is None:
             return None
         changed = "; ".join(differences("program", self.program, program))

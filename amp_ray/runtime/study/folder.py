@@ -69,10 +69,7 @@ class Study:
 def open_study(
     folder: Path, header: Mapping[str, Any], *, resume: bool, salvage: bool = False
 ) -> Iterator[Study]:
-    """Make a study's folder, or go on with one; locked until the end.
-
-    With ``salvage`` a damaged journal is continued from the records before the damage.
-    """
+    """Make or go on with a study's folder, locked until the end; ``salvage`` mends its journal."""
     header = json.loads(json.dumps(header))  # as it will be read
     if not check_folder(folder, resume=resume):
         _make(folder)
@@ -106,10 +103,7 @@ def folder_for(name: str) -> Path:
 
 
 def check_folder(folder: Path, *, resume: bool) -> bool:
-    """See whether a folder is a study's, or can be one; nothing is changed.
-
-    Returns whether it is a study's.
-    """
+    """Tell whether a folder is a study's; refuse one that can be none. Nothing is changed."""
     try:
         names = sorted(path.name for path in folder.iterdir())
     except FileNotFoundError:

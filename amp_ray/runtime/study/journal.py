@@ -86,10 +86,7 @@ def encode(number: int, body: Body) -> bytes:
 
 
 def parse(lines: Iterable[bytes], *, file: str, salvage: bool = False) -> Contents:
-    """Read a journal.
-
-    With ``salvage`` the records before a damage are returned.
-    """
+    """Read a journal; with ``salvage``, the records before a damage."""
     texts: list[bytes] = []
     num_bytes, dropped, is_damaged = 0, None, False
     source = iter(lines)

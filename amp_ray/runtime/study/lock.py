@@ -39,10 +39,7 @@ class StudyLock:
         self.broken: str | None = None
 
     def acquire(self) -> None:
-        """Take the lock.
-
-        Afterwards ``broken`` names the driver that had it and died, if one did.
-        """
+        """Take the lock; ``broken`` then names the driver that had it and died, if one did."""
         descriptor = self._lock()
         try:
             self.broken = self._take_over(descriptor)

@@ -64,10 +64,7 @@ class Runner(Protocol):
     """Runs one trial after the other on one group of hosts."""
 
     def run(self, task: Task) -> Outcome:
-        """Run a trial to its end.
-
-        Raises `InterruptedTrialError` if ``interrupt`` was called.
-        """
+        """Run a trial to its end; `InterruptedTrialError` if ``interrupt`` was called."""
 
     def interrupt(self) -> None:
         """End the trial that runs, from any thread; does nothing where none does."""
@@ -98,18 +95,11 @@ class Pool(Protocol):
         """Have every group sweep; see ``Runner.sweep``."""
 
     def close(self) -> None:
-        """Interrupt what runs, and return when everything is clean.
-
-        Afterwards ``wait`` returns what has ended meanwhile, once.
-        """
+        """Interrupt what runs, return when all is clean; ``wait`` has what ended, once."""
 
 
 def run_task(runner: Runner, task: Task) -> Outcome | Fault | None:
-    """Run an attempt.
-
-    Returns the trial's outcome; None if it was interrupted; a fault if this machine could not run
-    it.
-    """
+    """Run an attempt: its outcome, None if it was interrupted, or a fault of this machine."""
     try:
         try:
             return runner.run(task)

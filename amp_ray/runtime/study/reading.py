@@ -70,10 +70,7 @@ class ReadStudy:
 
 
 def read_study(folder: Path, changes: tuple[str, ...] = ()) -> ReadStudy:
-    """Read the result and the experiment of a study.
-
-    The files that the experiment names are looked for where its own file was.
-    """
+    """Read result and experiment of a study, whose files are looked for where its own file was."""
     if not (folder / _RESULT).is_file():
         message = "no study with a result: name an experiment file, or the folder that tune made"
         raise InputError(message, where=Where(file=str(folder)))

@@ -17,11 +17,7 @@ Key = Candidate | Strategy
 
 
 def load_replay(path: Path, experiment: Experiment) -> tuple[Given, ...]:
-    """Read a table of measured strategies.
-
-    Returns a line for each strategy: of several runs the one with the middle time, or the first
-    that failed where none was measured.
-    """
+    """Read a table of measured strategies; of several runs the middle one, or the first failure."""
     runs: dict[Key, list[Given]] = {}
     for entry in load_strategies(path, experiment):
         if entry.measured_s is None and entry.failure is None:

@@ -63,10 +63,7 @@ class StudyResult:
 
 
 def best_trial(knowledge: Knowledge) -> int | None:
-    """Return the number of the trial that stands for the best measured strategy; None without any.
-
-    Of several runs of it, that is the one in the middle, whose time counts.
-    """
+    """Return the number of the best strategy's run in the middle, whose time counts."""
     best = knowledge.status.best
     if best is None:
         return None

@@ -85,10 +85,7 @@ class Space:
 def study_space(
     experiment: Experiment, options: TuneOptions, progress: Callable[[int, int], None]
 ) -> Space:
-    """Plan all candidates of an experiment, or score those of a replayed table.
-
-    ``progress`` is called with (candidates done, all candidates).
-    """
+    """Plan all candidates, or score those of a table; ``progress`` gets (done, all)."""
     if options.backend != "replay":
         planned = plan_experiment(
             launchable_only(experiment), OURS, workers=options.workers, progress=progress

@@ -220,10 +220,7 @@ def _drive(driver: Driver, rebuilt: study_events.Rebuilt, study: Study) -> Study
 def prepare(
     experiment: Experiment, options: TuneOptions, progress: Callable[[int, int], None]
 ) -> Tuning:
-    """Plan or score everything that a study chooses from.
-
-    ``progress`` is called with (candidates done, all candidates).
-    """
+    """Plan or score everything that a study chooses from; ``progress`` gets (done, all)."""
     if options.backend != "replay":
         _num_groups(experiment, options.concurrency)
         if experiment.trials.program is not None:

@@ -19,10 +19,7 @@ _PER_HOST: Final[tuple[Callable[[HostReport, Wanted], Iterable[Finding]], ...]] 
 
 
 def check_hosts(reports: Sequence[HostReport], wanted: Wanted) -> tuple[Finding, ...]:
-    """Judge every host, alone and among the others.
-
-    Returns the findings host by host, those without a problem included.
-    """
+    """Judge every host, alone and among the others; findings come host by host."""
     alone = {report.spec.name: _sound(report, wanted) for report in reports}
     known = [
         report

@@ -55,10 +55,7 @@ def file_names(experiment: Experiment) -> dict[str, str]:
 def generated_files(
     experiment: Experiment, strategy: Strategy, places: Sequence[Place]
 ) -> tuple[dict[str, bytes], str | None]:
-    """Write what the placeholders ``{strategy}``, ``{hostfile}`` and ``{ds_config}`` name.
-
-    Returns content by name, and why there is no DeepSpeed configuration, if there is none.
-    """
+    """Write what ``{strategy}``, ``{hostfile}`` and ``{ds_config}`` name, or why not the last."""
     record = strategy_to_json(strategy, experiment.cluster)
     record["placement"] = [list(place) for place in places]
     files = {STRATEGY_FILE: _json(record), HOSTFILE: hostfile_text(places).encode()}

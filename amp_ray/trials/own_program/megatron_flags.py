@@ -124,10 +124,7 @@ def _stage_flags(model: Model, strategy: Strategy, traits: RuntimeTraits) -> lis
 
 
 def layout_text(model: Model, bounds: Sequence[int]) -> str:
-    """Return the layers of every stage, or of every chunk in the order of the model.
-
-    Returns text such as ``Et*3|t*4|tL``: embedding and three blocks, four blocks, one and the head.
-    """
+    """Return the layers of every stage or chunk, such as ``Et*3|t*4|tL`` for 3, 4 and 1 blocks."""
     stages = []
     for first, end in pairwise(bounds):
         letters = "".join(LETTERS.get(layer.kind, "") for layer in model.layers[first:end])

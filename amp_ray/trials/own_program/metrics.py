@@ -233,10 +233,7 @@ def _seconds(numbers: Mapping[str, float], entry: LogFormat, samples: int) -> fl
 
 
 def _combined(sources: Mapping[str, Sequence[Entry]]) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    """Take the slowest rank of every step.
-
-    Returns the number of each entry's last step, from 1, and its time.
-    """
+    """Take the slowest rank of every step; return the last step of each entry, and its time."""
     entries = [told for source in sources.values() for told in source]
     if any(told.step is None for told in entries):
         times = {name: [told.seconds for told in source] for name, source in sources.items()}

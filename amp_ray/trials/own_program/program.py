@@ -166,11 +166,7 @@ def program_launch(
     files: Mapping[str, bytes],
     python: str,
 ) -> Launch:
-    """Return a trial of the user's program, ready to start.
-
-    ``hosts`` are the hosts that play the nodes of the cluster; ``files`` are named as in the
-    trial's folder.
-    """
+    """Return a trial of the user's program on hosts, ready to start, with files of these names."""
     program = check_program(experiment)
     _check_strategy(experiment, strategy)
     places = placement(experiment, strategy, hosts)

@@ -18,10 +18,7 @@ WAYS = (CLONE_NEWPID | CLONE_NEWNS, CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNS)
 
 
 def isolate() -> str:
-    """Go on as the first process of an own PID namespace, where possible.
-
-    Returns ``namespace``, or ``none: `` and the reason.
-    """
+    """Go on as the first process of an own PID namespace, or say ``none: `` and why not."""
     problems = []
     for flags in WAYS:
         problem = _rehearse(flags)

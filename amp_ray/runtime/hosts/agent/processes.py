@@ -89,10 +89,7 @@ def marked(mark: str, name: str = "environ") -> list[int]:
 def end_all(
     list_pids: Callable[[], list[int]], grace_s: float, meanwhile: Callable[[], None]
 ) -> list[int]:
-    """End processes: TERM, grace, KILL until none is listed.
-
-    Returns those that would not go.
-    """
+    """End processes: TERM, grace, KILL until none is listed; return those that would not go."""
     start = time.monotonic()
     pids = list_pids()
     send_signal(pids, signal.SIGTERM)

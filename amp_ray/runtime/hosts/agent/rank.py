@@ -41,11 +41,7 @@ class RankProcess:
         room: int = EVENTS_BYTES,
         words: Sequence[str] = (),
     ) -> None:
-        """Open the log.
-
-        ``pipe`` does not block; a line of a long log with one of ``words`` is kept wherever
-        it stands.
-        """
+        """Take a pipe that does not block; lines with ``words`` are kept wherever they stand."""
         self.number, self.pid = number, 0
         self._tag = tag
         self.pipe: int | None = pipe

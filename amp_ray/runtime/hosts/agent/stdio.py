@@ -31,10 +31,7 @@ class Stdio:
     """The line to the controller."""
 
     def __init__(self, key: bytes, *, lease_s: float, heartbeat_s: float) -> None:
-        """Take over file descriptors 0 and 1.
-
-        Without a byte for ``lease_s`` seconds the controller counts as gone.
-        """
+        """Take over descriptors 0 and 1; ``lease_s`` without a byte end the lease."""
         self.over: str | None = None
         self._lease_s, self._heartbeat_s = lease_s, heartbeat_s
         self._sealer, self._opener = Sealer(key, FROM_AGENT), Opener(key, FROM_CONTROLLER)

@@ -95,10 +95,7 @@ class Warm:
         return not self.ready and not self._given_up
 
     def keep(self) -> None:
-        """Start it again after it has died, end it where its imports take too long.
-
-        Call it while no trial runs: imports would disturb what is measured.
-        """
+        """Start it again, or end it where its imports take too long; no trial may run meanwhile."""
         if self._socket is None and not self._given_up:
             try:
                 self._start()
@@ -114,10 +111,7 @@ class Warm:
         self._given_up = True
 
     def exited(self, pid: int, status: int) -> str:
-        """Note the end of a child of the agent.
-
-        Returns how the process has ended, if it was this one and ranks may have died with it.
-        """
+        """Note the end of a child; return how the process ended, if ranks may have died too."""
         if self._socket is None or pid != self._process.pid:
             return ""
         was_ready, self.ready = self.ready, False

@@ -61,10 +61,7 @@ class Opener:
         self._key, self._sender, self._number = key, sender, 0
 
     def open(self, line: bytes) -> dict[str, Any] | None:
-        """Return the message on a line without its line feed; None if the line is noise.
-
-        Raises `WireError` if a line has the right hash and is no JSON object.
-        """
+        """Return the message on a line, None for noise; `WireError` if a sealed line is none."""
         start, end = len(MARK), len(MARK) + 2 * HASH_BYTES
         body = line[end + 1 :]
         if not line.startswith(MARK):
@@ -91,10 +88,7 @@ class Lines:
         self._num_bytes = 0
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Return the lines that are complete now, without their line feeds.
-
-        Raises `WireError` if a line is too long.
-        """
+        """Return the lines that are complete now; one that is too long raises `WireError`."""
         first, *others = data.split(b"\n")
         self._pieces.append(first)
         self._num_bytes += len(first)
