@@ -23,6 +23,7 @@ class GridStage:
         shares: Samples of one micro-batch per dp index; None for ``micro_batch_size`` each.
         recompute: Kind of what is computed again in the backward pass.
         recompute_layers: In how many of its blocks, from the first on; None for all.
+        cp: Ranks that divide the tokens of every sequence.
     """
 
     tp: int
@@ -30,11 +31,17 @@ class GridStage:
     shares: tuple[int, ...] | None = None
     recompute: str = "none"
     recompute_layers: int | None = None
+    cp: int = 1
+
+    @property
+    def num_replicas(self) -> int:
+        """Ranks that hold the same weights."""
+        return self.cp * self.dp
 
     @property
     def num_ranks(self) -> int:
         """Processes of the stage."""
-        return self.tp * self.dp
+        return self.tp * self.num_replicas
 
 
 class Passage(NamedTuple):
@@ -96,6 +103,11 @@ class Grid:
         return self.stages[0].dp
 
     @property
+    def cp(self) -> int:
+        """Context parallel degree, the same in all stages."""
+        return self.stages[0].cp
+
+    @property
     def num_ranks(self) -> int:
         """Processes that the strategy occupies."""
         return sum(stage.num_ranks for stage in self.stages)
@@ -103,9 +115,14 @@ class Grid:
     @property
     def is_uniform(self) -> bool:
         """Whether all stages have one tp and dp, even shares, one chunk and whole sequences."""
-        degrees = {(stage.tp, stage.dp) for stage in self.stages}
+        return self.is_even and self.virtual_stages == 1 and not self.token_slices
+
+    @property
+    def is_even(self) -> bool:
+        """Whether all stages have the same degrees and share samples evenly."""
+        degrees = {(stage.tp, stage.cp, stage.dp) for stage in self.stages}
         even = all(set(self.shares(i)) == {self.micro_batch_size} for i in range(self.pp))
-        return len(degrees) == 1 and even and self.virtual_stages == 1 and not self.token_slices
+        return len(degrees) == 1 and even
 
     def shares(self, stage: int) -> tuple[int, ...]:
         """Return the samples of one micro-batch that each dp index of a stage takes."""
@@ -123,15 +140,16 @@ class Grid:
         return tuple(accumulate((stage.num_ranks for stage in self.stages), initial=0))
 
     def coordinates(self, rank: int) -> Coordinates:
-        """Return where a rank stands: tp fastest, then dp, then stages."""
+        """Return where a rank stands: tp fastest, then cp, then dp, then stages."""
         pp = max(i for i, first in enumerate(self.first_rank[:-1]) if first <= rank)
-        dp, tp = divmod(rank - self.first_rank[pp], self.stages[pp].tp)
-        return Coordinates(pp=pp, dp=dp, tp=tp)
+        replica, tp = divmod(rank - self.first_rank[pp], self.stages[pp].tp)
+        dp, cp = divmod(replica, self.cp)
+        return Coordinates(pp=pp, dp=dp, tp=tp, cp=cp)
 
-    def process(self, stage: int, dp_index: int, tp_index: int) -> int:
+    def process(self, stage: int, dp_index: int, tp_index: int, cp_index: int = 0) -> int:
         """Return the process that plays a rank."""
-        rank = self.first_rank[stage] + dp_index * self.stages[stage].tp + tp_index
-        return self.rank_map[rank]
+        replica = dp_index * self.cp + cp_index
+        return self.rank_map[self.first_rank[stage] + replica * self.stages[stage].tp + tp_index]
 
     def chunks_of(self, stage: int) -> list[tuple[int, int]]:
         """Return first and end layer of every chunk of a stage."""
@@ -211,11 +229,12 @@ def _read_stages(
     own_words = [dict(record).get("recompute", "none") for record in records or ()]
     words = _read_recompute(fields.any("recompute", own_words or "none"), pp)
     if records is None:
-        tp, dp = fields.integer("tp"), fields.integer("dp")
+        tp, dp, cp = fields.integer("tp"), fields.integer("dp"), fields.integer("cp", default=1)
         return tuple(
-            GridStage(tp=tp, dp=dp, recompute=kind, recompute_layers=layers)
+            GridStage(tp=tp, dp=dp, recompute=kind, recompute_layers=layers, cp=cp)
             for kind, layers in words
         )
+    cp = fields.any("cp", None)
     if len(records) != pp or (virtual_stages == 1 and len(bounds) != pp + 1):
         message = f"job.strategy has pp {pp}, {len(records)} stages and bounds {list(bounds)}"
         raise ValueError(message)
@@ -228,12 +247,13 @@ def _read_stages(
             shares=_read_shares(stage, micro_batch_size),
             recompute=kind,
             recompute_layers=layers,
+            cp=stage.integer("cp", default=1),
         )
         found = stage.integers("layers")
         if virtual_stages == 1 and found != bounds[index : index + 2]:
             message = f"{stage.where}.layers is {list(found)}, bounds say {list(bounds)}"
             raise ValueError(message)
-        for key, wanted in (("tp", tp), ("dp", dp)):
+        for key, wanted in (("tp", tp), ("dp", dp), ("cp", cp)):
             if wanted not in {None, getattr(own, key)}:
                 message = f"{stage.where}.{key} is {getattr(own, key)}, all stages have {wanted}"
                 raise ValueError(message)

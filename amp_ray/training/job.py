@@ -128,6 +128,8 @@ def _misfits(job: Job) -> Iterator[str]:
         yield f"zero_stage {job.zero_stage} does not work with a pipeline; use 0 or 1"
     if job.runtime == "torch":
         yield from _torch_misfits(job)
+    elif grid.cp > 1:
+        yield f"runtime {job.runtime} has no context parallelism, found cp {grid.cp}; use torch"
     elif not grid.is_uniform:
         stages = [(stage.tp, stage.dp, grid.shares(i)) for i, stage in enumerate(grid.stages)]
         yield (
@@ -144,6 +146,8 @@ def _torch_misfits(job: Job) -> Iterator[str]:
         yield "runtime torch sends what each rank needs; sliced_transfers is for deepspeed"
     if grid.virtual_stages > 1 and grid.pp == 1:
         yield f"virtual_stages {grid.virtual_stages} need several stages, found pp 1"
+    if grid.cp > 1:
+        yield from _context_misfits(job)
     if not grid.token_slices:
         return
     if isinstance(job.model, ImageShape):
@@ -155,6 +159,24 @@ def _torch_misfits(job: Job) -> Iterator[str]:
             yield f"token_slices {list(tokens)} must add up to sequence_length {length}"
     if len(grid.token_slices) > 1 and any(stage.shares is not None for stage in grid.stages):
         yield "several batch slices need one dp and even shares; give token_slices one entry"
+
+
+def _context_misfits(job: Job) -> Iterator[str]:
+    """Find what stands against dividing sequences over ranks."""
+    grid = job.grid
+    if len({stage.cp for stage in grid.stages}) > 1 or grid.token_slices or not grid.is_even:
+        stages = [(stage.tp, stage.cp, stage.dp, stage.shares) for stage in grid.stages]
+        yield (
+            "cp needs one tp, cp and dp for all stages, even shares and no token_slices, found "
+            f"(tp, cp, dp, shares) {stages} and token_slices {list(grid.token_slices)}"
+        )
+    if isinstance(job.model, ImageShape):
+        yield f"cp {grid.cp} needs causal sequences; pictures attend as a whole"
+    elif job.model.sequence_length % (2 * grid.cp):
+        yield (
+            f"2 x cp {grid.cp} does not divide sequence_length {job.model.sequence_length}, so "
+            "that ranks could not attend to as much each; choose another cp"
+        )
 
 
 def _check_bounds(grid: Grid, num_layers: int) -> None:

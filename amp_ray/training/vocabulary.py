@@ -52,8 +52,7 @@ class TokenEmbedding(nn.Module):
         total = self.parallel.leave(found)
         if self.positions is None:
             return total
-        first = self.window.first
-        return total + self.positions[first : first + tokens.shape[1]]
+        return total + self.positions[self.window.positions(tokens.shape[1], tokens.device)]
 
 
 def logits(table: TokenEmbedding, value: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from amp_ray.training.clock import Spans
+from amp_ray.training.context import ContextParallel
 from amp_ray.training.executor.chunks import BuiltChunk, build_chunks
 from amp_ray.training.executor.messages import Messages
 from amp_ray.training.executor.parameters import FlatParameters
@@ -44,13 +45,17 @@ class StageModel:
         self.device = torch.device("cuda", local_rank) if cuda else torch.device("cpu")
         self.messages = Messages(cuda=cuda)
         limit = dt.timedelta(seconds=job.communication_timeout_s)
-        sharers = [grid.process(place.pp, place.dp, tp) for tp in range(stage.tp)]
-        replicas = [grid.process(place.pp, dp, place.tp) for dp in range(stage.dp)]
+        sharers = [grid.process(place.pp, place.dp, tp, place.cp) for tp in range(stage.tp)]
+        replicas = [
+            grid.process(place.pp, dp, place.tp, cp)
+            for dp in range(stage.dp)
+            for cp in range(stage.cp)
+        ]
         self.parallel = TensorParallel(
             rank=place.tp, size=stage.tp, group=_group(sharers, limit), spans=spans
         )
         self.replicas = _group(replicas, limit)
-        self.window = TokenWindow()
+        self.window = TokenWindow(context=_context(grid, place, limit))
         specs, self.loss = _layers(job, self.parallel, self.window)
         blocks = _num_recomputed(grid, place.pp, len(specs))
         self.chunks = build_chunks(
@@ -66,7 +71,7 @@ class StageModel:
             _shared_table(specs, chunk, ends)
             for chunk, ends in zip(self.chunks, grid.chunks_of(place.pp), strict=True)
         ]
-        replica = (place.dp, stage.dp)
+        replica = (place.dp * stage.cp + place.cp, stage.num_replicas)
         self.weights = [
             [
                 FlatParameters(
@@ -81,6 +86,16 @@ class StageModel:
             ]
             for chunk, table in zip(self.chunks, self.tables, strict=True)
         ]
+
+
+def _context(grid: Grid, place: Coordinates, limit: dt.timedelta) -> ContextParallel | None:
+    """Return the ranks that divide the sequences of this one; None where it has them whole."""
+    if grid.cp == 1:
+        return None
+    processes = [grid.process(place.pp, place.dp, place.tp, cp) for cp in range(grid.cp)]
+    return ContextParallel(
+        rank=place.cp, processes=tuple(processes), group=_group(processes, limit)
+    )
 
 
 def _group(processes: Sequence[int], limit: dt.timedelta) -> Any:  # noqa: ANN401 - torch's

@@ -73,7 +73,7 @@ class Update:
 
     def _counted(self) -> Iterator[FlatParameters]:
         """Yield what no other rank counts."""
-        if self.place.dp:
+        if self.place.dp or self.place.cp:
             return
         for chunk, parts in enumerate(self.model.weights):
             for part in parts:
