@@ -23,6 +23,7 @@ class GridStage:
         shares: Samples of one micro-batch per dp index; None for ``micro_batch_size`` each.
         recompute: Kind of what is computed again in the backward pass.
         recompute_layers: In how many of its blocks, from the first on; None for all.
+        sequence_parallel: Whether its tp ranks divide the tokens between tensor-parallel layers.
     """
 
     tp: int
@@ -30,6 +31,7 @@ class GridStage:
     shares: tuple[int, ...] | None = None
     recompute: str = "none"
     recompute_layers: int | None = None
+    sequence_parallel: bool = False
 
     @property
     def num_ranks(self) -> int:
@@ -70,6 +72,9 @@ class Grid:
         rank_map: For every rank in the contract's order, the process that plays it.
         virtual_stages: Chunks per stage.
         token_slices: How a micro-batch is cut; empty where it is not.
+        zero_stage: What data-parallel ranks share out; None where the strategy does not say.
+        shard_ranks: How many of them share, each such group with a copy of all; 0 for all.
+        keeps_weights: With stage 3, whether gathered weights stay until the backward pass.
     """
 
     stages: tuple[GridStage, ...]
@@ -79,6 +84,9 @@ class Grid:
     rank_map: tuple[int, ...]
     virtual_stages: int = 1
     token_slices: TokenSlices = ()
+    zero_stage: int | None = None
+    shard_ranks: int = 0
+    keeps_weights: bool = False
 
     @property
     def pp(self) -> int:
@@ -102,10 +110,11 @@ class Grid:
 
     @property
     def is_uniform(self) -> bool:
-        """Whether all stages have one tp and dp, even shares, one chunk and whole sequences."""
+        """Whether all stages have one tp and dp, even shares, one chunk and whole tokens."""
         degrees = {(stage.tp, stage.dp) for stage in self.stages}
         even = all(set(self.shares(i)) == {self.micro_batch_size} for i in range(self.pp))
-        return len(degrees) == 1 and even and self.virtual_stages == 1 and not self.token_slices
+        whole = not self.token_slices and not any(own.sequence_parallel for own in self.stages)
+        return len(degrees) == 1 and even and self.virtual_stages == 1 and whole
 
     def shares(self, stage: int) -> tuple[int, ...]:
         """Return the samples of one micro-batch that each dp index of a stage takes."""
@@ -137,6 +146,11 @@ class Grid:
         """Return first and end layer of every chunk of a stage."""
         ends = list(pairwise(self.bounds))
         return ends[stage :: self.pp]
+
+    def divides_tokens(self, stage: int, other: int) -> bool:
+        """Tell whether what two stages exchange stays divided: each rank sends its own tokens."""
+        ends = self.stages[stage], self.stages[other]
+        return all(end.sequence_parallel for end in ends) and ends[0].tp == ends[1].tp
 
     @cached_property
     def passages(self) -> tuple[Passage, ...]:
@@ -186,6 +200,9 @@ def read_grid(strategy: Mapping[str, Any], launch_order: Any) -> Grid:  # noqa: 
         rank_map=_read_rank_map(places, launch_order),
         virtual_stages=virtual_stages,
         token_slices=_read_slices(fields.any("token_slices", None), micro_batch_size),
+        zero_stage=fields.integer("zero_stage", minimum=0) if "zero_stage" in strategy else None,
+        shard_ranks=fields.integer("shard_ranks", minimum=0, default=0),
+        keeps_weights=not fields.flag("reshard_after_forward", default=True),
     )
     fields.finish()
     sums = [sum(grid.shares(stage)) for stage in range(grid.pp)]
@@ -210,10 +227,17 @@ def _read_stages(
     tp, dp, pp = fields.any("tp"), fields.any("dp"), fields.integer("pp")
     own_words = [dict(record).get("recompute", "none") for record in records or ()]
     words = _read_recompute(fields.any("recompute", own_words or "none"), pp)
+    divided = fields.flag("sequence_parallel", default=False)
     if records is None:
         tp, dp = fields.integer("tp"), fields.integer("dp")
         return tuple(
-            GridStage(tp=tp, dp=dp, recompute=kind, recompute_layers=layers)
+            GridStage(
+                tp=tp,
+                dp=dp,
+                recompute=kind,
+                recompute_layers=layers,
+                sequence_parallel=divided,
+            )
             for kind, layers in words
         )
     if len(records) != pp or (virtual_stages == 1 and len(bounds) != pp + 1):
@@ -228,6 +252,7 @@ def _read_stages(
             shares=_read_shares(stage, micro_batch_size),
             recompute=kind,
             recompute_layers=layers,
+            sequence_parallel=stage.flag("sequence_parallel", default=divided),
         )
         found = stage.integers("layers")
         if virtual_stages == 1 and found != bounds[index : index + 2]:

@@ -53,7 +53,10 @@ class TokenEmbedding(nn.Module):
         if self.positions is None:
             return total
         first = self.window.first
-        return total + self.positions[first : first + tokens.shape[1]]
+        positions = self.positions[None, first : first + tokens.shape[1]]
+        if self.parallel.divides_tokens:
+            positions = self.parallel.own_tokens(positions)
+        return total + positions
 
 
 def logits(table: TokenEmbedding, value: Tensor) -> Tensor:

@@ -200,6 +200,9 @@ class TorchEngine:
         tokens, *features = input_extent(self.job.model, layer)
         if passage.tokens:
             tokens = passage.tokens[unit.token_slice]
+        assert instruction.peer is not None
+        if self.grid.divides_tokens(self.place.pp, instruction.peer % self.grid.pp):
+            tokens //= self.grid.stages[self.place.pp].tp
         return (end - first, tokens, *features)
 
 

@@ -47,7 +47,11 @@ class StageModel:
         sharers = [grid.process(place.pp, place.dp, tp) for tp in range(stage.tp)]
         replicas = [grid.process(place.pp, dp, place.tp) for dp in range(stage.dp)]
         self.parallel = TensorParallel(
-            rank=place.tp, size=stage.tp, group=_group(sharers, limit), spans=spans
+            rank=place.tp,
+            size=stage.tp,
+            group=_group(sharers, limit),
+            divides_tokens=stage.sequence_parallel,
+            spans=spans,
         )
         self.replicas = _group(replicas, limit)
         self.window = TokenWindow()
@@ -59,6 +63,11 @@ class StageModel:
             blocks,
             core_alone=stage.recompute == "selective",
         )
+        if stage.sequence_parallel:
+            self.chunks = [
+                _with_edges(chunk, ends, grid, place.pp, self.parallel)
+                for chunk, ends in zip(self.chunks, grid.chunks_of(place.pp), strict=True)
+            ]
         self.num_parameters = sum(
             parameter.numel() for chunk in self.chunks for parameter in chunk.modules.parameters()
         )
@@ -100,6 +109,21 @@ def _layers(
         return image_layers(job.model, parallel, job.seed), picture_loss
     layers = text_layers(job.model, parallel, job.seed, window)
     return layers, CrossEntropy(job.model, parallel)
+
+
+def _with_edges(
+    chunk: BuiltChunk, ends: tuple[int, int], grid: Grid, stage: int, parallel: TensorParallel
+) -> BuiltChunk:
+    """Divide the tokens of what comes whole into a chunk, and gather those of what leaves whole."""
+    before, after = (stage - 1) % grid.pp, (stage + 1) % grid.pp
+    splits = ends[0] > 0 and not grid.divides_tokens(stage, before)
+    joins = ends[1] < grid.bounds[-1] and not grid.divides_tokens(stage, after)
+    run = (
+        *([parallel.split] if splits else []),
+        *chunk.run,
+        *([parallel.join] if joins else []),
+    )
+    return chunk._replace(run=run)
 
 
 def _num_recomputed(grid: Grid, stage: int, num_layers: int) -> int:
