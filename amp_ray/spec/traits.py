@@ -441,6 +441,7 @@ TORCH: Final = RuntimeTraits(
     token_slices=True,
     recompute=("none", "selective", "selective:n", "full", "full:n"),
     recompute_per_stage=True,
+    sequence_parallel=True,
 )
 
 MEGATRON: Final = RuntimeTraits(

@@ -24,6 +24,7 @@ class GridStage:
         recompute: Kind of what is computed again in the backward pass.
         recompute_layers: In how many of its blocks, from the first on; None for all.
         cp: Ranks that divide the tokens of every sequence.
+        sequence_parallel: Whether its tp ranks divide the tokens between tensor-parallel layers.
     """
 
     tp: int
@@ -32,6 +33,7 @@ class GridStage:
     recompute: str = "none"
     recompute_layers: int | None = None
     cp: int = 1
+    sequence_parallel: bool = False
 
     @property
     def num_replicas(self) -> int:
@@ -77,6 +79,9 @@ class Grid:
         rank_map: For every rank in the contract's order, the process that plays it.
         virtual_stages: Chunks per stage.
         token_slices: How a micro-batch is cut; empty where it is not.
+        zero_stage: What data-parallel ranks share out; None where the strategy does not say.
+        shard_ranks: How many of them share, each such group with a copy of all; 0 for all.
+        keeps_weights: With stage 3, whether gathered weights stay until the backward pass.
     """
 
     stages: tuple[GridStage, ...]
@@ -86,6 +91,9 @@ class Grid:
     rank_map: tuple[int, ...]
     virtual_stages: int = 1
     token_slices: TokenSlices = ()
+    zero_stage: int | None = None
+    shard_ranks: int = 0
+    keeps_weights: bool = False
 
     @property
     def pp(self) -> int:
@@ -114,8 +122,9 @@ class Grid:
 
     @property
     def is_uniform(self) -> bool:
-        """Whether all stages have one tp and dp, even shares, one chunk and whole sequences."""
-        return self.is_even and self.virtual_stages == 1 and not self.token_slices
+        """Whether all stages have one tp and dp, even shares, one chunk and whole tokens."""
+        whole = not self.token_slices and not any(own.sequence_parallel for own in self.stages)
+        return self.is_even and self.virtual_stages == 1 and whole
 
     @property
     def is_even(self) -> bool:
@@ -151,10 +160,20 @@ class Grid:
         replica = dp_index * self.cp + cp_index
         return self.rank_map[self.first_rank[stage] + replica * self.stages[stage].tp + tp_index]
 
+    def replicas(self, place: Coordinates) -> tuple[int, ...]:
+        """Return the processes that hold the same weights as a rank, itself among them."""
+        stage, first = self.stages[place.pp], self.first_rank[place.pp] + place.tp
+        return self.rank_map[first : self.first_rank[place.pp + 1] : stage.tp]
+
     def chunks_of(self, stage: int) -> list[tuple[int, int]]:
         """Return first and end layer of every chunk of a stage."""
         ends = list(pairwise(self.bounds))
         return ends[stage :: self.pp]
+
+    def divides_tokens(self, stage: int, other: int) -> bool:
+        """Tell whether what two stages exchange stays divided: each rank sends its own tokens."""
+        ends = self.stages[stage], self.stages[other]
+        return all(end.sequence_parallel for end in ends) and ends[0].tp == ends[1].tp
 
     @cached_property
     def passages(self) -> tuple[Passage, ...]:
@@ -204,6 +223,9 @@ def read_grid(strategy: Mapping[str, Any], launch_order: Any) -> Grid:  # noqa: 
         rank_map=_read_rank_map(places, launch_order),
         virtual_stages=virtual_stages,
         token_slices=_read_slices(fields.any("token_slices", None), micro_batch_size),
+        zero_stage=fields.integer("zero_stage", minimum=0) if "zero_stage" in strategy else None,
+        shard_ranks=fields.integer("shard_ranks", minimum=0, default=0),
+        keeps_weights=not fields.flag("reshard_after_forward", default=True),
     )
     fields.finish()
     sums = [sum(grid.shares(stage)) for stage in range(grid.pp)]
@@ -228,13 +250,13 @@ def _read_stages(
     tp, dp, pp = fields.any("tp"), fields.any("dp"), fields.integer("pp")
     own_words = [dict(record).get("recompute", "none") for record in records or ()]
     words = _read_recompute(fields.any("recompute", own_words or "none"), pp)
+    options = _read_options(fields, {})
     if records is None:
-        tp, dp, cp = fields.integer("tp"), fields.integer("dp"), fields.integer("cp", default=1)
+        degrees: dict[str, Any] = {"tp": fields.integer("tp"), "dp": fields.integer("dp")}
         return tuple(
-            GridStage(tp=tp, dp=dp, recompute=kind, recompute_layers=layers, cp=cp)
+            GridStage(recompute=kind, recompute_layers=layers, **degrees, **options)
             for kind, layers in words
         )
-    cp = fields.any("cp", None)
     if len(records) != pp or (virtual_stages == 1 and len(bounds) != pp + 1):
         message = f"job.strategy has pp {pp}, {len(records)} stages and bounds {list(bounds)}"
         raise ValueError(message)
@@ -247,18 +269,28 @@ def _read_stages(
             shares=_read_shares(stage, micro_batch_size),
             recompute=kind,
             recompute_layers=layers,
-            cp=stage.integer("cp", default=1),
+            **_read_options(stage, options),
         )
         found = stage.integers("layers")
         if virtual_stages == 1 and found != bounds[index : index + 2]:
             message = f"{stage.where}.layers is {list(found)}, bounds say {list(bounds)}"
             raise ValueError(message)
-        for key, wanted in (("tp", tp), ("dp", dp), ("cp", cp)):
+        for key, wanted in (("tp", tp), ("dp", dp)):
             if wanted not in {None, getattr(own, key)}:
                 message = f"{stage.where}.{key} is {getattr(own, key)}, all stages have {wanted}"
                 raise ValueError(message)
         stages.append(own)
     return tuple(stages)
+
+
+def _read_options(fields: Fields, otherwise: Mapping[str, Any]) -> dict[str, Any]:
+    """Read what is off where neither a stage nor, ``otherwise``, the strategy tells it."""
+    return {
+        "cp": fields.integer("cp", default=otherwise.get("cp", 1)),
+        "sequence_parallel": fields.flag(
+            "sequence_parallel", default=otherwise.get("sequence_parallel", False)
+        ),
+    }
 
 
 def _read_shares(stage: Fields, micro_batch_size: int) -> tuple[int, ...] | None:

@@ -91,11 +91,11 @@ class Attention(nn.Module):
 
     def forward(self, value: Tensor) -> Tensor:
         """Return ``(batch, tokens, hidden)`` for the same shape."""
-        batch, tokens, _ = value.shape
         shape = self.shape
         groups = shape.num_key_value_heads // self.parallel.size
         queries = shape.num_heads // shape.num_key_value_heads
         joint = self.qkv(self.parallel.enter(value))
+        batch, tokens, _ = joint.shape
         joint = joint.view(batch, tokens, groups, queries + 2, shape.head_size)
         query, key, content = joint.split((queries, 1, 1), dim=3)
         query, key, content = (part.flatten(2, 3).transpose(1, 2) for part in (query, key, content))

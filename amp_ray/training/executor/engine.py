@@ -203,6 +203,9 @@ class TorchEngine:
         tokens //= self.grid.cp
         if passage.tokens:
             tokens = passage.tokens[unit.token_slice]
+        assert instruction.peer is not None
+        if self.grid.divides_tokens(self.place.pp, instruction.peer % self.grid.pp):
+            tokens //= self.grid.stages[self.place.pp].tp
         return (end - first, tokens, *features)
 
 

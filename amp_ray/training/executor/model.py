@@ -46,24 +46,17 @@ class StageModel:
         self.messages = Messages(cuda=cuda)
         limit = dt.timedelta(seconds=job.communication_timeout_s)
         sharers = [grid.process(place.pp, place.dp, tp, place.cp) for tp in range(stage.tp)]
-        replicas = [
-            grid.process(place.pp, dp, place.tp, cp)
-            for dp in range(stage.dp)
-            for cp in range(stage.cp)
-        ]
         self.parallel = TensorParallel(
-            rank=place.tp, size=stage.tp, group=_group(sharers, limit), spans=spans
+            rank=place.tp,
+            size=stage.tp,
+            group=_group(sharers, limit),
+            divides_tokens=stage.sequence_parallel,
+            spans=spans,
         )
-        self.replicas = _group(replicas, limit)
+        self.replicas = _group(grid.replicas(place), limit)
         self.window = TokenWindow(context=_context(grid, place, limit))
         specs, self.loss = _layers(job, self.parallel, self.window)
-        blocks = _num_recomputed(grid, place.pp, len(specs))
-        self.chunks = build_chunks(
-            specs,
-            grid.chunks_of(place.pp),
-            blocks,
-            core_alone=stage.recompute == "selective",
-        )
+        self.chunks = _chunks(specs, grid, place.pp, self.parallel)
         self.num_parameters = sum(
             parameter.numel() for chunk in self.chunks for parameter in chunk.modules.parameters()
         )
@@ -115,6 +108,36 @@ def _layers(
         return image_layers(job.model, parallel, job.seed), picture_loss
     layers = text_layers(job.model, parallel, job.seed, window)
     return layers, CrossEntropy(job.model, parallel)
+
+
+def _chunks(
+    specs: Sequence[LayerSpec], grid: Grid, stage: int, parallel: TensorParallel
+) -> list[BuiltChunk]:
+    """Build the layers of every chunk of a stage."""
+    own, ends = grid.stages[stage], grid.chunks_of(stage)
+    blocks = _num_recomputed(grid, stage, len(specs))
+    built = build_chunks(specs, ends, blocks, core_alone=own.recompute == "selective")
+    if not own.sequence_parallel:
+        return built
+    return [
+        _with_edges(chunk, span, grid, stage, parallel)
+        for chunk, span in zip(built, ends, strict=True)
+    ]
+
+
+def _with_edges(
+    chunk: BuiltChunk, ends: tuple[int, int], grid: Grid, stage: int, parallel: TensorParallel
+) -> BuiltChunk:
+    """Divide the tokens of what comes whole into a chunk, and gather those of what leaves whole."""
+    before, after = (stage - 1) % grid.pp, (stage + 1) % grid.pp
+    splits = ends[0] > 0 and not grid.divides_tokens(stage, before)
+    joins = ends[1] < grid.bounds[-1] and not grid.divides_tokens(stage, after)
+    run = (
+        *([parallel.split] if splits else []),
+        *chunk.run,
+        *([parallel.join] if joins else []),
+    )
+    return chunk._replace(run=run)
 
 
 def _num_recomputed(grid: Grid, stage: int, num_layers: int) -> int:

@@ -100,6 +100,7 @@ def make_job(model: str, **changes: object) -> dict[str, Any]:
     names = (
         *(*strategy, "bounds", "recompute", "placement", "stages"),
         *("num_micro_batches", "virtual_stages", "token_slices", "cp"),
+        *("sequence_parallel", "shard_ranks", "reshard_after_forward"),
     )
     strategy |= {key: changes.pop(key) for key in names if key in changes}
     strategy.setdefault("bounds", [0, NUM_IMAGE_LAYERS if image else NUM_TEXT_LAYERS])

@@ -24,6 +24,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "cp2": ("llama", {"cp": 2}),
     "cp4-learned-positions": ("gpt2", {"cp": 4, "micro_batch_size": 2}),
     "cp2-tp2-recompute": ("llama", {"cp": 2, "tp": 2, "micro_batch_size": 4, "recompute": "full"}),
+    "cp2-tp2-sequence-parallel": (
+        "gpt2",
+        {"cp": 2, "tp": 2, "sequence_parallel": True, "micro_batch_size": 4},
+    ),
     "cp2-dp2-zero1": ("llama", {"cp": 2, "dp": 2, "micro_batch_size": 2, "zero_stage": 1}),
     "cp2-pp2-tied-uneven-core-again": ("gpt2", {**PIPELINE, "cp": 2, "recompute": "selective"}),
     "cp2-pp2-interleaved": (
