@@ -218,9 +218,6 @@ def _best(state: TunerState, knowledge: Knowledge) -> Iterator[_Choice]:
         )
 
 
-_NORMAL: Final = NormalDist()
-
-
 def to_repeat(status: TrialStatus, settings: TunerSettings) -> tuple[int, ...]:
     """Return the leaders to run again, first the one with the fewest runs, then the fastest.
 
