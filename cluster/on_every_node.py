@@ -66,7 +66,7 @@ def ask(host: SshHost, argv: Sequence[str], timeout_s: float) -> Answer:
         return Answer(host=host.name, exit_code=None, reason=str(error))
     finally:
         host.close()
-    return Answer(host=host.name, exit_code=done.exit_code, output=done.output + done.error)
+    return Answer(host=host.name, exit_code=done.returncode, output=done.stdout + done.stderr)
 
 
 def verdict(answer: Answer, timeout_s: float) -> str:

@@ -24,26 +24,19 @@ from amp_ray.spec.json_text import parse_json, shown
 
 Scope = Literal["device", "library", "site"]
 
+_CONSTANTS: Final[Mapping[Scope, tuple[str, ...]]] = {
+    "device": ("gemm_scale", "memory_efficiency", "profile_scale", "backward_scale"),
+    "library": (
+        *("host_scale", "host_backward_ratio", "host_s_per_micro_batch", "host_s_per_iteration"),
+        *("message_scale", "loss_bytes_per_logit", "context_scale", "allocator_scale"),
+    ),
+    "site": (
+        *("expert_imbalance", "intra_efficiency", "nic_efficiency", "latency_scale"),
+        PROGRAM_SCALE,
+    ),
+}
 SCOPES: Final[Mapping[str, Scope]] = MappingProxyType(
-    {
-        "gemm_scale": "device",
-        "memory_efficiency": "device",
-        "profile_scale": "device",
-        "backward_scale": "device",
-        "host_scale": "library",
-        "host_backward_ratio": "library",
-        "host_s_per_micro_batch": "library",
-        "host_s_per_iteration": "library",
-        "message_scale": "library",
-        "loss_bytes_per_logit": "library",
-        "context_scale": "library",
-        "allocator_scale": "library",
-        "expert_imbalance": "site",
-        "intra_efficiency": "site",
-        "nic_efficiency": "site",
-        "latency_scale": "site",
-        PROGRAM_SCALE: "site",
-    }
+    {name: scope for scope, names in _CONSTANTS.items() for name in names}
 )
 """What a constant is a property of, and so where it may be taken to: a device's constants to
 clusters of the same devices, a library's anywhere, a site's nowhere else."""

@@ -79,11 +79,6 @@ class MemoryProblem:
     prior_sigma: FloatArray  # shape ``(num_parameters,)``
     prior_error: float  # lognormal sigma of the memory estimate before any trial
 
-    @property
-    def num_trials(self) -> int:
-        """Trials that tell about memory."""
-        return len(self.limits) + len(self.peaks)
-
     def loss(self, values: FloatArray, error: float) -> float:
         """Return minus the logarithm of the posterior, but for a constant."""
         total = float(((values / self.prior_sigma) ** 2).sum()) / 2

@@ -13,48 +13,24 @@ from amp_ray.trials.outcome import CauseKind, Crashed, Outcome, OutOfMemory, Tim
 
 SignKind = CauseKind | Literal["memory", "lost", "deadline", "warm"]
 
-MEMORY_WORDS: Final = (
-    "out of memory",
-    "outofmemory",
-    "memoryerror",
-    "can't allocate memory",
-    "cannot allocate memory",
-    "not enough memory",
-    "std::bad_alloc",
-    "cuda_error_out_of_memory",
-    "cudaerrormemoryallocation",
-    "cublas_status_alloc_failed",
-)
-PORT_WORDS: Final = ("address already in use", "eaddrinuse")
-DISK_WORDS: Final = ("no space left on device", "disk quota exceeded")
-COMMUNICATION_WORDS: Final = (
-    "connection reset",
-    "connection closed",
-    "connection was closed",
-    "connection refused",
-    "connectionreseterror",
-    "connectionrefusederror",
-    "broken pipe",
-    "brokenpipeerror",
-    "socket timeout",
-    "socket closed",
-    "timed out waiting",
-    "disterror",
-    "distbackenderror",
-    "distnetworkerror",
-    "diststoreerror",
-    "processgroup",
-    "nccl",
-    "gloo",
-    "tcpstore",
-)
+_DISK_WORDS: Final = ("no space left on device", "disk quota exceeded")
+_TEXT_KINDS: Final[Mapping[SignKind, tuple[str, ...]]] = {
+    "memory": (
+        *("out of memory", "outofmemory", "memoryerror", "not enough memory", "std::bad_alloc"),
+        *("can't allocate memory", "cannot allocate memory", "cuda_error_out_of_memory"),
+        *("cudaerrormemoryallocation", "cublas_status_alloc_failed"),
+    ),
+    "port": ("address already in use", "eaddrinuse"),
+    "disk": _DISK_WORDS,
+    "communication": (
+        *("connection reset", "connection closed", "connection was closed", "connection refused"),
+        *("connectionreseterror", "connectionrefusederror", "broken pipe", "brokenpipeerror"),
+        *("socket timeout", "socket closed", "timed out waiting", "processgroup", "tcpstore"),
+        *("disterror", "distbackenderror", "distnetworkerror", "diststoreerror", "nccl", "gloo"),
+    ),
+}
+"""What a rank's last lines say in lower case, by kind; the first kind wins."""
 
-_TEXT_KINDS: Final[tuple[tuple[SignKind, tuple[str, ...]], ...]] = (
-    ("memory", MEMORY_WORDS),
-    ("port", PORT_WORDS),
-    ("disk", DISK_WORDS),
-    ("communication", COMMUNICATION_WORDS),
-)
 TRACEBACK: Final = "Traceback (most recent call last)"
 _NUM_ERROR_LINES: Final = 12
 
@@ -96,7 +72,7 @@ def kind_of_text(lines: Sequence[str]) -> SignKind:
         'memory'
     """
     text = "\n".join(error_lines(lines)).lower()
-    for kind, words in _TEXT_KINDS:
+    for kind, words in _TEXT_KINDS.items():
         if any(word in text for word in words):
             return kind
     return "crash"
@@ -309,7 +285,7 @@ def _speaker(message: Mapping[str, Any]) -> int:
 def _kind_of_event(data: Mapping[str, Any]) -> SignKind:
     """Sort a failure that a rank reports: the program does not tell a full disk from a crash."""
     kind = EVENT_KINDS.get(str(data.get("cause")), "crash")
-    is_full = any(word in str(data.get("message")).lower() for word in DISK_WORDS)
+    is_full = any(word in str(data.get("message")).lower() for word in _DISK_WORDS)
     return "disk" if kind == "crash" and is_full else kind
 
 

@@ -115,17 +115,10 @@ def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
     """
     record = {field.name: getattr(outcome, field.name) for field in fields(outcome)}
     record["measured_s"] = record.pop("iteration_time_s", None)
-    contract = {
-        "outcome": _NAMES[type(outcome)],
-        "measured_s": None,
-        "spread_s": None,
-        "peak_memory_bytes": None,
-        "wall_s": None,
-        "reason": None,
-    }
+    contract = ("measured_s", "spread_s", "peak_memory_bytes", "wall_s", "reason")
+    record = {"outcome": _NAMES[type(outcome)], **dict.fromkeys(contract), **record}
     return {
-        key: list(value) if isinstance(value, tuple) else value
-        for key, value in {**contract, **record}.items()
+        key: list(value) if isinstance(value, tuple) else value for key, value in record.items()
     }
 
 

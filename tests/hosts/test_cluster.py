@@ -60,7 +60,7 @@ def test_a_quota_holds_back_a_busy_host(bench: "Bench") -> None:
     )
     connection = SshHost(host.address, bench.ssh)
     bench.cluster.limit_cpu(host, 0.25)
-    limited = float(connection.run([sys.executable, "-c", program], timeout_s=120).output)
+    limited = float(connection.run([sys.executable, "-c", program], timeout_s=120).stdout)
     bench.cluster.limit_cpu(host, None)
     connection.close()
     assert limited < 0.3  # 0.6 s at a quarter of a core, and the start

@@ -115,14 +115,10 @@ class AgentLink:
         return bool(self._outbox) or self._is_writing
 
     @property
-    def stuck_s(self) -> float:
-        """Since the host took the last bytes, while some wait for it."""
-        return time.monotonic() - self._last_written if self._is_writing else 0.0
-
-    @property
     def is_reading(self) -> bool:
         """Whether the host takes what it is sent; one that does not for a whole lease is lost."""
-        return self.stuck_s <= self._settings.lease_s
+        stuck_s = time.monotonic() - self._last_written if self._is_writing else 0.0
+        return stuck_s <= self._settings.lease_s
 
     def send(self, **message: Any) -> None:  # noqa: ANN401 - JSON
         """Queue a message; a lost agent is reported through the sink, not here."""

@@ -4,7 +4,6 @@ import math
 import queue
 import reprlib
 import threading
-from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -112,10 +111,7 @@ class Inbox:
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[tuple[str, Message]] = queue.SimpleQueue()
-        self._rooms: defaultdict[str, threading.Semaphore] = defaultdict(
-            lambda: threading.Semaphore(_WINDOW)
-        )
-        self._lock = threading.Lock()
+        self._rooms: dict[str, threading.Semaphore] = {}
         self._gone: set[str] = set()
 
     def put(self, tag: str, message: Message) -> None:
@@ -137,5 +133,5 @@ class Inbox:
         self._gone.add(tag)
 
     def _room(self, tag: str) -> threading.Semaphore:
-        with self._lock:
-            return self._rooms[tag]
+        """Return the place of an agent; by one call, since threads ask at the same time."""
+        return self._rooms.setdefault(tag, threading.Semaphore(_WINDOW))

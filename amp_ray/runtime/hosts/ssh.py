@@ -7,8 +7,9 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any, Final, NoReturn
 
 import paramiko
@@ -43,15 +44,6 @@ _NO_GREETING: Final = (
 logging.getLogger("paramiko").setLevel(logging.CRITICAL)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Completed:
-    """A command that has ended."""
-
-    exit_code: int  # its exit code; negative for a signal
-    output: str
-    error: str
-
-
 class SshHost:
     """A host behind SSH; one connection, kept open between trials."""
 
@@ -79,7 +71,9 @@ class SshHost:
         """Connect, unless connected."""
         self._connected()
 
-    def run(self, argv: Sequence[str], *, timeout_s: float, text: str = "") -> Completed:
+    def run(
+        self, argv: Sequence[str], *, timeout_s: float, text: str = ""
+    ) -> CompletedProcess[str]:
         """Run a short command to its end, with ``text`` as its stdin."""
         with self._errors():
             session = self._start(argv)
@@ -92,7 +86,7 @@ class SshHost:
                 texts = output.read(), error.read()
                 code = session.recv_exit_status()
         decoded = [data.decode("utf-8", "replace") for data in texts]
-        return Completed(exit_code=code, output=decoded[0], error=decoded[1])
+        return CompletedProcess(argv, code, *decoded)
 
     def open_channel(self, argv: Sequence[str]) -> Channel:
         """Start a command that is talked to; see ``Host.open_channel``."""

@@ -11,7 +11,7 @@ from typing import Any, Final
 from amp_ray.errors import printable
 from amp_ray.runtime.hosts.agent.job import FOLDER_VARIABLE
 from amp_ray.runtime.hosts.host_files import HostFiles
-from amp_ray.trials.launch import FOLDER, Launch, RankCommand, is_secret, without_secrets
+from amp_ray.trials.launch import FOLDER, Launch, is_secret, without_secrets
 from amp_ray.trials.outcome import Outcome, outcome_to_json
 
 _RERUN_HEAD: Final = """#!/bin/sh
@@ -70,7 +70,11 @@ class TrialFolder:
             environment = {**rank["environment"], FOLDER_VARIABLE: FOLDER}
             variables = [_variable(key, text) for key, text in sorted(environment.items())]
             words = " ".join(["env", *variables, *map(_word, rank["argv"])])
-            lines.append(f"# {_ranks(command)} on {printable(command.host)}, {_slots(command)}")
+            slots, first = command.all_slots, command.rank
+            several = len(slots) > 1
+            ranks = f"ranks {first} to {first + len(slots) - 1}" if several else f"rank {first}"
+            shown = f"{'slots' if several else 'slot'} {', '.join(map(str, slots))}"
+            lines.append(f"# {ranks} on {printable(command.host)}, {shown}")
             lines.append(f"cd {where} && {words}\n")
         (self.path / "rerun.sh").write_text("\n".join(lines), encoding="utf-8")
 
@@ -121,13 +125,3 @@ def _word(text: str) -> str:
     """Quote a word for a shell, all but the place of the trial's folder."""
     parts = [shlex.quote(part) if part else "" for part in text.split(FOLDER)]
     return '"$FOLDER"'.join(parts) or "''"
-
-
-def _ranks(command: RankCommand) -> str:
-    last = command.rank + len(command.all_slots) - 1
-    return f"rank {command.rank}" if last == command.rank else f"ranks {command.rank} to {last}"
-
-
-def _slots(command: RankCommand) -> str:
-    word = "slot" if len(command.all_slots) == 1 else "slots"
-    return f"{word} {', '.join(map(str, command.all_slots))}"

@@ -5,7 +5,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from amp_ray.calibration.fingerprint import differences
@@ -216,13 +216,8 @@ class _Replay:
         is_clean = not lost and event.get("fault") is None
         if is_clean:
             del self.left[begun.trial_id]
-        self.open[event["number"]] = Open(
-            trial=begun.trial,
-            attempt=begun.attempt,
-            trial_id=begun.trial_id,
-            interrupted=is_clean,
-            lost=lost or begun.lost,
-        )
+        is_lost = lost or begun.lost
+        self.open[event["number"]] = replace(begun, interrupted=is_clean, lost=is_lost)
 
     def _end(self, event: Mapping[str, Any]) -> None:
         """A trial has its outcome; it has one only, and what is told later changes nothing."""

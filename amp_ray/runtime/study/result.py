@@ -4,7 +4,7 @@ import csv
 import io
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -136,7 +136,7 @@ def _parts(result: StudyResult, study: str) -> Iterator[tuple[str, Any]]:
         "recommendation",
         None if recommended is None else _recommendation_json(recommended, cluster),
     )
-    yield "certificate", None if certificate is None else _certificate_json(certificate)
+    yield "certificate", None if certificate is None else asdict(certificate)
     yield "calibration", None if calibration is None else calibration_to_json(calibration)
     ranked = enumerate(knowledge.ranking.results, start=1)
     yield "ranking", (row(each, position, state.experiment) for position, each in ranked)
@@ -168,19 +168,6 @@ def _recommendation_json(recommended: Recommendation, cluster: Cluster) -> dict[
             for tie in recommended.ties
         ],
         "reason": recommended.reason,
-    }
-
-
-def _certificate_json(certificate: Certificate) -> dict[str, Any]:
-    return {
-        "holds": certificate.holds,
-        "settled": certificate.settled,
-        "bound_s": certificate.bound_s,
-        "best_s": certificate.best_s,
-        "gain_fraction": certificate.gain_fraction,
-        "chance": certificate.chance,
-        "num_untested": certificate.num_untested,
-        "text": certificate.text,
     }
 
 

@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
 from amp_ray.errors import printable
@@ -34,15 +34,7 @@ class Finding:
 
     def to_json(self) -> dict[str, Any]:
         """Return the finding as it stands in ``doctor --json``."""
-        return {
-            "level": self.level,
-            "host": self.host,
-            "check": self.check,
-            "found": self.found,
-            "expected": self.expected,
-            "command": self.command,
-            "advice": self.advice,
-        }
+        return asdict(self)
 
     def __str__(self) -> str:
         parts = [f"{self.host}: {self.check}: {self.found}"]

@@ -86,26 +86,9 @@ class HostReport:
         as_root = as_root and self.facts is not None and self.facts.needs_sudo
         return shell_command(self.spec.login, argv, as_root=as_root)
 
-    def finding(
-        self,
-        level: Level,
-        check: str,
-        found: str,
-        *,
-        expected: str = "",
-        command: str | None = None,
-        advice: str = "",
-    ) -> Finding:
-        """Return what was found on this host."""
-        return Finding(
-            level=level,
-            host=self.spec.name,
-            check=check,
-            found=found,
-            expected=expected,
-            command=command,
-            advice=advice,
-        )
+    def finding(self, level: Level, check: str, found: str, **more: Any) -> Finding:  # noqa: ANN401
+        """Return what was found on this host; more are the other fields of a finding."""
+        return Finding(level=level, host=self.spec.name, check=check, found=found, **more)
 
     def ok(self, check: str, found: str) -> Finding:
         """Return that all is well."""

@@ -12,7 +12,6 @@ from click.testing import CliRunner, Result
 
 from amp_ray.errors import HostError, InputError
 from amp_ray.runtime.hosts.host import LocalHost
-from amp_ray.runtime.hosts.ssh import Completed
 from amp_ray.spec.access import SshSettings
 
 RunMain = Callable[..., Result]
@@ -23,14 +22,16 @@ SHOW_ARGUMENTS = "import json, sys; print(json.dumps(sys.argv[1:]))"
 class Host(LocalHost):
     """This machine under another name; the host called ``dead`` never answers."""
 
-    def run(self, argv: Sequence[str], *, timeout_s: float, text: str = "") -> Completed:
+    def run(
+        self, argv: Sequence[str], *, timeout_s: float, text: str = ""
+    ) -> subprocess.CompletedProcess[str]:
         if self.name == "dead":
             message = "dead: no answer within 10 s"
             raise HostError(message)
         ended = subprocess.run(
             argv, input=text, capture_output=True, text=True, timeout=timeout_s, check=False
         )
-        return Completed(exit_code=ended.returncode, output=ended.stdout, error=ended.stderr)
+        return ended
 
 
 @pytest.fixture
