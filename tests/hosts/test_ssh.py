@@ -30,8 +30,8 @@ def test_a_command_gets_its_words_unchanged(bench: "Bench") -> None:
     host = SshHost(bench.cluster.hosts[0].address, bench.ssh)
     ended = host.run([sys.executable, "-c", program, *HOSTILE], timeout_s=120, text="stdin")
     host.close()
-    assert (ended.exit_code, ended.error) == (0, "")
-    assert ended.output == repr(HOSTILE) + "stdin"
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout == repr(HOSTILE) + "stdin"
 
 
 def test_a_rank_gets_its_words_and_variables_unchanged(bench: "Bench", launcher: Launcher) -> None:
@@ -123,10 +123,10 @@ def test_the_configuration_names_hosts_users_keys_and_jumps(bench: "Bench") -> N
     config.write_text("\n".join(lines) + "\n", encoding="ascii")
     settings = dataclasses.replace(bench.ssh, config=str(config), identities=(), user=None)
     far = SshHost("far", settings)
-    assert far.run(["hostname"], timeout_s=120).output == "host2\n"
+    assert far.run(["hostname"], timeout_s=120).stdout == "host2\n"
     ended = far.run(["sh", "-c", "echo $SSH_CONNECTION"], timeout_s=120)
     far.close()
-    assert ended.output.split()[0] == first.address
+    assert ended.stdout.split()[0] == first.address
 
 
 def test_hosts_by_name_get_an_address_that_their_peers_can_reach(bench: "Bench") -> None:

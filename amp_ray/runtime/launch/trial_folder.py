@@ -72,9 +72,9 @@ class TrialFolder:
             words = " ".join(["env", *variables, *map(_word, rank["argv"])])
             slots, first = command.all_slots, command.rank
             several = len(slots) > 1
-            ranks = f"ranks {first} to {first + len(slots) - 1}" if several else f"rank {first}"
+            who = f"ranks {first} to {first + len(slots) - 1}" if several else f"rank {first}"
             shown = f"{'slots' if several else 'slot'} {', '.join(map(str, slots))}"
-            lines.append(f"# {ranks} on {printable(command.host)}, {shown}")
+            lines.append(f"# {who} on {printable(command.host)}, {shown}")
             lines.append(f"cd {where} && {words}\n")
         (self.path / "rerun.sh").write_text("\n".join(lines), encoding="utf-8")
 

@@ -28,10 +28,9 @@ class Host(LocalHost):
         if self.name == "dead":
             message = "dead: no answer within 10 s"
             raise HostError(message)
-        ended = subprocess.run(
+        return subprocess.run(
             argv, input=text, capture_output=True, text=True, timeout=timeout_s, check=False
         )
-        return ended
 
 
 @pytest.fixture
