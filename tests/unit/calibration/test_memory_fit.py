@@ -103,5 +103,4 @@ def test_no_constant_is_a_fit_too() -> None:
         prior_sigma=np.empty(0),
         prior_error=0.08,
     )
-    assert nothing.num_trials == 1
     assert fit_memory(nothing).values.tolist() == []
