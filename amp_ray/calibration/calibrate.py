@@ -35,8 +35,7 @@ from amp_ray.spec.strategy_json import strategy_to_json
 class Choice:
     """Which constants a calibration may fit."""
 
-    # These and no others; None leaves it to the rule in `amp_ray.calibration.choice`
-    names: tuple[str, ...] | None = None
+    names: tuple[str, ...] | None = None  # no others; None leaves it to the rule in `choice`
     most_time: int = 6  # how many constants of time the rule may choose
     most_memory: int = 2  # how many constants of memory it may choose
 

@@ -74,19 +74,16 @@ class RefusedConstant:
 class TrialRecord:
     """One trial that a calibration was made from."""
 
-    # The STRATEGY object of the JSON contract; ranks in device order if it has no placement
-    strategy: Mapping[str, Any]
+    strategy: Mapping[str, Any]  # a STRATEGY; ranks in device order if without placement
     outcome: Outcome
     tells_time: bool  # whether its time was learnt from
     measured_s: float | None
     spread_s: float | None  # interquartile range of its steps
     before_s: float  # predicted with every constant at its prior
     after_s: float  # predicted by this calibration
-    # Predicted by a calibration without this trial; None where it has no time
-    left_out_s: float | None
+    left_out_s: float | None  # by a calibration without this trial; None without a time
     peak_memory_bytes: tuple[float, ...]
-    # Predicted peak of each stage with every constant at its prior
-    peak_before_bytes: tuple[float, ...]
+    peak_before_bytes: tuple[float, ...]  # of each stage with every constant at its prior
     peak_after_bytes: tuple[float, ...]  # the same by this calibration
 
 
@@ -101,8 +98,7 @@ class Calibration:
     time_error: float  # lognormal sigma of a predicted time that is left, measurement included
     memory_error: float  # the same of a predicted peak
     time_constants: tuple[str, ...]  # names that ``covariance`` speaks of: all that times depend on
-    # Posterior covariance of their logarithms, row by row
-    covariance: tuple[tuple[float, ...], ...]
+    covariance: tuple[tuple[float, ...], ...]  # posterior of their logarithms, row by row
     trials: tuple[TrialRecord, ...]
 
     @property

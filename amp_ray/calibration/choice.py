@@ -8,13 +8,11 @@ import numpy as np
 from amp_ray.calibration.linear import FloatArray
 from amp_ray.spec.constants import PRIOR_SIGMA
 
-# The rule keeps a constant if trials leave at most this share of its prior uncertainty
-IDENTIFIED_SHARE: Final = 0.9
+IDENTIFIED_SHARE: Final = 0.9  # of the prior's uncertainty that trials may leave of a constant
 # A constant that a person names is fitted if trials leave at most this share: where they tell next
 # to nothing, its prior would be sold as a result
 TOLD_SHARE: Final = 0.99
-# Relative change of a time below which a constant has no effect, only rounding
-NO_EFFECT: Final = 1e-6
+NO_EFFECT: Final = 1e-6  # relative change of a time that is only rounding
 
 
 def prior_sigma(names: Sequence[str]) -> FloatArray:

@@ -22,8 +22,7 @@ _TOLERANCE: Final = 1e-8
 class LinearProblem:
     """Residuals ``r(x) = offset + slopes x`` with normal priors around 0."""
 
-    # Shape ``(num_trials,)``. Residual of each trial with every parameter at its prior.
-    offset: FloatArray
+    offset: FloatArray  # shape ``(num_trials,)``. Residuals with each parameter at its prior.
     slopes: FloatArray  # shape ``(num_trials, num_parameters)``
     prior_sigma: FloatArray  # shape ``(num_parameters,)``
     prior_error: float  # expected standard deviation of a residual
@@ -44,8 +43,7 @@ class LinearFit:
 
     values: FloatArray  # shape ``(num_parameters,)``
     error: float  # learnt standard deviation of a residual
-    # Shape ``(num_trials,)``. 1 for a trial that fits, towards 0 for an outlier.
-    weights: FloatArray
+    weights: FloatArray  # shape ``(num_trials,)``. 1 for a good fit, towards 0 for an outlier.
     # Shape ``(num_parameters, num_parameters)``. Posterior of the parameters.
     covariance: FloatArray
 

@@ -27,8 +27,7 @@ class StagePeaks:
     """Predicted peaks of a trial's stages; sums of parts that are proportional to constants."""
 
     prior_bytes: FloatArray  # shape ``(pp,)``. With every constant at its prior.
-    # Shape ``(pp, num_parameters)``. The part of it that grows with each constant.
-    parts_bytes: FloatArray
+    parts_bytes: FloatArray  # shape ``(pp, num_parameters)``. What grows with each constant.
 
     def at(self, values: FloatArray) -> FloatArray:
         """Return the peaks where the constants' logarithms have risen by ``values``."""
@@ -58,8 +57,7 @@ class Limit:
     predicted: StagePeaks
     limits_bytes: FloatArray  # shape ``(pp,)``. What their devices have.
     failed: bool  # whether the trial did not finish
-    # Chance that it failed for another reason: the launcher's time limit
-    other_probability: float = 0.0
+    other_probability: float = 0.0  # that it failed for another reason: the launcher's limit
 
     def loss(self, values: FloatArray, error: float) -> float:
         """Return minus the logarithm of the chance of what happened."""

@@ -20,15 +20,12 @@ UNSTEADY_FRACTION: Final = 0.25
 class Observation:
     """One trial and what came of it."""
 
-    # What was given; trials of one calibration may come from several experiments
-    experiment: Experiment
+    experiment: Experiment  # given; trials of one calibration may come from several
     strategy: Strategy
-    # ``measured``; ``oom`` for out of memory; ``failed`` for no result of unknown cause
-    outcome: Outcome
+    outcome: Outcome  # ``oom``: out of memory; ``failed``: no result of unknown cause
     measured_s: float | None = None  # seconds per iteration of a trial that was measured
     spread_s: float | None = None  # interquartile range of its steps, if known
-    # Measured peak of each stage, or one figure for the largest of all; empty if nobody looked
-    peak_memory_bytes: tuple[float, ...] = ()
+    peak_memory_bytes: tuple[float, ...] = ()  # of each stage, or of the largest; empty if unknown
     where: Where | None = None
 
     def __post_init__(self) -> None:

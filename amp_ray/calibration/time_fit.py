@@ -27,8 +27,7 @@ from amp_ray.calibration.observation import Observation
 from amp_ray.calibration.predictions import PRIOR, TIME_CONSTANTS, Plan, Point, Predictor
 from amp_ray.spec.constants import PROGRAM_SCALE
 
-# Prior sigmas that one step may go: beyond, the linear model is not to be trusted
-_FURTHEST: Final = 1.5
+_FURTHEST: Final = 1.5  # prior sigmas of one step: beyond, the linear model is not trusted
 _CLOSE: Final = 0.02  # a step of less than this share of every prior sigma ends the search
 # Sigmas of what the constants of time may explain: where trials are off by more, all of them in the
 # same way, a common factor is the likelier cause

@@ -34,11 +34,9 @@ from amp_ray.trials.profile.tables import RECORDS_FILE
 
 _LOGGER = logging.getLogger(__name__)
 _SHIPPED: Final = "shipped:"  # prefix of a path that means a folder of the package's own profiles
-# Of the files that a profile is made of; plots and notes may lie beside them
-_PROFILE_SUFFIXES: Final = (".csv", ".yaml")
+_PROFILE_SUFFIXES: Final = (".csv", ".yaml")  # of a profile's files; plots may lie beside them
 _INPUT_SUFFIXES: Final = (".yaml", ".yml", ".csv")
-# UTF-8, with or without the mark that spreadsheet programs put in front
-_ENCODING: Final = "utf-8-sig"
+_ENCODING: Final = "utf-8-sig"  # with or without the mark that spreadsheet programs put in front
 _MOST_CHARACTERS: Final = 2**25  # of an input file: a million strategies
 
 

@@ -20,8 +20,7 @@ from amp_ray.spec.hostfile import parse_hostfile
 from amp_ray.spec.yaml_text import parse_yaml
 from amp_ray.trials.doctor.devices import resembles
 
-# Between processes of one host, which has no link of its own: a figure to begin with
-_CPU_GBIT_PER_S: Final = 20
+_CPU_GBIT_PER_S: Final = 20  # within a host, which has no link of its own: to begin with
 _PRESETS: Final = "data/presets.yaml"
 
 _TEXT: Final = """\

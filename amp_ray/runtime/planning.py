@@ -38,8 +38,7 @@ from amp_ray.spec.strategy_file import Given
 
 OURS: Final = "amp-ray"  # our own cost model
 NUM_INTERVALS: Final = 20  # rows that tell how far their time may be off
-# The planner whose placements come from the order of the nodes: its space is the uniform one
-AMP_2022: Final = "amp-2022"
+AMP_2022: Final = "amp-2022"  # places in the order of the nodes: its space is the uniform one
 ACESO_2024: Final = "aceso-2024"  # the planner whose stages are cut between operators
 
 

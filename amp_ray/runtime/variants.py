@@ -16,8 +16,7 @@ from amp_ray.spec.yaml_text import parse_value
 from amp_ray.units import GIB
 
 MOST_VARIANTS: Final = 1000  # plans of one sweep; more is most often a slip
-# Up to the knee of a scaling curve, this share of what is added comes out as throughput
-KNEE: Final = 0.5
+KNEE: Final = 0.5  # up to the knee, this share of what is added comes out as throughput
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +54,7 @@ class Variant:
 class Variants:
     """Plans changed experiments, all by one cost model."""
 
-    # Returns the experiment with some keys set, each ``KEY=VALUE``
-    load: Callable[[Sequence[str]], Experiment]
+    load: Callable[[Sequence[str]], Experiment]  # the experiment with keys set, each ``KEY=VALUE``
     cost_model: str
     workers: Workers = AUTO
 
@@ -156,8 +154,7 @@ class Advice:
 
     what: str  # in words
     variant: Variant
-    # Samples per second over those of today's best plan; None where one of both is not
-    speedup: float | None
+    speedup: float | None  # in samples per second over today's best plan; None without one
 
     def to_json(self) -> dict[str, Any]:
         """Return one entry of ``advice`` of ``explain --json``."""

@@ -30,8 +30,7 @@ from amp_ray.units import BITS_PER_BYTE, MIB
 
 _READY_TIMEOUT_S: Final = 20.0
 _POLL_S: Final = 0.02
-# Lowest timer frequency of common kernels: a token bucket must hold one tick's bytes
-_TBF_TICKS_PER_S: Final = 250
+_TBF_TICKS_PER_S: Final = 250  # of common kernels, at least: a bucket must hold a tick's bytes
 _TBF_MIN_BURST_BYTES: Final = 64 * 1024
 
 # The keeper: PID 1 of the outer PID namespace reads the pipe; its end takes all hosts along.
@@ -61,10 +60,8 @@ exec /usr/sbin/sshd -D -e -f "$2/sshd_config"
 """
 
 
-# Shorter than the kernel's default, so that short steps see the quota too
-_PERIOD_US: Final = 20_000
-# Weight of one task's group in each version; the whole cluster runs about one task per core
-_DEFAULT_SHARES: Final = {1: 1024, 2: 100}
+_PERIOD_US: Final = 20_000  # shorter than the kernel's default, for short steps
+_DEFAULT_SHARES: Final = {1: 1024, 2: 100}  # weight of one task; the cluster runs one per core
 _MOST_SHARES: Final = {1: 262_144, 2: 10_000}  # what the kernel accepts
 
 
@@ -129,8 +126,7 @@ def _prepare(folder: Path, version: int, weight: int) -> None:
     (folder / "cpu.weight").write_text(text, encoding="ascii")
 
 
-# Of the bridge, in a namespace of its own: it cannot clash with a real network
-CONTROLLER_ADDRESS: Final = "10.77.0.1"
+CONTROLLER_ADDRESS: Final = "10.77.0.1"  # of the bridge, in its own namespace: no clash
 SSH_PORT: Final = 22  # of every host, each in its own network namespace
 HOME: Final = "/run/home"  # of root on every host, on its private disk
 

@@ -82,8 +82,7 @@ def launch_order(placement: Sequence[Place]) -> tuple[Place, ...]:
 
 PROGRAM: Final = "amp_ray.training"
 
-# Beside the job file, for people: to read a trial, and to repeat it with DeepSpeed's tools
-CONFIG_FILE: Final = "ds_config.json"
+CONFIG_FILE: Final = "ds_config.json"  # beside the job file, for people and DeepSpeed's tools
 HOSTFILE: Final = "hostfile"
 # Usual ones: a trial's steps take the same time with any, but losses should stay finite
 LEARNING_RATES: Final = {"sgd": 1e-2}

@@ -21,12 +21,10 @@ _SECRET: Final = re.compile(
     r"TOKEN|KEY|SECRET|PASSW|PASSPHRASE|CREDENTIAL|AUTH|COOKIE", re.IGNORECASE
 )
 
-# In the trial's folder on the host of rank 0: without it nothing was measured
-RESULT_FILE: Final = "result.json"
+RESULT_FILE: Final = "result.json"  # on the host of rank 0: without it nothing was measured
 
 
-# Beside it: when every rank began and ended its instructions in the last step
-TIMELINE_FILE: Final = "timeline.json"
+TIMELINE_FILE: Final = "timeline.json"  # beside it: every rank's instructions in the last step
 
 
 def is_secret(name: str) -> bool:
@@ -53,8 +51,7 @@ class RankCommand:
     slot: int
     argv: tuple[str, ...]  # program and arguments; no shell ever sees them
     environment: Mapping[str, str]
-    # Device indices of all its ranks in their order; empty for one rank
-    slots: tuple[int, ...] = ()
+    slots: tuple[int, ...] = ()  # devices of all its ranks in order; empty for one rank
 
     @property
     def all_slots(self) -> tuple[int, ...]:
@@ -68,15 +65,13 @@ class Launch:
 
     trial_id: str  # unique; a folder is named after it and its result has to carry it
     commands: tuple[RankCommand, ...]  # in the order of their ranks, rank 0 first
-    # Relative path to content, put into the trial's folder on every host
-    files: Mapping[str, bytes]
+    files: Mapping[str, bytes]  # content by path, put into the trial's folder on every host
     environment: Mapping[str, str]
     cwd: str | None = None  # where the programs start, on every host; None for the trial's folder
     timeout_s: float = 600.0
     # Patterns of the file names that are brought back from every host
     collect: tuple[str, ...] = (RESULT_FILE, "rank-*.log")
-    # A line of a rank's log with one of them is brought back however long the log is
-    words: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()  # a line of a rank's log with one is brought back in any case
     # Whether lines of its output that are JSON objects with an ``event`` first, and with the tag
     # from the environment, are messages to us; only our own programs send any
     sends_events: bool = True

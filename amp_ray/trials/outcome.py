@@ -30,8 +30,7 @@ class Measured:
     spread_s: float  # interquartile range of the same steps
     step_time_s: tuple[float, ...]  # all steps, each the maximum over ranks
     num_warmup_steps: int  # how many of them, from the first, count as warm-up
-    # Per stage, where the program tells; else of the trial, or empty
-    peak_memory_bytes: tuple[int, ...]
+    peak_memory_bytes: tuple[int, ...]  # per stage, where the program tells; else of all, or empty
     wall_s: float
 
     def __post_init__(self) -> None:
@@ -73,8 +72,7 @@ class TimedOut:
 
     reason: str
     timeout_s: float
-    # Last lines of a rank that was still running, where one was stopped of that one
-    lines: tuple[str, ...]
+    lines: tuple[str, ...]  # last ones of a rank that still ran, of a stopped one if there is any
     wall_s: float
 
 

@@ -18,8 +18,7 @@ from amp_ray.spec.model import PLANNED_ONLY, TRAINED, LayerKind, Model, ModelSha
 from amp_ray.spec.recompute import FULL
 from amp_ray.spec.strategy import Strategy, stage_bounds
 
-# The runtime of our training program that needs no DeepSpeed, and runs any stages
-PLAIN_TORCH: Final = "torch"
+PLAIN_TORCH: Final = "torch"  # our training program without DeepSpeed, which runs any stages
 # What our training program runs: its own experiments, and those published by AMP's authors
 RUNTIMES: Final = ("deepspeed", PLAIN_TORCH, "amp-2022", "amp-2022-transgan")
 MAX_ZERO_STAGE: Final = 1  # DeepSpeed refuses ZeRO-2 and ZeRO-3 with a PipelineModule

@@ -4,11 +4,9 @@ from collections.abc import Mapping, Sequence
 from statistics import median, quantiles
 from typing import Final
 
-# Median absolute deviation to standard deviation, for a normal distribution
-MAD_TO_SIGMA: Final = 1.4826
+MAD_TO_SIGMA: Final = 1.4826  # median absolute to standard deviation of a normal distribution
 NUM_SIGMAS: Final = 3.0
-# A first step that is less than this slower is no warm-up, however steady the others are
-MIN_EXCESS_FRACTION: Final = 0.05
+MIN_EXCESS_FRACTION: Final = 0.05  # a first step that is less than this slower is no warm-up
 MIN_STEPS_FOR_QUARTILES: Final = 2
 
 
@@ -50,8 +48,7 @@ def count_warmup_steps(step_time_s: Sequence[float]) -> int:
     return next((index for index in range(half) if step_time_s[index] <= limit), half)
 
 
-# No optimizer step is faster than the launch of a single kernel, which takes microseconds
-LEAST_STEP_S: Final = 1e-6
+LEAST_STEP_S: Final = 1e-6  # less than the launch of a single kernel, which takes microseconds
 LONGEST_STEP_S: Final = 1e6  # eleven days: more than any trial lasts
 
 

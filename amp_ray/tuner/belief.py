@@ -17,8 +17,7 @@ from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import Strategy
 
 FloatArray = NDArray[np.float64]
-# Of a time that counts as measured: what rounding leaves, and never below
-_LEAST_VARIANCE: Final = 1e-12
+_LEAST_VARIANCE: Final = 1e-12  # of a time that counts as measured: what rounding leaves
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -95,16 +94,13 @@ def log_residuals(calibration: Calibration) -> FloatArray:
     )
 
 
-# Points of the quadrature over the errors' scale: twice as many change chances by less than 0.1 %
-_NUM_SCALES: Final = 32
+_NUM_SCALES: Final = 32  # quadrature over the errors' scale: twice as many change it by 0.1 %
 # Ends of that quadrature in standard deviations of the scale's logarithm, whose lower tail is the
 # longer one
 _LOWEST: Final = -8.0
 _HIGHEST: Final = 3.0
-# Of the search for a bound: to 0.003 % of an error of 30 %, far below what can be measured
-_NUM_HALVINGS: Final = 20
-# Where it begins: so many sigmas before the fastest expectation nothing is left to doubt
-_FARTHEST: Final = 100.0
+_NUM_HALVINGS: Final = 20  # to 0.003 % of an error of 30 %, far below what can be measured
+_FARTHEST: Final = 100.0  # so many sigmas before the fastest expectation there is no doubt
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -8,8 +8,7 @@ from amp_ray.calibration import Calibration, Observation, Predictor, calibrate
 from amp_ray.spec.experiment import Experiment
 
 Key = tuple[Observation, ...]
-# How many calibrations are kept: a driver asks for the same one a few times in a row
-MOST_CALIBRATIONS: Final = 4
+MOST_CALIBRATIONS: Final = 4  # a driver asks for the same one a few times in a row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -75,10 +75,8 @@ class CalibratedPredictions:
     given: Experiment  # the experiment, with the constants that are the priors
     candidates: Sequence[Estimate]  # uncalibrated
     calibration: Calibration | None  # None where there is no trial
-    # Indices of the strategies that the calibration was made from, in its order
-    observed: Sequence[int]
-    # Indices of the candidates to predict; those of ``observed`` are among them
-    judged: tuple[int, ...]
+    observed: Sequence[int]  # indices of what the calibration was made from, in its order
+    judged: tuple[int, ...]  # indices to predict; those of ``observed`` are among them
     unrun: tuple[int, ...]
     predictor: Predictor
 

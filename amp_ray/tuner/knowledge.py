@@ -19,13 +19,11 @@ from amp_ray.tuner.calibrated_predictions import CalibratedPredictions
 from amp_ray.tuner.state import TrialRecord, TunerState
 from amp_ray.tuner.trial_status import TrialStatus, observations, status_of
 
-# A calibration to more strategies takes seconds and hardly tells more
-MOST_OBSERVATIONS: Final = 200
+MOST_OBSERVATIONS: Final = 200  # more take seconds and hardly tell more
 # Candidates that nobody has run whose errors are worked out, the most promising ones: each costs
 # about thirty predictions once. The others share one cautious guess.
 MOST_JUDGED: Final = 512
-# The same before the first measurement, when only the first launches are to be chosen
-MOST_JUDGED_AT_FIRST: Final = 32
+MOST_JUDGED_AT_FIRST: Final = 32  # before a measurement, to choose the first launches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -35,8 +33,7 @@ class Knowledge:
     experiment: Experiment  # with calibrated constants
     calibration: Calibration | None  # None before the first measurement
     status: TrialStatus
-    # Calibrated predictions, in the order of the study's candidates
-    estimates: tuple[Estimate, ...]
+    estimates: tuple[Estimate, ...]  # calibrated, in the order of the study's candidates
     belief: Belief  # the joint distribution of those candidates whose errors were worked out
     widening: float  # by what factor errors have turned out larger than the model says
     ranking: Ranking  # all candidates by calibrated prediction
@@ -142,8 +139,7 @@ def _promising(state: TunerState, status: TrialStatus, most: int) -> tuple[int, 
     return tuple(sorted({*running, *waiting[:most]}))
 
 
-# So many of the latest forecasts count: older ones were made by a model that knew less
-NUM_LATEST: Final = 2 * PRIOR_TRIALS
+NUM_LATEST: Final = 2 * PRIOR_TRIALS  # latest forecasts that count: older ones knew less
 _SAME: Final = 1e-9  # relative difference of two predictions that are the same one
 
 

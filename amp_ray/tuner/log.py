@@ -19,8 +19,7 @@ class Log(Sequence[Item]):
         ['c', 'b']
     """
 
-    # Runs of `CHUNK` items; only the last one may be shorter
-    chunks: tuple[tuple[Item, ...], ...] = ()
+    chunks: tuple[tuple[Item, ...], ...] = ()  # runs of `CHUNK` items; the last may be shorter
 
     def __len__(self) -> int:
         return CHUNK * (len(self.chunks) - 1) + len(self.chunks[-1]) if self.chunks else 0

@@ -19,8 +19,7 @@ from amp_ray.tuner.trial_status import IQR_PER_SIGMA, Figure, TrialStatus, statu
 
 # How far a run may lie from another one of the same strategy before one counts as disturbed
 _REPEAT_SIGMA: Final = UNSTEADY_FRACTION / IQR_PER_SIGMA
-# So many of a budget's last trials go to uncertain leaders rather than to something new
-_MOST_RESERVED: Final = 2
+_MOST_RESERVED: Final = 2  # of a budget's last trials, for uncertain leaders
 
 
 _NORMAL: Final = NormalDist()

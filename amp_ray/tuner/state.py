@@ -65,11 +65,9 @@ class TunerState:
     """All that a study knows. Every change makes a new one; the old one stays valid."""
 
     experiment: Experiment
-    # In the order of the uncalibrated ranking, feasible ones first
-    candidates: tuple[Estimate, ...]
+    candidates: tuple[Estimate, ...]  # as in the uncalibrated ranking, feasible ones first
     settings: TunerSettings
-    # Indices of the candidates in the order in which policies other than ``best`` go
-    order: tuple[int, ...]
+    order: tuple[int, ...]  # indices in the order of policies other than ``best``
     trials: Log[TrialRecord]  # every trial, by number
     # The index of every candidate's strategy
     index_of: Mapping[Strategy, int] = field(repr=False, compare=False)

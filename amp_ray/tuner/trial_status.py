@@ -14,8 +14,7 @@ from amp_ray.trials.outcome import Crashed, Measured, OutOfMemory, TimedOut, Unr
 from amp_ray.tuner.state import TunerState
 
 IQR_PER_SIGMA: Final = 1.349  # interquartile range of a normal distribution in units of its sigma
-# A strategy during which hosts fell silent so often is not tried again: it may be the cause
-MOST_UNREACHABLE: Final = 2
+MOST_UNREACHABLE: Final = 2  # times; hosts fell silent so often: the strategy may be the cause
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,11 +38,9 @@ class TrialStatus:
     """The status of candidates, by index."""
 
     figures: Mapping[int, Figure]  # measured ones
-    # Those that only ran out of memory, with the number of the last trial
-    out_of_memory: Mapping[int, int]
+    out_of_memory: Mapping[int, int]  # only ran out of memory, with the number of the last trial
     closed: frozenset[int]  # what is not to be run as something new again
-    # Closed without telling anything: timed out, crashed, or hosts fell silent
-    silent: frozenset[int]
+    silent: frozenset[int]  # timed out, crashed, or hosts fell silent: they tell nothing
     running: tuple[int, ...]  # what runs now, in the order of the trials
     launched: Mapping[int, int]
 

@@ -56,14 +56,11 @@ _NUM_CLOCK_READINGS: Final = 5
 _END_TIMEOUT_S: Final = 2.0
 
 REACH_S: Final = 5.0  # for a connection between two hosts of one network
-# A GPU driver that wakes up takes seconds per GPU; everything else is there in one
-_FACTS_S: Final = 30.0
-# The first import of torch and DeepSpeed from a network file system takes minutes
-_DEEP_FACTS_S: Final = 180.0
+_FACTS_S: Final = 30.0  # a GPU driver that wakes up takes seconds per GPU, all else one
+_DEEP_FACTS_S: Final = 180.0  # the first import of torch from a network file system takes minutes
 _MAX_PORT: Final = 65535
 _MARGIN_S: Final = 5.0  # for an answer to travel, on top of what finding it may take
-# Each has the connection's own limit: TCP, the server's greeting, the login
-_CONNECT_STEPS: Final = 3
+_CONNECT_STEPS: Final = 3  # each with the connection's limit: TCP, the server's greeting, the login
 # No answer, or one that no probe gives
 _WRONG: Final = (HostError, LookupError, TypeError, ValueError, ArithmeticError, AttributeError)
 _KNOWN_LATER: Final = ("{", "@AMP_RAY_")  # in a variable that only a trial can fill in

@@ -34,8 +34,7 @@ class Watch:
     """What a launcher looks at while a trial runs."""
 
     listener: Listener = _ignore
-    # Set by whoever wants the trial to end now
-    interrupted: threading.Event = field(default_factory=threading.Event)
+    interrupted: threading.Event = field(default_factory=threading.Event)  # somebody wants an end
 
     def check(self) -> None:
         """Raise `InterruptedTrialError` if somebody wants an end."""
@@ -46,10 +45,8 @@ class Watch:
 _LOGGER = logging.getLogger(__name__)
 
 _POLL_S: Final = 0.1
-# What agents may take to end, and then the sweep of those that did not, after an interruption
-_HASTE_S: Final = 2.0
-# Hosts that are connected to at the same time: a login takes this machine's CPU, too
-_AT_ONCE: Final = 32
+_HASTE_S: Final = 2.0  # for agents to end, then for the sweep of others, after an interruption
+_AT_ONCE: Final = 32  # logins at the same time, which take this machine's CPU, too
 _CLAIM_PAUSE_MS: Final = 1000
 _MS_PER_S: Final = 1000
 _OWNER_BYTES: Final = 4

@@ -9,10 +9,8 @@ from typing import Any, Final
 from amp_ray.runtime.hosts.agent.job import MAX_FILES, RANK_LOG
 from amp_ray.runtime.hosts.agent.wire import is_plain_name, printable, unpack
 
-# Of one file that is brought back; of a longer one, the end, and of a log both ends
-COLLECT_BYTES: Final = 16 * 1024 * 1024
-# Of all logs of one host together, and of all other files: with many, each may be shorter
-COLLECT_BYTES_IN_ALL: Final = 512 * 1024 * 1024
+COLLECT_BYTES: Final = 16 * 1024 * 1024  # of one file; of a longer one the end, of a log both ends
+COLLECT_BYTES_IN_ALL: Final = 512 * 1024 * 1024  # of all logs of a host, and of all its other files
 _SPARE_BYTES: Final = 64 * 1024
 _FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 

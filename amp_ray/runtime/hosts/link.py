@@ -30,10 +30,8 @@ from amp_ray.runtime.hosts.host import Host
 from amp_ray.runtime.hosts.messages import Message, check_message
 
 Sink = Callable[[str, Message], None]  # takes the tag of an agent and its message, on any thread
-# Of what an agent may say in one trial, the files that it sends not counted
-MESSAGE_BYTES: Final = 16 * 1024 * 1024
-# Of what a login shell may print, or somebody may write into the pipe
-NOISE_BYTES: Final = 256 * 1024
+MESSAGE_BYTES: Final = 16 * 1024 * 1024  # of messages of an agent in one trial, but for files
+NOISE_BYTES: Final = 256 * 1024  # of what a login shell prints, or somebody writes into the pipe
 _NUM_NOISE_LINES: Final = 5
 _NOISE_LINE_BYTES: Final = 500
 _SPARE_BEATS: Final = 100
@@ -54,8 +52,7 @@ class AgentSettings:
     import_timeout_s: float = 300.0
     settle_s: float = 0.2  # what a rank's peers get to tell their story when it has failed
     isolate: bool = True  # whether an agent takes a PID namespace of its own where it can
-    # Folder of all trials' folders on the hosts; None for their TMPDIR, else /tmp
-    base: str | None = None
+    base: str | None = None  # of all trials' folders on the hosts; None for TMPDIR, else /tmp
 
     def __post_init__(self) -> None:
         if self.lease_s < 2 * self.heartbeat_s:

@@ -101,8 +101,7 @@ def clean(message: Message) -> Message:
     return cleaned
 
 
-# Messages of one agent that may wait here: they are what a flood can take of our memory
-_WINDOW: Final = 8
+_WINDOW: Final = 8  # messages of one agent that may wait here: a flood can take no more memory
 _POLL_S: Final = 0.5
 
 

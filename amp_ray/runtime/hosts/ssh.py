@@ -30,8 +30,7 @@ from amp_ray.spec.access import SshSettings
 
 _MS_PER_S: Final = 1000
 _READ_BYTES: Final = 64 * 1024
-# How long sent bytes may stay unacknowledged; paramiko's keepalive detects nothing
-_TCP_TIMEOUT_S: Final = 5.0
+_TCP_TIMEOUT_S: Final = 5.0  # for unacknowledged bytes; paramiko's keepalive detects nothing
 
 _NO_GREETING: Final = (
     *("No existing session", "Error reading SSH protocol banner"),

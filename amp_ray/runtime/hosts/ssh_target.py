@@ -11,8 +11,7 @@ from typing import Any, Final
 from amp_ray.errors import HostError, InputError
 from amp_ray.spec.access import SshSettings
 
-# From a host to what the OpenSSH client configuration says of it, keys in lower case
-Lookup = Callable[[str], Mapping[str, Any]]
+Lookup = Callable[[str], Mapping[str, Any]]  # what OpenSSH's configuration says, in lower case
 DEFAULT_PORT: Final = 22  # of SSH, RFC 4251
 _NAME: Final = r"[A-Za-z0-9_][A-Za-z0-9._-]*"
 _TARGET: Final = re.compile(

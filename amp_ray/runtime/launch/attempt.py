@@ -59,14 +59,11 @@ class Contents:
 INTERFACE_VARIABLES: Final = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 
 _PREPARE_TIMEOUT_S: Final = 10.0
-# For all files to or from a host; neither counts as time of the ranks
-TRANSFER_TIMEOUT_S: Final = 600.0
+TRANSFER_TIMEOUT_S: Final = 600.0  # for all files to or from a host; no time of the ranks
 _STALL_TIMEOUT_S: Final = 30.0  # without another piece of a file from a host that sends files
-# What an agent may be late after its deadline before the controller ends the trial itself
-_MARGIN_S: Final = 2.0
+_MARGIN_S: Final = 2.0  # what an agent may be late before the controller ends the trial itself
 _POLL_S: Final = 0.1
-# What this thread may be late; where it is later, the threads that listen to hosts are, too
-_LATE_S: Final = 2 * _POLL_S
+_LATE_S: Final = 2 * _POLL_S  # of this thread; then those that listen to hosts are late, too
 _LATE_FACTOR: Final = 10.0  # for so many times as long no host is taken for silent
 
 

@@ -16,8 +16,7 @@ from amp_ray.errors import AmpRayError
 from amp_ray.trials.own_program.metrics import LogFormat, log_names, read_logs
 from amp_ray.trials.result import Measurement
 
-# Far more than the patterns take that people write; logs are searched at some 20 MiB/s
-LIMIT_S: Final = 20.0
+LIMIT_S: Final = 20.0  # far more than people's patterns take; some 20 MiB/s are usual
 LIMIT_S_PER_MIB: Final = 2.0
 _BYTES_PER_MIB: Final = 2**20
 # With the folders that this process imports from, and nothing from where the user is

@@ -28,10 +28,8 @@ from amp_ray.runtime.study.pool import (
 from amp_ray.trials.outcome import Outcome, Unreachable
 
 _LOGGER = logging.getLogger(__name__)
-# For all actors, side by side: a new process takes 1 s, on a busy machine 10 s
-START_TIMEOUT_S: Final = 60.0
-# For all groups, side by side: hosts that do not answer take a connection's time-out each
-SWEEP_TIMEOUT_S: Final = 120.0
+START_TIMEOUT_S: Final = 60.0  # for all, side by side: a new process takes 1 s, if busy 10 s
+SWEEP_TIMEOUT_S: Final = 120.0  # side by side; silent hosts take a connection's time-out each
 
 
 class ActorLostError(AmpRayError):

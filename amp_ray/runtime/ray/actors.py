@@ -45,24 +45,16 @@ from amp_ray.runtime.ray.trial_worker import Home, MakeRunner, TrialWorker
 from amp_ray.units import MIB
 
 _LOGGER = logging.getLogger(__name__)
-# Of a cluster that is started here: it holds one experiment and a few results
-OBJECT_STORE_BYTES: Final = 256 * MIB
-# To fetch a result that is ready: more than Ray needs to notice that a node has died
-FETCH_TIMEOUT_S: Final = 30.0
-# How long a cluster's head may be silent. After 60 s Ray would end this process.
-LOST_TIMEOUT_S: Final = 12.0
-# To disconnect from a cluster that is lost: 1 to 7 s, or for ever if its head hangs
-LEAVE_TIMEOUT_S: Final = 15.0
-# Until the first worker answers: a new process takes 1 s, on a busy machine 10 s
-START_TIMEOUT_S: Final = 60.0
-# Without any answer: the largest known candidates take 0.1 s, a dead node is noticed in 30 s
-SILENCE_TIMEOUT_S: Final = 300.0
+OBJECT_STORE_BYTES: Final = 256 * MIB  # of our own cluster: one experiment and a few results
+FETCH_TIMEOUT_S: Final = 30.0  # of a ready result: longer than Ray takes to notice a death
+LOST_TIMEOUT_S: Final = 12.0  # of a silent head; after 60 s Ray would end this process
+LEAVE_TIMEOUT_S: Final = 15.0  # of a lost cluster: 1 to 7 s, or for ever if its head hangs
+START_TIMEOUT_S: Final = 60.0  # until the first worker answers: 1 s, on a busy machine 10 s
+SILENCE_TIMEOUT_S: Final = 300.0  # without any answer: a dead node is noticed in 30 s
 BATCHES_PER_WORKER: Final = 32  # enough that all workers end about together; a task costs 2 ms
-# How often it is looked whether the cluster is alive, and how long its head may take to answer
-WATCH_S: Final = 2.0
+WATCH_S: Final = 2.0  # between looks at the cluster, and for its head to answer
 RAYLET_DIED: Final = "its process on this machine, the raylet, has died"
-# How often a wait for answers is interrupted to see whether the cluster is alive
-POLL_S: Final = 0.5
+POLL_S: Final = 0.5  # how often a wait for answers stops to see whether the cluster lives
 
 
 # ---------------------------------------------------------------------------- connection

@@ -16,17 +16,14 @@ from urllib.parse import urlsplit
 from amp_ray.errors import AmpRayError, InputError
 
 _LOGGER = logging.getLogger(__name__)
-# The address of a cluster of this machine alone, which is started and ended by us
-LOCAL: Final = "local"
+LOCAL: Final = "local"  # of this machine alone, started and ended by us
 AUTO: Final = "auto"  # the address of the cluster that was started on this machine last
 REACH_TIMEOUT_S: Final = 5.0  # for a cluster's head to answer; Ray itself would try for minutes
-# Of the folder for temporary files: paths of Ray's sockets, 84 letters longer, may have 107
-MAX_PARENT_LENGTH: Final = 22
+MAX_PARENT_LENGTH: Final = 22  # of a temporary folder: sockets are 84 letters longer, of 107
 # What a client of gRPC sends first: that it speaks HTTP/2, and a frame of no settings
 _HELLO: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 _SETTINGS: Final = 4  # type of the frame that a server of gRPC sends first
-# What Ray adds to the death of every worker, whatever it died of
-_GUESSES: Final = " Some common causes include"
+_GUESSES: Final = " Some common causes include"  # what Ray adds to the death of every worker
 
 
 class RayUnavailableError(AmpRayError):

@@ -19,8 +19,7 @@ from amp_ray.spec.candidate import AnyCandidate
 
 _LOGGER = logging.getLogger(__name__)
 RAY_PAYS_S: Final = 15.0  # remaining work from which Ray is worth its start and end, 4 to 8 s
-# The last so many candidates tell what the rest will take: candidates grow along the search
-NUM_SAMPLES: Final = 8
+NUM_SAMPLES: Final = 8  # the last tell what the rest will take: candidates grow along it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,8 +27,7 @@ class Workers:
     """By whom a search is done."""
 
     num: int | None = None  # how many Ray workers; 0 for none, None for one per CPU
-    # Of the Ray cluster; None for the one that RAY_ADDRESS names, or else one that is started here
-    address: str | None = None
+    address: str | None = None  # None for the one that RAY_ADDRESS names, or one started here
 
     @property
     def forced(self) -> bool:

@@ -17,8 +17,7 @@ from amp_ray.errors import AmpRayError
 from amp_ray.runtime.study.pool import Fault, Runner, Task, run_task, sweep_lines
 from amp_ray.trials.outcome import Outcome
 
-# From the number of a host group to its runner; it is sent to another process
-MakeRunner = Callable[[int], Runner]
+MakeRunner = Callable[[int], Runner]  # of a host group; it is sent to another process
 # Variables that Ray may set in its workers; trials of this machine inherit the driver's
 SET_BY_RAY: Final = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
 

@@ -63,8 +63,7 @@ class DriverSettings:
     time_left_s: float | None = None  # nothing runs for longer than this. None for no limit.
     # Makes blocks in which no signal interrupts; see `interruption.Interruption`
     steady: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
-    # Signs of common failures that the study is not stopped for again
-    known_failures: frozenset[str] = frozenset()
+    known_failures: frozenset[str] = frozenset()  # of failures that it is not stopped for again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,8 +26,7 @@ from amp_ray.trials.outcome import (
 from amp_ray.tuner.state import Trial, TunerState, record, reopen, start
 
 _HEADER_LINES = 1  # of a journal, before its events
-# Outcomes that tell what a strategy takes; a program that crashed may be mended
-_JUDGED = (Measured, OutOfMemory, TimedOut)
+_JUDGED = (Measured, OutOfMemory, TimedOut)  # tell what a strategy takes; a crash may be mended
 _MOST_SHOWN = 40  # characters of a wrong value that a message shows
 
 
@@ -38,8 +37,7 @@ class Open:
     trial: Trial
     attempt: int
     trial_id: str
-    # Whether the driver ended the attempt in order, so that nothing is left of it
-    interrupted: bool = False
+    interrupted: bool = False  # whether the driver ended it in order: nothing is left of it
     lost: bool = False  # whether a host was unreachable during one of its attempts
 
 
@@ -161,14 +159,11 @@ class _Replay:
     cluster: Cluster
     file: str
     open: dict[int, Open] = field(default_factory=dict)
-    # Names of attempts of which something may be left; an ordered set
-    left: dict[str, None] = field(default_factory=dict)
+    left: dict[str, None] = field(default_factory=dict)  # attempts that may have left something
     seconds: float = 0.0  # wall time of all drivers but the last
     spent: float = 0.0
-    # Those that were read, by their JSON text
-    strategies: dict[str, Strategy] = field(default_factory=dict)
-    # The attempt that gave each trial its outcome
-    over: dict[int, Open] = field(default_factory=dict)
+    strategies: dict[str, Strategy] = field(default_factory=dict)  # that were read, by JSON text
+    over: dict[int, Open] = field(default_factory=dict)  # the attempt that gave each its outcome
     known_failures: set[str] = field(default_factory=set)
     program: Mapping[str, Any] | None = None
 

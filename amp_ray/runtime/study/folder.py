@@ -19,8 +19,7 @@ JOURNAL: Final = "journal.jsonl"
 TRIALS: Final = "trials"
 # Begins a line above the copy of the experiment file: a key that was set, as a JSON string
 CHANGE: Final = "# --set "
-# Of a header: what trials run. It may change until something has been measured.
-PROGRAM: Final = "program"
+PROGRAM: Final = "program"  # of a header: what trials run; may change until something is measured
 # What would lead a file's name elsewhere, or be taken for an option
 _NO_FILE_NAME: Final = re.compile(r"[/\\\0-\x1f\x7f]+|^[.~-]+")
 _ID_BYTES: Final = 4  # of a study's name: two studies that meet on one host differ in it

@@ -18,8 +18,7 @@ LOCK: Final = "lock"
 _NUM_LOOKS: Final = 50
 _PAUSE_S: Final = 0.02
 _MOST_BYTES: Final = 4096  # of a name; more is none of ours
-# Of ``/proc/PID/stat``, counted from the state, which follows the program's name in brackets
-_START_FIELD: Final = 19
+_START_FIELD: Final = 19  # of ``/proc/PID/stat`` after the state, which follows the name in ()
 
 
 class StudyLock:

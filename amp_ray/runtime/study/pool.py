@@ -12,8 +12,7 @@ from amp_ray.spec.strategy import Strategy
 from amp_ray.trials.outcome import Outcome, Unreachable
 
 _LOGGER = logging.getLogger(__name__)
-# What a runner may take to end its trial and clean up: more than any lease
-CLOSE_TIMEOUT_S: Final = 30.0
+CLOSE_TIMEOUT_S: Final = 30.0  # for a runner to end its trial and clean up: more than any lease
 
 
 class InterruptedTrialError(AmpRayError):

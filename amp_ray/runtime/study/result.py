@@ -50,8 +50,7 @@ class StudyResult:
 
     state: TunerState
     knowledge: Knowledge
-    # What is known of the strategies that have not run; None without any trial
-    certificate: Certificate | None
+    certificate: Certificate | None  # of strategies that have not run; None without any trial
     ending: Ending
     # The trials that crashed alike, where it stopped for that
     common_failure: CommonFailure | None = None

@@ -35,15 +35,13 @@ class TuneOptions:
     backend: Literal["ssh", "local", "replay"]  # where trials run; ``replay`` answers from a table
     table: Path | None = None  # of ``replay``
     budget: int  # how many trials, those of earlier runs of the study included
-    # Wall time, those of earlier runs included; None for no limit
-    time_budget_s: float | None = None
+    time_budget_s: float | None = None  # wall time, with that of earlier runs; None for no limit
     policy: Policy = "best"
     seed: int = 0
     workers: Workers = AUTO
     pool: PoolKind = "auto"  # what holds the hosts: threads of this process, or Ray actors
     concurrency: int | None = None  # how many groups of hosts are used; None for all
-    # Whether a study whose journal is damaged goes on from the records before that
-    salvage: bool = False
+    salvage: bool = False  # whether a damaged journal goes on from the records before that
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +49,7 @@ class Space:
     """What a study chooses from."""
 
     results: tuple[Result, ...]  # every candidate, planned or scored, in the order of the ranking
-    # Strategies in the order of the published planner, where a policy asks for it
-    order: tuple[Strategy, ...] | None = None
+    order: tuple[Strategy, ...] | None = None  # as the published planner has them, if asked for
     given: tuple[tuple[Strategy, Given], ...] = ()  # lines of a replayed table, by strategy
 
     @property

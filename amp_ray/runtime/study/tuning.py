@@ -48,8 +48,7 @@ Steady = Callable[[], AbstractContextManager[None]]
 _DIGEST_LETTERS: Final = 12  # enough to tell tables apart that a person has
 # Of a key in YAML, quoted or plain, on one line
 _VALUE: Final = r"""("(?:[^"\\]|\\.)*"|'[^']*'|[^\s,}#][^,}#\n]*)"""
-# Of a Ray that is started for trial actors alone: they wait, and ask for no CPU
-_ACTOR_CPUS: Final = 1
+_ACTOR_CPUS: Final = 1  # of a Ray for trial actors alone: they wait, and ask for no CPU
 
 
 def begin_state(experiment: Experiment, space: Space, options: TuneOptions) -> TunerState:

@@ -10,12 +10,9 @@ from amp_ray.trials.doctor.host_facts import HostReport
 from amp_ray.trials.doctor.software import Wanted
 from amp_ray.units import GIB, MIB
 
-# Less than any CUDA context takes: a process with less computes nothing (a display server)
-CONTEXT_BYTES: Final = 64 * MIB
-# A GPU with so much more memory than planned for is another board
-MUCH_MEMORY_FRACTION: Final = 1.25
-# Of a GPU's memory; more than what the driver keeps for itself on any board
-USED_FRACTION: Final = 0.05
+CONTEXT_BYTES: Final = 64 * MIB  # less than any CUDA context takes, as a display server has
+MUCH_MEMORY_FRACTION: Final = 1.25  # with so much more memory than planned, it is another board
+USED_FRACTION: Final = 0.05  # of a GPU's memory; more than any driver keeps for itself
 Gpu = Mapping[str, Any]
 
 

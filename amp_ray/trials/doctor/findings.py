@@ -7,8 +7,7 @@ from typing import Any, Final, Literal
 
 from amp_ray.errors import printable
 
-# An error keeps trials from running or from meaning anything; a warning is worth reading
-Level = Literal["ok", "warning", "error"]
+Level = Literal["ok", "warning", "error"]  # an error keeps trials from running or meaning a thing
 LEVELS: Final[tuple[Level, ...]] = ("ok", "warning", "error")  # from harmless to serious
 
 
@@ -21,8 +20,7 @@ class Finding:
     check: str  # what was looked at, in one or two words
     found: str
     expected: str = ""  # what should be; empty where all is well
-    # Mends it, ready to paste into a shell on this machine; None where no command can
-    command: str | None = None
+    command: str | None = None  # mends it, ready for a shell on this machine; None if none can
     advice: str = ""  # what to do, or to know before the command is run
 
     def __post_init__(self) -> None:

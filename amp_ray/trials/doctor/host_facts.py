@@ -19,8 +19,7 @@ class HostSpec:
     device: Device
     num_slots: int
     group: int = 0  # of the hosts that run a trial together
-    # Words in front of a command that shall run there; none for this machine
-    login: tuple[str, ...] = ()
+    login: tuple[str, ...] = ()  # words before a command that runs there; none for this machine
 
     @property
     def has_gpu(self) -> bool:
@@ -70,10 +69,8 @@ class HostReport:
     failure: Finding | None = None  # why it could not be looked at; None if it could
     facts: HostFacts | None = None  # None if it could not
     clock: Clock | None = None  # None where unknown
-    # What the login's shell and Python took to start; None where unknown
-    start_s: float | None = None
-    # Peers that it cannot connect to, with the reason
-    unreached: tuple[tuple[HostSpec, str], ...] = ()
+    start_s: float | None = None  # of the login's shell and Python; None where unknown
+    unreached: tuple[tuple[HostSpec, str], ...] = ()  # peers that it cannot connect to, and why
     num_peers: int = 0
 
     def part(self, name: str) -> Facts:

@@ -10,12 +10,9 @@ from amp_ray.units import GIB, MIB
 
 IDLE_LOAD: Final = 1.0  # a load that the system itself, this check, and the minute before may cause
 MIN_DISK_BYTES: Final = 16 * MIB  # the program's own files, its job and a few pages of log
-# What the agent keeps of one rank's log at most: its ``log`` module's parts together
-LOG_BYTES: Final = 16 * MIB
-# The share of one rank in ``/dev/shm``: what containers get by default, enough for one GPU
-MIN_SHARED_BYTES: Final = 64 * MIB
-# What NCCL's documentation asks for where several GPUs of a host talk through it
-NCCL_SHARED_BYTES: Final = GIB
+LOG_BYTES: Final = 16 * MIB  # what the agent keeps of a rank's log: its module's parts together
+MIN_SHARED_BYTES: Final = 64 * MIB  # a rank's share of ``/dev/shm``: what containers get by default
+NCCL_SHARED_BYTES: Final = GIB  # what NCCL asks for where several GPUs of a host talk through it
 MIN_OPEN_FILES: Final = 1024  # Linux's own default; less runs out with a few dozen ranks
 # Beyond it logs of different hosts cannot be read together. Outcomes and times do not depend on it:
 # each host measures with its own monotonic clock.

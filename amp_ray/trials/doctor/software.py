@@ -9,8 +9,7 @@ from typing import Final
 from amp_ray.trials.doctor.findings import Finding, Level, shell_command
 from amp_ray.trials.doctor.host_facts import HostReport, HostSpec
 
-# Oldest Python that runs the package's own training program; the package needs the same
-TRAINING_PYTHON: Final = (3, 11)
+TRAINING_PYTHON: Final = (3, 11)  # that runs our training program; the package needs the same
 MIN_TORCH: Final = (2, 6)  # oldest torch that the training program is written for
 TESTED_DEEPSPEED: Final = "0.19.8"  # the version whose pipeline engine the training program knows
 
@@ -30,8 +29,7 @@ class Wanted:
 
     python: str
     python_key: str = "trials.ssh.python"  # key of the experiment file that names it
-    # The user's own program as it is started; None for the package's own
-    program: str | None = None
+    program: str | None = None  # the user's own, as it is started; None for the package's own
     cwd: str | None = None  # where that program starts; None for the trial's folder
     deepspeed: bool = True  # whether trials run by DeepSpeed
 

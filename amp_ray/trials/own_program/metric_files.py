@@ -18,8 +18,7 @@ from amp_ray.trials.result import (
 )
 from amp_ray.trials.steps import check_times, same_length, slowest_of
 
-# Name in the trial's folder of the module that the program imports
-HELPER_FILE: Final = "amp_ray_metric.py"
+HELPER_FILE: Final = "amp_ray_metric.py"  # module in the trial's folder that the program imports
 METRIC_FILES: Final = "metric-rank-*.json"  # pattern of what that module writes
 MAX_RANKS: Final = 2**20  # more than any trial has
 _FILE: Final = re.compile(r"metric-rank-(\d+)\.json")

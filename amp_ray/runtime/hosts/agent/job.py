@@ -35,8 +35,7 @@ INHERITED = (
 
 
 PROBE_BYTES = 4096  # an empty file costs no block: only bytes show that a disk is full
-# Names that only logs of ranks have; what a program writes under them stays here
-RANK_LOG = re.compile(r"rank-\d+\.log")
+RANK_LOG = re.compile(r"rank-\d+\.log")  # of ranks only; what a program writes so stays here
 MAX_FILES = 4096  # that come back of one trial, the logs of ranks not counted
 DEVICE_VARIABLE = "CUDA_VISIBLE_DEVICES"
 

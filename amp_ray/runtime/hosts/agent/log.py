@@ -10,8 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 HEAD_BYTES = 4 * 1024 * 1024  # of the first part
-# Of each half of the last part: the older one is overwritten when the newer one is full
-HALF_BYTES = 4 * 1024 * 1024
+HALF_BYTES = 4 * 1024 * 1024  # of each half of the last part; a full one overwrites the older
 KEPT_BYTES = 4 * 1024 * 1024  # of the lines between the two that are kept for their words
 LINE_BYTES = 64 * 1024  # of a line that can be kept
 

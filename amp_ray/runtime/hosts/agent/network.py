@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-# Below the kernel's ephemeral range, so that no outgoing connection takes one
-PORTS = (20000, 32000)
+PORTS = (20000, 32000)  # below the kernel's ephemeral range: no outgoing connection takes one
 PORT_TRIES = 200
 
 SIOCGIFCONF = 0x8912  # <linux/sockios.h>

@@ -13,13 +13,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-# In the environment of every rank, by which a sweep finds it and its children
-TAG_VARIABLE = "AMP_RAY_TAG"
+TAG_VARIABLE = "AMP_RAY_TAG"  # of every rank, by which a sweep finds it and its children
 KILL_LIMIT_S = 10.0  # a process that survives SIGKILL so long hangs in the kernel
 POLL_S = 0.02
 OOM_SCORE = 1000  # the highest: where memory runs out, the kernel ends a trial before anything else
-# Place of the number of threads in /proc/PID/stat, counted from the state: proc(5)
-_NUM_THREADS = 17
+_NUM_THREADS = 17  # place of the number of threads in /proc/PID/stat after the state: proc(5)
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 4, 15, 36
 PR_CAPBSET_DROP = 24  # <linux/prctl.h>
 

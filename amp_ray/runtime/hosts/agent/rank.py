@@ -15,13 +15,10 @@ if TYPE_CHECKING:
 
     Message = dict[str, Any]
 
-# How a line begins that may be a message to the controller, a JSON object
-EVENT_START = b'{"event"'
-# In such a message: the tag of this agent. Whatever else looks like one is text of a library.
-TAG_KEY = "tag"
+EVENT_START = b'{"event"'  # how a line begins that may be a message to the controller, JSON
+TAG_KEY = "tag"  # in such a message, of this agent; anything else is a library's text
 EVENT_BYTES = 16 * 1024  # of one event; a longer line is text
-# Of all events of all ranks of a host; what they say beyond that is text
-EVENTS_BYTES = 8 * 1024 * 1024
+EVENTS_BYTES = 8 * 1024 * 1024  # of all events of all ranks of a host; what follows is text
 TAIL_LINES = 40
 TAIL_CHARACTERS = 500  # of each of the last lines
 TAIL_BYTES = 64 * 1024  # from which the last lines are taken

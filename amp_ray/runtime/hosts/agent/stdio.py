@@ -9,8 +9,7 @@ from typing import Any
 
 from .wire import COMMAND_BYTES, FROM_AGENT, FROM_CONTROLLER, Lines, Opener, Sealer, WireError
 
-# Of a line that is read byte by byte: settings, key, or a question to a probe
-FIRST_BYTES = 1024 * 1024
+FIRST_BYTES = 1024 * 1024  # of a line that is read byte by byte: settings, key, or a question
 READ_BYTES = 256 * 1024
 FULL_BYTES = 1024 * 1024  # with so much that the controller has not read, ranks have to wait too
 LATE_S = 1.0  # between two turns of the agent's loop: a host that needs longer is too busy for it

@@ -31,10 +31,8 @@ if TYPE_CHECKING:
 
 READ_BYTES = 64 * 1024
 DESCRIPTOR = struct.Struct("i")
-# In a variable of the warm process: its own folder, which goes with the agent
-OWN_FOLDER = "@AMP_RAY_FOLDER@"
-# An open one means a device context, which does not survive a fork
-DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
+OWN_FOLDER = "@AMP_RAY_FOLDER@"  # in a variable of the warm process: its own folder
+DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri")  # an open one has a context that no fork survives
 
 
 MAX_DEATHS = 2  # of warm processes on a host; then ranks start afresh

@@ -23,8 +23,7 @@ MARK = b"@amp-ray "
 
 FROM_CONTROLLER, FROM_AGENT = b"controller", b"agent"
 LINE_BYTES = 1024 * 1024  # of a line from an agent; a longer one ends the connection
-# Of a line from the controller, which names all files and all ranks of a trial
-COMMAND_BYTES = 64 * 1024 * 1024
+COMMAND_BYTES = 64 * 1024 * 1024  # of a line from the controller, which names all files and ranks
 CHUNK_BYTES = 128 * 1024  # of a file in one message, before compression
 NAME_BYTES = 200  # of the name of a file that comes back
 _SAMPLE_BYTES = 8 * 1024
