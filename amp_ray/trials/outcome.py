@@ -8,9 +8,6 @@ CauseKind = Literal[
     "crash", "killed", "port", "communication", "disk", "network", "start", "no-result"
 ]
 
-# The contract's words, in the order of ``Outcome``'s classes
-JSON_NAMES: Final = ("measured", "oom", "timeout", "crashed", "unreachable")
-
 
 MOST_SECONDS: Final = 1e9  # thirty years: no step and no trial takes longer
 MOST_BYTES: Final = 1e18  # no device has more memory
@@ -99,9 +96,13 @@ class Unreachable:
 
 Outcome = Measured | OutOfMemory | TimedOut | Crashed | Unreachable
 
-_CLASSES: Final = dict(
-    zip(JSON_NAMES, (Measured, OutOfMemory, TimedOut, Crashed, Unreachable), strict=True)
-)
+_CLASSES: Final = {
+    "measured": Measured,
+    "oom": OutOfMemory,
+    "timeout": TimedOut,
+    "crashed": Crashed,
+    "unreachable": Unreachable,
+}
 _NAMES: Final = {kind: name for name, kind in _CLASSES.items()}
 
 
@@ -124,7 +125,7 @@ def outcome_from_json(record: Mapping[str, Any]) -> Outcome:
     """Read what ``outcome_to_json`` wrote; further keys of a trial record are ignored."""
     name = record.get("outcome")
     if name not in _CLASSES:
-        raise ValueError(f"outcome must be one of {', '.join(JSON_NAMES)}, found {name!r}")
+        raise ValueError(f"outcome must be one of {', '.join(_CLASSES)}, found {name!r}")
     kind: type[Outcome] = _CLASSES[name]
     renamed = {**record, "iteration_time_s": record.get("measured_s")}
     keys = [field.name for field in fields(kind)]

@@ -3,6 +3,7 @@
 import re
 import shlex
 import socket
+from functools import partial
 from typing import Final
 
 from amp_ray.errors import HostError
@@ -45,12 +46,10 @@ def ssh_words(name: str, settings: SshSettings) -> tuple[str, ...]:
 
 def login_failure(name: str, error: HostError, settings: SshSettings) -> Finding:
     """Sort what kept us from logging in by what mends it."""
-    text = str(error)
+    text, finding = str(error), partial(Finding, level="error", host=name)
     key = _UNKNOWN_KEY.fullmatch(text) or _CHANGED_KEY.fullmatch(text)
     if key is not None:
-        return Finding(
-            level="error",
-            host=name,
+        return finding(
             check="host key",
             found=key["found"],
             expected=f"the host's key in {settings.known_hosts}",
@@ -59,9 +58,7 @@ def login_failure(name: str, error: HostError, settings: SshSettings) -> Finding
         )
     revoked = _REVOKED_KEY.fullmatch(text)
     if revoked is not None:
-        return Finding(
-            level="error",
-            host=name,
+        return finding(
             check="host key",
             found=revoked["found"],
             expected="a key that is not revoked",
@@ -69,9 +66,7 @@ def login_failure(name: str, error: HostError, settings: SshSettings) -> Finding
         )
     missing = _NO_KEY_FILE.search(text)
     if missing is not None:
-        return Finding(
-            level="error",
-            host=name,
+        return finding(
             check="login",
             found=f"key file {missing['path']} does not exist",
             expected="a private key",

@@ -113,10 +113,12 @@ class Tuning:
             rebuilt = self._rebuild(study, state, view, header.get(PROGRAM))
             copy_experiment(self.experiment, study)
             with self._pool(steady) as pool:
+                budget_s = self.options.time_budget_s
+                left_s = None if budget_s is None else max(0.0, budget_s - rebuilt.seconds)
                 settings = DriverSettings(
                     trials_folder=study.trials_folder,
                     study_id=study.study_id,
-                    time_left_s=self._time_left_s(rebuilt.seconds),
+                    time_left_s=left_s,
                     steady=steady,
                     known_failures=rebuilt.known_failures,
                 )
@@ -149,10 +151,6 @@ class Tuning:
             study.journal.append(event)
             view.note(_resumed_text(rebuilt))
         return rebuilt
-
-    def _time_left_s(self, spent_s: float) -> float | None:
-        budget_s = self.options.time_budget_s
-        return None if budget_s is None else max(0.0, budget_s - spent_s)
 
     @contextlib.contextmanager
     def _pool(self, steady: Steady = contextlib.nullcontext) -> Iterator[Pool]:

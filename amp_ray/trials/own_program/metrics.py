@@ -3,9 +3,9 @@
 import math
 import re
 import reprlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from amp_ray.spec.own_program import SECONDS_PER_UNIT, BuiltIn, Pattern
 from amp_ray.trials.result import Measurement
@@ -86,18 +86,7 @@ BUILT_IN: Final[Mapping[BuiltIn, tuple[LogFormat, ...]]] = {
 """The formats of a built-in metric; the first that is found counts."""
 
 
-class LogReader(Protocol):
-    """Finds the times of all steps in logs, as ``read_logs`` does."""
-
-    def __call__(
-        self,
-        files: Mapping[str, bytes],
-        formats: Sequence[LogFormat],
-        *,
-        num_warmup_steps: int,
-        samples: int,
-    ) -> Measurement:
-        """Read them."""
+LogReader = Callable[..., Measurement]  # of logs and formats, with the options of ``read_logs``
 
 
 def formats_of(metric: BuiltIn | Pattern) -> tuple[LogFormat, ...]:
