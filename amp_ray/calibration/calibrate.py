@@ -111,7 +111,6 @@ def _fit(
     *,
     thorough: bool,
 ) -> _Fits:
-    """Fit times, then memory, by the rule or as named."""
     if not observations:
         raise ValueError("there is no trial to calibrate with")
     if choice.names is None:

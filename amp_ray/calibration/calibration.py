@@ -208,7 +208,6 @@ def parse_calibration(text: str, *, file: str) -> Calibration:
 
 
 def _check(calibration: Calibration, where: Where) -> None:
-    """Refuse contents that no calibration of this version has."""
     unknown = [fitted.name for fitted in calibration.constants if fitted.name not in SCOPES]
     if unknown:
         message = f"unknown constant {unknown[0]!r}; known: {', '.join(PRIOR_SIGMA)}"

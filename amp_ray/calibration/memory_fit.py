@@ -205,7 +205,6 @@ class MemoryTrials:
             names.remove(worst)
 
     def _problem(self, names: Sequence[str]) -> MemoryProblem:
-        """Return what the trials tell about some constants."""
         plans = [observation.plan for observation in self.observations]
         base = self.predictor.predict(plans, PRIOR)
         doubled = [self.predictor.predict(plans, PRIOR.moved(name, math.log(2))) for name in names]

@@ -118,7 +118,6 @@ def _estimate(model: CostModel, strategy: Strategy) -> Estimate:
 
 
 def _predict(model: CostModel, strategy: Strategy) -> Prediction:
-    """Estimate one strategy and keep what a calibration needs of it."""
     estimate, given = _estimate(model, strategy), model.experiment
     judge = Judge(model=given.model, traits=given.traits, constants=given.constants)
     return Prediction(

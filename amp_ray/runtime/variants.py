@@ -197,7 +197,6 @@ def advise(
 def _changes(
     values: Mapping[str, Any], experiment: Experiment
 ) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Give changes of the file with their names."""
     nodes = values["cluster"]["nodes"]
     if len(experiment.cluster.nodes) > 1:
         yield from _faster(nodes, "inter", "between nodes")

@@ -366,7 +366,6 @@ class HostCluster:
         return self._switch_pid
 
     def _start_host(self, name: str, address: str, disk_bytes: int) -> NamespaceHost:
-        """Start one host and plug its link."""
         folder = self.folder / name
         new = ["--net", "--uts", "--mount", "--pid", "--ipc"]
         argv = ["sh", "-c", _ENTER_QUOTA, "sh", self._quota.add(name) or ""]
@@ -386,7 +385,6 @@ class HostCluster:
         return NamespaceHost(name=name, address=address, init_pid=init_pid, folder=folder)
 
     def _wait_until_ready(self) -> None:
-        """Wait for every sshd's greeting."""
         deadline = time.monotonic() + _READY_TIMEOUT_S
         with self.inside():
             for host in self.hosts:

@@ -292,7 +292,6 @@ def _kind_of_event(data: Mapping[str, Any]) -> SignKind:
 def _kind_of_exit(
     code: int | None, signal: int | None, lines: Sequence[str], *, num_oom_kills: int
 ) -> SignKind:
-    """Sort the end of a rank that nobody asked to end."""
     if signal == SIGKILL or code in KILLED_CODES:
         return "memory" if num_oom_kills > 0 else "killed"
     if code in EXIT_CODE_KINDS:

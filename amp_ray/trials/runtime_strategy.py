@@ -146,7 +146,6 @@ def _reasons(experiment: Experiment, strategy: Strategy) -> Iterator[str]:
 
 
 def _runtime_reasons(experiment: Experiment, strategy: Strategy) -> Iterator[str]:
-    """Find what one of our two runtimes cannot do."""
     traits = experiment.traits
     if traits.name != PLAIN_TORCH:
         if not strategy.is_uniform:

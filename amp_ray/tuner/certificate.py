@@ -74,6 +74,5 @@ def _bound_text(settings: TunerSettings, bound_s: float, num_untested: int) -> s
 
 
 def _silent_text(knowledge: Knowledge) -> str:
-    """Name what the certificate does not cover."""
     silent = len(knowledge.status.silent)
     return f" ({silent} that crashed or did not end are not counted)" if silent else ""

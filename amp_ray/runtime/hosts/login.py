@@ -104,7 +104,6 @@ def _refused(name: str, text: str, identity: str, settings: SshSettings) -> Find
 
 
 def _unreached(name: str, text: str, error: HostError, settings: SshSettings) -> Finding:
-    """Report a host that did not answer, or not in time."""
     advice = (
         "is it up, and does nothing between here and there drop the connection? this shows more"
     )
@@ -131,7 +130,6 @@ def _options(settings: SshSettings) -> list[str]:
 
 
 def _login(name: str, settings: SshSettings) -> str:
-    """Return ``user@host``, the user only where somebody named one."""
     target = parse_target(name)
     user = target.user or settings.user
     return target.host if user is None else f"{user}@{target.host}"

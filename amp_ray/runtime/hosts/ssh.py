@@ -172,7 +172,6 @@ class SshHost:
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
-        """Turn paramiko's many errors into ours."""
         try:
             yield
         except (paramiko.SSHException, OSError, EOFError) as error:

@@ -125,7 +125,6 @@ class Attempt:
     # ------------------------------------------------------------------ phases
 
     def _prepare(self) -> None:
-        """Have every host make its folder and tell its address."""
         for number, host in enumerate(self._launch.hosts):
             link = self._links[host]
             link.send(

@@ -117,7 +117,6 @@ def _num_files() -> int:
 
 
 def _stage(rank: int) -> int | None:
-    """Return the pipeline stage of a rank, where it is known."""
     ranks = os.environ.get(RANKS_PER_STAGE_VARIABLE)
     if _state["stage"] is not None or not ranks:
         stage: int | None = _state["stage"]
@@ -126,7 +125,6 @@ def _stage(rank: int) -> int | None:
 
 
 def _cuda() -> Any:  # noqa: ANN401 - torch.cuda, which this file does not import
-    """Return ``torch.cuda`` if the program uses it."""
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     return cuda if cuda is not None and cuda.is_initialized() else None
 

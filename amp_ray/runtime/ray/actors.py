@@ -245,7 +245,6 @@ class _SearchTasks:
         return None
 
     def _leave_out(self, node: str, problem: str) -> None:
-        """Give a node no more work, and tell why."""
         self._unfit.add(node)
         if {node["NodeID"] for node in ray.nodes() if node["Alive"]} <= self._unfit:
             raise RayUnavailableError(problem)

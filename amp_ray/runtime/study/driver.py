@@ -175,7 +175,6 @@ class Driver:
                 self._start(_Again(trial=trial, attempt=0, lost=False), group)
 
     def _why(self, knowledge: Knowledge) -> Ending:
-        """Say why nothing runs and nothing is started."""
         if not self._pool.free():
             return "hosts"
         certificate = certify(self.state, knowledge)

@@ -266,7 +266,6 @@ def _finite(value: object, name: str) -> float:
 
 @contextmanager
 def _placed(where: Where) -> Iterator[None]:
-    """Lead a mistake in an event to its line."""
     try:
         yield
     except KeyError as error:

@@ -58,7 +58,6 @@ class Interruption:
             raise KeyboardInterrupt
 
     def _arrived(self, _number: int, _frame: FrameType | None) -> None:
-        """Interrupt now or later."""
         self._is_pending = True
         if not self._is_steady:
             raise KeyboardInterrupt

@@ -133,7 +133,6 @@ def _torn(line: bytes) -> str | None:
 
 
 def _damage(num_good: int) -> str:
-    """Say that a journal is damaged, and what can be done."""
     message = "this record is damaged or out of place, and no crash does that. "
     if not num_good:
         return f"{message}Restore the journal from a copy, or begin a new study"
@@ -154,7 +153,6 @@ def _decode(line: bytes) -> tuple[int, bytes] | None:
 
 
 def _checksum(number: int, text: bytes) -> int:
-    """Return the checksum of a record."""
     return zlib.crc32(text, zlib.crc32(b"%d:" % number))
 
 

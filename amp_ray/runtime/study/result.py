@@ -142,7 +142,6 @@ def _parts(result: StudyResult, study: str) -> Iterator[tuple[str, Any]]:
 
 
 def _value_text(value: object) -> Iterator[str]:
-    """Yield JSON, a long list entry by entry."""
     if not isinstance(value, Iterator):
         yield json.dumps(value, allow_nan=False)
         return
@@ -226,7 +225,6 @@ def _measurement(outcome: Outcome | None) -> dict[str, Any]:
 
 
 def _degrees(strategy: Strategy) -> dict[str, Any]:
-    """Return the columns that tell a strategy."""
     return {
         "tp": strategy.tp,
         "pp": strategy.pp,

@@ -88,7 +88,6 @@ def resembles(planned: str, found: str) -> bool:
 
 
 def _is_named(gpu: Gpu, name: str) -> bool:
-    """Tell whether an entry of CUDA_VISIBLE_DEVICES means a GPU."""
     return name == str(gpu["index"]) or (name.startswith("GPU-") and gpu["uuid"].startswith(name))
 
 

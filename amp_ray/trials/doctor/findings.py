@@ -24,7 +24,6 @@ class Finding:
     advice: str = ""  # what to do, or to know before the command is run
 
     def __post_init__(self) -> None:
-        """Make what a host said fit for a terminal."""
         for name in ("found", "expected", "advice"):
             object.__setattr__(self, name, printable(getattr(self, name)))
         if self.command is not None:

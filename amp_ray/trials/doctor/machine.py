@@ -37,7 +37,6 @@ def unknown(report: HostReport, check: str, problem: str) -> Finding:
 
 
 def _check_cores(report: HostReport) -> Iterator[Finding]:
-    """Check cores, load, and the memory that CPU devices count on."""
     facts, spec = report.part("capacity"), report.spec
     if facts.get("problem"):
         yield unknown(report, "cores", facts["problem"])
@@ -68,7 +67,6 @@ def _check_cores(report: HostReport) -> Iterator[Finding]:
 
 
 def _check_memory(report: HostReport, available: int) -> Finding:
-    """Compare free memory with what the plan counts on in all slots."""
     spec = report.spec
     planned = spec.device.memory_bytes * spec.num_slots
     found = f"{available / GIB:.1f} GiB free"

@@ -121,7 +121,6 @@ def list_pythons(spec: HostSpec) -> str:
 
 
 def _check_start(report: HostReport, start_s: float) -> Finding:
-    """Check how long a login takes until its Python runs."""
     found = f"{start_s:.1f} s until Python runs"
     if start_s <= USUAL_START_S:
         return report.ok("start", found)
@@ -259,7 +258,6 @@ def _index(version: str) -> str:
 
 
 def _pip(report: HostReport, *words: str) -> str:
-    """Return the command that installs into the Python that trains."""
     python = report.part("software")["executable"]
     return report.command([python, "-m", "pip", "install", *words])
 

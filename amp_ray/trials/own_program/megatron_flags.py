@@ -72,7 +72,6 @@ def strategy_flags(experiment: Experiment, strategy: Strategy) -> tuple[str, ...
 
 
 def _other_flags(candidate: Candidate) -> list[str]:
-    """Name the dimensions that are not off."""
     flags = []
     for name, value in candidate.options.others.items():
         if name not in _OTHERS:
@@ -147,7 +146,6 @@ def _recompute_flags(candidate: Candidate) -> list[str]:
 
 
 def _zero_flags(strategy: Strategy, runtime: str) -> list[str]:
-    """Say what data-parallel ranks share out."""
     zero = strategy.zero
     if runtime == MEGATRON_DEEPSPEED:
         return ["--zero-stage", str(zero.stage)]

@@ -67,7 +67,6 @@ def read_told(files: Mapping[str, bytes], trial_id: str, *, num_warmup_steps: in
 
 
 def _check_ranks(ranks: Mapping[int, RankMetrics]) -> None:
-    """Refuse figures of some ranks where others are missing."""
     number = max(rank.num_files for rank in ranks.values())
     missing = [rank for rank in range(number) if rank not in ranks]
     if missing and 1 < len(ranks) < number:

@@ -62,7 +62,6 @@ class Values:
     missing: Mapping[str, str] = field(default_factory=dict)
 
     def __or__(self, other: "Values") -> "Values":
-        """Return both; the other's win."""
         return Values(
             texts={**self.texts, **other.texts},
             several={**self.several, **other.several},
@@ -144,5 +143,4 @@ def _value(name: str, values: Values) -> str:
 
 
 def _without_value(name: str, values: Values) -> str:
-    """Say why a placeholder cannot be filled in."""
     return f"{{{name}}} has no value here: {values.missing[name]}"

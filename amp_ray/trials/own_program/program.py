@@ -235,7 +235,6 @@ def program_reader(
 
 
 def _check_strategy(experiment: Experiment, strategy: Strategy) -> None:
-    """Refuse a strategy that is none of this experiment."""
     end, num_layers = strategy.bounds[-1], experiment.model.num_layers
     last, num_devices = max(strategy.placement), experiment.cluster.num_devices
     samples, batch = strategy.global_batch_size, experiment.global_batch_size
@@ -355,6 +354,5 @@ def _check_text(text: str, program: OwnProgram, *, alone: bool) -> None:
 
 
 def _check_variable(name: str) -> None:
-    """Refuse what cannot be the name of a variable."""
     if "=" in name or "\0" in name:
         raise ValueError(f"found {name!r}, which cannot be the name of a variable")

@@ -76,7 +76,6 @@ def _mount_proc() -> None:
 
 
 def _call(name: str, *arguments: int | bytes | None) -> None:
-    """Call a C function that returns 0 or sets errno."""
     if getattr(libc, name)(*arguments) != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{name}: {os.strerror(number)}")

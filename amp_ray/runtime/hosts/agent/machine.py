@@ -155,13 +155,11 @@ def _user() -> str:
 
 
 def _limit(kind: int) -> int | None:
-    """Return a soft limit; None for none."""
     soft, _ = resource.getrlimit(kind)
     return None if soft == resource.RLIM_INFINITY else soft
 
 
 def _quotas(folder: Path) -> Iterator[float]:
-    """Yield the CPU quota of one control group, if it has one."""
     with contextlib.suppress(OSError, ValueError):
         quota, period = (folder / "cpu.max").read_text(encoding="ascii").split()
         yield int(quota) / int(period)
@@ -173,7 +171,6 @@ def _quotas(folder: Path) -> Iterator[float]:
 
 
 def _query(what: str, keys: tuple[str, ...]) -> Iterator[list[str]]:
-    """Yield the rows of a query, each as long as ``keys``."""
     argv = ["nvidia-smi", f"--query-{what}={','.join(keys)}", "--format=csv,noheader,nounits"]
     ended = subprocess.run(argv, capture_output=True, text=True, timeout=SMI_TIMEOUT_S, check=False)
     if ended.returncode != 0:
@@ -216,7 +213,6 @@ def _marked(variable: str) -> Iterator[tuple[int, bytes]]:
 
 
 def _agents() -> Iterator[bytes]:
-    """Yield the tags of the agents on this host."""
     for pid in living():
         with contextlib.suppress(OSError):
             words = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")

@@ -108,7 +108,6 @@ class Agent:
             self._stdio.flush()
 
     def _told_to_end(self, number: int, _frame: FrameType | None) -> None:
-        """End in order on a signal."""
         self._stdio.over = f"signal {number}"
 
     # ------------------------------------------------------------------ messages
@@ -306,7 +305,6 @@ class Agent:
         )
 
     def _send_files(self, job: Job) -> None:
-        """Send the collected files as fast as the controller reads."""
         try:
             for message in job.collect():
                 self._stdio.say(**message)

@@ -56,7 +56,6 @@ class Slots:
         return ""
 
     def _open(self, device: str, slot: int, owner: str, study: str) -> socket.socket:
-        """Make the name that others see."""
         try:
             user = pwd.getpwuid(os.getuid()).pw_name
         except KeyError:

@@ -390,6 +390,5 @@ def _become_rank(request: Message, pipe: int) -> None:
 
 
 def _tell(channel: socket.socket, **message: str | float) -> None:
-    """Send one message to the agent, which may be gone."""
     with contextlib.suppress(BrokenPipeError):
         channel.sendall(json.dumps(message).encode() + b"\n")

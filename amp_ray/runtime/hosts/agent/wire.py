@@ -56,7 +56,6 @@ class Opener:
     """Reads the messages of one sender."""
 
     def __init__(self, key: bytes, sender: bytes) -> None:
-        """Expect message number 0; see ``Sealer``."""
         self._key, self._sender, self._number = key, sender, 0
 
     def open(self, line: bytes) -> dict[str, Any] | None:
@@ -156,7 +155,6 @@ def printable(text: str, limit: int = TEXT_CHARACTERS) -> str:
 
 
 def _hash(key: bytes, sender: bytes, number: int, body: bytes) -> bytes:
-    """Compute the hash of a message in hexadecimal digits."""
     state = hashlib.blake2b(key=key, person=sender, digest_size=HASH_BYTES)
     state.update(number.to_bytes(8, "big"))
     state.update(body)
