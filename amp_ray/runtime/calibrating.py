@@ -12,13 +12,18 @@ from amp_ray.spec.strategy import Strategy
 from amp_ray.spec.strategy_file import Given
 
 
-def load_observations(path: Path, experiment: Experiment) -> list[Observation]:
-    """Read measured strategies; where cuts are left out, they ran with the planner's own."""
+def load_measured(path: Path, experiment: Experiment) -> tuple[Given, ...]:
+    """Read strategies that were measured."""
     measured = load_strategies(path, experiment)
     for given in measured:
         if given.measured_s is None and given.failure is None:
             message = "nothing was measured; expected measured_s with seconds, oom or failed"
             raise InputError(message, where=given.where)
+    return measured
+
+
+def load_observations(path: Path, experiment: Experiment) -> list[Observation]:
+    """Read measured strategies; where cuts are left out, they ran with the planner's own."""
     return [
         Observation(
             experiment=experiment,
@@ -29,7 +34,7 @@ def load_observations(path: Path, experiment: Experiment) -> list[Observation]:
             peak_memory_bytes=given.peak_memory_bytes,
             where=given.where,
         )
-        for given in measured
+        for given in load_measured(path, experiment)
     ]
 
 

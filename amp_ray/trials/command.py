@@ -18,6 +18,7 @@ from amp_ray.trials.job_file import (
     ds_config,
     shape_to_json,
     slices_transfers,
+    to_json,
     torch_device,
 )
 from amp_ray.trials.launch import (
@@ -124,7 +125,7 @@ def trial_launch(
         else rank_commands(argv, places),
         files={
             **files,
-            JOB_FILE: _to_json(_job(experiment, chosen, trial_id, places)),
+            JOB_FILE: to_json(_job(experiment, chosen, trial_id, places)),
             **_config_file(experiment, chosen),
             HOSTFILE: hostfile_text(places).encode(),
         },
@@ -137,7 +138,7 @@ def trial_launch(
 def _config_file(experiment: Experiment, strategy: Strategy) -> dict[str, bytes]:
     if experiment.traits.name == PLAIN_TORCH:
         return {}
-    return {CONFIG_FILE: _to_json(ds_config(experiment, strategy))}
+    return {CONFIG_FILE: to_json(ds_config(experiment, strategy))}
 
 
 def trial_problem(experiment: Experiment, strategy: Strategy) -> str | None:
@@ -235,7 +236,3 @@ def _num_threads(experiment: Experiment) -> int:
         message = f"found {text!r}; expected a number of threads per rank, such as 1"
         raise InputError(message, where=where)
     return int(text)
-
-
-def _to_json(record: Mapping[str, Any]) -> bytes:
-    return json.dumps(record, indent=1).encode() + b"\n"

@@ -1,5 +1,6 @@
 """What every job for our training programs says: the model, the devices, the ranks' variables."""
 
+import json
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
@@ -84,3 +85,8 @@ def slices_transfers(experiment: Experiment) -> bool:
     """Tell whether a stage sends 1/tp of an activation per rank, and of a gradient."""
     traits = experiment.traits
     return traits.sliced_activations and traits.sliced_gradients
+
+
+def to_json(record: Mapping[str, Any]) -> bytes:
+    """Write an object for programs and people."""
+    return json.dumps(record, indent=1).encode() + b"\n"

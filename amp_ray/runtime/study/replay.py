@@ -3,8 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from amp_ray.errors import InputError
-from amp_ray.runtime.files import load_strategies
+from amp_ray.runtime.calibrating import load_measured
 from amp_ray.runtime.study.pool import Finished, Task
 from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.experiment import Experiment
@@ -19,10 +18,7 @@ Key = Candidate | Strategy
 def load_replay(path: Path, experiment: Experiment) -> tuple[Given, ...]:
     """Read a table of measured strategies; of several runs the middle one, or the first failure."""
     runs: dict[Key, list[Given]] = {}
-    for entry in load_strategies(path, experiment):
-        if entry.measured_s is None and entry.failure is None:
-            message = "nothing was measured; expected measured_s with seconds, oom or failed"
-            raise InputError(message, where=entry.where)
+    for entry in load_measured(path, experiment):
         key = entry.strategy or entry.candidate
         assert key is not None
         runs.setdefault(key, []).append(entry)

@@ -1,15 +1,14 @@
 """Files that a trial of a user's own program gets: the user's, and generated ones."""
 
-import json
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
-from typing import Any, Final
+from typing import Final
 
 from amp_ray.errors import InputError
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import Strategy
 from amp_ray.spec.strategy_json import strategy_to_json
-from amp_ray.trials.job_file import ds_config
+from amp_ray.trials.job_file import ds_config, to_json
 from amp_ray.trials.launch import RESULT_FILE, Place, hostfile_text
 from amp_ray.trials.own_program.metric_files import HELPER_FILE, METRIC_FILES
 
@@ -58,7 +57,7 @@ def generated_files(
     """Write what ``{strategy}``, ``{hostfile}`` and ``{ds_config}`` name, or why not the last."""
     record = strategy_to_json(strategy, experiment.cluster)
     record["placement"] = [list(place) for place in places]
-    files = {STRATEGY_FILE: _json(record), HOSTFILE: hostfile_text(places).encode()}
+    files = {STRATEGY_FILE: to_json(record), HOSTFILE: hostfile_text(places).encode()}
     if not strategy.is_uniform:
         return files, "its stages differ in tp, dp or shares, which DeepSpeed has no words for"
     if strategy.token_slices:
@@ -68,7 +67,7 @@ def generated_files(
     if program is not None and program.metric == "deepspeed":
         # All engines but the pipeline's log their speed as information, which is silent by default.
         config["log_level"] = "info"
-    return {**files, DS_CONFIG_FILE: _json(config)}, None
+    return {**files, DS_CONFIG_FILE: to_json(config)}, None
 
 
 def _file_name(path: str) -> str:
@@ -77,7 +76,3 @@ def _file_name(path: str) -> str:
     if path.startswith(("/", "~")) or ".." in parts:
         parts = [part for part in parts[-1:] if part != ".."]
     return "/".join(parts)
-
-
-def _json(record: Any) -> bytes:  # noqa: ANN401 - whatever JSON can say
-    return (json.dumps(record, indent=1) + "\n").encode()
