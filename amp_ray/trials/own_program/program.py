@@ -1,6 +1,6 @@
 """A user's own training program as a trial: its commands, its files, and how it is read."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import Final
@@ -51,32 +51,24 @@ RANKS_PER_STAGE_VARIABLE: Final = "AMP_RAY_RANKS_PER_STAGE"
 NOT_PER_NODE: Final = ("rank", "local_rank")  # a command that starts several ranks is none of them
 
 
-def _each_has(strategy: Strategy) -> int | None:
-    """Return the samples of every replica; where stages have shares, they may differ."""
-    shared = any(stage.shares is not None for stage in strategy.stages)
-    return None if shared else strategy.micro_batch_size
-
-
-_FOR_ALL: Final[dict[str, Callable[[Strategy], object]]] = {
-    "tp": lambda strategy: strategy.tp,
-    "dp": lambda strategy: strategy.dp,
-    "recompute": lambda strategy: strategy.recompute,
-    "micro_batch_size": _each_has,
-}
-"""What stages may differ in; None where they do."""
-
-
 def strategy_values(
     experiment: Experiment, strategy: Strategy, *, no_ds_config: str | None = None
 ) -> Values:
     """Return everything that is the same for all commands of a trial."""
-    found = {name: read(strategy) for name, read in _FOR_ALL.items()}
+    shared = any(stage.shares is not None for stage in strategy.stages)
+    # What stages may differ in; None where they do.
+    values: dict[str, object] = {
+        "tp": strategy.tp,
+        "dp": strategy.dp,
+        "recompute": strategy.recompute,
+        "micro_batch_size": None if shared else strategy.micro_batch_size,
+    }
     missing = {
         name: "the stages of this strategy differ in it; read the file {strategy}"
-        for name, value in found.items()
+        for name, value in values.items()
         if value is None
     }
-    texts = {name: str(value) for name, value in found.items() if value is not None}
+    values |= {**_experiment_values(experiment), **_shape_values(experiment, strategy)}
     several: dict[str, tuple[str, ...]] = {}
     try:
         several["megatron_flags"] = megatron_flags(experiment, strategy)
@@ -86,9 +78,7 @@ def strategy_values(
         missing["ds_config"] = no_ds_config
     return Values(
         texts={
-            **texts,
-            **_experiment_texts(experiment),
-            **_shape_texts(experiment, strategy),
+            **{name: str(value) for name, value in values.items() if name not in missing},
             "ds_config": f"{FOLDER}/{DS_CONFIG_FILE}",
             "hostfile": f"{FOLDER}/{HOSTFILE}",
             "strategy": f"{FOLDER}/{STRATEGY_FILE}",
@@ -120,10 +110,10 @@ def command_values(command: RankCommand) -> Values:
     )
 
 
-def _experiment_texts(experiment: Experiment) -> dict[str, str]:
+def _experiment_values(experiment: Experiment) -> dict[str, object]:
     """Return what no strategy changes."""
     trials, shape = experiment.trials, experiment.model.shape
-    values: dict[str, object] = {
+    return {
         "num_layers": experiment.model.num_layers,
         "num_blocks": len(experiment.model.indices("block")),
         "zero_stage": experiment.zero_stage,
@@ -136,24 +126,19 @@ def _experiment_texts(experiment: Experiment) -> dict[str, str]:
         "warmup_steps": trials.num_warmup_steps,
         "total_steps": trials.num_warmup_steps + trials.num_steps,
     }
-    return {name: str(value) for name, value in values.items()}
 
 
-def _shape_texts(experiment: Experiment, strategy: Strategy) -> dict[str, str]:
-    values: dict[str, object] = {
+def _shape_values(experiment: Experiment, strategy: Strategy) -> dict[str, object]:
+    layers = [stage.end_layer - stage.first_layer for stage in strategy.stages]
+    blocks = stage_blocks(experiment.model, strategy.bounds)
+    return {
         "pp": strategy.pp,
         "num_micro_batches": strategy.num_micro_batches,
         "gradient_accumulation_steps": strategy.num_micro_batches,
         "global_batch_size": strategy.global_batch_size,
-    }
-    lists = {
-        "bounds": strategy.bounds,
-        "stage_layers": [stage.end_layer - stage.first_layer for stage in strategy.stages],
-        "stage_blocks": stage_blocks(experiment.model, strategy.bounds),
-    }
-    return {
-        **{name: str(value) for name, value in values.items()},
-        **{name: ",".join(map(str, entries)) for name, entries in lists.items()},
+        "bounds": ",".join(map(str, strategy.bounds)),
+        "stage_layers": ",".join(map(str, layers)),
+        "stage_blocks": ",".join(map(str, blocks)),
     }
 
 
