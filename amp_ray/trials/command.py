@@ -166,14 +166,7 @@ def trial_reader(experiment: Experiment, log_reader: LogReader = read_logs) -> R
     trials = experiment.trials
     if trials.program is None:
         return partial(_own_result, timeout_s=trials.timeout_s)
-    return program_reader(
-        trials.program,
-        trials.num_steps,
-        trials.num_warmup_steps,
-        global_batch_size=experiment.global_batch_size,
-        timeout_s=trials.timeout_s,
-        log_reader=log_reader,
-    )
+    return program_reader(experiment, log_reader)
 
 
 def _own_result(files: Mapping[str, bytes], trial_id: str, *, timeout_s: float) -> Measurement:

@@ -184,36 +184,26 @@ def program_problem(experiment: Experiment, strategy: Strategy) -> str | None:
     return None
 
 
-def program_reader(
-    program: OwnProgram,
-    num_steps: int,
-    num_warmup_steps: int,
-    *,
-    global_batch_size: int,
-    timeout_s: float,
-    log_reader: LogReader = read_logs,
-) -> Reader:
-    """Return what finds the iteration times in the files of a trial.
-
-    No step can take longer than ``timeout_s``; ``global_batch_size`` turns samples per second
-    into a time.
-    """
+def program_reader(experiment: Experiment, log_reader: LogReader = read_logs) -> Reader:
+    """Return what finds the iteration times in the files of a trial."""
+    trials, program = experiment.trials, experiment.trials.program
+    assert program is not None
 
     def read(files: Mapping[str, bytes], trial_id: str) -> Measurement:
+        num_warmup_steps = trials.num_warmup_steps
         try:
             if program.metric == "helper":
                 found = read_told(files, trial_id, num_warmup_steps=num_warmup_steps)
             else:
-                formats = formats_of(program.metric)
-                found = log_reader(
-                    files, formats, num_warmup_steps=num_warmup_steps, samples=global_batch_size
-                )
+                samples = experiment.global_batch_size  # per step, which turn a rate into a time
+                options = {"num_warmup_steps": num_warmup_steps, "samples": samples}
+                found = log_reader(files, formats_of(program.metric), **options)
         except MissingRankError:
             raise
         except ValueError as error:
-            asked = f"{num_warmup_steps} warm-up and {num_steps} measured steps"
+            asked = f"{num_warmup_steps} warm-up and {trials.num_steps} measured steps"
             raise ValueError(f"{error} (the trial was asked for {asked})") from None
-        check_total(found.step_time_s, timeout_s=timeout_s)
+        check_total(found.step_time_s, timeout_s=trials.timeout_s)
         return found
 
     return read

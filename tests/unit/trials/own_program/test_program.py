@@ -13,6 +13,7 @@ from amp_ray.spec.strategy import Strategy
 from amp_ray.spec.traits import RUNTIMES
 from amp_ray.trials.launch import FOLDER, Launch
 from amp_ray.trials.own_program.program import program_launch, program_problem, program_reader
+from amp_ray.trials.result import Reader
 from support.experiments import small_experiment
 
 HOSTS = ("h0", "h1")
@@ -214,27 +215,32 @@ def told(*steps: float) -> dict[str, bytes]:
     return {"metric-rank-0.json": json.dumps({**record, "step_s": steps}).encode()}
 
 
-LIMITS: dict[str, Any] = {"global_batch_size": 8, "timeout_s": 600.0}
-
-
-def program(metric: Any = "helper") -> OwnProgram:  # noqa: ANN401 - any metric
-    return OwnProgram(argv=("x",), metric=metric)
+def reader_of(metric: Any = "helper", num_steps: int = 2, num_warmup_steps: int = 1) -> Reader:  # noqa: ANN401 - any metric
+    """Return the reader of a program whose trials take 600 s and 8 samples a step."""
+    trials = replace(
+        small_experiment().trials,
+        program=OwnProgram(argv=("x",), metric=metric),
+        num_steps=num_steps,
+        num_warmup_steps=num_warmup_steps,
+        timeout_s=600.0,
+    )
+    return program_reader(replace(small_experiment(), global_batch_size=8, trials=trials))
 
 
 def test_what_was_told_is_read() -> None:
-    found = program_reader(program(), 2, 1, **LIMITS)(told(3.0, 1.0, 1.5), "t")
+    found = reader_of()(told(3.0, 1.0, 1.5), "t")
     assert (found.step_time_s, found.num_warmup_steps) == ((3.0, 1.0, 1.5), 1)
 
 
 def test_a_pattern_is_read() -> None:
-    reader = program_reader(program(Pattern(pattern=r"t=(\d+)", unit="ms")), 2, 1, **LIMITS)
+    reader = reader_of(Pattern(pattern=r"t=(\d+)", unit="ms"))
     found = reader({"rank-0.log": b"t=3000\nt=1000\n"}, "t")
     assert (found.step_time_s, found.num_warmup_steps) == ((3.0, 1.0), 1)
 
 
 def test_a_rate_is_of_the_global_batch() -> None:
     line = b"global_step=3, RunningAvgSamplesPerSec=1, CurrSamplesPerSec=4.0, MemAllocated=0GB\n"
-    found = program_reader(program("deepspeed"), 1, 0, **LIMITS)
+    found = reader_of("deepspeed", 1, 0)
     assert found({"rank-0.log": line}, "t").step_time_s == (2.0,)
 
 
@@ -248,11 +254,11 @@ def test_a_rate_is_of_the_global_batch() -> None:
 )
 def test_a_metric_that_never_appears_is_refused_with_what_was_asked(metric: Any, name: str) -> None:  # noqa: ANN401
     with pytest.raises(ValueError, match=rf"never appeared: .*{name}.*1 warm-up and 2 measured"):
-        program_reader(program(metric), 2, 1, **LIMITS)({"rank-0.log": b"done"}, "t")
+        reader_of(metric)({"rank-0.log": b"done"}, "t")
 
 
 def test_steps_that_take_longer_than_the_trial_are_refused() -> None:
-    reader = program_reader(program(), 2, 1, **LIMITS)
+    reader = reader_of()
     with pytest.raises(
         ValueError, match=r"add up to 700 s, .* at most 600 s: is the .* unit right"
     ):
