@@ -36,9 +36,6 @@ def runtime_strategy(experiment: Experiment, strategy: Strategy) -> Strategy:
 
     Bounds are those of its own list of layers. Where the experiment's runtime always computes the
     forward pass of a block twice, every stage does.
-
-    Raises:
-        InputError: If it cannot be launched, with the reason and what to change.
     """
     reason = why_not_launchable(experiment, strategy)
     if reason is not None:
@@ -100,9 +97,8 @@ def describe(strategy: Strategy) -> str:
 def runtime_bounds(model: Model, bounds: Sequence[int]) -> tuple[int, ...]:
     """Return bounds in the training program's list of layers.
 
-    Returns:
-        ``(0, ..., number of the program's layers)``; two may be equal where nothing of a stage
-        is left.
+    Returns ``(0, ..., number of the program's layers)``; two may be equal where nothing of a stage
+    is left.
     """
     firsts = _first_entries(model)
     return tuple(sum(entry < bound for entry in firsts) for bound in bounds)
