@@ -140,7 +140,7 @@ class MixtureOfExperts(nn.Module):
         self.up = parameter("up", (wide, hidden), shape.std, 0)
         self.down = parameter("down", (hidden, wide), shape.residual_std, 1)
         self.gate: nn.Parameter | None = None
-        self.product: Callable[[Tensor, Tensor], Tensor] = functional.linear
+        self.product: Callable[..., Tensor] = functional.linear
         if shape.style == "llama":
             self.gate = parameter("gate", (wide, hidden), shape.std, 0)
 

@@ -9,7 +9,7 @@ from amp_ray.training.fields import Fields
 from amp_ray.training.grid import Grid, GridStage, read_grid
 from amp_ray.training.shapes import ImageShape, TextShape, layer_kinds, read_shape
 
-PRECISIONS: Final = ("fp32", "bf16", "fp16")
+PRECISIONS: Final = ("fp32", "bf16", "fp16", "fp8")
 OPTIMIZERS: Final = ("adam", "adamw", "sgd")
 DEVICES: Final = ("auto", "cpu", "cuda")
 RUNTIMES: Final = ("deepspeed", "torch")
@@ -36,7 +36,7 @@ class Job:
         runtime: ``deepspeed``, or ``torch`` for plain ``torch.distributed``.
         trial_id: Copied into every event and the result.
         out_dir: Folder on this host that the result is written to.
-        precision: ``fp32``, ``bf16`` or ``fp16``.
+        precision: ``fp32``, ``bf16``, ``fp16``, or ``fp8`` for products of blocks with bf16 beside.
         optimizer: ``adam``, ``adamw`` or ``sgd``.
         gradient_clipping: Largest norm of all gradients together; 0 turns it off.
         zero_stage: 0, or 1 to shard the optimizer state over dp.
@@ -128,6 +128,8 @@ def _misfits(job: Job) -> Iterator[str]:
         yield f"zero_stage is {job.zero_stage}, the strategy's is {grid.zero_stage}"
     if job.zero_stage > MAX_ZERO_STAGE:
         yield f"zero_stage {job.zero_stage} does not work with a pipeline; use 0 or 1"
+    if job.precision == "fp8":
+        yield from _fp8_misfits(job)
     if job.runtime == "torch":
         yield from _torch_misfits(job)
     elif grid.cp > 1 or any(stage.spreads_experts for stage in grid.stages):
@@ -140,6 +142,14 @@ def _misfits(job: Job) -> Iterator[str]:
             f"{grid.virtual_stages}, token_slices {list(grid.token_slices)}, sequence_parallel "
             f"{[own.sequence_parallel for own in grid.stages]}; use runtime torch"
         )
+
+
+def _fp8_misfits(job: Job) -> Iterator[str]:
+    """Find what cannot compute in 8-bit floats; devices are asked when they are there."""
+    if job.runtime != "torch":
+        yield f"runtime {job.runtime} does not train in fp8; use runtime torch, or bf16"
+    if isinstance(job.model, ImageShape):
+        yield "precision fp8 is for language models, found pictures; use bf16"
 
 
 def _torch_misfits(job: Job) -> Iterator[str]:

@@ -153,7 +153,7 @@ def shard_parameter(value: Tensor, parallel: TensorParallel) -> nn.Parameter:
     return parameter
 
 
-class _SplitLinear(nn.Module):
+class SplitLinear(nn.Module):
     """A linear layer of which this rank holds a part; its bias, if any, starts at zero."""
 
     shard_dim: int
@@ -172,9 +172,10 @@ class _SplitLinear(nn.Module):
         part = weights.shard(name, shape, std, self.shard_dim)
         self.weight = shard_parameter(part, parallel)
         self.bias: nn.Parameter | None = None
+        self.product: Callable[..., Tensor] = functional.linear
 
 
-class ColumnLinear(_SplitLinear):
+class ColumnLinear(SplitLinear):
     """A linear layer of which this rank computes some of the output features.
 
     The caller passes its input through ``TensorParallel.enter``, once for all
@@ -190,10 +191,10 @@ class ColumnLinear(_SplitLinear):
 
     def forward(self, value: Tensor) -> Tensor:
         """Return this rank's output features, ``(..., outputs / tp)``."""
-        return functional.linear(value, self.weight, self.bias)
+        return self.product(value, self.weight, self.bias)
 
 
-class RowLinear(_SplitLinear):
+class RowLinear(SplitLinear):
     """A linear layer of which this rank holds some of the input features."""
 
     shard_dim = 1
@@ -205,5 +206,5 @@ class RowLinear(_SplitLinear):
 
     def forward(self, value: Tensor) -> Tensor:
         """Return the whole output, ``(..., outputs)``, on every rank."""
-        total = self.parallel.leave(functional.linear(value, self.weight))
+        total = self.parallel.leave(self.product(value, self.weight))
         return total if self.bias is None else total + self.bias

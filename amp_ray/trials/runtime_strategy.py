@@ -24,6 +24,9 @@ PLAIN_TORCH: Final = "torch"
 RUNTIMES: Final = ("deepspeed", PLAIN_TORCH, "amp-2022", "amp-2022-transgan")
 """What our training program runs: its own experiments, and those published by AMP's authors."""
 
+FP8_MULTIPLE: Final = 16
+"""Of widths in products of 8-bit floats."""
+
 MAX_ZERO_STAGE: Final = 1
 """DeepSpeed refuses ZeRO-2 and ZeRO-3 with a PipelineModule."""
 
@@ -151,6 +154,8 @@ def _reasons(experiment: Experiment, strategy: Strategy) -> Iterator[str]:
             f"{cluster.num_devices - 1}"
         )
     yield from _undivided(experiment, strategy)
+    if experiment.precision == "fp8":
+        yield from _odd_widths(model.shape, strategy)
     yield from _empty_stages(model, all_bounds(model, strategy), strategy.pp)
 
 
@@ -224,6 +229,31 @@ def _undivided(experiment: Experiment, strategy: Strategy) -> Iterator[str]:
             )
         if options.spreads_experts:
             yield from _unspread(shape, options, strategy.token_slices)
+
+
+def _odd_widths(shape: ModelShape, strategy: Strategy) -> Iterator[str]:
+    """Find widths of products that kernels for 8-bit floats cannot take."""
+    if not shape.vocab_size:
+        yield "precision fp8 is for language models, found pictures; use bf16"
+        return
+    head_size = shape.head_size or shape.hidden_size // shape.num_heads
+    for own in dict.fromkeys(stage.options for stage in strategy.stages):
+        widths = {
+            "hidden_size": shape.hidden_size,
+            "heads": shape.num_heads * head_size // own.tp,
+            "heads, keys and values": (shape.num_heads + 2 * shape.num_key_value_heads)
+            * head_size
+            // own.tp,
+            "feed_forward_size": shape.feed_forward_size // own.tp,
+            "shared_feed_forward_size": shape.shared_feed_forward_size // own.tp,
+            "expert_feed_forward_size": shape.expert_feed_forward_size // own.expert_tp,
+        }
+        for name, width in widths.items():
+            if width % FP8_MULTIPLE:
+                yield (
+                    f"precision fp8 needs multiples of {FP8_MULTIPLE} on every rank, found {name} "
+                    f"{width} with tp {own.tp}; choose another tp, or bf16"
+                )
 
 
 def _unspread(shape: ModelShape, options: StageOptions, token_slices: TokenSlices) -> Iterator[str]:

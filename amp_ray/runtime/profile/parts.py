@@ -79,6 +79,9 @@ def profile_parts(experiment: Experiment, *, is_local: bool) -> tuple[Part, ...]
             "they are spread; plan with an analytic profile"
         )
         raise InputError(message, where=experiment.where("model"))
+    if experiment.precision == "fp8":
+        message = "layers are not measured in fp8; plan with an analytic profile, or profile bf16"
+        raise InputError(message, where=experiment.where("precision"))
     if experiment.traits.layer_list != "runtime":
         message = (
             f"runtime {experiment.traits.name!r} has the layer list "

@@ -14,6 +14,7 @@ from amp_ray.training.executor.chunks import BuiltChunk, build_chunks
 from amp_ray.training.executor.messages import Messages
 from amp_ray.training.executor.parameters import FlatParameters
 from amp_ray.training.experts import ExpertParallel, is_spread
+from amp_ray.training.fp8 import use_fp8
 from amp_ray.training.grid import Grid
 from amp_ray.training.image import image_layers, picture_loss
 from amp_ray.training.job import Job
@@ -25,7 +26,13 @@ from amp_ray.training.text import TIED_KEY, text_layers
 from amp_ray.training.token_window import TokenWindow
 from amp_ray.training.vocabulary import CrossEntropy
 
-DTYPES: Final = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES: Final = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp8": torch.bfloat16,
+}
+"""Of weights and activations; in fp8 only the products of blocks are narrower."""
 
 
 class StageModel:
@@ -59,6 +66,9 @@ class StageModel:
         self.window = TokenWindow(context=_context(grid, place, limit))
         specs, self.loss = _layers(job, self.parallel, self.window, spread)
         self.chunks = _chunks(specs, grid, place.pp, self.parallel)
+        if job.precision == "fp8":
+            for chunk in self.chunks:
+                use_fp8(chunk.modules)
         self.num_parameters = sum(
             parameter.numel() for chunk in self.chunks for parameter in chunk.modules.parameters()
         )

@@ -199,6 +199,21 @@ def test_experts_and_sequences_go_to_as_many_ranks_as_divide_them(
     assert reason in str(why_not_launchable(experiment, chosen))
 
 
+def test_widths_of_products_in_fp8_are_multiples_of_16_on_every_rank() -> None:
+    text = EXPERTS.replace("T4", "H100").replace("size: 30", "size: 32") + "precision: fp8\n"
+    experiment = experiment_from(text)
+    whole = StageOptions(tp=2, dp=1, etp=1)
+    for options, reason in ((whole, "None"), (replace(whole, tp=4, etp=2), "None")):
+        candidate = Candidate(micro_batch_size=8, options=options, pp=1, num_micro_batches=1)
+        assert str(why_not_launchable(experiment, Strategy.uniform(candidate, (0, 5)))) == reason
+    odd = Candidate(
+        micro_batch_size=8, options=replace(whole, tp=4, etp=4), pp=1, num_micro_batches=1
+    )
+    assert "found expert_feed_forward_size 8 with tp 4" in str(
+        why_not_launchable(experiment, Strategy.uniform(odd, (0, 5)))
+    )
+
+
 def test_what_can_be_launched_has_no_reason() -> None:
     assert why_not_launchable(small_experiment(), strategy(0, 2, 9, tp=2)) is None
 
