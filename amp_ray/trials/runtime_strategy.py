@@ -24,9 +24,6 @@ PLAIN_TORCH: Final = "torch"
 RUNTIMES: Final = ("deepspeed", PLAIN_TORCH, "amp-2022", "amp-2022-transgan")
 """What our training program runs: its own experiments, and those published by AMP's authors."""
 
-FP8_MULTIPLE: Final = 16
-"""Of widths in products of 8-bit floats."""
-
 MAX_ZERO_STAGE: Final = 1
 """DeepSpeed refuses ZeRO-2 and ZeRO-3 with a PipelineModule."""
 
@@ -231,6 +228,10 @@ def _undivided(experiment: Experiment, strategy: Strategy) -> Iterator[str]:
             yield from _unspread(shape, options, strategy.token_slices)
 
 
+_FP8_MULTIPLE: Final = 16
+"""Of widths in products of 8-bit floats."""
+
+
 def _odd_widths(shape: ModelShape, strategy: Strategy) -> Iterator[str]:
     """Find widths of products that kernels for 8-bit floats cannot take."""
     if not shape.vocab_size:
@@ -249,9 +250,9 @@ def _odd_widths(shape: ModelShape, strategy: Strategy) -> Iterator[str]:
             "expert_feed_forward_size": shape.expert_feed_forward_size // own.expert_tp,
         }
         for name, width in widths.items():
-            if width % FP8_MULTIPLE:
+            if width % _FP8_MULTIPLE:
                 yield (
-                    f"precision fp8 needs multiples of {FP8_MULTIPLE} on every rank, found {name} "
+                    f"precision fp8 needs multiples of {_FP8_MULTIPLE} on every rank, found {name} "
                     f"{width} with tp {own.tp}; choose another tp, or bf16"
                 )
 
