@@ -57,7 +57,7 @@ class StageModel:
             rank=place.tp,
             size=stage.tp,
             group=_group(sharers, limit),
-            order=tuple(sorted(sharers).index(process) for process in sharers),
+            order=_order(sharers),
             divides_tokens=stage.sequence_parallel,
             spans=spans,
         )
@@ -117,6 +117,12 @@ def _experts(
         group=_group(together, limit),
     )
     return spread, _group(same, limit)
+
+
+def _order(processes: Sequence[int]) -> tuple[int, ...]:
+    """Return where processes stand in their group, or nothing where that is their own order."""
+    ordered = sorted(processes)
+    return tuple(map(ordered.index, processes)) if ordered != list(processes) else ()
 
 
 def _group(processes: Sequence[int], limit: dt.timedelta) -> Any:  # noqa: ANN401 - torch's
