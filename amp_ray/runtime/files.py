@@ -25,6 +25,7 @@ from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.json_text import parse_json
 from amp_ray.spec.model import Model
 from amp_ray.spec.profile import Profile
+from amp_ray.spec.profile_file import SLICES_SUFFIX
 from amp_ray.spec.slice_table import MOST_CHARACTERS, SliceTable, parse_slice_table
 from amp_ray.spec.strategy import Strategy
 from amp_ray.spec.strategy_file import Context, Given, parse_strategies, strategies_of
@@ -37,7 +38,7 @@ _LOGGER = logging.getLogger(__name__)
 _SHIPPED: Final = "shipped:"
 """Prefix of a path that means a folder of the package's own profiles."""
 
-_PROFILE_SUFFIXES: Final = (".csv", ".yaml")
+_PROFILE_SUFFIXES: Final = (".csv", ".yaml", SLICES_SUFFIX)
 """Of the files that a profile is made of; plots and notes may lie beside them."""
 
 _INPUT_SUFFIXES: Final = (".yaml", ".yml", ".csv")
@@ -60,12 +61,7 @@ class ExperimentFiles:
         return read_text(self._locate(name))
 
     def folder(self, name: str) -> Mapping[str, str]:
-        """Return the text of every YAML and CSV file of a folder, by file name.
-
-        Raises:
-            InputError: If there is no such folder, a file in it cannot be read, or it holds a
-                profile of which nothing is complete yet.
-        """
+        """Return the text of every YAML, CSV and slice table file of a folder, by file name."""
         folder = self._locate(name)
         texts = read_texts(folder, _PROFILE_SUFFIXES)
         if not texts and (folder / RECORDS_FILE).exists():
@@ -84,11 +80,7 @@ class ExperimentFiles:
         devices: Iterable[Device],
         profiled: str | None = None,
     ) -> Profile:
-        """Return a profile in another planner's format; what was recognised is logged.
-
-        Raises:
-            InputError: If a file cannot be read or is wrong, or the profile does not fit.
-        """
+        """Return a profile in another planner's format; what was recognised is logged."""
         if source == "aceso":
             assert profiled is not None, "refused where the experiment is checked"
             files = read_texts(self._locate(name), (ACESO_SUFFIX,))
@@ -111,8 +103,7 @@ class ExperimentFiles:
         try:
             return self.base / Path(name).expanduser()
         except RuntimeError as error:
-            message = f"cannot be found: {error}"
-            raise InputError(message, where=Where(file=name)) from None
+            raise InputError(f"cannot be found: {error}", where=Where(file=name)) from None
 
 
 def load_experiment(
@@ -122,9 +113,6 @@ def load_experiment(
 
     ``hostfile`` names the hosts instead of the experiment's own hostfile; ``changes`` set keys, as
     `with_changes` does.
-
-    Raises:
-        InputError: If a file cannot be read or what it says does not fit.
     """
     return _built(document_of(path, changes), path.parent, hostfile)
 
@@ -135,19 +123,12 @@ def experiment_from_values(
     """Build an experiment from the keys of an experiment file, as plain values.
 
     Files that it names are looked for in the current folder.
-
-    Raises:
-        InputError: If a file cannot be read or what it says does not fit.
     """
     return _built(document_of(values, changes), Path(), hostfile)
 
 
 def document_of(source: Path | Mapping[str, Any], changes: Iterable[str] = ()) -> Document:
-    """Return the keys of an experiment file, or such keys as plain values, with some of them set.
-
-    Raises:
-        InputError: If the file cannot be read or is no mapping, or a change leads nowhere.
-    """
+    """Return the keys of an experiment file, or of plain values, with some of them set."""
     if isinstance(source, Mapping):
         document = Document(file="experiment", values=_plain(source))
     else:
@@ -181,9 +162,6 @@ def load_strategies(
     Args:
         source: A file, or strategies: values, estimates of them, or STRATEGY objects.
         experiment: What they must fit.
-
-    Raises:
-        InputError: If the file cannot be read, or names what the experiment cannot have.
     """
     if isinstance(source, Path):
         return _strategies_of_file(source, experiment)
@@ -194,7 +172,6 @@ def load_strategies(
 def _strategy_record(
     given: Strategy | Estimate | Mapping[str, Any], experiment: Experiment
 ) -> object:
-    """Return the STRATEGY object of a value."""
     strategy = given.strategy if isinstance(given, Estimate) else given
     if isinstance(strategy, Strategy):
         return strategy_to_json(strategy, experiment.cluster)
@@ -202,7 +179,6 @@ def _strategy_record(
 
 
 def _strategies_of_file(path: Path, experiment: Experiment) -> tuple[Given, ...]:
-    """Read a file of strategies."""
     text = read_text(path)
     if text.lstrip()[:1] == "{":
         record = parse_json(text, file=str(path))
@@ -217,20 +193,12 @@ def _strategies_of_file(path: Path, experiment: Experiment) -> tuple[Given, ...]
 
 
 def load_slice_table(path: Path) -> SliceTable:
-    """Read a table of slice latencies.
-
-    Raises:
-        InputError: If the file cannot be read, or is none.
-    """
+    """Read a table of slice latencies."""
     return parse_slice_table(read_text(path, MOST_CHARACTERS), file=str(path))
 
 
 def read_text(path: Path, most_characters: int = _MOST_CHARACTERS) -> str:
-    """Return a file's text.
-
-    Raises:
-        InputError: If it does not exist, cannot be read, or is not UTF-8 text.
-    """
+    """Return a file's text."""
     try:
         with path.open(encoding=_ENCODING) as file:
             text = file.read(most_characters + 1)
@@ -269,9 +237,6 @@ def write_text(
     """Write a file whole or not at all: to a neighbour first, then renamed.
 
     A device or a pipe gets the text as it is; a long text may come in pieces.
-
-    Raises:
-        InputError: If the folder does not exist or cannot be written.
     """
     is_file = path.is_file() or not path.exists()
     neighbour = path.parent / f".{path.name}.partial"
@@ -289,11 +254,7 @@ def write_text(
 
 
 def write_result(record: Mapping[str, Any], path: Path) -> None:
-    """Write a result as JSON, whole or not at all, to a file that is no input.
-
-    Raises:
-        InputError: If the name is that of an input file, or the file cannot be written.
-    """
+    """Write a result as JSON, whole or not at all, to a file that is no input."""
     write_result_text(json.dumps(record, indent=1, allow_nan=False) + "\n", path)
 
 
@@ -307,8 +268,9 @@ def write_result_text(text: str | Iterable[str], path: Path) -> None:
 
 def read_texts(folder: Path, suffixes: Collection[str]) -> dict[str, str]:
     """Return the text of every file of a folder with one of the suffixes, by file name."""
+    endings = tuple(suffixes)
     try:
-        paths = sorted(path for path in folder.iterdir() if path.suffix in suffixes)
+        paths = sorted(path for path in folder.iterdir() if path.name.endswith(endings))
     except FileNotFoundError:
         message = "no such folder"
     except NotADirectoryError:
@@ -321,7 +283,6 @@ def read_texts(folder: Path, suffixes: Collection[str]) -> dict[str, str]:
 
 
 def _shipped(name: str) -> Path:
-    """Return the folder of a shipped profile."""
     folder = Path(str(resources.files("amp_ray"))) / "data" / "profiles"
     known = sorted(path.name for path in folder.iterdir() if path.is_dir())
     chosen = name.removeprefix(_SHIPPED)
