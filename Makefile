@@ -102,6 +102,14 @@ docs: venv  ## Build the documents as a site that opens from disk: site/index.ht
 	@NO_MKDOCS_2_WARNING=1 $(RUN) mkdocs build --quiet --strict
 	@echo site/index.html
 
+.PHONY: picture
+picture: $(CORE)  ## Make the README's picture anew: the report of a plan, as Chromium shows it
+	@rm -f $(VENV)/llama.yaml
+	@$(VENV)/bin/amp-ray init -o $(VENV)/llama.yaml --model llama-3-8b --cluster dgx-h100 --nodes 4 --batch 512 --runtime megatron-core
+	@$(VENV)/bin/amp-ray report $(VENV)/llama.yaml --set zero_stage=1 -o $(VENV)/report.html
+	@chromium --headless --no-sandbox --disable-gpu --hide-scrollbars --window-size=1000,1500 --virtual-time-budget=10000 \
+	  --screenshot=docs/assets/report.png file://$(CURDIR)/$(VENV)/report.html 2>/dev/null; ls -l docs/assets/report.png
+
 .PHONY: accuracy
 accuracy: $(CORE)  ## Print the cost model's error on the published measurements
 	$(VENV)/bin/python experiments/accuracy.py

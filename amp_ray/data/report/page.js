@@ -150,13 +150,15 @@ function line(row) {
   }
   return made;
 }
+const said = (row) => ` ${plan(row)} ${row.reason || ""} `.toLowerCase().replace(/[,;:]/g, " ").replace(/ +/g, " ");
 const lines = new Map();
 function candidates() {
-  const text = document.getElementById("filter").value.toLowerCase().split(/\s+/).filter(Boolean);
+  // "tp 2" is one thing to look for, and not to be found in "etp 2" or "tp 24".
+  const asked = document.getElementById("filter").value.toLowerCase().match(/[a-z-]+ \d+(?!\S)|\S+/g) || [];
   const wanted = document.getElementById("which").value;
   const key = COLUMNS[order.column][1], sign = order.up ? 1 : -1;
   const shown = data.rows.filter((row) => (wanted === "all" || row.feasible === (wanted === "feasible"))
-    && text.every((word) => `${plan(row)} ${row.reason || ""}`.toLowerCase().includes(word)));
+    && asked.every((each) => said(row).includes(/\d$/.test(each) ? ` ${each} ` : each)));
   const missing = (value) => value === null || value === undefined;
   shown.sort((one, other) => {
     const a = key(one), b = key(other);
