@@ -505,8 +505,8 @@ class ExperimentFile(Section):
     sequence_parallel: Flag | Literal["auto"] = "auto"
     """Whether tensor-parallel ranks divide the tokens where they do not divide the width (norms,
     dropout, residual stream), as Megatron-LM does: less memory, gathers and scatters instead of
-    all-reduces; `auto`: wherever the runtime can and tp, above 1, divides the tokens of a sample;
-    in spaces `uniform` and `placement`."""
+    all-reduces; `auto`: wherever the runtime can and tp, above 1, divides the tokens of a sample,
+    but not where `search.token_slices` cuts them; in spaces `uniform` and `placement`."""
     runtime: Text = "deepspeed"
     """Which program trains, see [runtimes](#runtime-traits-and-constants)."""
     traits: dict[Text, Any] = Field(default_factory=dict)
