@@ -8,7 +8,7 @@ import ast
 import inspect
 import re
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
@@ -25,6 +25,7 @@ from amp_ray.spec import experiment_file
 from amp_ray.spec.catalogue import CATALOGUE
 from amp_ray.spec.section import Section, Within
 from amp_ray.spec.traits import RUNTIMES, RuntimeTraits
+from amp_ray.spec.zero import MOST_ZERO_STAGE
 from amp_ray.units import GIB, GIGA, TERA
 
 TOP: Final = Path(__file__).parents[1]
@@ -51,7 +52,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001 - what MkDocs calls it with
     """Fill in the tables; name files outside of the site instead of linking to them."""
     markdown = _KEYS.sub(lambda match: _keys(match[1]), markdown)
-    for word, table in (("runtimes", _runtimes), ("devices", _devices), ("presets", _presets)):
+    for word, table in _TABLES.items():
         if f"::: {word}\n" in markdown:
             markdown = markdown.replace(f"::: {word}\n", f"{table()}\n")
     folder = (TOP / "docs" / page.file.src_uri).parent
@@ -182,6 +183,38 @@ def _runtimes() -> str:
     return "\n".join([*said, "", table])
 
 
+_DIMENSIONS: Final[dict[str, Callable[[RuntimeTraits], bool]]] = {
+    "tensor parallelism": lambda traits: traits.tensor_parallel,
+    "sequence parallelism": lambda traits: traits.sequence_parallel,
+    "pipelines": lambda traits: traits.pipeline_parallel,
+    "uneven cuts": lambda traits: traits.pipeline_parallel and traits.partition == "exact",
+    "interleaved chunks": lambda traits: traits.interleaves,
+    "token slices": lambda traits: traits.token_slices,
+    "stages of different tp, dp, shares": lambda traits: traits.unequal_stages,
+    "context parallelism": lambda traits: traits.context_parallel != "none",
+    "expert parallelism": lambda traits: traits.expert_parallel,
+    "ZeRO 1": lambda traits: traits.min_zero_stage <= 1 <= traits.max_zero_stage,
+    "ZeRO 2": lambda traits: traits.min_zero_stage <= 2 <= traits.max_zero_stage,  # noqa: PLR2004
+    "ZeRO 3 (FSDP)": lambda traits: traits.max_zero_stage == MOST_ZERO_STAGE,
+    "recompute": lambda traits: "full" in traits.recompute,
+    "recompute that differs by stage": lambda traits: traits.recompute_per_stage,
+    "fp8": lambda traits: traits.fp8,
+}
+
+
+def _launched() -> str:
+    """Return which runtimes each dimension is planned for, and which of our programs run it."""
+    ours = ("deepspeed", "torch")
+
+    def row(name: str, has: Callable[[RuntimeTraits], bool]) -> list[str]:
+        able = [f"`{each.name}`" for each in RUNTIMES.values() if has(each)]
+        planned = "all" if len(able) == len(RUNTIMES) else ", ".join(able)
+        return [name, planned, *("yes" if has(RUNTIMES[own]) else "-" for own in ours)]
+
+    head = "dimension | planned for | launched by `deepspeed` | launched by `torch`"
+    return _table(head, (row(name, has) for name, has in _DIMENSIONS.items()))
+
+
 def _devices() -> str:
     """Return the catalogue."""
 
@@ -210,3 +243,11 @@ def _presets() -> str:
         f"- {what}: {', '.join(f'`{name}`' for name in known[what])}"
         for what in ("models", "clusters")
     )
+
+
+_TABLES: Final = {
+    "devices": _devices,
+    "launched": _launched,
+    "presets": _presets,
+    "runtimes": _runtimes,
+}
