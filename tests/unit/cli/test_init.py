@@ -93,6 +93,7 @@ def test_hosts_are_asked_for_their_boards(
     [
         ((*NODES, "--batch", "8"), "--model is missing"),
         ((*NODES, "--batch", "8", "--model", "lama"), "no model is named 'lama'; known: gpt2-1.5b"),
+        (("--model", "lama"), "no model is named 'lama'; known: gpt2-1.5b"),
         (
             ("--cluster", "dgx", "--model", "gpt2-1.5b"),
             "no cluster is named 'dgx'; known: dgx-",
