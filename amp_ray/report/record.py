@@ -12,7 +12,7 @@ from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.model import CostModel
 from amp_ray.cost.timeline import Timeline, predicted_timeline
 from amp_ray.report.variants import figure_text, plan_text
-from amp_ray.runtime.planning import OURS, Planned
+from amp_ray.runtime.planning import OURS, Planned, why_infeasible
 from amp_ray.search.explanation import difference
 from amp_ray.search.rows import row
 from amp_ray.spec.experiment import Experiment
@@ -57,7 +57,8 @@ def plan_record(planned: Planned, *, source: str) -> dict[str, Any]:
         "rows": [_slim(each, names) for each in rows],
     }
     if best is None:
-        record["notes"] = ["No strategy can run."]
+        why = why_infeasible(experiment, planned.cost_model, ranking.results)
+        record["notes"] = [f"No strategy can run: {why}."]
     else:
         record |= {
             "best": _slim(row(best, 1, experiment, planned.ours), names),
