@@ -89,5 +89,11 @@ def test_a_position_beyond_the_ranking_is_refused(amp_ray: Run, small: Path) -> 
 def test_at_80_columns_it_reads(amp_ray: Run, small: Path) -> None:
     out = amp_ray("explain", small, columns="80").out
     assert max(map(len, out.splitlines())) <= 80
-    for text in ("where the time goes: ", "bottleneck: stage", "fullest: stage", "takes"):
+    for text in (
+        "where the time goes: ",
+        "bottleneck: stage",
+        "fullest: stage",
+        "activations ",
+        "takes",
+    ):
         assert text in out
