@@ -79,8 +79,9 @@ def _bottleneck(stages: Sequence[Record], memory: Sequence[Record] | None) -> It
     shares = [each["peak_memory_bytes"] / each["memory_limit_bytes"] for each in stages]
     fullest = max(range(len(shares)), key=shares.__getitem__)
     held = sorted(memory[fullest].items(), key=lambda part: -part[1]) if memory else ()
-    words = ", ".join(f"{name} {value / GIB:.1f}" for name, value in held)
-    told = f": {words} GiB" if words else ""
+    peak = stages[fullest]["peak_memory_bytes"]
+    words = [f"{name} {part / peak:.0%}" for name, part in held if part / peak > _LEAST_SHARE]
+    told = f", of that {', '.join(words)}" if words else ""
     yield f"fullest: stage {fullest}, {shares[fullest]:.0%} of its memory{told}"
 
 
