@@ -371,8 +371,9 @@ class SearchSection(Section):
     stays."""
     token_slices: Flag = False
     """Whether pipelines may pass on slices of sequences, chosen together with degrees,
-    micro-batches and cuts; with `space: uniform`. Their times are counted, and corrected as those
-    of whole sequences are measured."""
+    micro-batches and cuts; with `space: uniform`. Their times are those of the profile where it has
+    slices (`amp-ray profile --token-slices`); else they are counted, and corrected as those of
+    whole sequences are measured."""
     slice_granularity: Count | None = None
     """Slices begin at its multiples. Default: a 32nd of a sequence."""
     virtual_stages: Annotated[list[Count], Field(min_length=1)] | None = None
