@@ -485,7 +485,7 @@ class ExperimentFile(Section):
     precision: Precision = "fp16"
     """Of weights and activations; every device of the cluster must compute in it. `fp8`: products
     of linear layers in blocks run in 8-bit floats, all else and what is kept is bf16, as with
-    Transformer Engine; for runtimes that can (`megatron-core`)."""
+    Transformer Engine; for runtimes that can (`megatron-core`, `torch`)."""
     optimizer: Literal["adam", "adamw", "sgd"] = "adam"
     """What is kept and touched per parameter."""
     zero_stage: ZeroStage | None = None
