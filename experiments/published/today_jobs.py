@@ -17,12 +17,12 @@ TAIL: Final = 90
 """Percentile of the absolute error that stands beside the median."""
 
 CUBLAS_BYTES: Final = 2 * 32 * 2**20
-"""Workspaces that torch allocates for cuBLAS: one for the thread of the forward pass and one for that
-of the backward pass, of this size from Hopper on and where CUBLAS_WORKSPACE_CONFIG is :4096:8, as in
-Megatron-LM's tests (PyTorch, notes on CUDA semantics)."""
+"""Workspaces that torch allocates for cuBLAS: one for the thread of the forward pass and one for
+that of the backward pass, of this size from Hopper on and where CUBLAS_WORKSPACE_CONFIG is :4096:8,
+as in Megatron-LM's tests (PyTorch, notes on CUDA semantics)."""
 
 ENGINE_BYTES: Final = {True: 32 * 2**20, False: 4 * 2**20}
-"""Transformer Engine's own, by whether the device computes in fp8, as Hopper does and Ampere not."""
+"""Transformer Engine's own, by whether the device computes in fp8, as Hopper does, not Ampere."""
 
 StageChoice = Literal["first", "last", "largest"]
 """Whose peak a table tells: that of rank 0, of the last rank, or of the one that needs most."""
