@@ -3,6 +3,7 @@
 import datetime as dt
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -56,18 +57,7 @@ class StageModel:
         self.replicas = _group(replicas, limit)
         self.window = TokenWindow()
         specs, self.loss = _layers(job, self.parallel, self.window)
-        blocks = _num_recomputed(grid, place.pp, len(specs))
-        self.chunks = build_chunks(
-            specs,
-            grid.chunks_of(place.pp),
-            blocks,
-            core_alone=stage.recompute == "selective",
-        )
-        if stage.sequence_parallel:
-            self.chunks = [
-                _with_edges(chunk, ends, grid, place.pp, self.parallel)
-                for chunk, ends in zip(self.chunks, grid.chunks_of(place.pp), strict=True)
-            ]
+        self.chunks = _build_chunks(specs, grid, place.pp, self.parallel)
         self.num_parameters = sum(
             parameter.numel() for chunk in self.chunks for parameter in chunk.modules.parameters()
         )
@@ -75,19 +65,16 @@ class StageModel:
             _shared_table(specs, chunk, ends)
             for chunk, ends in zip(self.chunks, grid.chunks_of(place.pp), strict=True)
         ]
-        replica = (place.dp, stage.dp)
+        flatten = partial(
+            FlatParameters,
+            dtype=self.dtype,
+            device=self.device,
+            group=self.replicas,
+            num_replicas=stage.dp,
+            shards=job.zero_stage > 0,
+        )
         self.weights = [
-            [
-                FlatParameters(
-                    part,
-                    dtype=self.dtype,
-                    device=self.device,
-                    group=self.replicas,
-                    replica=replica,
-                    shards=job.zero_stage > 0,
-                )
-                for part in _parts(chunk, table)
-            ]
+            [flatten(part) for part in _parts(chunk, table)]
             for chunk, table in zip(self.chunks, self.tables, strict=True)
         ]
 
@@ -109,6 +96,24 @@ def _layers(
         return image_layers(job.model, parallel, job.seed), picture_loss
     layers = text_layers(job.model, parallel, job.seed, window)
     return layers, CrossEntropy(job.model, parallel)
+
+
+def _build_chunks(
+    specs: Sequence[LayerSpec], grid: Grid, stage: int, parallel: TensorParallel
+) -> list[BuiltChunk]:
+    """Build the chunks of a stage."""
+    chunks = build_chunks(
+        specs,
+        grid.chunks_of(stage),
+        _num_recomputed(grid, stage, len(specs)),
+        core_alone=grid.stages[stage].recompute == "selective",
+    )
+    if not parallel.divides_tokens:
+        return chunks
+    return [
+        _with_edges(chunk, ends, grid, stage, parallel)
+        for chunk, ends in zip(chunks, grid.chunks_of(stage), strict=True)
+    ]
 
 
 def _with_edges(

@@ -26,7 +26,6 @@ class FlatParameters:
         dtype: Of the layers' weights.
         group: Of the replicas; None if there is one.
         num_replicas: In the group.
-        index: Of this replica.
         shards: Whether every replica steps and keeps optimizer state for a part only (ZeRO-1).
     """
 
@@ -37,12 +36,12 @@ class FlatParameters:
         dtype: torch.dtype,
         device: torch.device,
         group: Any,  # noqa: ANN401 - a process group
-        replica: tuple[int, int],
+        num_replicas: int,
         shards: bool,
     ) -> None:
-        """Move the weights into flat vectors; ``replica`` is this one's index and their number."""
-        self.parameters, self.group, self.num_replicas = parameters, group, replica[1]
-        num_shards = replica[1] if shards else 1
+        """Move the weights into flat vectors."""
+        self.parameters, self.group, self.num_replicas = parameters, group, num_replicas
+        num_shards = num_replicas if shards else 1
         size = sum(parameter.numel() for parameter in parameters)
         self.size = -(-size // num_shards) * num_shards
         self.weights = torch.zeros(self.size, dtype=dtype, device=device)
