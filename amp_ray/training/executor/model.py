@@ -12,7 +12,9 @@ from torch import Tensor
 from amp_ray.training.clock import Spans
 from amp_ray.training.executor.chunks import BuiltChunk, build_chunks
 from amp_ray.training.executor.messages import Messages
-from amp_ray.training.executor.parameters import FlatParameters
+from amp_ray.training.executor.parameters import FlatParameters, Part
+from amp_ray.training.executor.replicas import make_group, replicas_of
+from amp_ray.training.executor.sharded import SHARDED_GRADIENTS, ShardedChunk
 from amp_ray.training.grid import Grid
 from amp_ray.training.image import image_layers, picture_loss
 from amp_ray.training.job import Job
@@ -31,8 +33,9 @@ class StageModel:
     """Layers and weights of a rank, with the groups that share them.
 
     Attributes:
-        replicas: Group of the ranks that hold the same weights; None if there is one.
+        replicas: The ranks that hold the same weights.
         chunks: Layers of every chunk.
+        sharded: The same where replicas share out weights, else none.
         weights: Of every chunk: those that belong to this stage alone, and its end of a table
             that two stages share.
     """
@@ -47,14 +50,15 @@ class StageModel:
         limit = dt.timedelta(seconds=job.communication_timeout_s)
         sharers = [grid.process(place.pp, place.dp, tp) for tp in range(stage.tp)]
         replicas = [grid.process(place.pp, dp, place.tp) for dp in range(stage.dp)]
+        num_shards = (grid.shard_ranks or len(replicas)) if job.zero_stage else 1
         self.parallel = TensorParallel(
             rank=place.tp,
             size=stage.tp,
-            group=_group(sharers, limit),
+            group=make_group(sharers, limit),
             divides_tokens=stage.sequence_parallel,
             spans=spans,
         )
-        self.replicas = _group(replicas, limit)
+        self.replicas = replicas_of(replicas, num_shards, limit)
         self.window = TokenWindow()
         specs, self.loss = _layers(job, self.parallel, self.window)
         self.chunks = _build_chunks(specs, grid, place.pp, self.parallel)
@@ -65,27 +69,28 @@ class StageModel:
             _shared_table(specs, chunk, ends)
             for chunk, ends in zip(self.chunks, grid.chunks_of(place.pp), strict=True)
         ]
+        self.sharded: list[ShardedChunk] = []
+        self.weights = [self._weights(job, index) for index in range(len(self.chunks))]
+
+    def _weights(self, job: Job, index: int) -> list[Part]:
+        """Return a chunk's weights; those that replicas share out are no longer whole then."""
+        chunk, table = self.chunks[index], self.tables[index]
         flatten = partial(
-            FlatParameters,
-            dtype=self.dtype,
-            device=self.device,
-            group=self.replicas,
-            num_replicas=stage.dp,
-            shards=job.zero_stage > 0,
+            FlatParameters, dtype=self.dtype, device=self.device, replicas=self.replicas
         )
-        self.weights = [
-            [flatten(part) for part in _parts(chunk, table)]
-            for chunk, table in zip(self.chunks, self.tables, strict=True)
-        ]
+        if job.zero_stage < SHARDED_GRADIENTS or self.replicas.num_shards == 1:
+            return [*map(flatten, _parts(chunk, table))]
+        sharded = ShardedChunk(
+            job, chunk, self.replicas, dtype=self.dtype, device=self.device, table=table
+        )
+        self.sharded.append(sharded)
+        self.chunks[index] = chunk._replace(run=(sharded,))
+        return [*([] if table is None else [flatten([table])]), *sharded.parts]
 
-
-def _group(processes: Sequence[int], limit: dt.timedelta) -> Any:  # noqa: ANN401 - torch's
-    """Make a group of this process and others; None for a process alone."""
-    if len(processes) == 1:
-        return None
-    return torch.distributed.new_group(
-        sorted(processes), timeout=limit, use_local_synchronization=True
-    )
+    def begin_backward(self, chunk: int, *, last: bool) -> None:
+        """Prepare a backward pass of a chunk, the last one of the step or not."""
+        if self.sharded:
+            self.sharded[chunk].begin_backward(last=last)
 
 
 def _layers(

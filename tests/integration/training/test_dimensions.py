@@ -14,6 +14,7 @@ NUM_STEPS = 20
 PIPELINE: dict[str, Any] = {"pp": 2, "bounds": [0, 3, 7], "micro_batch_size": 4}
 CHUNKS: dict[str, Any] = {"pp": 2, "virtual_stages": 2, "bounds": [0, 2, 3, 4, 7]}
 DIVIDED: dict[str, Any] = {"tp": 2, "sequence_parallel": True}
+KEPT: dict[str, Any] = {"zero_stage": 3, "reshard_after_forward": False}
 
 
 def stages(bounds: list[int], *own: dict[str, Any]) -> dict[str, Any]:
@@ -56,6 +57,29 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             {"tp": 1, "shares": [3, 1]},
         ),
     ),
+    "zero1-groups": ("gpt2", {"dp": 4, "micro_batch_size": 1, "zero_stage": 1, "shard_ranks": 2}),
+    "zero2": ("gpt2", {"dp": 2, "micro_batch_size": 2, "zero_stage": 2}),
+    "zero3-tied-recomputed": (
+        "gpt2",
+        {"dp": 2, "micro_batch_size": 2, "zero_stage": 3, "recompute": "full"},
+    ),
+    "zero3-kept": (
+        "llama",
+        {"dp": 3, "micro_batch_size": 1, **KEPT, "global_batch_size": 6},
+    ),
+    "zero3-pictures": ("transgan", {"dp": 2, "micro_batch_size": 2, "zero_stage": 3}),
+    "zero3-groups": ("gpt2", {"dp": 4, "micro_batch_size": 1, "zero_stage": 3, "shard_ranks": 2}),
+    "zero3-sequence-parallel": (
+        "llama",
+        {**DIVIDED, "dp": 2, "micro_batch_size": 2, "zero_stage": 3, "recompute": "selective"},
+    ),
+    "zero3-slices": (
+        "gpt2",
+        {"dp": 2, "micro_batch_size": 2, "zero_stage": 3, "token_slices": [[2, [9, 7]]]},
+    ),
+    "zero3-uneven-dp2": ("gpt2", {**stages([0, 7], {"tp": 1, "shares": [3, 1]}), "zero_stage": 3}),
+    "zero3-pp2-tied": ("gpt2", {**PIPELINE, "dp": 2, "micro_batch_size": 1, **KEPT}),
+    "zero3-interleaved": ("llama", {**CHUNKS, "dp": 2, "micro_batch_size": 1, **KEPT}),
     "tp2-to-sequence-parallel": (
         "gpt2-untied",
         stages(
