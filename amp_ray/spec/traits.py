@@ -218,9 +218,13 @@ class RuntimeTraits:
         """Say what of the stages' options the runtime cannot run; None if it runs all."""
         if any(own.sequence_parallel for own in options) and not self.sequence_parallel:
             return f"runtime {self.name!r} has no sequence parallelism"
-        no_experts = self.why_no_experts(max(own.ep for own in options))
-        if no_experts is not None:
-            return no_experts
+        degrees = (
+            self.why_no_context(max(own.cp for own in options)),
+            self.why_no_experts(max(own.ep for own in options)),
+        )
+        refused = [reason for reason in degrees if reason is not None]
+        if refused:
+            return refused[0]
         return self.why_no_recompute([own.recompute for own in options])
 
     def why_no_recompute(self, per_stage: Sequence[Recompute]) -> str | None:
@@ -432,6 +436,7 @@ TORCH: Final = RuntimeTraits(
     master_bytes_per_parameter=4.0,
     bucket_bytes_per_element=0.0,
     interleaves=True,
+    context_parallel="ring",
     unequal_stages=True,
     token_slices=True,
     recompute=("none", "selective", "selective:n", "full", "full:n"),

@@ -23,6 +23,7 @@ class GridStage:
         shares: Samples of one micro-batch per dp index; None for ``micro_batch_size`` each.
         recompute: Kind of what is computed again in the backward pass.
         recompute_layers: In how many of its blocks, from the first on; None for all.
+        cp: Ranks that divide the tokens of every sequence.
         sequence_parallel: Whether its tp ranks divide the tokens between tensor-parallel layers.
     """
 
@@ -31,12 +32,18 @@ class GridStage:
     shares: tuple[int, ...] | None = None
     recompute: str = "none"
     recompute_layers: int | None = None
+    cp: int = 1
     sequence_parallel: bool = False
+
+    @property
+    def num_replicas(self) -> int:
+        """Ranks that hold the same weights."""
+        return self.cp * self.dp
 
     @property
     def num_ranks(self) -> int:
         """Processes of the stage."""
-        return self.tp * self.dp
+        return self.tp * self.num_replicas
 
 
 class Passage(NamedTuple):
@@ -104,6 +111,11 @@ class Grid:
         return self.stages[0].dp
 
     @property
+    def cp(self) -> int:
+        """Context parallel degree, the same in all stages."""
+        return self.stages[0].cp
+
+    @property
     def num_ranks(self) -> int:
         """Processes that the strategy occupies."""
         return sum(stage.num_ranks for stage in self.stages)
@@ -111,10 +123,15 @@ class Grid:
     @property
     def is_uniform(self) -> bool:
         """Whether all stages have one tp and dp, even shares, one chunk and whole tokens."""
-        degrees = {(stage.tp, stage.dp) for stage in self.stages}
-        even = all(set(self.shares(i)) == {self.micro_batch_size} for i in range(self.pp))
         whole = not self.token_slices and not any(own.sequence_parallel for own in self.stages)
-        return len(degrees) == 1 and even and self.virtual_stages == 1 and whole
+        return self.is_even and self.virtual_stages == 1 and whole
+
+    @property
+    def is_even(self) -> bool:
+        """Whether all stages have the same degrees and share samples evenly."""
+        degrees = {(stage.tp, stage.cp, stage.dp) for stage in self.stages}
+        even = all(set(self.shares(i)) == {self.micro_batch_size} for i in range(self.pp))
+        return len(degrees) == 1 and even
 
     def shares(self, stage: int) -> tuple[int, ...]:
         """Return the samples of one micro-batch that each dp index of a stage takes."""
@@ -132,15 +149,21 @@ class Grid:
         return tuple(accumulate((stage.num_ranks for stage in self.stages), initial=0))
 
     def coordinates(self, rank: int) -> Coordinates:
-        """Return where a rank stands: tp fastest, then dp, then stages."""
+        """Return where a rank stands: tp fastest, then cp, then dp, then stages."""
         pp = max(i for i, first in enumerate(self.first_rank[:-1]) if first <= rank)
-        dp, tp = divmod(rank - self.first_rank[pp], self.stages[pp].tp)
-        return Coordinates(pp=pp, dp=dp, tp=tp)
+        replica, tp = divmod(rank - self.first_rank[pp], self.stages[pp].tp)
+        dp, cp = divmod(replica, self.cp)
+        return Coordinates(pp=pp, dp=dp, tp=tp, cp=cp)
 
-    def process(self, stage: int, dp_index: int, tp_index: int) -> int:
+    def process(self, stage: int, dp_index: int, tp_index: int, cp_index: int = 0) -> int:
         """Return the process that plays a rank."""
-        rank = self.first_rank[stage] + dp_index * self.stages[stage].tp + tp_index
-        return self.rank_map[rank]
+        replica = dp_index * self.cp + cp_index
+        return self.rank_map[self.first_rank[stage] + replica * self.stages[stage].tp + tp_index]
+
+    def replicas(self, place: Coordinates) -> tuple[int, ...]:
+        """Return the processes that hold the same weights as a rank, itself among them."""
+        stage, first = self.stages[place.pp], self.first_rank[place.pp] + place.tp
+        return self.rank_map[first : self.first_rank[place.pp + 1] : stage.tp]
 
     def chunks_of(self, stage: int) -> list[tuple[int, int]]:
         """Return first and end layer of every chunk of a stage."""
@@ -227,17 +250,11 @@ def _read_stages(
     tp, dp, pp = fields.any("tp"), fields.any("dp"), fields.integer("pp")
     own_words = [dict(record).get("recompute", "none") for record in records or ()]
     words = _read_recompute(fields.any("recompute", own_words or "none"), pp)
-    divided = fields.flag("sequence_parallel", default=False)
+    options = _read_options(fields, {})
     if records is None:
-        tp, dp = fields.integer("tp"), fields.integer("dp")
+        degrees: dict[str, Any] = {"tp": fields.integer("tp"), "dp": fields.integer("dp")}
         return tuple(
-            GridStage(
-                tp=tp,
-                dp=dp,
-                recompute=kind,
-                recompute_layers=layers,
-                sequence_parallel=divided,
-            )
+            GridStage(recompute=kind, recompute_layers=layers, **degrees, **options)
             for kind, layers in words
         )
     if len(records) != pp or (virtual_stages == 1 and len(bounds) != pp + 1):
@@ -252,7 +269,7 @@ def _read_stages(
             shares=_read_shares(stage, micro_batch_size),
             recompute=kind,
             recompute_layers=layers,
-            sequence_parallel=stage.flag("sequence_parallel", default=divided),
+            **_read_options(stage, options),
         )
         found = stage.integers("layers")
         if virtual_stages == 1 and found != bounds[index : index + 2]:
@@ -264,6 +281,16 @@ def _read_stages(
                 raise ValueError(message)
         stages.append(own)
     return tuple(stages)
+
+
+def _read_options(fields: Fields, otherwise: Mapping[str, Any]) -> dict[str, Any]:
+    """Read what is off where neither a stage nor, ``otherwise``, the strategy tells it."""
+    return {
+        "cp": fields.integer("cp", default=otherwise.get("cp", 1)),
+        "sequence_parallel": fields.flag(
+            "sequence_parallel", default=otherwise.get("sequence_parallel", False)
+        ),
+    }
 
 
 def _read_shares(stage: Fields, micro_batch_size: int) -> tuple[int, ...] | None:

@@ -132,6 +132,8 @@ def _misfits(job: Job) -> Iterator[str]:
     yield from _zero_misfits(job)
     if job.runtime == "torch":
         yield from _torch_misfits(job)
+    elif grid.cp > 1:
+        yield f"runtime {job.runtime} has no context parallelism, found cp {grid.cp}; use torch"
     elif not grid.is_uniform:
         stages = [(stage.tp, stage.dp, grid.shares(i)) for i, stage in enumerate(grid.stages)]
         yield (
@@ -158,9 +160,9 @@ def _zero_misfits(job: Job) -> Iterator[str]:
         return
     if job.runtime != "torch" or not stage:
         yield f"shard_ranks need runtime 'torch' and zero_stage 1 to 3, found {head} and {stage}"
-    dps = [own.dp for own in grid.stages]
-    if any(dp % grid.shard_ranks for dp in dps):
-        yield f"shard_ranks {grid.shard_ranks} must divide the dp of all stages, found {dps}"
+    numbers = [own.num_replicas for own in grid.stages]
+    if any(number % grid.shard_ranks for number in numbers):
+        yield f"shard_ranks {grid.shard_ranks} must divide the dp of all stages, found {numbers}"
 
 
 def _torch_misfits(job: Job) -> Iterator[str]:
@@ -170,6 +172,8 @@ def _torch_misfits(job: Job) -> Iterator[str]:
         yield "runtime torch sends what each rank needs; sliced_transfers is for deepspeed"
     if grid.virtual_stages > 1 and grid.pp == 1:
         yield f"virtual_stages {grid.virtual_stages} need several stages, found pp 1"
+    if grid.cp > 1:
+        yield from _context_misfits(job)
     yield from _undivided_tokens(job)
     if not grid.token_slices:
         return
@@ -184,6 +188,24 @@ def _torch_misfits(job: Job) -> Iterator[str]:
         yield "several batch slices need one dp and even shares; give token_slices one entry"
 
 
+def _context_misfits(job: Job) -> Iterator[str]:
+    """Find what stands against dividing sequences over ranks."""
+    grid = job.grid
+    if len({stage.cp for stage in grid.stages}) > 1 or grid.token_slices or not grid.is_even:
+        stages = [(stage.tp, stage.cp, stage.dp, stage.shares) for stage in grid.stages]
+        yield (
+            "cp needs one tp, cp and dp for all stages, even shares and no token_slices, found "
+            f"(tp, cp, dp, shares) {stages} and token_slices {list(grid.token_slices)}"
+        )
+    if isinstance(job.model, ImageShape):
+        yield f"cp {grid.cp} needs causal sequences; pictures attend as a whole"
+    elif job.model.sequence_length % (2 * grid.cp):
+        yield (
+            f"2 x cp {grid.cp} does not divide sequence_length {job.model.sequence_length}, so "
+            "that ranks could not attend to as much each; choose another cp"
+        )
+
+
 def _undivided_tokens(job: Job) -> Iterator[str]:
     """Find tokens that sequence parallelism would have to divide and cannot."""
     grid = job.grid
@@ -194,7 +216,7 @@ def _undivided_tokens(job: Job) -> Iterator[str]:
         return
     for tp in tps:
         slices = {count for _, tokens in grid.token_slices for count in tokens}
-        wrong = [count for count in slices or {job.model.sequence_length} if count % tp]
+        wrong = [c for c in slices or {job.model.sequence_length // grid.cp} if c % tp]
         if tp == 1 or wrong:
             found = f"slices of {wrong}" if wrong else "one rank alone"
             yield f"sequence_parallel divides tokens evenly over tp {tp} ranks, found {found}"

@@ -52,11 +52,10 @@ class TokenEmbedding(nn.Module):
         total = self.parallel.leave(found)
         if self.positions is None:
             return total
-        first = self.window.first
-        positions = self.positions[None, first : first + tokens.shape[1]]
+        own = self.window.positions(tokens.shape[1], tokens.device)
         if self.parallel.divides_tokens:
-            positions = self.parallel.own_tokens(positions)
-        return total + positions
+            own = self.parallel.own_tokens(own.unsqueeze(0)).squeeze(0)
+        return total + self.positions[own]
 
 
 def logits(table: TokenEmbedding, value: Tensor) -> Tensor:

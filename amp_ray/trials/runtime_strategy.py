@@ -196,7 +196,7 @@ def _undivided_tokens(experiment: Experiment, strategy: Strategy) -> Iterator[st
         yield f"its token_slices {list(wrong[0])} must add up to sequence_length {length}"
     cuts = {count for _, tokens in strategy.token_slices for count in tokens} or {length}
     for own in (stage.options for stage in strategy.stages if stage.options.sequence_parallel):
-        if not length or any(count % own.tp for count in cuts):
+        if not length or any(count % (own.tp * own.cp) for count in cuts):
             yield (
                 f"sequence_parallel divides {sorted(cuts)} tokens over tp {own.tp} ranks; set it "
                 "to false, or choose what tp divides"

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from amp_ray.training.clock import Spans
+from amp_ray.training.context import ContextParallel
 from amp_ray.training.executor.chunks import BuiltChunk, build_chunks
 from amp_ray.training.executor.messages import Messages
 from amp_ray.training.executor.parameters import FlatParameters, Part
@@ -48,9 +49,7 @@ class StageModel:
         self.device = torch.device("cuda", local_rank) if cuda else torch.device("cpu")
         self.messages = Messages(cuda=cuda)
         limit = dt.timedelta(seconds=job.communication_timeout_s)
-        sharers = [grid.process(place.pp, place.dp, tp) for tp in range(stage.tp)]
-        replicas = [grid.process(place.pp, dp, place.tp) for dp in range(stage.dp)]
-        num_shards = (grid.shard_ranks or len(replicas)) if job.zero_stage else 1
+        sharers = [grid.process(place.pp, place.dp, tp, place.cp) for tp in range(stage.tp)]
         self.parallel = TensorParallel(
             rank=place.tp,
             size=stage.tp,
@@ -58,10 +57,12 @@ class StageModel:
             divides_tokens=stage.sequence_parallel,
             spans=spans,
         )
+        replicas = grid.replicas(place)
+        num_shards = (grid.shard_ranks or len(replicas)) if job.zero_stage else 1
         self.replicas = replicas_of(replicas, num_shards, limit)
-        self.window = TokenWindow()
+        self.window = TokenWindow(context=_context(grid, place, limit))
         specs, self.loss = _layers(job, self.parallel, self.window)
-        self.chunks = _build_chunks(specs, grid, place.pp, self.parallel)
+        self.chunks = _chunks(specs, grid, place.pp, self.parallel)
         self.num_parameters = sum(
             parameter.numel() for chunk in self.chunks for parameter in chunk.modules.parameters()
         )
@@ -93,6 +94,16 @@ class StageModel:
             self.sharded[chunk].begin_backward(last=last)
 
 
+def _context(grid: Grid, place: Coordinates, limit: dt.timedelta) -> ContextParallel | None:
+    """Return the ranks that divide the sequences of this one; None where it has them whole."""
+    if grid.cp == 1:
+        return None
+    processes = [grid.process(place.pp, place.dp, place.tp, cp) for cp in range(grid.cp)]
+    return ContextParallel(
+        rank=place.cp, processes=tuple(processes), group=make_group(processes, limit)
+    )
+
+
 def _layers(
     job: Job, parallel: TensorParallel, window: TokenWindow
 ) -> tuple[list[LayerSpec], Callable[[Tensor, Tensor], Tensor]]:
@@ -103,21 +114,18 @@ def _layers(
     return layers, CrossEntropy(job.model, parallel)
 
 
-def _build_chunks(
+def _chunks(
     specs: Sequence[LayerSpec], grid: Grid, stage: int, parallel: TensorParallel
 ) -> list[BuiltChunk]:
-    """Build the chunks of a stage."""
-    chunks = build_chunks(
-        specs,
-        grid.chunks_of(stage),
-        _num_recomputed(grid, stage, len(specs)),
-        core_alone=grid.stages[stage].recompute == "selective",
-    )
-    if not parallel.divides_tokens:
-        return chunks
+    """Build the layers of every chunk of a stage."""
+    own, ends = grid.stages[stage], grid.chunks_of(stage)
+    blocks = _num_recomputed(grid, stage, len(specs))
+    built = build_chunks(specs, ends, blocks, core_alone=own.recompute == "selective")
+    if not own.sequence_parallel:
+        return built
     return [
-        _with_edges(chunk, ends, grid, stage, parallel)
-        for chunk, ends in zip(chunks, grid.chunks_of(stage), strict=True)
+        _with_edges(chunk, span, grid, stage, parallel)
+        for chunk, span in zip(built, ends, strict=True)
     ]
 
 

@@ -63,9 +63,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "gpt2",
         {"dp": 2, "micro_batch_size": 2, "zero_stage": 3, "recompute": "full"},
     ),
-    "zero3-kept": (
+    "zero3-kept-uneven-dp3": (
         "llama",
-        {"dp": 3, "micro_batch_size": 1, **KEPT, "global_batch_size": 6},
+        {**stages([0, 7], {"tp": 1, "shares": [2, 1, 1]}), **KEPT},
     ),
     "zero3-pictures": ("transgan", {"dp": 2, "micro_batch_size": 2, "zero_stage": 3}),
     "zero3-groups": ("gpt2", {"dp": 4, "micro_batch_size": 1, "zero_stage": 3, "shard_ranks": 2}),
