@@ -17,15 +17,13 @@ from amp_ray.spec.families import build_model
 from amp_ray.spec.model import PLANNED_ONLY, TRAINED, LayerKind, Model, ModelShape
 from amp_ray.spec.recompute import FULL
 from amp_ray.spec.strategy import Strategy, stage_bounds
+from amp_ray.spec.traits import RUNTIMES as RECORDS
 
 PLAIN_TORCH: Final = "torch"
 """The runtime of our training program that needs no DeepSpeed, and runs any stages."""
 
 RUNTIMES: Final = ("deepspeed", PLAIN_TORCH, "amp-2022", "amp-2022-transgan")
 """What our training program runs: its own experiments, and those published by AMP's authors."""
-
-MAX_ZERO_STAGE: Final = 1
-"""DeepSpeed refuses ZeRO-2 and ZeRO-3 with a PipelineModule."""
 
 _NO_LAYER: Final[tuple[LayerKind, ...]] = ("noop", "loss")
 """Entries that start no layer of the program: they vanish, or belong to the layer before."""
@@ -132,11 +130,16 @@ def _reasons(experiment: Experiment, strategy: Strategy) -> Iterator[str]:
     if not model.shape.is_trained:
         yield untrained(model.shape)
     yield from _runtime_reasons(experiment, strategy)
-    if strategy.zero.stage > MAX_ZERO_STAGE:
-        yield f"zero_stage {strategy.zero.stage} does not work with a pipeline; use 0 or 1"
-    why_not = experiment.traits.why_not([stage.options for stage in strategy.stages])
-    if why_not is not None:
-        yield why_not
+    # Traits of an experiment may say more than our program can.
+    is_plain = experiment.traits.name == PLAIN_TORCH
+    for traits in (experiment.traits, RECORDS[PLAIN_TORCH if is_plain else "deepspeed"]):
+        yield from filter(
+            None,
+            (
+                traits.why_no_zero(strategy.zero, strategy.pp),
+                traits.why_not([stage.options for stage in strategy.stages]),
+            ),
+        )
     if strategy.bounds[-1] != model.num_layers:
         yield f"its bounds end at {strategy.bounds[-1]}, the model has {model.num_layers} layers"
         return

@@ -15,6 +15,7 @@ References:
     Rajbhandari et al., ZeRO, arXiv:1910.02054; Zhao et al., PyTorch FSDP, arXiv:2304.11277.
 """
 
+import ctypes
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -29,7 +30,10 @@ from amp_ray.training.executor.replicas import Replicas
 from amp_ray.training.job import Job, UnfitError
 
 SHARDED_GRADIENTS: Final = 2
-SHARDED_WEIGHTS: Final = 3
+
+_M_MMAP_THRESHOLD: Final = -3
+_LARGE_BYTES: Final = 1 << 20
+"""In mallopt(3): allocations from this size on are returned to the system when they are freed."""
 
 
 class ShardedChunk(nn.Module):
@@ -55,6 +59,8 @@ class ShardedChunk(nn.Module):
         """Share the weights out layer by layer; those of a layer that runs twice with the chunk."""
         super().__init__()
         _check_torch()
+        if device.type == "cpu":
+            _return_freed_memory()
         self.layers, self.run = chunk.modules, chunk.run
         in_pipeline = job.grid.pp > 1
         self.reduces_once = in_pipeline
@@ -132,6 +138,16 @@ def _check_torch() -> None:
     if not hasattr(FSDPModule, "set_force_sum_reduction_for_comms"):
         message = f"zero_stage 2 and 3 need torch 2.9 or later, found {torch.__version__}"
         raise UnfitError(message)
+
+
+def _return_freed_memory() -> None:
+    """Let the C library give large tensors back once they are freed, where it can be told to.
+
+    It keeps them by default, for whoever asks next; weights that come and go would pile up.
+    """
+    set_option = getattr(ctypes.CDLL(None), "mallopt", None)
+    if set_option is not None:
+        set_option(_M_MMAP_THRESHOLD, _LARGE_BYTES)
 
 
 def _is_divided(parameter: object) -> bool:
