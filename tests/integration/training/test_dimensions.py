@@ -41,11 +41,7 @@ def stages(bounds: list[int], *own: dict[str, Any]) -> dict[str, Any]:
 
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
-    "sequence-parallel-4": ("gpt2-untied", {**DIVIDED, "tp": 4, "micro_batch_size": 1}),
-    "sequence-parallel-dp2-zero1": (
-        "llama",
-        {**DIVIDED, "dp": 2, "micro_batch_size": 2, "zero_stage": 1},
-    ),
+    "sequence-parallel-4": ("gpt2-untied", {**DIVIDED, "tp": 4, "micro_batch_size": 4}),
     "sequence-parallel-pp2-tied-recomputed": (
         "gpt2",
         {**PIPELINE, **DIVIDED, "micro_batch_size": 2, "recompute": ["full", "selective"]},
@@ -73,8 +69,6 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "llama",
         {**stages([0, 7], {"tp": 1, "shares": [2, 1, 1]}), **KEPT},
     ),
-    "zero3-pictures": ("transgan", {"dp": 2, "micro_batch_size": 2, "zero_stage": 3}),
-    "zero3-groups": ("gpt2", {"dp": 4, "micro_batch_size": 1, "zero_stage": 3, "shard_ranks": 2}),
     "zero3-sequence-parallel": (
         "llama",
         {**DIVIDED, "dp": 2, "micro_batch_size": 2, "zero_stage": 3, "recompute": "selective"},
@@ -84,7 +78,6 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"dp": 2, "micro_batch_size": 2, "zero_stage": 3, "token_slices": [[2, [9, 7]]]},
     ),
     "zero3-cp2-dp2": ("llama", {"cp": 2, "dp": 2, "micro_batch_size": 2, "zero_stage": 3}),
-    "zero3-uneven-dp2": ("gpt2", {**stages([0, 7], {"tp": 1, "shares": [3, 1]}), "zero_stage": 3}),
     "zero3-pp2-tied": ("gpt2", {**PIPELINE, "dp": 2, "micro_batch_size": 1, **KEPT}),
     "zero3-interleaved": ("llama", {**CHUNKS, "dp": 2, "micro_batch_size": 1, **KEPT}),
     "tp2-to-sequence-parallel": (
@@ -117,12 +110,11 @@ def test_losses_equal_one_rank(
     assert set(ended.codes) == {0}
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 def test_clipped_shards_equal_one_rank(
-    optimizer: str, run_trial: Callable[..., Ended], reference_losses: Callable[..., list[float]]
+    run_trial: Callable[..., Ended], reference_losses: Callable[..., list[float]]
 ) -> None:
     clipped = {"runtime": "torch", "gradient_clipping": 0.3, "steps": NUM_STEPS, "warmup_steps": 0}
-    clipped |= {"optimizer": optimizer, "learning_rate": 0.001 if optimizer == "adam" else 0.5}
+    clipped |= {"optimizer": "adam", "learning_rate": 0.001}
     shards = {"dp": 4, "micro_batch_size": 1, "zero_stage": 3, "shard_ranks": 2}
     ended = run_trial(make_job("gpt2", **clipped, **shards))
     reference = reference_losses("gpt2", **clipped)
