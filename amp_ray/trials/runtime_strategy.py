@@ -17,13 +17,15 @@ from amp_ray.spec.families import build_model
 from amp_ray.spec.model import PLANNED_ONLY, TRAINED, LayerKind, Model, ModelShape
 from amp_ray.spec.recompute import FULL
 from amp_ray.spec.strategy import Strategy, stage_bounds
-from amp_ray.spec.traits import RUNTIMES as RECORDS
 
 PLAIN_TORCH: Final = "torch"
 """The runtime of our training program that needs no DeepSpeed, and runs any stages."""
 
 RUNTIMES: Final = ("deepspeed", PLAIN_TORCH, "amp-2022", "amp-2022-transgan")
 """What our training program runs: its own experiments, and those published by AMP's authors."""
+
+MAX_ZERO_STAGE: Final = 1
+"""DeepSpeed refuses ZeRO-2 and ZeRO-3 with a PipelineModule."""
 
 _NO_LAYER: Final[tuple[LayerKind, ...]] = ("noop", "loss")
 """Entries that start no layer of the program: they vanish, or belong to the layer before."""
@@ -130,16 +132,11 @@ def _reasons(experiment: Experiment, strategy: Strategy) -> Iterator[str]:
     if not model.shape.is_trained:
         yield untrained(model.shape)
     yield from _runtime_reasons(experiment, strategy)
-    # Traits of an experiment may say more than our program can.
-    is_plain = experiment.traits.name == PLAIN_TORCH
-    for traits in (experiment.traits, RECORDS[PLAIN_TORCH if is_plain else "deepspeed"]):
-        yield from filter(
-            None,
-            (
-                traits.why_no_zero(strategy.zero, strategy.pp),
-                traits.why_not([stage.options for stage in strategy.stages]),
-            ),
-        )
+    if strategy.zero.stage > MAX_ZERO_STAGE and experiment.traits.name != PLAIN_TORCH:
+        yield f"zero_stage {strategy.zero.stage} does not work with a pipeline; use 0 or 1"
+    no_zero = experiment.traits.why_no_zero(strategy.zero, strategy.pp)
+    why_not = experiment.traits.why_not([stage.options for stage in strategy.stages])
+    yield from filter(None, (no_zero, why_not))
     if strategy.bounds[-1] != model.num_layers:
         yield f"its bounds end at {strategy.bounds[-1]}, the model has {model.num_layers} layers"
         return
@@ -171,6 +168,8 @@ def _runtime_reasons(experiment: Experiment, strategy: Strategy) -> Iterator[str
                 "it cuts sequences into token slices, which DeepSpeed's pipeline cannot run; "
                 "'runtime: torch' can"
             )
+        if strategy.sequence_parallel:
+            yield "it divides tokens by sequence_parallel, which only 'runtime: torch' does"
         if strategy.virtual_stages > 1:
             yield (
                 f"virtual_stages is {strategy.virtual_stages}, and DeepSpeed does not interleave "
