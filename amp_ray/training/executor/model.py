@@ -3,7 +3,6 @@
 import datetime as dt
 import os
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, Final
 
 import torch
@@ -14,8 +13,10 @@ from amp_ray.training.context import ContextParallel
 from amp_ray.training.executor.chunks import BuiltChunk, build_chunks
 from amp_ray.training.executor.messages import Messages
 from amp_ray.training.executor.parameters import FlatParameters, Part
-from amp_ray.training.executor.replicas import make_group, replicas_of
+from amp_ray.training.executor.replicas import Replicas, make_group, replicas_of
 from amp_ray.training.executor.sharded import SHARDED_GRADIENTS, ShardedChunk
+from amp_ray.training.experts import ExpertParallel, is_spread
+from amp_ray.training.fp8 import use_fp8
 from amp_ray.training.grid import Grid
 from amp_ray.training.image import image_layers, picture_loss
 from amp_ray.training.job import Job
@@ -27,14 +28,19 @@ from amp_ray.training.text import TIED_KEY, text_layers
 from amp_ray.training.token_window import TokenWindow
 from amp_ray.training.vocabulary import CrossEntropy
 
-DTYPES: Final = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES: Final = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp8": torch.bfloat16,
+}
+"""Of weights and activations; in fp8 only the products of blocks are narrower."""
 
 
 class StageModel:
     """Layers and weights of a rank, with the groups that share them.
 
     Attributes:
-        replicas: The ranks that hold the same weights.
         chunks: Layers of every chunk.
         sharded: The same where replicas share out weights, else none.
         weights: Of every chunk: those that belong to this stage alone, and its end of a table
@@ -54,15 +60,18 @@ class StageModel:
             rank=place.tp,
             size=stage.tp,
             group=make_group(sharers, limit),
+            order=_order(sharers),
             divides_tokens=stage.sequence_parallel,
             spans=spans,
         )
-        replicas = grid.replicas(place)
-        num_shards = (grid.shard_ranks or len(replicas)) if job.zero_stage else 1
-        self.replicas = replicas_of(replicas, num_shards, limit)
+        self.replicas = _share_out(job, grid.replicas(place), limit)
+        spread, same_experts = _experts(job, place, limit)
         self.window = TokenWindow(context=_context(grid, place, limit))
-        specs, self.loss = _layers(job, self.parallel, self.window)
+        specs, self.loss = _layers(job, self.parallel, self.window, spread)
         self.chunks = _chunks(specs, grid, place.pp, self.parallel)
+        if job.precision == "fp8":
+            for chunk in self.chunks:
+                use_fp8(chunk.modules)
         self.num_parameters = sum(
             parameter.numel() for chunk in self.chunks for parameter in chunk.modules.parameters()
         )
@@ -71,14 +80,19 @@ class StageModel:
             for chunk, ends in zip(self.chunks, grid.chunks_of(place.pp), strict=True)
         ]
         self.sharded: list[ShardedChunk] = []
-        self.weights = [self._weights(job, index) for index in range(len(self.chunks))]
+        self.weights = [
+            self._weights(job, index, same_experts) for index in range(len(self.chunks))
+        ]
 
-    def _weights(self, job: Job, index: int) -> list[Part]:
+    def _weights(self, job: Job, index: int, same_experts: Replicas | None) -> list[Part]:
         """Return a chunk's weights; those that replicas share out are no longer whole then."""
         chunk, table = self.chunks[index], self.tables[index]
-        flatten = partial(
-            FlatParameters, dtype=self.dtype, device=self.device, replicas=self.replicas
-        )
+
+        def flatten(part: list[Any]) -> FlatParameters:
+            spread = same_experts if is_spread(part[0]) else None
+            replicas = spread or self.replicas
+            return FlatParameters(part, dtype=self.dtype, device=self.device, replicas=replicas)
+
         if job.zero_stage < SHARDED_GRADIENTS or self.replicas.num_shards == 1:
             return [*map(flatten, _parts(chunk, table))]
         sharded = ShardedChunk(
@@ -104,13 +118,44 @@ def _context(grid: Grid, place: Coordinates, limit: dt.timedelta) -> ContextPara
     )
 
 
+def _share_out(job: Job, processes: Sequence[int], limit: dt.timedelta) -> Replicas:
+    """Return the ranks with the same weights; groups that do not divide them are all of them."""
+    wished, number = job.grid.shard_ranks, len(processes)
+    num_shards = number if not wished or number % wished else wished
+    return replicas_of(processes, num_shards if job.zero_stage else 1, limit)
+
+
+def _experts(
+    job: Job, place: Coordinates, limit: dt.timedelta
+) -> tuple[ExpertParallel | None, Replicas | None]:
+    """Return the ranks that hold all experts with this one, and those with the same of them."""
+    grid, stage = job.grid, job.grid.stages[place.pp]
+    together, same = grid.expert_processes(place)
+    own = grid.process(place.pp, place.dp, place.tp, place.cp)
+    if not stage.spreads_experts:
+        return None, None
+    spread = ExpertParallel(
+        rank=together.index(own),
+        etp=stage.expert_tp,
+        owners=tuple(together.index(each) // stage.expert_tp for each in sorted(together)),
+        group=make_group(together, limit),
+    )
+    return spread, _share_out(job, same, limit)
+
+
+def _order(processes: Sequence[int]) -> tuple[int, ...]:
+    """Return where processes stand in their group, or nothing where that is their own order."""
+    ordered = sorted(processes)
+    return tuple(map(ordered.index, processes)) if ordered != list(processes) else ()
+
+
 def _layers(
-    job: Job, parallel: TensorParallel, window: TokenWindow
+    job: Job, parallel: TensorParallel, window: TokenWindow, spread: ExpertParallel | None
 ) -> tuple[list[LayerSpec], Callable[[Tensor, Tensor], Tensor]]:
     """Return the whole model's layers, and its loss."""
     if isinstance(job.model, ImageShape):
         return image_layers(job.model, parallel, job.seed), picture_loss
-    layers = text_layers(job.model, parallel, job.seed, window)
+    layers = text_layers(job.model, parallel, job.seed, window, spread)
     return layers, CrossEntropy(job.model, parallel)
 
 
@@ -164,10 +209,15 @@ def _shared_table(
 
 
 def _parts(chunk: BuiltChunk, table: Any | None) -> list[list[Any]]:  # noqa: ANN401
-    """Divide a chunk's parameters: shards of their own, copies of all tp ranks, a shared table."""
-    shards, copies = list[Any](), list[Any]()
+    """Divide a chunk's parameters by who else has them.
+
+    Shards of their own, copies of all tp ranks, experts of a few ranks, a shared table.
+    """
+    shards, copies, experts = list[Any](), list[Any](), list[Any]()
     for parameter in chunk.modules.parameters():
-        if parameter is not table:
+        if is_spread(parameter):
+            experts.append(parameter)
+        elif parameter is not table:
             sharded = getattr(parameter, "model_parallel", False)
             (shards if sharded else copies).append(parameter)
-    return [part for part in (shards, copies, [] if table is None else [table]) if part]
+    return [part for part in (shards, copies, experts, [] if table is None else [table]) if part]
