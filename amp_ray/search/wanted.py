@@ -32,6 +32,7 @@ class OptionalCandidates:
             the limit that is given it need not be the best bound that is known.
         expected_s: What strategies of a candidate are expected to take at least, unproven.
         improve: Makes the fastest strategies faster in the end; what it returns is no slower.
+        others: Strategies of no candidate that are ranked, too.
         most_devices: Of those that are planned, where others are likely to be faster than all.
     """
 
@@ -40,6 +41,7 @@ class OptionalCandidates:
     expected_s: Callable[[Candidate], float]
     most_devices: int | None = None
     improve: Callable[[Estimate], Result] = lambda estimate: estimate
+    others: Callable[[], list[Estimate]] = list
 
 
 NO_CANDIDATES: Final = OptionalCandidates(
@@ -107,17 +109,22 @@ class Wanted:
             self._open(self._limit_s)
 
     def improved(self) -> list[Result]:
-        """Return the results that count, the fastest improved."""
-        found = [each for each in self.results if isinstance(each, Estimate) and each.feasible]
+        """Return the results that count and others, the fastest improved."""
+        results = list(self.results)
+        known = {each.strategy for each in results if isinstance(each, Estimate)}
+        for other in self._optional.others():
+            if other.strategy not in known:
+                known.add(other.strategy)
+                results.append(other)
+        found = [each for each in results if isinstance(each, Estimate) and each.feasible]
         fastest = sorted(found, key=leader_order)[:MOST_IMPROVED]
-        known = {each.strategy for each in found}
         better: dict[int, Result] = {}
         for each in fastest:
             own = self._optional.improve(each)
             if isinstance(own, Estimate) and own.feasible and own.strategy not in known:
                 known.add(own.strategy)
                 better[id(each)] = own
-        return [better.get(id(each), each) for each in self.results]
+        return [better.get(id(each), each) for each in results]
 
     def rest(self, found: Mapping[int, Result | ValueError]) -> range:
         """Return candidates without a result: those planned in any case, or else others.
