@@ -71,9 +71,12 @@ class StepEndTerm:
     @cached_property
     def kinds(self) -> tuple[FloatArray, IntArray]:
         """The distinct (fixed_s, s_per_weight), shape ``(C, 2)``, and the one of each option."""
-        both = np.stack([self.fixed_s, self.s_per_weight], axis=1)
-        distinct, kind = np.unique(both, axis=0, return_inverse=True)
-        return distinct, kind.reshape(-1).astype(np.int64)
+        ranks = [
+            np.unique(own, return_inverse=True)[1].reshape(-1)
+            for own in (self.fixed_s, self.s_per_weight)
+        ]
+        first, kind = distinct_rows(ranks)
+        return np.stack([self.fixed_s[first], self.s_per_weight[first]], axis=1), kind
 
     def earliest_starts(self, cap_s: float) -> IntArray:
         """Return, per kind and end, the smallest start with a term of at most ``cap_s``."""
