@@ -281,7 +281,13 @@ class CostModel:
 
         Args:
             strategy: One that can be estimated; the parts add up to its peaks.
+
+        Raises:
+            ValueError: If its layers count operators.
         """
+        if strategy.has_operators:
+            message = "the memory of a plan of operators is that of `OperatorCostModel`"
+            raise ValueError(message)
         own, strategy = self.of_ranks(strategy)
         if own is not self:
             return own.memory_parts(strategy)
