@@ -448,6 +448,10 @@ TORCH: Final = RuntimeTraits(
     recompute=("none", "selective", "selective:n", "full", "full:n"),
     recompute_per_stage=True,
     sequence_parallel=True,
+    max_zero_stage=3,
+    max_pipeline_zero_stage=3,
+    keeps_weights=True,
+    hybrid_shards=True,
 )
 
 MEGATRON: Final = RuntimeTraits(

@@ -14,7 +14,10 @@ OPTIMIZERS: Final = ("adam", "adamw", "sgd")
 DEVICES: Final = ("auto", "cpu", "cuda")
 RUNTIMES: Final = ("deepspeed", "torch")
 
-MAX_ZERO_STAGE: Final = 1
+MOST_ZERO_STAGE: Final = 3
+
+MAX_ZERO_STAGES: Final = {"deepspeed": 1, "torch": MOST_ZERO_STAGE}
+PIPELINE_ZERO_STAGES: Final = {"deepspeed": (0, 1), "torch": (0, 1, MOST_ZERO_STAGE)}
 """DeepSpeed refuses ZeRO-2 and ZeRO-3 with a PipelineModule."""
 
 INIT_TIMEOUT_S: Final = 60.0
@@ -39,7 +42,7 @@ class Job:
         precision: ``fp32``, ``bf16``, ``fp16``, or ``fp8`` for products of blocks with bf16 beside.
         optimizer: ``adam``, ``adamw`` or ``sgd``.
         gradient_clipping: Largest norm of all gradients together; 0 turns it off.
-        zero_stage: 0, or 1 to shard the optimizer state over dp.
+        zero_stage: What is sharded over dp: 1 optimizer states, 2 gradients too, 3 weights too.
         steps: Measured steps.
         warmup_steps: Steps before them.
         device: ``auto`` takes CUDA where there is a GPU.
@@ -126,8 +129,7 @@ def _misfits(job: Job) -> Iterator[str]:
             yield f"tp {tp} does not divide the model's {name} {size}; choose another tp"
     if grid.zero_stage not in {None, job.zero_stage}:
         yield f"zero_stage is {job.zero_stage}, the strategy's is {grid.zero_stage}"
-    if job.zero_stage > MAX_ZERO_STAGE:
-        yield f"zero_stage {job.zero_stage} does not work with a pipeline; use 0 or 1"
+    yield from _zero_misfits(job)
     if job.precision == "fp8":
         yield from _fp8_misfits(job)
     if job.runtime == "torch":
@@ -142,6 +144,29 @@ def _misfits(job: Job) -> Iterator[str]:
             f"{grid.virtual_stages}, token_slices {list(grid.token_slices)}, sequence_parallel "
             f"{[own.sequence_parallel for own in grid.stages]}; use runtime torch"
         )
+
+
+def _zero_misfits(job: Job) -> Iterator[str]:
+    """Find what replicas cannot share out."""
+    grid, stage, head = job.grid, job.zero_stage, f"runtime {job.runtime!r}"
+    known = PIPELINE_ZERO_STAGES[job.runtime]
+    if stage > MAX_ZERO_STAGES[job.runtime]:
+        yield f"{head} works with zero_stage up to {MAX_ZERO_STAGES[job.runtime]}, found {stage}"
+    if grid.pp > 1 and stage not in known:
+        yield f"{head} pipelines with zero_stage {' or '.join(map(str, known))}, found {stage}"
+    if grid.keeps_weights and stage != MOST_ZERO_STAGE:
+        yield f"reshard_after_forward is for zero_stage {MOST_ZERO_STAGE}, found {stage}"
+    if grid.pp > 1 and stage == MOST_ZERO_STAGE and not grid.keeps_weights:
+        yield "in a pipeline zero_stage 3 keeps its weights: set reshard_after_forward to false"
+    if stage > 1 and any(own.spreads_experts for own in grid.stages):
+        yield f"experts over ranks run with zero_stage 0 or 1, found {stage}"
+    if not grid.shard_ranks:
+        return
+    if job.runtime != "torch" or not stage:
+        yield f"shard_ranks need runtime 'torch' and zero_stage 1 to 3, found {head} and {stage}"
+    numbers = [own.num_replicas for own in grid.stages]
+    if any(number % grid.shard_ranks for number in numbers):
+        yield f"shard_ranks {grid.shard_ranks} must divide the dp of all stages, found {numbers}"
 
 
 def _fp8_misfits(job: Job) -> Iterator[str]:

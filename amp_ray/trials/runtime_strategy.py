@@ -123,11 +123,14 @@ def _reasons(experiment: Experiment, strategy: Strategy) -> Iterator[str]:
     if not model.shape.is_trained:
         yield untrained(model.shape)
     yield from _runtime_reasons(experiment, strategy)
-    if strategy.zero.stage > MAX_ZERO_STAGE:
+    spread = any(stage.options.spreads_experts for stage in strategy.stages)
+    if strategy.zero.stage > MAX_ZERO_STAGE and spread:
+        yield f"experts over ranks run with zero_stage 0 or 1, found {strategy.zero.stage}"
+    if strategy.zero.stage > MAX_ZERO_STAGE and experiment.traits.name != PLAIN_TORCH:
         yield f"zero_stage {strategy.zero.stage} does not work with a pipeline; use 0 or 1"
+    no_zero = experiment.traits.why_no_zero(strategy.zero, strategy.pp)
     why_not = experiment.traits.why_not([stage.options for stage in strategy.stages])
-    if why_not is not None:
-        yield why_not
+    yield from filter(None, (no_zero, why_not))
     if strategy.bounds[-1] != model.num_layers:
         yield f"its bounds end at {strategy.bounds[-1]}, the model has {model.num_layers} layers"
         return
@@ -160,6 +163,8 @@ def _runtime_reasons(experiment: Experiment, strategy: Strategy) -> Iterator[str
                 "it cuts sequences into token slices, which DeepSpeed's pipeline cannot run; "
                 "'runtime: torch' can"
             )
+        if strategy.sequence_parallel:
+            yield "it divides tokens by sequence_parallel, which only 'runtime: torch' does"
         if strategy.virtual_stages > 1:
             yield (
                 f"virtual_stages is {strategy.virtual_stages}, and DeepSpeed does not interleave "

@@ -29,10 +29,12 @@ class BuiltChunk(NamedTuple):
     Attributes:
         modules: Each once.
         run: What runs one after the other.
+        lent: Modules whose weights others run with, too.
     """
 
     modules: nn.ModuleList
     run: tuple[Layer, ...]
+    lent: tuple[nn.Module, ...] = ()
 
 
 def build_chunks(
@@ -53,12 +55,16 @@ def build_chunks(
     built = []
     for first, end in chunks:
         modules, tied, run = nn.ModuleList(), dict[str | None, nn.Module](), list[Layer]()
+        lent = list[nn.Module]()
         for spec in specs[first:end]:
             module = tied.get(spec.tied_key) if spec.tied_key is not None else None
             if module is None:
                 module = tied[spec.tied_key] = spec.build()
                 modules.append(module)
-            layer: Layer = module if spec.forward_fn is None else partial(spec.forward_fn, module)
+            layer: Layer = module
+            if spec.forward_fn is not None:
+                layer = partial(spec.forward_fn, module)
+                lent.append(module)
             if isinstance(module, Block | ImageBlock) and num_recomputed > 0:
                 num_recomputed -= 1
                 if core_alone:
@@ -66,7 +72,7 @@ def build_chunks(
                 else:
                     layer = partial(recomputed, layer)
             run.append(layer)
-        built.append(BuiltChunk(modules, tuple(run)))
+        built.append(BuiltChunk(modules, tuple(run), tuple(lent)))
     return built
 
 

@@ -62,6 +62,7 @@ class TorchEngine:
             pp=self.grid.pp, num_slices=num_slices, virtual_stages=self.grid.virtual_stages
         )
         self.order = self.schedule.instructions(place.pp)
+        self.last = {*{item.stage: item for item in self.order if item.kind == "B"}.values()}
         self.receives = [item for item in self.order if item.kind in RECEIVES]
         self.messages = model.messages
         self.chunks = Chunks([chunk.run for chunk in model.chunks], model.window)
@@ -112,6 +113,7 @@ class TorchEngine:
                     self._forward(instruction, unit, passage)
                 case "B":
                     gradient = self.values.pop(("RECV_B", unit), None)
+                    self.model.begin_backward(unit.chunk, last=instruction in self.last)
                     self._keep("SEND_B", unit, self.chunks.backward(unit, gradient, passage.tokens))
                 case "SEND_F" | "SEND_B" as kind:
                     self._send(instruction, self.values.pop((kind, unit)), passage)

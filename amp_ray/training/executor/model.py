@@ -12,7 +12,9 @@ from amp_ray.training.clock import Spans
 from amp_ray.training.context import ContextParallel
 from amp_ray.training.executor.chunks import BuiltChunk, build_chunks
 from amp_ray.training.executor.messages import Messages
-from amp_ray.training.executor.parameters import FlatParameters
+from amp_ray.training.executor.parameters import FlatParameters, Part
+from amp_ray.training.executor.replicas import Replicas, make_group, replicas_of
+from amp_ray.training.executor.sharded import SHARDED_GRADIENTS, ShardedChunk
 from amp_ray.training.experts import ExpertParallel, is_spread
 from amp_ray.training.fp8 import use_fp8
 from amp_ray.training.grid import Grid
@@ -40,6 +42,7 @@ class StageModel:
 
     Attributes:
         chunks: Layers of every chunk.
+        sharded: The same where replicas share out weights, else none.
         weights: Of every chunk: those that belong to this stage alone, and its end of a table
             that two stages share.
     """
@@ -56,13 +59,13 @@ class StageModel:
         self.parallel = TensorParallel(
             rank=place.tp,
             size=stage.tp,
-            group=_group(sharers, limit),
+            group=make_group(sharers, limit),
             order=_order(sharers),
             divides_tokens=stage.sequence_parallel,
             spans=spans,
         )
-        self.replicas = _group(grid.replicas(place), limit)
-        spread, same_experts = _experts(grid, place, limit)
+        self.replicas = _share_out(job, grid.replicas(place), limit)
+        spread, same_experts = _experts(job, place, limit)
         self.window = TokenWindow(context=_context(grid, place, limit))
         specs, self.loss = _layers(job, self.parallel, self.window, spread)
         self.chunks = _chunks(specs, grid, place.pp, self.parallel)
@@ -76,19 +79,33 @@ class StageModel:
             _shared_table(specs, chunk, ends)
             for chunk, ends in zip(self.chunks, grid.chunks_of(place.pp), strict=True)
         ]
+        self.sharded: list[ShardedChunk] = []
         self.weights = [
-            [
-                FlatParameters(
-                    part,
-                    dtype=self.dtype,
-                    device=self.device,
-                    group=same_experts if is_spread(part[0]) else self.replicas,
-                    shards=job.zero_stage > 0,
-                )
-                for part in _parts(chunk, table)
-            ]
-            for chunk, table in zip(self.chunks, self.tables, strict=True)
+            self._weights(job, index, same_experts) for index in range(len(self.chunks))
         ]
+
+    def _weights(self, job: Job, index: int, same_experts: Replicas | None) -> list[Part]:
+        """Return a chunk's weights; those that replicas share out are no longer whole then."""
+        chunk, table = self.chunks[index], self.tables[index]
+
+        def flatten(part: list[Any]) -> FlatParameters:
+            spread = same_experts if is_spread(part[0]) else None
+            replicas = spread or self.replicas
+            return FlatParameters(part, dtype=self.dtype, device=self.device, replicas=replicas)
+
+        if job.zero_stage < SHARDED_GRADIENTS or self.replicas.num_shards == 1:
+            return [*map(flatten, _parts(chunk, table))]
+        sharded = ShardedChunk(
+            job, chunk, self.replicas, dtype=self.dtype, device=self.device, table=table
+        )
+        self.sharded.append(sharded)
+        self.chunks[index] = chunk._replace(run=(sharded,))
+        return [*([] if table is None else [flatten([table])]), *sharded.parts]
+
+    def begin_backward(self, chunk: int, *, last: bool) -> None:
+        """Prepare a backward pass of a chunk, the last one of the step or not."""
+        if self.sharded:
+            self.sharded[chunk].begin_backward(last=last)
 
 
 def _context(grid: Grid, place: Coordinates, limit: dt.timedelta) -> ContextParallel | None:
@@ -97,15 +114,22 @@ def _context(grid: Grid, place: Coordinates, limit: dt.timedelta) -> ContextPara
         return None
     processes = [grid.process(place.pp, place.dp, place.tp, cp) for cp in range(grid.cp)]
     return ContextParallel(
-        rank=place.cp, processes=tuple(processes), group=_group(processes, limit)
+        rank=place.cp, processes=tuple(processes), group=make_group(processes, limit)
     )
 
 
+def _share_out(job: Job, processes: Sequence[int], limit: dt.timedelta) -> Replicas:
+    """Return the ranks with the same weights; groups that do not divide them are all of them."""
+    wished, number = job.grid.shard_ranks, len(processes)
+    num_shards = number if not wished or number % wished else wished
+    return replicas_of(processes, num_shards if job.zero_stage else 1, limit)
+
+
 def _experts(
-    grid: Grid, place: Coordinates, limit: dt.timedelta
-) -> tuple[ExpertParallel | None, Any]:
+    job: Job, place: Coordinates, limit: dt.timedelta
+) -> tuple[ExpertParallel | None, Replicas | None]:
     """Return the ranks that hold all experts with this one, and those with the same of them."""
-    stage = grid.stages[place.pp]
+    grid, stage = job.grid, job.grid.stages[place.pp]
     together, same = grid.expert_processes(place)
     own = grid.process(place.pp, place.dp, place.tp, place.cp)
     if not stage.spreads_experts:
@@ -114,24 +138,15 @@ def _experts(
         rank=together.index(own),
         etp=stage.expert_tp,
         owners=tuple(together.index(each) // stage.expert_tp for each in sorted(together)),
-        group=_group(together, limit),
+        group=make_group(together, limit),
     )
-    return spread, _group(same, limit)
+    return spread, _share_out(job, same, limit)
 
 
 def _order(processes: Sequence[int]) -> tuple[int, ...]:
     """Return where processes stand in their group, or nothing where that is their own order."""
     ordered = sorted(processes)
     return tuple(map(ordered.index, processes)) if ordered != list(processes) else ()
-
-
-def _group(processes: Sequence[int], limit: dt.timedelta) -> Any:  # noqa: ANN401 - torch's
-    """Make a group of this process and others; None for a process alone."""
-    if len(processes) == 1:
-        return None
-    return torch.distributed.new_group(
-        sorted(processes), timeout=limit, use_local_synchronization=True
-    )
 
 
 def _layers(

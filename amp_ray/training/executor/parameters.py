@@ -12,20 +12,53 @@ from torch import Tensor, nn
 
 from amp_ray.training.executor.layout import RowRange
 from amp_ray.training.executor.messages import Messages
+from amp_ray.training.executor.replicas import Replicas
 
 FIRST_SCALE: Final = 2.0**16
 GROWTH_STEPS: Final = 1000
 """Of the loss in fp16: DeepSpeed's initial scale, and the steps after which it doubles."""
 
 
-class FlatParameters:
-    """Parameters that are synchronised over one group.
+class Part:
+    """Parameters of a rank that are reduced and updated together.
+
+    Args:
+        masters: What the optimizer updates here; with a gradient once that is reduced.
+        is_divided: Whether every tp rank has another part of them, not a copy.
+        is_first_copy: Whether no other replica before this one updates the same.
+    """
+
+    def __init__(
+        self, *, masters: list[nn.Parameter], is_divided: bool, is_first_copy: bool
+    ) -> None:
+        """Remember whose they are."""
+        self.masters, self.is_divided, self.is_first_copy = masters, is_divided, is_first_copy
+        self.parameters: Sequence[Any] = ()
+
+    @property
+    def totals(self) -> list[Tensor]:
+        """Gradients of the masters."""
+        return [master.grad for master in self.masters if master.grad is not None]
+
+    def reduce(self) -> None:
+        """Sum the gradients over the replicas; each of them has counted its own samples."""
+
+    def updated(self) -> None:
+        """Hand the step's weights to the layers, and forget the gradients."""
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin with gradients of zero."""
+
+
+class FlatParameters(Part):
+    """Parameters that every replica has whole.
 
     Args:
         parameters: Their data becomes part of a flat vector.
         dtype: Of the layers' weights.
-        group: Of the ranks that hold the same; None for a rank alone.
-        shards: Whether every replica steps and keeps optimizer state for a part only (ZeRO-1).
+        replicas: Of which each shard group updates every weight once, and keeps its optimizer
+            state once (ZeRO-1).
     """
 
     def __init__(
@@ -34,16 +67,10 @@ class FlatParameters:
         *,
         dtype: torch.dtype,
         device: torch.device,
-        group: Any,  # noqa: ANN401 - a process group
-        shards: bool,
+        replicas: Replicas,
     ) -> None:
         """Move the weights into flat vectors."""
-        self.parameters, self.group = parameters, group
-        self.index, self.num_replicas = 0, 1
-        if group is not None:
-            self.index = torch.distributed.get_rank(group)
-            self.num_replicas = torch.distributed.get_world_size(group)
-        num_shards = self.num_replicas if shards else 1
+        num_shards = replicas.num_shards
         size = sum(parameter.numel() for parameter in parameters)
         self.size = -(-size // num_shards) * num_shards
         self.weights = torch.zeros(self.size, dtype=dtype, device=device)
@@ -61,21 +88,22 @@ class FlatParameters:
                 parameter.register_post_accumulate_grad_hook(_add_up)
             begin = end
         part = self.size // num_shards
-        first = self.index * part if num_shards > 1 else 0
+        first = replicas.shard * part
         self.shard = slice(first, first + part)
         own = self.weights[self.shard]
         self.master = nn.Parameter(own if dtype == torch.float32 else own.float())
         self.master.grad = self.gradients[self.shard]
-
-    @property
-    def is_divided(self) -> bool:
-        """Whether every tp rank has another part of them, not a copy."""
-        return bool(getattr(self.parameters[0], "model_parallel", False))
+        super().__init__(
+            masters=[self.master],
+            is_divided=bool(getattr(parameters[0], "model_parallel", False)),
+            is_first_copy=replicas.is_first_copy,
+        )
+        self.parameters, self.replicas = parameters, replicas
 
     def reduce(self) -> None:
         """Sum the gradients over the replicas; each of them has counted its own samples."""
-        if self.num_replicas > 1:
-            torch.distributed.all_reduce(self.gradients, group=self.group)
+        if self.replicas.group is not None:
+            torch.distributed.all_reduce(self.gradients, group=self.replicas.group)
 
     def updated(self) -> None:
         """Hand the step's weights to the layers, and forget the gradients."""
@@ -83,7 +111,12 @@ class FlatParameters:
         if self.master.dtype != own.dtype:
             own.copy_(self.master.detach())
         if own.numel() < self.size:
-            torch.distributed.all_gather_into_tensor(self.weights, own.clone(), group=self.group)
+            shards = self.replicas.shards
+            torch.distributed.all_gather_into_tensor(self.weights, own.clone(), group=shards)
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin with gradients of zero."""
         self.gradients.zero_()
 
 

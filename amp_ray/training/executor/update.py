@@ -1,15 +1,17 @@
 """The end of a step: gradients are summed over replicas and stages, then the optimizer steps."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import isfinite
 
 import torch
+from torch import Tensor
 
 from amp_ray.training.executor.layout import rows_for_others, shared_rows
 from amp_ray.training.executor.model import StageModel
-from amp_ray.training.executor.parameters import FlatParameters, LossScale, TiedTable
+from amp_ray.training.executor.parameters import FlatParameters, LossScale, Part, TiedTable
 from amp_ray.training.job import Job
 from amp_ray.training.optimizer import build_optimizer
+from amp_ray.training.parallel import TensorParallel
 from amp_ray.training.ranks import Coordinates
 from amp_ray.training.shapes import TextShape
 
@@ -30,7 +32,7 @@ class Update:
         self.job, self.place, self.model = job, place, model
         self.scale = LossScale(active=job.precision == "fp16")
         self.all = [part for parts in model.weights for part in parts]
-        masters = [part.master for part in self.all]
+        masters = [master for part in self.all for master in part.masters]
         # On a CPU, too: flat vectors do not stay in its cache from one operation to the next.
         self.optimizer = build_optimizer(job, masters, fused=True)
         self.tied = {
@@ -48,7 +50,7 @@ class Update:
         for part in self.model.weights[chunk]:
             part.reduce()
             if parallel.divides_tokens and not part.is_divided:
-                parallel.all_reduce(part.gradients)
+                _sum_over(parallel, part.totals)
         if chunk in self.tied:
             self.tied[chunk].reduce(self.model.messages)
 
@@ -59,11 +61,11 @@ class Update:
             norm = self._norm() / self.scale.value
             if self.scale.active or norm > clipping:
                 factor = min(1.0, clipping / (norm + NORM_EPSILON)) if clipping else 1.0
-                for part in self.all:
-                    part.gradients.mul_(factor / self.scale.value)
+                for total in (total for part in self.all for total in part.totals):
+                    total.mul_(factor / self.scale.value)
             if not self.scale.accept(finite=isfinite(norm)):
                 for part in self.all:
-                    part.gradients.zero_()
+                    part.forget()
                 return
         self.optimizer.step()
         for part in self.all:
@@ -72,19 +74,18 @@ class Update:
     def _norm(self) -> float:
         """Return the norm of all gradients of the model, each counted once."""
         square = torch.zeros((), dtype=torch.float64, device=self.model.device)
-        for part in self._counted():
-            square += part.gradients.double().square().sum()
+        for total in (total for part in self._counted() for total in part.totals):
+            square += total.double().square().sum()
         torch.distributed.all_reduce(square)
         return float(square.sqrt())
 
-    def _counted(self) -> Iterator[FlatParameters]:
+    def _counted(self) -> Iterator[Part]:
         """Yield what no other rank counts."""
         for chunk, parts in enumerate(self.model.weights):
             for part in parts:
                 is_table = part.parameters[0] is self.model.tables[chunk]
-                if part.index or (is_table and self.place.pp):
-                    continue
-                if part.is_divided or not self.place.tp:
+                is_first = part.is_first_copy and (part.is_divided or not self.place.tp)
+                if is_first and not (is_table and self.place.pp):
                     yield part
 
     def _tied_table(self, table: object) -> TiedTable:
@@ -93,6 +94,7 @@ class Update:
         grid = self.job.grid
         other = grid.pp - 1 if self.place.pp == 0 else 0
         part = next(part for part in self.all if part.parameters[0] is table)
+        assert isinstance(part, FlatParameters)
         num_rows = self.job.model.vocab_size
         gradient = part.gradients[: part.parameters[0].numel()].view(part.parameters[0].shape)
         return TiedTable(
@@ -100,3 +102,10 @@ class Update:
             shared_rows(grid, self.place, other, num_rows),
             rows_for_others(grid, self.place, other, num_rows),
         )
+
+
+def _sum_over(parallel: TensorParallel, totals: Sequence[Tensor]) -> None:
+    """Sum gradients over the tp ranks, all of them in one message."""
+    joint = parallel.all_reduce(torch.cat([total.flatten() for total in totals]))
+    for total, found in zip(totals, joint.split([own.numel() for own in totals]), strict=True):
+        total.copy_(found.view_as(total))

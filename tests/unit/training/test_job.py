@@ -78,9 +78,9 @@ def test_placement_may_be_left_out() -> None:
 
 
 def test_zero_is_read_from_the_strategy_or_the_job() -> None:
-    said = {"zero_stage": 1, "shard_ranks": 2, "reshard_after_forward": False}
-    read = job(said)
-    assert (read.zero_stage, read.grid.shard_ranks, read.grid.keeps_weights) == (1, 2, True)
+    said = {"zero_stage": 3, "shard_ranks": 1, "reshard_after_forward": False}
+    read = job(said, runtime="torch")
+    assert (read.zero_stage, read.grid.shard_ranks, read.grid.keeps_weights) == (3, 1, True)
     assert job(zero_stage=1).zero_stage == job({"zero_stage": 1}, zero_stage=1).zero_stage == 1
     with pytest.raises(ValueError, match="zero_stage is 0, the strategy's is 1"):
         job({"zero_stage": 1}, zero_stage=0)
@@ -169,6 +169,15 @@ def test_plain_torch_takes_slices_and_chunks() -> None:
             {**UNEQUAL, "token_slices": [[1, [32]], [3, [32]]]},
             "several batch slices need one dp and even shares",
         ),
+        ({"zero_stage": 2}, "runtime 'torch' pipelines with zero_stage 0 or 1 or 3, found 2"),
+        ({"zero_stage": 3}, "keeps its weights: set reshard_after_forward to false"),
+        (
+            {"zero_stage": 1, "reshard_after_forward": False},
+            "reshard_after_forward is for zero_stage 3, found 1",
+        ),
+        ({"zero_stage": 4}, "works with zero_stage up to 3, found 4"),
+        ({"zero_stage": 1, "shard_ranks": 2}, "shard_ranks 2 must divide the dp of all stages"),
+        ({"shard_ranks": 1}, "need runtime 'torch' and zero_stage 1 to 3, found runtime 'torch'"),
         (
             {"pp": 1, "virtual_stages": 2, "bounds": [0, 3, 7], "placement": None},
             "virtual_stages 2 need several stages",
@@ -197,7 +206,7 @@ def test_what_plain_torch_does_not_run_is_named(strategy: dict[str, Any], words:
     [
         ({"sliced_transfers": True, "runtime": "torch"}, "sliced_transfers is for deepspeed"),
         ({"runtime": "jax"}, "deepspeed, torch; found 'jax'"),
-        ({"zero_stage": 2}, "zero_stage 2 does not work with a pipeline"),
+        ({"zero_stage": 2}, "runtime 'deepspeed' works with zero_stage up to 1, found 2"),
         ({"precision": "fp4"}, "fp32, bf16, fp16, fp8; found 'fp4'"),
         ({"optimizer": "lion"}, "adam, adamw, sgd; found 'lion'"),
         ({"learning_rate": "fast"}, "learning_rate must be a number"),

@@ -127,7 +127,7 @@ def test_plain_torch_divides_tokens() -> None:
     divided = Strategy.uniform(replace(CANDIDATE, options=options), (0, 4, 9))
     stages = read_job(job(launch(plain_torch(), divided))).grid.stages
     assert [stage.sequence_parallel for stage in stages] == [True, True]
-    assert "has no sequence parallelism" in (trial_problem(experiment(), divided) or "")
+    assert "only 'runtime: torch' does" in (trial_problem(experiment(), divided) or "")
     length = small_experiment().model.shape.sequence_length
     cut = replace(divided, token_slices=((2, (length - 3, 3)),))
     assert "tokens over tp 2 ranks; set it" in (trial_problem(plain_torch(), cut) or "")
