@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from amp_ray.cost.interleaved import flights
+from amp_ray.cost.interleaved import flights, num_ahead
 from amp_ray.cost.kernels import (
     FloatArray,
     IntArray,
@@ -93,8 +93,8 @@ def in_flight(
     """
     if virtual_stages == 1:
         return float(min(1 + (pp - 1 - stage) * slice_share, num_micro_batches))
-    states = flights(stage, pp, num_micro_batches, virtual_stages)
-    return float(states.sum(axis=1).max() / virtual_stages)
+    ahead = num_ahead(stage, pp, num_micro_batches, virtual_stages)
+    return min(ahead + 1, virtual_stages * num_micro_batches) / virtual_stages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -333,6 +333,49 @@ class MemoryModel:
             return earliest_starts(self.layers, self._stages, self._tied, limits_bytes)
         stages = self._stages, self._part_stages
         return part_starts(num_again, self._part_rows, *stages, self._tied, limits_bytes)
+
+    def most_blocks(self, limit_bytes: float, places: IntArray, num_again: int) -> IntArray:
+        """Return a number of like blocks that no stage exceeds, whatever else it holds.
+
+        Args:
+            limit_bytes: What a rank may need.
+            places: Where the chain has such a block.
+            num_again: Such blocks of each stage that are computed again at most.
+
+        Returns:
+            Shape ``(pp,)``.
+        """
+        virtual_stages, pp = self.candidate.virtual_stages, self.candidate.pp
+        number = np.arange(len(places) + 1)
+        again = np.minimum(num_again, number)
+        kept_again, kept = (float(np.diff(rows[1])[places].min()) for rows in self._both)
+        parameters = float(np.diff(self.layers[0])[places].min()) * number
+        temporary = min(float(rows[2, places].min()) for rows in self._both)
+        states, flying, entering, leaving, bucket, most, step, context, scale = (
+            column[:, None] for column in self._stages.T
+        )
+        if virtual_stages == 1:
+            held = flying * (again * kept_again + (number - again) * kept)
+            inner = np.arange(pp)[:, None]
+            buffers = entering * (inner > 0) + np.minimum(leaving, flying) * (inner < pp - 1)
+        else:
+            each = number // virtual_stages  # of a chunk, at least
+            whole = virtual_stages * flying
+            spared = np.minimum(self.candidate.num_micro_batches, whole) * again
+            held = np.maximum(whole * each * kept - spared * (kept - kept_again), 0.0)
+            held = np.maximum(held, whole * each * min(kept, kept_again))
+            buffers = np.ones((pp, 1))
+        if pp > 1:
+            held = held + buffers * self.layers[3, 1:-1].min()
+        tail = np.maximum(bucket * np.minimum(parameters, most), step * parameters)
+        need = context + states * parameters + scale * (held + (number > 0) * temporary + tail)
+        found: IntArray = (need <= limit_bytes).sum(axis=1) - 1
+        return found
+
+    @property
+    def _both(self) -> tuple[FloatArray, FloatArray]:
+        """Rows of layers that are computed again, and of those that are not."""
+        return self.layers, self.plain
 
     @cached_property
     def spares_by_block(self) -> bool:

@@ -135,7 +135,7 @@ class CostModel:
             stages=stages,
             times=times,
             messages=messages.between(stages, rings),
-            memory=self._stage_memory(stages, types),
+            memory=self.stage_memory(stages),
             step_ends=StepEnds(
                 model=self.step_end,
                 stages=stages,
@@ -527,8 +527,9 @@ class CostModel:
             times, sends, stages.pp, stages.num_micro_batches, traits=traits
         )
 
-    def _stage_memory(self, stages: PlacedStages, types: Sequence[frozenset[int]]) -> StageMemory:
+    def stage_memory(self, stages: PlacedStages) -> StageMemory:
         """Return the memory of stages; stages of equal options, shares and devices share theirs."""
+        types = stages.types(self.experiment.cluster)
         groups = list(zip(stages.samples.tolist(), types, strict=True))
         distinct, of_stage = stages.distinct_options
         known: dict[tuple[int, Groups], RankMemory] = {}

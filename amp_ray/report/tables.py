@@ -422,6 +422,9 @@ def _notes(ranking: Ranking, *, num_shown: int) -> list[Text]:
     if ranking.num_front:
         first = counted(ranking.num_front, "strategy", "strategies")
         notes.append(Text(f"the first {first}: no other is both faster and cheaper"))
+    if ranking.num_left_out:
+        left = counted(ranking.num_left_out, "candidate")
+        notes.append(Text(f"{left} proven to be slower or not to fit, not planned: --all"))
     num_hidden = ranking.num_feasible - num_shown
     if num_hidden > 0:
         more = counted(num_hidden, "more feasible strategy", "more feasible strategies")

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 from amp_ray.baselines.aceso2024.planner import Aceso2024Planner
@@ -40,6 +41,9 @@ OURS: Final = "amp-ray"
 NUM_INTERVALS: Final = 20
 """Rows that tell how far their time may be off."""
 
+MOST_PLANNED: Final = 300
+"""Candidates of the uniform space of which each is planned, whatever number of rows is wanted."""
+
 AMP_2022: Final = "amp-2022"
 """The planner whose placements come from the order of the nodes: its space is the uniform one."""
 
@@ -64,8 +68,9 @@ class Planned:
             "cost_model": self.cost_model,
             "objective": self.ranking.objective,
             "searched": list(searched_dimensions(self.experiment)),
-            "num_candidates": len(self.ranking.results),
+            "num_candidates": len(self.ranking.results) + self.ranking.num_left_out,
             "num_feasible": self.ranking.num_feasible,
+            "num_left_out": self.ranking.num_left_out,
             "search_s": self.search_s,
             "lower_bound_s": self.ranking.lower_bound_s,
             "ranking": ranking_rows(self.ranking, self.experiment, self.ours, num_rows=num_rows),
@@ -140,11 +145,15 @@ def plan_experiment(
     experiment: Experiment,
     cost_model: str,
     *,
+    num_rows: int | None = None,
     workers: Workers = AUTO,
     progress: Callable[[int, int], None],
     leading: Callable[[Estimate], None] = lambda _estimate: None,
 ) -> Planned:
-    """Search all candidates of an experiment.
+    """Search the candidates of an experiment.
+
+    Of a large uniform space those are left out that are proven not to be among so many first rows.
+    By default none is.
 
     The ranking does not depend on ``workers``; ``progress`` gets (candidates done, all
     candidates), ``leading`` each strategy that is faster than all before it.
@@ -163,15 +172,15 @@ def plan_experiment(
     planner = make_planner(experiment, cost_model)
     with placed(experiment.where("search"), ValueError):
         candidates = planned_candidates(experiment, cost_model)
+    optional = optional_of(planner)
     with placed(experiment.where("profile")):
-        ranking = search_candidates(
-            planner,
-            candidates,
-            optional=optional_of(planner),
-            workers=workers,
-            progress=progress,
-            leading=leading,
+        search = partial(
+            search_candidates, planner, workers=workers, progress=progress, leading=leading
         )
+        if num_rows is None or not _may_leave_out(experiment, optional, candidates):
+            ranking = search(candidates, optional=optional)
+        else:
+            ranking = _first_rows(search, replace(optional, candidates=candidates), num_rows)
     if experiment.limits.batch_tolerance and not experiment.limits.launchable:
         ranking = _with_other_batches(experiment, cost_model, ranking)
     if counts_money(experiment):
@@ -185,6 +194,35 @@ def plan_experiment(
         ranking=replace(ranking, results=told_intervals(experiment, cost_model, ranking.results)),
         search_s=time.perf_counter() - start_s,
     )
+
+
+def _may_leave_out(
+    experiment: Experiment, optional: OptionalCandidates, candidates: Sequence[AnyCandidate]
+) -> bool:
+    """Tell whether so much is known of candidates beforehand that not each has to be planned."""
+    limits = experiment.limits
+    return (
+        experiment.space == "uniform"
+        and len(candidates) > MOST_PLANNED
+        and optional is not NO_CANDIDATES
+        and not optional.candidates
+        and not (limits.token_slices or limits.tp_across_nodes or limits.batch_tolerance)
+        and not counts_money(experiment)
+    )
+
+
+def _first_rows(
+    search: Callable[..., Ranking], optional: OptionalCandidates, num_rows: int
+) -> Ranking:
+    """Return a ranking of which so many first rows are those of all candidates.
+
+    Where nothing can run, all are planned, to say why.
+    """
+    num = max(num_rows, NUM_INTERVALS)
+    first = search((), optional=replace(optional, num_rows=num))
+    if not first.num_feasible:
+        return search(optional.candidates)
+    return replace(first, num_left_out=len(optional.candidates) - len(first.results))
 
 
 def told_intervals(

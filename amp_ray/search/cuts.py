@@ -83,7 +83,7 @@ def roomiest_bounds(experiment: Experiment, costs: StageCosts) -> tuple[int, ...
     low, high, best = 0.0, math.inf, None
     scale = 1.0
     for _ in range(_MOST_SCALES):
-        found = _fitting_bounds(costs.memory.earliest_starts(scale), latest_start)
+        found = fitting_bounds(costs.memory.earliest_starts(scale), latest_start)
         if found is None:
             low = scale
         else:
@@ -101,10 +101,10 @@ def may_fit(experiment: Experiment, earliest_start: IntArray) -> bool:
     """
     if experiment.traits.partition == "even-blocks":
         return True
-    return _fitting_bounds(earliest_start, latest_starts(experiment)) is not None
+    return fitting_bounds(earliest_start, latest_starts(experiment)) is not None
 
 
-def _fitting_bounds(earliest_start: IntArray, latest_start: IntArray) -> tuple[int, ...] | None:
+def fitting_bounds(earliest_start: IntArray, latest_start: IntArray) -> tuple[int, ...] | None:
     """Return cuts by which every stage fits, or None.
 
     Args:

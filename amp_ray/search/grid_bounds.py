@@ -3,6 +3,7 @@
 A bound holds for every placement and all cuts of a candidate, as the cost model simulates them.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,8 +15,10 @@ from amp_ray.cost.collective import Path
 from amp_ray.cost.model import CostModel
 from amp_ray.cost.topology import FloatArray, IntArray
 from amp_ray.search.cuts import may_fit
+from amp_ray.search.recompute import patterns
 from amp_ray.search.whole_layers import WholeLayers
-from amp_ray.spec.candidate import Candidate, StageOptions
+from amp_ray.spec.candidate import Candidate, StageOptions, with_kind
+from amp_ray.spec.recompute import AUTO, NO_RECOMPUTE, Recompute
 
 TINY_S: Final = 1e-30
 """In place of no time, where it divides."""
@@ -67,11 +70,104 @@ class GridBounds:
         count = np.array(list(self._units(candidate.options.tp).values()), dtype=np.int64)
         if count.sum() < candidate.options.dp * candidate.pp:
             return float("inf")
+        if len(count) == 1 and candidate.options.recompute == AUTO:
+            return self._alike_s(candidate)
+        if candidate.options.recompute == AUTO:
+            candidate = with_kind(candidate, NO_RECOMPUTE)
+        if len(count) == 1:
+            even_s = self._even_s(candidate, candidate.options.recompute, 0)
+            if candidate.virtual_stages > 1 or even_s > limit_s:
+                return even_s
         simple_s = self._pipeline_s(candidate, count, self._average_s) + self._rest_s(candidate)
         if simple_s > limit_s:
             return simple_s
         whole_s = self._pipeline_s(candidate, count, self._whole_s) + self._rest_s(candidate)
         return max(simple_s, whole_s)
+
+    def _alike_s(self, candidate: Candidate) -> float:
+        """Return what no strategy of a candidate undercuts whose recompute is to be chosen.
+
+        Of each kind stages compute as few blocks again as lets them hold all blocks between them.
+        """
+        choices = patterns(self.cost_model)
+        found = [self._even_s(candidate, NO_RECOMPUTE, 0)]
+        given = self.cost_model.experiment
+        for kind in dict.fromkeys(own.whole for own in choices):
+            num_again = self._least_again(with_kind(candidate, kind))
+            if num_again == 0:
+                return found[0]
+            if num_again is not None:
+                parts = any(own.kind == kind.kind and own.layers for own in choices)
+                number = 0 if given.traits.recompute_per_stage else num_again if parts else given.model.num_layers
+                found.append(self._even_s(candidate, kind, number))
+        return min(found[1:], default=float("inf"))
+
+    def _least_again(self, candidate: Candidate) -> int | None:
+        """Return how many like blocks each stage computes again at least, to fit; None without any.
+
+        Args:
+            candidate: All its blocks are computed again, or none.
+        """
+        places, memory = np.array(self._most_frequent), self.cost_model.memory(candidate)
+        types = self.cost_model.experiment.cluster.device_types
+        limit = float(max(own.memory_bytes for own in types))
+
+        def fits(num_again: int) -> bool:
+            return int(memory.most_blocks(limit, places, num_again).sum()) >= len(places)
+
+        most = 0 if candidate.options.recompute == NO_RECOMPUTE else len(places)
+        if not fits(most):
+            return None
+        return bisect_left(range(most), True, key=fits)  # noqa: FBT003 - the first that fits
+
+    def _even_s(self, candidate: Candidate, kind: Recompute, num_again: int) -> float:
+        """Return what no strategy of a candidate undercuts, on devices of one kind.
+
+        One stage has as many of the most frequent blocks as an even share, or more. Where stages
+        have several chunks, the last stage waits for the first chunks of all others to begin, and
+        they for it to end: either it has few blocks, and another has more, or it takes that long.
+
+        Args:
+            candidate: Degrees.
+            kind: What may be computed again.
+            num_again: Such blocks that each stage computes again at least.
+        """
+        pp, chunks, batches = candidate.pp, candidate.virtual_stages, candidate.num_micro_batches
+        (plain,) = self._layer_s(with_kind(candidate, NO_RECOMPUTE))
+        (whole,) = self._layer_s(with_kind(candidate, kind))
+        given, places = self.cost_model.experiment, self._most_frequent
+        host_s, num_others = given.constants.host_s_per_micro_batch, self._num_other_blocks
+        both, extra = plain.sum(axis=0), np.maximum((whole - plain).sum(axis=0), 0.0)
+        block_s, extra_s = float(both[places].min()), float(extra[places].min())
+        number = np.arange(len(places) + 1)
+        stage_s = number * block_s + np.minimum(number, max(num_again - num_others, 0)) * extra_s
+        even = -(-len(places) // pp)
+        busy_s = batches * max(float(both.sum()) / pp, float(stage_s[even]))
+        if chunks == 1:
+            late = max(batches - pp, 0)
+            forward_s = float(plain[0, places].min())
+            later_s = (batches - 1) * (stage_s[even] - even * forward_s) + late * even * forward_s
+            through_s = float(both.sum()) + pp * host_s + self._cuts_s(candidate)
+            busy_s = max(busy_s + batches * host_s, through_s + later_s + late * host_s)
+            return busy_s + self._rest_s(candidate)
+        most = len(places) - max(chunks * (pp - 1) - num_others, 0)
+        last = number[max(chunks - num_others, 0) : most + 1]
+        others = len(places) - last
+        first = np.ceil((others - (pp - 1) * (chunks - 1)) / chunks) - num_others
+        head_s = float(both[given.model.indices("block")[-1] + 1 :].sum())
+        waits_s = np.maximum(first, 0) * block_s
+        last_s = batches * (stage_s[last] + head_s) + waits_s
+        other_s = batches * stage_s[-(-others // (pp - 1))]
+        least_s = float(np.maximum(last_s, other_s).min(initial=np.inf))
+        return max(busy_s, least_s) + batches * host_s + self._rest_s(candidate)
+
+    @cached_property
+    def _num_other_blocks(self) -> int:
+        """Blocks that are not of the most frequent kind; all where that is no block."""
+        model = self.cost_model.experiment.model
+        if model.layers[self._most_frequent[0]].kind != "block":
+            return model.num_layers
+        return model.block_counts[-1] - len(self._most_frequent)
 
     def _pipeline_s(self, candidate: Candidate, count: IntArray, slowest: SlowestStage) -> float:
         """Return what the pipeline takes at least.

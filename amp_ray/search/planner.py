@@ -215,7 +215,7 @@ class AmpRayPlanner:
             return min((self.least_s(own, limit_s) for own in choices), default=math.inf)
         if self._refuse(candidate) is not None:
             return math.inf
-        least_s = self._grid_bounds.least_s(_plain(candidate), limit_s)
+        least_s = self._grid_bounds.least_s(candidate, limit_s)
         if least_s > limit_s or self._grid_bounds.may_fit(self._roomy(candidate)):
             return least_s
         return math.inf

@@ -33,6 +33,7 @@ class Ranking:
             ``time-cost`` those that no other beats in both come first, by time.
         num_front: How many leading results no other beats in time and money at once; 0 unless that
             is the objective.
+        num_left_out: Candidates that come after these results, or cannot run, and were not planned.
     """
 
     results: tuple[Result, ...]
@@ -42,6 +43,7 @@ class Ranking:
     relative_error: float
     objective: Objective = "time"
     num_front: int = 0
+    num_left_out: int = 0
 
     @property
     def best(self) -> Estimate | None:
