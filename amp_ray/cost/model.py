@@ -192,9 +192,9 @@ class CostModel:
         if self.cp == 1:
             return times
         paths = exchange_paths(stages, self.cp, self.topology)
-        return with_exchange(times, paths, self._exchange_s)
+        return with_exchange(times, paths, self.exchange_s)
 
-    def _exchange_s(self, path: Path, tp: int, samples: int) -> tuple[FloatArray, FloatArray]:
+    def exchange_s(self, path: Path, tp: int, samples: int) -> tuple[FloatArray, FloatArray]:
         """Return what the exchange of keys and values adds to both passes of every layer."""
         key = path, tp, samples
         if key not in self._exchanges:

@@ -49,6 +49,20 @@ def best_bounds(experiment: Experiment, costs: StageCosts) -> tuple[int, ...]:
     return found.bounds
 
 
+def unlimited_bounds(experiment: Experiment, costs: StageCosts) -> tuple[int, ...]:
+    """Return the cuts that would be best if devices had as much memory as it takes.
+
+    Arguments as of `best_bounds`.
+    """
+    if experiment.traits.partition == "even-blocks":
+        return even_block_bounds(experiment.model, costs.stages.pp)
+    latest = latest_starts(experiment, costs.stages.virtual_stages)
+    problem = partition_problem(costs, experiment.traits, latest)
+    solution = solve(replace(problem, options=replace(problem.options, memory_row=NO_LIMIT)))
+    assert isinstance(solution, PartitionSolution), "some cuts fit, so there are some"
+    return solution.bounds
+
+
 def without_limits(problem: PartitionProblem) -> PartitionSolution | None:
     """Return a good partition where none fits, to tell by how much a candidate fails.
 

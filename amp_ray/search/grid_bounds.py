@@ -4,9 +4,9 @@ A bound holds for every placement and all cuts of a candidate, as the cost model
 """
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Final
 
 import numpy as np
@@ -20,11 +20,29 @@ from amp_ray.search.whole_layers import WholeLayers
 from amp_ray.spec.candidate import Candidate, StageOptions, with_kind
 from amp_ray.spec.recompute import AUTO, NO_RECOMPUTE, Recompute
 
+ROUNDING: Final = 1e-9
+"""Share by which sums may differ, added up in another order."""
+
 TINY_S: Final = 1e-30
 """In place of no time, where it divides."""
 
 Kind = tuple[int, Path]
 """Type of a device, and what a tensor-parallel group in its node meets."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Again:
+    """What stages compute again.
+
+    Args:
+        number: Blocks of the most frequent kind in each stage, where it has so many.
+        share: Of all such blocks, at least.
+        most: Such blocks that the largest stage has at least, as others have no room for more.
+    """
+
+    number: int
+    share: float
+    most: int
 
 
 SlowestStage = Callable[[FloatArray, IntArray, Candidate, int], float]
@@ -70,14 +88,12 @@ class GridBounds:
         count = np.array(list(self._units(candidate.options.tp).values()), dtype=np.int64)
         if count.sum() < candidate.options.dp * candidate.pp:
             return float("inf")
-        if len(count) == 1 and candidate.options.recompute == AUTO:
-            return self._alike_s(candidate)
+        if len(count) == 1:
+            even_s = self._alike_s(candidate) * (1 - ROUNDING)
+            if self.cost_model.experiment.space == "uniform" or even_s > limit_s:
+                return even_s
         if candidate.options.recompute == AUTO:
             candidate = with_kind(candidate, NO_RECOMPUTE)
-        if len(count) == 1:
-            even_s = self._even_s(candidate, candidate.options.recompute, 0)
-            if candidate.virtual_stages > 1 or even_s > limit_s:
-                return even_s
         simple_s = self._pipeline_s(candidate, count, self._average_s) + self._rest_s(candidate)
         if simple_s > limit_s:
             return simple_s
@@ -89,77 +105,88 @@ class GridBounds:
 
         Of each kind stages compute as few blocks again as lets them hold all blocks between them.
         """
-        choices = patterns(self.cost_model)
-        found = [self._even_s(candidate, NO_RECOMPUTE, 0)]
-        given = self.cost_model.experiment
+        own, given = candidate.options.recompute, self.cost_model.experiment
+        choices = patterns(self.cost_model) if own == AUTO else (own,)
+        found = []
         for kind in dict.fromkeys(own.whole for own in choices):
-            num_again = self._least_again(with_kind(candidate, kind))
-            if num_again == 0:
-                return found[0]
-            if num_again is not None:
-                parts = any(own.kind == kind.kind and own.layers for own in choices)
-                number = 0 if given.traits.recompute_per_stage else num_again if parts else given.model.num_layers
-                found.append(self._even_s(candidate, kind, number))
-        return min(found[1:], default=float("inf"))
+            parts = [each.layers or 0 for each in choices if each.kind == kind.kind]
+            found += map(
+                partial(self._even_s, with_kind(candidate, kind)),
+                self._ways(with_kind(candidate, kind), min(parts), max(parts)),
+            )
+        return min(found, default=float("inf"))
 
-    def _least_again(self, candidate: Candidate) -> int | None:
-        """Return how many like blocks each stage computes again at least, to fit; None without any.
+    def _ways(self, candidate: Candidate, fewest: int, most: int) -> Iterator["Again"]:
+        """Yield what all stages may compute again, from the least that fits on.
+
+        More is not needed where all stages then have room for an even share.
 
         Args:
             candidate: All its blocks are computed again, or none.
+            fewest: Blocks of a stage to compute again; 0 where all or none are.
+            most: Likewise.
         """
         places, memory = np.array(self._most_frequent), self.cost_model.memory(candidate)
-        types = self.cost_model.experiment.cluster.device_types
-        limit = float(max(own.memory_bytes for own in types))
+        given, number = self.cost_model.experiment, len(self._most_frequent)
+        limit = float(max(own.memory_bytes for own in given.cluster.device_types))
 
-        def fits(num_again: int) -> bool:
-            return int(memory.most_blocks(limit, places, num_again).sum()) >= len(places)
+        def rooms(num_again: int) -> IntArray:
+            return memory.most_blocks(limit, places, num_again)
 
-        most = 0 if candidate.options.recompute == NO_RECOMPUTE else len(places)
-        if not fits(most):
-            return None
-        return bisect_left(range(most), True, key=fits)  # noqa: FBT003 - the first that fits
+        if rooms(number).sum() < number:
+            return
+        if not most or given.traits.recompute_per_stage:
+            num_again = 0 if given.traits.recompute_per_stage else given.model.num_layers
+            yield Again(number=num_again, share=float(num_again > 0), most=_evened(rooms(number), number))
+            return
+        first = bisect_left(range(number), number, key=lambda own: int(rooms(own).sum()))
+        for num_again in range(max(first, fewest), most + 1):
+            room = rooms(num_again)
+            evened = _evened(room, number)
+            share = min(1.0, num_again / int(room.max()))
+            yield Again(number=num_again, share=share, most=evened)
+            if evened <= -(-number // candidate.pp):
+                return
 
-    def _even_s(self, candidate: Candidate, kind: Recompute, num_again: int) -> float:
+    def _even_s(self, candidate: Candidate, again: "Again") -> float:
         """Return what no strategy of a candidate undercuts, on devices of one kind.
 
-        One stage has as many of the most frequent blocks as an even share, or more. Where stages
-        have several chunks, the last stage waits for the first chunks of all others to begin, and
-        they for it to end: either it has few blocks, and another has more, or it takes that long.
+        One stage has as many of the most frequent blocks as an even share, or more. The last stage
+        begins when a micro-batch has passed the first chunks of all stages before it, and when it
+        has ended, gradients pass them: either it has few blocks, so that another has more, or it
+        takes that long. Its last chunk likewise waits for all chunks of the model.
 
         Args:
             candidate: Degrees.
-            kind: What may be computed again.
-            num_again: Such blocks that each stage computes again at least.
+            again: What its stages compute again.
         """
         pp, chunks, batches = candidate.pp, candidate.virtual_stages, candidate.num_micro_batches
         (plain,) = self._layer_s(with_kind(candidate, NO_RECOMPUTE))
-        (whole,) = self._layer_s(with_kind(candidate, kind))
+        (whole,) = self._layer_s(candidate)
         given, places = self.cost_model.experiment, self._most_frequent
-        host_s, num_others = given.constants.host_s_per_micro_batch, self._num_other_blocks
         both, extra = plain.sum(axis=0), np.maximum((whole - plain).sum(axis=0), 0.0)
         block_s, extra_s = float(both[places].min()), float(extra[places].min())
-        number = np.arange(len(places) + 1)
-        stage_s = number * block_s + np.minimum(number, max(num_again - num_others, 0)) * extra_s
-        even = -(-len(places) // pp)
-        busy_s = batches * max(float(both.sum()) / pp, float(stage_s[even]))
-        if chunks == 1:
-            late = max(batches - pp, 0)
-            forward_s = float(plain[0, places].min())
-            later_s = (batches - 1) * (stage_s[even] - even * forward_s) + late * even * forward_s
-            through_s = float(both.sum()) + pp * host_s + self._cuts_s(candidate)
-            busy_s = max(busy_s + batches * host_s, through_s + later_s + late * host_s)
-            return busy_s + self._rest_s(candidate)
-        most = len(places) - max(chunks * (pp - 1) - num_others, 0)
-        last = number[max(chunks - num_others, 0) : most + 1]
-        others = len(places) - last
-        first = np.ceil((others - (pp - 1) * (chunks - 1)) / chunks) - num_others
-        head_s = float(both[given.model.indices("block")[-1] + 1 :].sum())
-        waits_s = np.maximum(first, 0) * block_s
-        last_s = batches * (stage_s[last] + head_s) + waits_s
-        other_s = batches * stage_s[-(-others // (pp - 1))]
-        least_s = float(np.maximum(last_s, other_s).min(initial=np.inf))
-        return max(busy_s, least_s) + batches * host_s + self._rest_s(candidate)
+        number, others = np.arange(len(places) + 1), self._num_other_blocks
+        stage_s = number * block_s + np.minimum(number, max(again.number - others, 0)) * extra_s
+        total_s = float(both.sum()) + (0.0 if others else again.share * extra_s * len(places))
+        even_s = float(stage_s[max(again.most, -(-len(places) // pp))])
+        later_s = batches * given.constants.host_s_per_micro_batch + self._rest_s(candidate)
+        least_s = batches * max(float(both.sum()) / pp, even_s)
+        if pp == 1 or (chunks > 1 and others == given.model.num_layers):
+            return least_s + later_s
+        most = len(places) - max(chunks * (pp - 1) - others, 0) if chunks > 1 else len(places)
+        last = number[max(chunks - others, 0) if chunks > 1 else 0 : most + 1]
+        before = len(places) - last
+        other_s = batches * stage_s[-(-before // (pp - 1))]
+        head_s = float(both[-1])
+        if chunks > 1:
+            head_s = float(both[given.model.indices("block")[-1] + 1 :].sum())
+        all_s = total_s + (batches - 1) * (last // chunks * block_s + head_s)
+        first = np.ceil((before - (pp - 1) * (chunks - 1)) / chunks) - (chunks > 1) * others
+        last_s = batches * (stage_s[last] + head_s) + np.maximum(first, 0) * block_s
+        longest_s = np.maximum(all_s, last_s) + self._cuts_s(candidate)
+        least_s = max(least_s, float(np.maximum(longest_s, other_s).min(initial=np.inf)))
+        return least_s + later_s
 
     @cached_property
     def _num_other_blocks(self) -> int:
@@ -305,14 +332,34 @@ class GridBounds:
         key = divided, options.recompute.kind, candidate.micro_batch_size
         if key not in self._tables:
             tables = self.cost_model.time_tables
-            self._tables[key] = np.diff(
+            layers_s = np.diff(
                 [
                     tables.table((kind,), ring, options, candidate.micro_batch_size)[0][:2]
                     for kind, ring in self._units(candidate.options.tp)
                 ],
                 axis=2,
             )
+            self._tables[key] = layers_s + self._exchange_s(candidate)
         return self._tables[key]
+
+    def _exchange_s(self, candidate: Candidate) -> FloatArray:
+        """Return what context-parallel ranks exchange at least, shape ``(2, num_layers)``.
+
+        Rings that do not fit into a node are as many between nodes as a rank has tensor-parallel
+        neighbours.
+        """
+        cp, tp = self.cost_model.cp, candidate.options.tp
+        if cp == 1:
+            return np.zeros((2, 1))
+        topology = self.cost_model.topology
+        rates, step_s = topology.between[0], float(topology.ring_step_s.min())
+        rate = float(rates.max(where=~np.eye(len(rates), dtype=np.bool_), initial=0.0)) / tp
+        if tp * cp <= max(node.num_slots for node in topology.cluster.nodes):
+            rate = max(rate, float(topology.intra_bytes_per_s.max()))
+        path = Path(bytes_per_s=rate, step_s=step_s, num_nodes=1)
+        forward_s, backward_s = self.cost_model.exchange_s(path, tp, candidate.micro_batch_size)
+        again = candidate.options.recompute.kind != "none"
+        return np.array([forward_s, backward_s + again * forward_s])
 
     def may_fit(self, candidate: Candidate) -> bool:
         """Tell whether some cuts fit if every stage had the largest devices."""
@@ -363,6 +410,11 @@ class GridBounds:
         )
         fixed_s, s_per_parameter = lines.min(axis=0).tolist()
         return fixed_s, s_per_parameter
+
+
+def _evened(rooms: IntArray, number: int) -> int:
+    """Return what the largest of some stages holds at least, if all hold a number together."""
+    return bisect_left(range(number), number, key=lambda most: int(np.minimum(rooms, most).sum()))
 
 
 def _fast_first(total_s: FloatArray, count: IntArray, candidate: Candidate) -> IntArray:

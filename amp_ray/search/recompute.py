@@ -34,6 +34,7 @@ from amp_ray.search.cuts import (
     latest_starts,
     partition_problem,
     roomiest_bounds,
+    unlimited_bounds,
 )
 from amp_ray.search.ranking import leader_order
 from amp_ray.spec.recompute import NO_RECOMPUTE, Recompute, RecomputeKind
@@ -348,19 +349,20 @@ def _applied(strategy: Strategy, bounds: Sequence[int], recompute: Sequence[Reco
 def _alike(cost_model: CostModel, strategy: Strategy) -> Estimate:
     """Choose one recompute for all stages: of each kind the fewest blocks that fit.
 
-    Where stages fit as they are, nothing is computed again.
+    Where the best cuts of all fit as they are, nothing is computed again.
     """
     search = RecomputeSearch(cost_model=cost_model, stages=PlacedStages.of_strategy(strategy))
     fitting: list[Estimate] = []
     for _, own in groupby(patterns(cost_model), key=lambda own: own.kind):
         first = search.first_that_fits(list(own))
         if first is not None:
-            bounds = best_bounds(cost_model.experiment, search.costs(first))
+            costs = search.costs(first)
+            bounds = best_bounds(cost_model.experiment, costs)
             kept = _canonical(cost_model, first, bounds)
             applied = _applied(strategy, bounds, [kept] * len(strategy.stages))
             fitting.append(cost_model.estimate_from(search.costs(kept), applied))
-        if first == NO_RECOMPUTE:
-            break
+            if first == NO_RECOMPUTE and bounds == unlimited_bounds(cost_model.experiment, costs):
+                break
     return min(fitting, key=leader_order) if fitting else _roomiest(cost_model, strategy)
 
 
