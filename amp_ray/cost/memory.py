@@ -1,7 +1,7 @@
 """Peak memory of a rank, by stage and position in the schedule."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
 from itertools import chain, pairwise
 from typing import Protocol
@@ -220,6 +220,7 @@ class MemoryModel:
     constants: Constants
     slice_share: float = 1.0
     part: str = ""
+    _least: list[float] = field(init=False, default_factory=list)
 
     def only(self, part: str) -> "MemoryModel":
         """Return the memory of one of `PARTS` alone, activations excepted."""
@@ -348,9 +349,8 @@ class MemoryModel:
         virtual_stages, pp = self.candidate.virtual_stages, self.candidate.pp
         number = np.arange(len(places) + 1)
         again = np.minimum(num_again, number)
-        kept_again, kept = (float(np.diff(rows[1])[places].min()) for rows in self._both)
-        parameters = float(np.diff(self.layers[0])[places].min()) * number
-        temporary = min(float(rows[2, places].min()) for rows in self._both)
+        kept_again, kept, each_parameters, temporary, crossing = self._like_blocks(places)
+        parameters = each_parameters * number
         states, flying, entering, leaving, bucket, most, step, context, scale = (
             column[:, None] for column in self._stages.T
         )
@@ -365,17 +365,26 @@ class MemoryModel:
             held = np.maximum(whole * each * kept - spared * (kept - kept_again), 0.0)
             held = np.maximum(held, whole * each * min(kept, kept_again))
             buffers = np.ones((pp, 1))
-        if pp > 1:
-            held = held + buffers * self.layers[3, 1:-1].min()
+        held = held + buffers * crossing
         tail = np.maximum(bucket * np.minimum(parameters, most), step * parameters)
         need = context + states * parameters + scale * (held + (number > 0) * temporary + tail)
         found: IntArray = (need <= limit_bytes).sum(axis=1) - 1
         return found
 
-    @property
-    def _both(self) -> tuple[FloatArray, FloatArray]:
-        """Rows of layers that are computed again, and of those that are not."""
-        return self.layers, self.plain
+    def _like_blocks(self, places: IntArray) -> tuple[float, ...]:
+        """Return what each of some like blocks needs at least.
+
+        Returns:
+            Kept bytes, computed again and not; parameters; temporary bytes; bytes that cross a
+            boundary between stages, if there are several.
+        """
+        if not self._least:
+            rows = self.layers, self.plain
+            crossing = float(self.layers[3, 1:-1].min()) if self.candidate.pp > 1 else 0.0
+            self._least.extend(float(np.diff(own[1])[places].min()) for own in rows)
+            self._least.append(float(np.diff(self.layers[0])[places].min()))
+            self._least.extend((min(float(own[2, places].min()) for own in rows), crossing))
+        return tuple(self._least)
 
     @cached_property
     def spares_by_block(self) -> bool:
@@ -632,6 +641,23 @@ class StageMemory:
             fullness = [_fullness(*choice) for choice in choices]
             needs.append(single[fullness.index(max(fullness))].needs[stage])
         return StageMemory(needs=tuple(needs))
+
+    def most_blocks(self, places: IntArray, num_again: int) -> int:
+        """Return a number of like blocks that stages do not exceed together.
+
+        Arguments as of `MemoryModel.most_blocks`.
+        """
+        known: dict[tuple[MemoryModel, int], IntArray] = {}
+        number = 0
+        for stage, needs in enumerate(self.needs):
+            rooms = []
+            for memory, device in needs:
+                key = memory, device.memory_bytes
+                if key not in known:
+                    known[key] = memory.most_blocks(device.memory_bytes, places, num_again)
+                rooms.append(int(known[key][stage]))
+            number += min(rooms)
+        return number
 
     def earliest_starts(self, scale: float = 1.0, num_again: int | None = None) -> IntArray:
         """Return per stage and end the smallest start from which all ranks of a stage fit.

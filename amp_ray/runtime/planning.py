@@ -180,7 +180,8 @@ def plan_experiment(
         if num_rows is None or not _may_leave_out(experiment, optional, candidates):
             ranking = search(candidates, optional=optional)
         else:
-            ranking = _first_rows(search, replace(optional, candidates=candidates), num_rows)
+            every = uniform_candidates(experiment)
+            ranking = _first_rows(search, replace(optional, candidates=every), num_rows)
     if experiment.limits.batch_tolerance and not experiment.limits.launchable:
         ranking = _with_other_batches(experiment, cost_model, ranking)
     if counts_money(experiment):

@@ -6,7 +6,7 @@ A bound holds for every placement and all cuts of a candidate, as the cost model
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -57,7 +57,7 @@ class GridBounds:
     """
 
     cost_model: CostModel
-    _kinds: dict[int, dict[Kind, int]] = field(init=False, default_factory=dict)
+    _known_units: dict[int, dict[Kind, int]] = field(init=False, default_factory=dict)
     _tables: dict[tuple[object, ...], FloatArray] = field(init=False, default_factory=dict)
     _cuts: dict[tuple[int, int], tuple[float, float]] = field(init=False, default_factory=dict)
     _tails: dict[tuple[StageOptions, int], tuple[float, float]] = field(
@@ -105,16 +105,21 @@ class GridBounds:
 
         Of each kind stages compute as few blocks again as lets them hold all blocks between them.
         """
-        own, given = candidate.options.recompute, self.cost_model.experiment
-        choices = patterns(self.cost_model) if own == AUTO else (own,)
-        found = []
-        for kind in dict.fromkeys(own.whole for own in choices):
-            parts = [each.layers or 0 for each in choices if each.kind == kind.kind]
-            found += map(
-                partial(self._even_s, with_kind(candidate, kind)),
-                self._ways(with_kind(candidate, kind), min(parts), max(parts)),
-            )
+        own = candidate.options.recompute
+        found, number = [], own.layers or 0
+        for kind, fewest, most in self._kinds if own == AUTO else [(own.whole, number, number)]:
+            alike = with_kind(candidate, kind)
+            ways = self._ways(alike, fewest, most)
+            found += [self._even_s(alike, again) for again in ways]
         return min(found, default=float("inf"))
+
+    @cached_property
+    def _kinds(self) -> list[tuple[Recompute, int, int]]:
+        """Kinds of recompute, each with the fewest and the most blocks of a stage; 0 where all."""
+        found: dict[Recompute, list[int]] = {}
+        for own in patterns(self.cost_model):
+            found.setdefault(own.whole, []).append(own.layers or 0)
+        return [(kind, min(numbers), max(numbers)) for kind, numbers in found.items()]
 
     def _ways(self, candidate: Candidate, fewest: int, most: int) -> Iterator["Again"]:
         """Yield what all stages may compute again, from the least that fits on.
@@ -137,7 +142,8 @@ class GridBounds:
             return
         if not most or given.traits.recompute_per_stage:
             num_again = 0 if given.traits.recompute_per_stage else given.model.num_layers
-            yield Again(number=num_again, share=float(num_again > 0), most=_evened(rooms(number), number))
+            evened = _evened(rooms(number), number)
+            yield Again(number=num_again, share=float(num_again > 0), most=evened)
             return
         first = bisect_left(range(number), number, key=lambda own: int(rooms(own).sum()))
         for num_again in range(max(first, fewest), most + 1):
@@ -314,7 +320,7 @@ class GridBounds:
 
     def _units(self, tp: int) -> dict[Kind, int]:
         """Return how many tensor-parallel groups of each kind there are."""
-        if tp not in self._kinds:
+        if tp not in self._known_units:
             topology = self.cost_model.topology
             cluster, found = topology.cluster, dict[Kind, int]()
             for index, node in enumerate(cluster.nodes):
@@ -322,8 +328,8 @@ class GridBounds:
                     ring = topology.ring((index,), tp, {})
                     key = cluster.device_types.index(node.device), ring
                     found[key] = found.get(key, 0) + node.num_slots // tp
-            self._kinds[tp] = found
-        return self._kinds[tp]
+            self._known_units[tp] = found
+        return self._known_units[tp]
 
     def _layer_s(self, candidate: Candidate) -> FloatArray:
         """Return forward and backward seconds of every layer, ``(num_kinds, 2, num_layers)``."""

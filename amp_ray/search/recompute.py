@@ -6,6 +6,7 @@ stage in the partition problem, and the solver weighs time against memory: nothi
 where it need not be, and as little as fits where it must.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -157,21 +158,37 @@ class RecomputeSearch:
             among: Of one kind, by number of blocks.
         """
         memory = self.memory(among[-1].whole)
-        if not self._fits(memory, among[-1]):
+        if not self.fits(memory, among[-1]):
             return None
         models = {own for needs in memory.needs for own, _ in needs}
         if not all(own.spares_by_block for own in models):
-            return next(own for own in among if self._fits(memory, own))
-        low, high = 0, len(among) - 1
+            return next(own for own in among if self.fits(memory, own))
+        model = self.cost_model.experiment.model
+        _, positions = model.distinct_layers
+        most = int(np.argmax(np.bincount(positions)))
+        places = np.flatnonzero(np.array(positions) == most)
+
+        def has_room(own: Recompute) -> bool:
+            number = model.num_layers if own.layers is None else own.layers
+            return memory.most_blocks(places, number * (own.kind != "none")) >= len(places)
+
+        # Most often the fewest that leave room for all blocks fit.
+        low, high = bisect_left(among, True, key=has_room), len(among) - 1  # noqa: FBT003
+        probe = low
+        while probe < high:
+            if self.fits(memory, among[probe]):
+                high = probe
+            else:
+                low, probe = probe + 1, 2 * probe - low + 2
         while low < high:
             middle = (low + high) // 2
-            if self._fits(memory, among[middle]):
+            if self.fits(memory, among[middle]):
                 high = middle
             else:
                 low = middle + 1
-        return among[high]
+        return among[low]
 
-    def _fits(self, memory: StageMemory, own: Recompute) -> bool:
+    def fits(self, memory: StageMemory, own: Recompute) -> bool:
         """Tell whether some cuts fit if all stages compute the same again.
 
         Args:

@@ -161,7 +161,9 @@ class Wanted:
         most = self._optional.most_devices
         if most is not None:
             later = sorted(later)[:MOST_EXPECTED]
-        is_many = not self._optional.num_rows and sum(own.num_devices for _, own in later) > MOST_DEVICES
+        is_many = (
+            not self._optional.num_rows and sum(own.num_devices for _, own in later) > MOST_DEVICES
+        )
         if most is not None or is_many:
             expected = ((max(least, self._optional.expected_s(own)), own) for least, own in later)
             later = [entry for entry in expected if entry[0] <= limit_s]
