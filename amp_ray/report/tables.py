@@ -401,14 +401,14 @@ def _speed_text(best: Estimate, tokens: float | None) -> str:
 
 def _ties_text(ranking: Ranking) -> str:
     """Say what the first rows have in common, and how they are ordered."""
-    num_tied, percent = ranking.num_tied, 100 * ranking.relative_error
-    if not percent:
+    num_tied = ranking.num_tied
+    if not ranking.relative_error:
         what = "cost the same" if ranking.objective == "cost" else "take the same time"
         return f"= the first {num_tied} {what}"
     tied = [result for result in ranking.results[:num_tied] if isinstance(result, Estimate)]
     risky = 100 * RISKY_PROBABILITY
     order = f", those with a risk of {risky:.0f} % or more last" if _is_mixed(tied) else ""
-    return f"= the first {num_tied} are ties within the model's error of {percent:.0f} %{order}"
+    return f"= the first {num_tied} are ties, closer than the model can tell apart{order}"
 
 
 def _is_mixed(estimates: Sequence[Estimate]) -> bool:

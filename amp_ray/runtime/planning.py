@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from amp_ray.baselines.aceso2024.planner import Aceso2024Planner
 from amp_ray.baselines.amp2022.planner import Amp2022Planner
-from amp_ray.calibration.intervals import with_intervals
+from amp_ray.calibration.intervals import log_shifts, tie_errors, with_intervals
 from amp_ray.cost.estimate import Estimate, Result
 from amp_ray.cost.model import CostModel
 from amp_ray.errors import InputError, placed
@@ -17,7 +17,7 @@ from amp_ray.runtime.metis_planning import METIS_2024, make_metis_planner
 from amp_ray.runtime.ray.searching import ALONE, AUTO, Workers, search_candidates
 from amp_ray.search.objective import on_cluster, sub_clusters
 from amp_ray.search.planner import AmpRayPlanner, Planner, evaluate
-from amp_ray.search.ranking import Ranking, leader_order, named, rank, why_none
+from amp_ray.search.ranking import Ranking, leader_order, named, rank, why_none, with_more_ties
 from amp_ray.search.rows import SCHEMA, ranking_rows
 from amp_ray.search.space import (
     candidates_of,
@@ -192,7 +192,7 @@ def plan_experiment(
     return Planned(
         experiment=experiment,
         cost_model=cost_model,
-        ranking=replace(ranking, results=told_intervals(experiment, cost_model, ranking.results)),
+        ranking=_told(experiment, ranking) if cost_model == OURS else ranking,
         search_s=time.perf_counter() - start_s,
     )
 
@@ -226,13 +226,32 @@ def _first_rows(
     return replace(first, num_left_out=len(optional.candidates) - len(first.results))
 
 
-def told_intervals(
-    experiment: Experiment, cost_model: str, results: Sequence[Result]
-) -> tuple[Result, ...]:
-    """Return results of which the first that can run tell how far their time may be off.
+def _told(experiment: Experiment, ranking: Ranking) -> Ranking:
+    """Let the first rows tell how far their time may be off, and count those as ties it may swap.
 
     Others would take longer than the search: each needs an estimate per uncertain constant.
     """
+    able = [each for each in ranking.results[: ranking.num_feasible] if isinstance(each, Estimate)]
+    if not able:
+        return ranking
+    fastest = min(able, key=leader_order)
+    others = [each for each in able if each is not fastest]
+    first = sorted([fastest, *others[: NUM_INTERVALS - 1]], key=leader_order)
+    shifts = log_shifts(experiment, first)
+    told = with_intervals(experiment, first, shifts)
+    by_id = dict(zip(map(id, first), told, strict=True))
+    results = tuple(by_id.get(id(result), result) for result in ranking.results)
+    ranking = replace(ranking, results=results)
+    if experiment.objective != "time" or experiment.limits.batch_tolerance:
+        return ranking
+    errors = tie_errors(experiment, shifts).tolist()
+    return with_more_ties(ranking, list(zip(told, errors, strict=True)))
+
+
+def told_intervals(
+    experiment: Experiment, cost_model: str, results: Sequence[Result]
+) -> tuple[Result, ...]:
+    """Return results of which the first that can run tell how far their time may be off."""
     if cost_model != OURS:
         return tuple(results)
     able = [each for each in results if isinstance(each, Estimate) and each.feasible]
