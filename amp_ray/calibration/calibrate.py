@@ -38,17 +38,12 @@ from amp_ray.spec.strategy_json import strategy_to_json
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """Which constants a calibration may fit.
+    """Which constants a calibration may fit."""
 
-    Args:
-        names: These and no others; None leaves it to the rule in `amp_ray.calibration.choice`.
-        most_time: How many constants of time the rule may choose.
-        most_memory: How many constants of memory it may choose.
-    """
-
+    # These and no others; None leaves it to the rule in `amp_ray.calibration.choice`
     names: tuple[str, ...] | None = None
-    most_time: int = 6
-    most_memory: int = 2
+    most_time: int = 6  # how many constants of time the rule may choose
+    most_memory: int = 2  # how many constants of memory it may choose
 
 
 RULE = Choice()
@@ -95,10 +90,6 @@ def calibrate(
             keeps one.
         thorough: Whether the fit is refined and every trial predicted without itself too. Without
             it fifty trials take less than half a second, if a predictor knows all but the last.
-
-    Raises:
-        ValueError: If there is nothing to learn from, a named constant is unknown or not
-            identified, or there are fewer trials to learn from than named constants.
     """
     predictor = predictor or Predictor()
     timed = TimeTrials(
@@ -132,8 +123,7 @@ def _fit(
 ) -> _Fits:
     """Fit times, then memory, by the rule or as named."""
     if not observations:
-        message = "there is no trial to calibrate with"
-        raise ValueError(message)
+        raise ValueError("there is no trial to calibrate with")
     if choice.names is None:
         names, dropped = timed.choose(choice.most_time)
         time = timed.fit(names, thorough=thorough)
@@ -152,14 +142,12 @@ def _fit(
 
 
 def _split(names: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Split named constants into those of time and those of memory."""
     wrong = [name for name in names if name not in PRIOR_SIGMA]
     if wrong or len(set(names)) < len(names) or not names:
-        message = (
+        raise ValueError(
             f"constants to fit are named once each, at least one of {', '.join(PRIOR_SIGMA)}; "
             f"found {', '.join(names) or 'none'}"
         )
-        raise ValueError(message)
     memory = [name for name in names if name in MEMORY_CONSTANTS]
     return [name for name in names if name not in MEMORY_CONSTANTS], memory
 
@@ -167,12 +155,11 @@ def _split(names: Sequence[str]) -> tuple[list[str], list[str]]:
 def _check_count(names: Sequence[str], num_usable: int, num_trials: int) -> None:
     """Refuse more constants than trials that tell about them."""
     if len(names) > num_usable:
-        message = (
+        raise ValueError(
             f"{len(names)} constants ({', '.join(names)}) need at least as many usable trials, "
             f"found {num_usable} of {num_trials}: failed and unsteady ones tell no time. Name "
             "fewer constants, or leave the choice to the rule"
         )
-        raise ValueError(message)
 
 
 def _check_identified(names: Sequence[str], covariance: FloatArray, num_trials: int) -> None:
@@ -188,7 +175,6 @@ def _check_identified(names: Sequence[str], covariance: FloatArray, num_trials: 
 
 
 def _fitted(fits: _Fits, constants: Constants) -> tuple[FittedConstant, ...]:
-    """Return the fitted constants with what is known about them."""
     logs = dict(fits.point.logs)
     sigmas = np.sqrt(
         np.concatenate([np.diag(fits.time.fit.covariance), np.diag(fits.memory.covariance)])
@@ -237,7 +223,6 @@ def _records(
     point: Point,
     predictor: Predictor,
 ) -> tuple[TrialRecord, ...]:
-    """Return every trial with its predictions before and after."""
     plans = [observation.plan for observation in observations]
     return tuple(
         TrialRecord(

@@ -59,19 +59,13 @@ _LARGEST: Final = 1e15
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittedConstant:
-    """One constant that trials have moved.
-
-    Args:
-        prior: Its physical value.
-        prior_sigma: Lognormal sigma of the prior.
-        sigma: Lognormal sigma that the trials leave.
-    """
+    """One constant that trials have moved."""
 
     name: str
-    prior: float
+    prior: float  # its physical value
     value: float
-    prior_sigma: float
-    sigma: float
+    prior_sigma: float  # lognormal sigma of the prior
+    sigma: float  # lognormal sigma that the trials leave
 
     @property
     def ratio(self) -> float:
@@ -89,53 +83,36 @@ class RefusedConstant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialRecord:
-    """One trial that a calibration was made from.
+    """One trial that a calibration was made from."""
 
-    Args:
-        strategy: The STRATEGY object of the JSON contract; ranks in device order if it has no
-            placement.
-        tells_time: Whether its time was learnt from.
-        spread_s: Interquartile range of its steps.
-        before_s: Predicted with every constant at its prior.
-        after_s: Predicted by this calibration.
-        left_out_s: Predicted by a calibration without this trial; None where it has no time.
-        peak_before_bytes: Predicted peak of each stage with every constant at its prior.
-        peak_after_bytes: The same by this calibration.
-    """
-
+    # The STRATEGY object of the JSON contract; ranks in device order if it has no placement
     strategy: Mapping[str, Any]
     outcome: Outcome
-    tells_time: bool
+    tells_time: bool  # whether its time was learnt from
     measured_s: float | None
-    spread_s: float | None
-    before_s: float
-    after_s: float
+    spread_s: float | None  # interquartile range of its steps
+    before_s: float  # predicted with every constant at its prior
+    after_s: float  # predicted by this calibration
+    # Predicted by a calibration without this trial; None where it has no time
     left_out_s: float | None
     peak_memory_bytes: tuple[float, ...]
+    # Predicted peak of each stage with every constant at its prior
     peak_before_bytes: tuple[float, ...]
-    peak_after_bytes: tuple[float, ...]
+    peak_after_bytes: tuple[float, ...]  # the same by this calibration
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """Constants fitted to trials.
-
-    Args:
-        fingerprint: What it was made for.
-        refused: Constants that stay at their priors, with the reason.
-        time_error: Lognormal sigma of a predicted time that is left, measurement included.
-        memory_error: The same of a predicted peak.
-        time_constants: Names that ``covariance`` speaks of: all that times depend on.
-        covariance: Posterior covariance of their logarithms, row by row.
-    """
+    """Constants fitted to trials."""
 
     experiment: str
-    fingerprint: Fingerprint
+    fingerprint: Fingerprint  # what it was made for
     constants: tuple[FittedConstant, ...]
-    refused: tuple[RefusedConstant, ...]
-    time_error: float
-    memory_error: float
-    time_constants: tuple[str, ...]
+    refused: tuple[RefusedConstant, ...]  # constants that stay at their priors, with the reason
+    time_error: float  # lognormal sigma of a predicted time that is left, measurement included
+    memory_error: float  # the same of a predicted peak
+    time_constants: tuple[str, ...]  # names that ``covariance`` speaks of: all that times depend on
+    # Posterior covariance of their logarithms, row by row
     covariance: tuple[tuple[float, ...], ...]
     trials: tuple[TrialRecord, ...]
 
@@ -172,12 +149,11 @@ def apply_calibration(
     different = differing_parts(calibration.fingerprint, ours)
     constants = experiment.constants
     if different and not transfer:
-        message = (
+        raise ValueError(
             f"the calibration was made for another {' and '.join(different)}: "
             f"{describe_differences(calibration.fingerprint, ours)}. "
             "Calibrate anew, or take over what does not depend on them: --transfer-calibration"
         )
-        raise ValueError(message)
     if not different:
         constants = replace(
             constants,
@@ -263,11 +239,9 @@ def parse_calibration(text: str, *, file: str) -> Calibration:
     try:
         record = parse_json(text, file=file)
     except InputError as error:
-        message = f"{error}; a calibration is made by amp-ray calibrate"
-        raise InputError(message) from None
+        raise InputError(f"{error}; a calibration is made by amp-ray calibrate") from None
     if record.get("kind") != "calibration":
-        message = "not a calibration; one is made by amp-ray calibrate"
-        raise InputError(message, where=where)
+        raise InputError("not a calibration; one is made by amp-ray calibrate", where=where)
     if record.get("schema") != SCHEMA:
         message = (
             f"found a calibration of schema {shown(record.get('schema'))}; this version reads "
@@ -301,8 +275,7 @@ def _check(calibration: Calibration, where: Where) -> None:
         raise InputError(message, where=where.at("constants"))
     names = [fitted.name for fitted in calibration.constants]
     if len(set(names)) < len(names):
-        message = "the same constant stands there twice"
-        raise InputError(message, where=where.at("constants"))
+        raise InputError("the same constant stands there twice", where=where.at("constants"))
     size = len(set(calibration.time_constants))
     known = set(calibration.time_constants) <= set(SCOPES)
     square = [len(row) for row in calibration.covariance] == [size] * size
@@ -316,5 +289,4 @@ def _check(calibration: Calibration, where: Where) -> None:
         raise InputError(message, where=where.at("covariance"))
     missing = [part for part in PARTS if part not in calibration.fingerprint]
     if missing:
-        message = f"key {missing[0]!r} is missing"
-        raise InputError(message, where=where.at("fingerprint"))
+        raise InputError(f"key {missing[0]!r} is missing", where=where.at("fingerprint"))

@@ -43,13 +43,12 @@ def partly_known(known: Uncertainty, kept: Sequence[str]) -> Uncertainty:
 def log_shifts(experiment: Experiment, estimates: Sequence[Estimate]) -> FloatArray:
     """Return how logarithms of times move along independent directions, one sigma each.
 
+    Shape ``(num_directions, num_estimates)``. The sum of squares over directions is the
+    variance that comes from the constants; strategies that move alike are uncertain together.
+
     Args:
         experiment: Whose constants are as uncertain as it says.
         estimates: Of its strategies.
-
-    Returns:
-        Shape ``(num_directions, num_estimates)``. The sum of squares over directions is the
-        variance that comes from the constants; strategies that move alike are uncertain together.
     """
     known = experiment.uncertainty or prior_uncertainty()
     values, vectors = np.linalg.eigh(np.array(known.covariance))
@@ -110,5 +109,4 @@ def with_intervals(
 
 
 def _rows(matrix: FloatArray) -> tuple[tuple[float, ...], ...]:
-    """Return a matrix row by row."""
     return tuple(tuple(map(float, row)) for row in matrix)

@@ -25,19 +25,13 @@ _TOLERANCE: Final = 1e-8
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LinearProblem:
-    """Residuals ``r(x) = offset + slopes x`` with normal priors around 0.
+    """Residuals ``r(x) = offset + slopes x`` with normal priors around 0."""
 
-    Args:
-        offset: Shape ``(num_trials,)``. Residual of each trial with every parameter at its prior.
-        slopes: Shape ``(num_trials, num_parameters)``.
-        prior_sigma: Shape ``(num_parameters,)``.
-        prior_error: Expected standard deviation of a residual.
-    """
-
+    # Shape ``(num_trials,)``. Residual of each trial with every parameter at its prior.
     offset: FloatArray
-    slopes: FloatArray
-    prior_sigma: FloatArray
-    prior_error: float
+    slopes: FloatArray  # shape ``(num_trials, num_parameters)``
+    prior_sigma: FloatArray  # shape ``(num_parameters,)``
+    prior_error: float  # expected standard deviation of a residual
 
     def without(self, trial: int) -> "LinearProblem":
         """Return the problem with one trial left out."""
@@ -51,18 +45,13 @@ class LinearProblem:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LinearFit:
-    """The most probable parameters.
+    """The most probable parameters."""
 
-    Args:
-        values: Shape ``(num_parameters,)``.
-        error: Learnt standard deviation of a residual.
-        weights: Shape ``(num_trials,)``. 1 for a trial that fits, towards 0 for an outlier.
-        covariance: Shape ``(num_parameters, num_parameters)``. Posterior of the parameters.
-    """
-
-    values: FloatArray
-    error: float
+    values: FloatArray  # shape ``(num_parameters,)``
+    error: float  # learnt standard deviation of a residual
+    # Shape ``(num_trials,)``. 1 for a trial that fits, towards 0 for an outlier.
     weights: FloatArray
+    # Shape ``(num_parameters, num_parameters)``. Posterior of the parameters.
     covariance: FloatArray
 
 

@@ -31,14 +31,10 @@ _TOLERANCE: Final = 1e-7
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StagePeaks:
-    """Predicted peaks of a trial's stages; sums of parts that are proportional to constants.
+    """Predicted peaks of a trial's stages; sums of parts that are proportional to constants."""
 
-    Args:
-        prior_bytes: Shape ``(pp,)``. With every constant at its prior.
-        parts_bytes: Shape ``(pp, num_parameters)``. The part of it that grows with each constant.
-    """
-
-    prior_bytes: FloatArray
+    prior_bytes: FloatArray  # shape ``(pp,)``. With every constant at its prior.
+    # Shape ``(pp, num_parameters)``. The part of it that grows with each constant.
     parts_bytes: FloatArray
 
     def at(self, values: FloatArray) -> FloatArray:
@@ -49,14 +45,10 @@ class StagePeaks:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Peaks:
-    """The measured peaks of one trial: of every stage, or of the largest.
-
-    Args:
-        measured_bytes: Shape ``(pp,)`` or ``(1,)``.
-    """
+    """The measured peaks of one trial: of every stage, or of the largest."""
 
     predicted: StagePeaks
-    measured_bytes: FloatArray
+    measured_bytes: FloatArray  # shape ``(pp,)`` or ``(1,)``
 
     def residual(self, values: FloatArray) -> float:
         """Return the root mean square logarithm of predicted over measured bytes."""
@@ -68,17 +60,12 @@ class Peaks:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Limit:
-    """A censored observation: whether a trial needed more than there was.
-
-    Args:
-        limits_bytes: Shape ``(pp,)``. What their devices have.
-        failed: Whether the trial did not finish.
-        other_probability: Chance that it failed for another reason: the launcher's time limit.
-    """
+    """A censored observation: whether a trial needed more than there was."""
 
     predicted: StagePeaks
-    limits_bytes: FloatArray
-    failed: bool
+    limits_bytes: FloatArray  # shape ``(pp,)``. What their devices have.
+    failed: bool  # whether the trial did not finish
+    # Chance that it failed for another reason: the launcher's time limit
     other_probability: float = 0.0
 
     def loss(self, values: FloatArray, error: float) -> float:
@@ -92,17 +79,12 @@ class Limit:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MemoryProblem:
-    """Peaks and limits, and the priors of the constants that they depend on.
-
-    Args:
-        prior_sigma: Shape ``(num_parameters,)``.
-        prior_error: Lognormal sigma of the memory estimate before any trial.
-    """
+    """Peaks and limits, and the priors of the constants that they depend on."""
 
     peaks: tuple[Peaks, ...]
     limits: tuple[Limit, ...]
-    prior_sigma: FloatArray
-    prior_error: float
+    prior_sigma: FloatArray  # shape ``(num_parameters,)``
+    prior_error: float  # lognormal sigma of the memory estimate before any trial
 
     @property
     def num_trials(self) -> int:
@@ -121,17 +103,11 @@ class MemoryProblem:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MemoryFit:
-    """The most probable parameters.
+    """The most probable parameters."""
 
-    Args:
-        values: Shape ``(num_parameters,)``.
-        error: Lognormal sigma of the estimate; learnt where peaks were measured.
-        covariance: Shape ``(num_parameters, num_parameters)``. Posterior.
-    """
-
-    values: FloatArray
-    error: float
-    covariance: FloatArray
+    values: FloatArray  # shape ``(num_parameters,)``
+    error: float  # lognormal sigma of the estimate; learnt where peaks were measured
+    covariance: FloatArray  # shape ``(num_parameters, num_parameters)``. Posterior.
 
 
 def fit_memory(problem: MemoryProblem) -> MemoryFit:
@@ -195,18 +171,12 @@ def _descend(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MemoryTrials:
-    """Trials that tell about memory.
-
-    Args:
-        observations: Trials, those without information on memory left out.
-        times: Their predictions by the calibrated constants of time.
-        constants: Prior values; the errors of times and peaks stand there too.
-    """
+    """Trials that tell about memory."""
 
     predictor: Predictor
-    observations: tuple[Observation, ...]
-    times: tuple[Prediction, ...]
-    constants: Constants
+    observations: tuple[Observation, ...]  # trials, those without information on memory left out
+    times: tuple[Prediction, ...]  # their predictions by the calibrated constants of time
+    constants: Constants  # prior values; the errors of times and peaks stand there too
 
     @classmethod
     def of(

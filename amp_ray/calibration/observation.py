@@ -19,39 +19,30 @@ one run on a quiet cluster differ by (3-9 %, BigScience chronicles)."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """One trial and what came of it.
+    """One trial and what came of it."""
 
-    Args:
-        experiment: What was given; trials of one calibration may come from several experiments.
-        outcome: ``measured``; ``oom`` for out of memory; ``failed`` for no result of unknown cause.
-        measured_s: Seconds per iteration of a trial that was measured.
-        spread_s: Interquartile range of its steps, if known.
-        peak_memory_bytes: Measured peak of each stage, or one figure for the largest of all;
-            empty if nobody looked.
-    """
-
+    # What was given; trials of one calibration may come from several experiments
     experiment: Experiment
     strategy: Strategy
+    # ``measured``; ``oom`` for out of memory; ``failed`` for no result of unknown cause
     outcome: Outcome
-    measured_s: float | None = None
-    spread_s: float | None = None
+    measured_s: float | None = None  # seconds per iteration of a trial that was measured
+    spread_s: float | None = None  # interquartile range of its steps, if known
+    # Measured peak of each stage, or one figure for the largest of all; empty if nobody looked
     peak_memory_bytes: tuple[float, ...] = ()
     where: Where | None = None
 
     def __post_init__(self) -> None:
-        """Refuse an outcome and a time that contradict each other."""
         if (self.outcome == "measured") != (self.measured_s is not None):
             message = f"outcome {self.outcome!r} does not go with measured_s {self.measured_s}"
             raise ValueError(message)
         if self.measured_s is not None and not self.measured_s > 0:
-            message = f"measured_s must be positive, found {self.measured_s}"
-            raise ValueError(message)
+            raise ValueError(f"measured_s must be positive, found {self.measured_s}")
         if self.peak_memory_bytes and len(self.peak_memory_bytes) not in {1, self.strategy.pp}:
-            message = (
+            raise ValueError(
                 f"peak_memory_bytes needs one figure, or one per stage ({self.strategy.pp}), "
                 f"found {len(self.peak_memory_bytes)}"
             )
-            raise ValueError(message)
 
     @property
     def plan(self) -> tuple[Experiment, Strategy]:

@@ -34,13 +34,9 @@ host in many places, and its slope at such a kink is that of neither side."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """A place in the space of constants.
+    """A place in the space of constants."""
 
-    Args:
-        logs: Logarithm of the ratio to the prior by name, sorted; constants at their prior left
-            out.
-    """
-
+    # Logarithm of the ratio to the prior by name, sorted; constants at their prior left out
     logs: tuple[tuple[str, float], ...] = ()
 
     @classmethod
@@ -66,20 +62,13 @@ PRIOR: Final = Point()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """What one strategy takes at one point.
-
-    Args:
-        peaks_bytes: Shape ``(pp,)``. Peak of each stage.
-        limits_bytes: Shape ``(pp,)``. What its devices have.
-        fails_certainly: Whether it cannot run whatever the constants are.
-        launch_limit_s: Longest iteration that the launcher waits for; None = no limit.
-    """
+    """What one strategy takes at one point."""
 
     time_s: float
-    peaks_bytes: tuple[float, ...]
-    limits_bytes: tuple[float, ...]
-    fails_certainly: bool
-    launch_limit_s: float | None
+    peaks_bytes: tuple[float, ...]  # shape ``(pp,)``. Peak of each stage.
+    limits_bytes: tuple[float, ...]  # shape ``(pp,)``. What its devices have.
+    fails_certainly: bool  # whether it cannot run whatever the constants are
+    launch_limit_s: float | None  # longest iteration that the launcher waits for; None = no limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -122,7 +111,6 @@ class Predictor:
 
 
 def _estimate(model: CostModel, strategy: Strategy) -> Estimate:
-    """Estimate one strategy, of layers or of operators."""
     if not strategy.has_operators:
         return model.estimate(strategy)
     given = replace(model.experiment, zero_stage=strategy.zero.stage)

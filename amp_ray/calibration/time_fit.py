@@ -49,17 +49,11 @@ _MAX_HALVINGS: Final = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TimeFit:
-    """Constants of time, fitted.
+    """Constants of time, fitted."""
 
-    Args:
-        names: Which, shape ``(num_names,)`` as all arrays of the linear fit.
-        problem: The linear model around the mode.
-        fit: The mode of its posterior.
-    """
-
-    names: tuple[str, ...]
-    problem: LinearProblem
-    fit: LinearFit
+    names: tuple[str, ...]  # which, shape ``(num_names,)`` as all arrays of the linear fit
+    problem: LinearProblem  # the linear model around the mode
+    fit: LinearFit  # the mode of its posterior
 
     @property
     def point(self) -> Point:
@@ -69,16 +63,11 @@ class TimeFit:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TimeTrials:
-    """Trials that tell their time.
-
-    Args:
-        observations: Steady, measured trials.
-        prior_error: Expected lognormal sigma of a predicted time.
-    """
+    """Trials that tell their time."""
 
     predictor: Predictor
-    observations: tuple[Observation, ...]
-    prior_error: float
+    observations: tuple[Observation, ...]  # steady, measured trials
+    prior_error: float  # expected lognormal sigma of a predicted time
 
     @property
     def plans(self) -> list[Plan]:
@@ -114,9 +103,8 @@ class TimeTrials:
     def choose(self, most: int) -> tuple[list[str], dict[str, str]]:
         """Choose constants that these trials can tell, by the linear model around the prior.
 
-        Returns:
-            Names, at most as many as there are trials, first choice first; and by name why
-            others were dropped that had been chosen, whose places went to the next ones.
+        Returns names, at most as many as there are trials, first choice first; and by name why
+        others were dropped that had been chosen, whose places went to the next ones.
         """
         dropped: dict[str, str] = {}
         while True:
@@ -148,7 +136,6 @@ class TimeTrials:
     def _steps(
         self, names: Sequence[str], at: FloatArray, slopes: FloatArray, *, anew: bool
     ) -> TimeFit:
-        """Step until no step is left; slopes are computed anew after each, or corrected."""
         sigma = prior_sigma(names)
         problem = self._linear(names, Point.of(names, at), slopes)
         fit = fit_linear(problem)
@@ -168,7 +155,6 @@ class TimeTrials:
         return TimeFit(names=tuple(names), problem=problem, fit=replace(fit, values=at))
 
     def _linear(self, names: Sequence[str], around: Point, slopes: FloatArray) -> LinearProblem:
-        """Return the linear model around a point."""
         at = np.array([dict(around.logs).get(name, 0.0) for name in names])
         return LinearProblem(
             offset=self.residuals(around) - slopes @ at,

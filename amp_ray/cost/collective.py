@@ -16,7 +16,7 @@ class Path:
 
     Args:
         bytes_per_s: Rate that one ring gets, sharing already divided.
-        step_s: Mean latency of one step.
+        step_s: Latency of one step.
         num_nodes: Nodes that the ring visits.
     """
 

@@ -127,7 +127,10 @@ class Topology:
         return Rings(paths=tuple(paths), index=tuple(index_of_row[row] for row in rows))
 
     def ring(self, nodes: tuple[int, ...], num_ranks: int, sharers: Mapping[int, int]) -> Path:
-        """Return the slowest rate and the mean step latency of one ring.
+        """Return the slowest rate and the longest step of one ring.
+
+        A rank passes on what it got in the step before, so that every step lasts until the slowest
+        hop is through.
 
         Args:
             nodes: That it visits, ascending.
@@ -148,10 +151,9 @@ class Topology:
         step = max(steps[a][b] for a, b in hops)
         # With one rank per node no hop stays inside, but every rank still feeds its interface.
         in_node_rate /= 1.0 if len(nodes) == num_ranks else overhead
-        share = len(nodes) / num_ranks
         return Path(
             bytes_per_s=min(rate, in_node_rate),
-            step_s=(1 - share) * in_node_step + share * step,
+            step_s=max(in_node_step, step),
             num_nodes=len(nodes),
         )
 

@@ -251,7 +251,8 @@ def _predicted_lanes(
 
 def _measured_lanes(record: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return a lane for the first rank of each stage of a measured timeline."""
-    first = [rank for rank in record["ranks"] if rank["dp_rank"] == rank["tp_rank"] == 0]
+    indices = ("dp_rank", "cp_rank", "tp_rank")
+    first = [rank for rank in record["ranks"] if not any(rank.get(name, 0) for name in indices)]
     return [
         {"name": f"stage {rank['stage']}", "items": rank["instructions"][:_MOST_INSTRUCTIONS]}
         for rank in sorted(first, key=lambda rank: rank["stage"])

@@ -14,15 +14,11 @@ _RECOMPUTES: Final = ("none", "selective", "full", "auto")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """One change, and what a plan with it would bring.
+    """One change, and what a plan with it would bring."""
 
-    Args:
-        what: In words.
-        speedup: Samples per second over those of today's best plan; None where one of both is not.
-    """
-
-    what: str
+    what: str  # in words
     variant: Variant
+    # Samples per second over those of today's best plan; None where one of both is not
     speedup: float | None
 
     def to_json(self) -> dict[str, Any]:

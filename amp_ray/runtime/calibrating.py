@@ -18,12 +18,7 @@ from amp_ray.spec.strategy_file import Given
 
 
 def load_observations(path: Path, experiment: Experiment) -> list[Observation]:
-    """Read measured strategies; where cuts are left out, they ran with the planner's own.
-
-    Raises:
-        InputError: If the file cannot be read, names what the experiment cannot have, or leaves
-            out what came of a strategy.
-    """
+    """Read measured strategies; where cuts are left out, they ran with the planner's own."""
     measured = load_strategies(path, experiment)
     for given in measured:
         if given.measured_s is None and given.failure is None:
@@ -49,14 +44,10 @@ def with_calibration(
     """Return an experiment with the constants of a calibration or its file, if one is given.
 
     With ``transfer`` it may be one of another model, cluster or runtime.
-
-    Raises:
-        InputError: If the file is no calibration, or was made for something else.
     """
     if given is None:
         if transfer:
-            message = "--transfer-calibration needs --calibration FILE"
-            raise InputError(message)
+            raise InputError("--transfer-calibration needs --calibration FILE")
         return experiment
     file = "calibration"
     if isinstance(given, Path):
@@ -69,7 +60,6 @@ def with_calibration(
 
 
 def _strategy(given: Given, experiment: Experiment) -> Strategy:
-    """Return the strategy that ran."""
     if given.strategy is not None:
         return given.strategy
     (result,) = score_given(make_planner(experiment, "amp-ray"), [given])

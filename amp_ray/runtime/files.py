@@ -60,12 +60,7 @@ class ExperimentFiles:
         return read_text(self._locate(name))
 
     def folder(self, name: str) -> Mapping[str, str]:
-        """Return the text of every YAML and CSV file of a folder, by file name.
-
-        Raises:
-            InputError: If there is no such folder, a file in it cannot be read, or it holds a
-                profile of which nothing is complete yet.
-        """
+        """Return the text of every YAML and CSV file of a folder, by file name."""
         folder = self._locate(name)
         texts = read_texts(folder, _PROFILE_SUFFIXES)
         if not texts and (folder / RECORDS_FILE).exists():
@@ -84,11 +79,7 @@ class ExperimentFiles:
         devices: Iterable[Device],
         profiled: str | None = None,
     ) -> Profile:
-        """Return a profile in another planner's format; what was recognised is logged.
-
-        Raises:
-            InputError: If a file cannot be read or is wrong, or the profile does not fit.
-        """
+        """Return a profile in another planner's format; what was recognised is logged."""
         if source == "aceso":
             assert profiled is not None, "refused where the experiment is checked"
             files = read_texts(self._locate(name), (ACESO_SUFFIX,))
@@ -111,8 +102,7 @@ class ExperimentFiles:
         try:
             return self.base / Path(name).expanduser()
         except RuntimeError as error:
-            message = f"cannot be found: {error}"
-            raise InputError(message, where=Where(file=name)) from None
+            raise InputError(f"cannot be found: {error}", where=Where(file=name)) from None
 
 
 def load_experiment(
@@ -122,9 +112,6 @@ def load_experiment(
 
     ``hostfile`` names the hosts instead of the experiment's own hostfile; ``changes`` set keys, as
     `with_changes` does.
-
-    Raises:
-        InputError: If a file cannot be read or what it says does not fit.
     """
     return _built(document_of(path, changes), path.parent, hostfile)
 
@@ -135,19 +122,12 @@ def experiment_from_values(
     """Build an experiment from the keys of an experiment file, as plain values.
 
     Files that it names are looked for in the current folder.
-
-    Raises:
-        InputError: If a file cannot be read or what it says does not fit.
     """
     return _built(document_of(values, changes), Path(), hostfile)
 
 
 def document_of(source: Path | Mapping[str, Any], changes: Iterable[str] = ()) -> Document:
-    """Return the keys of an experiment file, or such keys as plain values, with some of them set.
-
-    Raises:
-        InputError: If the file cannot be read or is no mapping, or a change leads nowhere.
-    """
+    """Return the keys of an experiment file, or of plain values, with some of them set."""
     if isinstance(source, Mapping):
         document = Document(file="experiment", values=_plain(source))
     else:
@@ -181,9 +161,6 @@ def load_strategies(
     Args:
         source: A file, or strategies: values, estimates of them, or STRATEGY objects.
         experiment: What they must fit.
-
-    Raises:
-        InputError: If the file cannot be read, or names what the experiment cannot have.
     """
     if isinstance(source, Path):
         return _strategies_of_file(source, experiment)
@@ -194,7 +171,6 @@ def load_strategies(
 def _strategy_record(
     given: Strategy | Estimate | Mapping[str, Any], experiment: Experiment
 ) -> object:
-    """Return the STRATEGY object of a value."""
     strategy = given.strategy if isinstance(given, Estimate) else given
     if isinstance(strategy, Strategy):
         return strategy_to_json(strategy, experiment.cluster)
@@ -202,7 +178,6 @@ def _strategy_record(
 
 
 def _strategies_of_file(path: Path, experiment: Experiment) -> tuple[Given, ...]:
-    """Read a file of strategies."""
     text = read_text(path)
     if text.lstrip()[:1] == "{":
         record = parse_json(text, file=str(path))
@@ -217,20 +192,12 @@ def _strategies_of_file(path: Path, experiment: Experiment) -> tuple[Given, ...]
 
 
 def load_slice_table(path: Path) -> SliceTable:
-    """Read a table of slice latencies.
-
-    Raises:
-        InputError: If the file cannot be read, or is none.
-    """
+    """Read a table of slice latencies."""
     return parse_slice_table(read_text(path, MOST_CHARACTERS), file=str(path))
 
 
 def read_text(path: Path, most_characters: int = _MOST_CHARACTERS) -> str:
-    """Return a file's text.
-
-    Raises:
-        InputError: If it does not exist, cannot be read, or is not UTF-8 text.
-    """
+    """Return a file's text."""
     try:
         with path.open(encoding=_ENCODING) as file:
             text = file.read(most_characters + 1)
@@ -269,9 +236,6 @@ def write_text(
     """Write a file whole or not at all: to a neighbour first, then renamed.
 
     A device or a pipe gets the text as it is; a long text may come in pieces.
-
-    Raises:
-        InputError: If the folder does not exist or cannot be written.
     """
     is_file = path.is_file() or not path.exists()
     neighbour = path.parent / f".{path.name}.partial"
@@ -289,11 +253,7 @@ def write_text(
 
 
 def write_result(record: Mapping[str, Any], path: Path) -> None:
-    """Write a result as JSON, whole or not at all, to a file that is no input.
-
-    Raises:
-        InputError: If the name is that of an input file, or the file cannot be written.
-    """
+    """Write a result as JSON, whole or not at all, to a file that is no input."""
     write_result_text(json.dumps(record, indent=1, allow_nan=False) + "\n", path)
 
 
@@ -321,7 +281,6 @@ def read_texts(folder: Path, suffixes: Collection[str]) -> dict[str, str]:
 
 
 def _shipped(name: str) -> Path:
-    """Return the folder of a shipped profile."""
     folder = Path(str(resources.files("amp_ray"))) / "data" / "profiles"
     known = sorted(path.name for path in folder.iterdir() if path.is_dir())
     chosen = name.removeprefix(_SHIPPED)

@@ -57,11 +57,7 @@ def presets() -> dict[str, dict[str, dict[str, Any]]]:
 
 
 def preset(kind: str, name: str) -> dict[str, Any]:
-    """Return a model or cluster by its name.
-
-    Raises:
-        InputError: If there is none; the message lists them.
-    """
+    """Return a model or cluster by its name."""
     known = presets()[kind]
     if name not in known:
         message = f"no {kind.removesuffix('s')} is named {name!r}; known: {', '.join(known)}"
@@ -71,20 +67,14 @@ def preset(kind: str, name: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answers:
-    """What a first file says.
-
-    Args:
-        model: A preset's name, or the path of a ``config.json``.
-        node: ``device``, ``slots``, ``inter_gbit_per_s``, ``count``.
-        hostfile: Names the hosts, if they exist.
-    """
+    """What a first file says."""
 
     name: str
-    model: str
-    node: Mapping[str, Any]
+    model: str  # a preset's name, or the path of a ``config.json``
+    node: Mapping[str, Any]  # ``device``, ``slots``, ``inter_gbit_per_s``, ``count``
     batch: int
     sequence_length: int | None = None
-    hostfile: Path | None = None
+    hostfile: Path | None = None  # names the hosts, if they exist
     runtime: str = "deepspeed"
 
 
@@ -92,9 +82,6 @@ def experiment_text(answers: Answers, output: Path) -> str:
     """Return the text of the file, which is checked as any other one before it is written.
 
     Paths in it are relative to the folder of ``output``.
-
-    Raises:
-        InputError: If an answer does not fit.
     """
     hosts, node = answers.hostfile, dict(answers.node)
     try:
@@ -125,11 +112,7 @@ def built(text: str, output: Path) -> Experiment:
 
 
 def hosts_of(path: Path) -> tuple[int, int]:
-    """Return how many hosts a hostfile has, and the slots of each.
-
-    Raises:
-        InputError: If they differ: such a cluster needs an entry for each kind of node.
-    """
+    """Return how many hosts a hostfile has, and the slots of each."""
     hosts = parse_hostfile(read_text(path), file=str(path))
     slots = {host.num_slots for host in hosts}
     if len(slots) > 1:
@@ -140,11 +123,7 @@ def hosts_of(path: Path) -> tuple[int, int]:
 
 
 def device_of_hosts(answers: Answers, output: Path) -> str:
-    """Ask the hosts of the hostfile for their GPUs, and return the catalogue's name of the board.
-
-    Raises:
-        InputError: If a host cannot be asked, they differ, or the catalogue lacks the board.
-    """
+    """Ask the hosts of the hostfile for their GPUs; return the catalogue's name of the board."""
     plain = replace(answers, node={**answers.node, "device": CPU})
     experiment = built(experiment_text(plain, output), output)
     found = gpus_of_hosts(experiment, host_maker(experiment))
@@ -154,8 +133,7 @@ def device_of_hosts(answers: Answers, output: Path) -> str:
     names = {_catalogued(name, num_bytes) for name, num_bytes in boards}
     if len(names) > 1 or None in names:
         listed = ", ".join(sorted(name for name, _ in boards))
-        message = f"the hosts have {listed}: name one board of the catalogue by --device"
-        raise InputError(message)
+        raise InputError(f"the hosts have {listed}: name one board of the catalogue by --device")
     return str(names.pop())
 
 
@@ -169,7 +147,6 @@ def _catalogued(name: str, num_bytes: float | None) -> str | None:
 
 
 def _model(answers: Answers, output: Path) -> dict[str, Any]:
-    """Return the ``model`` section."""
     if answers.model.endswith(".json"):
         figures: dict[str, Any] = {"config": _relative(Path(answers.model), output)}
     else:
@@ -180,7 +157,6 @@ def _model(answers: Answers, output: Path) -> dict[str, Any]:
 
 
 def _relative(path: Path, output: Path) -> str:
-    """Return a path as seen from the folder of a file."""
     return os.path.relpath(path, output.parent)
 
 

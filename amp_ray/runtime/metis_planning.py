@@ -11,11 +11,7 @@ METIS_2024 = "metis-2024"
 
 
 def make_metis_planner(experiment: Experiment) -> Metis2024Planner:
-    """Return the planner of an experiment by Metis's formulas.
-
-    Raises:
-        InputError: If the published formulas do not cover it.
-    """
+    """Return the planner of an experiment by Metis's formulas."""
     return Metis2024Planner(experiment=experiment, published=published_profile(experiment))
 
 
@@ -23,9 +19,6 @@ def published_profile(experiment: Experiment) -> PublishedProfile:
     """Return an experiment's profile as Metis has it.
 
     Where it is not one of Metis's, it says what its profiler would have measured.
-
-    Raises:
-        InputError: If Metis cannot have a profile of it.
     """
     if experiment.profile.published is not None:
         return experiment.profile.published

@@ -109,11 +109,7 @@ def _fits_with_recompute(experiment: Experiment) -> str:
 
 
 def make_planner(experiment: Experiment, cost_model: str) -> Planner:
-    """Return the planner behind a ``--cost-model`` name.
-
-    Raises:
-        InputError: If the experiment is not one that the published planner can take.
-    """
+    """Return the planner behind a ``--cost-model`` name."""
     if cost_model == AMP_2022:
         with placed(experiment.where(), ValueError):
             return Amp2022Planner(experiment=experiment)
@@ -127,11 +123,7 @@ def make_planner(experiment: Experiment, cost_model: str) -> Planner:
 
 
 def planned_candidates(experiment: Experiment, cost_model: str) -> tuple[AnyCandidate, ...]:
-    """Return what a cost model's planner looks at.
-
-    Raises:
-        ValueError: If the limits leave no candidate.
-    """
+    """Return what a cost model's planner looks at."""
     if cost_model == AMP_2022:
         return uniform_candidates(experiment)
     if cost_model == METIS_2024:
@@ -160,11 +152,6 @@ def plan_experiment(
 
     Within ``batch_tolerance``, batches that the devices divide better are planned for, too.
     Where money counts, parts of the cluster are planned for as well: fewer nodes may be cheaper.
-
-    Raises:
-        InputError: If the limits leave no candidate, the profile lacks what one needs, workers
-            are asked for that cannot be had, or money counts and a price is missing.
-        AmpRayError: If a Ray cluster is asked for and cannot be used.
     """
     start_s = time.perf_counter()
     workers.check()
@@ -355,12 +342,7 @@ def _least_bound_s(ranking: Ranking) -> float | None:
 def score_given(planner: Planner, given: Sequence[Given]) -> list[Result]:
     """Estimate the strategies that a user names.
 
-    Returns:
-        Results in the same order.
-
-    Raises:
-        InputError: If a strategy is not one that the planner can estimate, or the profile lacks
-            what it needs.
+    Returns results in the same order.
     """
     results = []
     for entry in given:

@@ -22,13 +22,9 @@ _MOST_SLOTS = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replanned(Planned):
-    """A plan whose ties are ordered by what they move.
+    """A plan whose ties are ordered by what they move."""
 
-    Args:
-        replanner: Tells the moves of any strategy of the plan.
-    """
-
-    replanner: Replanner
+    replanner: Replanner  # tells the moves of any strategy of the plan
 
     def moves(self) -> Moves | None:
         """Return what the best strategy moves; None where there is none."""
@@ -45,11 +41,7 @@ class Replanned(Planned):
 
 
 def without_hosts(experiment: Experiment, hosts: Sequence[str]) -> Experiment:
-    """Return an experiment on what is left of its cluster without some hosts.
-
-    Raises:
-        InputError: If a host is not there, or none is left.
-    """
+    """Return an experiment on what is left of its cluster without some hosts."""
     if not hosts:
         return experiment
     names = [node.name for node in experiment.cluster.nodes]
@@ -59,8 +51,7 @@ def without_hosts(experiment: Experiment, hosts: Sequence[str]) -> Experiment:
         raise InputError(message, where=experiment.where("cluster"))
     left = [index for index, name in enumerate(names) if name not in hosts]
     if not left:
-        message = "--without leaves no host"
-        raise InputError(message, where=experiment.where("cluster"))
+        raise InputError("--without leaves no host", where=experiment.where("cluster"))
     return replace(experiment, cluster=part_of(experiment.cluster, left))
 
 
@@ -71,9 +62,6 @@ def replan(planned: Planned, path: Path, cluster: Cluster) -> Replanned:
         planned: By our own cost model.
         path: What ``plan --json`` or ``tune --json`` wrote, or a STRATEGY object.
         cluster: All hosts of the experiment file, those that are lost too.
-
-    Raises:
-        InputError: If the file holds no strategy of this model.
     """
     experiment = planned.experiment
     before, old_cluster = _load_strategy(path, cluster)
@@ -99,7 +87,6 @@ def replan(planned: Planned, path: Path, cluster: Cluster) -> Replanned:
 
 
 def _load_strategy(path: Path, cluster: Cluster) -> tuple[Strategy, Cluster]:
-    """Read the strategy that ran, and the cluster that it ran on."""
     file = str(path)
     record = parse_json(read_text(path), file=file)
     if isinstance(record, dict):

@@ -23,17 +23,11 @@ KNEE: Final = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """What came of planning a changed file.
+    """What came of planning a changed file."""
 
-    Args:
-        changes: As ``KEY=VALUE``.
-        planned: None where the changed file is refused.
-        problem: Why there is no best plan; empty if there is one.
-    """
-
-    changes: tuple[str, ...]
-    planned: Planned | None
-    problem: str
+    changes: tuple[str, ...]  # as ``KEY=VALUE``
+    planned: Planned | None  # None where the changed file is refused
+    problem: str  # why there is no best plan; empty if there is one
 
     @property
     def best(self) -> Estimate | None:
@@ -60,17 +54,13 @@ class Variant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variants:
-    """Plans changed experiments, all by one cost model.
+    """Plans changed experiments, all by one cost model."""
 
-    Args:
-        load: Returns the experiment with some keys set, each ``KEY=VALUE``.
-        num_rows: First rows of a plan that matter.
-    """
-
+    # Returns the experiment with some keys set, each ``KEY=VALUE``
     load: Callable[[Sequence[str]], Experiment]
     cost_model: str
     workers: Workers = AUTO
-    num_rows: int = NUM_INTERVALS
+    num_rows: int = NUM_INTERVALS  # first rows of a plan that matter
 
     def plan(self, changes: Sequence[str]) -> Variant:
         """Plan with some changes; what then does not fit together is the variant's problem."""
@@ -93,11 +83,7 @@ class Variants:
     def plan_all(
         self, combinations: Sequence[Sequence[str]], progress: Callable[[int, int], None]
     ) -> tuple[Variant, ...]:
-        """Plan every combination of changes.
-
-        Raises:
-            InputError: The first one's mistake, if all of them have one.
-        """
+        """Plan every combination of changes."""
         found = []
         for number, changes in enumerate(combinations):
             progress(number, len(combinations))
@@ -114,9 +100,6 @@ def combinations_of(
 
     ``sets`` may also give the values by key.
 
-    Raises:
-        InputError: If one has no value, a key stands there twice, or there are too many.
-
     Example:
         >>> combinations_of(["a=1,2", "b.c=[1, 2],x"])
         (('a=1', 'b.c=[1, 2]'), ('a=1', 'b.c=x'), ('a=2', 'b.c=[1, 2]'), ('a=2', 'b.c=x'))
@@ -129,8 +112,7 @@ def combinations_of(
         key, _, values = text.partition("=")
         where = Where(file=f"--set {text}")
         if key in choices:
-            message = f"key {key!r} is set twice: list its values in one --set"
-            raise InputError(message, where=where)
+            raise InputError(f"key {key!r} is set twice: list its values in one --set", where=where)
         listed = parse_value(f"[{values}]", file=f"--set {text}")
         if not key or not listed:
             message = "expected KEY=VALUE,VALUE,..., such as search.space=uniform,placement"
@@ -138,8 +120,7 @@ def combinations_of(
         choices[key] = [f"{key}={_written(value)}" for value in listed]
         total *= len(listed)
     if total > MOST_VARIANTS:
-        message = f"{total:,} combinations; a sweep plans at most {MOST_VARIANTS:,}"
-        raise InputError(message)
+        raise InputError(f"{total:,} combinations; a sweep plans at most {MOST_VARIANTS:,}")
     return tuple(product(*choices.values()))
 
 

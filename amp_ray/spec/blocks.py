@@ -39,6 +39,8 @@ class Kernels:
         gathers_context: Whether such ranks gather all keys and values before they attend to them.
         fused_pointwise: Whether gated activations and backward passes of norms are one kernel each,
             and attention reads queries, keys and values where their product wrote them.
+        packs_heads: Whether queries, keys and values are copied apart, the latter two together
+            again for one kernel that rotates them, and the result once more.
     """
 
     fused_attention: bool = False
@@ -49,6 +51,7 @@ class Kernels:
     cp: int = 1
     gathers_context: bool = False
     fused_pointwise: bool = False
+    packs_heads: bool = False
 
 
 UNFUSED: Final = Kernels()
@@ -79,6 +82,7 @@ class Width:
         cp: Ranks that divide the sequence.
         gathers_context: Whether they gather all keys and values before they attend to them.
         fused_pointwise: As of `Kernels`.
+        packs_heads: Likewise.
     """
 
     tokens: int
@@ -102,6 +106,7 @@ class Width:
     cp: int = 1
     gathers_context: bool = False
     fused_pointwise: bool = False
+    packs_heads: bool = False
 
     @property
     def attended(self) -> int:
@@ -462,15 +467,7 @@ def after_projections(width: Width, *, bias: bool, dropout: bool) -> tuple[Opera
             if width.fused_attention
             else _attention_core(width, dropout=dropout)
         ),
-        Elementwise(
-            name="heads",
-            forward_elements=0 if width.fused_pointwise else 2 * width.tokens * width.result_size,
-            backward_elements=2 * (width.attention_stream + width.key_values + width.values)
-            if width.fused_pointwise
-            else 11 * width.tokens * width.result_size,
-            num_kernels=1 if width.fused_pointwise else 2,
-            sharded=width.shards_heads,
-        ),
+        _heads(width),
         Gemm(
             name="projection",
             rows=width.tokens,
@@ -482,6 +479,30 @@ def after_projections(width: Width, *, bias: bool, dropout: bool) -> tuple[Opera
             saved_sharded=True,
             all_reduce="forward",
         ),
+    )
+
+
+def _heads(width: Width) -> Elementwise:
+    """Return what brings queries, keys and values, and the result, into the layout of heads.
+
+    Where they are packed a pass copies all three apart, keys and values twice together, and the
+    result; going back, gradients of the parts are first put together, at both places.
+    """
+    result = width.tokens * width.result_size
+    inputs = width.attention_stream + width.key_values + width.values
+    pair = width.key_values + width.values
+    forward, backward, kernels = 2 * result, 11 * result, 2
+    if width.fused_pointwise:
+        forward, backward, kernels = 0, 2 * inputs, 1
+    elif width.packs_heads:
+        forward, kernels = 2 * (inputs + 2 * pair + result), 4
+        backward = 2 * (2 * inputs + 2 * pair + result)
+    return Elementwise(
+        name="heads",
+        forward_elements=forward,
+        backward_elements=backward,
+        num_kernels=kernels,
+        sharded=width.shards_heads,
     )
 
 

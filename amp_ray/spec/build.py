@@ -157,6 +157,7 @@ class _Builder:
         is_grid = checked.search.space in {"uniform", "placement"}
         has_tokens = self.model.shape.divides_tokens(1)
         if chosen is not True:
+            may = may and not checked.search.token_slices
             return chosen == "auto" and may and is_grid and has_tokens
         where = self._document.where("sequence_parallel")
         if not may:

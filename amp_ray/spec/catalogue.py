@@ -5,7 +5,10 @@ memory in GiB as the driver leaves it to processes; where no usable figure is
 published, the nominal size less what the driver and ECC keep on such boards.
 The GEMM share is what cuBLAS sustains in full tiles: 0.8 on boards that hold their clock
 (A100), less where the power limit decides (T4 70 W, L4 72 W, MI300X) or where the tensor cores
-outrun operand delivery (V100, H100, B200).
+outrun operand delivery (V100, H100). Blackwell's follows from its power: its process (TSMC 4NP)
+does 1.22 times the work of the H100's (4N) per joule (TSMC on N4P against N5, October 2021), so
+that 0.65 x 989 TFLOP/s in 700 W become 1,121 in 1,000 W (B200), 1,233 in 1,100 W (B300), 1,345 in
+1,200 W (GB200) and 1,569 in 1,400 W (GB300), shares of the dense bf16 rate.
 """
 
 from typing import Final
@@ -47,10 +50,10 @@ _ROWS: Final[tuple[_Row, ...]] = (
     ("H100", 79.10, 3350, 132, 66.9, 989.4, 989.4, 0.65, "H100 SXM5 80GB data sheet"),
     ("H200", 139.80, 4800, 132, 66.9, 989.4, 989.4, 0.68, "H200 SXM data sheet"),
     ("GH200", 94.50, 4000, 132, 66.9, 989.4, 989.4, 0.65, "GH200 96GB HBM3 data sheet"),
-    ("B200", 178.35, 8000, 148, 75, 2250, 2250, 0.70, "HGX B200 data sheet; 180 GB"),
-    ("B300", 267.70, 8000, 148, 75, 2250, 2250, 0.70, "HGX B300 data sheet; 288 GB"),
-    ("GB200", 184.30, 8000, 152, 80, 2500, 2500, 0.70, "GB200 NVL72 data sheet; 186 GB"),
-    ("GB300", 276.80, 8000, 152, 80, 2500, 2500, 0.70, "GB300 NVL72 data sheet; 279 GB"),
+    ("B200", 178.35, 8000, 148, 75, 2250, 2250, 0.50, "HGX B200 data sheet; 180 GB"),
+    ("B300", 267.70, 8000, 148, 75, 2250, 2250, 0.55, "HGX B300 data sheet; 288 GB"),
+    ("GB200", 184.30, 8000, 152, 80, 2500, 2500, 0.54, "GB200 NVL72 data sheet; 186 GB"),
+    ("GB300", 276.80, 8000, 152, 80, 2500, 2500, 0.63, "GB300 NVL72 data sheet; 279 GB"),
     ("MI300X", 191.50, 5300, 304, 163.4, 1307.4, 1307.4, 0.55, "MI300X data sheet"),
     ("MI325X", 255.50, 6000, 304, 163.4, 1307.4, 1307.4, 0.55, "MI325X data sheet"),
     ("MI350X", 287.50, 8000, 256, 144.2, 2309.6, 2309.6, 0.55, "MI350X data sheet"),
@@ -79,6 +82,14 @@ which print both directions for NVLink and Infinity Fabric."""
 
 _LINK_OF: Final = {name: rate for rate, names in _LINKS.items() for name in names}
 
+_SWITCHED_LINKS: Final = (300.0, 450.0, 900.0)
+"""Those that meet in a switch, of which every ring has all: NVSwitch since A100."""
+
+_REACHED: Final = 0.79
+"""Share of these that long all-reduces reach: 238 of 300 GB/s on A100 (NCCL benchmark of vTrain,
+arXiv:2312.12391). Over links from board to board it depends on the ring: .15 of a V100's with two
+ranks, .57 with four, .9 with eight (the same benchmark)."""
+
 
 def _device(row: _Row) -> Device:
     """Turn one row of the table into a data sheet in SI units."""
@@ -95,6 +106,7 @@ def _device(row: _Row) -> Device:
         fp8_flops=None if bf16 is None or name not in _FP8 else _FP8_RATIO * bf16 * TERA,
         gemm_fraction=gemm_fraction,
         link_bytes_per_s=_LINK_OF[name] * GIGA if name in _LINK_OF else None,
+        link_fraction=_REACHED if _LINK_OF.get(name) in _SWITCHED_LINKS else 0.5,
         source=source if name == CPU else f"{'AMD' if name in _AMD else 'NVIDIA'} {source}",
     )
 

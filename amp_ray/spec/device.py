@@ -9,10 +9,6 @@ CPU: Final = "cpu"
 """The catalogue's name for a core of a CPU."""
 
 
-REACHED: Final = 0.5
-"""Share of the line rate that all-reduces within a node reach while training: 150 of 300 GB/s on
-A100 (configurations of vTrain, arXiv:2312.12391), where long ones alone reach 238."""
-
 _WORDS: Final = ("name", "source")
 """Fields of a data sheet that are no figures."""
 
@@ -44,6 +40,7 @@ class Device:
             1 because of power and clock limits, and of operand traffic.
         link_bytes_per_s: Line rate of its own links to the other boards of a node, all together in
             one direction; None where a data sheet tells none.
+        link_fraction: Share of that rate which long all-reduces within a node reach.
         context_bytes: What a process of a training framework takes before its first tensor; None
             where the runtime's record tells it, which speaks of GPUs.
         nominal_bytes: Memory that the board is sold with; None where nothing tells it. Only
@@ -60,6 +57,7 @@ class Device:
     fp8_flops: float | None = None
     gemm_fraction: float = 0.75
     link_bytes_per_s: float | None = None
+    link_fraction: float = 0.5
     context_bytes: int | None = None
     nominal_bytes: int | None = None
     source: str
@@ -91,8 +89,9 @@ class Device:
 
     @property
     def reached_link_bytes_per_s(self) -> float | None:
-        """Rate that a long all-reduce within a node reaches while training."""
-        return None if self.link_bytes_per_s is None else REACHED * self.link_bytes_per_s
+        """Rate that a long all-reduce within a node reaches."""
+        own = self.link_bytes_per_s
+        return None if own is None else self.link_fraction * own
 
     @property
     def memory_gib(self) -> float:

@@ -113,6 +113,7 @@ def _width(shape: ModelShape, kernels: Kernels) -> Width:
         cp=kernels.cp,
         gathers_context=kernels.gathers_context,
         fused_pointwise=kernels.fused_pointwise,
+        packs_heads=kernels.packs_heads,
     )
 
 

@@ -44,6 +44,7 @@ class RuntimeTraits:
             kernel.
         fused_pointwise: Whether gated activations and backward passes of norms are one kernel each,
             and heads are read where the projection wrote them.
+        packs_heads: Whether attention copies queries, keys and values apart and together again.
         dropout: Whether language models that were published with dropout train with it.
         launches_per_kernel: Host launches per counted kernel; above 1 where nothing is fused.
         blocking_launches: Whether the host waits for every kernel (CUDA_LAUNCH_BLOCKING=1), so that
@@ -128,6 +129,7 @@ class RuntimeTraits:
     attention_rate: float = FLASH_ATTENTION_2_RATE
     loss_fraction: float = 1.0
     fused_pointwise: bool = False
+    packs_heads: bool = False
     dropout: bool = True
     launches_per_kernel: float = 1.0
     blocking_launches: bool = False
@@ -218,9 +220,13 @@ class RuntimeTraits:
         """Say what of the stages' options the runtime cannot run; None if it runs all."""
         if any(own.sequence_parallel for own in options) and not self.sequence_parallel:
             return f"runtime {self.name!r} has no sequence parallelism"
-        no_experts = self.why_no_experts(max(own.ep for own in options))
-        if no_experts is not None:
-            return no_experts
+        degrees = (
+            self.why_no_context(max(own.cp for own in options)),
+            self.why_no_experts(max(own.ep for own in options)),
+        )
+        refused = [reason for reason in degrees if reason is not None]
+        if refused:
+            return refused[0]
         return self.why_no_recompute([own.recompute for own in options])
 
     def why_no_recompute(self, per_stage: Sequence[Recompute]) -> str | None:
@@ -432,10 +438,12 @@ TORCH: Final = RuntimeTraits(
     master_bytes_per_parameter=4.0,
     bucket_bytes_per_element=0.0,
     interleaves=True,
+    context_parallel="ring",
     unequal_stages=True,
     token_slices=True,
     recompute=("none", "selective", "selective:n", "full", "full:n"),
     recompute_per_stage=True,
+    sequence_parallel=True,
 )
 
 MEGATRON: Final = RuntimeTraits(
@@ -498,6 +506,8 @@ NANOTRON: Final = RuntimeTraits(
     description="nanotron 0.4: flash attention, scattered tokens, gradients in single precision.",
     fused_attention=True,
     attention_rate=AMPERE_RATE_ON_HOPPER,
+    loss_fraction=0.87,
+    packs_heads=True,
     dropout=False,
     keeps_gathered_inputs=True,
     kept_bytes_per_parameter=8.0,
@@ -624,6 +634,7 @@ def kernels_of(traits: RuntimeTraits, context: int = 0) -> Kernels:
         fused_attention=traits.fused_attention,
         attention_rate=traits.attention_rate,
         fused_pointwise=traits.fused_pointwise,
+        packs_heads=traits.packs_heads,
         dropout=traits.dropout,
         loss_fraction=traits.loss_fraction,
         context=context,

@@ -69,7 +69,6 @@ def write_files(folder: Path, addresses: Mapping[str, str]) -> None:
 
 
 def _hosts(name: str, addresses: Mapping[str, str]) -> str:
-    """Return ``/etc/hosts`` of one host."""
     lines = ["127.0.0.1 localhost", f"{CONTROLLER_ADDRESS} controller"]
     lines += [f"{address} {other}" for other, address in addresses.items()]
     # Debian's own habit, and a trap for whoever resolves a host's name on that host.

@@ -43,23 +43,17 @@ def network_of(pid: int) -> Iterator[None]:
 
 
 def _set_network(descriptor: int) -> None:
-    """Call setns(2)."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.setns(descriptor, _CLONE_NEWNET) != 0:
         raise OSError(ctypes.get_errno(), "setns failed")
 
 
 def run_in_network(pid: int, argv: Sequence[str], *, check: bool = True, text: str = "") -> None:
-    """Run a command in the network namespace of a process.
-
-    Raises:
-        RuntimeError: If it fails and ``check`` is set.
-    """
+    """Run a command in the network namespace of a process."""
     wrapped = ["nsenter", f"--net=/proc/{pid}/ns/net", "--", *argv]
     result = subprocess.run(wrapped, capture_output=True, text=True, check=False, input=text)
     if check and result.returncode != 0:
-        message = f"{' '.join(argv)} failed: {result.stderr.strip()} {text!r}"
-        raise RuntimeError(message)
+        raise RuntimeError(f"{' '.join(argv)} failed: {result.stderr.strip()} {text!r}")
 
 
 def run_ip(pid: int, lines: Sequence[str]) -> None:
@@ -82,8 +76,7 @@ def child_of(pid: int) -> int:
         if found:
             return int(found[0])
         time.sleep(_POLL_S)
-    message = f"process {pid} started no child"
-    raise RuntimeError(message)
+    raise RuntimeError(f"process {pid} started no child")
 
 
 def descendants(pid: int) -> tuple[Process, ...]:
@@ -107,7 +100,6 @@ def descendants(pid: int) -> tuple[Process, ...]:
 
 
 def _descends(pid: int, ancestor: int, parents: dict[int, int]) -> bool:
-    """Tell whether a process stems from another."""
     seen = set()
     while pid in parents and pid not in seen:
         seen.add(pid)

@@ -17,17 +17,11 @@ _MOST_SHARES: Final = {1: 262_144, 2: 10_000}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CpuQuota:
-    """A group of groups, one per host.
+    """A group of groups, one per host."""
 
-    Args:
-        version: Of the cgroup file system; 0 where none can be used.
-        folder: The common parent; None where none can be used.
-        reason: Why not, or None.
-    """
-
-    version: int
-    folder: str | None
-    reason: str | None
+    version: int  # of the cgroup file system; 0 where none can be used
+    folder: str | None  # the common parent; None where none can be used
+    reason: str | None  # why not, or None
 
     @classmethod
     def create(cls, name: str, weight: int = 1) -> Self:

@@ -71,19 +71,12 @@ exec /usr/sbin/sshd -D -e -f "$2/sshd_config"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamespaceHost:
-    """One test host.
+    """One test host."""
 
-    Args:
-        name: Host name, ``host1`` and so on.
-        address: IPv4 address on the common network.
-        init_pid: Process id, in this process's namespace, of the host's PID 1.
-        folder: Where its keys, configuration and sshd log are.
-    """
-
-    name: str
-    address: str
-    init_pid: int
-    folder: Path
+    name: str  # host name, ``host1`` and so on
+    address: str  # IPv4 address on the common network
+    init_pid: int  # process id, in this process's namespace, of the host's PID 1
+    folder: Path  # where its keys, configuration and sshd log are
 
 
 def why_unavailable() -> str | None:
@@ -118,9 +111,6 @@ class HostCluster:
             disk_bytes: Size of each host's private disk, which holds its home and temporary files.
             weight: Of all hosts against one busy program per core of this machine; a large one,
                 together with quotas, gives hosts their cores whatever else runs.
-
-        Raises:
-            RuntimeError: If a host does not come up; the message holds its log.
         """
         self.folder = Path(tempfile.mkdtemp(prefix="amp-ray-hosts-"))
         name = f"amp-ray-hosts-{os.getpid()}-{self.folder.name[-8:]}"
@@ -154,7 +144,6 @@ class HostCluster:
         return self.folder / "identity"
 
     def __enter__(self) -> Self:
-        """Return the running cluster."""
         return self
 
     def __exit__(
@@ -163,7 +152,6 @@ class HostCluster:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End all hosts."""
         self.close()
 
     def close(self) -> None:
@@ -218,11 +206,7 @@ class HostCluster:
         namespaces.run_in_network(host.init_pid, ["ip", "link", "set", "eth0", state])
 
     def limit_cpu(self, host: NamespaceHost, cores: float | None) -> None:
-        """Limit a host to a number of cores; None lifts the limit.
-
-        Raises:
-            RuntimeError: If this machine offers no CPU controller; see ``why_no_quota``.
-        """
+        """Limit a host to a number of cores; None lifts the limit."""
         self._quota.limit(host.name, cores)
 
     @property
@@ -255,8 +239,7 @@ class HostCluster:
         self._processes.append(keeper)
         assert keeper.stdout is not None  # a pipe was asked for
         if keeper.stdout.readline() != b"ready\n":
-            message = "the namespaces of the test hosts could not be made"
-            raise RuntimeError(message)
+            raise RuntimeError("the namespaces of the test hosts could not be made")
         self._switch_pid = namespaces.child_of(namespaces.child_of(keeper.pid))
         lines = ["link set lo up", "link add br0 type bridge", "link set br0 up"]
         lines.append(f"addr add {CONTROLLER_ADDRESS}/16 dev br0")
@@ -291,13 +274,11 @@ class HostCluster:
                 while not _greets(host.address):
                     if time.monotonic() > deadline:
                         log = (host.folder / "sshd.log").read_text(encoding="utf-8")
-                        message = f"{host.name} did not come up: {log.strip()}"
-                        raise RuntimeError(message)
+                        raise RuntimeError(f"{host.name} did not come up: {log.strip()}")
                     time.sleep(_POLL_S)
 
 
 def _greets(address: str) -> bool:
-    """Tell whether an sshd answers there."""
     try:
         with socket.create_connection((address, SSH_PORT), timeout=1) as connection:
             return connection.recv(4) == b"SSH-"

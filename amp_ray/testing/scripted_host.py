@@ -78,7 +78,6 @@ class ScriptedHost:
         """Do nothing."""
 
     def _answer(self, message: Message) -> Iterable[Message | bytes]:
-        """Note what was heard and follow the script."""
         self.heard.append(message)
         return self._script(message)
 
@@ -87,7 +86,6 @@ class ScriptedChannel:
     """The controller's side of a scripted agent."""
 
     def __init__(self, answer: Script, *, greets: bool = True) -> None:
-        """Start with nothing to say."""
         self._answer = answer
         self._greets = greets
         self._output: queue.SimpleQueue[bytes] = queue.SimpleQueue()

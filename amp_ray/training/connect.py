@@ -34,8 +34,8 @@ def connect(job: Job, *, cuda: bool) -> None:
     if world_size != job.grid.num_ranks:
         grid = job.grid
         message = (
-            f"tp {grid.tp} x pp {grid.pp} x dp {grid.dp} = {grid.num_ranks} ranks, but WORLD_SIZE "
-            f"is {world_size}"
+            f"tp {grid.tp} x cp {grid.cp} x pp {grid.pp} x dp {grid.dp} = {grid.num_ranks} ranks, "
+            f"but WORLD_SIZE is {world_size}"
         )
         raise UnfitError(message)
     _prepare_device(job, cuda=cuda)

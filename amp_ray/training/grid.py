@@ -23,6 +23,8 @@ class GridStage:
         shares: Samples of one micro-batch per dp index; None for ``micro_batch_size`` each.
         recompute: Kind of what is computed again in the backward pass.
         recompute_layers: In how many of its blocks, from the first on; None for all.
+        cp: Ranks that divide the tokens of every sequence.
+        sequence_parallel: Whether its tp ranks divide the tokens between tensor-parallel layers.
     """
 
     tp: int
@@ -30,11 +32,18 @@ class GridStage:
     shares: tuple[int, ...] | None = None
     recompute: str = "none"
     recompute_layers: int | None = None
+    cp: int = 1
+    sequence_parallel: bool = False
+
+    @property
+    def num_replicas(self) -> int:
+        """Ranks that hold the same weights."""
+        return self.cp * self.dp
 
     @property
     def num_ranks(self) -> int:
         """Processes of the stage."""
-        return self.tp * self.dp
+        return self.tp * self.num_replicas
 
 
 class Passage(NamedTuple):
@@ -70,6 +79,9 @@ class Grid:
         rank_map: For every rank in the contract's order, the process that plays it.
         virtual_stages: Chunks per stage.
         token_slices: How a micro-batch is cut; empty where it is not.
+        zero_stage: What data-parallel ranks share out; None where the strategy does not say.
+        shard_ranks: How many of them share, each such group with a copy of all; 0 for all.
+        keeps_weights: With stage 3, whether gathered weights stay until the backward pass.
     """
 
     stages: tuple[GridStage, ...]
@@ -79,6 +91,9 @@ class Grid:
     rank_map: tuple[int, ...]
     virtual_stages: int = 1
     token_slices: TokenSlices = ()
+    zero_stage: int | None = None
+    shard_ranks: int = 0
+    keeps_weights: bool = False
 
     @property
     def pp(self) -> int:
@@ -96,16 +111,27 @@ class Grid:
         return self.stages[0].dp
 
     @property
+    def cp(self) -> int:
+        """Context parallel degree, the same in all stages."""
+        return self.stages[0].cp
+
+    @property
     def num_ranks(self) -> int:
         """Processes that the strategy occupies."""
         return sum(stage.num_ranks for stage in self.stages)
 
     @property
     def is_uniform(self) -> bool:
-        """Whether all stages have one tp and dp, even shares, one chunk and whole sequences."""
-        degrees = {(stage.tp, stage.dp) for stage in self.stages}
+        """Whether all stages have one tp and dp, even shares, one chunk and whole tokens."""
+        whole = not self.token_slices and not any(own.sequence_parallel for own in self.stages)
+        return self.is_even and self.virtual_stages == 1 and whole
+
+    @property
+    def is_even(self) -> bool:
+        """Whether all stages have the same degrees and share samples evenly."""
+        degrees = {(stage.tp, stage.cp, stage.dp) for stage in self.stages}
         even = all(set(self.shares(i)) == {self.micro_batch_size} for i in range(self.pp))
-        return len(degrees) == 1 and even and self.virtual_stages == 1 and not self.token_slices
+        return len(degrees) == 1 and even
 
     def shares(self, stage: int) -> tuple[int, ...]:
         """Return the samples of one micro-batch that each dp index of a stage takes."""
@@ -123,20 +149,31 @@ class Grid:
         return tuple(accumulate((stage.num_ranks for stage in self.stages), initial=0))
 
     def coordinates(self, rank: int) -> Coordinates:
-        """Return where a rank stands: tp fastest, then dp, then stages."""
+        """Return where a rank stands: tp fastest, then cp, then dp, then stages."""
         pp = max(i for i, first in enumerate(self.first_rank[:-1]) if first <= rank)
-        dp, tp = divmod(rank - self.first_rank[pp], self.stages[pp].tp)
-        return Coordinates(pp=pp, dp=dp, tp=tp)
+        replica, tp = divmod(rank - self.first_rank[pp], self.stages[pp].tp)
+        dp, cp = divmod(replica, self.cp)
+        return Coordinates(pp=pp, dp=dp, tp=tp, cp=cp)
 
-    def process(self, stage: int, dp_index: int, tp_index: int) -> int:
+    def process(self, stage: int, dp_index: int, tp_index: int, cp_index: int = 0) -> int:
         """Return the process that plays a rank."""
-        rank = self.first_rank[stage] + dp_index * self.stages[stage].tp + tp_index
-        return self.rank_map[rank]
+        replica = dp_index * self.cp + cp_index
+        return self.rank_map[self.first_rank[stage] + replica * self.stages[stage].tp + tp_index]
+
+    def replicas(self, place: Coordinates) -> tuple[int, ...]:
+        """Return the processes that hold the same weights as a rank, itself among them."""
+        stage, first = self.stages[place.pp], self.first_rank[place.pp] + place.tp
+        return self.rank_map[first : self.first_rank[place.pp + 1] : stage.tp]
 
     def chunks_of(self, stage: int) -> list[tuple[int, int]]:
         """Return first and end layer of every chunk of a stage."""
         ends = list(pairwise(self.bounds))
         return ends[stage :: self.pp]
+
+    def divides_tokens(self, stage: int, other: int) -> bool:
+        """Tell whether what two stages exchange stays divided: each rank sends its own tokens."""
+        ends = self.stages[stage], self.stages[other]
+        return all(end.sequence_parallel for end in ends) and ends[0].tp == ends[1].tp
 
     @cached_property
     def passages(self) -> tuple[Passage, ...]:
@@ -186,6 +223,9 @@ def read_grid(strategy: Mapping[str, Any], launch_order: Any) -> Grid:  # noqa: 
         rank_map=_read_rank_map(places, launch_order),
         virtual_stages=virtual_stages,
         token_slices=_read_slices(fields.any("token_slices", None), micro_batch_size),
+        zero_stage=fields.integer("zero_stage", minimum=0) if "zero_stage" in strategy else None,
+        shard_ranks=fields.integer("shard_ranks", minimum=0, default=0),
+        keeps_weights=not fields.flag("reshard_after_forward", default=True),
     )
     fields.finish()
     sums = [sum(grid.shares(stage)) for stage in range(grid.pp)]
@@ -210,10 +250,11 @@ def _read_stages(
     tp, dp, pp = fields.any("tp"), fields.any("dp"), fields.integer("pp")
     own_words = [dict(record).get("recompute", "none") for record in records or ()]
     words = _read_recompute(fields.any("recompute", own_words or "none"), pp)
+    options = _read_options(fields, {})
     if records is None:
-        tp, dp = fields.integer("tp"), fields.integer("dp")
+        degrees: dict[str, Any] = {"tp": fields.integer("tp"), "dp": fields.integer("dp")}
         return tuple(
-            GridStage(tp=tp, dp=dp, recompute=kind, recompute_layers=layers)
+            GridStage(recompute=kind, recompute_layers=layers, **degrees, **options)
             for kind, layers in words
         )
     if len(records) != pp or (virtual_stages == 1 and len(bounds) != pp + 1):
@@ -228,6 +269,7 @@ def _read_stages(
             shares=_read_shares(stage, micro_batch_size),
             recompute=kind,
             recompute_layers=layers,
+            **_read_options(stage, options),
         )
         found = stage.integers("layers")
         if virtual_stages == 1 and found != bounds[index : index + 2]:
@@ -239,6 +281,16 @@ def _read_stages(
                 raise ValueError(message)
         stages.append(own)
     return tuple(stages)
+
+
+def _read_options(fields: Fields, otherwise: Mapping[str, Any]) -> dict[str, Any]:
+    """Read what is off where neither a stage nor, ``otherwise``, the strategy tells it."""
+    return {
+        "cp": fields.integer("cp", default=otherwise.get("cp", 1)),
+        "sequence_parallel": fields.flag(
+            "sequence_parallel", default=otherwise.get("sequence_parallel", False)
+        ),
+    }
 
 
 def _read_shares(stage: Fields, micro_batch_size: int) -> tuple[int, ...] | None:

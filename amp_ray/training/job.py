@@ -85,7 +85,7 @@ def read_job(record: Mapping[str, Any]) -> Job:
         optimizer=fields.choice("optimizer", OPTIMIZERS, default="adam"),
         learning_rate=fields.number("learning_rate", default=1e-4),
         gradient_clipping=fields.number("gradient_clipping", default=0.0),
-        zero_stage=fields.integer("zero_stage", minimum=0, default=0),
+        zero_stage=fields.integer("zero_stage", minimum=0, default=grid.zero_stage or 0),
         global_batch_size=fields.integer("global_batch_size"),
         steps=fields.integer("steps"),
         warmup_steps=fields.integer("warmup_steps", minimum=0, default=0),
@@ -124,16 +124,21 @@ def _misfits(job: Job) -> Iterator[str]:
     for name, size in job.model.split_sizes().items():
         for tp in (stage.tp for stage in grid.stages if size % stage.tp):
             yield f"tp {tp} does not divide the model's {name} {size}; choose another tp"
+    if grid.zero_stage not in {None, job.zero_stage}:
+        yield f"zero_stage is {job.zero_stage}, the strategy's is {grid.zero_stage}"
     if job.zero_stage > MAX_ZERO_STAGE:
         yield f"zero_stage {job.zero_stage} does not work with a pipeline; use 0 or 1"
     if job.runtime == "torch":
         yield from _torch_misfits(job)
+    elif grid.cp > 1:
+        yield f"runtime {job.runtime} has no context parallelism, found cp {grid.cp}; use torch"
     elif not grid.is_uniform:
         stages = [(stage.tp, stage.dp, grid.shares(i)) for i, stage in enumerate(grid.stages)]
         yield (
             f"runtime {job.runtime} runs one tp, dp and chunk for all stages, even shares and "
             f"whole sequences, found (tp, dp, shares) {stages}, virtual_stages "
-            f"{grid.virtual_stages}, token_slices {list(grid.token_slices)}; use runtime torch"
+            f"{grid.virtual_stages}, token_slices {list(grid.token_slices)}, sequence_parallel "
+            f"{[own.sequence_parallel for own in grid.stages]}; use runtime torch"
         )
 
 
@@ -144,6 +149,9 @@ def _torch_misfits(job: Job) -> Iterator[str]:
         yield "runtime torch sends what each rank needs; sliced_transfers is for deepspeed"
     if grid.virtual_stages > 1 and grid.pp == 1:
         yield f"virtual_stages {grid.virtual_stages} need several stages, found pp 1"
+    if grid.cp > 1:
+        yield from _context_misfits(job)
+    yield from _undivided_tokens(job)
     if not grid.token_slices:
         return
     if isinstance(job.model, ImageShape):
@@ -155,6 +163,40 @@ def _torch_misfits(job: Job) -> Iterator[str]:
             yield f"token_slices {list(tokens)} must add up to sequence_length {length}"
     if len(grid.token_slices) > 1 and any(stage.shares is not None for stage in grid.stages):
         yield "several batch slices need one dp and even shares; give token_slices one entry"
+
+
+def _context_misfits(job: Job) -> Iterator[str]:
+    """Find what stands against dividing sequences over ranks."""
+    grid = job.grid
+    if len({stage.cp for stage in grid.stages}) > 1 or grid.token_slices or not grid.is_even:
+        stages = [(stage.tp, stage.cp, stage.dp, stage.shares) for stage in grid.stages]
+        yield (
+            "cp needs one tp, cp and dp for all stages, even shares and no token_slices, found "
+            f"(tp, cp, dp, shares) {stages} and token_slices {list(grid.token_slices)}"
+        )
+    if isinstance(job.model, ImageShape):
+        yield f"cp {grid.cp} needs causal sequences; pictures attend as a whole"
+    elif job.model.sequence_length % (2 * grid.cp):
+        yield (
+            f"2 x cp {grid.cp} does not divide sequence_length {job.model.sequence_length}, so "
+            "that ranks could not attend to as much each; choose another cp"
+        )
+
+
+def _undivided_tokens(job: Job) -> Iterator[str]:
+    """Find tokens that sequence parallelism would have to divide and cannot."""
+    grid = job.grid
+    tps = sorted({stage.tp for stage in grid.stages if stage.sequence_parallel})
+    if isinstance(job.model, ImageShape):
+        if tps:
+            yield "sequence_parallel needs a model with tokens, found pictures"
+        return
+    for tp in tps:
+        slices = {count for _, tokens in grid.token_slices for count in tokens}
+        wrong = [c for c in slices or {job.model.sequence_length // grid.cp} if c % tp]
+        if tp == 1 or wrong:
+            found = f"slices of {wrong}" if wrong else "one rank alone"
+            yield f"sequence_parallel divides tokens evenly over tp {tp} ranks, found {found}"
 
 
 def _check_bounds(grid: Grid, num_layers: int) -> None:

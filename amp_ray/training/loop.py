@@ -177,6 +177,7 @@ def _report(
         "local_rank": int(os.environ["LOCAL_RANK"]),
         "stage": place.pp,
         "dp_rank": place.dp,
+        "cp_rank": place.cp,
         "tp_rank": place.tp,
         "device": device,
         "step_s": record.step_s,

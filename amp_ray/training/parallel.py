@@ -2,12 +2,17 @@
 
 Column-parallel layers keep rows of the weight (output features), row-parallel
 ones columns (input features). What enters a pair of them is copied to all ranks
-(its gradient is summed), what leaves it is summed (its gradient is copied).
+(its gradient is summed), what leaves it is summed (its gradient is copied). With
+sequence parallelism ranks divide the tokens between such pairs: what enters is
+gathered (its gradient is reduced and scattered), what leaves is reduced and
+scattered (its gradient is gathered).
 
 References:
     Shoeybi et al., Megatron-LM, arXiv:1909.08053, section 3.
+    Korthikanti et al., arXiv:2205.05198, section 4.2.2.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -26,12 +31,14 @@ class TensorParallel:
     Args:
         rank: Index of this process among them.
         group: Their process group; None if this process is alone.
-        spans: Where the time of the all-reduces is noted.
+        divides_tokens: Whether they divide the tokens of norms and of the residual stream.
+        spans: Where the time of what they exchange is noted.
     """
 
     rank: int = 0
     size: int = 1
     group: Any = None
+    divides_tokens: bool = False
     spans: Spans = field(default_factory=lambda: Spans(clock=HostClock()))
 
     def all_reduce(self, value: Tensor, *, largest: bool = False) -> Tensor:
@@ -44,44 +51,88 @@ class TensorParallel:
         return value
 
     def enter(self, value: Tensor) -> Tensor:
-        """Hand a tensor to column-parallel layers; its gradient is summed over the ranks."""
-        entered: Tensor = _Enter.apply(value, self) if self.size > 1 else value
-        return entered
+        """Hand a tensor to column-parallel layers; its gradient is summed over the ranks.
+
+        Where ranks divide the tokens, they gather them, and each keeps the sum for its own.
+        """
+        if self.divides_tokens:
+            return self._exchange(value, self._gather, self._reduce_scatter)
+        return self._exchange(value, _same, self._sum)
 
     def leave(self, value: Tensor) -> Tensor:
-        """Sum the partial results of a row-parallel layer; the gradient passes as it is."""
-        left: Tensor = _Leave.apply(value, self) if self.size > 1 else value
-        return left
+        """Sum the partial results of a row-parallel layer; the gradient passes as it is.
+
+        Where ranks divide the tokens, each gets the sum for its own.
+        """
+        if self.divides_tokens:
+            return self._exchange(value, self._reduce_scatter, self._gather)
+        return self._exchange(value, self._sum, _same)
+
+    def split(self, value: Tensor) -> Tensor:
+        """Take this rank's tokens of a tensor that all ranks have."""
+        return self._exchange(value, self.own_tokens, self._gather)
+
+    def join(self, value: Tensor) -> Tensor:
+        """Give all ranks the tokens of all; the inverse of ``split``."""
+        return self._exchange(value, self._gather, self.own_tokens)
+
+    def own_tokens(self, value: Tensor) -> Tensor:
+        """Return this rank's part of dimension 1, which the ranks divide evenly."""
+        part = value.shape[1] // self.size
+        return value.narrow(1, self.rank * part, part)
+
+    def _exchange(
+        self, value: Tensor, forward: Callable[[Tensor], Tensor], backward: Callable[..., Tensor]
+    ) -> Tensor:
+        """Let a tensor pass one operation, and its gradient another."""
+        passed: Tensor = _Exchange.apply(value, forward, backward) if self.size > 1 else value
+        return passed
+
+    def _sum(self, value: Tensor) -> Tensor:
+        """Sum a copy over the ranks."""
+        return self.all_reduce(value.clone(memory_format=torch.contiguous_format))
+
+    def _gather(self, value: Tensor) -> Tensor:
+        """Put the tokens of all ranks together, in their order, along dimension 1."""
+        found = value.new_empty(self.size, *value.shape)
+        with self.spans.span("tensor_parallel"):
+            torch.distributed.all_gather_into_tensor(
+                found.view(-1, *value.shape[1:]), value.contiguous(), group=self.group
+            )
+        return found.transpose(0, 1).flatten(1, 2)
+
+    def _reduce_scatter(self, value: Tensor) -> Tensor:
+        """Sum over the ranks what each keeps: its own tokens."""
+        parts = value.unflatten(1, (self.size, -1)).transpose(0, 1).contiguous()
+        found = torch.empty_like(parts[0])
+        with self.spans.span("tensor_parallel"):
+            torch.distributed.reduce_scatter_tensor(found, parts.flatten(0, 1), group=self.group)
+        return found
 
 
-class _Enter(torch.autograd.Function):
-    """Identity forward, all-reduce backward."""
+def _same(value: Tensor) -> Tensor:
+    """Pass on."""
+    return value.view_as(value)
+
+
+class _Exchange(torch.autograd.Function):
+    """One operation forward, another backward."""
 
     @staticmethod
-    def forward(ctx: Any, value: Tensor, parallel: TensorParallel) -> Tensor:  # noqa: ANN401
-        """Pass on."""
-        ctx.parallel = parallel
-        return value.view_as(value)
+    def forward(
+        ctx: Any,  # noqa: ANN401
+        value: Tensor,
+        forward: Callable[[Tensor], Tensor],
+        backward: Callable[[Tensor], Tensor],
+    ) -> Tensor:
+        """Do the first one."""
+        ctx.back = backward
+        return forward(value)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401
-        """Sum the gradients of all ranks."""
-        own = gradients[0].clone(memory_format=torch.contiguous_format)
-        return ctx.parallel.all_reduce(own), None
-
-
-class _Leave(torch.autograd.Function):
-    """All-reduce forward, identity backward."""
-
-    @staticmethod
-    def forward(ctx: Any, value: Tensor, parallel: TensorParallel) -> Tensor:  # noqa: ANN401, ARG004
-        """Sum the values of all ranks."""
-        return parallel.all_reduce(value.clone(memory_format=torch.contiguous_format))
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401, ARG004
-        """Pass on."""
-        return gradients[0], None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:  # noqa: ANN401
+        """Do the other one."""
+        return ctx.back(gradients[0]), None, None
 
 
 def shard_parameter(value: Tensor, parallel: TensorParallel) -> nn.Parameter:

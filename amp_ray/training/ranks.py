@@ -16,11 +16,13 @@ class Coordinates:
         pp: Index of its stage.
         dp: Index of its replica.
         tp: Index among the ranks that share every layer of the stage.
+        cp: Index among those that divide the sequences of a replica.
     """
 
     pp: int
     dp: int
     tp: int
+    cp: int = 0
 
 
 def rank_map(placement: Sequence[Place], launch_order: Sequence[Place]) -> tuple[int, ...]:

@@ -18,6 +18,9 @@ SCHEMA: Final = 1
 NUM_ROUND_TRIPS: Final = 20
 """Of which the fastest counts: a message that had to wait says little about a clock."""
 
+_PLACE: Final = ("rank", "host", "stage", "dp_rank", "cp_rank", "tp_rank")
+"""Of a rank's report."""
+
 BOOT_FILE: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -84,7 +87,7 @@ def write_timeline(out_dir: str, trial_id: str, step: int, ranks: Sequence[dict[
         "step": step,
         "ranks": [
             {
-                **{key: rank[key] for key in ("rank", "host", "stage", "dp_rank", "tp_rank")},
+                **{key: rank[key] for key in _PLACE},
                 "instructions": [
                     [name, round(begin_s - start_s, 9), round(end_s - start_s, 9)]
                     for name, begin_s, end_s in rank["instructions"]

@@ -15,6 +15,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from amp_ray.training.context import ContextParallel
+
 
 class _Entry(NamedTuple):
     """What one slice made in one layer, and what later slices read instead of it."""
@@ -53,11 +55,23 @@ class TokenWindow:
         first: Tokens before it.
         token_slice: Its index.
         passed: Keys and values of its micro-batch; None where sequences are whole.
+        context: Ranks that divide every sequence; None where each is on one rank.
     """
 
     first: int = 0
     token_slice: int = 0
     passed: Passed | None = None
+    context: ContextParallel | None = None
+
+    def positions(self, tokens: int, device: torch.device) -> Tensor:
+        """Return where the tokens at hand stand in their sequence."""
+        if self.context is not None:
+            return self.context.positions(tokens, device)
+        return torch.arange(self.first, self.first + tokens, device=device)
+
+    def own(self, value: Tensor) -> Tensor:
+        """Return this rank's tokens of whole sequences."""
+        return value if self.context is None else self.context.own(value)
 
     def extend(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Put the keys and values of earlier slices before those of this one, along dimension 2.

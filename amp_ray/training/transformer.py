@@ -91,27 +91,33 @@ class Attention(nn.Module):
 
     def forward(self, value: Tensor) -> Tensor:
         """Return ``(batch, tokens, hidden)`` for the same shape."""
-        batch, tokens, _ = value.shape
         shape = self.shape
         groups = shape.num_key_value_heads // self.parallel.size
         queries = shape.num_heads // shape.num_key_value_heads
         joint = self.qkv(self.parallel.enter(value))
+        batch, tokens, _ = joint.shape
         joint = joint.view(batch, tokens, groups, queries + 2, shape.head_size)
         query, key, content = joint.split((queries, 1, 1), dim=3)
         query, key, content = (part.flatten(2, 3).transpose(1, 2) for part in (query, key, content))
         if shape.style == "llama":
-            query, key = rotate(query, self.window.first), rotate(key, self.window.first)
+            positions = self.window.positions(tokens, value.device)
+            query, key = rotate(query, positions), rotate(key, positions)
         key, content = self.window.extend(self.layer, key, content)
-        before = key.shape[2] - tokens
-        core = partial(
-            functional.scaled_dot_product_attention,
-            attn_mask=visible(tokens, before, value.device) if before else None,
-            is_causal=shape.causal and not before,
-            enable_gqa=queries > 1,
-        )
+        core = self._core(tokens, key.shape[2] - tokens, value.device)
         parts = query, key, content
         mixed = recomputed(core, *parts) if self.recompute_core else core(*parts)
         return self.out(mixed.transpose(1, 2).reshape(batch, tokens, -1))
+
+    def _core(self, tokens: int, before: int, device: torch.device) -> Callable[..., Tensor]:
+        """Return attention of some tokens to themselves and to as many as are before them."""
+        if self.window.context is not None:
+            return self.window.context.attend
+        return partial(
+            functional.scaled_dot_product_attention,
+            attn_mask=visible(tokens, before, device) if before else None,
+            is_causal=self.shape.causal and not before,
+            enable_gqa=self.shape.num_heads > self.shape.num_key_value_heads,
+        )
 
 
 def recomputed(function: Callable[..., Any], *args: Any) -> Any:  # noqa: ANN401 - torch's form
@@ -119,17 +125,16 @@ def recomputed(function: Callable[..., Any], *args: Any) -> Any:  # noqa: ANN401
     return checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False)
 
 
-def rotate(value: Tensor, first: int = 0) -> Tensor:
-    """Turn pairs of features by an angle that grows with the position, counted from ``first``.
+def rotate(value: Tensor, positions: Tensor) -> Tensor:
+    """Turn pairs of features by an angle that grows with the position.
 
     In ``(batch, heads, tokens, head_size)``, feature ``i`` is paired with ``i + head_size / 2``
     (Su et al., RoFormer, arXiv:2104.09864).
     """
-    tokens, half = value.shape[2], value.shape[3] // 2
+    half = value.shape[3] // 2
     device = value.device
     speed = ROTARY_BASE ** (-torch.arange(half, device=device, dtype=torch.float32) / half)
-    positions = torch.arange(first, first + tokens, device=device, dtype=torch.float32)
-    angle = torch.outer(positions, speed)
+    angle = torch.outer(positions.to(torch.float32), speed)
     cosine, sine = angle.cos().to(value.dtype), angle.sin().to(value.dtype)
     left, right = value[..., :half], value[..., half:]
     return torch.cat((left * cosine - right * sine, left * sine + right * cosine), dim=-1)

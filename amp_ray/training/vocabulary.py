@@ -52,8 +52,10 @@ class TokenEmbedding(nn.Module):
         total = self.parallel.leave(found)
         if self.positions is None:
             return total
-        first = self.window.first
-        return total + self.positions[first : first + tokens.shape[1]]
+        own = self.window.positions(tokens.shape[1], tokens.device)
+        if self.parallel.divides_tokens:
+            own = self.parallel.own_tokens(own.unsqueeze(0)).squeeze(0)
+        return total + self.positions[own]
 
 
 def logits(table: TokenEmbedding, value: Tensor) -> Tensor:

@@ -72,20 +72,14 @@ MAX_LINE: Final = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sign:
-    """One hint at what went wrong.
-
-    Args:
-        rank: Of which rank; None if of none.
-        time_s: When the controller heard of it, since launch.
-        lines: Last lines of the rank's output.
-    """
+    """One hint at what went wrong."""
 
     kind: SignKind
     host: str
-    rank: int | None
-    time_s: float
+    rank: int | None  # of which rank; None if of none
+    time_s: float  # when the controller heard of it, since launch
     text: str
-    lines: tuple[str, ...] = ()
+    lines: tuple[str, ...] = ()  # last lines of the rank's output
 
     def __post_init__(self) -> None:
         """Make what a host said fit for journals and terminals: bounded, and without escapes."""
@@ -151,8 +145,7 @@ def failure(signs: Sequence[Sign], *, timeout_s: float, wall_s: float) -> Outcom
     """Turn the signs of a failed trial into its outcome."""
     cause = first_cause(signs)
     if cause is None:
-        message = "a failed trial needs at least one sign of failure"
-        raise ValueError(message)
+        raise ValueError("a failed trial needs at least one sign of failure")
     where = f"rank {cause.rank} on {cause.host}" if cause.rank is not None else cause.host
     reason = f"{where}: {cause.text}"
     lines = cause.lines or _lines_of(signs, cause)

@@ -51,8 +51,7 @@ def deepspeed_commands(
 ) -> tuple[RankCommand, ...]:
     """Start a module with DeepSpeed's launcher, once per host.
 
-    Returns:
-        One command per host. Ranks are numbered as ``launch_order`` says, not as the placement.
+    Returns one command per host. Ranks are numbered as ``launch_order`` says, not as the placement.
     """
     python, *rest = program
     world = {host: list(slots) for host, slots in slots_by_host(placement).items()}
@@ -106,13 +105,9 @@ WARM_MODULES: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preload:
-    """What a process imports once to fork ranks from.
+    """What a process imports once to fork ranks from."""
 
-    Args:
-        modules: In this order.
-    """
-
-    modules: tuple[str, ...]
+    modules: tuple[str, ...]  # in this order
     environment: Mapping[str, str]
 
 
@@ -129,9 +124,6 @@ def trial_launch(
 
     ``strategy.bounds`` count in the experiment's list of layers; ``files`` are the program's
     sources, or the files of the user's own program.
-
-    Raises:
-        InputError: If the strategy cannot be launched, with the reason and what to change.
     """
     if experiment.trials.program is not None:
         return program_launch(
@@ -159,7 +151,6 @@ def trial_launch(
 
 
 def _config_file(experiment: Experiment, strategy: Strategy) -> dict[str, bytes]:
-    """Return DeepSpeed's configuration, where it runs the strategy."""
     if experiment.traits.name == PLAIN_TORCH:
         return {}
     return {CONFIG_FILE: _to_json(ds_config(experiment, strategy))}
@@ -204,7 +195,6 @@ def trial_reader(experiment: Experiment, log_reader: LogReader = read_logs) -> R
 
 
 def _own_result(files: Mapping[str, bytes], trial_id: str, *, timeout_s: float) -> Measurement:
-    """Read what our training program measured."""
     found = read_result(files, trial_id)
     check_total(found.step_time_s, timeout_s=timeout_s)
     return found
@@ -213,7 +203,6 @@ def _own_result(files: Mapping[str, bytes], trial_id: str, *, timeout_s: float) 
 def _job(
     experiment: Experiment, strategy: Strategy, trial_id: str, places: Sequence[Place]
 ) -> dict[str, Any]:
-    """Return what every rank reads."""
     trials = experiment.trials
     job: dict[str, Any] = {
         "trial_id": trial_id,
@@ -246,7 +235,6 @@ def _job(
 
 
 def _device(experiment: Experiment) -> str:
-    """Return torch's word for the cluster's devices."""
     return torch_device(device.name for device in experiment.cluster.device_types)
 
 
@@ -260,7 +248,6 @@ def _environment(experiment: Experiment) -> dict[str, str]:
 
 
 def _num_threads(experiment: Experiment) -> int:
-    """Return the threads of a rank on a CPU."""
     text = _environment(experiment)[THREADS_VARIABLE]
     if not (text.isascii() and text.isdigit() and int(text) > 0):
         where = experiment.where("trials", "environment", THREADS_VARIABLE)
@@ -270,5 +257,4 @@ def _num_threads(experiment: Experiment) -> int:
 
 
 def _to_json(record: Mapping[str, Any]) -> bytes:
-    """Write an object for programs and people."""
     return json.dumps(record, indent=1).encode() + b"\n"

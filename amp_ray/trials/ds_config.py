@@ -13,10 +13,7 @@ def ds_config(experiment: Experiment, strategy: Strategy) -> dict[str, Any]:
     """Return DeepSpeed's configuration of a strategy.
 
     The optimizer is left to the program: named here, DeepSpeed would compile one of its own when
-    the program starts.
-
-    Returns:
-        ``train_batch_size`` is micro-batch size x accumulation steps x dp.
+    the program starts. Its ``train_batch_size`` is micro-batch size x accumulation steps x dp.
     """
     sliced = slices_transfers(experiment)
     config: dict[str, Any] = {

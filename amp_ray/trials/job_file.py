@@ -37,9 +37,6 @@ def shape_to_json(shape: ModelShape) -> dict[str, Any]:
 def torch_device(names: Iterable[str]) -> str:
     """Return torch's word for devices of the catalogue.
 
-    Raises:
-        InputError: If some are CPUs and some are not: they cannot train one model together.
-
     Example:
         >>> torch_device(["T4", "A100-40"]), torch_device(["cpu", "cpu-slow"])
         ('cuda', 'cpu')
@@ -47,9 +44,8 @@ def torch_device(names: Iterable[str]) -> str:
     found = tuple(dict.fromkeys(names))
     words = {"cpu" if is_cpu(name) else "cuda" for name in found}
     if len(words) > 1:
-        message = (
+        raise InputError(
             f"a trial runs on CPUs or on GPUs, not on both, found devices {', '.join(found)}; "
             "give experiments of their own to them"
         )
-        raise InputError(message)
     return words.pop()

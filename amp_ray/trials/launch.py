@@ -48,20 +48,14 @@ def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankCommand:
-    """One process that is started: a rank, or one that starts several ranks of its host itself.
+    """One process that is started: a rank, or one that starts several ranks of its host itself."""
 
-    Args:
-        rank: Its number; of several ranks, which follow each other, the lowest.
-        host: Name of the host that it runs on.
-        argv: Program and arguments; no shell ever sees them.
-        slots: Device indices of all its ranks in their order; empty for one rank.
-    """
-
-    rank: int
-    host: str
+    rank: int  # its number; of several ranks, which follow each other, the lowest
+    host: str  # name of the host that it runs on
     slot: int
-    argv: tuple[str, ...]
+    argv: tuple[str, ...]  # program and arguments; no shell ever sees them
     environment: Mapping[str, str]
+    # Device indices of all its ranks in their order; empty for one rank
     slots: tuple[int, ...] = ()
 
     @property
@@ -72,36 +66,24 @@ class RankCommand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """One trial, ready to start.
+    """One trial, ready to start."""
 
-    Args:
-        trial_id: Unique; a folder is named after it and its result has to carry it.
-        commands: In the order of their ranks, rank 0 first.
-        files: Relative path to content, put into the trial's folder on every host.
-        cwd: Where the programs start, on every host; None for the trial's folder.
-        collect: Patterns of the file names that are brought back from every host.
-        words: A line of a rank's log with one of them is brought back however long the log is.
-        sends_events: Whether lines of its output that are JSON objects with an ``event`` first, and
-            with the tag from the environment, are messages to us; only our own programs send any.
-    """
-
-    trial_id: str
-    commands: tuple[RankCommand, ...]
+    trial_id: str  # unique; a folder is named after it and its result has to carry it
+    commands: tuple[RankCommand, ...]  # in the order of their ranks, rank 0 first
+    # Relative path to content, put into the trial's folder on every host
     files: Mapping[str, bytes]
     environment: Mapping[str, str]
-    cwd: str | None = None
+    cwd: str | None = None  # where the programs start, on every host; None for the trial's folder
     timeout_s: float = 600.0
+    # Patterns of the file names that are brought back from every host
     collect: tuple[str, ...] = (RESULT_FILE, "rank-*.log")
+    # A line of a rank's log with one of them is brought back however long the log is
     words: tuple[str, ...] = ()
+    # Whether lines of its output that are JSON objects with an ``event`` first, and with the tag
+    # from the environment, are messages to us; only our own programs send any
     sends_events: bool = True
 
     def __post_init__(self) -> None:
-        """Refuse what could not be started.
-
-        Raises:
-            ValueError: If there is no command, a rank or slot appears twice, a file would land
-                outside the folder, the id is no plain name, or the limit is not positive.
-        """
         _check_id(self.trial_id)
         _check_commands(self.commands)
         for name in self.files:
@@ -110,8 +92,7 @@ class Launch:
                 message = f"a file's name must be relative and stay in the folder, found {name!r}"
                 raise ValueError(message)
         if self.timeout_s <= 0:
-            message = f"timeout_s must be positive, found {self.timeout_s}"
-            raise ValueError(message)
+            raise ValueError(f"timeout_s must be positive, found {self.timeout_s}")
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -120,11 +101,9 @@ class Launch:
 
 
 def _check_id(trial_id: str) -> None:
-    """Refuse ids that are no plain file names."""
     plain = trial_id.replace("-", "").replace("_", "").replace(".", "")
     if not (plain.isascii() and plain.isalnum()) or trial_id.startswith((".", "-")):
-        message = f"trial_id may have letters, digits, '-', '_' and '.', found {trial_id!r}"
-        raise ValueError(message)
+        raise ValueError(f"trial_id may have letters, digits, '-', '_' and '.', found {trial_id!r}")
 
 
 def _check_commands(commands: Sequence[RankCommand]) -> None:
@@ -142,8 +121,7 @@ def _check_commands(commands: Sequence[RankCommand]) -> None:
     places = Counter((command.host, slot) for command in commands for slot in command.all_slots)
     twice = [place for place, number in places.items() if number > 1]
     if twice:
-        message = f"each slot can take one rank, found {twice} used twice"
-        raise ValueError(message)
+        raise ValueError(f"each slot can take one rank, found {twice} used twice")
 
 
 def slots_by_host(placement: Sequence[tuple[str, int]]) -> dict[str, tuple[int, ...]]:
@@ -164,11 +142,9 @@ def node_commands(
 ) -> tuple[RankCommand, ...]:
     """Give every host one command that starts all of its ranks.
 
-    Such a command numbers ranks host by host, whatever order the placement has; the hosts come
-    in the order of their lowest ranks.
-
-    Returns:
-        One command per host; its environment says how many ranks there are, here and in all.
+    Such a command numbers ranks host by host, whatever order the placement has; the hosts come in
+    the order of their lowest ranks. Returns one command per host; its environment says how many
+    ranks there are, here and in all.
 
     Example:
         >>> [c.rank for c in node_commands(lambda _: ["true"], [("a", 0), ("b", 0), ("a", 1)])]
@@ -206,8 +182,7 @@ def rank_commands(
 ) -> tuple[RankCommand, ...]:
     """Give every rank the same command and the variables by which torch tells ranks apart.
 
-    Returns:
-        One command per rank; ``LOCAL_RANK`` counts a host's ranks in rank order.
+    Returns one command per rank; ``LOCAL_RANK`` counts a host's ranks in rank order.
 
     Example:
         >>> [c.environment["LOCAL_RANK"] for c in rank_commands(["true"], [("a", 1), ("a", 0)])]
@@ -257,17 +232,13 @@ def placement(
     """Return host and slot of every rank.
 
     On one machine that plays all hosts, slots are numbered through, over all groups of hosts.
-
-    Raises:
-        InputError: If there are not as many hosts as nodes.
     """
     cluster, trials = experiment.cluster, experiment.trials
     if len(hosts) != len(cluster.nodes):
-        message = (
+        raise InputError(
             f"the cluster has {len(cluster.nodes)} nodes, found {len(hosts)} hosts to play them: "
             f"{', '.join(hosts)}"
         )
-        raise InputError(message)
     group = trials.host_groups.index(tuple(hosts)) if tuple(hosts) in trials.host_groups else 0
     is_local = trials.backend == "local"
     return tuple(

@@ -29,37 +29,27 @@ def _is_between(value: object, most: float) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """The trial ran; this is what it took.
+    """The trial ran; this is what it took."""
 
-    Args:
-        iteration_time_s: Median over the steps after warm-up.
-        spread_s: Interquartile range of the same steps.
-        step_time_s: All steps, each the maximum over ranks.
-        num_warmup_steps: How many of them, from the first, count as warm-up.
-        peak_memory_bytes: Per stage, where the program tells; else of the trial, or empty.
-    """
-
-    iteration_time_s: float
-    spread_s: float
-    step_time_s: tuple[float, ...]
-    num_warmup_steps: int
+    iteration_time_s: float  # median over the steps after warm-up
+    spread_s: float  # interquartile range of the same steps
+    step_time_s: tuple[float, ...]  # all steps, each the maximum over ranks
+    num_warmup_steps: int  # how many of them, from the first, count as warm-up
+    # Per stage, where the program tells; else of the trial, or empty
     peak_memory_bytes: tuple[int, ...]
     wall_s: float
 
     def __post_init__(self) -> None:
-        """Refuse what no trial can have taken."""
         times = (self.iteration_time_s, self.spread_s, *self.step_time_s, self.wall_s)
         is_time = all(_is_between(seconds, MOST_SECONDS) for seconds in times)
         if not is_time or self.iteration_time_s <= 0:
             message = f"a time is not between 0 and {MOST_SECONDS:g} s: {str(times)[:_MOST_SHOWN]}"
             raise ValueError(message)
         if type(self.num_warmup_steps) is not int or self.num_warmup_steps < 0:
-            message = f"num_warmup_steps is {str(self.num_warmup_steps)[:_MOST_SHOWN]}"
-            raise ValueError(message)
+            raise ValueError(f"num_warmup_steps is {str(self.num_warmup_steps)[:_MOST_SHOWN]}")
         if not all(_is_between(peak, MOST_BYTES) for peak in self.peak_memory_bytes):
             peaks = str(self.peak_memory_bytes)[:_MOST_SHOWN]
-            message = f"a peak of memory is not between 0 and {MOST_BYTES:g} bytes: {peaks}"
-            raise ValueError(message)
+            raise ValueError(f"a peak of memory is not between 0 and {MOST_BYTES:g} bytes: {peaks}")
 
     @property
     def reason(self) -> None:
@@ -73,14 +63,10 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutOfMemory:
-    """A rank asked for more memory than there was: an observation, not a fault.
-
-    Args:
-        rank: The first that failed; None if unknown.
-    """
+    """A rank asked for more memory than there was: an observation, not a fault."""
 
     reason: str
-    rank: int | None
+    rank: int | None  # the first that failed; None if unknown
     host: str
     lines: tuple[str, ...]
     wall_s: float
@@ -88,29 +74,22 @@ class OutOfMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimedOut:
-    """The trial was still running at its deadline and was ended.
-
-    Args:
-        lines: Last lines of a rank that was still running, where one was stopped of that one.
-    """
+    """The trial was still running at its deadline and was ended."""
 
     reason: str
     timeout_s: float
+    # Last lines of a rank that was still running, where one was stopped of that one
     lines: tuple[str, ...]
     wall_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crashed:
-    """The program, or what it needs on the host, failed.
-
-    Args:
-        rank: Where it happened; None if to no single rank.
-    """
+    """The program, or what it needs on the host, failed."""
 
     reason: str
     kind: CauseKind
-    rank: int | None
+    rank: int | None  # where it happened; None if to no single rank
     host: str
     lines: tuple[str, ...]
     wall_s: float
@@ -136,9 +115,8 @@ _NAMES: Final = {kind: name for name, kind in _CLASSES.items()}
 def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
     """Write an outcome as part of a trial record.
 
-    Returns:
-        The contract's keys ``outcome``, ``measured_s``, ``spread_s``, ``peak_memory_bytes``,
-        ``wall_s`` and ``reason``, null where they do not apply, and the outcome's own keys.
+    Returns the contract's keys ``outcome``, ``measured_s``, ``spread_s``, ``peak_memory_bytes``,
+    ``wall_s`` and ``reason``, null where they do not apply, and the outcome's own keys.
     """
     record = {field.name: getattr(outcome, field.name) for field in fields(outcome)}
     record["measured_s"] = record.pop("iteration_time_s", None)
@@ -157,15 +135,10 @@ def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
 
 
 def outcome_from_json(record: Mapping[str, Any]) -> Outcome:
-    """Read what ``outcome_to_json`` wrote; further keys of a trial record are ignored.
-
-    Raises:
-        ValueError: If the outcome is unknown or a key is missing.
-    """
+    """Read what ``outcome_to_json`` wrote; further keys of a trial record are ignored."""
     name = record.get("outcome")
     if name not in _CLASSES:
-        message = f"outcome must be one of {', '.join(JSON_NAMES)}, found {name!r}"
-        raise ValueError(message)
+        raise ValueError(f"outcome must be one of {', '.join(JSON_NAMES)}, found {name!r}")
     kind: type[Outcome] = _CLASSES[name]
     renamed = {**record, "iteration_time_s": record.get("measured_s")}
     keys = [field.name for field in fields(kind)]

@@ -52,7 +52,6 @@ class OldKey:
     advice: str
 
     def __str__(self) -> str:
-        """Return one line for a person."""
         return f"{self.where}: {self.advice}"
 
 
@@ -72,11 +71,7 @@ def is_ray_cluster(document: Document) -> bool:
 def explain_old_keys(text: str, *, file: str) -> tuple[OldKey, ...]:
     r"""Name every key of a Ray cluster file that current Ray no longer follows.
 
-    Returns:
-        One entry per key, in the file's order; none for a file of today.
-
-    Raises:
-        InputError: If the text is no YAML mapping.
+    Returns one entry per key, in the file's order; none for a file of today.
 
     Example:
         >>> text = "provider: {type: aws}\nmax_workers: 3\ninitial_workers: 3"

@@ -26,24 +26,17 @@ MAX_MEMORY_BYTES: Final = 1024 * 1024 * GIB
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """What a program tells of its steps.
+    """What a program tells of its steps."""
 
-    Args:
-        step_time_s: All steps in order, each the maximum over ranks.
-        num_warmup_steps: Known not to count; more may be found.
-        peak_memory_bytes: Per stage, or of the whole trial, or empty.
-    """
-
-    step_time_s: tuple[float, ...]
-    num_warmup_steps: int = 0
-    peak_memory_bytes: tuple[int, ...] = ()
+    step_time_s: tuple[float, ...]  # all steps in order, each the maximum over ranks
+    num_warmup_steps: int = 0  # known not to count; more may be found
+    peak_memory_bytes: tuple[int, ...] = ()  # per stage, or of the whole trial, or empty
 
 
 class MissingRankError(ValueError):
     """A rank of which a measurement would need the figures, and they are missing or incomplete."""
 
     def __init__(self, text: str, rank: int) -> None:
-        """Take what is wrong, and the rank."""
         super().__init__(text)
         self.rank = rank
 
@@ -86,11 +79,9 @@ class AllFiles(Mapping[str, bytes]):
                     self._places.setdefault(name, contents)
 
     def __getitem__(self, name: str) -> bytes:
-        """Read a file."""
         if name in self._broken:
             rank, problem = self._broken[name]
-            message = f"{name} cannot be used: {problem}"
-            raise MissingRankError(message, rank)
+            raise MissingRankError(f"{name} cannot be used: {problem}", rank)
         return self._places[name][name]
 
     def __contains__(self, name: object) -> bool:
@@ -98,11 +89,9 @@ class AllFiles(Mapping[str, bytes]):
         return name in self._places
 
     def __iter__(self) -> Iterator[str]:
-        """Go through the names."""
         return iter(self._places)
 
     def __len__(self) -> int:
-        """Count the files."""
         return len(self._places)
 
 
@@ -110,24 +99,19 @@ def read_result(files: Mapping[str, bytes], trial_id: str) -> Measurement:
     """Read ``result.json``.
 
     A result with another ``trial_id`` is refused.
-
-    Raises:
-        ValueError: If it is missing, of another trial or of another form.
     """
     if RESULT_FILE not in files:
-        message = f"the program ended without writing {RESULT_FILE}"
-        raise ValueError(message)
+        raise ValueError(f"the program ended without writing {RESULT_FILE}")
     record = parse_object(RESULT_FILE, files[RESULT_FILE], RESULT_KEYS)
     check_trial(RESULT_FILE, record, trial_id)
     step_time_s = read_times(RESULT_FILE, record)
     check_times(step_time_s, source=RESULT_FILE)
     num_warmup_steps = record.get("warmup_steps", 0)
     if not isinstance(num_warmup_steps, int) or not 0 <= num_warmup_steps < len(step_time_s):
-        message = (
+        raise ValueError(
             f"{RESULT_FILE} has {len(step_time_s)} steps, of which warmup_steps "
             f"{reprlib.repr(num_warmup_steps)} leave none to measure"
         )
-        raise ValueError(message)
     return Measurement(
         step_time_s=step_time_s,
         num_warmup_steps=num_warmup_steps,
@@ -150,22 +134,15 @@ def measured(measurement: Measurement, *, wall_s: float) -> Measured:
 
 
 def parse_object(name: str, data: bytes, expected: str) -> Mapping[str, Any]:
-    """Read a file of a host, which may hold anything, as a JSON object.
-
-    Raises:
-        ValueError: If it is too large, no JSON, or JSON that no program of ours writes.
-    """
+    """Read a file of a host, which may hold anything, as a JSON object."""
     if len(data) > MAX_JSON_BYTES:
-        message = f"{name} has {len(data)} bytes; expected at most {MAX_JSON_BYTES}"
-        raise ValueError(message)
+        raise ValueError(f"{name} has {len(data)} bytes; expected at most {MAX_JSON_BYTES}")
     try:
         record = json.loads(data)
     except RecursionError:
-        message = f"{name} is nested too deeply"
-        raise ValueError(message) from None
+        raise ValueError(f"{name} is nested too deeply") from None
     except ValueError as error:
-        message = f"{name} is not JSON: {error}"
-        raise ValueError(message) from None
+        raise ValueError(f"{name} is not JSON: {error}") from None
     if not isinstance(record, dict):
         message = f"{name} must be a JSON object with {expected}"
         raise ValueError(message)  # noqa: TRY004 - bad input is a ValueError, whatever is bad
@@ -176,16 +153,14 @@ def check_trial(name: str, record: Mapping[str, Any], trial_id: str) -> None:
     """Refuse the result of another trial."""
     if record.get("trial_id") != trial_id:
         found = reprlib.repr(record.get("trial_id"))
-        message = f"{name} is of trial {found}, not of {trial_id!r}"
-        raise ValueError(message)
+        raise ValueError(f"{name} is of trial {found}, not of {trial_id!r}")
 
 
 def read_times(name: str, record: Mapping[str, Any]) -> tuple[float, ...]:
     """Read ``step_s``, whatever numbers those are."""
     values = record.get("step_s")
     if not isinstance(values, list) or not all(_is_number(value) for value in values):
-        message = f"{name} needs {RESULT_KEYS}, found step_s {reprlib.repr(values)}"
-        raise ValueError(message)
+        raise ValueError(f"{name} needs {RESULT_KEYS}, found step_s {reprlib.repr(values)}")
     most = sys.float_info.max  # an integer may be larger
     return tuple(float(max(min(value, most), -most)) for value in values)
 
@@ -196,13 +171,11 @@ def read_count(name: str, key: str, value: object, *, most: int) -> int | None:
         return None
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
         found = reprlib.repr(value)
-        message = f"{name} says {key} {found}; expected null or an integer from 0 to {most}"
-        raise ValueError(message)
+        raise ValueError(f"{name} says {key} {found}; expected null or an integer from 0 to {most}")
     return value
 
 
 def _is_number(value: object) -> bool:
-    """Tell whether a JSON value is a number."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -219,6 +192,5 @@ def _peak_memory_bytes(record: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def _peak(record: Mapping[str, Any]) -> int | None:
-    """Take one peak."""
     key = "peak_memory_bytes"
     return read_count(RESULT_FILE, key, record.get(key), most=MAX_MEMORY_BYTES)

@@ -36,9 +36,6 @@ def runtime_strategy(experiment: Experiment, strategy: Strategy) -> Strategy:
 
     Bounds are those of its own list of layers. Where the experiment's runtime always computes the
     forward pass of a block twice, every stage does.
-
-    Raises:
-        InputError: If it cannot be launched, with the reason and what to change.
     """
     reason = why_not_launchable(experiment, strategy)
     if reason is not None:
@@ -100,9 +97,8 @@ def describe(strategy: Strategy) -> str:
 def runtime_bounds(model: Model, bounds: Sequence[int]) -> tuple[int, ...]:
     """Return bounds in the training program's list of layers.
 
-    Returns:
-        ``(0, ..., number of the program's layers)``; two may be equal where nothing of a stage
-        is left.
+    Returns ``(0, ..., number of the program's layers)``; two may be equal where nothing of a stage
+    is left.
     """
     firsts = _first_entries(model)
     return tuple(sum(entry < bound for entry in firsts) for bound in bounds)
@@ -180,12 +176,7 @@ def _runtime_reasons(experiment: Experiment, strategy: Strategy) -> Iterator[str
         return
     if traits.sliced_activations or traits.sliced_gradients:
         yield "runtime torch sends whole activations to every rank; leave sliced_* of traits out"
-    length = experiment.model.shape.sequence_length if experiment.model.shape.is_causal else 0
-    wrong = [tokens for _, tokens in strategy.token_slices if sum(tokens) != length]
-    if wrong and not length:
-        yield "its token_slices need causal attention; pictures attend as a whole"
-    elif wrong:
-        yield f"its token_slices {list(wrong[0])} must add up to sequence_length {length}"
+    yield from _undivided_tokens(experiment, strategy)
     bounds = all_bounds(experiment.model, strategy)
     empty = [chunk for chunk, (first, end) in enumerate(pairwise(bounds)) if first == end]
     if empty:
@@ -193,6 +184,23 @@ def _runtime_reasons(experiment: Experiment, strategy: Strategy) -> Iterator[str
             f"stage {empty[0] % strategy.pp} has fewer blocks than virtual_stages "
             f"{strategy.virtual_stages}; use fewer chunks or other bounds"
         )
+
+
+def _undivided_tokens(experiment: Experiment, strategy: Strategy) -> Iterator[str]:
+    """Find sequences that token slices do not make, or that ranks cannot divide."""
+    length = experiment.model.shape.sequence_length if experiment.model.shape.is_causal else 0
+    wrong = [tokens for _, tokens in strategy.token_slices if sum(tokens) != length]
+    if wrong and not length:
+        yield "its token_slices need causal attention; pictures attend as a whole"
+    elif wrong:
+        yield f"its token_slices {list(wrong[0])} must add up to sequence_length {length}"
+    cuts = {count for _, tokens in strategy.token_slices for count in tokens} or {length}
+    for own in (stage.options for stage in strategy.stages if stage.options.sequence_parallel):
+        if not length or any(count % (own.tp * own.cp) for count in cuts):
+            yield (
+                f"sequence_parallel divides {sorted(cuts)} tokens over tp {own.tp} ranks; set it "
+                "to false, or choose what tp divides"
+            )
 
 
 def _undivided(experiment: Experiment, strategy: Strategy) -> Iterator[str]:

@@ -17,23 +17,15 @@ MIN_STEPS_FOR_QUARTILES: Final = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSummary:
-    """Times of a run's steps, summed up.
+    """Times of a run's steps, summed up."""
 
-    Args:
-        iteration_time_s: Median of the steps after warm-up.
-        spread_s: Interquartile range of the same steps.
-    """
-
-    iteration_time_s: float
-    spread_s: float
+    iteration_time_s: float  # median of the steps after warm-up
+    spread_s: float  # interquartile range of the same steps
     num_warmup_steps: int
 
 
 def summarise_steps(step_time_s: Sequence[float]) -> StepSummary:
     """Find the warm-up, then median and spread of what follows.
-
-    Raises:
-        ValueError: If there is no step, or one that took no time.
 
     Example:
         >>> summarise_steps([9.0, 2.0, 1.0, 1.0, 1.25, 1.0, 1.25, 1.0])
@@ -80,29 +72,23 @@ LONGEST_STEP_S: Final = 1e6
 
 
 def check_times(step_time_s: Sequence[float], *, source: str) -> None:
-    """Refuse what no step can have taken.
-
-    Raises:
-        ValueError: If a time is no number, or nothing, or less or more than any step takes.
-    """
+    """Refuse what no step can have taken."""
     for index, seconds in enumerate(step_time_s):
         if not LEAST_STEP_S <= seconds <= LONGEST_STEP_S:
-            message = (
+            raise ValueError(
                 f"entry {index} of {source} says that a step took {seconds:g} s; expected "
                 f"{LEAST_STEP_S:g} to {LONGEST_STEP_S:g} s"
             )
-            raise ValueError(message)
 
 
 def check_total(step_time_s: Sequence[float], *, timeout_s: float) -> None:
     """Refuse times that a trial cannot have had."""
     total_s = sum(step_time_s)
     if total_s > timeout_s:
-        message = (
+        raise ValueError(
             f"the steps add up to {total_s:g} s, but the trial took at most {timeout_s:g} s: is "
             "the metric's unit right?"
         )
-        raise ValueError(message)
 
 
 def same_length(times: Mapping[str, Sequence[float]]) -> int:
@@ -110,11 +96,10 @@ def same_length(times: Mapping[str, Sequence[float]]) -> int:
     counts = {source: len(values) for source, values in times.items()}
     if len(set(counts.values())) > 1:
         told = ", ".join(f"{source}: {number}" for source, number in counts.items())
-        message = (
+        raise ValueError(
             f"ranks tell different numbers of steps ({told}); let one rank tell, or each equally "
             "often"
         )
-        raise ValueError(message)
     return next(iter(counts.values()))
 
 

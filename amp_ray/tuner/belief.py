@@ -24,22 +24,15 @@ _LEAST_VARIANCE: Final = 1e-12
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Belief:
-    """Expected times of some candidates.
+    """Expected times of some candidates."""
 
-    Args:
-        indices: Length ``num_predicted``. The candidates that are predicted.
-        log_mean: Shape ``(num_predicted,)``. Expected logarithm of seconds.
-        covariance: Shape ``(num_predicted, num_predicted)``. Uncertain constants move several
-            candidates together; the diagonal also has each prediction's own error.
-        finishes: Shape ``(num_predicted,)``. Chance that it does not fail.
-        degrees: Degrees of freedom of the errors' scale, which a few trials do not tell well.
-    """
-
-    indices: tuple[int, ...]
-    log_mean: FloatArray
+    indices: tuple[int, ...]  # length ``num_predicted``. The candidates that are predicted.
+    log_mean: FloatArray  # shape ``(num_predicted,)``. Expected logarithm of seconds.
+    # Shape ``(num_predicted, num_predicted)``. Uncertain constants move several candidates
+    # together; the diagonal also has each prediction's own error.
     covariance: FloatArray
-    finishes: FloatArray
-    degrees: float
+    finishes: FloatArray  # shape ``(num_predicted,)``. Chance that it does not fail.
+    degrees: float  # degrees of freedom of the errors' scale, which a few trials do not tell well
 
     @property
     def sigma(self) -> FloatArray:
@@ -128,16 +121,11 @@ class Chances:
     The scale itself is known from few trials (chi-squared with `degrees` degrees of freedom),
     so that sum, never above 1, is averaged over it: a single candidate has Student's t
     distribution, many share one scale.
-
-    Args:
-        log_mean: Shape ``(num_candidates,)``. Expected logarithm of seconds.
-        sigma: Shape ``(num_candidates,)``. Lognormal sigma of the time.
-        finishes: Shape ``(num_candidates,)``. Chance that it does not fail.
     """
 
-    log_mean: FloatArray
-    sigma: FloatArray
-    finishes: FloatArray
+    log_mean: FloatArray  # shape ``(num_candidates,)``. Expected logarithm of seconds.
+    sigma: FloatArray  # shape ``(num_candidates,)``. Lognormal sigma of the time.
+    finishes: FloatArray  # shape ``(num_candidates,)``. Chance that it does not fail.
     degrees: float
 
     def any_below(self, limit_s: float) -> float:

@@ -27,12 +27,11 @@ _ALMOST: Final = 1e-9
 def influences(problem: LinearProblem, slopes: FloatArray) -> FloatArray:
     """Return what each trial has changed: predictions with it minus predictions without it.
 
+    The result, shape ``(num_trials, num_plans)``, is in logarithms.
+
     Args:
         problem: The calibration as a linear model around its mode.
         slopes: Shape ``(num_plans, num_constants)``. How plans' times change with its constants.
-
-    Returns:
-        Shape ``(num_trials, num_plans)``, of logarithms.
     """
     values = fit_linear(problem).values
     moved = [
@@ -51,11 +50,8 @@ def limit_influences(log_mean: FloatArray, changes: FloatArray, error: float) ->
     own influences, and is not limited.
 
     ``log_mean`` (num_plans,) has the expected logarithms of times with all trials, ``changes``
-    (num_trials, num_plans) what each trial has changed of them; ``error`` is the lognormal
-    sigma of a prediction.
-
-    Returns:
-        Expected logarithms of times, shape ``(num_plans,)``.
+    (num_trials, num_plans) what each trial has changed of them; ``error`` is the lognormal sigma of
+    a prediction. The result, shape ``(num_plans,)``, is expected logarithms too.
     """
     limited = log_mean.copy()
     for change in changes:
@@ -79,20 +75,14 @@ def _share(before: FloatArray, change: FloatArray, error: float) -> float:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CalibratedPredictions:
-    """What trials say about candidates.
+    """What trials say about candidates."""
 
-    Args:
-        given: The experiment, with the constants that are the priors.
-        candidates: Uncalibrated.
-        calibration: None where there is no trial.
-        observed: Indices of the strategies that the calibration was made from, in its order.
-        judged: Indices of the candidates to predict; those of ``observed`` are among them.
-    """
-
-    given: Experiment
-    candidates: Sequence[Estimate]
-    calibration: Calibration | None
+    given: Experiment  # the experiment, with the constants that are the priors
+    candidates: Sequence[Estimate]  # uncalibrated
+    calibration: Calibration | None  # None where there is no trial
+    # Indices of the strategies that the calibration was made from, in its order
     observed: Sequence[int]
+    # Indices of the candidates to predict; those of ``observed`` are among them
     judged: tuple[int, ...]
     unrun: tuple[int, ...]
     predictor: Predictor
@@ -144,7 +134,6 @@ class CalibratedPredictions:
 
     @cached_property
     def _predicted(self) -> Mapping[int, Estimate]:
-        """Calibrated predictions of the judged candidates as the cost model makes them."""
         model = CostModel(experiment=self.experiment)
         return {index: model.estimate(self.candidates[index].strategy) for index in self.judged}
 
@@ -163,10 +152,8 @@ class CalibratedPredictions:
     def _influences(self, log_s: Sequence[float]) -> FloatArray:
         """Return what each trial has changed in the predictions of unrun candidates.
 
-        A single trial has changed all that is different from the uncalibrated prediction.
-
-        Returns:
-            Shape ``(num_trials, num_unrun)``.
+        A single trial has changed all that is different from the uncalibrated prediction. Returns
+        shape ``(num_trials, num_unrun)``.
         """
         assert self.calibration is not None
         trials = zip(self.observed, self.calibration.trials, strict=True)
@@ -194,5 +181,4 @@ class CalibratedPredictions:
 
 
 def _log_s(estimate: Estimate) -> float:
-    """Return the logarithm of an estimate's time."""
     return math.log(estimate.iteration_time_s)

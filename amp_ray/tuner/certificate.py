@@ -13,26 +13,19 @@ others go on until they can hardly matter: this share of the doubt that is allow
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certificate:
-    """What is known of the strategies that were not measured.
+    """What is known of the strategies that were not measured."""
 
-    Args:
-        holds: Whether none is more than the tolerance faster than the best measured one, with the
-            confidence asked for; those that are expected to fail may finish after all, and count.
-        settled: Whether more trials are pointless: it holds, or those that are expected to run are
-            almost certainly not that fast.
-        bound_s: With that confidence none is faster than this; never above ``best_s``.
-        gain_fraction: By how much the best measured one may be slower than the bound.
-        chance: Chance, from above, that one is more than the tolerance faster.
-        num_untested: How many could still turn out to be faster.
-    """
-
+    # Whether none is more than the tolerance faster than the best measured one, with the confidence
+    # asked for; those that are expected to fail may finish after all, and count
     holds: bool
+    # Whether more trials are pointless: it holds, or those that are expected to run are almost
+    # certainly not that fast
     settled: bool
-    bound_s: float
+    bound_s: float  # with that confidence none is faster than this; never above ``best_s``
     best_s: float
-    gain_fraction: float
-    chance: float
-    num_untested: int
+    gain_fraction: float  # by how much the best measured one may be slower than the bound
+    chance: float  # chance, from above, that one is more than the tolerance faster
+    num_untested: int  # how many could still turn out to be faster
     text: str
 
 
@@ -41,11 +34,9 @@ def certify(state: TunerState, knowledge: Knowledge) -> Certificate | None:
 
     The chance is a sum over strategies, each with its chance to finish: an upper bound whatever
     their errors have in common. The errors are those of the calibrated model, constants left open
-    by the trials included, with a scale that few trials tell only roughly. Strategies that were
-    run without a measurement (crashed, timed out) are not counted.
-
-    Returns:
-        None until something was measured.
+    by the trials included, with a scale that few trials tell only roughly. Strategies that were run
+    without a measurement (crashed, timed out) are not counted. Returns None until something was
+    measured.
     """
     best_s = knowledge.status.best_s
     if best_s is None:
@@ -76,7 +67,6 @@ def certify(state: TunerState, knowledge: Knowledge) -> Certificate | None:
 
 
 def _bound_text(settings: TunerSettings, bound_s: float, num_untested: int) -> str:
-    """Say what bounds the untested strategies."""
     if not num_untested:
         return "every strategy that can run was run"
     confidence = f"{100 * settings.confidence_fraction:.3g} %"

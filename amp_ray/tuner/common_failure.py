@@ -17,14 +17,10 @@ Other numbers stay: an error that names a degree is one of that strategy."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommonFailure:
-    """Two trials of different strategies that crashed in the same way.
-
-    Args:
-        sign: What they have in common, without ranks, hosts and addresses.
-    """
+    """Two trials of different strategies that crashed in the same way."""
 
     numbers: tuple[int, int]
-    sign: str
+    sign: str  # what they have in common, without ranks, hosts and addresses
     reason: str
 
 

@@ -23,16 +23,11 @@ class Promise:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _View:
-    """What would be known if every running trial took its predicted time.
-
-    Args:
-        belief: What would be known of the candidates' times.
-        best_s: The time to beat; infinite before the first trial.
-    """
+    """What would be known if every running trial took its predicted time."""
 
     knowledge: Knowledge
-    belief: Belief
-    best_s: float
+    belief: Belief  # what would be known of the candidates' times
+    best_s: float  # the time to beat; infinite before the first trial
     supposed: frozenset[int] = frozenset()
 
     @classmethod
@@ -118,10 +113,7 @@ def expected_gain(
     """Return by how much each is expected to be faster than a time, slower ones counting as 0.
 
     Against an infinite ``best_s`` all gain alike; errors are ``widening`` times larger than the
-    belief says.
-
-    Returns:
-        In logarithms, times the chance to finish.
+    belief says. Gains are in logarithms, times the chance to finish.
     """
     if math.isinf(best_s):
         return [0.0] * len(rows)

@@ -32,24 +32,16 @@ MOST_JUDGED_AT_FIRST: Final = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Knowledge:
-    """What is known of every candidate.
+    """What is known of every candidate."""
 
-    Args:
-        experiment: With calibrated constants.
-        calibration: None before the first measurement.
-        estimates: Calibrated predictions, in the order of the study's candidates.
-        belief: The joint distribution of those candidates whose errors were worked out.
-        widening: By what factor errors have turned out larger than the model says.
-        ranking: All candidates by calibrated prediction.
-    """
-
-    experiment: Experiment
-    calibration: Calibration | None
+    experiment: Experiment  # with calibrated constants
+    calibration: Calibration | None  # None before the first measurement
     status: TrialStatus
+    # Calibrated predictions, in the order of the study's candidates
     estimates: tuple[Estimate, ...]
-    belief: Belief
-    widening: float
-    ranking: Ranking
+    belief: Belief  # the joint distribution of those candidates whose errors were worked out
+    widening: float  # by what factor errors have turned out larger than the model says
+    ranking: Ranking  # all candidates by calibrated prediction
 
     @property
     def time_error(self) -> float:
@@ -141,7 +133,6 @@ def learn(state: TunerState, predictor: Predictor) -> Knowledge:
 def _calibrate(
     experiment: Experiment, trials: Sequence[Observation], predictor: Predictor
 ) -> Calibration | None:
-    """Calibrate; None where there is nothing to learn from."""
     if not trials:
         return None
     if isinstance(predictor, BoundedPredictor):

@@ -15,18 +15,15 @@ size is about the root of the length: 10,000 trials are 79 chunks."""
 class Log(Sequence[Item]):
     """An immutable sequence that is cheap to extend and to correct.
 
-    Args:
-        chunks: Runs of `CHUNK` items; only the last one may be shorter.
-
     Example:
         >>> [*Log().appended("a").appended("b").replaced(0, "c")]
         ['c', 'b']
     """
 
+    # Runs of `CHUNK` items; only the last one may be shorter
     chunks: tuple[tuple[Item, ...], ...] = ()
 
     def __len__(self) -> int:
-        """Return the number of items."""
         return CHUNK * (len(self.chunks) - 1) + len(self.chunks[-1]) if self.chunks else 0
 
     @overload
@@ -34,14 +31,12 @@ class Log(Sequence[Item]):
     @overload
     def __getitem__(self, index: slice) -> tuple[Item, ...]: ...
     def __getitem__(self, index: int | slice) -> Item | tuple[Item, ...]:
-        """Return one item, or a tuple of several, as of any sequence."""
         if isinstance(index, slice):
             return tuple(self[each] for each in range(*index.indices(len(self))))
         at, inner = divmod(self._checked(index), CHUNK)
         return self.chunks[at][inner]
 
     def __iter__(self) -> Iterator[Item]:
-        """Yield every item, first one first."""
         for chunk in self.chunks:
             yield from chunk
 
@@ -62,6 +57,5 @@ class Log(Sequence[Item]):
         """Count a negative index from the end, and refuse one that is out of range."""
         checked = index + len(self) if index < 0 else index
         if not 0 <= checked < len(self):
-            message = f"the log has {len(self)} items, asked for number {index}"
-            raise IndexError(message)
+            raise IndexError(f"the log has {len(self)} items, asked for number {index}")
         return checked

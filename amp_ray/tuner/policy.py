@@ -42,12 +42,10 @@ def next_trials(
 ) -> tuple[Trial, ...]:
     """Decide what to launch now.
 
-    ``knowledge`` is what `learn` made of this state, if the caller has it already.
-
-    Returns:
-        Up to ``free`` trials, to be given to `start` in this order. None where the budget is
-        spent, the certificate says that nothing expected to run has much to gain, nothing is
-        left, or running trials should be waited for.
+    ``knowledge`` is what `learn` made of this state, if the caller has it already. Returns up to
+    ``free`` trials, to be given to `start` in this order. None where the budget is spent, the
+    certificate says that nothing expected to run has much to gain, nothing is left, or running
+    trials should be waited for.
     """
     room = min(free, state.budget_left)
     if room <= 0:

@@ -14,32 +14,22 @@ REPEAT_FRACTION: Final = 0.03
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tie:
-    """A strategy as fast as the recommended one, within the error.
-
-    Args:
-        measured: Whether that was measured; else it is predicted.
-    """
+    """A strategy as fast as the recommended one, within the error."""
 
     strategy: Strategy
     time_s: float
-    measured: bool
+    measured: bool  # whether that was measured; else it is predicted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recommendation:
-    """The strategy to use.
-
-    Args:
-        measured_s: What it took; None if nobody has run it.
-        number: Its first measured trial; None if there is none.
-        ties: Others that are as good as far as anybody can tell, fastest first.
-    """
+    """The strategy to use."""
 
     strategy: Strategy
-    measured_s: float | None
+    measured_s: float | None  # what it took; None if nobody has run it
     predicted_s: float
-    number: int | None
-    ties: tuple[Tie, ...]
+    number: int | None  # its first measured trial; None if there is none
+    ties: tuple[Tie, ...]  # others that are as good as far as anybody can tell, fastest first
     reason: str
 
 
@@ -47,10 +37,8 @@ def recommend(state: TunerState, knowledge: Knowledge) -> Recommendation | None:
     """Recommend the best measured strategy, or a better one if it must be much better.
 
     One that nobody has run is recommended only if it is predicted to be faster than the best
-    measured one by more than the prediction's error.
-
-    Returns:
-        None where nothing was measured and nothing is expected to run.
+    measured one by more than the prediction's error. Returns None where nothing was measured and
+    nothing is expected to run.
     """
     status = knowledge.status
     first = next(iter(knowledge.proposable()), None)
@@ -71,7 +59,6 @@ def recommend(state: TunerState, knowledge: Knowledge) -> Recommendation | None:
 
 
 def _measured(state: TunerState, knowledge: Knowledge, best: int) -> Recommendation:
-    """Recommend the best measured strategy."""
     figure = knowledge.status.figures[best]
     ties = _ties(state, knowledge, best, figure.measured_s)
     as_good = f"; {len(ties)} more cannot be told from it" if ties else ""
@@ -86,7 +73,6 @@ def _measured(state: TunerState, knowledge: Knowledge, best: int) -> Recommendat
 
 
 def _predicted(state: TunerState, knowledge: Knowledge, index: int, why: str) -> Recommendation:
-    """Recommend a strategy that nobody has run."""
     predicted_s = knowledge.estimates[index].iteration_time_s
     return Recommendation(
         strategy=state.candidates[index].strategy,
@@ -122,7 +108,6 @@ def _ties(state: TunerState, knowledge: Knowledge, chosen: int, chosen_s: float)
 
 
 def _best_s(knowledge: Knowledge) -> float:
-    """Return what the best measured strategy takes."""
     best_s = knowledge.status.best_s
     assert best_s is not None
     return best_s

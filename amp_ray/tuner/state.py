@@ -20,88 +20,59 @@ POLICIES: Final[tuple[Policy, ...]] = get_args(Policy)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TunerSettings:
-    """Settings of a study.
-
-    Args:
-        seed: Of the policy ``random``; no other one draws anything.
-        tolerance_fraction: Strategies this close to the best are as good as the best.
-        max_repeats: How often one strategy may be run again.
-
-    Raises:
-        ValueError: If a figure is out of its range, or there is no such policy.
-    """
+    """Settings of a study."""
 
     budget: int
     policy: Policy = "best"
-    seed: int = 0
-    tolerance_fraction: float = 0.05
+    seed: int = 0  # of the policy ``random``; no other one draws anything
+    tolerance_fraction: float = 0.05  # strategies this close to the best are as good as the best
     confidence_fraction: float = 0.95
-    max_repeats: int = 2
+    max_repeats: int = 2  # how often one strategy may be run again
 
     def __post_init__(self) -> None:
-        """Refuse what makes no study."""
         if self.policy not in POLICIES:
-            message = f"policy is one of {', '.join(POLICIES)}, found {self.policy!r}"
-            raise ValueError(message)
+            raise ValueError(f"policy is one of {', '.join(POLICIES)}, found {self.policy!r}")
         for name in ("budget", "seed", "max_repeats"):
             if getattr(self, name) < 0:
-                message = f"{name} starts at 0, found {getattr(self, name)}"
-                raise ValueError(message)
+                raise ValueError(f"{name} starts at 0, found {getattr(self, name)}")
         for name in ("tolerance_fraction", "confidence_fraction"):
             if not 0 < getattr(self, name) < 1:
-                message = f"{name} lies between 0 and 1, found {getattr(self, name)}"
-                raise ValueError(message)
+                raise ValueError(f"{name} lies between 0 and 1, found {getattr(self, name)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """One launch that was decided on.
+    """One launch that was decided on."""
 
-    Args:
-        number: Its number in the study, from 0.
-        predicted_s: Seconds per iteration that were expected.
-        sigma: Lognormal sigma of that expectation.
-        repeats: Number of the trial that it repeats; None for a strategy's first one.
-    """
-
-    number: int
+    number: int  # its number in the study, from 0
     strategy: Strategy
-    predicted_s: float
-    sigma: float
-    repeats: int | None
+    predicted_s: float  # seconds per iteration that were expected
+    sigma: float  # lognormal sigma of that expectation
+    repeats: int | None  # number of the trial that it repeats; None for a strategy's first one
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialRecord:
-    """A trial and what came of it.
-
-    Args:
-        candidate: Its strategy's index among the candidates.
-        outcome: What came of it; None while it runs.
-    """
+    """A trial and what came of it."""
 
     trial: Trial
-    candidate: int
-    outcome: Outcome | None = None
+    candidate: int  # its strategy's index among the candidates
+    outcome: Outcome | None = None  # what came of it; None while it runs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TunerState:
-    """All that a study knows. Every change makes a new one; the old one stays valid.
-
-    Args:
-        candidates: In the order of the uncalibrated ranking, feasible ones first.
-        order: Indices of the candidates in the order in which policies other than ``best`` go.
-        trials: Every trial, by number.
-        index_of: The index of every candidate's strategy.
-    """
+    """All that a study knows. Every change makes a new one; the old one stays valid."""
 
     experiment: Experiment
+    # In the order of the uncalibrated ranking, feasible ones first
     candidates: tuple[Estimate, ...]
     settings: TunerSettings
+    # Indices of the candidates in the order in which policies other than ``best`` go
     order: tuple[int, ...]
-    trials: Log[TrialRecord]
+    trials: Log[TrialRecord]  # every trial, by number
+    # The index of every candidate's strategy
     index_of: Mapping[Strategy, int] = field(repr=False, compare=False)
 
     @property
@@ -127,10 +98,6 @@ def begin(
 
     Results without a strategy are left out. The policy ``amp-2022`` goes in ``order``, that of
     the published planner.
-
-    Raises:
-        ValueError: If the policy needs an order and none is given, or the order names what is no
-            candidate.
     """
     ranked = rank(results).results
     candidates = {each.strategy: each for each in reversed(ranked) if isinstance(each, Estimate)}
@@ -147,31 +114,21 @@ def begin(
 
 
 def start(state: TunerState, trial: Trial) -> TunerState:
-    """Note that a trial was launched.
-
-    Raises:
-        ValueError: If its number is not the next one, or its strategy is no candidate.
-    """
+    """Note that a trial was launched."""
     if trial.number != len(state.trials):
         message = f"the next trial is number {len(state.trials)}, found number {trial.number}"
         raise ValueError(message)
     index = state.index_of.get(trial.strategy)
     if index is None:
-        message = f"trial {trial.number} runs a strategy that is no candidate of this study"
-        raise ValueError(message)
+        raise ValueError(f"trial {trial.number} runs a strategy that is no candidate of this study")
     trial_record = TrialRecord(trial=trial, candidate=index)
     return replace(state, trials=state.trials.appended(trial_record))
 
 
 def record(state: TunerState, number: int, outcome: Outcome) -> TunerState:
-    """Note what came of a trial. A trial ends once: a later outcome changes nothing.
-
-    Raises:
-        ValueError: If no such trial was launched.
-    """
+    """Note what came of a trial. A trial ends once: a later outcome changes nothing."""
     if not 0 <= number < len(state.trials):
-        message = f"trial {number} was never launched; the study has {len(state.trials)}"
-        raise ValueError(message)
+        raise ValueError(f"trial {number} was never launched; the study has {len(state.trials)}")
     trial_record = state.trials[number]
     if trial_record.outcome is not None:
         return state
@@ -192,12 +149,10 @@ def _order(
     """Turn another planner's order into indices; without one, take the ranking's."""
     if order is None:
         if settings.policy == "amp-2022":
-            message = "the policy amp-2022 needs the order of the published planner"
-            raise ValueError(message)
+            raise ValueError("the policy amp-2022 needs the order of the published planner")
         return tuple(range(len(indices)))
     strange = sum(strategy not in indices for strategy in order)
     if strange:
         named = counted(strange, "strategy", "strategies")
-        message = f"the order names {named} outside the candidates of this study"
-        raise ValueError(message)
+        raise ValueError(f"the order names {named} outside the candidates of this study")
     return tuple(dict.fromkeys(indices[strategy] for strategy in order))

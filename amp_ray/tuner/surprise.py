@@ -13,14 +13,10 @@ _NORMAL: Final = NormalDist()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surprise:
-    """A trial outside the band that was predicted when it was launched.
-
-    Args:
-        measured_s: What it took; None if it ran out of memory.
-    """
+    """A trial outside the band that was predicted when it was launched."""
 
     trial: Trial
-    measured_s: float | None
+    measured_s: float | None  # what it took; None if it ran out of memory
     low_s: float
     high_s: float
     text: str
@@ -38,7 +34,6 @@ def surprises(state: TunerState) -> tuple[Surprise, ...]:
 
 
 def _surprise(state: TunerState, trial_record: TrialRecord, width: float) -> Surprise | None:
-    """Compare one trial with what was expected of it."""
     trial, outcome = trial_record.trial, trial_record.outcome
     low_s, high_s = (trial.predicted_s * math.exp(way * trial.sigma) for way in (-width, width))
     if isinstance(outcome, Measured):

@@ -22,15 +22,10 @@ MOST_UNREACHABLE: Final = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """What a strategy takes, as measured.
+    """What a strategy takes, as measured."""
 
-    Args:
-        measured_s: Median over its runs.
-        sigma: Lognormal sigma of that median: half of how far it may be off by chance.
-    """
-
-    measured_s: float
-    sigma: float
+    measured_s: float  # median over its runs
+    sigma: float  # lognormal sigma of that median: half of how far it may be off by chance
     runs: tuple[Measured, ...]
     numbers: tuple[int, ...]
 
@@ -43,21 +38,15 @@ class Figure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialStatus:
-    """The status of candidates, by index.
+    """The status of candidates, by index."""
 
-    Args:
-        figures: Measured ones.
-        out_of_memory: Those that only ran out of memory, with the number of the last trial.
-        closed: What is not to be run as something new again.
-        silent: Closed without telling anything: timed out, crashed, or hosts fell silent.
-        running: What runs now, in the order of the trials.
-    """
-
-    figures: Mapping[int, Figure]
+    figures: Mapping[int, Figure]  # measured ones
+    # Those that only ran out of memory, with the number of the last trial
     out_of_memory: Mapping[int, int]
-    closed: frozenset[int]
+    closed: frozenset[int]  # what is not to be run as something new again
+    # Closed without telling anything: timed out, crashed, or hosts fell silent
     silent: frozenset[int]
-    running: tuple[int, ...]
+    running: tuple[int, ...]  # what runs now, in the order of the trials
     launched: Mapping[int, int]
 
     @property
@@ -112,11 +101,8 @@ def observations(
     """Return what a calibration learns from: one observation per strategy.
 
     Repeats count as their median. Of more than ``most`` strategies the fastest half and, for the
-    rest, those that ended last are taken: the leaders decide what is recommended, and the
-    latest trials are where the search is.
-
-    Returns:
-        By index, in the order of indices.
+    rest, those that ended last are taken: the leaders decide what is recommended, and the latest
+    trials are where the search is. They stand by index, in its order.
     """
     observed = {*status.figures, *status.out_of_memory}
     kept = observed
@@ -132,7 +118,6 @@ def observations(
 
 
 def _last(status: TrialStatus, index: int) -> int:
-    """Return the number of an observed candidate's last trial."""
     figure = status.figures.get(index)
     return status.out_of_memory[index] if figure is None else figure.numbers[-1]
 

@@ -18,6 +18,7 @@ from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.recompute import FULL
 from amp_ray.spec.strategy import Stage, StageOptions, Strategy
 from amp_ray.spec.traits import RUNTIMES
+from amp_ray.spec.zero import NO_ZERO, Zero
 from amp_ray.testing.hosts import HostCluster
 from amp_ray.trials.outcome import Measured
 from support.experiments import experiment_from
@@ -52,11 +53,17 @@ HANG_GUARD_S = 600.0
 
 
 def strategy(
-    bounds: tuple[int, ...], placement: tuple[int, ...], *, tp: int = 1, dp: int = 1, size: int = 2
+    bounds: tuple[int, ...],
+    placement: tuple[int, ...],
+    *,
+    tp: int = 1,
+    dp: int = 1,
+    size: int = 2,
+    zero: Zero = NO_ZERO,
 ) -> Strategy:
     candidate = Candidate(
         micro_batch_size=size,
-        options=StageOptions(tp=tp, dp=dp),
+        options=StageOptions(tp=tp, dp=dp, zero=zero),
         pp=len(bounds) - 1,
         num_micro_batches=8 // (dp * size),
     )
@@ -102,8 +109,8 @@ UNEQUAL = (
 )
 """Of two hosts."""
 
-SHARDED = strategy((0, 5, 7), (3, 0, 1, 2), dp=2)
-"""With ZeRO-1, which is the experiment's."""
+SHARDED = strategy((0, 5, 7), (3, 0, 1, 2), dp=2, zero=Zero(stage=1))
+"""With ZeRO-1."""
 
 
 @dataclass

@@ -66,10 +66,6 @@ def diagnose(experiment: Experiment, make_host: MakeHost, *, deep: bool = False)
     """Look at every host of every group and judge what is there; nothing stays on them.
 
     With ``deep`` the packages are really imported, which takes longer.
-
-    Raises:
-        InputError: If trials shall run over SSH and the experiment names no hosts, or a host's
-            name has no known form.
     """
     start = time.monotonic()
     specs = list_host_specs(experiment)
@@ -84,11 +80,7 @@ def diagnose(experiment: Experiment, make_host: MakeHost, *, deep: bool = False)
 
 
 def gpus_of_hosts(experiment: Experiment, make_host: MakeHost) -> dict[str, list[Gpu]]:
-    """Return the GPUs that slots would count, by host; none on a host without any.
-
-    Raises:
-        HostError: If a host cannot be looked at.
-    """
+    """Return the GPUs that slots would count, by host; none on a host without any."""
     found = {}
     for report in _probe_all(experiment, list_host_specs(experiment), make_host, deep=False):
         if report.facts is None:
@@ -100,18 +92,13 @@ def gpus_of_hosts(experiment: Experiment, make_host: MakeHost) -> dict[str, list
 def preflight(experiment: Experiment, make_host: MakeHost) -> list[Finding]:
     """Return what would keep trials from running; a study looks before it launches anything.
 
-    Returns:
-        The errors; none where trials can start.
+    Returns the errors; none where trials can start.
     """
     return diagnose(experiment, make_host).errors
 
 
 def list_host_specs(experiment: Experiment) -> tuple[HostSpec, ...]:
-    """Return what the experiment expects of each host of each group.
-
-    Raises:
-        InputError: If trials shall run over SSH and no hostfile names the hosts.
-    """
+    """Return what the experiment expects of each host of each group."""
     nodes, trials = experiment.cluster.nodes, experiment.trials
     own = tuple(node.name for node in nodes)
     groups = trials.host_groups or (own,)
@@ -157,7 +144,6 @@ def _probe_all(
 
 
 def _wanted(experiment: Experiment) -> Wanted:
-    """Return what trials need on every host."""
     trials = experiment.trials
     program = trials.program
     agent = sys.executable if trials.backend == "local" else trials.ssh.python
@@ -176,14 +162,8 @@ def _settings(experiment: Experiment) -> SshSettings:
 
 
 def require_ready_hosts(experiment: Experiment) -> None:
-    """Refuse to begin on hosts where trials cannot run.
-
-    Raises:
-        InputError: If trials shall run over SSH and the experiment names no hosts.
-        HostError: With everything that was found and how to mend it.
-    """
+    """Refuse to begin on hosts where trials cannot run."""
     findings = preflight(experiment, host_maker(experiment))
     if findings:
         told = "\n".join(f"  {finding}" for finding in findings)
-        message = f"hosts are not fit for trials (amp-ray doctor tells more):\n{told}"
-        raise HostError(message)
+        raise HostError(f"hosts are not fit for trials (amp-ray doctor tells more):\n{told}")

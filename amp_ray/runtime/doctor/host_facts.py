@@ -68,8 +68,7 @@ if sys.version_info < %r:
 def guarded(source: str) -> str:
     """Put a check of Python's own version in front of a program.
 
-    Returns:
-        A program that, under too old a Python, prints one JSON object of kind ``old`` instead.
+    Returns a program that, under too old a Python, prints one JSON object of kind ``old`` instead.
     """
     # As text within the program, since a file is parsed as a whole before any of it runs.
     return _GUARD % (AGENT_PYTHON,) + f"exec(compile({source!r}, 'amp_ray_probe', 'exec'))\n"
@@ -85,11 +84,6 @@ class Probe:
     """A probe on one host; it ends with ``close``, or with the connection."""
 
     def __init__(self, host: Host, *, limit_s: float) -> None:
-        """Start it.
-
-        Raises:
-            HostError: If it cannot be started.
-        """
         self.host = host
         self._noise: deque[str] = deque(maxlen=_NUM_NOISE_LINES)
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
@@ -115,11 +109,7 @@ class Probe:
     def ask(self, kind: str, timeout_s: float, **details: Any) -> Message:  # noqa: ANN401 - JSON
         """Ask one thing and wait for the answer.
 
-        Returns:
-            The answer; of kind ``old`` where Python is too old for a probe.
-
-        Raises:
-            HostError: If none comes.
+        Returns the answer; of kind ``old`` where Python is too old for a probe.
         """
         if self._too_old is not None:
             return self._too_old
@@ -129,12 +119,10 @@ class Probe:
             try:
                 message = self._inbox.get(timeout=max(0.0, deadline - time.monotonic()))
             except queue.Empty:
-                text = f"{self.host.name}: no answer within {timeout_s:g} s"
-                raise HostError(text) from None
+                raise HostError(f"{self.host.name}: no answer within {timeout_s:g} s") from None
             if message["kind"] == "lost":
                 self._inbox.put(message)
-                text = f"{self.host.name}: {message['text']}"
-                raise HostError(text)
+                raise HostError(f"{self.host.name}: {message['text']}")
             if message["kind"] == "old":  # said once, before it ends
                 self._too_old = message
             if message["kind"] in {kind, "old"}:
@@ -143,11 +131,7 @@ class Probe:
     def clock(self, timeout_s: float) -> Clock | None:
         """Compare the host's clock with ours; the quickest of a few answers tells most.
 
-        Returns:
-            The offset; None where Python is too old for a probe.
-
-        Raises:
-            HostError: If no answer comes.
+        Returns the offset; None where Python is too old for a probe.
         """
         readings = []
         for _ in range(_NUM_CLOCK_READINGS):
@@ -197,8 +181,7 @@ class Probe:
     def _hear(self, line: bytes) -> None:
         """Take one line; one that is no JSON object with a kind is noise.
 
-        Raises:
-            WireError: If it is an answer that no probe gives.
+        Raises `WireError` if it is an answer that no probe gives.
         """
         message: Any = None
         with contextlib.suppress(ValueError, RecursionError):
@@ -213,8 +196,7 @@ class Probe:
     def _checked(self, message: Message) -> Message:
         """Return an answer as it may be acted on.
 
-        Raises:
-            WireError: If it is none.
+        Raises `WireError` if it is none.
         """
         message = clean(message)
         kind = str(message["kind"])
@@ -223,8 +205,7 @@ class Probe:
                 text = f"an answer {kind[:_MAX_SHOWN]!r} has {key} {reprlib.repr(message.get(key))}"
                 raise WireError(text)
         if self._num_answers > _MAX_ANSWERS:
-            text = f"more than {_MAX_ANSWERS} answers"
-            raise WireError(text)
+            raise WireError(f"more than {_MAX_ANSWERS} answers")
         return message
 
 

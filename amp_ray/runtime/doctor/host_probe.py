@@ -46,20 +46,13 @@ _KNOWN_LATER: Final = ("{", "@AMP_RAY_")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What every host is asked.
-
-    Args:
-        python: Interpreter that trains; None for the one that runs the agent.
-        environment: Of every rank, as far as it is known before a trial.
-        program: First word of the user's own program; None without one.
-        cwd: Where that starts; None for the trial's folder.
-    """
+    """What every host is asked."""
 
     settings: SshSettings
-    python: str | None
-    environment: Mapping[str, str]
-    program: str | None
-    cwd: str | None
+    python: str | None  # interpreter that trains; None for the one that runs the agent
+    environment: Mapping[str, str]  # of every rank, as far as it is known before a trial
+    program: str | None  # first word of the user's own program; None without one
+    cwd: str | None  # where that starts; None for the trial's folder
     deep: bool
     num_peers: int
 
@@ -106,11 +99,6 @@ class HostProbe:
     def __init__(
         self, spec: HostSpec, make_host: Callable[[str], Host], question: Question
     ) -> None:
-        """Make the host; nothing is opened yet.
-
-        Raises:
-            InputError: If its name has no known form.
-        """
         self.spec = spec
         self._question = question
         self._host: Host | None = None
@@ -216,7 +204,6 @@ class HostProbe:
             self._host.close()
 
     def _ask_facts(self, host: Host, probe: Probe) -> Message:
-        """Ask for everything at once."""
         question = self._question
         return probe.ask(
             "facts",
@@ -238,8 +225,7 @@ class HostProbe:
 def at_once(tasks: Sequence[Callable[[], None]], limit_s: float) -> None:
     """Do several things at the same time, and wait for all of them, but not for ever.
 
-    Raises:
-        Exception: What one of them raised.
+    Raises `Exception`: what one of them raised.
     """
     done: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
 

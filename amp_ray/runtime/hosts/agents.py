@@ -31,24 +31,19 @@ def _ignore(_event: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watch:
-    """What a launcher looks at while a trial runs.
-
-    Args:
-        interrupted: Set by whoever wants the trial to end now.
-    """
+    """What a launcher looks at while a trial runs."""
 
     listener: Listener = _ignore
+    # Set by whoever wants the trial to end now
     interrupted: threading.Event = field(default_factory=threading.Event)
 
     def check(self) -> None:
         """Go on only if nobody wants an end.
 
-        Raises:
-            InterruptedTrialError: If somebody does.
+        Raises `InterruptedTrialError` if somebody does.
         """
         if self.interrupted.is_set():
-            message = "the trial was interrupted"
-            raise InterruptedTrialError(message)
+            raise InterruptedTrialError("the trial was interrupted")
 
 
 _LOGGER = logging.getLogger(__name__)
@@ -70,16 +65,11 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmUp:
-    """What a warm process imports on every host.
+    """What a warm process imports on every host."""
 
-    Args:
-        python: The interpreter, the same text as the first argument of the trials' commands.
-        modules: ``module``, or ``module:function`` to call a function of it too.
-        environment: In which they are imported; ``FOLDER`` in it stands for a folder of its own.
-    """
-
-    python: str
-    modules: tuple[str, ...]
+    python: str  # the interpreter, the same text as the first argument of the trials' commands
+    modules: tuple[str, ...]  # ``module``, or ``module:function`` to call a function of it too
+    # In which they are imported; ``FOLDER`` in it stands for a folder of its own
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -89,7 +79,6 @@ class Agents:
     def __init__(
         self, hosts: Iterable[Host], settings: AgentSettings, warm_up: WarmUp | None
     ) -> None:
-        """Take the hosts; nothing is opened yet."""
         self.settings = settings
         self.links: dict[str, AgentLink] = {}
         self.inbox = Inbox()
@@ -109,30 +98,19 @@ class Agents:
         return tuple(self._hosts)
 
     def check(self, names: Sequence[str], who: str) -> None:
-        """Refuse hosts that are not there.
-
-        Raises:
-            InputError: If there is one.
-        """
+        """Refuse hosts that are not there."""
         unknown = [name for name in names if name not in self._hosts]
         if unknown:
-            message = f"{who} needs {unknown}, but the hosts are {[*self._hosts]}"
-            raise InputError(message)
+            raise InputError(f"{who} needs {unknown}, but the hosts are {[*self._hosts]}")
 
     def open(
         self, slots: Mapping[str, Collection[int]], watch: Watch, *, study: str = ""
     ) -> dict[str, str]:
         """Make sure of an agent with some slots on each host, in parallel.
 
-        No other agent may use ``slots`` from now on; ``study`` is what others that want
-        them are shown.
-
-        Returns:
-            What failed, by host.
-
-        Raises:
-            InterruptedTrialError: If somebody wants no more of it; what is still being opened is
-                closed as soon as it is open.
+        No other agent may use ``slots`` from now on; ``study`` is what others that want them are
+        shown. Returns what failed, by host. Raises `InterruptedTrialError` if somebody wants no
+        more of it; what is still being opened is closed as soon as it is open.
         """
         missing = [
             name for name in slots if not self._is_ready(name) or self._unclaimed(name, slots[name])
@@ -145,9 +123,8 @@ class Agents:
     def warm(self, names: Sequence[str], watch: Watch) -> dict[str, Message]:
         """Wait until the warm processes of open agents are ready, or have said why they are not.
 
-        Returns:
-            Per host ``problem``, empty if there is none, and ``import_s``; nothing where no warm
-            processes are wanted.
+        An answer has ``problem``, empty if there is none, and ``import_s``; nothing where no
+        warm processes are wanted.
         """
         if self._warm_up is None:
             return {}
@@ -184,10 +161,8 @@ class Agents:
     def sweep(self, *, in_haste: bool = False) -> dict[str, list[str]]:
         """End and remove whatever lost agents have left on hosts that can be reached again.
 
-        With ``in_haste`` it waits only a moment for hosts that do not answer.
-
-        Returns:
-            What is left, per host with leftovers; a host that cannot be reached has one line.
+        With ``in_haste`` it waits only a moment for hosts that do not answer. Returns what is left,
+        per host with leftovers; a host that cannot be reached has one line.
         """
 
         def pay(name: str) -> list[str]:
@@ -205,8 +180,7 @@ class Agents:
     def sweep_trials(self, trial_ids: Sequence[str]) -> list[str]:
         """End and remove what trials of a controller that has died have left on any host.
 
-        Returns:
-            What is still there, and the hosts that cannot be reached, each a line.
+        Returns what is still there, and the hosts that cannot be reached, each a line.
         """
 
         def sweep(name: str) -> list[str]:
@@ -269,21 +243,18 @@ class Agents:
         return ""
 
     def _start(self, name: str) -> None:
-        """Start an agent."""
         if name in self.links:  # and lost: the connection may be as dead, and not know it yet
             self._leave(self.links[name])
             self._hosts[name].close()
         left = self._pay(name)
         if left:
-            text = f"{name}: an earlier trial left {', '.join(left)}"
-            raise HostError(text)
+            raise HostError(f"{name}: an earlier trial left {', '.join(left)}")
         self._hosts[name].connect()
         link = AgentLink(self._hosts[name], self.settings, partial(self._take, name))
         self.links[name] = link
         problem = link.why_not_started(self.settings.start_timeout_s)
         if problem:
-            text = f"{name}: {problem}"
-            raise HostError(text)
+            raise HostError(f"{name}: {problem}")
         if self._is_closed:
             self._leave(link)
 
@@ -307,8 +278,7 @@ class Agents:
                 self._slots[link.tag] |= {*slots}
                 return
             if time.monotonic() > deadline or self._is_closed or not link.is_alive:
-                text = f"{name}: {problem}"
-                raise HostError(text)
+                raise HostError(f"{name}: {problem}")
             # By chance, since two agents that claim at the same moment both step back.
             time.sleep(_POLL_S + secrets.randbelow(_CLAIM_PAUSE_MS) / _MS_PER_S)
 
@@ -347,11 +317,8 @@ def in_parallel(
 ) -> dict[str, _T]:
     """Do something for several hosts, some at once, in threads that keep nobody from ending.
 
-    ``meanwhile`` is called while waiting and may raise; after ``limit_s`` the rest is left
-    alone.
-
-    Returns:
-        By host what came of it, where that is known.
+    ``meanwhile`` is called while waiting and may raise; after ``limit_s`` the rest is left alone.
+    The result has, by host, what came of it, where that is known.
     """
     done: queue.SimpleQueue[tuple[str, _T | None, BaseException | None]] = queue.SimpleQueue()
     waiting: queue.SimpleQueue[str] = queue.SimpleQueue()

@@ -26,11 +26,7 @@ class Channel(Protocol):
         """Wait for output; empty at its end."""
 
     def write(self, data: bytes, given_up: threading.Event | None = None) -> None:
-        """Write all of it to its stdin, however long nobody reads there.
-
-        Raises:
-            OSError: If it is gone, or given up.
-        """
+        """Write all of it to its stdin, however long nobody reads there."""
 
     def close(self) -> None:
         """Close its stdin and forget it; a reader then sees the end."""

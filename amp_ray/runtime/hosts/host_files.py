@@ -42,7 +42,6 @@ class HostFiles(Mapping[str, bytes]):
         self._open: tuple[str, int] | None = None
 
     def __getitem__(self, name: str) -> bytes:
-        """Read a file."""
         if name not in self:
             raise KeyError(name)
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -50,24 +49,16 @@ class HostFiles(Mapping[str, bytes]):
             return file.read()
 
     def __contains__(self, name: object) -> bool:
-        """Tell whether a file has come."""
         return name in self._sizes and (self._open is None or self._open[0] != name)
 
     def __iter__(self) -> Iterator[str]:
-        """Go through the names."""
         return (name for name in self._sizes if name in self)
 
     def __len__(self) -> int:
-        """Count the files."""
         return sum(1 for _ in self)
 
     def add(self, message: Mapping[str, Any]) -> None:
-        """Write the next piece of a file.
-
-        Raises:
-            ValueError: If that is not what the host was asked for, with no word of how it is meant.
-            OSError: If this machine cannot write it.
-        """
+        """Write the next piece of a file."""
         name = message["name"]
         if self._open is None:
             self._check(name)
@@ -101,5 +92,4 @@ class HostFiles(Mapping[str, bytes]):
             text = f"a file {printable(name, 100)!r}, where {', '.join(self._patterns)} is wanted"
             raise ValueError(text)
         if name in self._sizes or len(self._sizes) >= self._max_files:
-            text = f"{name!r} twice, or more than {self._max_files} files"
-            raise ValueError(text)
+            raise ValueError(f"{name!r} twice, or more than {self._max_files} files")

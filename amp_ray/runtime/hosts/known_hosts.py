@@ -23,21 +23,14 @@ _HASHED: Final = "|1|"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownKey:
-    """One line of a known_hosts file.
-
-    Args:
-        line: Counted from 1.
-        marker: ``@cert-authority``, ``@revoked`` or nothing.
-        kind: Of the key, such as ``ssh-ed25519``.
-        data: The public key in the form of RFC 4253.
-    """
+    """One line of a known_hosts file."""
 
     file: str
-    line: int
-    marker: str
+    line: int  # counted from 1
+    marker: str  # ``@cert-authority``, ``@revoked`` or nothing
     names: tuple[str, ...]
-    kind: str
-    data: bytes
+    kind: str  # of the key, such as ``ssh-ed25519``
+    data: bytes  # the public key in the form of RFC 4253
 
     @property
     def where(self) -> str:
@@ -70,11 +63,7 @@ class KnownKey:
 
 
 def read_known_hosts(files: Iterable[str]) -> tuple[KnownKey, ...]:
-    """Read all lines of several files; as in OpenSSH, one that cannot be read counts for nothing.
-
-    Raises:
-        HostError: If a file exists and cannot be read.
-    """
+    """Read all lines of several files; as in OpenSSH, one that cannot be read is passed over."""
     found: list[KnownKey] = []
     for name in files:
         try:
@@ -82,14 +71,12 @@ def read_known_hosts(files: Iterable[str]) -> tuple[KnownKey, ...]:
         except FileNotFoundError:
             continue
         except OSError as error:
-            message = f"known_hosts file {name} cannot be read: {error.strerror}"
-            raise HostError(message) from None
+            raise HostError(f"known_hosts file {name} cannot be read: {error.strerror}") from None
         found += _keys(name, data.decode("utf-8", "replace"))
     return tuple(found)
 
 
 def _keys(file: str, text: str) -> Iterator[KnownKey]:
-    """Read the lines of a file."""
     for number, line in enumerate(text.split("\n"), start=1):
         words = line.split()
         if not words or words[0].startswith("#"):

@@ -47,36 +47,26 @@ _TOKEN_BYTES: Final = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentSettings:
-    """How agents behave.
+    """How agents behave."""
 
-    Args:
-        lease_s: Without a sign of life for so long, each side takes the other for gone.
-        heartbeat_s: Between signs of life.
-        grace_s: Between TERM and KILL.
-        start_timeout_s: For an agent to start: a login shell and Python, from whatever file system.
-            The lease counts from its first word.
-        settle_s: What a rank's peers get to tell their story when it has failed.
-        isolate: Whether an agent takes a PID namespace of its own where it can.
-        base: Folder of all trials' folders on the hosts; None for their TMPDIR, else /tmp.
-    """
-
-    lease_s: float = 10.0
-    heartbeat_s: float = 1.0
-    grace_s: float = 0.5
+    lease_s: float = 10.0  # without a sign of life for so long, each side takes the other for gone
+    heartbeat_s: float = 1.0  # between signs of life
+    grace_s: float = 0.5  # between TERM and KILL
+    # For an agent to start: a login shell and Python, from whatever file system. The lease counts
+    # from its first word.
     start_timeout_s: float = 60.0
     import_timeout_s: float = 300.0
-    settle_s: float = 0.2
-    isolate: bool = True
+    settle_s: float = 0.2  # what a rank's peers get to tell their story when it has failed
+    isolate: bool = True  # whether an agent takes a PID namespace of its own where it can
+    # Folder of all trials' folders on the hosts; None for their TMPDIR, else /tmp
     base: str | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a lease that heartbeats cannot keep."""
         if self.lease_s < 2 * self.heartbeat_s:
-            message = (
+            raise ValueError(
                 f"lease_s {self.lease_s} must be at least twice heartbeat_s {self.heartbeat_s}, "
                 "or one late sign of life would end a trial"
             )
-            raise ValueError(message)
 
 
 class AgentLink:
@@ -198,7 +188,6 @@ class AgentLink:
         self._is_writing = False
 
     def _listen(self) -> None:
-        """Pass messages on until the end."""
         lines = Lines()
         problem = ""
         try:
@@ -230,14 +219,12 @@ class AgentLink:
                 _SPARE_BEATS + 2 * (time.monotonic() - self._start) / self._settings.heartbeat_s
             )
             if self._num_alive > allowed:
-                text = f"{self._num_alive} signs of life, where {allowed:.0f} are due"
-                raise WireError(text)
+                raise WireError(f"{self._num_alive} signs of life, where {allowed:.0f} are due")
         else:
             if message["kind"] != "file":  # those have their own bounds
                 self._num_bytes += len(line)
             if self._num_bytes > MESSAGE_BYTES:
-                text = f"more than {MESSAGE_BYTES} bytes of messages in one trial"
-                raise WireError(text)
+                raise WireError(f"more than {MESSAGE_BYTES} bytes of messages in one trial")
             checked = check_message(message)
             if checked["kind"] == "hello":
                 self._has_greeted = True
@@ -251,8 +238,7 @@ class AgentLink:
         """Remember the last of it: it may say why there is no agent."""
         self._num_noise_bytes += len(line)
         if self._num_noise_bytes > NOISE_BYTES:
-            text = f"more than {NOISE_BYTES} bytes that are no messages of our agent"
-            raise WireError(text)
+            raise WireError(f"more than {NOISE_BYTES} bytes that are no messages of our agent")
         if line.strip():
             text = line[:_NOISE_LINE_BYTES].decode("utf-8", "backslashreplace").strip()
             self._noise.append(printable(text))

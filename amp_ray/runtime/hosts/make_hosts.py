@@ -21,19 +21,14 @@ def experiment_folder(experiment: Experiment) -> Path:
 
 
 def host_maker(experiment: Experiment, ssh: SshSettings | None = None) -> MakeHost:
-    """Return what makes the hosts of an experiment.
-
-    Raises:
-        InputError: If SSH is asked for and not installed.
-    """
+    """Return what makes the hosts of an experiment."""
     if experiment.trials.backend == "local":
         return _local_maker(experiment)
     settings = located(ssh or experiment.trials.ssh, experiment_folder(experiment))
     try:
         from amp_ray.runtime.hosts.ssh import SshHost  # noqa: PLC0415 - local trials need no paramiko
     except ModuleNotFoundError as error:
-        message = f"trials over SSH need {error.name}: pip install 'amp-ray[ssh]'"
-        raise InputError(message) from None
+        raise InputError(f"trials over SSH need {error.name}: pip install 'amp-ray[ssh]'") from None
     return lambda name: SshHost(name, settings)
 
 

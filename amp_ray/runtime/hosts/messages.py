@@ -21,22 +21,18 @@ _Test = Callable[[Any], bool]
 
 
 def _is_integer(value: object) -> bool:
-    """Tell whether a value is a whole number."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _is_text(value: object) -> bool:
-    """Tell whether a value is a text."""
     return isinstance(value, str)
 
 
 def _is_bool(value: object) -> bool:
-    """Tell whether a value is true or false."""
     return isinstance(value, bool)
 
 
 def _is_texts(value: object) -> bool:
-    """Tell whether a value is a list of texts."""
     return isinstance(value, list) and all(isinstance(entry, str) for entry in value)
 
 
@@ -90,26 +86,21 @@ def check_message(message: Message) -> Message:
     """Return a message as it may be acted on, recorded and shown.
 
     Texts are cut and shown without control characters; a kind or a key that is not known passes.
-
-    Raises:
-        WireError: If something is missing, of another type, or out of all proportion.
+    Raises `WireError` if something is missing, of another type, or out of all proportion.
     """
     kind = message["kind"]
     for key, test in _SHAPES.get(kind, {}).items():
         if key not in message or not test(message[key]):
             found = printable(reprlib.repr(message.get(key)))
-            text = f"a message {printable(kind)!r} has {key} {found}"
-            raise WireError(text)
+            raise WireError(f"a message {printable(kind)!r} has {key} {found}")
     return message if kind == "file" else clean(message)
 
 
 def clean(message: Message) -> Message:
     """Return a message of a host with nothing in it that could harm a reader.
 
-    Numbers that JSON does not have (``nan``) become texts.
-
-    Raises:
-        WireError: If it is nested too deeply, or has too many values or too large a number.
+    Numbers that JSON does not have (``nan``) become texts. Raises `WireError` if it is nested too
+    deeply, or has too many values or too large a number.
     """
     num_values = 0
 
@@ -128,8 +119,7 @@ def clean(message: Message) -> Message:
         if isinstance(value, float) and not math.isfinite(value):
             return str(value)
         if isinstance(value, int) and abs(value) >= _MAX_INTEGER:
-            text = "a message has a number of more than 63 bits"
-            raise WireError(text)
+            raise WireError("a message has a number of more than 63 bits")
         return value
 
     cleaned: Message = visit(message, 0)
@@ -146,7 +136,6 @@ class Inbox:
     """A queue with a place of limited size for each agent, by its tag."""
 
     def __init__(self) -> None:
-        """Start empty."""
         self._queue: queue.SimpleQueue[tuple[str, Message]] = queue.SimpleQueue()
         self._rooms: defaultdict[str, threading.Semaphore] = defaultdict(
             lambda: threading.Semaphore(_WINDOW)
@@ -165,8 +154,7 @@ class Inbox:
     def get(self, timeout_s: float) -> tuple[str, Message]:
         """Take the oldest message.
 
-        Raises:
-            queue.Empty: If none comes in time.
+        Raises `queue.Empty` if none comes in time.
         """
         tag, message = self._queue.get(timeout=timeout_s)
         self._room(tag).release()
@@ -177,6 +165,5 @@ class Inbox:
         self._gone.add(tag)
 
     def _room(self, tag: str) -> threading.Semaphore:
-        """Return the place of an agent."""
         with self._lock:
             return self._rooms[tag]

@@ -45,13 +45,9 @@ logging.getLogger("paramiko").setLevel(logging.CRITICAL)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completed:
-    """A command that has ended.
+    """A command that has ended."""
 
-    Args:
-        exit_code: Its exit code; negative for a signal.
-    """
-
-    exit_code: int
+    exit_code: int  # its exit code; negative for a signal
     output: str
     error: str
 
@@ -63,10 +59,6 @@ class SshHost:
         """Look up how the host is reached; nothing is opened yet.
 
         ``name`` is ``[user@]host[:port]``, as in the hostfile.
-
-        Raises:
-            InputError: If the name has another form.
-            HostError: If the configuration asks for what is not supported.
         """
         self.name = name
         self.python = settings.python
@@ -91,11 +83,7 @@ class SshHost:
         self._connected()
 
     def run(self, argv: Sequence[str], *, timeout_s: float, text: str = "") -> Completed:
-        """Run a short command to its end, with ``text`` as its stdin.
-
-        Raises:
-            HostError: If it takes longer than ``timeout_s``; its own exit code is a result.
-        """
+        """Run a short command to its end, with ``text`` as its stdin."""
         with self._errors():
             session = self._start(argv)
             session.settimeout(timeout_s)
@@ -144,7 +132,6 @@ class SshHost:
             return self._clients[-1]
 
     def _disconnect(self) -> None:
-        """Close the connection and those that it goes through."""
         while self._clients:
             self._clients.pop().close()
 
@@ -200,15 +187,13 @@ class SshHost:
             yield
         except (paramiko.SSHException, OSError, EOFError) as error:
             what = "took too long" if isinstance(error, TimeoutError) else str(error)
-            message = f"{self.name}: {what or type(error).__name__}"
-            raise HostError(message) from error
+            raise HostError(f"{self.name}: {what or type(error).__name__}") from error
 
 
 class SshChannel:
     """A running command behind SSH."""
 
     def __init__(self, session: paramiko.Channel) -> None:
-        """Take over a session."""
         self._session = session
         self._session.settimeout(GIVE_UP_POLL_S)
 
@@ -226,8 +211,7 @@ class SshChannel:
             with contextlib.suppress(TimeoutError):
                 num_bytes = self._session.send(data[:_READ_BYTES])
                 if num_bytes == 0:
-                    message = "the connection is closed"
-                    raise OSError(message)
+                    raise OSError("the connection is closed")
                 data = data[num_bytes:]
 
     def close(self) -> None:
@@ -244,11 +228,6 @@ class _HostKeyCheck(paramiko.MissingHostKeyPolicy):
     """
 
     def __init__(self, route: Route, settings: SshSettings) -> None:
-        """Read the files.
-
-        Raises:
-            HostError: If one cannot be read.
-        """
         self._route, self._settings = route, settings
         keys = read_known_hosts(route.known_hosts)
         self._revoked = [key for key in keys if key.marker == REVOKED]
@@ -275,12 +254,11 @@ class _HostKeyCheck(paramiko.MissingHostKeyPolicy):
         data = key.asbytes()
         revoked = [each for each in self._revoked if each.data == data]
         if revoked:
-            message = (
+            raise HostError(
                 f"{hostname}: its {key.get_name()} key {key.fingerprint} is marked {REVOKED} at "
                 f"{revoked[0].where}. Whoever answers with it may be anybody: give the host a new "
                 "key, and ask whoever keeps that file"
             )
-            raise HostError(message)
         if not any(each.data == data for each in self._known):
             raise HostError(self._refusal(hostname, key))
 
@@ -318,7 +296,6 @@ def _lookup(settings: SshSettings) -> Lookup:
 
 
 def _explain(error: Exception, route: Route, settings: SshSettings, *, is_late: bool) -> NoReturn:
-    """Raise HostError with what is wrong and what mends it."""
     place = f"{route.user}@{known_hosts_name(route.host, route.port)}"
     match error:
         case HostError():
@@ -338,5 +315,4 @@ def _explain(error: Exception, route: Route, settings: SshSettings, *, is_late: 
             text = error.strerror or str(error)
         case _:
             text = str(error) or type(error).__name__
-    message = f"{place}: {text}"
-    raise HostError(message) from error
+    raise HostError(f"{place}: {text}") from error

@@ -28,16 +28,11 @@ _MAX_JUMPS: Final = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SshTarget:
-    """Where a connection goes.
-
-    Args:
-        user: None where nobody said.
-        port: None where nobody said.
-    """
+    """Where a connection goes."""
 
     host: str
-    user: str | None = None
-    port: int | None = None
+    user: str | None = None  # None where nobody said
+    port: int | None = None  # None where nobody said
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,9 +50,6 @@ class Route:
 def parse_target(text: str) -> SshTarget:
     """Read ``[user@]host[:port]``; an IPv6 address stands in brackets.
 
-    Raises:
-        InputError: If it has another form; a host never starts with ``-``.
-
     Example:
         >>> parse_target("ada@[fe80::1]:2222")
         SshTarget(host='fe80::1', user='ada', port=2222)
@@ -65,11 +57,10 @@ def parse_target(text: str) -> SshTarget:
     match = _TARGET.fullmatch(text)
     port = int(match["port"]) if match is not None and match["port"] else None
     if match is None or (port is not None and not 0 < port <= _MAX_PORT):
-        message = (
+        raise InputError(
             f"found host {text!r}: expected [user@]host[:port] of letters, digits, '.', '_' and "
             f"'-', with a port up to {_MAX_PORT}; an IPv6 address stands in brackets, as [fe80::1]"
         )
-        raise InputError(message)
     return SshTarget(host=match["name"] or match["ipv6"], user=match["user"], port=port)
 
 
@@ -78,19 +69,14 @@ def find_routes(
 ) -> tuple[Route, ...]:
     """Find how to reach a target.
 
-    Returns:
-        The target's own route, then those of the hosts to jump through, the nearest to us last.
-
-    Raises:
-        HostError: If a key file is missing, or the configuration asks for what is not supported.
+    Returns the target's own route, then those of the hosts to jump through, the nearest to us last.
     """
     found = lookup(target.host)
     if "proxycommand" in found or depth > _MAX_JUMPS:
-        message = (
+        raise HostError(
             f"{target.host}: {settings.config} asks for a ProxyCommand, which is not supported "
             f"(use ProxyJump), or for more than {_MAX_JUMPS} ProxyJump in a row"
         )
-        raise HostError(message)
     host = str(found.get("hostname", target.host))
     port = target.port or int(found.get("port", DEFAULT_PORT))
     own = Route(
@@ -116,11 +102,10 @@ def _identities(host: str, settings: SshSettings, found: Mapping[str, Any]) -> t
     paths = tuple(str(Path(name).expanduser()) for name in listed)
     missing = [path for path in paths if not Path(path).is_file()]
     if missing and (settings.identities or len(missing) == len(paths)):
-        message = (
+        raise HostError(
             f"{host}: key file {', '.join(missing)} does not exist; name an existing one as "
             "identity file, or make one with: ssh-keygen -t ed25519"
         )
-        raise HostError(message)
     return tuple(path for path in paths if path not in missing)
 
 

@@ -36,11 +36,7 @@ class Leftover:
 def sweep_host(host: Host, settings: AgentSettings, leftovers: Iterable[Leftover]) -> list[str]:
     """Sweep a host with an agent of its own.
 
-    Returns:
-        The processes that would not go, each described; empty after a verified sweep.
-
-    Raises:
-        HostError: If the host cannot be reached or does not answer.
+    Returns the processes that would not go, each described; empty after a verified sweep.
     """
     with _Sweeper.on(host, settings) as sweeper:
         return [
@@ -53,11 +49,9 @@ def sweep_host(host: Host, settings: AgentSettings, leftovers: Iterable[Leftover
 def sweep_trials(host: Host, settings: AgentSettings, trial_ids: Sequence[str]) -> list[str]:
     """Sweep a host of all attempts at some trials, whichever controller made them.
 
-    Their agents are known by no tag any more; folders carry the trials' names, and processes
-    the folders'. No other process and no other folder is touched.
-
-    Returns:
-        The processes that would not go, each described; empty after a verified sweep.
+    Their agents are known by no tag any more; folders carry the trials' names, and processes the
+    folders'. No other process and no other folder is touched. Returns the processes that would not
+    go, each described; empty after a verified sweep.
     """
     with _Sweeper.on(host, settings) as sweeper:
         return sweeper.ask(tag=None, base=settings.base, trials=[*trial_ids])
@@ -82,8 +76,7 @@ class _Sweeper:
         problem = link.why_not_started(min(settings.start_timeout_s, 2 * _TIMEOUT_S))
         if problem:
             link.close()
-            text = f"{host.name}: {problem}"
-            raise HostError(text)
+            raise HostError(f"{host.name}: {problem}")
         try:
             yield cls(link=link, inbox=inbox)
         except BaseException:
@@ -103,7 +96,6 @@ class _Sweeper:
             if time.monotonic() > deadline or not self.link.is_reading:
                 message = {"kind": "lost", "text": "no answer to a sweep"}
             if message["kind"] == "lost":
-                text = f"{self.link.host.name}: {message['text']}"
-                raise HostError(text)
+                raise HostError(f"{self.link.host.name}: {message['text']}")
         left: list[str] = message["left"]
         return left

@@ -33,7 +33,6 @@ class Contents:
     """What the hosts of a launcher may have to be sent; kept from trial to trial."""
 
     def __init__(self) -> None:
-        """Start with no files."""
         self.names: Mapping[str, str] = {}
         self._data: dict[str, bytes] = {}
         self._packed: dict[str, tuple[str, ...]] = {}
@@ -96,7 +95,6 @@ class Attempt:
         watch: Watch,
         files: tuple[Contents, Mapping[str, HostFiles]],
     ) -> None:
-        """Take what is needed; nothing is started."""
         self.signs: list[Sign] = []
         self.events: list[dict[str, Any]] = []
         self.lost: set[str] = set()
@@ -132,8 +130,7 @@ class Attempt:
     def run(self) -> None:
         """Prepare, start, follow to the end; afterwards the attributes tell what happened.
 
-        Raises:
-            InterruptedTrialError: If someone wants it to end; agents are still at work then.
+        Raises `InterruptedTrialError` if someone wants it to end; agents are still at work then.
         """
         self._prepare()
         self._deliver()
@@ -189,7 +186,6 @@ class Attempt:
                     self._lose(host, "the agent did not take the trial's files in time")
 
     def _begin(self) -> None:
-        """Start all ranks."""
         for host in self._launch.hosts:
             ranks = [command for command in self._launch.commands if command.host == host]
             self._links[host].send(
@@ -246,7 +242,6 @@ class Attempt:
                     self._lose(host, f"the agent did not {what} in time")
 
     def _stop(self) -> None:
-        """Tell every agent that is still busy to end its ranks."""
         for host in self._pending:
             self._links[host].send(kind="stop", reason="stopped")
 
@@ -292,7 +287,6 @@ class Attempt:
                 self._lose(host, f"it has read nothing for {self._settings.lease_s} s")
 
     def _handle(self, host: str, message: Message) -> None:
-        """Note a message."""
         time_s = time.monotonic() - self._start
         kind = message["kind"]
         if kind == "file":
@@ -320,7 +314,6 @@ class Attempt:
             react[kind](host, message, time_s)
 
     def _on_prepared(self, host: str, message: Message, _time_s: float) -> None:
-        """A host is ready."""
         self._missing[host] = set(message["missing"]).intersection(self._contents.digests)
         self.prepared[host] = message
 
@@ -335,11 +328,7 @@ class Attempt:
             self._lose(host, f"it sent what was not asked for: {error}")
 
     def _on_said(self, host: str, message: Message, time_s: float) -> None:
-        """A rank sent an event; only its report of a failure matters here.
-
-        Raises:
-            InputError: If the listener cannot keep it.
-        """
+        """A rank sent an event; only its report of a failure matters here."""
         try:
             self._watch.listener(message["data"])
         except InputError:
@@ -392,7 +381,6 @@ class Attempt:
             self._stop_soon()
 
     def _on_lost(self, host: str, message: Message, _time_s: float) -> None:
-        """An agent, or the connection to it, is gone."""
         if host in self._pending:
             self._lose(host, message["text"])
 
@@ -407,7 +395,6 @@ class Attempt:
         self._add(Sign(kind="lost", host=host, rank=None, time_s=time_s, text=text))
 
     def _add(self, sign: Sign) -> None:
-        """Note a sign of failure; the trial will be stopped."""
         self.signs.append(sign)
         self._stop_soon()
 

@@ -59,7 +59,6 @@ class Launcher:
         self._contents = Contents()
 
     def __enter__(self) -> Self:
-        """Return the launcher."""
         return self
 
     def __exit__(
@@ -76,15 +75,10 @@ class Launcher:
     def run(self, launch: Launch, folder: Path, *, reader: Reader = read_result) -> Outcome:
         """Run a trial to its end.
 
-        ``folder`` is made here; everything about the trial is written there.
-
-        Returns:
-            The outcome. Whatever goes wrong on hosts is one, not an exception.
-
-        Raises:
-            InputError: If the launch names a host that this launcher does not have.
-            FileExistsError: If there is such a folder.
-            InterruptedTrialError: If ``interrupt`` was called; nothing runs any more then.
+        ``folder`` is made here; everything about the trial is written there. Returns the outcome.
+        Whatever goes wrong on hosts is one, not an exception. Raises `FileExistsError` if there is
+        such a folder. Raises `InterruptedTrialError` if ``interrupt`` was called; nothing runs any
+        more then.
         """
         self.agents.check(launch.hosts, f"trial {launch.trial_id}")
         start = time.monotonic()

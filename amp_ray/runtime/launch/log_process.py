@@ -42,10 +42,6 @@ def read_logs_aside(
         num_warmup_steps: Steps that do not count, from the first.
         samples: Per step, to turn a rate into a time.
         limit_s: For the search; None for one that grows with the logs.
-
-    Raises:
-        ValueError: If there is no measurement, or none is found in time.
-        AmpRayError: If the process cannot do its work.
     """
     logs = {name: files[name] for name in log_names(files)}
     if limit_s is None:
@@ -69,11 +65,10 @@ def read_logs_aside(
             process.kill()
     if answer is None and late.is_set():
         shown = " or ".join(repr(entry.shown) for entry in formats)
-        message = (
+        raise ValueError(
             f"searching the logs for {shown} was ended after {limit_s:g} s: the pattern can match "
             "the same text in too many ways, as nested or neighbouring + and * do"
         )
-        raise ValueError(message)
     if answer is None:
         message = f"the process that searches logs ended by itself (status {process.returncode})"
         raise AmpRayError(message)

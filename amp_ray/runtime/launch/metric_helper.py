@@ -107,7 +107,6 @@ def _save_at_exit(pid: int) -> None:
 
 
 def _rank() -> int:
-    """Return this process's number."""
     found = [os.environ[name] for name in RANK_VARIABLES if name in os.environ]
     return int(found[0]) if found else 0
 

@@ -28,8 +28,7 @@ METRIC_MODULE: Final = "runtime/launch/metric_helper.py"
 def source_files(parts: Iterable[str] = TRAINING_PARTS) -> dict[str, bytes]:
     """Return source files of this package.
 
-    Returns:
-        Content by path, from ``amp_ray/`` on.
+    Returns content by path, from ``amp_ray/`` on.
     """
     package = resources.files("amp_ray")
     found: dict[str, bytes] = {}
@@ -49,12 +48,8 @@ def source_files(parts: Iterable[str] = TRAINING_PARTS) -> dict[str, bytes]:
 def user_files(names: Sequence[str], base: Path, *, where: Where | None = None) -> dict[str, bytes]:
     """Read the files that a user's own program needs.
 
-    Returns:
-        Content by path in the trial's folder: as the user wrote it, or the file's name alone
-        where that would lead out of the folder.
-
-    Raises:
-        InputError: If a file cannot be read, or two would be one.
+    Returns content by path in the trial's folder: as the user wrote it, or the file's name alone
+    where that would lead out of the folder.
     """
     found: dict[str, bytes] = {}
     for name in names:
@@ -66,17 +61,12 @@ def user_files(names: Sequence[str], base: Path, *, where: Where | None = None) 
             found[target] = (base / Path(name).expanduser()).read_bytes()
         except (OSError, RuntimeError, ValueError) as error:
             text = (error.strerror if isinstance(error, OSError) else None) or str(error)
-            message = f"{name} cannot be read: {text}"
-            raise InputError(message, where=where) from error
+            raise InputError(f"{name} cannot be read: {text}", where=where) from error
     return found
 
 
 def program_files(experiment: Experiment, base: Path) -> dict[str, bytes]:
-    """Return what every trial of an experiment sends to the hosts.
-
-    Raises:
-        InputError: If a file of the user's cannot be read.
-    """
+    """Return what every trial of an experiment sends to the hosts."""
     program = experiment.trials.program
     if program is None:
         return source_files()
@@ -118,7 +108,6 @@ def program_record(experiment: Experiment, base: Path) -> dict[str, Any]:
 
 
 def _target(name: str) -> str:
-    """Return where a file goes in the trial's folder."""
     path = PurePath(name)
     inside = not path.is_absolute() and ".." not in path.parts and not name.startswith("~")
     return str(path) if inside else path.name

@@ -34,7 +34,6 @@ class TrialFolder:
     """
 
     def __init__(self, path: Path) -> None:
-        """Make the folder."""
         self.path = path
         path.mkdir(parents=True)
 
@@ -129,12 +128,10 @@ def _word(text: str) -> str:
 
 
 def _ranks(command: RankCommand) -> str:
-    """Name the ranks of a command."""
     last = command.rank + len(command.all_slots) - 1
     return f"rank {command.rank}" if last == command.rank else f"ranks {command.rank} to {last}"
 
 
 def _slots(command: RankCommand) -> str:
-    """Name their slots."""
     word = "slot" if len(command.all_slots) == 1 else "slots"
     return f"{word} {', '.join(map(str, command.all_slots))}"

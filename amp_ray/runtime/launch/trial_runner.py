@@ -28,7 +28,6 @@ class TrialRunner:
         make_host: MakeHost,
         settings: AgentSettings | None = None,
     ) -> None:
-        """Make the hosts and read what they will be sent; nothing is opened yet."""
         self._experiment = experiment
         self._names = host_groups(experiment)[group]
         hosts = [make_host(name) for name in self._names]
@@ -37,7 +36,6 @@ class TrialRunner:
         self._launcher = Launcher(hosts, settings, warm_up=self._warm_up())
 
     def _warm_up(self) -> WarmUp | None:
-        """Return what warm processes import; None where every rank starts afresh."""
         preload = trial_warm_up(self._experiment)
         if preload is None:
             return None
@@ -46,12 +44,8 @@ class TrialRunner:
     def run(self, task: Task) -> Outcome:
         """Run a trial to its end.
 
-        Returns:
-            What came of it, whatever goes wrong on the hosts.
-
-        Raises:
-            InputError: If the strategy cannot be launched; nothing has been started then.
-            InterruptedTrialError: If ``interrupt`` was called; the hosts are clean then.
+        Returns what came of it, whatever goes wrong on the hosts. Raises `InterruptedTrialError` if
+        ``interrupt`` was called; the hosts are clean then.
         """
         launch = trial_launch(
             self._experiment,
@@ -71,8 +65,7 @@ class TrialRunner:
     def sweep(self, trial_ids: Sequence[str]) -> list[str]:
         """End and remove what attempts of a driver that has died have left.
 
-        Returns:
-            What stays, and the hosts that cannot be reached, each a line.
+        Returns what stays, and the hosts that cannot be reached, each a line.
         """
         return self._launcher.agents.sweep_trials(trial_ids)
 
@@ -82,13 +75,7 @@ class TrialRunner:
 
 
 def make_runner(experiment: Experiment, backend: Backend, group: int) -> TrialRunner:
-    """Make the runner of one group; `functools.partial` of it can be sent to another process.
-
-    Raises:
-        InputError: If a host's name has no known form, a file cannot be read, or SSH is not
-            installed.
-        HostError: If the SSH configuration asks for what is not supported.
-    """
+    """Make the runner of one group; `functools.partial` of it can be sent to another process."""
     chosen = replace(experiment, trials=replace(experiment.trials, backend=backend))
     return TrialRunner(chosen, group, host_maker(chosen))
 

@@ -56,16 +56,13 @@ class TrialActors(Protocol):
     def ready(self, calls: Iterable[Any], timeout_s: float) -> list[Any]:
         """Wait for the first of some calls to end, or less long; return all that have.
 
-        Raises:
-            RayUnavailableError: If none of the calls will ever end.
+        Raises `RayUnavailableError` if none of the calls will ever end.
         """
 
     def result(self, call: Any) -> Any:  # noqa: ANN401 - of any method
         """Return the result of a call that has ended.
 
-        Raises:
-            ActorLostError: If the actor has died.
-            Exception: What the method raised.
+        Raises `ActorLostError` if the actor has died. Raises `Exception`: what the method raised.
         """
 
     def end(self, group: int) -> None:
@@ -79,7 +76,6 @@ class ThreadActors:
     """Trial actors in this process: a thread per call. They cannot be killed."""
 
     def __init__(self, make_runner: MakeRunner) -> None:
-        """Take what makes the runner of a group."""
         self._make_runner = make_runner
         self._runners: dict[int, Runner] = {}
 
@@ -134,15 +130,11 @@ class ThreadActors:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Attempt:
-    """A trial that runs.
-
-    Args:
-        start_s: Since when, by a steady clock.
-    """
+    """A trial that runs."""
 
     task: Task
     group: int
-    start_s: float
+    start_s: float  # since when, by a steady clock
 
 
 class ActorPool:
@@ -151,7 +143,6 @@ class ActorPool:
     def __init__(
         self, actors: TrialActors, num_groups: int, *, start_timeout_s: float = START_TIMEOUT_S
     ) -> None:
-        """Start all actors side by side, and wait for them."""
         self._actors = actors
         self._num_groups = num_groups
         self._start_timeout_s = start_timeout_s
@@ -231,7 +222,6 @@ class ActorPool:
         self._end()
 
     def _close(self) -> None:
-        """Have all actors interrupt what they run, and close."""
         running = {attempt.group for attempt in self._attempts.values()}
         for group in running:
             self._actors.call(group, "interrupt")
@@ -277,11 +267,10 @@ class ActorPool:
             if opened.pid != os.getpid():
                 _LOGGER.info("trial actor %d: process %d on %s", group, opened.pid, opened.host)
         if calls:
-            message = (
+            raise AmpRayError(
                 f"the trial actors of host groups {sorted(calls.values())} have not started in "
                 f"{self._start_timeout_s:g} s: see whether the nodes of the Ray cluster are alive"
             )
-            raise AmpRayError(message)
 
     def _finish(self, call: Any, attempt: _Attempt) -> Finished:  # noqa: ANN401 - see TrialActors
         """Fetch an outcome; the death of the actor is one."""
@@ -333,7 +322,6 @@ class ActorPool:
             return
 
     def _end(self) -> None:
-        """Kill all actors."""
         for group in self._begun:
             self._actors.end(group)
         self._begun.clear()

@@ -88,16 +88,13 @@ def connect(address: str | None = None, *, num_cpus: int | None = None) -> Itera
     for 80 s. Ray listens on all interfaces of the machine, whatever address it is told; so such a
     cluster takes orders only with a token, made for this process (``RAY_AUTH_MODE=token``, unless
     the environment says otherwise). A cluster that is there keeps the authentication that it has.
+    Raises `RayUnavailableError` if there is no cluster, or it is of other versions or refuses us.
 
     Args:
         address: ``host:port`` of the head of a cluster of which this machine is a node, ``auto``
             for the one that was started on this machine, or ``local``; None for what RAY_ADDRESS
             says, or else ``local``.
         num_cpus: Of a cluster that is started here; None for all.
-
-    Raises:
-        InputError: If the address cannot be one.
-        RayUnavailableError: If there is no cluster, or it is of other versions or refuses us.
     """
     if ray.is_initialized():
         yield
@@ -151,7 +148,6 @@ class Watch:
     """Notices that the cluster that we are connected to is lost, much sooner than Ray does."""
 
     def __init__(self) -> None:
-        """Remember where this machine's part of the cluster listens, and its head."""
         self._raylet = ray_worker._global_node.raylet_socket_name  # noqa: SLF001
         self._head = ray.get_runtime_context().gcs_address
         self._well_s = self._seen_s = time.monotonic()
@@ -165,8 +161,7 @@ class Watch:
         if problem is None:
             self._well_s = self._seen_s
         elif problem == RAYLET_DIED or self._seen_s - self._well_s > LOST_TIMEOUT_S:
-            message = f"the Ray cluster at {self._head} is lost: {problem}"
-            raise RayUnavailableError(message)
+            raise RayUnavailableError(f"the Ray cluster at {self._head} is lost: {problem}")
 
     def problem(self) -> str | None:
         """Tell what does not answer; None if all does."""
@@ -201,20 +196,15 @@ def plan_batches(
 ) -> Iterator[tuple[range, list[Result | ValueError]]]:
     """Plan candidates by tasks of one CPU each; a worker or node that dies only costs time.
 
-    Nodes that have another version of this package, or none, are named in a warning and get no
-    more work.
+    Nodes that have another version of this package, or none, are named in a warning and get no more
+    work. Yields some of the numbers, and what `Work.plan` makes of them. Raises
+    `RayUnavailableError` if the cluster is lost, or gives no answer.
 
     Args:
         work: Planner and candidates; put once into the cluster.
         numbers: Of the candidates to plan. After an error of the user's, what comes later in
             their order is not begun any more.
         num_workers: How many tasks run at the same time, at most.
-
-    Yields:
-        Some of the numbers, and what `Work.plan` makes of them.
-
-    Raises:
-        RayUnavailableError: If the cluster is lost, or gives no answer.
     """
     tasks = _SearchTasks(work)
     # The first batch is empty: its answer tells that a worker has started.
@@ -236,8 +226,7 @@ def plan_batches(
             yield batch, found
         watch.check()
         if time.monotonic() - heard_s > limit_s:
-            message = f"no Ray worker has answered in {limit_s:g} s: {_shortage()}"
-            raise RayUnavailableError(message)
+            raise RayUnavailableError(f"no Ray worker has answered in {limit_s:g} s: {_shortage()}")
 
 
 def _batches(numbers: range, num_workers: int) -> Iterator[range]:
@@ -268,8 +257,7 @@ class _SearchTasks:
     def answer(self, call: Any) -> list[Result | ValueError] | None:  # noqa: ANN401 - Ray's
         """Return the results of a task that has ended; None if it has to run again.
 
-        Raises:
-            RayUnavailableError: If no node is fit for it.
+        Raises `RayUnavailableError` if no node is fit for it.
         """
         try:
             node, problem, found = ray.get(call, timeout=FETCH_TIMEOUT_S)
@@ -329,7 +317,6 @@ def work_of(pickled: bytes) -> Work:
 
 
 def _shortage() -> str:
-    """Say how many CPUs there are."""
     have, free = ray.cluster_resources(), ray.available_resources()
     return (
         f"each needs a CPU, and of the {have.get('CPU', 0):g} of the Ray cluster "
@@ -346,10 +333,6 @@ def actor_pool(make_runner: MakeRunner, num_groups: int, *, spread: bool = False
     ``make_runner`` is sent to the actors and must be picklable. By default they run on the
     driver's machine, which has the keys for the hosts and the folder of the study; ``spread``
     distributes them over the cluster.
-
-    Raises:
-        InputError: What making a runner raised.
-        AmpRayError: If an actor does not start in time.
     """
     return ActorPool(RayTrialActors(make_runner, spread=spread), num_groups)
 
@@ -358,7 +341,6 @@ class RayTrialActors:
     """Trial actors: no CPU, since they wait, and no retries, since the journal decides on those."""
 
     def __init__(self, make_runner: MakeRunner, *, spread: bool) -> None:
-        """Prepare; actors are started by ``begin``."""
         here = _this_node()
         self._spread = spread
         self._watch = Watch()
@@ -414,5 +396,4 @@ class RayTrialActors:
 
 
 def _this_node() -> str:
-    """Return what the cluster calls the machine of this process."""
     return str(ray.get_runtime_context().get_node_id())

@@ -44,24 +44,16 @@ class RayUnavailableError(AmpRayError):
 
 
 def require_ray(what: str) -> None:
-    """Refuse to go on without Ray.
-
-    Raises:
-        InputError: If it is not installed; with the command that installs it.
-    """
+    """Refuse to go on without Ray."""
     if find_spec("ray") is None:
-        message = f"{what} needs Ray, which is not installed: pip install 'amp-ray[ray]'"
-        raise InputError(message)
+        raise InputError(f"{what} needs Ray, which is not installed: pip install 'amp-ray[ray]'")
 
 
 def find_address(address: str | None) -> str:
     """Return the address that counts: the given one, or RAY_ADDRESS, or a cluster of our own.
 
     Where RAY_ADDRESS leads nowhere, a warning says so, and a cluster of our own takes its place.
-
-    Raises:
-        InputError: If the given address can be none.
-        RayUnavailableError: If no Ray answers there.
+    Raises `RayUnavailableError` if no Ray answers there.
     """
     if address is not None:
         check_address(address)
@@ -89,11 +81,7 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def check_form(address: str) -> None:
-    """Refuse what can be no address.
-
-    Raises:
-        InputError: If it is neither ``auto`` nor ``local`` nor ``host:port``.
-    """
+    """Refuse what can be no address."""
     if address not in {LOCAL, AUTO}:
         split_address(address)
 
@@ -101,20 +89,17 @@ def check_form(address: str) -> None:
 def check_address(address: str) -> None:
     """See whether a Ray is there; ``auto`` and ``local`` are looked for by Ray itself.
 
-    Raises:
-        InputError: If it can be no address.
-        RayUnavailableError: If no Ray answers there.
+    Raises `RayUnavailableError` if no Ray answers there.
     """
     if address in {LOCAL, AUTO}:
         return
     _, port = split_address(address)
     problem = head_problem(address)
     if problem is not None:
-        message = (
+        raise RayUnavailableError(
             f"no Ray cluster at {address}: {problem}; start one with ray up or "
             f"ray start --head --port {port}, or leave the address out"
         )
-        raise RayUnavailableError(message)
 
 
 def head_problem(address: str, timeout_s: float = REACH_TIMEOUT_S) -> str | None:
@@ -179,7 +164,6 @@ def environment_kept() -> Iterator[None]:
 
 
 def _set_by_ray() -> dict[str, str]:
-    """Return the variables that are Ray's business."""
     return {
         name: text
         for name, text in os.environ.items()

@@ -20,16 +20,11 @@ _POLL_S: Final = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveNode:
-    """A machine of a Ray cluster that is alive.
-
-    Args:
-        num_devices: GPUs that Ray counts there.
-        kind: What Ray calls the GPU, e.g. ``V100``; empty where it knows none.
-    """
+    """A machine of a Ray cluster that is alive."""
 
     address: str
-    num_devices: int
-    kind: str
+    num_devices: int  # GPUs that Ray counts there
+    kind: str  # what Ray calls the GPU, e.g. ``V100``; empty where it knows none.
     is_head: bool
 
 
@@ -37,11 +32,9 @@ def live_nodes(records: Iterable[Record]) -> tuple[LiveNode, ...]:
     """List the machines that are alive.
 
     Ray may list a machine twice, after its node was restarted or where two nodes share it; its
-    devices are the same ones, so the entry with most of them counts.
-
-    Returns:
-        The head first, then the machines with the head's kind of device, then those with others
-        by kind; by address within a kind.
+    devices are the same ones, so the entry with most of them counts. Returns the head first, then
+    the machines with the head's kind of device, then those with others by kind; by address within a
+    kind.
     """
     best: dict[str, LiveNode] = {}
     for node in map(_node, records):
@@ -73,26 +66,20 @@ def to_hostfile(
         with_head: Whether the head is a host too.
         kinds: Kinds of device in the order in which their hosts are wanted, as an experiment
             file has them; the head stays first among its kind.
-
-    Raises:
-        InputError: If a kind is not there, or no host is left.
-        HostError: If a machine is known by an address that other machines cannot reach.
     """
     unknown = [kind for kind in kinds if kind not in {node.kind for node in nodes}]
     if unknown:
-        message = f"no node with {', '.join(unknown)}: found {_listing(nodes)}"
-        raise InputError(message)
+        raise InputError(f"no node with {', '.join(unknown)}: found {_listing(nodes)}")
     wanted = [node for node in nodes if with_head or not node.is_head]
     if kinds:
         wanted.sort(key=lambda node: _order(node, kinds))
     if num_slots is None:
         wanted = [node for node in wanted if node.num_devices > 0]
     if not wanted:
-        message = (
+        raise InputError(
             f"no host is left for the hostfile: found {_listing(nodes)}. Machines without GPUs "
             "need a number of slots to be given"
         )
-        raise InputError(message)
     _refuse_loopback(wanted)
     return tuple(
         HostSlots(host=node.address, num_slots=num_slots or node.num_devices) for node in wanted
@@ -103,9 +90,7 @@ def expected_nodes(cluster_file: Mapping[str, Any]) -> int | None:
     """Return how many nodes ``ray up`` was asked to start, the head among them.
 
     ``cluster_file`` is what ``ray up`` leaves on the head as ``~/ray_bootstrap_config.yaml``.
-
-    Returns:
-        The number, or None where the file does not say.
+    Returns the number, or None where the file does not say.
     """
     types = cluster_file.get("available_node_types")
     if not isinstance(types, Mapping):
@@ -118,10 +103,7 @@ def wait_for_nodes(
 ) -> tuple[LiveNode, ...]:
     """Wait until enough machines are alive.
 
-    It waits at most ``timeout_s``; 0 asks once.
-
-    Returns:
-        All that are alive, which may be more.
+    It waits at most ``timeout_s``; 0 asks once. Returns all that are alive, which may be more.
     """
     deadline = time.monotonic() + timeout_s
     while True:
@@ -129,12 +111,11 @@ def wait_for_nodes(
         if len(nodes) >= num_nodes:
             return nodes
         if time.monotonic() >= deadline:
-            message = (
+            raise AmpRayError(
                 f"{len(nodes)} of {num_nodes} nodes are alive after {timeout_s:g} s: found "
                 f"{_listing(nodes)}. What became of the others stands on the head, in "
                 "session_latest/logs/monitor* of Ray's folder"
             )
-            raise AmpRayError(message)
         time.sleep(min(_POLL_S, max(deadline - time.monotonic(), 0)))
 
 
@@ -172,15 +153,13 @@ def _refuse_loopback(nodes: Sequence[LiveNode]) -> None:
     """Refuse addresses that mean another machine wherever they are used."""
     for node in nodes:
         if len(nodes) > 1 and _is_loopback(node.address):
-            message = (
+            raise HostError(
                 f"Ray knows {'the head' if node.is_head else 'a node'} as {node.address}, where no "
                 "other machine can reach it: start it with ray start --node-ip-address=ADDRESS"
             )
-            raise HostError(message)
 
 
 def _is_loopback(address: str) -> bool:
-    """Tell whether an address leads back to whoever uses it."""
     try:
         return ipaddress.ip_address(address).is_loopback
     except ValueError:
@@ -188,10 +167,8 @@ def _is_loopback(address: str) -> bool:
 
 
 def _listing(nodes: Sequence[LiveNode]) -> str:
-    """Name machines with their devices, for messages."""
     return ", ".join(f"{node.address} ({_devices(node)})" for node in nodes) or "none"
 
 
 def _devices(node: LiveNode) -> str:
-    """Name a machine's devices."""
     return f"{node.num_devices} {node.kind or 'GPU'}" if node.num_devices else "no GPU"

@@ -28,15 +28,10 @@ NUM_SAMPLES: Final = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workers:
-    """By whom a search is done.
+    """By whom a search is done."""
 
-    Args:
-        num: How many Ray workers; 0 for none, None for one per CPU.
-        address: Of the Ray cluster; None for the one that RAY_ADDRESS names, or else one that is
-            started here.
-    """
-
-    num: int | None = None
+    num: int | None = None  # how many Ray workers; 0 for none, None for one per CPU
+    # Of the Ray cluster; None for the one that RAY_ADDRESS names, or else one that is started here
     address: str | None = None
 
     @property
@@ -45,11 +40,7 @@ class Workers:
         return bool(self.num) or self.address is not None
 
     def check(self) -> None:
-        """Refuse what cannot be had, before anything is planned.
-
-        Raises:
-            InputError: If Ray is asked for and not installed, or the address can be none.
-        """
+        """Refuse what cannot be had, before anything is planned."""
         if self.forced:
             require_ray("a search with --workers or --address")
         if self.address is not None:
@@ -65,14 +56,10 @@ ALONE: Final = Workers(num=0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What every worker is given once.
-
-    Args:
-        candidates: All of them; batches name them by number.
-    """
+    """What every worker is given once."""
 
     planner: Planner
-    candidates: tuple[AnyCandidate, ...]
+    candidates: tuple[AnyCandidate, ...]  # all of them; batches name them by number
 
     def plan(self, numbers: range) -> list[Result | ValueError]:
         """Plan some candidates, up to the first error of the user's, which then is the last."""
@@ -90,7 +77,6 @@ class Stopwatch:
     """Tells from the last candidates what the rest will take."""
 
     def __init__(self) -> None:
-        """Begin."""
         self._last_s: deque[float] = deque(maxlen=NUM_SAMPLES)
 
     def add(self, time_s: float) -> None:
@@ -124,11 +110,6 @@ def search_candidates(
 
     The ranking is the same for all workers, bit for bit; ``progress`` gets (done, all), and
     ``leading`` each strategy that is faster than all before it.
-
-    Raises:
-        ValueError: If the profile lacks what a candidate needs.
-        InputError: If Ray is asked for and not installed, or the address is none.
-        AmpRayError: If the Ray cluster of an address cannot be used.
     """
     wanted = Wanted(candidates, optional, planner.relative_error)
     watch = Stopwatch()

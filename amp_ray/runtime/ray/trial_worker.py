@@ -41,25 +41,19 @@ class Hello:
     def check_version(self) -> None:
         """Refuse a process that runs another version: it might launch differently."""
         if self.version != amp_ray.__version__:
-            message = (
+            raise AmpRayError(
                 f"{self.host} has amp-ray {self.version} and this machine {amp_ray.__version__}: "
                 "install the same version on every node of the Ray cluster"
             )
-            raise AmpRayError(message)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Home:
-    """Where the driver runs.
-
-    Args:
-        folder: Its working folder, from which experiments name their files.
-        environment: What it has of `SET_BY_RAY`.
-    """
+    """Where the driver runs."""
 
     node: str
-    folder: str
-    environment: Mapping[str, str]
+    folder: str  # its working folder, from which experiments name their files
+    environment: Mapping[str, str]  # what it has of `SET_BY_RAY`
 
     @classmethod
     def of_this_process(cls, node: str) -> "Home":
@@ -77,14 +71,10 @@ class Home:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ran:
-    """An attempt that is over.
+    """An attempt that is over."""
 
-    Args:
-        outcome: What came of it; None if it was interrupted.
-        files: Of its folder by relative path, where the driver cannot see the folder itself.
-    """
-
-    outcome: Outcome | Fault | None
+    outcome: Outcome | Fault | None  # what came of it; None if it was interrupted
+    # Of its folder by relative path, where the driver cannot see the folder itself
     files: Mapping[str, bytes]
 
 
@@ -104,11 +94,10 @@ class TrialWorker:
     async def open(self, lost: Sequence[str]) -> Hello | AmpRayError:
         """Make the runner, and end what a dead process of this group has left running.
 
+        Returns the error, if the runner cannot be made.
+
         Args:
             lost: Names of the trials that ran when it died.
-
-        Returns:
-            The error, if the runner cannot be made.
         """
         if self._is_home:
             self._home.enter()
@@ -144,7 +133,6 @@ class TrialWorker:
 
     @property
     def _opened(self) -> Runner:
-        """The runner."""
         assert self._runner is not None, "open() comes first"
         return self._runner
 

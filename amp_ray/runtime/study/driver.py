@@ -57,35 +57,25 @@ _WAIT_S: Final = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriverSettings:
-    """How a study is driven.
-
-    Args:
-        study_id: Short and different for every study: part of the names of trials.
-        time_left_s: Nothing runs for longer than this. None for no limit.
-        steady: Makes blocks in which no signal interrupts; see `interruption.Interruption`.
-        known_failures: Signs of common failures that the study is not stopped for again.
-    """
+    """How a study is driven."""
 
     trials_folder: Path
-    study_id: str
-    time_left_s: float | None = None
+    study_id: str  # short and different for every study: part of the names of trials
+    time_left_s: float | None = None  # nothing runs for longer than this. None for no limit.
+    # Makes blocks in which no signal interrupts; see `interruption.Interruption`
     steady: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
+    # Signs of common failures that the study is not stopped for again
     known_failures: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Again:
-    """A trial that has to run once more.
-
-    Args:
-        lost: Whether a host was unreachable before: there is no third time.
-        avoided: The group where that was, if another one should have it now.
-    """
+    """A trial that has to run once more."""
 
     trial: Trial
     attempt: int
-    lost: bool
-    avoided: int | None = None
+    lost: bool  # whether a host was unreachable before: there is no third time
+    avoided: int | None = None  # the group where that was, if another one should have it now
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +98,6 @@ class Driver:
         view: View,
         settings: DriverSettings,
     ) -> None:
-        """Take the parts."""
         self.state = state
         self._pool, self._log, self._view, self._settings = pool, log, view, settings
         self._predictor = BoundedPredictor()
@@ -121,13 +110,11 @@ class Driver:
     def run(self, unfinished: Iterable[Open] = (), left: Iterable[str] = ()) -> StudyResult:
         """Drive until the budget is spent, nothing is worth a trial, or no host is left.
 
+        Raises `KeyboardInterrupt` after everything that ran has been ended in order.
+
         Args:
             unfinished: Trials of earlier drivers that have to run again.
             left: Names of attempts of which hosts may still have something; they are swept.
-
-        Raises:
-            AmpRayError: If the journal cannot be written, or this machine cannot run trials.
-            KeyboardInterrupt: After everything that ran has been ended in order.
         """
         ending: Ending = "failed"
         try:
@@ -202,7 +189,6 @@ class Driver:
         return "exhausted" if self.state.budget_left else "budget"
 
     def _start(self, what: _Again, group: int) -> None:
-        """Write down and start one attempt."""
         trial, attempt = what.trial, what.attempt
         while (self._settings.trials_folder / f"{trial.number:04d}-{attempt}").exists():
             attempt += 1  # of an attempt that the journal does not know: it was salvaged
@@ -307,7 +293,6 @@ class Driver:
             self._view.note(f"trial {number} did not end in order; --resume cleans up after it")
 
     def _learn(self) -> Knowledge:
-        """Calibrate with all outcomes and show what is known."""
         knowledge = learn(self.state, self._predictor)
         self._view.learned(self.state, knowledge)
         return knowledge
@@ -319,11 +304,9 @@ class Driver:
 
     @property
     def _seconds(self) -> float:
-        """Wall time of this driver so far."""
         return time.monotonic() - self._begun_s
 
     @property
     def _left_s(self) -> float:
-        """Wall time that is left."""
         limit_s = self._settings.time_left_s
         return math.inf if limit_s is None else limit_s - self._seconds

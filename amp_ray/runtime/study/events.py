@@ -37,50 +37,37 @@ _MOST_SHOWN = 40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Open:
-    """A trial that was begun and has no outcome in the journal.
-
-    Args:
-        interrupted: Whether the driver ended the attempt in order, so that nothing is left of it.
-        lost: Whether a host was unreachable during one of its attempts.
-    """
+    """A trial that was begun and has no outcome in the journal."""
 
     trial: Trial
     attempt: int
     trial_id: str
+    # Whether the driver ended the attempt in order, so that nothing is left of it
     interrupted: bool = False
-    lost: bool = False
+    lost: bool = False  # whether a host was unreachable during one of its attempts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rebuilt:
-    """What a journal tells.
-
-    Args:
-        open: Trials without an outcome, by number.
-        left: Names of attempts of which something may be left on hosts: their driver died, or a
-            host could not be reached.
-        seconds: Wall time that the drivers before have spent.
-        program: What the study ran last, as its header or a later start tells; None of a replay,
-            and of a study of an older version.
-        known_failures: Signs of failures that trials had in common and that the study was stopped
-            for already: going on after that is the user's decision.
-    """
+    """What a journal tells."""
 
     state: TunerState
-    open: tuple[Open, ...]
+    open: tuple[Open, ...]  # trials without an outcome, by number
+    # Names of attempts of which something may be left on hosts: their driver died, or a host could
+    # not be reached
     left: tuple[str, ...]
-    seconds: float
+    seconds: float  # wall time that the drivers before have spent
+    # What the study ran last, as its header or a later start tells; None of a replay, and of a
+    # study of an older version
     program: Mapping[str, Any] | None = None
+    # Signs of failures that trials had in common and that the study was stopped for already: going
+    # on after that is the user's decision
     known_failures: frozenset[str] = frozenset()
 
     def check_program(self, program: Mapping[str, Any] | None, *, file: str) -> str | None:
         """Refuse to mix times of two programs; one that has told nothing yet may be mended.
 
-        Returns:
-            What has changed; None if nothing has.
-
-        Raises:
-            InputError: If it differs from what was measured.
+        Returns what has changed; None if nothing has.
         """
         if program is None or self.program is None:
             return None
@@ -158,12 +145,7 @@ def rebuild(
     file: str,
     program: Mapping[str, Any] | None = None,
 ) -> Rebuilt:
-    """Replay a journal.
-
-    Raises:
-        InputError: If an event does not fit what came before it, or a trial ran what the
-            experiment does not choose from any more.
-    """
+    """Replay a journal."""
     replay = _Replay(state=state, cluster=cluster, file=file, program=program)
     for index in range(len(events)):
         with _placed(Where(file=file, line=1 + _HEADER_LINES + index)):
@@ -180,23 +162,19 @@ def rebuild(
 
 @dataclass(slots=True, kw_only=True)
 class _Replay:
-    """Where a replay stands.
-
-    Args:
-        left: Names of attempts of which something may be left; an ordered set.
-        seconds: Wall time of all drivers but the last.
-        strategies: Those that were read, by their JSON text.
-        over: The attempt that gave each trial its outcome.
-    """
+    """Where a replay stands."""
 
     state: TunerState
     cluster: Cluster
     file: str
     open: dict[int, Open] = field(default_factory=dict)
+    # Names of attempts of which something may be left; an ordered set
     left: dict[str, None] = field(default_factory=dict)
-    seconds: float = 0.0
+    seconds: float = 0.0  # wall time of all drivers but the last
     spent: float = 0.0
+    # Those that were read, by their JSON text
     strategies: dict[str, Strategy] = field(default_factory=dict)
+    # The attempt that gave each trial its outcome
     over: dict[int, Open] = field(default_factory=dict)
     known_failures: set[str] = field(default_factory=set)
     program: Mapping[str, Any] | None = None
@@ -225,14 +203,12 @@ class _Replay:
             self.state = reopen(self.state, number)
 
     def _start(self, event: Mapping[str, Any]) -> None:
-        """An attempt began."""
         number, trial_id = event["number"], event["trial_id"]
         self.left[trial_id] = None
         if number == len(self.state.trials):
             self.state = start(self.state, self._trial(event))
         elif number not in self.open:
-            message = f"trial {number} begins again and is not open"
-            raise ValueError(message)
+            raise ValueError(f"trial {number} begins again and is not open")
         before = self.open.get(number)
         self.open[number] = Open(
             trial=self.state.trials[number].trial,
@@ -242,7 +218,6 @@ class _Replay:
         )
 
     def _interrupt(self, event: Mapping[str, Any]) -> None:
-        """An attempt was ended, or lost its host."""
         begun = self._begun(event)
         lost = event.get("unreachable") is not None
         is_clean = not lost and event.get("fault") is None
@@ -269,32 +244,27 @@ class _Replay:
         self.over[number] = self.open.pop(number)
 
     def _begun(self, event: Mapping[str, Any]) -> Open:
-        """Return the attempt that an event ends."""
         begun = self.open.get(event["number"])
         if begun is None or begun.attempt != event["attempt"] or begun.trial_id not in self.left:
             attempt = f"attempt {event['attempt']} at trial {event['number']}"
-            message = f"{attempt} is over ({event['event']}) and did not run"
-            raise ValueError(message)
+            raise ValueError(f"{attempt} is over ({event['event']}) and did not run")
         return begun
 
     def _trial(self, event: Mapping[str, Any]) -> Trial:
-        """Read the trial of a ``started`` event."""
         key = json.dumps(event["strategy"], sort_keys=True)
         if key not in self.strategies:
             self.strategies[key] = strategy_from_json(
                 event["strategy"], self.cluster, file=self.file
             )
         if self.strategies[key] not in self.state.index_of:
-            message = (
+            raise ValueError(
                 f"trial {event['number']} ran a strategy that is none of the "
                 f"{len(self.state.candidates)} to choose from now: the search's limits, the "
                 "calibration or the table are not those that the study began with. Go on with "
                 "them, or name a new folder by --study"
             )
-            raise ValueError(message)
         if event["predicted_s"] == 0:
-            message = "predicted_s is 0; no strategy takes no time"
-            raise ValueError(message)
+            raise ValueError("predicted_s is 0; no strategy takes no time")
         return Trial(
             number=event["number"],
             strategy=self.strategies[key],
@@ -306,10 +276,8 @@ class _Replay:
 
 
 def _finite(value: object, name: str) -> float:
-    """Return a figure of an event."""
     if not isinstance(value, int | float) or not 0 <= value < math.inf:
-        message = f"{name} is {str(value)[:_MOST_SHOWN]}; expected a number of at least 0"
-        raise ValueError(message)
+        raise ValueError(f"{name} is {str(value)[:_MOST_SHOWN]}; expected a number of at least 0")
     return float(value)
 
 
@@ -319,7 +287,6 @@ def _placed(where: Where) -> Iterator[None]:
     try:
         yield
     except KeyError as error:
-        message = f"the event has no {error}"
-        raise InputError(message, where=where) from error
+        raise InputError(f"the event has no {error}", where=where) from error
     except (ValueError, TypeError, AttributeError, OverflowError) as error:
         raise InputError(str(error), where=where) from error

@@ -52,17 +52,13 @@ class Study:
     ``result.json``     the last result
     ``calibration.json``  the last calibration, for ``plan --calibration``
     ==================  =======================================================
-
-    Args:
-        journal: Open; its first record is the header.
-        broken: The driver whose lock was left behind, for people; None if there was none.
     """
 
     folder: Path
-    journal: Journal
+    journal: Journal  # open; its first record is the header
     study_id: str
     is_new: bool
-    broken: str | None
+    broken: str | None  # the driver whose lock was left behind, for people; None if there was none
 
     @property
     def trials_folder(self) -> Path:
@@ -74,10 +70,9 @@ class Study:
         try:
             write_text(self.folder / name, text, opener=private)
         except InputError as error:  # nobody has named that file
-            message = (
+            raise AmpRayError(
                 f"{error}. The journal has everything: mend that, and --resume writes it again"
-            )
-            raise AmpRayError(message) from error
+            ) from error
 
 
 @contextlib.contextmanager
@@ -87,12 +82,6 @@ def open_study(
     """Make a study's folder, or go on with one; locked until the end.
 
     With ``salvage`` a damaged journal is continued from the records before the damage.
-
-    Raises:
-        InputError: If there is a study and ``resume`` is false, or the other way round, or it is
-            one of something else, or another driver is at work on it, or the folder cannot be
-            written.
-        AmpRayError: If its journal cannot be written or its file system has no locks.
     """
     header = json.loads(json.dumps(header))  # as it will be read
     if not check_folder(folder, resume=resume):
@@ -129,26 +118,20 @@ def folder_for(name: str) -> Path:
 def check_folder(folder: Path, *, resume: bool) -> bool:
     """See whether a folder is a study's, or can be one; nothing is changed.
 
-    Returns:
-        Whether it is a study's.
-
-    Raises:
-        InputError: If there is none to go on with, or it is full of something else.
+    Returns whether it is a study's.
     """
     try:
         names = sorted(path.name for path in folder.iterdir())
     except FileNotFoundError:
         names = []
     except OSError as error:
-        message = f"{folder}: a study cannot be kept here: {error.strerror}"
-        raise InputError(message) from error
+        raise InputError(f"{folder}: a study cannot be kept here: {error.strerror}") from error
     is_study = bool({JOURNAL, LOCK} & set(names))
     if resume and not is_study:
-        message = (
+        raise InputError(
             f"{folder} has no study to go on with: leave --resume out to begin one (a driver that "
             "ended before its first trial may have left none), or name a study's folder by --study"
         )
-        raise InputError(message)
     others = [name for name in names if not name.startswith(".")]
     if others and not is_study:
         named = ", ".join(others[:_MAX_NAMED]) + (", ..." if len(others) > _MAX_NAMED else "")
@@ -165,8 +148,7 @@ def _make(folder: Path) -> None:
             folder.chmod(_MODE)
         sync_folder(folder.parent)
     except OSError as error:
-        message = f"{folder}: a study cannot be kept here: {error.strerror}"
-        raise InputError(message) from error
+        raise InputError(f"{folder}: a study cannot be kept here: {error.strerror}") from error
 
 
 def _check_is_expected(
@@ -175,13 +157,11 @@ def _check_is_expected(
     """Refuse to begin a study anew, or to go on with one of something else."""
     where = Where(file=str(folder / JOURNAL), line=1)
     if found.get("event") != header["event"] or "study" not in found:
-        message = f"this is no header of a study: {found.get('event')!r}"
-        raise InputError(message, where=where)
+        raise InputError(f"this is no header of a study: {found.get('event')!r}", where=where)
     if not resume:
-        message = (
+        raise InputError(
             f"{folder} has a study: go on with it by --resume, or name another folder by --study"
         )
-        raise InputError(message)
     told = [
         _difference(key, found.get(key), header[key])
         for key in header

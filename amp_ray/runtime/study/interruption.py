@@ -19,13 +19,11 @@ class Interruption:
     """
 
     def __init__(self) -> None:
-        """Change nothing yet."""
         self._before: dict[signal.Signals, Any] = {}
         self._is_steady = False
         self._is_pending = False
 
     def __enter__(self) -> Self:
-        """Take the signals over."""
         for number in SIGNALS:
             if signal.getsignal(number) != signal.SIG_IGN:
                 self._before[number] = signal.signal(number, self._arrived)
@@ -37,7 +35,6 @@ class Interruption:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Give them back."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
         self._before.clear()
@@ -47,10 +44,8 @@ class Interruption:
         """Let a signal wait until the end of a ``with`` block, which should be short.
 
         A signal before the block whose ``KeyboardInterrupt`` has ended nothing, since other
-        people's code caught it (starting Ray can do that), comes again at the beginning.
-
-        Raises:
-            KeyboardInterrupt: At the end, if a signal came meanwhile, or at the beginning.
+        people's code caught it (starting Ray can do that), comes again at the beginning. Raises
+        `KeyboardInterrupt`: at the end, if a signal came meanwhile, or at the beginning.
         """
         if isinstance(sys.exception(), KeyboardInterrupt):
             self._is_pending = False  # this block belongs to the orderly end
@@ -63,7 +58,6 @@ class Interruption:
         self._raise_pending()
 
     def _raise_pending(self) -> None:
-        """Raise for a signal that nobody has heeded yet."""
         if self._is_pending:
             self._is_pending = False
             raise KeyboardInterrupt

@@ -44,7 +44,6 @@ class Journal:
     """
 
     def __init__(self, path: Path, contents: Contents, descriptor: int) -> None:
-        """Take an open file; use `open`."""
         self.path = path
         self.records = contents.bodies
         self.dropped = contents.dropped
@@ -61,9 +60,6 @@ class Journal:
 
         With ``salvage`` a damaged one is opened with the records before the damage; the
         rest is moved to a file beside it.
-
-        Raises:
-            InputError: If it cannot be opened for writing, or its content is damaged.
         """
         descriptor = -1
         try:
@@ -90,12 +86,8 @@ class Journal:
         """Write a record; when this returns, it survives a crash of process or machine.
 
         An interruption by a signal waits until the record is written: nobody has to find out
-        whether it was.
-
-        Raises:
-            JournalError: If it cannot be written. What was begun is taken back, and the journal
-                takes no more records: nothing may stand behind a gap.
-            ValueError: If a number in it is none that JSON has.
+        whether it was. Raises `JournalError` if it cannot be written. What was begun is taken back,
+        and the journal takes no more records: nothing may stand behind a gap.
         """
         if self._problem is not None:
             raise JournalError(self._problem)
@@ -178,7 +170,6 @@ def _set_aside(path: Path, descriptor: int, num_good: int) -> Path:
 
 
 def _describe(path: Path, error: OSError) -> str:
-    """Say what went wrong and what to do."""
     return (
         f"{path}: cannot be written: {error.strerror or error}. Everything before is kept. "
         f"{advice_for(error)}, and go on with --resume"

@@ -31,11 +31,9 @@ class Bodies(Sequence[Body]):
     """The bodies of records, read when they are asked for: ten thousand are large as objects."""
 
     def __init__(self, texts: tuple[bytes, ...]) -> None:
-        """Take them as JSON."""
         self._texts = texts
 
     def __len__(self) -> int:
-        """Count them."""
         return len(self._texts)
 
     @overload
@@ -45,43 +43,31 @@ class Bodies(Sequence[Body]):
     def __getitem__(self, index: slice) -> "Bodies": ...
 
     def __getitem__(self, index: int | slice) -> "Body | Bodies":
-        """Return one of them, or a part."""
         if isinstance(index, slice):
             return Bodies(self._texts[index])
         try:
             body: Body = json.loads(self._texts[index], parse_constant=_refuse)
         except RecursionError:
-            message = "the record is nested too deeply"
-            raise ValueError(message) from None
+            raise ValueError("the record is nested too deeply") from None
         return body
 
 
 def _refuse(constant: str) -> NoReturn:
-    """Refuse what is no number."""
-    message = f"the record has a number {constant}, which JSON has not"
-    raise ValueError(message)
+    raise ValueError(f"the record has a number {constant}, which JSON has not")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Contents:
-    """What stands in a journal.
-
-    Args:
-        dropped: What was left out at the end, for people; None if nothing.
-        is_damaged: Whether that is more than a crash leaves.
-    """
+    """What stands in a journal."""
 
     bodies: Bodies
     num_bytes: int
-    dropped: str | None
-    is_damaged: bool = False
+    dropped: str | None  # what was left out at the end, for people; None if nothing
+    is_damaged: bool = False  # whether that is more than a crash leaves
 
 
 def encode(number: int, body: Body) -> bytes:
     """Return a record as its line.
-
-    Raises:
-        ValueError: If a number in it is none that JSON has.
 
     Example:
         >>> print(encode(0, {"event": "study"}).decode(), end="")
@@ -96,10 +82,6 @@ def parse(lines: Iterable[bytes], *, file: str, salvage: bool = False) -> Conten
     """Read a journal.
 
     With ``salvage`` the records before a damage are returned.
-
-    Raises:
-        InputError: If there is damage that no crash leaves and it is not to be salvaged, or the
-            file is no journal, or one of a newer version.
     """
     texts: list[bytes] = []
     num_bytes, dropped, is_damaged = 0, None, False

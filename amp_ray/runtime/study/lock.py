@@ -38,7 +38,6 @@ class StudyLock:
     """
 
     def __init__(self, folder: Path) -> None:
-        """Name the folder; nothing is locked yet."""
         self.path = folder / LOCK
         self._descriptor = -1
         self.broken: str | None = None
@@ -47,11 +46,6 @@ class StudyLock:
         """Take the lock.
 
         Afterwards ``broken`` names the driver that had it and died, if one did.
-
-        Raises:
-            InputError: If a driver at work has it, by pid and host; if it may have it, being on
-                another machine; or if the folder cannot be written.
-            AmpRayError: If the file system has no locks.
         """
         descriptor = self._lock()
         try:
@@ -71,7 +65,6 @@ class StudyLock:
         self._descriptor = -1
 
     def __enter__(self) -> Self:
-        """Take the lock."""
         self.acquire()
         return self
 
@@ -81,7 +74,6 @@ class StudyLock:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Give it back."""
         self.release()
 
     def _lock(self) -> int:
@@ -99,17 +91,15 @@ class StudyLock:
                 pass  # removed by hand since it was opened: once more, with a new one
             except OSError as error:
                 os.close(descriptor)
-                message = (
+                raise AmpRayError(
                     f"{self.path}: cannot be locked ({error.strerror}): keep studies on a file "
                     "system with locks"
-                )
-                raise AmpRayError(message) from error
+                ) from error
             os.close(descriptor)
             if holder and not _is_gone(holder):
                 break
             time.sleep(_PAUSE_S)
-        message = f"{self.path.parent} is being driven by {_describe(holder)}"
-        raise InputError(message)
+        raise InputError(f"{self.path.parent} is being driven by {_describe(holder)}")
 
     def _take_over(self, descriptor: int) -> str | None:
         """Write whose it is now; return whose it was, if that driver died."""
@@ -117,11 +107,10 @@ class StudyLock:
         before = _read(descriptor)
         is_ours = {**before, "since": holder["since"]} == holder
         if before and not is_ours and not _is_gone(before):
-            message = (
+            raise InputError(
                 f"{self.path.parent} is being driven by {_describe(before)}, or was until that "
                 f"ended without a trace; if you are sure that it has, remove {self.path}"
             )
-            raise InputError(message)
         try:
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, json.dumps(holder).encode() + b"\n", 0)
@@ -130,14 +119,12 @@ class StudyLock:
         return _describe(before) if before else None
 
     def _open(self) -> int:
-        """Open the file, and make it where there is none."""
         try:
             return os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise self._unusable(error) from error
 
     def _unusable(self, error: OSError) -> InputError:
-        """Say that the file cannot be written."""
         return InputError(f"cannot be written: {error.strerror}", where=Where(file=str(self.path)))
 
 
@@ -151,7 +138,6 @@ def _read(descriptor: int) -> dict[str, Any]:
 
 
 def _describe(holder: dict[str, Any]) -> str:
-    """Name a driver."""
     if not holder:
         return "another driver"
     return f"process {holder.get('pid')} on {holder.get('host')} since {holder.get('since')}"

@@ -23,20 +23,13 @@ class InterruptedTrialError(AmpRayError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """One attempt at one trial.
-
-    Args:
-        attempt: From 0; above it only after a host was unreachable or the driver ended.
-        trial_id: Unique, a plain file name.
-        strategy: What to run; its placement is in devices of one group.
-        folder: Of this attempt, on the driver's machine; not yet made.
-    """
+    """One attempt at one trial."""
 
     number: int
-    attempt: int
-    trial_id: str
-    strategy: Strategy
-    folder: Path
+    attempt: int  # from 0; above it only after a host was unreachable or the driver ended
+    trial_id: str  # unique, a plain file name
+    strategy: Strategy  # what to run; its placement is in devices of one group
+    folder: Path  # of this attempt, on the driver's machine; not yet made
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,14 +54,10 @@ class Fault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """An attempt that is over.
-
-    Args:
-        outcome: What came of it; None if it was interrupted.
-    """
+    """An attempt that is over."""
 
     task: Task
-    outcome: Outcome | Fault | None
+    outcome: Outcome | Fault | None  # what came of it; None if it was interrupted
     group: int
 
 
@@ -78,8 +67,7 @@ class Runner(Protocol):
     def run(self, task: Task) -> Outcome:
         """Run a trial to its end.
 
-        Raises:
-            InterruptedTrialError: If ``interrupt`` was called.
+        Raises `InterruptedTrialError` if ``interrupt`` was called.
         """
 
     def interrupt(self) -> None:
@@ -124,8 +112,8 @@ class Pool(Protocol):
 def run_task(runner: Runner, task: Task) -> Outcome | Fault | None:
     """Run an attempt.
 
-    Returns:
-        The trial's outcome; None if it was interrupted; a fault if this machine could not run it.
+    Returns the trial's outcome; None if it was interrupted; a fault if this machine could not run
+    it.
     """
     try:
         try:

@@ -25,22 +25,14 @@ _CALIBRATION = "calibration.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadStudy:
-    """A study that is read, not driven.
-
-    Args:
-        result: The object of ``tune --json``.
-    """
+    """A study that is read, not driven."""
 
     folder: Path
     experiment: Experiment
-    result: dict[str, Any]
+    result: dict[str, Any]  # the object of ``tune --json``
 
     def strategy(self, position: int | None) -> tuple[Strategy, float | None]:
-        """Return the strategy at a position of its ranking, or the recommended one, with its time.
-
-        Raises:
-            InputError: If there is none.
-        """
+        """Return the strategy at a position of its ranking, or the recommended one, and time."""
         where = Where(file=str(self.folder / _RESULT))
         rows = [row for row in self.result["ranking"] if row["feasible"]]
         chosen = self.result.get("recommendation") if position is None else None
@@ -77,9 +69,6 @@ def read_study(folder: Path, changes: tuple[str, ...] = ()) -> ReadStudy:
     """Read the result and the experiment of a study.
 
     The files that the experiment names are looked for where its own file was.
-
-    Raises:
-        InputError: If the folder is no study's, or nothing has come of it yet.
     """
     if not (folder / _RESULT).is_file():
         message = "no study with a result: name an experiment file, or the folder that tune made"

@@ -19,12 +19,8 @@ Key = Candidate | Strategy
 def load_replay(path: Path, experiment: Experiment) -> tuple[Given, ...]:
     """Read a table of measured strategies.
 
-    Returns:
-        A line for each strategy: of several runs the one with the middle time, or the first that
-        failed where none was measured.
-
-    Raises:
-        InputError: If the file cannot be read, or a strategy has no measurement.
+    Returns a line for each strategy: of several runs the one with the middle time, or the first
+    that failed where none was measured.
     """
     runs: dict[Key, list[Given]] = {}
     for entry in load_strategies(path, experiment):
@@ -44,7 +40,6 @@ def _typical(runs: Sequence[Given]) -> Given:
 
 
 def _time_s(given: Given) -> float:
-    """Return a measured time."""
     assert given.measured_s is not None
     return given.measured_s
 
@@ -71,7 +66,6 @@ class ReplayPool:
     """A `Pool` that answers at once from recorded outcomes and starts nothing."""
 
     def __init__(self, answers: Mapping[Strategy, Outcome], num_groups: int = 1) -> None:
-        """Take the answers."""
         self._answers, self._num_groups = answers, num_groups
         self._asked: dict[int, Task] = {}
         self._aside: set[int] = set()

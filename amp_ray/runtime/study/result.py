@@ -46,17 +46,14 @@ ENDINGS: Final[dict[Ending, str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyResult:
-    """The end of a study, or of one run of its driver.
-
-    Args:
-        certificate: What is known of the strategies that have not run; None without any trial.
-        common_failure: The trials that crashed alike, where it stopped for that.
-    """
+    """The end of a study, or of one run of its driver."""
 
     state: TunerState
     knowledge: Knowledge
+    # What is known of the strategies that have not run; None without any trial
     certificate: Certificate | None
     ending: Ending
+    # The trials that crashed alike, where it stopped for that
     common_failure: CommonFailure | None = None
 
     @property
@@ -160,7 +157,6 @@ def _value_text(value: object) -> Iterator[str]:
 
 
 def _recommendation_json(recommended: Recommendation, cluster: Cluster) -> dict[str, Any]:
-    """Return what to use."""
     return {
         "strategy": strategy_to_json(recommended.strategy, cluster),
         "predicted_s": recommended.predicted_s,
@@ -179,7 +175,6 @@ def _recommendation_json(recommended: Recommendation, cluster: Cluster) -> dict[
 
 
 def _certificate_json(certificate: Certificate) -> dict[str, Any]:
-    """Return what is left to gain."""
     return {
         "holds": certificate.holds,
         "settled": certificate.settled,
@@ -203,7 +198,6 @@ def history_csv(records: Iterable[TrialRecord]) -> str:
 
 
 def _history_row(trial_record: TrialRecord) -> dict[str, Any]:
-    """Return the cells of one trial."""
     trial = trial_record.trial
     outcome = {} if trial_record.outcome is None else outcome_to_json(trial_record.outcome)
     return {
@@ -267,7 +261,6 @@ def _degrees(strategy: Strategy) -> dict[str, Any]:
 
 
 def _spaced(values: Sequence[object] | None) -> str:
-    """Return values with spaces between."""
     return " ".join(map(str, values or ()))
 
 

@@ -32,43 +32,30 @@ PoolKind = Literal["auto", "threads", "ray"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuneOptions:
-    """What a user asks of a study.
+    """What a user asks of a study."""
 
-    Args:
-        backend: Where trials run; ``replay`` answers from a table.
-        table: Of ``replay``.
-        budget: How many trials, those of earlier runs of the study included.
-        time_budget_s: Wall time, those of earlier runs included; None for no limit.
-        pool: What holds the hosts: threads of this process, or Ray actors.
-        concurrency: How many groups of hosts are used; None for all.
-        salvage: Whether a study whose journal is damaged goes on from the records before that.
-    """
-
-    backend: Literal["ssh", "local", "replay"]
-    table: Path | None = None
-    budget: int
+    backend: Literal["ssh", "local", "replay"]  # where trials run; ``replay`` answers from a table
+    table: Path | None = None  # of ``replay``
+    budget: int  # how many trials, those of earlier runs of the study included
+    # Wall time, those of earlier runs included; None for no limit
     time_budget_s: float | None = None
     policy: Policy = "best"
     seed: int = 0
     workers: Workers = AUTO
-    pool: PoolKind = "auto"
-    concurrency: int | None = None
+    pool: PoolKind = "auto"  # what holds the hosts: threads of this process, or Ray actors
+    concurrency: int | None = None  # how many groups of hosts are used; None for all
+    # Whether a study whose journal is damaged goes on from the records before that
     salvage: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Space:
-    """What a study chooses from.
+    """What a study chooses from."""
 
-    Args:
-        results: Every candidate, planned or scored, in the order of the ranking.
-        order: Strategies in the order of the published planner, where a policy asks for it.
-        given: Lines of a replayed table, by strategy.
-    """
-
-    results: tuple[Result, ...]
+    results: tuple[Result, ...]  # every candidate, planned or scored, in the order of the ranking
+    # Strategies in the order of the published planner, where a policy asks for it
     order: tuple[Strategy, ...] | None = None
-    given: tuple[tuple[Strategy, Given], ...] = ()
+    given: tuple[tuple[Strategy, Given], ...] = ()  # lines of a replayed table, by strategy
 
     @property
     def num_feasible(self) -> int:

@@ -111,13 +111,8 @@ class Tuning:
     ) -> StudyResult:
         """Drive the study in a folder to its end; what came of it is written in any case.
 
-        ``steady`` makes blocks in which no signal interrupts.
-
-        Raises:
-            InputError: If the folder has another study, or a driver is at work on it.
-            HostError: If hosts cannot be used.
-            AmpRayError: If the journal cannot be written.
-            KeyboardInterrupt: After everything that ran has been ended in order.
+        ``steady`` makes blocks in which no signal interrupts. Raises `KeyboardInterrupt` after
+        everything that ran has been ended in order.
         """
         header = study_header(self.experiment, self.options)
         state = begin_state(self.experiment, self.space, self.options)
@@ -164,7 +159,6 @@ class Tuning:
         return rebuilt
 
     def _time_left_s(self, spent_s: float) -> float | None:
-        """Return what earlier drivers have left of the time budget."""
         budget_s = self.options.time_budget_s
         return None if budget_s is None else max(0.0, budget_s - spent_s)
 
@@ -210,7 +204,6 @@ class Tuning:
 
 
 def _resumed_text(rebuilt: study_events.Rebuilt) -> str:
-    """Say how much of a study is done."""
     num_open = len(rebuilt.open)
     num_done = len(rebuilt.state.trials) - num_open
     done = "1 trial is" if num_done == 1 else f"{num_done} trials are"
@@ -237,10 +230,6 @@ def prepare(
     """Plan or score everything that a study chooses from.
 
     ``progress`` is called with (candidates done, all candidates).
-
-    Raises:
-        InputError: If the limits leave no candidate, a table does not fit, or there are fewer
-            groups of hosts than trials are to run side by side.
     """
     if options.backend != "replay":
         _num_groups(experiment, options.concurrency)
@@ -262,7 +251,6 @@ def copy_experiment(experiment: Experiment, study: Study) -> None:
 
 
 def _without_secrets(text: str, experiment: Experiment) -> str:
-    """Return the text of an experiment file without the values of secret variables."""
     for name, value in experiment.trials.environment.items():
         if value and is_secret(name):
             key = rf"({re.escape(name)}[\"']?\s*:\s*)"
@@ -285,7 +273,6 @@ def write_results(study: Study, result: StudyResult) -> None:
 
 
 def _num_groups(experiment: Experiment, concurrency: int | None) -> int:
-    """Return how many groups of hosts are used."""
     num_groups = max(1, len(experiment.trials.host_groups))
     if concurrency is not None and concurrency > num_groups:
         message = (

@@ -16,9 +16,6 @@ def study_state(folder: Path) -> dict[str, Any]:
 
     Trials stand in the order of their numbers; one that has not ended has the outcome null, and
     ``running`` says whether an attempt of it is at work as far as the journal knows.
-
-    Raises:
-        InputError: If the folder has no journal, or what stands there is none.
     """
     path = folder / JOURNAL
     where = Where(file=str(path))
@@ -29,8 +26,7 @@ def study_state(folder: Path) -> dict[str, Any]:
         message = f"no study can be read here: {error.strerror}; name the folder that tune made"
         raise InputError(message, where=where) from error
     if not bodies or bodies[0].get("event") != "study":
-        message = "the study has not begun: its journal has no header"
-        raise InputError(message, where=where)
+        raise InputError("the study has not begun: its journal has no header", where=where)
     header, trials = bodies[0], dict[int, dict[str, Any]]()
     ending, last = None, header
     for event in bodies[1:]:

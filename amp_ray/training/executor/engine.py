@@ -79,7 +79,9 @@ class TorchEngine:
         batches = {}
         for index, passage in enumerate(self.grid.passages):
             first, end = self.grid.samples(self.place.pp, passage)[self.place.dp]
-            inputs, targets = samples(self.job, start + first, start + end)
+            inputs, targets = map(
+                self.model.window.own, samples(self.job, start + first, start + end)
+            )
             batches[index] = inputs.to(self.device), targets.to(self.device)
         return batches
 
@@ -144,7 +146,7 @@ class TorchEngine:
         first, end = self.grid.samples(self.place.pp, passage)[self.place.dp]
         tokens = passage.tokens
         part = tokens[unit.token_slice] / sum(tokens) if tokens else 1.0
-        return (end - first) / self.job.global_batch_size * part
+        return (end - first) / self.job.global_batch_size * part / self.grid.cp
 
     def _tokens(self, value: Tensor, unit: Unit, passage: Passage) -> Tensor:
         """Return a unit's tokens of inputs or targets."""
@@ -198,8 +200,12 @@ class TorchEngine:
         behind = instruction.kind == "RECV_B"
         layer = self.grid.bounds[instruction.stage + behind]
         tokens, *features = input_extent(self.job.model, layer)
+        tokens //= self.grid.cp
         if passage.tokens:
             tokens = passage.tokens[unit.token_slice]
+        assert instruction.peer is not None
+        if self.grid.divides_tokens(self.place.pp, instruction.peer % self.grid.pp):
+            tokens //= self.grid.stages[self.place.pp].tp
         return (end - first, tokens, *features)
 
 

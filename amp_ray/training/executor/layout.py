@@ -50,7 +50,7 @@ def incoming(grid: Grid, place: Coordinates, source: int, passage: Passage) -> t
     of its ranks sends a part of the features; where the receiver's is, a rank sends to several.
     """
     return tuple(
-        Piece(grid.process(source, dp, tp), *span, part, num_parts)
+        Piece(grid.process(source, dp, tp, place.cp), *span, part, num_parts)
         for dp, span in _shared(grid, place, source, passage)
         for tp, part, num_parts in _feature_senders(
             grid.stages[source].tp, grid.stages[place.pp].tp, place.tp
@@ -62,7 +62,7 @@ def outgoing(grid: Grid, place: Coordinates, target: int, passage: Passage) -> t
     """Return what a rank sends to a stage for one passage: what `incoming` says there."""
     own_tp, tp = grid.stages[place.pp].tp, grid.stages[target].tp
     return tuple(
-        Piece(grid.process(target, dp, receiver), *span, part, num_parts)
+        Piece(grid.process(target, dp, receiver, place.cp), *span, part, num_parts)
         for dp, span in _shared(grid, place, target, passage)
         for receiver in range(tp)
         for sender, part, num_parts in _feature_senders(own_tp, tp, receiver)
@@ -100,7 +100,8 @@ def _rows(
         span = shard_range(num_rows, tp, num_shards)
         first, end = max(span[0], own_first), min(span[1], own_end)
         if first < end:
-            yield RowRange(grid.process(*replica, tp), first - own_first, end - own_first)
+            process = grid.process(*replica, tp, place.cp)
+            yield RowRange(process, first - own_first, end - own_first)
 
 
 def _shared(

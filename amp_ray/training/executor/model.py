@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from amp_ray.training.clock import Spans
+from amp_ray.training.context import ContextParallel
 from amp_ray.training.executor.chunks import BuiltChunk, build_chunks
 from amp_ray.training.executor.messages import Messages
 from amp_ray.training.executor.parameters import FlatParameters
@@ -44,21 +45,18 @@ class StageModel:
         self.device = torch.device("cuda", local_rank) if cuda else torch.device("cpu")
         self.messages = Messages(cuda=cuda)
         limit = dt.timedelta(seconds=job.communication_timeout_s)
-        sharers = [grid.process(place.pp, place.dp, tp) for tp in range(stage.tp)]
-        replicas = [grid.process(place.pp, dp, place.tp) for dp in range(stage.dp)]
+        sharers = [grid.process(place.pp, place.dp, tp, place.cp) for tp in range(stage.tp)]
         self.parallel = TensorParallel(
-            rank=place.tp, size=stage.tp, group=_group(sharers, limit), spans=spans
+            rank=place.tp,
+            size=stage.tp,
+            group=_group(sharers, limit),
+            divides_tokens=stage.sequence_parallel,
+            spans=spans,
         )
-        self.replicas = _group(replicas, limit)
-        self.window = TokenWindow()
+        self.replicas = _group(grid.replicas(place), limit)
+        self.window = TokenWindow(context=_context(grid, place, limit))
         specs, self.loss = _layers(job, self.parallel, self.window)
-        blocks = _num_recomputed(grid, place.pp, len(specs))
-        self.chunks = build_chunks(
-            specs,
-            grid.chunks_of(place.pp),
-            blocks,
-            core_alone=stage.recompute == "selective",
-        )
+        self.chunks = _chunks(specs, grid, place.pp, self.parallel)
         self.num_parameters = sum(
             parameter.numel() for chunk in self.chunks for parameter in chunk.modules.parameters()
         )
@@ -66,7 +64,7 @@ class StageModel:
             _shared_table(specs, chunk, ends)
             for chunk, ends in zip(self.chunks, grid.chunks_of(place.pp), strict=True)
         ]
-        replica = (place.dp, stage.dp)
+        replica = (place.dp * stage.cp + place.cp, stage.num_replicas)
         self.weights = [
             [
                 FlatParameters(
@@ -81,6 +79,16 @@ class StageModel:
             ]
             for chunk, table in zip(self.chunks, self.tables, strict=True)
         ]
+
+
+def _context(grid: Grid, place: Coordinates, limit: dt.timedelta) -> ContextParallel | None:
+    """Return the ranks that divide the sequences of this one; None where it has them whole."""
+    if grid.cp == 1:
+        return None
+    processes = [grid.process(place.pp, place.dp, place.tp, cp) for cp in range(grid.cp)]
+    return ContextParallel(
+        rank=place.cp, processes=tuple(processes), group=_group(processes, limit)
+    )
 
 
 def _group(processes: Sequence[int], limit: dt.timedelta) -> Any:  # noqa: ANN401 - torch's
@@ -100,6 +108,36 @@ def _layers(
         return image_layers(job.model, parallel, job.seed), picture_loss
     layers = text_layers(job.model, parallel, job.seed, window)
     return layers, CrossEntropy(job.model, parallel)
+
+
+def _chunks(
+    specs: Sequence[LayerSpec], grid: Grid, stage: int, parallel: TensorParallel
+) -> list[BuiltChunk]:
+    """Build the layers of every chunk of a stage."""
+    own, ends = grid.stages[stage], grid.chunks_of(stage)
+    blocks = _num_recomputed(grid, stage, len(specs))
+    built = build_chunks(specs, ends, blocks, core_alone=own.recompute == "selective")
+    if not own.sequence_parallel:
+        return built
+    return [
+        _with_edges(chunk, span, grid, stage, parallel)
+        for chunk, span in zip(built, ends, strict=True)
+    ]
+
+
+def _with_edges(
+    chunk: BuiltChunk, ends: tuple[int, int], grid: Grid, stage: int, parallel: TensorParallel
+) -> BuiltChunk:
+    """Divide the tokens of what comes whole into a chunk, and gather those of what leaves whole."""
+    before, after = (stage - 1) % grid.pp, (stage + 1) % grid.pp
+    splits = ends[0] > 0 and not grid.divides_tokens(stage, before)
+    joins = ends[1] < grid.bounds[-1] and not grid.divides_tokens(stage, after)
+    run = (
+        *([parallel.split] if splits else []),
+        *chunk.run,
+        *([parallel.join] if joins else []),
+    )
+    return chunk._replace(run=run)
 
 
 def _num_recomputed(grid: Grid, stage: int, num_layers: int) -> int:

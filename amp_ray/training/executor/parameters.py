@@ -60,11 +60,16 @@ class FlatParameters:
                 parameter.register_post_accumulate_grad_hook(_add_up)
             begin = end
         part = self.size // num_shards
-        first = replica[0] * part if shards else 0
+        first = torch.distributed.get_rank(group) * part if num_shards > 1 else 0
         self.shard = slice(first, first + part)
         own = self.weights[self.shard]
         self.master = nn.Parameter(own if dtype == torch.float32 else own.float())
         self.master.grad = self.gradients[self.shard]
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether every tp rank has another part of them, not a copy."""
+        return bool(getattr(self.parameters[0], "model_parallel", False))
 
     def reduce(self) -> None:
         """Sum the gradients over the replicas; each of them has counted its own samples."""

@@ -40,9 +40,15 @@ class Update:
         }
 
     def reduce(self, chunk: int) -> None:
-        """Sum the gradients of a chunk over its replicas, and a shared table's over both stages."""
+        """Sum the gradients of a chunk over its replicas, and a shared table's over both stages.
+
+        Where tp ranks divide the tokens, what all of them hold is summed over them, too.
+        """
+        parallel = self.model.parallel
         for part in self.model.weights[chunk]:
             part.reduce()
+            if parallel.divides_tokens and not part.is_divided:
+                parallel.all_reduce(part.gradients)
         if chunk in self.tied:
             self.tied[chunk].reduce(self.model.messages)
 
@@ -73,14 +79,12 @@ class Update:
 
     def _counted(self) -> Iterator[FlatParameters]:
         """Yield what no other rank counts."""
-        if self.place.dp:
+        if self.place.dp or self.place.cp:
             return
         for chunk, parts in enumerate(self.model.weights):
             for part in parts:
-                first = part.parameters[0]
-                sharded = getattr(first, "model_parallel", False)
-                is_table = first is self.model.tables[chunk]
-                if (sharded or not self.place.tp) and not (is_table and self.place.pp):
+                is_table = part.parameters[0] is self.model.tables[chunk]
+                if (part.is_divided or not self.place.tp) and not (is_table and self.place.pp):
                     yield part
 
     def _tied_table(self, table: object) -> TiedTable:

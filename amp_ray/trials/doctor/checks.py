@@ -28,8 +28,7 @@ _PER_HOST: Final[tuple[Callable[[HostReport, Wanted], Iterable[Finding]], ...]] 
 def check_hosts(reports: Sequence[HostReport], wanted: Wanted) -> tuple[Finding, ...]:
     """Judge every host, alone and among the others.
 
-    Returns:
-        The findings host by host, those without a problem included.
+    Returns the findings host by host, those without a problem included.
     """
     alone = {report.spec.name: _sound(report, wanted) for report in reports}
     known = [
@@ -46,7 +45,6 @@ def check_hosts(reports: Sequence[HostReport], wanted: Wanted) -> tuple[Finding,
 
 
 def _across(reports: Sequence[HostReport], wanted: Wanted) -> list[Finding]:
-    """Judge hosts among each other."""
     return [
         *check_agreement(reports, wanted),
         *check_same_machine(reports),
@@ -75,7 +73,6 @@ def _sound(report: HostReport, wanted: Wanted) -> tuple[list[Finding], bool]:
 
 
 def _alone(report: HostReport, wanted: Wanted) -> Iterator[Finding]:
-    """Judge a host by itself."""
     if report.failure is not None:
         yield report.failure
         return
@@ -90,6 +87,5 @@ def _alone(report: HostReport, wanted: Wanted) -> Iterator[Finding]:
 
 
 def _user(report: HostReport) -> str:
-    """Return the user that the host knows us as."""
     assert report.facts is not None
     return str(report.facts.part("identity").get("user", "an unknown user"))

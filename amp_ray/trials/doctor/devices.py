@@ -100,7 +100,6 @@ def _is_named(gpu: Gpu, name: str) -> bool:
 
 
 def _check_count(report: HostReport, count: int, wish: str) -> Finding:
-    """Compare the number of GPUs with that of slots."""
     spec = report.spec
     found = f"{count} GPUs"
     if count == spec.num_slots:
@@ -192,7 +191,6 @@ def _check_use(report: HostReport, gpus: Sequence[Gpu]) -> Iterator[Finding]:
 
 
 def _busy(report: HostReport, processes: Iterable[Mapping[str, Any]]) -> Finding:
-    """Name the processes on the GPUs."""
     entries = list(processes)
     sizes = [entry["memory_bytes"] for entry in entries]
     harmless = all(size is not None and size < CONTEXT_BYTES for size in sizes)

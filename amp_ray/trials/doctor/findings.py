@@ -16,22 +16,16 @@ LEVELS: Final[tuple[Level, ...]] = ("ok", "warning", "error")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing that was looked at on one host.
-
-    Args:
-        check: What was looked at, in one or two words.
-        expected: What should be; empty where all is well.
-        command: Mends it, ready to paste into a shell on this machine; None where no command can.
-        advice: What to do, or to know before the command is run.
-    """
+    """One thing that was looked at on one host."""
 
     level: Level
     host: str
-    check: str
+    check: str  # what was looked at, in one or two words
     found: str
-    expected: str = ""
+    expected: str = ""  # what should be; empty where all is well
+    # Mends it, ready to paste into a shell on this machine; None where no command can
     command: str | None = None
-    advice: str = ""
+    advice: str = ""  # what to do, or to know before the command is run
 
     def __post_init__(self) -> None:
         """Make what a host said fit for a terminal."""
@@ -53,7 +47,6 @@ class Finding:
         }
 
     def __str__(self) -> str:
-        """Return one line for a person."""
         parts = [f"{self.host}: {self.check}: {self.found}"]
         parts += [f"expected {self.expected}"] if self.expected else []
         parts += [self.advice] if self.advice else []

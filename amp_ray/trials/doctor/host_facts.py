@@ -13,17 +13,13 @@ Facts = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostSpec:
-    """What an experiment expects of one host.
-
-    Args:
-        group: Of the hosts that run a trial together.
-        login: Words in front of a command that shall run there; none for this machine.
-    """
+    """What an experiment expects of one host."""
 
     name: str
     device: Device
     num_slots: int
-    group: int = 0
+    group: int = 0  # of the hosts that run a trial together
+    # Words in front of a command that shall run there; none for this machine
     login: tuple[str, ...] = ()
 
     @property
@@ -34,30 +30,20 @@ class HostSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clock:
-    """How a host's clock compares with this machine's.
+    """How a host's clock compares with this machine's."""
 
-    Args:
-        offset_s: Above zero where the host is ahead.
-        uncertainty_s: Half of the time that the question took.
-    """
-
-    offset_s: float
-    uncertainty_s: float
+    offset_s: float  # above zero where the host is ahead
+    uncertainty_s: float  # half of the time that the question took
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostFacts:
-    """What a probe says of its host; see ``runtime/agent/probe.py``.
-
-    Args:
-        is_old: Whether it is too old to say more.
-        parts: The rest, by name of the part.
-    """
+    """What a probe says of its host; see ``runtime/agent/probe.py``."""
 
     version: str
     executable: str
-    is_old: bool = False
-    parts: Mapping[str, Facts] = field(default_factory=dict)
+    is_old: bool = False  # whether it is too old to say more
+    parts: Mapping[str, Facts] = field(default_factory=dict)  # the rest, by name of the part
 
     def part(self, name: str) -> Facts:
         """Return one part, or what kept it from being found."""
@@ -78,21 +64,15 @@ class HostFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostReport:
-    """Everything that is known of one host.
-
-    Args:
-        failure: Why it could not be looked at; None if it could.
-        facts: None if it could not.
-        clock: None where unknown.
-        start_s: What the login's shell and Python took to start; None where unknown.
-        unreached: Peers that it cannot connect to, with the reason.
-    """
+    """Everything that is known of one host."""
 
     spec: HostSpec
-    failure: Finding | None = None
-    facts: HostFacts | None = None
-    clock: Clock | None = None
+    failure: Finding | None = None  # why it could not be looked at; None if it could
+    facts: HostFacts | None = None  # None if it could not
+    clock: Clock | None = None  # None where unknown
+    # What the login's shell and Python took to start; None where unknown
     start_s: float | None = None
+    # Peers that it cannot connect to, with the reason
     unreached: tuple[tuple[HostSpec, str], ...] = ()
     num_peers: int = 0
 

@@ -135,7 +135,6 @@ def _mend_disk(report: HostReport, path: str, *, full: bool) -> str:
 
 
 def _check_shared_memory(report: HostReport) -> Finding:
-    """Check ``/dev/shm``, through which ranks of one host talk."""
     assert report.facts is not None
     spec, free = report.spec, report.facts.part("shared_memory").get("free_bytes")
     several = spec.num_slots > 1
@@ -156,7 +155,6 @@ def _check_shared_memory(report: HostReport) -> Finding:
 
 
 def _check_limits(report: HostReport) -> Iterator[Finding]:
-    """Check limits of the login that ranks inherit."""
     assert report.facts is not None
     facts, spec = report.facts.part("capacity"), report.spec
     if facts.get("problem"):

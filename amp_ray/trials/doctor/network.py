@@ -71,7 +71,6 @@ def _wrong_address(report: HostReport, found: str, expected: str) -> Finding:
 
 
 def _check_address(report: HostReport) -> Finding:
-    """Check that peers could use the address."""
     assert report.facts is not None
     facts = report.facts.part("address")
     found = f"{facts['address']} on {facts['interface']}"
@@ -81,7 +80,6 @@ def _check_address(report: HostReport) -> Finding:
 
 
 def _check_port(report: HostReport) -> Finding:
-    """Check that there was a port to listen at."""
     assert report.facts is not None
     facts = report.facts.part("address")
     if facts["port"] is not None:
@@ -99,7 +97,6 @@ def _check_port(report: HostReport) -> Finding:
 
 
 def _check_own_name(report: HostReport) -> Finding:
-    """Check what the host takes its own names for."""
     assert report.facts is not None
     spec, facts = report.spec, report.facts
     names = facts.part("own_name").get("addresses", {})
@@ -131,7 +128,6 @@ def _check_own_name(report: HostReport) -> Finding:
 
 
 def _check_peers(report: HostReport) -> Iterator[Finding]:
-    """Check that a connection to every peer came about."""
     assert report.facts is not None
     spec = report.spec
     if not report.unreached:

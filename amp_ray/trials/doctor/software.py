@@ -32,20 +32,14 @@ _AGREE: Final = ("Python", "torch", "CUDA", "NCCL", "deepspeed")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What trials need on every host.
-
-    Args:
-        python_key: Key of the experiment file that names it.
-        program: The user's own program as it is started; None for the package's own.
-        cwd: Where that program starts; None for the trial's folder.
-        deepspeed: Whether trials run by DeepSpeed.
-    """
+    """What trials need on every host."""
 
     python: str
-    python_key: str = "trials.ssh.python"
+    python_key: str = "trials.ssh.python"  # key of the experiment file that names it
+    # The user's own program as it is started; None for the package's own
     program: str | None = None
-    cwd: str | None = None
-    deepspeed: bool = True
+    cwd: str | None = None  # where that program starts; None for the trial's folder
+    deepspeed: bool = True  # whether trials run by DeepSpeed
 
     @property
     def level(self) -> Level:
@@ -241,7 +235,6 @@ def _check_import(report: HostReport, wanted: Wanted) -> Iterator[Finding]:
 
 
 def _check_program(report: HostReport, wanted: Wanted) -> Iterator[Finding]:
-    """Check that the user's own program and its folder are there."""
     assert report.facts is not None
     if wanted.program is None:
         return

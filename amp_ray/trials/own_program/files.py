@@ -29,13 +29,8 @@ def file_names(experiment: Experiment) -> dict[str, str]:
     """Return which of the user's files goes where.
 
     A file that is named relative to the experiment file keeps its path, so that packages stay
-    packages; any other one goes by its last name.
-
-    Returns:
-        The path that the user wrote, by the name in the trial's folder.
-
-    Raises:
-        InputError: If two files would have the same name, or one a name of ours.
+    packages; any other one goes by its last name. Returns the path that the user wrote, by the name
+    in the trial's folder.
     """
     program = experiment.trials.program
     assert program is not None
@@ -44,8 +39,7 @@ def file_names(experiment: Experiment) -> dict[str, str]:
         where = experiment.where("trials", "program", "files", index)
         name = _file_name(path)
         if not name or "\0" in name:
-            message = f"found {path!r}, which names no file"
-            raise InputError(message, where=where)
+            raise InputError(f"found {path!r}, which names no file", where=where)
         if any(fnmatchcase(name, pattern) for pattern in RESERVED):
             message = f"found {path!r}; every trial has a {name} of its own: rename yours"
             raise InputError(message, where=where)
@@ -63,8 +57,7 @@ def generated_files(
 ) -> tuple[dict[str, bytes], str | None]:
     """Write what the placeholders ``{strategy}``, ``{hostfile}`` and ``{ds_config}`` name.
 
-    Returns:
-        Content by name, and why there is no DeepSpeed configuration, if there is none.
+    Returns content by name, and why there is no DeepSpeed configuration, if there is none.
     """
     record = strategy_to_json(strategy, experiment.cluster)
     record["placement"] = [list(place) for place in places]
@@ -90,5 +83,4 @@ def _file_name(path: str) -> str:
 
 
 def _json(record: Any) -> bytes:  # noqa: ANN401 - whatever JSON can say
-    """Write JSON for people, too."""
     return (json.dumps(record, indent=1) + "\n").encode()

@@ -41,9 +41,6 @@ def megatron_flags(experiment: Experiment, strategy: Strategy) -> tuple[str, ...
 
     They name what a strategy decides, and how long a trial is. Sizes of the model, data and
     learning rate are the user's.
-
-    Raises:
-        ValueError: If Megatron has no flags for such a strategy or model.
     """
     trials = experiment.trials
     num_steps = trials.num_warmup_steps + trials.num_steps
@@ -52,11 +49,7 @@ def megatron_flags(experiment: Experiment, strategy: Strategy) -> tuple[str, ...
 
 
 def strategy_flags(experiment: Experiment, strategy: Strategy) -> tuple[str, ...]:
-    """Return the arguments that name what a strategy decides.
-
-    Raises:
-        ValueError: If Megatron has no flags for such a strategy or model.
-    """
+    """Return the arguments that name what a strategy decides."""
     candidate = candidate_of(strategy)
     model, traits = _checked(experiment.model), experiment.traits
     blocks = stage_blocks(model, strategy.bounds)
@@ -83,8 +76,7 @@ def _other_flags(candidate: Candidate) -> list[str]:
     flags = []
     for name, value in candidate.options.others.items():
         if name not in _OTHERS:
-            message = f"Megatron has no flag for {name} {value}"
-            raise ValueError(message)
+            raise ValueError(f"Megatron has no flag for {name} {value}")
         flags += [f"--{_OTHERS[name]}", *([] if value is True else [str(value)])]
     return flags
 
@@ -100,8 +92,7 @@ def _checked(model: Model) -> Model:
     blocks = model.indices("block")
     distinct = {model.layers[index] for index in blocks}
     if len(distinct) != 1 or blocks[-1] - blocks[0] >= len(blocks):
-        message = f"Megatron trains a chain of equal blocks, not {model.name}"
-        raise ValueError(message)
+        raise ValueError(f"Megatron trains a chain of equal blocks, not {model.name}")
     return model
 
 
@@ -116,11 +107,10 @@ def _stage_flags(model: Model, strategy: Strategy, traits: RuntimeTraits) -> lis
         part = ["--num-layers-per-virtual-pipeline-stage", str(blocks[0])]
         return part if strategy.virtual_stages > 1 else []
     if traits.name == MEGATRON_DEEPSPEED:
-        message = (
+        raise ValueError(
             "Megatron-DeepSpeed divides the blocks evenly among the stages, found stages with "
             f"{', '.join(map(str, blocks))} blocks"
         )
-        raise ValueError(message)
     if strategy.virtual_stages == 1 and min(blocks) > 0:
         first = ["--decoder-first-pipeline-num-layers", str(blocks[0])]
         last = ["--decoder-last-pipeline-num-layers", str(blocks[-1])]
@@ -136,8 +126,7 @@ def _stage_flags(model: Model, strategy: Strategy, traits: RuntimeTraits) -> lis
 def layout_text(model: Model, bounds: Sequence[int]) -> str:
     """Return the layers of every stage, or of every chunk in the order of the model.
 
-    Returns:
-        Text such as ``Et*3|t*4|tL``: embedding and three blocks, four blocks, one and the head.
+    Returns text such as ``Et*3|t*4|tL``: embedding and three blocks, four blocks, one and the head.
     """
     stages = []
     for first, end in pairwise(bounds):
@@ -148,14 +137,12 @@ def layout_text(model: Model, bounds: Sequence[int]) -> str:
 
 
 def _recompute_flags(candidate: Candidate) -> list[str]:
-    """Say what is computed again."""
     recompute = candidate.options.recompute
     if recompute.kind == "none":
         return []
     if recompute.kind == "selective":
         if recompute.layers is not None:
-            message = f"Megatron recomputes selectively in all layers, found {recompute}"
-            raise ValueError(message)
+            raise ValueError(f"Megatron recomputes selectively in all layers, found {recompute}")
         return ["--recompute-granularity", "selective"]
     method, number = ("uniform", 1) if recompute.layers is None else ("block", recompute.layers)
     flags = ("granularity", "full"), ("method", method), ("num-layers", str(number))

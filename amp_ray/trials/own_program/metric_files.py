@@ -32,31 +32,21 @@ _FILE: Final = re.compile(r"metric-rank-(\d+)\.json")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankMetrics:
-    """What one rank told.
+    """What one rank told."""
 
-    Args:
-        num_ranks: Of the trial, as far as it knows.
-        num_files: That there are if every process tells that can.
-        stage: Its pipeline stage; None if unknown.
-        peak_memory_bytes: Most that its tensors took; None if unknown.
-    """
-
-    num_ranks: int
-    num_files: int
-    stage: int | None
+    num_ranks: int  # of the trial, as far as it knows
+    num_files: int  # that there are if every process tells that can
+    stage: int | None  # its pipeline stage; None if unknown
     step_time_s: tuple[float, ...]
-    peak_memory_bytes: int | None
+    peak_memory_bytes: int | None  # most that its tensors took; None if unknown
 
 
 def read_told(files: Mapping[str, bytes], trial_id: str, *, num_warmup_steps: int) -> Measurement:
     """Read what all ranks told, or ``result.json``, which a program may write itself.
 
     A step takes as long as on the slowest rank. One rank may tell alone; if several tell, all have
-    to, since the one that is missing may be the slowest.
-
-    Raises:
-        ValueError: If nobody told anything, or what was told is no measurement.
-        MissingRankError: If the file of a rank is missing or incomplete.
+    to, since the one that is missing may be the slowest. Raises `MissingRankError` if the file of a
+    rank is missing or incomplete.
     """
     ranks = {
         int(match[1]): _read(name, files[name], trial_id, rank=int(match[1]))
@@ -64,12 +54,11 @@ def read_told(files: Mapping[str, bytes], trial_id: str, *, num_warmup_steps: in
         if (match := _FILE.fullmatch(name))
     }
     if not ranks and RESULT_FILE not in files:
-        message = (
+        raise ValueError(
             "the metric never appeared: no rank called report_step, step or "
             f"report_iteration_times of {HELPER_FILE.removesuffix('.py')}, and there is no "
             f"{RESULT_FILE}"
         )
-        raise ValueError(message)
     if not ranks:
         result = read_result(files, trial_id)
         peaks = result.peak_memory_bytes
@@ -102,11 +91,10 @@ def _checked(
     """Return a measurement of which something is left after the warm-up."""
     check_times(times, source=source)
     if len(times) <= num_warmup_steps:
-        message = (
+        raise ValueError(
             f"{source} told {len(times)} steps, none of them after {num_warmup_steps} warm-up "
             "steps; the program has to train for total_steps steps"
         )
-        raise ValueError(message)
     return Measurement(
         step_time_s=times, num_warmup_steps=num_warmup_steps, peak_memory_bytes=peaks
     )
@@ -127,7 +115,6 @@ def _peaks(ranks: tuple[RankMetrics, ...]) -> tuple[int, ...]:
 
 
 def _read(name: str, data: bytes, trial_id: str, *, rank: int) -> RankMetrics:
-    """Read one rank's file."""
     try:
         record = parse_object(name, data, "what a rank told")
         num_ranks = read_count(name, "num_ranks", record.get("num_ranks"), most=MAX_RANKS) or 1
@@ -142,8 +129,7 @@ def _read(name: str, data: bytes, trial_id: str, *, rank: int) -> RankMetrics:
             peak_memory_bytes=read_count(name, "peak_memory_bytes", peak, most=MAX_MEMORY_BYTES),
         )
     except ValueError as error:
-        message = f"{name} is not what {HELPER_FILE} writes: {error}"
-        raise ValueError(message) from None
+        raise ValueError(f"{name} is not what {HELPER_FILE} writes: {error}") from None
     check_trial(name, record, trial_id)
     if not is_whole:
         message = (

@@ -33,31 +33,22 @@ _LOG: Final = re.compile(r"rank-(\d+)\.log")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogFormat:
-    """How a log tells times.
-
-    Args:
-        groups: What they are: the ``step``'s number, from which on the time is the mean since the
-            line before; its ``time``; its ``rate`` in samples per second.
-        unit_s: Of the time, in seconds.
-        resolution_s: To which it is rounded; a rate that agrees with it may be finer.
-    """
+    """How a log tells times."""
 
     pattern: re.Pattern[str]
     shown: str
+    # What they are: the ``step``'s number, from which on the time is the mean since the line
+    # before; its ``time``; its ``rate`` in samples per second
     groups: tuple[str, ...] = ("time",)
-    unit_s: float = 1.0
-    resolution_s: float = 0.0
+    unit_s: float = 1.0  # of the time, in seconds
+    resolution_s: float = 0.0  # to which it is rounded; a rate that agrees with it may be finer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One time in a log.
+    """One time in a log."""
 
-    Args:
-        step: Number of the step, where the log has it.
-    """
-
-    step: int | None
+    step: int | None  # number of the step, where the log has it
     seconds: float
 
 
@@ -169,9 +160,6 @@ def read_logs(
         formats: In order; the first of which a line is found counts.
         num_warmup_steps: Steps that do not count, from the first.
         samples: Per step, to turn a rate into a time.
-
-    Raises:
-        ValueError: If there is no line, or what stands there is no measurement.
     """
     for entry in formats:
         sources = _sources(files, entry, samples)
@@ -226,21 +214,18 @@ def _sources(files: Mapping[str, bytes], entry: LogFormat, samples: int) -> dict
 
 
 def _entry(match: re.Match[str], entry: LogFormat, samples: int) -> Entry:
-    """Read one match."""
     numbers: dict[str, float] = {}
     for name, text in zip(entry.groups, match.groups(), strict=True):
         try:
             numbers[name] = float(text)
         except (TypeError, ValueError):
-            message = (
+            raise ValueError(
                 f"the pattern {entry.shown!r} found {reprlib.repr(text)}, which is no number, in "
                 f"{reprlib.repr(match[0])}"
-            )
-            raise ValueError(message) from None
+            ) from None
     step = numbers.get("step")
     if step is not None and step > _MOST_STEP:
-        message = f"a log says that {step:g} steps are done; expected at most {_MOST_STEP}"
-        raise ValueError(message)
+        raise ValueError(f"a log says that {step:g} steps are done; expected at most {_MOST_STEP}")
     return Entry(
         step=None if step is None else int(step), seconds=_seconds(numbers, entry, samples)
     )
@@ -260,8 +245,7 @@ def _seconds(numbers: Mapping[str, float], entry: LogFormat, samples: int) -> fl
 def _combined(sources: Mapping[str, Sequence[Entry]]) -> tuple[tuple[int, ...], tuple[float, ...]]:
     """Take the slowest rank of every step.
 
-    Returns:
-        The number of each entry's last step, from 1, and its time.
+    Returns the number of each entry's last step, from 1, and its time.
     """
     entries = [told for source in sources.values() for told in source]
     if any(told.step is None for told in entries):
@@ -287,9 +271,8 @@ def _count_warmup(steps: Sequence[int], num_warmup_steps: int) -> int:
     start = done if done > num_warmup_steps else 0
     number = sum(before < start + num_warmup_steps for before in (done, *steps[:-1]))
     if number == len(steps):
-        message = (
+        raise ValueError(
             f"found {number} times, none of them after {num_warmup_steps} warm-up steps; the "
             "program has to train for total_steps steps and log each of them"
         )
-        raise ValueError(message)
     return number

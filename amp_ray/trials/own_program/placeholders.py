@@ -55,15 +55,12 @@ _TOKEN: Final = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Values:
-    """What stands in place of the placeholders.
-
-    Args:
-        several: Arguments by the name of a placeholder that stands alone.
-        missing: Why a placeholder has no value here, by name.
-    """
+    """What stands in place of the placeholders."""
 
     texts: Mapping[str, str] = field(default_factory=dict)
+    # Arguments by the name of a placeholder that stands alone
     several: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    # Why a placeholder has no value here, by name
     missing: Mapping[str, str] = field(default_factory=dict)
 
     def __or__(self, other: "Values") -> "Values":
@@ -78,9 +75,6 @@ class Values:
 def names_in(text: str) -> tuple[str, ...]:
     """List the placeholders of a text.
 
-    Raises:
-        ValueError: If one is unknown, or a brace belongs to none.
-
     Example:
         >>> names_in("--tp={tp} {{literal}} {pp}")
         ('tp', 'pp')
@@ -94,10 +88,6 @@ def fill_text(text: str, values: Values) -> str:
     """Put values in place of the placeholders of a text.
 
     ``{name}`` is a placeholder, ``{{`` and ``}}`` are braces.
-
-    Raises:
-        ValueError: If a placeholder is unknown, has no value here or is for several arguments,
-            or a brace belongs to none.
 
     Example:
         >>> fill_text("{{{tp}}}", Values(texts={"tp": "2"}))
@@ -115,8 +105,7 @@ def fill_text(text: str, values: Values) -> str:
 def fill_argument(word: str, values: Values) -> tuple[str, ...]:
     """Put values in place of the placeholders of an argument.
 
-    Returns:
-        The argument, or those for which a placeholder stands alone.
+    Returns the argument, or those for which a placeholder stands alone.
 
     Example:
         >>> fill_argument("{megatron_flags}", Values(several={"megatron_flags": ("--a", "1")}))
@@ -139,11 +128,10 @@ def _known(name: str | None) -> str:
         close = difflib.get_close_matches(name.casefold(), PLACEHOLDERS, n=1)
         hint = f"; did you mean {{{close[0]}}}?" if close else "."
         known = ", ".join(PLACEHOLDERS)
-        message = (
+        raise ValueError(
             f"found {{{name}}}, which is no placeholder{hint} Write {{{{ and }}}} for braces "
             f"alone. The placeholders are: {known}"
         )
-        raise ValueError(message)
     return name
 
 

@@ -52,9 +52,6 @@ def program_launch(
 
     ``hosts`` are the hosts that play the nodes of the cluster; ``files`` are named as in the
     trial's folder.
-
-    Raises:
-        InputError: If the program or the strategy cannot be launched, with the reason.
     """
     program = check_program(experiment)
     _check_strategy(experiment, strategy)
@@ -116,8 +113,7 @@ def program_reader(
             raise
         except ValueError as error:
             asked = f"{num_warmup_steps} warm-up and {num_steps} measured steps"
-            message = f"{error} (the trial was asked for {asked})"
-            raise ValueError(message) from None
+            raise ValueError(f"{error} (the trial was asked for {asked})") from None
         check_total(found.step_time_s, timeout_s=timeout_s)
         return found
 
@@ -194,19 +190,13 @@ def _filled(command: RankCommand, experiment: Experiment, values: Values) -> Ran
 
 
 def _own_environment(strategy: Strategy, trial_id: str) -> dict[str, str]:
-    """Return what the metric's module has to know."""
     ranks = {stage.num_ranks for stage in strategy.stages}
     per_stage = {RANKS_PER_STAGE_VARIABLE: str(ranks.pop())} if len(ranks) == 1 else {}
     return {TRIAL_VARIABLE: trial_id, **per_stage}
 
 
 def check_program(experiment: Experiment) -> OwnProgram:
-    """Refuse a program that could not be launched whatever the strategy is.
-
-    Raises:
-        InputError: With the place in the file, for an unknown placeholder, a stray brace, a name
-            of a file that cannot be, or settings that contradict each other.
-    """
+    """Refuse a program that could not be launched whatever the strategy is."""
     trials = experiment.trials
     program = trials.program
     assert program is not None
@@ -240,8 +230,7 @@ def check_program(experiment: Experiment) -> OwnProgram:
 def _check_text(text: str, program: OwnProgram, *, alone: bool) -> None:
     """Refuse placeholders that can have no value, and what no argument can hold."""
     if "\0" in text:
-        message = f"found {text!r}; no argument or variable can hold a zero byte"
-        raise ValueError(message)
+        raise ValueError(f"found {text!r}; no argument or variable can hold a zero byte")
     for name in names_in(text):
         if program.per == "node" and name in NOT_PER_NODE:
             message = f"found {{{name}}} with per: node, where one command starts all ranks of one"
@@ -254,5 +243,4 @@ def _check_text(text: str, program: OwnProgram, *, alone: bool) -> None:
 def _check_variable(name: str) -> None:
     """Refuse what cannot be the name of a variable."""
     if "=" in name or "\0" in name:
-        message = f"found {name!r}, which cannot be the name of a variable"
-        raise ValueError(message)
+        raise ValueError(f"found {name!r}, which cannot be the name of a variable")

@@ -103,7 +103,6 @@ def _experiment_texts(experiment: Experiment) -> dict[str, str]:
 
 
 def _shape_texts(experiment: Experiment, strategy: Strategy) -> dict[str, str]:
-    """Return the shape of a strategy."""
     values: dict[str, object] = {
         "pp": strategy.pp,
         "num_micro_batches": strategy.num_micro_batches,

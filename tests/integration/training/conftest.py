@@ -13,6 +13,17 @@ from typing import Any
 
 import pytest
 
+from amp_ray.cost.model import CostModel
+from amp_ray.runtime.hosts.host import LocalHost
+from amp_ray.runtime.hosts.link import AgentSettings
+from amp_ray.runtime.launch.launcher import Launcher
+from amp_ray.runtime.launch.program_files import program_files
+from amp_ray.spec.experiment import Experiment
+from amp_ray.spec.strategy import Strategy
+from amp_ray.trials.command import trial_launch, trial_reader
+from amp_ray.trials.outcome import Outcome
+from support.experiments import experiment_from
+
 DEADLINE_S = 600.0
 """A guard against hangs; a trial here takes 1 to 3 s."""
 
@@ -88,7 +99,8 @@ def make_job(model: str, **changes: object) -> dict[str, Any]:
     strategy: dict[str, Any] = {"tp": 1, "pp": 1, "dp": 1, "micro_batch_size": GLOBAL_BATCH_SIZE}
     names = (
         *(*strategy, "bounds", "recompute", "placement", "stages"),
-        *("num_micro_batches", "virtual_stages", "token_slices"),
+        *("num_micro_batches", "virtual_stages", "token_slices", "cp"),
+        *("sequence_parallel", "shard_ranks", "reshard_after_forward"),
     )
     strategy |= {key: changes.pop(key) for key in names if key in changes}
     strategy.setdefault("bounds", [0, NUM_IMAGE_LAYERS if image else NUM_TEXT_LAYERS])
@@ -116,7 +128,7 @@ def num_ranks(strategy: dict[str, Any]) -> int:
     """Return the processes of a strategy."""
     if strategy["tp"] is None:
         return sum(stage["tp"] * stage["dp"] for stage in strategy["stages"])
-    return int(strategy["tp"] * strategy["pp"] * strategy["dp"])
+    return int(strategy["tp"] * strategy.get("cp", 1) * strategy["pp"] * strategy["dp"])
 
 
 @dataclass(kw_only=True)
@@ -214,6 +226,46 @@ def run_trial(warm_ranks: WarmRanks, tmp_path: Path) -> Callable[..., Ended]:
         return warm_ranks.run(job, folder, **changes)
 
     return run
+
+
+def planned(model: str, search: str = "{}", *, num_slots: int = 4) -> Experiment:
+    """Return an experiment of runtime torch about a model of these tests."""
+    shape = ", ".join(f"{key}: {value}" for key, value in MODELS[model].items())
+    links = "intra_gbit_per_s: 10, inter_gbit_per_s: 10"
+    return experiment_from(
+        f"""
+        name: planned
+        model: {{{shape}}}
+        cluster: {{nodes: [{{device: cpu, slots: {num_slots}, {links}}}]}}
+        precision: fp32
+        optimizer: sgd
+        runtime: torch
+        global_batch_size: {GLOBAL_BATCH_SIZE}
+        search: {search}
+        trials: {{backend: local, steps: 4, warmup_steps: 2, timeout_s: {DEADLINE_S}}}
+        """
+    )
+
+
+@pytest.fixture
+def launch_trial(tmp_path: Path) -> Callable[[Experiment, Strategy], Outcome]:
+    """Launch a strategy as a trial on this machine: by the job file and commands of a study."""
+
+    def launch(experiment: Experiment, strategy: Strategy) -> Outcome:
+        assert CostModel(experiment=experiment).estimate(strategy).launchable
+        trial = trial_launch(
+            experiment,
+            strategy,
+            trial_id="t",
+            hosts=["node0"],
+            files=program_files(experiment, tmp_path),
+            python=sys.executable,
+        )
+        settings = AgentSettings(base=str(tmp_path / "base"), grace_s=GRACE_S)
+        with Launcher([LocalHost("node0")], settings) as launcher:
+            return launcher.run(trial, tmp_path / "t", reader=trial_reader(experiment))
+
+    return launch
 
 
 @pytest.fixture

@@ -10,13 +10,11 @@ import pytest
 from amp_ray.cost.estimate import Estimate
 from amp_ray.search.planner import AmpRayPlanner
 from amp_ray.spec.candidate import Candidate
-from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.recompute import NO_RECOMPUTE, Recompute
 from amp_ray.spec.strategy import StageOptions, Strategy
 from amp_ray.trials.command import trial_launch
-from support.experiments import experiment_from
 
-from .conftest import GLOBAL_BATCH_SIZE, MODELS, NUM_IMAGE_LAYERS, Ended, make_job
+from .conftest import GLOBAL_BATCH_SIZE, NUM_IMAGE_LAYERS, Ended, make_job, planned
 
 pytestmark = pytest.mark.integration
 
@@ -94,23 +92,6 @@ def test_losses_equal_one_rank(
     assert set(ended.codes) == {0}
 
 
-def planned(model: str) -> Experiment:
-    """Return an experiment about a model of these tests, whose searches interleave."""
-    shape = ", ".join(f"{key}: {value}" for key, value in MODELS[model].items())
-    return experiment_from(
-        f"""
-        name: interleaved
-        model: {{{shape}}}
-        cluster: {{nodes: [{{device: cpu, slots: 4, intra_gbit_per_s: 10, inter_gbit_per_s: 10}}]}}
-        precision: fp32
-        optimizer: sgd
-        runtime: torch
-        global_batch_size: {GLOBAL_BATCH_SIZE}
-        search: {{virtual_stages: [2]}}
-        """
-    )
-
-
 INTERLEAVED: dict[str, tuple[int, Recompute, tuple[int, ...]]] = {
     "as-planned": (1, NO_RECOMPUTE, ()),
     "uneven-chunks": (1, NO_RECOMPUTE, (0, 2, 3, 5, 7)),
@@ -126,7 +107,7 @@ def test_interleaved_strategies_are_launched_and_train_the_same(
     reference_losses: Callable[..., list[float]],
 ) -> None:
     size, recompute, bounds = INTERLEAVED[name]
-    experiment = planned("llama")
+    experiment = planned("llama", "{virtual_stages: [2]}")
     candidate = Candidate(
         micro_batch_size=size,
         options=StageOptions(tp=1, dp=2, recompute=recompute),

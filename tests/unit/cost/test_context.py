@@ -203,7 +203,8 @@ def test_degrees_that_do_not_divide_are_refused(row: str, words: str) -> None:
 
 def test_runtimes_without_it_are_named() -> None:
     with pytest.raises(
-        InputError, match=r"'deepspeed' has no context parallelism, found cp 4; .*: megatron-core"
+        InputError,
+        match=r"'deepspeed' has no context parallelism, found cp 4; .*: torch",
     ):
         experiment_from(TEXT.replace("megatron-core", "deepspeed") + "search: {max_cp: 4}\n")
     estimate = CostModel(experiment=given("none")).estimate(strategy(tp=4, cp=8, dp=2))

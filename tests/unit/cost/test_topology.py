@@ -57,7 +57,7 @@ def test_ring_inside_does_not_share_the_interface(topology: Topology) -> None:
 def test_ring_of_several_ranks_per_node_crosses_once_per_node(topology: Topology) -> None:
     (path,) = topology.rings([[0, 1, 4, 5]]).paths
     assert path.bytes_per_s == 120.0  # one ring, however many ranks it has in the node
-    assert path.step_s == 1.5  # two of its four hops leave a node
+    assert path.step_s == 2.0  # a step lasts until the hops between nodes are through
 
 
 def test_ring_is_as_slow_as_its_slowest_hop(topology: Topology) -> None:

@@ -149,3 +149,15 @@ def test_fused_kernels_pass_less_through_memory_and_keep_less() -> None:
         assert one.forward_elements <= other.forward_elements
         assert one.backward_elements <= other.backward_elements
         assert one.num_kernels <= other.num_kernels
+
+
+def test_packed_heads_are_copied_more_often_than_laid_out() -> None:
+    plain = llama_block(GROUPED, name="block")
+    packed = llama_block(replace(GROUPED, packs_heads=True), name="block")
+    assert packed.num_parameters == plain.num_parameters
+    assert packed.num_kernels == plain.num_kernels + 2
+    (heads,) = (op for op in packed.elementwise if op.name == "heads")
+    width = GROUPED.hidden + 2 * GROUPED.key_value_size
+    pair, result = 4 * GROUPED.key_value_size, GROUPED.hidden
+    assert heads.forward_elements == 2 * TOKENS * (width + pair + result)
+    assert heads.backward_elements == 2 * TOKENS * (2 * width + pair + result)

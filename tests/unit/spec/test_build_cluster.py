@@ -148,7 +148,7 @@ def one(node: str) -> Node:
 
 
 def test_boards_know_what_their_own_links_reach() -> None:
-    assert one("inter_gbit_per_s: 400").intra.bandwidth_bytes_per_s == 225e9
+    assert one("inter_gbit_per_s: 400").intra.bandwidth_bytes_per_s == pytest.approx(355.5e9)
     described = "    - {device: {name: X, memory_gib: 8, memory_gbyte_per_s: 100, fp16_tflops: 10}"
     with pytest.raises(InputError, match=r"intra_gbit_per_s is missing .*knows no link"):
         cluster(f"{described}, slots: 2, inter_gbit_per_s: 10}}\n")
@@ -165,12 +165,12 @@ def test_rates_may_be_given_in_bytes() -> None:
 
 
 def test_a_rate_below_a_quarter_of_the_boards_is_named() -> None:
-    fast, slow = "intra_gbit_per_s: 450", "intra_gbit_per_s: 449"
+    fast, slow = "intra_gbit_per_s: 711", "intra_gbit_per_s: 710"
     assert (
         cluster(f"    - {{device: H100, slots: 8, inter_gbit_per_s: 9, {fast}}}\n").slow_links == ""
     )
     found = cluster(f"    - {{device: H100, slots: 8, inter_gbit_per_s: 9, {slow}}}\n").slow_links
-    assert found == "56.1 GB/s within nodes of H100"
+    assert found == "88.8 GB/s within nodes of H100"
     alone = cluster(f"    - {{device: H100, slots: 1, inter_gbit_per_s: 9, {slow}}}\n")
     assert alone.slow_links == ""
 

@@ -65,3 +65,19 @@ def test_tensor_cores_outrun_single_precision() -> None:
 def test_only_a_cpu_has_a_context_of_its_own() -> None:
     known = {name for name, device in CATALOGUE.items() if device.context_bytes is not None}
     assert known == {"cpu"}
+
+
+def test_links_that_meet_in_a_switch_reach_more_of_their_rate() -> None:
+    reached = {name: find_device(name).link_fraction for name in ("A100-80", "H100", "B200")}
+    assert set(reached.values()) == {0.79}
+    assert find_device("A100-80").reached_link_bytes_per_s == pytest.approx(237e9)
+    assert find_device("T4").reached_link_bytes_per_s == 0.5 * 15.75e9
+
+
+def test_more_power_does_more_products_on_one_process() -> None:
+    def sustained(name: str) -> float:
+        device = find_device(name)
+        return device.peak_flops("bf16") * device.gemm_fraction
+
+    boards = ("H100", "B200", "B300", "GB200", "GB300")
+    assert sorted(boards, key=sustained) == list(boards)

@@ -29,6 +29,15 @@ def test_tp_is_fastest_then_dp_then_stages() -> None:
     ]
 
 
+def test_ranks_that_divide_sequences_count_before_replicas() -> None:
+    grid = make_grid(GridStage(tp=2, cp=2, dp=2), GridStage(tp=2, cp=2, dp=2))
+    places = [grid.coordinates(rank) for rank in range(grid.num_ranks)]
+    assert [(place.pp, place.dp, place.cp, place.tp) for place in places] == [
+        (pp, dp, cp, tp) for pp in (0, 1) for dp in (0, 1) for cp in (0, 1) for tp in (0, 1)
+    ]
+    assert [grid.process(own.pp, own.dp, own.tp, own.cp) for own in places] == [*range(16)]
+
+
 def test_shares_take_contiguous_samples_of_a_micro_batch() -> None:
     grid = make_grid(GridStage(tp=1, dp=2, shares=(3, 1)), GridStage(tp=1, dp=1, shares=(4,)))
     assert [grid.samples(0, passage) for passage in grid.passages] == [

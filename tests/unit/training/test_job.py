@@ -77,6 +77,15 @@ def test_placement_may_be_left_out() -> None:
     assert read_job({**JOB, "strategy": strategy}).grid.rank_map == (0, 1, 2, 3)
 
 
+def test_zero_is_read_from_the_strategy_or_the_job() -> None:
+    said = {"zero_stage": 1, "shard_ranks": 2, "reshard_after_forward": False}
+    read = job(said)
+    assert (read.zero_stage, read.grid.shard_ranks, read.grid.keeps_weights) == (1, 2, True)
+    assert job(zero_stage=1).zero_stage == job({"zero_stage": 1}, zero_stage=1).zero_stage == 1
+    with pytest.raises(ValueError, match="zero_stage is 0, the strategy's is 1"):
+        job({"zero_stage": 1}, zero_stage=0)
+
+
 def test_one_word_of_recompute_is_for_all_stages() -> None:
     stages = job({"recompute": "full"}).grid.stages
     assert [stage.recompute for stage in stages] == ["full", "full"]
@@ -106,6 +115,7 @@ def test_stages_that_repeat_the_strategy_are_accepted() -> None:
         ({"tp": None, "dp": None}, "job.strategy.tp must be a whole number"),
         ({**UNEQUAL, "placement": None}, "runtime deepspeed runs one tp, dp"),
         ({"token_slices": [[2, [16, 16]]]}, "use runtime torch"),
+        ({"sequence_parallel": True}, "sequence_parallel [True, True]; use runtime torch"),
         ({"token_slices": [[1, [32]]]}, "must have the 2 sequences of a micro-batch"),
         ({"token_slices": [[2, []]]}, "[[sequences, [tokens, ...]], ...]"),
         ({"virtual_stages": 2}, "pp = 2 stages of 2 chunks"),
@@ -147,6 +157,14 @@ def test_plain_torch_takes_slices_and_chunks() -> None:
     ("strategy", "words"),
     [
         ({"token_slices": [[2, [16, 15]]]}, "must add up to sequence_length 32"),
+        (
+            {"token_slices": [[2, [17, 15]]], "sequence_parallel": True},
+            "sequence_parallel divides tokens evenly over tp 2 ranks, found slices of [",
+        ),
+        (
+            {"tp": 1, "dp": 2, "micro_batch_size": 1, "sequence_parallel": True},
+            "over tp 1 ranks, found one rank alone",
+        ),
         (
             {**UNEQUAL, "token_slices": [[1, [32]], [3, [32]]]},
             "several batch slices need one dp and even shares",

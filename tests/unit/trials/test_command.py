@@ -10,6 +10,7 @@ from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.own_program import OwnProgram
 from amp_ray.spec.strategy import Stage, StageOptions, Strategy
 from amp_ray.spec.traits import RUNTIMES
+from amp_ray.spec.zero import Zero
 from amp_ray.training.job import read_job
 from amp_ray.trials.command import (
     WARM_MODULES,
@@ -111,6 +112,25 @@ def test_plain_torch_runs_stages_that_differ() -> None:
     assert (read.grid.shares(0), read.grid.shares(1)) == ((4,), (3, 1))
     assert "ds_config.json" not in found.files
     assert "deepspeed runs one of each" in (trial_problem(experiment(), UNEQUAL) or "").lower()
+
+
+@pytest.mark.parametrize("runtime", ["deepspeed", "torch"])
+def test_both_runtimes_read_a_sharded_optimizer(runtime: str) -> None:
+    options = StageOptions(tp=1, dp=2, zero=Zero(stage=1))
+    sharded = Strategy.uniform(replace(CANDIDATE, options=options, num_micro_batches=2), (0, 4, 9))
+    given = replace(small_experiment(), traits=RUNTIMES[runtime])
+    assert read_job(job(launch(given, sharded))).zero_stage == 1
+
+
+def test_plain_torch_divides_tokens() -> None:
+    options = StageOptions(tp=2, dp=1, sequence_parallel=True)
+    divided = Strategy.uniform(replace(CANDIDATE, options=options), (0, 4, 9))
+    stages = read_job(job(launch(plain_torch(), divided))).grid.stages
+    assert [stage.sequence_parallel for stage in stages] == [True, True]
+    assert "has no sequence parallelism" in (trial_problem(experiment(), divided) or "")
+    length = small_experiment().model.shape.sequence_length
+    cut = replace(divided, token_slices=((2, (length - 3, 3)),))
+    assert "tokens over tp 2 ranks; set it" in (trial_problem(plain_torch(), cut) or "")
 
 
 def sliced(*tokens: int) -> Strategy:

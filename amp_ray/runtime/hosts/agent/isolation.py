@@ -21,8 +21,7 @@ WAYS = (CLONE_NEWPID | CLONE_NEWNS, CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNS)
 def isolate() -> str:
     """Go on as the first process of an own PID namespace, where possible.
 
-    Returns:
-        ``namespace``, or ``none: `` and the reason.
+    Returns ``namespace``, or ``none: `` and the reason.
     """
     problems = []
     for flags in WAYS:

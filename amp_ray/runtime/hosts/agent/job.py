@@ -64,11 +64,7 @@ def base_folder(name: str | None) -> Path:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a trial's folder and make sure that it can be written to.
-
-    Raises:
-        OSError: If not; then there is no folder.
-    """
+    """Make a trial's folder and make sure that it can be written to."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     folder.mkdir(mode=0o700)
     probe = folder / ".probe"
@@ -84,7 +80,6 @@ class Job:
     """One trial's part on this host."""
 
     def __init__(self, message: Mapping[str, Any], folder: str, tag: str) -> None:
-        """Take the description; nothing is started yet."""
         self.folder = folder
         self.ranks: list[RankProcess] = []
         self.stop: str | None = None
@@ -182,7 +177,6 @@ class Job:
                 yield message
 
     def _is_wanted(self, name: str) -> bool:
-        """Tell whether the controller asked for a file."""
         shapes = self._message["collect"]
         return is_plain_name(name) and any(fnmatch.fnmatchcase(name, shape) for shape in shapes)
 
@@ -218,7 +212,6 @@ def _pieces(name: str, content: bytes, *, num_cut: int) -> Iterator[Message]:
 
 
 def _start(argv: list[str], environment: dict[str, str], cwd: str, output: int) -> int:
-    """Start a program; return its process id."""
     process = subprocess.Popen(
         argv,
         env=environment,

@@ -20,13 +20,12 @@ TRIAL_FOLDER = "amp-ray-{}-[0-9a-f]+"
 def sweep(message: Mapping[str, Any], meanwhile: Callable[[], None]) -> dict[str, list[str]]:
     """End what an agent's tag or a trial's folder marks, and remove the folders.
 
+    Returns processes that were ``found``, and those that are ``left``.
+
     Args:
         message: ``tag`` of an agent or null, ``base`` of all folders, ``names`` of folders, and
             ``trials``, of which the folders of all attempts count.
         meanwhile: Called while waiting.
-
-    Returns:
-        Processes that were ``found``, and those that are ``left``.
     """
     base, tag = base_folder(message["base"]), message["tag"]
     folders = [base / name for name in message.get("names", ())]

@@ -33,9 +33,6 @@ class Log:
         """Make the file.
 
         A line with one of ``words`` is always kept.
-
-        Raises:
-            OSError: If it cannot be made.
         """
         self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115
         self._words = [word.encode() for word in words]
@@ -92,7 +89,6 @@ class Log:
         return first + self._note(num_missing) + kept + last
 
     def _note(self, num_missing: int) -> bytes:
-        """Say where something is missing."""
         words = " or ".join(repr(word.decode()) for word in self._words)
         kept = f", but for the lines with {words} that follow" if words else ""
         text = f"[... {num_missing} bytes of this log were not kept{kept} ...]\n"
@@ -114,18 +110,15 @@ class Log:
         self._num_kept += len(kept)
 
     def _select(self, data: bytes) -> bytes:
-        """Pick the lines with words."""
         lines = data.split(b"\n") if any(word in data for word in self._words) else []
         return b"".join(
             line[:LINE_BYTES] + b"\n" for line in lines if any(word in line for word in self._words)
         )
 
     def _write(self, data: bytes, offset: int) -> None:
-        """Write all of it."""
         while data:
             num_bytes = os.pwrite(self._file.fileno(), data, offset)
             data, offset = data[num_bytes:], offset + num_bytes
 
     def _read(self, offset: int, size: int) -> bytes:
-        """Read a part."""
         return os.pread(self._file.fileno(), size, offset)

@@ -188,20 +188,17 @@ def _query(what: str, keys: tuple[str, ...]) -> Iterator[list[str]]:
         if line.strip():
             cells = [cell.strip() for cell in line.split(",", len(keys) - 1)]
             if len(cells) != len(keys):
-                message = f"cannot read {line!r}"
-                raise ValueError(message)
+                raise ValueError(f"cannot read {line!r}")
             yield cells
 
 
 def _gpu(cells: list[str]) -> Facts:
-    """Read one GPU's row."""
     index, uuid, total, used, name = cells
     memory = {"memory_bytes": _mib(total), "used_bytes": _mib(used)}
     return {"index": int(index), "uuid": uuid, "name": name, **memory}
 
 
 def _gpu_process(cells: list[str], ours: set[int]) -> Facts:
-    """Read one process's row."""
     uuid, pid, used, name = cells
     number = int(pid) if pid.isdigit() else 0
     facts = {"uuid": uuid, "pid": number, "name": name, "memory_bytes": _mib(used)}

@@ -52,7 +52,6 @@ class Agent:
     """Everything that an agent knows."""
 
     def __init__(self, start: Message, isolation: str, key: bytes) -> None:
-        """Say hello."""
         self._start = start
         self._stdio = Stdio(key, lease_s=start["lease_s"], heartbeat_s=start["heartbeat_s"])
         self._store: Store | None = None
@@ -90,7 +89,6 @@ class Agent:
             shutil.rmtree(self._warm_folder, ignore_errors=True)
 
     def _turn(self, timeout_s: float) -> None:
-        """Wait for something, and move bytes."""
         ranks = self._job.ranks if self._job is not None and not self._stdio.is_full else ()
         pipes = {rank.pipe: rank for rank in ranks if rank.pipe is not None}
         warm = self._warm.descriptors if self._warm is not None else []
@@ -169,7 +167,6 @@ class Agent:
         )
 
     def _put(self, message: Message) -> None:
-        """Take a piece of a content that was missing."""
         assert self._store is not None, "prepare comes first"
         try:
             self._store.add(message["digest"], message["data"], last=message["last"])
@@ -180,7 +177,6 @@ class Agent:
             self._stdio.say(kind="stored", digest=message["digest"])
 
     def _begin(self, message: Message) -> None:
-        """Start the ranks of a trial."""
         assert self._folder is not None, "prepare comes first"
         self._job = Job(message, self._folder, self._start["tag"])
         if self._warm is not None and self._warm.is_starting:  # it died after the controller asked
@@ -208,7 +204,6 @@ class Agent:
             self._stdio.say(kind="done", reason=message["reason"], **end)
 
     def _claim(self, message: Message) -> None:
-        """Keep slots for this agent's study."""
         try:
             problem = self._slots.claim(message["slots"], message["owner"], message["study"])
         except OSError as error:
@@ -229,18 +224,15 @@ class Agent:
             self._stdio.say(kind="warm", problem=problem, import_s=0.0)
 
     def _sweep(self, message: Message) -> None:
-        """End what an agent's tag or a trial's folder marks, and remove the folders by name."""
         self._stdio.say(kind="swept", **sweep(message, self._reap))
 
     # ------------------------------------------------------------------ ranks
 
     def _hear_rank(self, rank: RankProcess, *, everything: bool = False) -> None:
-        """Pass on what a rank said."""
         for message in rank.read(everything=everything):
             self._stdio.say(**message)
 
     def _hear_warm(self, readable: list[int]) -> None:
-        """Follow the warm process."""
         assert self._warm is not None
         for message in self._warm.read(readable):
             if self._job is not None and message["kind"] == "forked":
@@ -249,7 +241,6 @@ class Agent:
                 self._job.exited(message["pid"], message["status"])
 
     def _forked(self, job: Job, message: Message) -> None:
-        """Note a rank's process id, or that it could not be forked."""
         rank = next(rank for rank in job.ranks if rank.number == message["rank"])
         if message["problem"]:
             text = f"no rank can be forked: {message['problem']}"
@@ -276,7 +267,6 @@ class Agent:
         self._stdio.flush()
 
     def _watch(self) -> None:
-        """Follow the job to its end."""
         self._reap()
         if self._job is None:
             if self._warm is not None:
@@ -329,7 +319,6 @@ class Agent:
             self._stdio.say(**trouble(error))
 
     def _remove_folder(self) -> None:
-        """Remove the trial's folder, by name."""
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None

@@ -46,9 +46,6 @@ def find_address(candidates: Sequence[str]) -> tuple[str, str]:
 
     A name is resolved here too, but not into the loopback network: Debian maps a host's own name
     to 127.0.1.1, which its peers cannot reach.
-
-    Raises:
-        OSError: If none is an address of this host.
     """
     own = {address: name for name, address in interfaces()}
     for candidate in candidates:

@@ -97,8 +97,7 @@ def end_all(
 ) -> list[int]:
     """End processes: TERM, grace, KILL until none is listed.
 
-    Returns:
-        Those that would not go.
+    Returns those that would not go.
     """
     start = time.monotonic()
     pids = list_pids()

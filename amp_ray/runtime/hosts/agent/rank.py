@@ -140,7 +140,6 @@ class RankProcess:
             yield trouble(error, rank=self.number)
 
     def _close_pipe(self) -> None:
-        """Close the pipe once."""
         if self.pipe is not None:
             os.close(self.pipe)
             self.pipe = None

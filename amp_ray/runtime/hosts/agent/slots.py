@@ -33,7 +33,6 @@ class Slots:
     """The slots of one agent."""
 
     def __init__(self, pid: int) -> None:
-        """Hold none."""
         self._pid = pid
         self._held: list[socket.socket] = []
 
@@ -41,10 +40,8 @@ class Slots:
         """Hold some slots until the end of this process.
 
         Agents of the same owner may share slots. Two that claim one at the same moment both see
-        each other, and both step back.
-
-        Returns:
-            Who holds one of them already, if anybody does; then nothing is held.
+        each other, and both step back. Returns who holds one of them already, if anybody does; then
+        nothing is held.
         """
         devices = {_device(slot): slot for slot in slots}
         mine = [self._open(device, slot, owner, study) for device, slot in devices.items()]

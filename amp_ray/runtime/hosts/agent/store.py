@@ -25,7 +25,6 @@ class Store:
     """
 
     def __init__(self, folder: Path) -> None:
-        """Make the file."""
         self._file = tempfile.TemporaryFile(dir=str(folder), buffering=0)  # noqa: SIM115
         self._end = 0
         self._offsets: dict[str, tuple[int, int]] = {}

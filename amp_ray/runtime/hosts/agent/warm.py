@@ -130,8 +130,7 @@ class Warm:
     def exited(self, pid: int, status: int) -> str:
         """Note the end of a child of the agent.
 
-        Returns:
-            How the process has ended, if it was this one and ranks may have died with it.
+        Returns how the process has ended, if it was this one and ranks may have died with it.
         """
         if self._socket is None or pid != self._process.pid:
             return ""
@@ -195,7 +194,6 @@ class Warm:
                 self._say(**message)
 
     def _start(self) -> None:
-        """Start the process."""
         self._rest, self._tail = b"", b""
         self._started_at = time.monotonic()
         ours, theirs = socket.socketpair()
@@ -234,7 +232,6 @@ class Warm:
         self._say(kind="warm", problem=problem, import_s=0.0)
 
     def _kill(self) -> None:
-        """End the process, unless it is gone already."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._process.pid, signal.SIGKILL)
 
@@ -250,7 +247,6 @@ class Warm:
             self._output = None
 
     def _close(self) -> None:
-        """Close our ends."""
         if self._socket is not None:
             self._socket.close()
         if self._output is not None:
@@ -337,7 +333,6 @@ class _Forker:
     """The warm process at work."""
 
     def __init__(self, channel: socket.socket) -> None:
-        """Listen for requests and for children's ends."""
         self._channel = channel
         self._alarm = child_alarm()
         self._rest = b""

@@ -54,7 +54,6 @@ class Sealer:
     """Writes the messages of one sender."""
 
     def __init__(self, key: bytes, sender: bytes) -> None:
-        """Start with message number 0."""
         self._key, self._sender, self._number = key, sender, 0
 
     def seal(self, message: dict[str, Any]) -> bytes:
@@ -75,8 +74,7 @@ class Opener:
     def open(self, line: bytes) -> dict[str, Any] | None:
         """Return the message on a line without its line feed; None if the line is noise.
 
-        Raises:
-            WireError: If a line has the right hash and is no JSON object.
+        Raises `WireError` if a line has the right hash and is no JSON object.
         """
         start, end = len(MARK), len(MARK) + 2 * HASH_BYTES
         body = line[end + 1 :]
@@ -89,11 +87,9 @@ class Opener:
         try:
             message = json.loads(body.decode())
         except (ValueError, RecursionError) as error:
-            text = "a message is not JSON"
-            raise WireError(text) from error
+            raise WireError("a message is not JSON") from error
         if not isinstance(message, dict) or not isinstance(message.get("kind"), str):
-            text = "a message has no kind"
-            raise WireError(text)
+            raise WireError("a message has no kind")
         return message
 
 
@@ -101,7 +97,6 @@ class Lines:
     """Cuts a stream into lines, in time that is linear in its length."""
 
     def __init__(self, limit: int = LINE_BYTES) -> None:
-        """Start with nothing."""
         self._limit = limit
         self._pieces: list[bytes] = []
         self._num_bytes = 0
@@ -109,15 +104,13 @@ class Lines:
     def feed(self, data: bytes) -> list[bytes]:
         """Return the lines that are complete now, without their line feeds.
 
-        Raises:
-            WireError: If a line is too long.
+        Raises `WireError` if a line is too long.
         """
         first, *others = data.split(b"\n")
         self._pieces.append(first)
         self._num_bytes += len(first)
         if self._num_bytes > self._limit:
-            text = f"more than {self._limit} bytes without a line feed"
-            raise WireError(text)
+            raise WireError(f"more than {self._limit} bytes without a line feed")
         if not others:
             return []
         lines = [b"".join(self._pieces), *others[:-1]]
@@ -137,19 +130,14 @@ def pack(data: bytes) -> str:
 
 
 def unpack(text: str) -> bytes:
-    """Undo ``pack``.
-
-    Raises:
-        ValueError: If it was not packed, or is larger than a piece may be.
-    """
+    """Undo ``pack``."""
     inflater = zlib.decompressobj()
     try:
         data = inflater.decompress(base64.b64decode(text, validate=True), CHUNK_BYTES + 1)
     except zlib.error as error:
         raise ValueError(str(error)) from error
     if len(data) > CHUNK_BYTES or not inflater.eof:
-        message = f"a piece of a file is larger than {CHUNK_BYTES} bytes or incomplete"
-        raise ValueError(message)
+        raise ValueError(f"a piece of a file is larger than {CHUNK_BYTES} bytes or incomplete")
     return data
 
 

@@ -1,0 +1,239 @@
+"""Context parallelism: ranks that divide the tokens of every sequence.
+
+Rank ``i`` of ``cp`` has parts ``i`` and ``2 cp - 1 - i`` of a sequence cut into ``2 cp``, so that
+all ranks attend to as much. Keys and values go round from rank to rank while the attention to
+those that are there is computed; what the blocks give is put together by their softmax sums.
+
+References:
+    Liu et al., Ring Attention, arXiv:2310.01889; Milakov and Gimelshein, Online normalizer
+    calculation for softmax, arXiv:1805.02867.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+_ALIGNMENT: Final = 8
+"""Of a head's width, which the kernels on a GPU need; wider heads of zeros change nothing."""
+
+_NO_DROPOUT: Final = 0.0
+
+_KERNELS: Final = torch.ops.aten
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContextParallel:
+    """The ranks that divide every sequence.
+
+    Args:
+        rank: Index of this process among them.
+        processes: Of all of them, in their order.
+        group: Their process group.
+    """
+
+    rank: int
+    processes: tuple[int, ...]
+    group: Any
+
+    @property
+    def size(self) -> int:
+        """Context parallel degree."""
+        return len(self.processes)
+
+    @property
+    def parts(self) -> tuple[int, int]:
+        """Which parts of a sequence this rank has, of twice as many as there are ranks."""
+        return self.rank, 2 * self.size - 1 - self.rank
+
+    def own(self, value: Tensor) -> Tensor:
+        """Return this rank's tokens, along dimension 1."""
+        parts = value.chunk(2 * self.size, dim=1)
+        return torch.cat([parts[part] for part in self.parts], dim=1)
+
+    def positions(self, tokens: int, device: torch.device) -> Tensor:
+        """Return where this rank's tokens stand in their sequence."""
+        length = tokens // 2
+        counted = torch.arange(length, device=device)
+        return torch.cat([part * length + counted for part in self.parts])
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Return causal attention to the tokens of all ranks, ``(batch, heads, tokens, size)``.
+
+        Keys and values may have fewer heads than queries.
+        """
+        width = query.shape[-1]
+        padding = (0, -width % _ALIGNMENT if query.is_cuda else 0)
+        padded = [functional.pad(part, padding) for part in (query, key, value)]
+        mixed: Tensor = _Ring.apply(*padded, self, width**-0.5)
+        return mixed[..., :width]
+
+    def blocks(self, tokens: int) -> Iterator["_Block"]:
+        """Yield what is attended to, from this rank's own keys and values on."""
+        everything, half = slice(0, tokens), tokens // 2
+        yield _Block(everything, everything, is_causal=True)
+        for step in range(1, self.size):
+            if (self.rank - step) % self.size < self.rank:  # its first part is before both of ours
+                yield _Block(everything, slice(0, half), is_causal=False)
+            else:  # both of its parts are between ours
+                yield _Block(slice(half, tokens), everything, is_causal=False)
+
+    def pass_on(self, value: Tensor) -> "_Arriving":
+        """Begin to send a tensor to the next rank, and to receive that of the one before."""
+        after = self.processes[(self.rank + 1) % self.size]
+        before = self.processes[self.rank - 1]
+        found = torch.empty_like(value)
+        works = torch.distributed.batch_isend_irecv(
+            [
+                torch.distributed.P2POp(torch.distributed.isend, value, after, self.group),
+                torch.distributed.P2POp(torch.distributed.irecv, found, before, self.group),
+            ]
+        )
+        return _Arriving(tuple(works), found, value)
+
+
+class _Block(NamedTuple):
+    """Tokens of this rank that attend to tokens of the keys and values at hand."""
+
+    queries: slice
+    keys: slice
+    is_causal: bool
+
+
+class _Arriving(NamedTuple):
+    """A tensor on its way; the one that is sent has to stay until then."""
+
+    works: tuple[Any, ...]
+    tensor: Tensor
+    sent: Tensor
+
+    def wait(self) -> Tensor:
+        """Return it once it has arrived, and its predecessor has left."""
+        for work in self.works:
+            work.wait()
+        return self.tensor
+
+
+class _Ring(torch.autograd.Function):
+    """Attention over all ranks; the backward pass sends keys and values round once more."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        context: ContextParallel,
+        scale: float,
+    ) -> Tensor:
+        """Attend to one rank's keys and values after the other, ours first."""
+        parts = torch.stack((key, value))
+        total = torch.zeros(query.shape, dtype=torch.float32, device=query.device)
+        sums = torch.full(query.shape[:-1], -torch.inf, dtype=torch.float32, device=query.device)
+        for step, block in enumerate(context.blocks(query.shape[2])):
+            coming = context.pass_on(parts) if step < context.size - 1 else None
+            own = query[:, :, block.queries]
+            found, found_sums = _attend(own, parts[:, :, :, block.keys], block, scale)
+            before = sums[:, :, block.queries]
+            after = torch.logaddexp(before, found_sums)
+            kept = total[:, :, block.queries] * (before - after).exp().unsqueeze(-1)
+            total[:, :, block.queries] = kept + found * (found_sums - after).exp().unsqueeze(-1)
+            sums[:, :, block.queries] = after
+            parts = parts if coming is None else coming.wait()
+        mixed = total.to(query.dtype)
+        ctx.save_for_backward(query, key, value, mixed, sums)
+        ctx.context, ctx.scale = context, scale
+        return mixed
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+        """Send the gradients of keys and values round with them, and home by one step more."""
+        query, key, value, mixed, sums = ctx.saved_tensors
+        context = ctx.context
+        parts, of_query = torch.stack((key, value)), torch.zeros_like(query)
+        coming, of_parts = None, torch.zeros_like(parts)
+        for step, block in enumerate(context.blocks(query.shape[2])):
+            next_parts = context.pass_on(parts) if step < context.size - 1 else None
+            own = [part[:, :, block.queries] for part in (gradients[0], query, mixed, sums)]
+            found, found_parts = _gradients(own, parts[:, :, :, block.keys], block, ctx.scale)
+            of_query[:, :, block.queries] += found
+            of_parts = of_parts if coming is None else coming.wait()
+            of_parts[:, :, :, block.keys] += found_parts
+            coming = context.pass_on(of_parts)
+            parts = parts if next_parts is None else next_parts.wait()
+        assert coming is not None
+        of_key, of_value = coming.wait()
+        return of_query, of_key, of_value, None, None
+
+
+def _attend(query: Tensor, parts: Tensor, block: _Block, scale: float) -> tuple[Tensor, Tensor]:
+    """Return attention to some keys and values, and the logarithms of its softmax sums."""
+    key, value = _shared_out(parts, query.shape[1])
+    causal = block.is_causal
+    if not query.is_cuda:
+        result = _KERNELS._scaled_dot_product_flash_attention_for_cpu(  # noqa: SLF001
+            query, key, value, is_causal=causal, scale=scale
+        )
+    elif query.dtype == torch.float32:
+        result = _KERNELS._scaled_dot_product_efficient_attention(  # noqa: SLF001
+            query, key, value, None, compute_log_sumexp=True, is_causal=causal, scale=scale
+        )
+    else:
+        result = _KERNELS._scaled_dot_product_flash_attention(  # noqa: SLF001
+            query, key, value, is_causal=causal, scale=scale
+        )
+    # One kernel pads the sums of its queries.
+    return result[0], result[1][:, :, : query.shape[2]]
+
+
+def _gradients(
+    own: list[Tensor], parts: Tensor, block: _Block, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients of queries, and of keys and values, of one block.
+
+    Args:
+        own: Gradient of the attention to all tokens, queries, that attention and its softmax sums.
+        parts: Keys and values.
+        block: Whether it is causal.
+        scale: Of the products of queries and keys.
+    """
+    gradient, query, mixed, sums = (part.contiguous() for part in own)
+    key, value = _shared_out(parts, query.shape[1])
+    causal, none = block.is_causal, torch.empty(0, dtype=torch.int64, device=query.device)
+    if not query.is_cuda:
+        found = _KERNELS._scaled_dot_product_flash_attention_for_cpu_backward(  # noqa: SLF001
+            gradient, query, key, value, mixed, sums, _NO_DROPOUT, causal, scale=scale
+        )
+    elif query.dtype == torch.float32:
+        found = _KERNELS._scaled_dot_product_efficient_attention_backward(  # noqa: SLF001
+            *(gradient, query, key, value, None, mixed, _padded(sums), none, none, _NO_DROPOUT),
+            *([True, True, True, False], causal),
+            scale=scale,
+        )
+    else:
+        found = _KERNELS._scaled_dot_product_flash_attention_backward(  # noqa: SLF001
+            *(gradient, query, key, value, mixed, sums, None, None),
+            *(query.shape[2], key.shape[2], _NO_DROPOUT, causal, none, none),
+            scale=scale,
+        )
+    of_query, *of_parts = found[:3]
+    groups = parts.shape[2], query.shape[1] // parts.shape[2]
+    return of_query, torch.stack([part.unflatten(1, groups).sum(2) for part in of_parts])
+
+
+_SUMS_MULTIPLE: Final = 32
+"""The kernel for single precision on a GPU reads the sums of so many queries at a time."""
+
+
+def _padded(sums: Tensor) -> Tensor:
+    """Return softmax sums for as many queries as the kernel reads; those behind are never used."""
+    return functional.pad(sums, (0, -sums.shape[-1] % _SUMS_MULTIPLE), value=torch.inf)
+
+
+def _shared_out(parts: Tensor, num_heads: int) -> tuple[Tensor, Tensor]:
+    """Return keys and values for every head of the queries."""
+    parts = parts.repeat_interleave(num_heads // parts.shape[2], dim=2)
+    return parts[0].contiguous(), parts[1].contiguous()
