@@ -210,7 +210,13 @@ def _first_rows(
     first = search((), optional=replace(optional, num_rows=num))
     if not first.num_feasible:
         return search(optional.candidates)
-    return replace(first, num_left_out=len(optional.candidates) - len(first.results))
+    # Others that happened to be planned before these depend on who planned them.
+    able = [each for each in first.results if isinstance(each, Estimate) and each.feasible]
+    times_s = sorted(each.iteration_time_s for each in able)
+    limit_s = max(times_s[0] * (1 + first.relative_error), *times_s[:num][-1:])
+    kept = tuple(each for each in able if each.iteration_time_s <= limit_s)
+    left_out = len(optional.candidates) - len(kept)
+    return replace(first, results=kept, num_feasible=len(kept), num_left_out=left_out)
 
 
 def _told(experiment: Experiment, ranking: Ranking) -> Ranking:

@@ -112,13 +112,8 @@ class Wanted:
             self._open(self._limit_s)
 
     def improved(self) -> list[Result]:
-        """Return the results that count, the fastest improved.
-
-        Where so many of the fastest are wanted, others that happen to be planned do not count.
-        """
+        """Return the results that count, the fastest improved."""
         found = [each for each in self.results if isinstance(each, Estimate) and each.feasible]
-        if self._optional.num_rows:
-            return [each for each in found if each.iteration_time_s <= self._limit_s]
         fastest = sorted(found, key=leader_order)[:MOST_IMPROVED]
         known = {each.strategy for each in found}
         better: dict[int, Result] = {}
