@@ -78,9 +78,9 @@ def test_first_rows_are_those_of_all_candidates(name: str, monkeypatch: pytest.M
             experiment, OURS, num_rows=num_rows, workers=ALONE, progress=lambda _done, _all: None
         )
 
-    every = planned(None).ranking
     monkeypatch.setattr(planning, "MOST_PLANNED", 1)
     monkeypatch.setattr(planning, "NUM_INTERVALS", 3)
+    every = planned(None).ranking
     first = planned(3).ranking
     assert 3 <= first.num_feasible < every.num_feasible
     assert first.num_left_out == len(every.results) - len(first.results)
