@@ -161,14 +161,11 @@ def plan_experiment(
         candidates = planned_candidates(experiment, cost_model)
     optional = optional_of(planner)
     with placed(experiment.where("profile")):
-        search = partial(
-            search_candidates, planner, workers=workers, progress=progress, leading=leading
-        )
-        if num_rows is None or not _may_leave_out(experiment, optional, candidates):
-            ranking = search(candidates, optional=optional)
+        search = partial(search_candidates, planner, workers=workers, progress=progress)
+        if num_rows is not None and _may_leave_out(experiment, optional, candidates):
+            ranking = _first_rows(partial(search, leading=leading), experiment, optional, num_rows)
         else:
-            every = uniform_candidates(experiment)
-            ranking = _first_rows(search, replace(optional, candidates=every), num_rows)
+            ranking = search(candidates, optional=optional, leading=leading)
     if experiment.limits.batch_tolerance and not experiment.limits.launchable:
         ranking = _with_other_batches(experiment, cost_model, ranking)
     if counts_money(experiment):
@@ -200,13 +197,17 @@ def _may_leave_out(
 
 
 def _first_rows(
-    search: Callable[..., Ranking], optional: OptionalCandidates, num_rows: int
+    search: Callable[..., Ranking],
+    experiment: Experiment,
+    optional: OptionalCandidates,
+    num_rows: int,
 ) -> Ranking:
     """Return a ranking of which so many first rows are those of all candidates.
 
     Where nothing can run, all are planned, to say why.
     """
     num = max(num_rows, NUM_INTERVALS)
+    optional = replace(optional, candidates=uniform_candidates(experiment))
     first = search((), optional=replace(optional, num_rows=num))
     if not first.num_feasible:
         return search(optional.candidates)

@@ -5,14 +5,15 @@ A bound holds for every placement and all cuts of a candidate, as the cost model
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final
 
 import numpy as np
 
-from amp_ray.cost.collective import Path
+from amp_ray.cost.collective import NO_RING, Path
 from amp_ray.cost.model import CostModel
+from amp_ray.cost.stages import PlacedStages
 from amp_ray.cost.topology import FloatArray, IntArray
 from amp_ray.search.cuts import may_fit
 from amp_ray.search.recompute import patterns
@@ -59,6 +60,7 @@ class GridBounds:
     cost_model: CostModel
     _known_units: dict[int, dict[Kind, int]] = field(init=False, default_factory=dict)
     _tables: dict[tuple[object, ...], FloatArray] = field(init=False, default_factory=dict)
+    _exchanges: dict[tuple[int, ...], Path] = field(init=False, default_factory=dict)
     _cuts: dict[tuple[int, int], tuple[float, float]] = field(init=False, default_factory=dict)
     _tails: dict[tuple[StageOptions, int], tuple[float, float]] = field(
         init=False, default_factory=dict
@@ -157,10 +159,10 @@ class GridBounds:
     def _even_s(self, candidate: Candidate, again: "Again") -> float:
         """Return what no strategy of a candidate undercuts, on devices of one kind.
 
-        One stage has as many of the most frequent blocks as an even share, or more. The last stage
-        begins when a micro-batch has passed the first chunks of all stages before it, and when it
-        has ended, gradients pass them: either it has few blocks, so that another has more, or it
-        takes that long. Its last chunk likewise waits for all chunks of the model.
+        One stage has an even share of the most frequent blocks or more. The last stage begins when
+        a micro-batch has passed the first chunks of all others, and when it has ended, gradients
+        pass them: either it has few blocks, so that another has more, or it takes that long. Its
+        last chunk likewise waits for all chunks of the model.
 
         Args:
             candidate: Degrees.
@@ -172,10 +174,12 @@ class GridBounds:
         given, places = self.cost_model.experiment, self._most_frequent
         both, extra = plain.sum(axis=0), np.maximum((whole - plain).sum(axis=0), 0.0)
         block_s, extra_s = float(both[places].min()), float(extra[places].min())
+        late = max(batches - pp, 0)
         number, others = np.arange(len(places) + 1), self._num_other_blocks
         stage_s = number * block_s + np.minimum(number, max(again.number - others, 0)) * extra_s
         total_s = float(both.sum()) + (0.0 if others else again.share * extra_s * len(places))
-        even_s = float(stage_s[max(again.most, -(-len(places) // pp))])
+        most_blocks = max(again.most, -(-len(places) // pp))
+        even_s = float(stage_s[most_blocks])
         later_s = batches * given.constants.host_s_per_micro_batch + self._rest_s(candidate)
         least_s = batches * max(float(both.sum()) / pp, even_s)
         if pp == 1 or (chunks > 1 and others == given.model.num_layers):
@@ -184,14 +188,20 @@ class GridBounds:
         last = number[max(chunks - others, 0) if chunks > 1 else 0 : most + 1]
         before = len(places) - last
         other_s = batches * stage_s[-(-before // (pp - 1))]
-        head_s = float(both[-1])
-        if chunks > 1:
-            head_s = float(both[given.model.indices("block")[-1] + 1 :].sum())
+        end = given.model.indices("block")[-1] + 1 if chunks > 1 else given.model.num_layers - 1
+        head_s = float(both[end:].sum())
         all_s = total_s + (batches - 1) * (last // chunks * block_s + head_s)
         first = np.ceil((before - (pp - 1) * (chunks - 1)) / chunks) - (chunks > 1) * others
         last_s = batches * (stage_s[last] + head_s) + np.maximum(first, 0) * block_s
+        if chunks > 1:
+            all_s -= late * given.constants.host_s_per_micro_batch
         longest_s = np.maximum(all_s, last_s) + self._cuts_s(candidate)
         least_s = max(least_s, float(np.maximum(longest_s, other_s).min(initial=np.inf)))
+        if chunks == 1:
+            # What the largest stage has left to do when its first backward pass has ended.
+            forward_s = most_blocks * float(plain[0, places].min())
+            left_s = (batches - 1) * (even_s - forward_s) + late * forward_s
+            least_s = max(least_s, total_s + self._cuts_s(candidate) + left_s)
         return least_s + later_s
 
     @cached_property
@@ -335,18 +345,45 @@ class GridBounds:
         """Return forward and backward seconds of every layer, ``(num_kinds, 2, num_layers)``."""
         options = candidate.options
         divided = options.tp, options.sequence_parallel, options.ep, options.etp
-        key = divided, options.recompute.kind, candidate.micro_batch_size
+        exchange = self._least_exchange(options)
+        key = divided, options.recompute.kind, candidate.micro_batch_size, exchange
         if key not in self._tables:
-            tables = self.cost_model.time_tables
+            tables, samples = self.cost_model.time_tables, candidate.micro_batch_size
             layers_s = np.diff(
                 [
-                    tables.table((kind,), ring, options, candidate.micro_batch_size)[0][:2]
+                    tables.table((kind,), ring, options, samples, exchange)[0][:2]
                     for kind, ring in self._units(candidate.options.tp)
                 ],
                 axis=2,
             )
             self._tables[key] = layers_s + self._exchange_s(candidate)
         return self._tables[key]
+
+    def _least_exchange(self, options: StageOptions) -> Path:
+        """Return what the all-to-alls of a stage's experts meet at least.
+
+        In the uniform space, on equal nodes that stages fill or share evenly, all stages lie as the
+        first one does, which then is looked at alone.
+        """
+        given, size = self.cost_model.experiment, options.num_ranks
+        nodes, cluster = given.cluster.nodes, given.cluster
+        slots = nodes[0].num_slots
+        alike = len({replace(node, name="") for node in nodes}) == 1 and not (
+            size % slots and slots % size
+        )
+        if options.ep == 1 or given.space != "uniform" or cluster.pair_links or not alike:
+            return NO_RING
+        key = options.tp, options.dp, options.ep, options.expert_tp
+        if key not in self._exchanges:
+            stages = PlacedStages(
+                options=(options,),
+                devices=np.arange(size),
+                shares=((1,) * options.dp,),
+                num_micro_batches=1,
+            )
+            times = self.cost_model.time_tables
+            self._exchanges[key] = stages.exchanges(times.topology, times.copies)[0]
+        return self._exchanges[key]
 
     def _exchange_s(self, candidate: Candidate) -> FloatArray:
         """Return what context-parallel ranks exchange at least, shape ``(2, num_layers)``.
