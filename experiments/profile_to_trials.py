@@ -6,11 +6,13 @@
 Trials run in rounds, one after the other, so that other work on the machine hits all alike.
 """
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -26,21 +28,36 @@ from amp_ray.runtime.launch.trial_runner import make_runner
 from amp_ray.runtime.planning import plan_experiment
 from amp_ray.runtime.study.pool import Task
 from amp_ray.spec.experiment import Experiment, launchable_only
+from amp_ray.spec.strategy import Strategy
 from amp_ray.trials.outcome import Measured
 
 DEMO = Path(__file__).with_name("demo.yaml")
 
 
-def profiled(path: Path, slots: int | None, folder: Path, seconds: float) -> Experiment:
-    """Profile an experiment on this machine and return it with everything that was measured."""
+def file_for_trials(path: Path, slots: int | None, folder: Path) -> Path:
+    """Write an experiment for trials on this machine to a folder."""
     document = yaml.safe_load(path.read_text(encoding="utf-8"))
     if slots is not None:
         document["cluster"]["nodes"][0]["slots"] = slots
-    document["profile"] = {"source": "table", "path": "profile"}
     document["trials"] = {**document.get("trials", {}), "backend": "local"}
-    target, told = folder / "experiment.yaml", folder / "profile.json"
+    target = folder / "experiment.yaml"
     target.write_text(yaml.safe_dump(document), encoding="utf-8")
-    command = [sys.executable, "-m", "amp_ray", "profile", str(target), "-o"]
+    return target
+
+
+def profiled(
+    path: Path,
+    slots: int | None,
+    folder: Path,
+    seconds: float = 120.0,
+    options: Sequence[str] = (),
+) -> Experiment:
+    """Profile an experiment on this machine and return it with everything that was measured."""
+    target, told = file_for_trials(path, slots, folder), folder / "profile.json"
+    document = yaml.safe_load(target.read_text(encoding="utf-8"))
+    document["profile"] = {"source": "table", "path": "profile"}
+    target.write_text(yaml.safe_dump(document), encoding="utf-8")
+    command = [sys.executable, "-m", "amp_ray", "profile", str(target), *options, "-o"]
     limits = ["--seconds", str(seconds), "--json", str(told)]
     num_missing, result = -1, dict[str, Any]()
     while num_missing:
@@ -58,30 +75,33 @@ def profiled(path: Path, slots: int | None, folder: Path, seconds: float) -> Exp
     return load_experiment(target)
 
 
-def run_trials(
-    experiment: Experiment, chosen: list[Estimate], rounds: int, folder: Path
+def alternate(
+    chosen: Sequence[tuple[Experiment, Strategy]], rounds: int, folder: Path
 ) -> list[list[float]]:
     """Return the measured iteration times of every strategy, one per round."""
     times: list[list[float]] = [[] for _ in chosen]
-    runner = make_runner(experiment, "local", 0)
-    try:
+    with contextlib.ExitStack() as stack:
+        runners = {}
+        for experiment, _ in chosen:
+            if experiment.traits.name not in runners:
+                runner = make_runner(experiment, "local", 0)
+                stack.callback(runner.close)
+                runners[experiment.traits.name] = runner
         for attempt in range(rounds):
-            for number, estimate in enumerate(chosen):
+            for number, (experiment, strategy) in enumerate(chosen):
                 name = f"{number + 1}-{attempt + 1}"
                 task = Task(
                     number=number,
                     attempt=attempt,
                     trial_id=f"trial-{name}",
-                    strategy=estimate.strategy,
+                    strategy=strategy,
                     folder=folder / name,
                 )
-                outcome = runner.run(task)
+                outcome = runners[experiment.traits.name].run(task)
                 if isinstance(outcome, Measured):
                     times[number].append(outcome.iteration_time_s)
                 else:
                     click.echo(f"strategy {number + 1}: {outcome.reason}", err=True)
-    finally:
-        runner.close()
     return times
 
 
@@ -90,7 +110,7 @@ def compare(experiment: Experiment, best: int, rounds: int, folder: Path) -> dic
     planned = plan_experiment(launchable_only(experiment), "amp-ray", progress=lambda *_: None)
     feasible = [row for row in planned.ranking.results if isinstance(row, Estimate)]
     chosen = [row for row in feasible if row.feasible and row.launchable][:best]
-    measured = run_trials(experiment, chosen, rounds, folder)
+    measured = alternate([(experiment, row.strategy) for row in chosen], rounds, folder)
     errors = [
         row.iteration_time_s / median(found) - 1 if found else None
         for row, found in zip(chosen, measured, strict=True)

@@ -25,8 +25,10 @@ from amp_ray.runtime.profile.link_report import (
 )
 from amp_ray.runtime.profile.parts import load_unprofiled, profile_parts
 from amp_ray.runtime.profile.profiling import PartReport, Settings, measure
+from amp_ray.search.token_slices.plan import granules_of
 from amp_ray.spec.access import SshSettings
 from amp_ray.spec.experiment import Experiment
+from amp_ray.trials.profile.slice_files import slice_files
 from amp_ray.units import BITS_PER_BYTE, GIGA, MICROSECONDS_PER_SECOND, counted
 
 _DEFAULT_SECONDS = 300.0
@@ -52,6 +54,11 @@ half a second each."""
     show_default=True,
     help="Time to measure, for each device type; run again to go on.",
 )
+@click.option(
+    "--token-slices",
+    is_flag=True,
+    help="Measure slices of the sequences too, for search.token_slices and amp-ray slices --table.",
+)
 @click.option("--local", "is_local", is_flag=True, help="Measure on this machine.")
 @click.option(
     "--identity",
@@ -70,6 +77,7 @@ def profile(
     changes: tuple[str, ...],
     output: Path,
     seconds: float,
+    token_slices: bool,
     is_local: bool,
     json_target: str | None,
     verbose: bool,
@@ -86,7 +94,7 @@ def profile(
     is_local = is_local or experiment.trials.backend == "local"
     if is_local:
         experiment = replace(experiment, trials=replace(experiment.trials, backend="local"))
-    parts = profile_parts(experiment, is_local=is_local)
+    parts = profile_parts(experiment, is_local=is_local, token_slices=token_slices)
     folder = ProfileFolder(output, experiment.model, experiment.precision)
     settings = Settings(
         seconds=seconds,
@@ -98,7 +106,9 @@ def profile(
         reports = measure(experiment, parts, folder, settings)
     finally:
         # Whatever ends it: what is complete can be planned with.
-        files = folder.write()
+        granularity = granules_of(experiment).granularity
+        wanted = {part.place.devices: part.layers for part in parts if part.layers}
+        files = folder.write(slice_files(folder.records, experiment, granularity, wanted))
     links = link_reports(folder.records, experiment)
     snippet = cluster_yaml(experiment, links) + constants_yaml(folder.records, experiment)
     if json_target is not None:
@@ -117,6 +127,13 @@ def _problem(report: PartReport, files: tuple[str, ...], output: Path) -> str | 
     device = report.part.place.devices
     if report.problem is not None:
         return f"{report.part.name}: {report.problem}"
+    sliced = any(point.tokens for point in report.part.layers)
+    if sliced and report.num_missing:
+        return (
+            f"{output}: unfinished, not all token slices were measured. Missing: "
+            f"{'; '.join(report.missing)}. Run the command again, or with more --seconds: what was "
+            "measured is kept, and it goes on"
+        )
     if not report.part.layers or f"{device}.csv" in files:
         return None
     return (
@@ -161,7 +178,7 @@ def _print(
     for report in reports:
         missing = counted(report.num_missing, "measurement")
         told = f"{missing} missing ({'; '.join(report.missing)})"
-        left = told if report.num_missing else "complete"
+        left = f"{told if report.num_missing else 'complete'}, {report.wall_s:.0f} s"
         large = "".join(
             f"; at tp {tp} micro-batch size {size} does not fit"
             for tp, size in sorted(report.too_large.items())
@@ -211,6 +228,7 @@ def _to_json(
                 "missing": list(report.missing),
                 "too_large": {str(tp): size for tp, size in report.too_large.items()},
                 "problem": report.problem,
+                "wall_s": report.wall_s,
             }
             for report in reports
         ],

@@ -1,10 +1,13 @@
 """``amp-ray slices``: cut a batch and its sequences into what stages pass on at a time."""
 
+from collections.abc import Mapping
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import click
+from rich.table import Table
 
 from amp_ray.cli.exits import NOT_FEASIBLE, SUCCESS
 from amp_ray.cli.options import (
@@ -18,12 +21,13 @@ from amp_ray.cli.options import (
 from amp_ray.cli.output import table_console
 from amp_ray.errors import InputError
 from amp_ray.partition.problem import InfeasiblePartition
-from amp_ray.report.slices import slices_table
+from amp_ray.partition.slices import SliceSolution, solve_slices, solve_unequal
 from amp_ray.runtime.files import load_experiment, load_slice_table
 from amp_ray.runtime.planning import OURS, plan_experiment, why_infeasible
 from amp_ray.search.rows import row
-from amp_ray.search.token_slices.table import best_slices, slices_to_json
+from amp_ray.search.token_slices.latency import Granules, slice_tables
 from amp_ray.spec.experiment import Experiment
+from amp_ray.spec.slice_table import SliceTable
 
 
 @click.command()
@@ -71,17 +75,17 @@ def slices(
     if json_target is not None:
         write_json(found, json_target)
     else:
-        table_console().print(slices_table(found))
+        table_console().print(_table(found))
     return SUCCESS
 
 
 def _of_table(path: Path) -> dict[str, Any] | str:
     """Return the result for a table, or why there is none."""
     table = load_slice_table(path)
-    solution = best_slices(table)
+    solution = _best_slices(table)
     if isinstance(solution, InfeasiblePartition):
         return f"no feasible slices: {solution.detail}"
-    return slices_to_json(solution, table)
+    return _to_json(solution, table)
 
 
 def _of_experiment(given: Experiment) -> dict[str, Any] | str:
@@ -106,3 +110,55 @@ def _of_experiment(given: Experiment) -> dict[str, Any] | str:
         "lower_bound_s": None,
         "row": record,
     }
+
+
+def _best_slices(table: SliceTable) -> SliceSolution | InfeasiblePartition:
+    """Find the slices with which all stages have run the batch forward and backward soonest."""
+    tables = slice_tables(table)
+    factors = table.factors or (1.0,) * table.num_stages
+    if len(set(factors)) == 1:
+        return solve_slices(tables, (factors[0], factors[0] * (len(factors) - 1)))
+    return solve_unequal(tables, factors)
+
+
+def _to_json(solution: SliceSolution, table: SliceTable) -> dict[str, Any]:
+    """Return what ``--json`` writes of a table."""
+    granules = Granules(tokens=table.tokens, granularity=table.granularity)
+    return {
+        "slices": [
+            {"batch": sequences, "tokens": list(tokens)}
+            for sequences, tokens in granules.in_tokens(solution.slices)
+        ],
+        "time_s": solution.value_s,
+        "lower_bound_s": solution.lower_bound_s,
+    }
+
+
+def _table(record: Mapping[str, Any]) -> Table:
+    """Draw what ``slices --json`` writes; equal batch slices share a line."""
+    title = f"{record['time_s']:.6g} s"
+    if "row" in record:
+        plan = record["row"]["strategy"]
+        degrees = ", ".join(f"{name} {plan[name]}" for name in ("tp", "pp", "dp"))
+        title += f" per iteration: {degrees}, {plan['num_micro_batches']} micro-batch(es) of"
+    elif record["lower_bound_s"] < record["time_s"]:
+        title += f", none takes less than {record['lower_bound_s']:.6g} s"
+    else:
+        title += ", the best there is"
+    table = Table(title=title, title_justify="left")
+    for name in ("times", "sequences", "tokens of each slice"):
+        table.add_column(name, justify="left" if name.startswith("tokens") else "right")
+    for entry, equal in groupby(record["slices"]):
+        table.add_row(str(len(list(equal))), str(entry["batch"]), _runs_text(entry["tokens"]))
+    return table
+
+
+def _runs_text(tokens: list[int]) -> str:
+    """Spell slices; those of one length in a row together.
+
+    Example:
+        >>> _runs_text([256, 128, 128])
+        '256 2x128'
+    """
+    runs = ((size, len(list(equal))) for size, equal in groupby(tokens))
+    return " ".join(str(size) if count == 1 else f"{count}x{size}" for size, count in runs)

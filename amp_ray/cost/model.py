@@ -25,7 +25,13 @@ from amp_ray.cost.messages import MessageModel, Messages
 from amp_ray.cost.money import Cost, PriceModel
 from amp_ray.cost.roofline import Rank
 from amp_ray.cost.schedule import slowest_replica, slowest_sliced_replica
-from amp_ray.cost.slices import largest_share, slice_model, slice_places
+from amp_ray.cost.slices import (
+    covers_slices,
+    largest_share,
+    slice_model,
+    slice_places,
+    slice_profile,
+)
 from amp_ray.cost.stages import PlacedStages, StageTimes, TimeTables
 from amp_ray.cost.step_end import StepEndModel, StepEnds
 from amp_ray.cost.topology import FloatArray, IntArray, Rings, Topology
@@ -98,7 +104,9 @@ class CostModel:
     _memory: dict[Candidate, MemoryModel] = field(init=False, default_factory=dict)
     _weights: dict[tuple[int, int], Weights] = field(init=False, default_factory=dict)
     _networks: dict[int, tuple[Topology, MessageModel]] = field(init=False, default_factory=dict)
-    _slice_models: dict[tuple[int, int], "CostModel"] = field(init=False, default_factory=dict)
+    _slice_models: dict[tuple[int, int, bool], "CostModel"] = field(
+        init=False, default_factory=dict
+    )
     _context_models: dict[int, "CostModel"] = field(init=False, default_factory=dict)
     _exchanges: dict[tuple[Path, int, int], tuple[FloatArray, FloatArray]] = field(
         init=False, default_factory=dict
@@ -474,7 +482,9 @@ class CostModel:
     def slice_seconds(
         self, stages: PlacedStages, bounds: tuple[int, ...], place: tuple[int, int, int]
     ) -> tuple[FloatArray, FloatArray]:
-        """Return what a slice takes: of a layer it is counted, corrected as the whole is measured.
+        """Return what a slice takes: as it was measured, or else counted.
+
+        Counted times are corrected by what was measured of whole sequences.
 
         Args:
             stages: With their devices.
@@ -487,8 +497,12 @@ class CostModel:
         """
         sequences, tokens, context = place
         own = replace(stages, shares=[(sequences,) * len(share) for share in stages.shares])
-        passes_s, sends_s = self._slice_model(tokens, context).seconds(own, bounds)
-        if self.experiment.profile.is_measured:
+        profile = self.experiment.profile
+        devices = [device.name for device in self.experiment.cluster.device_types]
+        known = covers_slices(profile, devices, [options.tp for options in stages.options])
+        model = self._slice_model(tokens, context, measured=known)
+        passes_s, sends_s = model.seconds(own, bounds)
+        if profile.is_measured and not known:
             whole = self._slice_model(self._sequence_length, 0)
             counted_s = np.maximum(whole.seconds(stages, bounds)[0], TINY_S)
             passes_s = passes_s * self.seconds(stages, bounds)[0] / counted_s
@@ -504,14 +518,16 @@ class CostModel:
         passes_s = self._times(stages, types, rings).at(bounds)
         return passes_s, messages.between(stages, rings).at(bounds)
 
-    def _slice_model(self, tokens: int, context: int) -> "CostModel":
-        """Return the cost model of sequences as long as a slice, by data sheets alone."""
-        key = tokens, context
+    def _slice_model(self, tokens: int, context: int, *, measured: bool = False) -> "CostModel":
+        """Return the cost model of sequences as long as a slice, by data sheets if not measured."""
+        key = tokens, context, measured
         if key not in self._slice_models:
-            given = self.experiment
+            given, profile = self.experiment, ANALYTIC
+            if measured:
+                profile = slice_profile(given.profile, given.model, tokens=tokens, context=context)
             model = slice_model(given.model, given.traits, tokens=tokens, context=context)
             self._slice_models[key] = CostModel(
-                experiment=replace(given, model=model, profile=ANALYTIC)
+                experiment=replace(given, model=model, profile=profile)
             )
         return self._slice_models[key]
 

@@ -25,6 +25,7 @@ from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.json_text import parse_json
 from amp_ray.spec.model import Model
 from amp_ray.spec.profile import Profile
+from amp_ray.spec.profile_file import SLICES_SUFFIX
 from amp_ray.spec.slice_table import MOST_CHARACTERS, SliceTable, parse_slice_table
 from amp_ray.spec.strategy import Strategy
 from amp_ray.spec.strategy_file import Context, Given, parse_strategies, strategies_of
@@ -37,7 +38,7 @@ _LOGGER = logging.getLogger(__name__)
 _SHIPPED: Final = "shipped:"
 """Prefix of a path that means a folder of the package's own profiles."""
 
-_PROFILE_SUFFIXES: Final = (".csv", ".yaml")
+_PROFILE_SUFFIXES: Final = (".csv", ".yaml", SLICES_SUFFIX)
 """Of the files that a profile is made of; plots and notes may lie beside them."""
 
 _INPUT_SUFFIXES: Final = (".yaml", ".yml", ".csv")
@@ -60,7 +61,7 @@ class ExperimentFiles:
         return read_text(self._locate(name))
 
     def folder(self, name: str) -> Mapping[str, str]:
-        """Return the text of every YAML and CSV file of a folder, by file name."""
+        """Return the text of every YAML, CSV and slice table file of a folder, by file name."""
         folder = self._locate(name)
         texts = read_texts(folder, _PROFILE_SUFFIXES)
         if not texts and (folder / RECORDS_FILE).exists():
@@ -267,8 +268,9 @@ def write_result_text(text: str | Iterable[str], path: Path) -> None:
 
 def read_texts(folder: Path, suffixes: Collection[str]) -> dict[str, str]:
     """Return the text of every file of a folder with one of the suffixes, by file name."""
+    endings = tuple(suffixes)
     try:
-        paths = sorted(path for path in folder.iterdir() if path.suffix in suffixes)
+        paths = sorted(path for path in folder.iterdir() if path.name.endswith(endings))
     except FileNotFoundError:
         message = "no such folder"
     except NotADirectoryError:

@@ -286,6 +286,7 @@ def _profile(
             folder=section.path,
             num_layers=model.num_layers,
             precision=checked.precision,
+            sequence_length=model.shape.sequence_length,
         )
 
 

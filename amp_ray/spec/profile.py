@@ -10,6 +10,7 @@ from amp_ray.errors import InputError
 from amp_ray.spec.device import Device
 from amp_ray.spec.operator_profile import OperatorProfile
 from amp_ray.spec.published_profile import PublishedProfile
+from amp_ray.spec.slice_table import SlicePoints
 
 FloatArray = NDArray[np.float64]
 
@@ -56,6 +57,7 @@ class Profile:
         includes_all_reduces: Whether tensor-parallel all-reduces are within the measured times.
         published: What the tables were made from, where another planner published it. What such
             a profile lacks nobody can measure anew, so candidates that need it are dropped.
+        slices: What was measured of token slices of a block, by device name and tp.
         operators: What was measured of single operators, where the profile has them; the tables
             are then their sums over layers, empty where the model's layers are none of them.
     """
@@ -65,6 +67,7 @@ class Profile:
     forward_runs: int = 1
     includes_all_reduces: bool = False
     published: PublishedProfile | None = None
+    slices: Mapping[tuple[str, int], SlicePoints] = field(default_factory=dict)
     operators: OperatorProfile | None = None
 
     @property

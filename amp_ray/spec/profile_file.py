@@ -1,9 +1,11 @@
 """The project's own profile format: a folder with a description and one CSV per device.
 
 ``profile.yaml`` describes what was measured; ``DEVICE.csv`` holds one row per layer, tp and
-micro-batch size: ``layer,tp,micro_batch_size,forward_s[,backward_s]``; see docs/formats.md.
+micro-batch size: ``layer,tp,micro_batch_size,forward_s[,backward_s]``, and
+``DEVICE.tpN.slices.json``, where there is one, token slices of a block; see docs/formats.md.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Annotated
 
@@ -15,11 +17,14 @@ from amp_ray.spec.cells import MOST_SECONDS, read_count, read_rows, read_seconds
 from amp_ray.spec.json_text import shown
 from amp_ray.spec.profile import Anchor, DeviceTable, FloatArray, Profile
 from amp_ray.spec.section import Count, Flag, Section, Text, validate
+from amp_ray.spec.slice_table import SlicePoints, parse_slice_table
 from amp_ray.spec.yaml_text import parse_yaml
 from amp_ray.units import Precision
 
 DESCRIPTION_FILE = "profile.yaml"
 _TABLE_SUFFIX = ".csv"
+SLICES_SUFFIX = ".slices.json"
+_SLICES = re.compile(r"(.+)\.tp([1-9][0-9]{0,5})" + re.escape(SLICES_SUFFIX))
 
 _COLUMNS = ("layer", "tp", "micro_batch_size", "forward_s")
 
@@ -45,11 +50,17 @@ class ProfileDescription(Section):
 
 
 def parse_profile(
-    files: Mapping[str, str], *, folder: str, num_layers: int, precision: Precision
+    files: Mapping[str, str],
+    *,
+    folder: str,
+    num_layers: int,
+    precision: Precision,
+    sequence_length: int | None = None,
 ) -> Profile:
     """Read a profile folder, given as the text of every file by name.
 
-    Another number of layers or another precision than the experiment's is refused.
+    Another number of layers, precision or length of sliced sequences than the experiment's is
+    refused.
     """
     if DESCRIPTION_FILE not in files:
         message = f"no {DESCRIPTION_FILE} in it; found {', '.join(files) or 'an empty folder'}"
@@ -64,6 +75,11 @@ def parse_profile(
             with mistakes.collect():
                 table = parse_device_table(text, num_layers=num_layers, file=f"{folder}/{name}")
                 tables[name.removesuffix(_TABLE_SUFFIX)] = table
+    slices: dict[tuple[str, int], SlicePoints] = {}
+    for name, text in sorted(files.items()):
+        if name.endswith(SLICES_SUFFIX):
+            with mistakes.collect():
+                slices |= _slices(name, text, folder, tables, sequence_length)
     mistakes.check()
     if not tables:
         message = f"no table in it: expected files such as T4{_TABLE_SUFFIX}, one per device"
@@ -73,7 +89,39 @@ def parse_profile(
         tables=tables,
         forward_runs=description.forward_runs,
         includes_all_reduces=description.includes_all_reduces,
+        slices=slices,
     )
+
+
+def _slices(
+    name: str,
+    text: str,
+    folder: str,
+    tables: Mapping[str, DeviceTable],
+    sequence_length: int | None,
+) -> dict[tuple[str, int], SlicePoints]:
+    """Read the slices of one device and tp, which must have been measured whole too."""
+    where = Where(file=f"{folder}/{name}")
+    found = _SLICES.fullmatch(name)
+    if found is None:
+        message = f"expected a name such as T4.tp2{SLICES_SUFFIX}, of a device and a tp"
+        raise InputError(message, where=where)
+    device, tp = found[1], int(found[2])
+    table = parse_slice_table(text, file=where.file or name)
+    if sequence_length is not None and table.tokens != sequence_length:
+        message = f"slices of {table.tokens} tokens; the model's sequences have {sequence_length}"
+        raise InputError(message, where=where.at("tokens"))
+    whole = [anchor for (at_tp, _), anchor in tables.get(device, {}).items() if at_tp == tp]
+    if not whole or any(anchor.backward_s is None for anchor in whole):
+        message = (
+            f"slices at tp {tp}, but {device}{_TABLE_SUFFIX} has no forward and backward passes of "
+            f"whole sequences at it; measure both with amp-ray profile --token-slices"
+        )
+        raise InputError(message, where=where)
+    if not (table.points.places[:, 2] == 0).any():
+        message = "no slice without context could run; remove the file to plan with counted times"
+        raise InputError(message, where=where.at("points"))
+    return {(device, tp): table.points}
 
 
 def _description(

@@ -73,6 +73,16 @@ class TokenWindow:
         """Return this rank's tokens of whole sequences."""
         return value if self.context is None else self.context.own(value)
 
+    def begin_behind(self, layer: int, context: Tensor) -> None:
+        """Look at the slice behind a context, or the first one of a sequence where it is empty.
+
+        The context is keys and values, shape ``(2, batch, heads, tokens, head_size)``.
+        """
+        self.first, self.token_slice, self.passed = 0, 0, Passed()
+        if context.shape[3]:
+            self.extend(layer, *context)
+            self.first, self.token_slice = context.shape[3], 1
+
     def extend(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Put the keys and values of earlier slices before those of this one, along dimension 2.
 

@@ -7,16 +7,23 @@ alike, and medians over trials are compared. ``pytest -rP`` shows what was measu
 import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
 from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.model import CostModel
+from amp_ray.runtime.files import load_experiment
+from amp_ray.runtime.hosts.ssh import SshHost
 from amp_ray.runtime.launch.launcher import Launcher, WarmUp
 from amp_ray.runtime.launch.program_files import program_files
+from amp_ray.runtime.planning import plan_experiment
+from amp_ray.runtime.profile.folder import ProfileFolder
+from amp_ray.runtime.profile.parts import load_unprofiled, profile_parts
+from amp_ray.runtime.profile.profiling import Settings, measure
 from amp_ray.search.planner import AmpRayPlanner
 from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.experiment import Experiment
@@ -24,9 +31,10 @@ from amp_ray.spec.strategy import StageOptions, Strategy, candidate_of
 from amp_ray.testing.hosts import HostCluster, why_unavailable
 from amp_ray.trials.command import trial_launch, trial_warm_up
 from amp_ray.trials.outcome import Measured
+from amp_ray.trials.profile.slice_files import slice_files
 from support.experiments import experiment_from
 
-from .conftest import Bench, require
+from .conftest import HANG_GUARD_S, Bench, require
 
 pytestmark = [
     pytest.mark.hosts,
@@ -65,12 +73,32 @@ cluster:
     - {device: SECOND, slots: SLOTS, intra_gbit_per_s: 20, inter_gbit_per_s: GBIT}
 precision: fp32
 optimizer: sgd
-global_batch_size: 8
-search: {space: placement}
+global_batch_size: BATCH
+runtime: RUNTIME
+search: {space: SPACE}
 trials: {backend: ssh, steps: 2, warmup_steps: 1, timeout_s: 120}
+"""
+LONG_GRANULARITY = 256
+LONG_TEXT = f"""\
+name: long
+model: {{family: gpt2, num_layers: 4, hidden_size: 256, num_heads: 4, sequence_length: 1024,
+        vocab_size: 61}}
+cluster:
+  hostfile: hostfile
+  nodes: [{{count: 2, device: cpu, slots: 1, intra_gbit_per_s: 20, inter_gbit_per_s: 7}}]
+profile: {{source: table, path: profile}}
+precision: fp32
+optimizer: sgd
+runtime: torch
+global_batch_size: 1
+search: {{token_slices: true, slice_granularity: {LONG_GRANULARITY}}}
+trials: {{backend: ssh, steps: 3, warmup_steps: 1, timeout_s: 300}}
 """
 SLOW_DEVICE = "{name: cpu, memory_gib: 4, memory_gbyte_per_s: 5, fp32_tflops: 0.025}"
 """Half of the catalogue's ``cpu`` in every respect that takes time."""
+
+MOST_OFF = 0.35
+"""Of a predicted ratio; it is off by less than 20 % on a machine without other work."""
 
 Times = Mapping[str, float]
 
@@ -230,14 +258,42 @@ def experiment_on(
     num_slots: int = 1,
     gbit_per_s: float = FREE_GBIT_PER_S,
     second: str = "cpu",
+    **others: object,
 ) -> Experiment:
     """Describe the hosts, and what is trained on them."""
     text = TEXT
     values = {"BLOCKS": num_blocks, "SLOTS": num_slots, "GBIT": gbit_per_s, "SECOND": second}
+    values |= {"BATCH": BATCH_SIZE, "RUNTIME": "deepspeed", "SPACE": "placement", **others}
     for word, value in values.items():
         text = text.replace(word, str(value))
     hostfile = "".join(f"{host.address} slots={num_slots}\n" for host in cluster.hosts)
     return experiment_from(text, {"hostfile": hostfile})
+
+
+def sliced_experiment(bench: Bench, folder: Path) -> Experiment:
+    """Profile slices on the hosts over SSH; return an experiment that plans with them."""
+    cluster = bench.cluster
+    for host in cluster.hosts:
+        cluster.shape(host, None)
+        cluster.limit_cpu(host, CORES)
+    hostfile = "".join(f"{host.address} slots=1\n" for host in cluster.hosts)
+    (folder / "hostfile").write_text(hostfile, encoding="utf-8")
+    path = folder / "e.yaml"
+    path.write_text(LONG_TEXT, encoding="utf-8")
+    experiment = load_unprofiled(path)
+    profile = ProfileFolder(folder / "profile", experiment.model, experiment.precision)
+    settings = Settings(
+        seconds=HANG_GUARD_S,
+        make_host=lambda name: SshHost(name, bench.ssh),
+        say=lambda _line: None,
+    )
+    parts = profile_parts(experiment, is_local=False, token_slices=True)
+    reports = measure(experiment, parts, profile, settings)
+    assert [(report.num_missing, report.problem) for report in reports] == [(0, None)] * 2
+    profile.write(
+        slice_files(profile.records, experiment, LONG_GRANULARITY, {"cpu": parts[0].layers})
+    )
+    return load_experiment(path)
 
 
 def strategy(
@@ -334,3 +390,59 @@ def test_a_slow_host_is_best_given_fewer_layers(bed: Bed) -> None:
     assert layers[1] < layers[0]
     assert found.ratio("5:5", names[plan]) > 1.1
     assert found.predicted_ratio("5:5", names[plan]) > 1
+
+
+def test_uneven_shares_beat_the_best_grid_on_hosts_of_unequal_speed(bed: Bed) -> None:
+    # Cuts between two blocks cannot give a host twice the work of the other; samples can.
+    experiments = {
+        space: experiment_on(
+            bed.bench.cluster,
+            num_blocks=2,
+            second=SLOW_DEVICE,
+            SPACE=space,
+            BATCH=24,
+            RUNTIME="torch",
+        )
+        for space in ("placement", "heterogeneous")
+    }
+    plans = {
+        space: plan_experiment(given, "amp-ray", progress=lambda *_: None).ranking.best
+        for space, given in experiments.items()
+    }
+    strategies = {space: plan.strategy for space, plan in plans.items() if plan is not None}
+    assert strategies["placement"].is_uniform
+    (stage,) = strategies["heterogeneous"].stages
+    assert stage.shares
+    assert stage.shares[0] > stage.shares[1]
+    # Either experiment describes the same hosts, and runtime torch launches both plans.
+    setting = Setting(
+        experiment=experiments["heterogeneous"], bits_per_s=None, second_cores=SLOW_CORES
+    )
+    (found,) = bed.compare(strategies, setting)
+    measured = found.ratio("placement", "heterogeneous")
+    predicted = found.predicted_ratio("placement", "heterogeneous")
+    show("best grid and uneven shares", found)
+    show("shares", stage.shares)
+    show("grid against shares, measured and predicted", (measured, predicted))
+    assert predicted > 1.2
+    assert measured > 1
+    assert measured == pytest.approx(predicted, rel=MOST_OFF)
+
+
+def test_planned_slices_of_long_sequences_beat_whole_ones(bed: Bed, tmp_path: Path) -> None:
+    # One sequence per step: whole, it is on one host at a time.
+    sliced = sliced_experiment(bed.bench, tmp_path)
+    whole = replace(sliced, limits=replace(sliced.limits, token_slices=False))
+    plans = {
+        name: plan_experiment(given, "amp-ray", progress=lambda *_: None).ranking.best
+        for name, given in (("sliced", sliced), ("whole", whole))
+    }
+    strategies = {name: plan.strategy for name, plan in plans.items() if plan is not None}
+    (found,) = bed.compare(strategies, Setting(experiment=sliced, bits_per_s=None))
+    show("one long sequence per step", found)
+    show("slices", strategies["sliced"].token_slices)
+    show("whole against sliced", found.ratio("whole", "sliced"))
+    assert not strategies["whole"].token_slices
+    assert len(strategies["sliced"].token_slices[0][1]) > 1
+    assert found.predicted_ratio("whole", "sliced") > 1
+    assert found.ratio("whole", "sliced") > 1

@@ -1,4 +1,4 @@
-"""A profile over SSH: one host measures its layers, two hosts the link between them."""
+"""A profile over SSH: one host measures layers and slices, two hosts the link between them."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,6 +10,7 @@ from amp_ray.runtime.profile.folder import ProfileFolder
 from amp_ray.runtime.profile.link_report import link_reports
 from amp_ray.runtime.profile.parts import profile_parts
 from amp_ray.runtime.profile.profiling import Settings, measure
+from amp_ray.trials.profile.slice_files import slice_files
 from amp_ray.units import BITS_PER_BYTE, GIGA
 from support.experiments import experiment_from
 
@@ -34,7 +35,7 @@ cluster:
     - {count: 2, device: cpu, slots: 2, intra_gbit_per_s: 20, inter_gbit_per_s: 20}
 precision: fp32
 global_batch_size: 4
-search: {micro_batch_sizes: [1]}
+search: {micro_batch_sizes: [1], slice_granularity: 4}
 """
 
 
@@ -46,13 +47,15 @@ def test_links_between_hosts_are_found_as_they_are(
     experiment = experiment_from(EXPERIMENT, {"hostfile": hostfile})
     folder = ProfileFolder(tmp_path / "profile", experiment.model, experiment.precision)
     settings = Settings(
-        seconds=40.0, make_host=lambda name: SshHost(name, bench.ssh), say=lambda _line: None
+        seconds=300.0, make_host=lambda name: SshHost(name, bench.ssh), say=lambda _line: None
     )
-    parts = profile_parts(experiment, is_local=False)
+    parts = profile_parts(experiment, is_local=False, token_slices=True)
     within, between = measure(experiment, parts, folder, settings)
     assert (within.problem, between.problem) == (None, None)
     assert within.num_missing == 0
-    assert "cpu.csv" in folder.write()
+    files = slice_files(folder.records, experiment, 4, {"cpu": parts[0].layers})
+    assert sorted(files) == ["cpu.tp1.slices.json", "cpu.tp2.slices.json"]
+    assert "cpu.csv" in folder.write(files)
     sizes = {
         point.num_bytes: point.num_bytes * BITS_PER_BYTE / seconds
         for (place, point), seconds in folder.records.links.items()

@@ -2,6 +2,7 @@
 
 import json
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 
 from amp_ray.errors import InputError, Where
@@ -17,6 +18,7 @@ class ProfileFolder:
     ============================  ====================================================
     ``profile.yaml``              what was measured
     ``DEVICE.csv``                layer times of one device, as plans read them
+    ``DEVICE.tpN.slices.json``    times of token slices, likewise
     ``details/records.jsonl``     every measurement as it came
     ``details/*.csv``             layers, memory and links with everything measured
     ``details/runs/``             a folder per launch, like that of a trial
@@ -72,13 +74,13 @@ class ProfileFolder:
                     return path
                 number += 1
 
-    def write(self) -> tuple[str, ...]:
-        """Write the files of the profile, each whole or not at all.
+    def write(self, more: Mapping[str, str] | None = None) -> tuple[str, ...]:
+        """Write the files of the profile, and more beside them, each whole or not at all.
 
         Returns:
             Their names.
         """
-        files = profile_files(self.records, self._model, self._precision)
+        files = profile_files(self.records, self._model, self._precision) | dict(more or {})
         for name, text in files.items():
             write_text(self.path / name, text)
         return tuple(files)

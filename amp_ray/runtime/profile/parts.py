@@ -9,6 +9,7 @@ from typing import Final
 from amp_ray.errors import InputError
 from amp_ray.runtime.files import ExperimentFiles, document_of
 from amp_ray.search.space import uniform_candidates
+from amp_ray.search.token_slices.plan import granules_of
 from amp_ray.spec.build import build_experiment
 from amp_ray.spec.cluster import Node
 from amp_ray.spec.experiment import Experiment
@@ -19,6 +20,7 @@ from amp_ray.trials.profile.grid import (
     fitting_tps,
     layer_points,
     link_points,
+    slice_points,
     thinned,
 )
 from amp_ray.trials.profile.records import LinkPlace
@@ -57,10 +59,13 @@ def load_unprofiled(path: Path, changes: Iterable[str] = ()) -> Experiment:
     return build_experiment(replace(document, values=values), ExperimentFiles(base=path.parent))
 
 
-def profile_parts(experiment: Experiment, *, is_local: bool) -> tuple[Part, ...]:
+def profile_parts(
+    experiment: Experiment, *, is_local: bool, token_slices: bool = False
+) -> tuple[Part, ...]:
     """Return everything that is to be measured: device types first, then links between hosts.
 
     With ``is_local`` all hosts are this machine, and no links between hosts are measured.
+    ``token_slices`` adds slices of sequences.
 
     Raises:
         InputError: If the runtime trains another list of layers than the training program, or
@@ -79,6 +84,9 @@ def profile_parts(experiment: Experiment, *, is_local: bool) -> tuple[Part, ...]
             f"{experiment.traits.layer_list!r}; only that of runtime 'deepspeed' can be measured"
         )
         raise InputError(message)
+    if token_slices and not shape.is_causal:
+        message = f"model family {shape.family!r} has no sequence to cut into token slices"
+        raise InputError(message, where=experiment.where("model"))
     chosen: dict[str, Node] = {}
     for node in experiment.cluster.nodes:
         _check_name(node.device.name)
@@ -91,11 +99,11 @@ def profile_parts(experiment: Experiment, *, is_local: bool) -> tuple[Part, ...]
             "profile over SSH, or one type per experiment file into the same folder"
         )
         raise InputError(message)
-    within = [_device_part(experiment, node) for node in chosen.values()]
+    within = [_device_part(experiment, node, token_slices=token_slices) for node in chosen.values()]
     return (*within, *([] if is_local else _between(experiment.cluster.nodes, chosen)))
 
 
-def _device_part(experiment: Experiment, node: Node) -> Part:
+def _device_part(experiment: Experiment, node: Node, *, token_slices: bool) -> Part:
     """Return what to measure on one host of a device type: what the search may ask for."""
     model = experiment.model
     candidates = uniform_candidates(experiment)
@@ -107,12 +115,15 @@ def _device_part(experiment: Experiment, node: Node) -> Part:
             candidate.micro_batch_size for candidate in candidates if candidate.options.tp == tp
         )
     ]
+    layers = layer_points(model, pairs)
+    if token_slices:
+        layers += slice_points(model, granules_of(experiment).granularity, pairs)
     return Part(
         place=LinkPlace(scope="intra", devices=node.device.name),
         nodes=(node,),
         slots=node.num_slots,
         links=link_points(node.num_slots),
-        layers=layer_points(model, pairs),
+        layers=layers,
         step=True,
     )
 

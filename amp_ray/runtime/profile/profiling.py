@@ -17,7 +17,7 @@ from amp_ray.spec.experiment import Experiment
 from amp_ray.trials.outcome import Measured, Outcome, OutOfMemory
 from amp_ray.trials.profile.grid import LayerPoint, LinkPoint
 from amp_ray.trials.profile.launch import profile_job, profile_launch, read_end
-from amp_ray.trials.profile.records import record_of_event
+from amp_ray.trials.profile.records import POINT_KEYS, record_of_event
 
 _MAX_LAUNCHES: Final = 12
 """Of one part: each but the last ends with a size for which the kernel ended a rank."""
@@ -48,6 +48,7 @@ class PartReport:
     Args:
         too_large: Smallest micro-batch size that does not fit, by tp.
         problem: Why it could not go on; None if it could.
+        wall_s: What it took this time.
     """
 
     part: Part
@@ -55,6 +56,7 @@ class PartReport:
     missing: tuple[str, ...] = ()
     too_large: Mapping[int, int] = field(default_factory=dict)
     problem: str | None = None
+    wall_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,13 +75,16 @@ class _Work:
     @property
     def words(self) -> tuple[str, ...]:
         """Say what is missing, in the order in which it is measured."""
-        layers = Counter((point.tp, point.micro_batch_size) for point in self.layers)
+        layers = Counter(
+            ("slices" if point.tokens else "layers", point.tp, point.micro_batch_size)
+            for point in self.layers
+        )
         return (
             *([f"{len(self.links)} messages"] if self.links else ()),
             *(["what surrounds the layers"] if self.step else ()),
             *(
-                f"{count} layers at tp {tp} micro-batch size {size}"
-                for (tp, size), count in layers.items()
+                f"{count} {what} at tp {tp} micro-batch size {size}"
+                for (what, tp, size), count in layers.items()
             ),
         )
 
@@ -112,7 +117,8 @@ class _Run:
 
     def part(self, part: Part) -> PartReport:
         """Measure a part until nothing is missing, the time is up or something is wrong."""
-        end = time.monotonic() + self._settings.seconds
+        begin = time.monotonic()
+        end = begin + self._settings.seconds
         problem: str | None = None
         begun: dict[str, Any] = {}
         for _ in range(_MAX_LAUNCHES):
@@ -137,6 +143,7 @@ class _Run:
                 tp: size for (device, tp), size in limits.items() if device == part.place.devices
             },
             problem=problem,
+            wall_s=time.monotonic() - begin,
         )
 
     def _missing(self, part: Part) -> _Work:
@@ -164,9 +171,9 @@ class _Run:
             if record is not None:
                 self._folder.add(record)
             if event.get("event") == "begin":
-                keys = ("tp", "micro_batch_size", "layer")
-                begun.update({key: event[key] for key in keys})
-                say(f"{part.name}: " + ", ".join(f"{key} {event[key]}" for key in keys))
+                place = {key: event[key] for key in POINT_KEYS if event.get(key) is not None}
+                begun.update(place)
+                say(f"{part.name}: " + ", ".join(f"{key} {place[key]}" for key in place))
 
         hosts = [self._settings.make_host(node.name) for node in part.nodes]
         run_folder = self._folder.new_run(part.name)

@@ -14,20 +14,17 @@ References:
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from amp_ray.cost.slices import PASSES, context_costs
 from amp_ray.partition.slices.problem import Slices, SliceTables
 from amp_ray.spec.slice_table import SlicePoints, SliceTable
 from amp_ray.spec.strategy import TokenSlices
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
-
-_BOTH: Final = 2
-"""Passes of a slice."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -84,7 +81,7 @@ def slice_tables(table: SliceTable) -> SliceTables:
 def _dense(table: SliceTable, granules: Granules) -> FloatArray:
     """Return points at their places, shape ``(2, B, cells)``."""
     size, context = granules.cells
-    times_s = np.full((_BOTH, table.batch, len(size)), np.inf)
+    times_s = np.full((len(PASSES), table.batch, len(size)), np.inf)
     points = table.points
     runs = _within(points, table.memory_cap_mb)
     sequences, tokens, before = points.places[runs].T
@@ -113,16 +110,16 @@ def _fitted(table: SliceTable, granules: Granules) -> FloatArray:
     points = table.points
     runs = _within(points, table.memory_cap_mb)
     alone = runs & (points.places[:, 2] == 0)
-    times_s = np.full((_BOTH, table.batch, len(size)), np.inf)
+    times_s = np.full((len(PASSES), table.batch, len(size)), np.inf)
     for sequences in range(1, table.batch + 1):
         own = alone & (points.places[:, 0] == sequences)
         if own.any():
             tokens, order = np.unique(points.places[own, 1], return_index=True)
-            for way in range(_BOTH):
+            for way in range(len(PASSES)):
                 measured_s = points.times_s[own, way][order]
                 times_s[way, sequences - 1] = _between(size, tokens, measured_s, granules)
     many = np.arange(1, table.batch + 1)[:, None]
-    for way in range(_BOTH):
+    for way in range(len(PASSES)):
         read, scored = context_costs(points, way)
         times_s[way] += read * many * context + scored * many * size * context
     times_s[:, _beyond(table, runs, size, context)] = np.inf
@@ -138,56 +135,6 @@ def _between(
     above = np.minimum(np.searchsorted(tokens, size), len(tokens) - 1)
     apart = tokens[above] - tokens[below] > granules.granularity
     return np.where(apart, np.inf, found)
-
-
-def context_costs(points: SlicePoints, way: int) -> tuple[float, float]:
-    """Fit what context adds to a pass: seconds per ``b c`` and per ``b s c``.
-
-    Args:
-        points: Some with context; without any it costs nothing.
-        way: 0 forward, 1 backward.
-    """
-    alone = {
-        (sequences, tokens): time_s
-        for (sequences, tokens, before), time_s in zip(
-            points.places.tolist(), points.times_s[:, way].tolist(), strict=True
-        )
-        if not before
-    }
-    rows = [
-        (sequences * before, sequences * tokens * before, time_s - alone[sequences, tokens])
-        for (sequences, tokens, before), time_s in zip(
-            points.places.tolist(), points.times_s[:, way].tolist(), strict=True
-        )
-        if before and (sequences, tokens) in alone
-    ]
-    if not rows:
-        return 0.0, 0.0
-    matrix = np.array(rows, dtype=np.float64)
-    return non_negative(matrix[:, :2], matrix[:, 2])
-
-
-def non_negative(columns: FloatArray, target: FloatArray) -> tuple[float, float]:
-    """Solve least squares in two columns whose coefficients may not be negative.
-
-    If both are positive without that limit, this is the answer; else one of them is 0.
-
-    Args:
-        columns: Shape ``(P, 2)``, none of them 0.
-        target: Shape ``(P,)``.
-
-    Example:
-        >>> non_negative(np.array([[1.0, 0.0], [0.0, 1.0]]), np.array([2.0, -1.0]))
-        (2.0, 0.0)
-    """
-    scale = np.linalg.norm(columns, axis=0)
-    both, *_ = np.linalg.lstsq(columns / scale, target, rcond=None)
-    if (both >= 0).all():
-        return float(both[0] / scale[0]), float(both[1] / scale[1])
-    alone = np.maximum(0.0, target @ columns / scale**2)
-    errors = [float(((target - alone[i] * columns[:, i]) ** 2).sum()) for i in range(2)]
-    better = int(errors[1] < errors[0])
-    return (float(alone[0]), 0.0) if better == 0 else (0.0, float(alone[1]))
 
 
 def _beyond(

@@ -11,7 +11,8 @@ event          values
 ``hardware``   ``hardware``, ``versions``
 ``begin``      ``tp``, ``micro_batch_size``, ``layer``: this is measured next
 ``layer``      the same, with seconds and bytes
-``oom``        the same: it does not fit, nor does any larger micro-batch at this tp
+``slice``      the same of a slice: also ``tokens`` and, before them, ``context``
+``oom``        the same: it does not fit, nor does anything larger at this tp
 ``link``       ``what``, ``num_ranks``, ``bytes``, ``seconds``
 ``step``       ``host_s_per_micro_batch``, ``host_s_per_iteration``, ``memory_bytes_per_s``
 =============  ===================================================================

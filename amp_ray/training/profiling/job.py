@@ -1,7 +1,8 @@
 """The job file of a profile run: a trial's, and what is to be measured."""
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from amp_ray.training.fields import Fields
@@ -15,11 +16,30 @@ class Point:
 
     Args:
         layer: Index in the model's list; the number of layers means the loss behind them.
+        tokens: Of a slice of the sequences; 0 for whole sequences.
+        context: Tokens before the slice, whose keys and values its attention reads.
     """
 
     tp: int
     micro_batch_size: int
     layer: int
+    tokens: int = 0
+    context: int = 0
+
+    @property
+    def place(self) -> dict[str, int]:
+        """What events say of it."""
+        return asdict(self)
+
+    def is_as_large_as(self, other: "Point") -> bool:
+        """Tell whether whatever has no room for another point has none for this one."""
+        tokens, others = (point.tokens or math.inf for point in (self, other))
+        return (
+            self.tp == other.tp
+            and self.micro_batch_size >= other.micro_batch_size
+            and tokens >= others
+            and self.context >= other.context
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +109,8 @@ def _read_point(record: Mapping[str, Any]) -> Point:
         tp=fields.integer("tp"),
         micro_batch_size=fields.integer("micro_batch_size"),
         layer=fields.integer("layer", minimum=0),
+        tokens=fields.integer("tokens", default=0, minimum=0),
+        context=fields.integer("context", default=0, minimum=0),
     )
     fields.finish()
     return point
@@ -117,7 +139,23 @@ def _check_point(point: Point, trial: Job) -> None:
             f"{last} is the last index"
         )
         raise ValueError(message)
+    if point.tokens or point.context:
+        _check_slice(point, trial)
     for name, size in trial.model.split_sizes().items():
         if size % point.tp:
             message = f"tp {point.tp} does not divide the model's {name} {size}; choose another tp"
             raise ValueError(message)
+
+
+def _check_slice(point: Point, trial: Job) -> None:
+    """Refuse a slice of anything but a block, and one that its sequence has no room for."""
+    if layer_kinds(trial.model)[point.layer : point.layer + 1] != ("block",):
+        message = f"profile.points has a slice of layer {point.layer}, which is no block"
+        raise ValueError(message)
+    length = trial.model.sequence_length if isinstance(trial.model, TextShape) else 0
+    if not 0 < point.tokens <= length - point.context:
+        message = (
+            f"profile.points has {point.tokens} tokens behind {point.context}; a sequence has "
+            f"{length}"
+        )
+        raise ValueError(message)

@@ -19,6 +19,8 @@ from amp_ray.training.pipeline import join
 from amp_ray.training.profiling.group import Ranks
 from amp_ray.training.profiling.job import LinkPoint, Point, ProfileJob
 from amp_ray.training.profiling.passes import (
+    SLICE_TARGET_S,
+    TARGET_S,
     footprint,
     repeats_for,
     time_launch,
@@ -30,7 +32,7 @@ from amp_ray.training.profiling.subject import Subject, SwitchedParallel, make_s
 
 SCHEMA: Final = 1
 
-TARGET_S: Final = 0.25
+LINK_TARGET_S: Final = 0.25
 """How long the repeats of one message take together, where the limits below allow."""
 
 MIN_REPEATS: Final = 4
@@ -110,25 +112,20 @@ def _step(state: _Run) -> bool:
 
 def _layers(state: _Run) -> bool:
     """Measure layers; tell whether the time was enough."""
-    limits: dict[int, int] = {}
+    too_large: list[Point] = []
     for point in state.job.points:
-        if point.micro_batch_size >= limits.get(point.tp, point.micro_batch_size + 1):
+        if any(map(point.is_as_large_as, too_large)):
             continue
         if state.is_over():
             return False
-        place = {
-            "tp": point.tp,
-            "micro_batch_size": point.micro_batch_size,
-            "layer": point.layer,
-        }
-        state.tell("begin", **place)
+        state.tell("begin", **point.place)
         found = _layer(state, point)
         gc.collect()
         if found is None:
-            limits[point.tp] = point.micro_batch_size
-            state.tell("oom", **place)
+            too_large.append(point)
+            state.tell("oom", **point.place)
         else:
-            state.tell("layer", **place, **found)
+            state.tell("slice" if point.tokens else "layer", **point.place, **found)
     return True
 
 
@@ -144,8 +141,9 @@ def _layer(state: _Run, point: Point) -> dict[str, float] | None:
         return None
     subject, sizes = made
     parallel.silent = False
-    repeats = ranks.largest(repeats_for(warm_up(subject, cuda=cuda)))
-    launch = time_launch(subject, cuda=cuda)
+    target_s = SLICE_TARGET_S if point.tokens else TARGET_S
+    repeats = ranks.largest(repeats_for(warm_up(subject, cuda=cuda), target_s))
+    launch = {} if point.tokens else time_launch(subject, cuda=cuda)
     times = time_passes(subject, spans, repeats, cuda=cuda)
     medians = {
         key: statistics.median(ranks.gather(value)) for key, value in {**times, **launch}.items()
@@ -195,7 +193,7 @@ def time_link(point: LinkPoint, ranks: Ranks, clock: Clock) -> float | None:
     if value is None:
         return None
     once_s = max(_times(point, ranks, clock, value, WARMUP_REPEATS))
-    repeats = int(min(MAX_REPEATS, max(MIN_REPEATS, TARGET_S / max(once_s, 1e-9))))
+    repeats = int(min(MAX_REPEATS, max(MIN_REPEATS, LINK_TARGET_S / max(once_s, 1e-9))))
     repeats = ranks.largest(repeats)
     times = _times(point, ranks, clock, value, repeats)
     share = PAIR if point.what == "p2p" else 1

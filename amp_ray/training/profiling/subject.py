@@ -14,6 +14,7 @@ from amp_ray.training.profiling.job import Point
 from amp_ray.training.ranks import shard_range
 from amp_ray.training.shapes import RGB_CHANNELS, ImageShape, TextShape, input_extent, layer_kinds
 from amp_ray.training.text import text_layers
+from amp_ray.training.token_window import TokenWindow
 from amp_ray.training.vocabulary import CrossEntropy
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -75,16 +76,23 @@ def make_subject(job: Job, point: Point, parallel: SwitchedParallel, device: Any
     if point.layer == len(layer_kinds(job.model)):
         return Subject(run=_text_loss(job, point, parallel, device), source=source, module=None)
     image = isinstance(job.model, ImageShape)
+    window = TokenWindow()
     if isinstance(job.model, ImageShape):
         layers = image_layers(job.model, parallel, job.seed)
     else:
-        layers = text_layers(job.model, parallel, job.seed)
+        layers = text_layers(job.model, parallel, job.seed, window)
+        if point.tokens:
+            context = _keys_and_values(job.model, point, parallel)
+            window.begin_behind(point.layer, context.to(device=device, dtype=dtype))
     spec = layers[point.layer]
     module = spec.build().to(device=device, dtype=dtype)
     # A tied layer is the table at the other end, used by a function of its own.
     tied = spec.forward_fn
 
     def run(value: Tensor) -> Tensor:
+        if window.passed is not None:
+            # What the run before left of the slice itself.
+            window.passed.entries[point.layer].pop(window.token_slice, None)
         output = module(value) if tied is None else tied(module, value)
         # The plan counts a picture's loss among the operators of the last layer.
         return picture_loss(output, targets) if targets is not None else output
@@ -108,6 +116,8 @@ def _source(job: Job, point: Point, parallel: TensorParallel, device: Any) -> Te
     if isinstance(shape, TextShape) and point.layer == len(layer_kinds(shape)):
         first_row, end_row = shard_range(shape.vocab_size, parallel.rank, parallel.size)
         extent = (*extent[:2], end_row - first_row)
+    if point.tokens:
+        extent = (point.micro_batch_size, point.tokens, *extent[2:])
     if isinstance(job.model, TextShape) and point.layer == 0:
         return torch.randint(0, job.model.vocab_size, extent, device=device)
     first = point.layer == 0
@@ -127,3 +137,10 @@ def _text_loss(
     extent = (point.micro_batch_size, job.model.sequence_length)
     targets = torch.randint(0, job.model.vocab_size, extent, device=device)
     return lambda logits: loss(logits, targets)
+
+
+def _keys_and_values(shape: TextShape, point: Point, parallel: TensorParallel) -> Tensor:
+    """Return keys and values of a context, those of this rank's heads."""
+    heads = shape.num_key_value_heads // parallel.size
+    head_size = shape.hidden_size // shape.num_heads
+    return torch.randn(2, point.micro_batch_size, heads, point.context, head_size)

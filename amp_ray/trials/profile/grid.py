@@ -1,14 +1,18 @@
 """What a profile run measures: layers by tp and micro-batch size, messages by size."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Self
 
 from amp_ray.spec.model import Layer, Model
 
 SMALLEST_MESSAGE_BYTES: Final = 1024
 LARGEST_MESSAGE_BYTES: Final = 64 * 1024 * 1024
 MESSAGE_STEP: Final = 4
+
+_CONTEXT_EIGHTHS: Final = ((1, 2, 4), (2, 4, 6))
+"""Of a sequence: slices that are measured behind a context, and contexts."""
 
 MIN_SIZE_RATIO: Final = 1.8
 """Between measured micro-batch sizes: the cost model interpolates in their logarithm."""
@@ -20,15 +24,29 @@ class LayerPoint:
 
     Args:
         layer: First position of the layer among its equals; the number of layers for the loss.
+        tokens: Of a slice of the sequences; 0 for whole sequences.
+        context: Tokens before the slice, which its attention looks at.
     """
 
     micro_batch_size: int
     tp: int
     layer: int
+    tokens: int = 0
+    context: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """Return what the program on the hosts reads."""
         return asdict(self)
+
+    def is_as_large_as(self, other: Self) -> bool:
+        """Tell whether whatever has no room for another point has none for this one."""
+        tokens, others = (point.tokens or math.inf for point in (self, other))
+        return (
+            self.tp == other.tp
+            and self.micro_batch_size >= other.micro_batch_size
+            and tokens >= others
+            and self.context >= other.context
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +126,32 @@ def layer_points(model: Model, pairs: Iterable[tuple[int, int]]) -> tuple[LayerP
             LayerPoint(micro_batch_size=size, tp=tp, layer=layer)
             for tp, size in set(pairs)
             for layer in layers
+        )
+    )
+
+
+def slice_points(
+    model: Model, granularity: int, pairs: Iterable[tuple[int, int]]
+) -> tuple[LayerPoint, ...]:
+    """Return the slices to measure: all lengths without context, and a few with some.
+
+    What context adds follows from a fit of two figures; three lengths behind three contexts are
+    enough for it. Blocks alone depend on more than the number of tokens.
+    """
+    length = model.shape.sequence_length
+    count = -(-length // granularity)
+    alone = {*range(granularity, length + 1, granularity), length, length % granularity} - {0}
+    sizes, contexts = (
+        {max(1, count * part // 8) * granularity for part in parts} for parts in _CONTEXT_EIGHTHS
+    )
+    behind = {(size, before) for size in sizes for before in contexts if size + before <= length}
+    places = {(size, 0) for size in alone} | behind
+    layer = model.indices("block")[0]
+    return tuple(
+        sorted(
+            LayerPoint(micro_batch_size=size, tp=tp, layer=layer, tokens=tokens, context=before)
+            for tp, size in set(pairs)
+            for tokens, before in places
         )
     )
 

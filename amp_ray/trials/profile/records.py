@@ -18,6 +18,7 @@ Record = Mapping[str, Any]
 _LAYER_KEYS: Final = ("forward_s", "backward_s", "forward_launch_s", "backward_launch_s")
 STEP_KEYS: Final = ("host_s_per_micro_batch", "host_s_per_iteration", "memory_bytes_per_s")
 _OTHER_KEYS: Final = ("all_reduce_s", "spread_s", "repeats", "kept_bytes", "temporary_bytes")
+_SLICE_KEYS: Final = ("forward_s", "backward_s", *_OTHER_KEYS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +42,8 @@ class ProfileRecords:
         layers: Times and bytes by device and point.
         links: Seconds by place and point.
         steps: What surrounds the layers, by device.
-        limits: Smallest micro-batch size that does not fit, by device and tp.
+        slices: Times and bytes of slices of blocks, likewise.
+        too_large: Points that do not fit, with their device.
         hardware: What a device turned out to be, by device.
         versions: Software it was measured with, by device.
         dates: When something of it was measured last, by device.
@@ -50,7 +52,8 @@ class ProfileRecords:
     layers: dict[tuple[str, LayerPoint], Record] = field(default_factory=dict)
     links: dict[tuple[LinkPlace, LinkPoint], float] = field(default_factory=dict)
     steps: dict[str, Record] = field(default_factory=dict)
-    limits: dict[tuple[str, int], int] = field(default_factory=dict)
+    slices: dict[tuple[str, LayerPoint], Record] = field(default_factory=dict)
+    too_large: list[tuple[str, LayerPoint]] = field(default_factory=list)
     hardware: dict[str, str] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     dates: dict[str, str] = field(default_factory=dict)
@@ -69,23 +72,34 @@ class ProfileRecords:
             self.links[place, message] = record["seconds"]
         elif kind == "step":
             self.steps[devices] = {key: record[key] for key in STEP_KEYS}
+        elif kind == "slice":
+            self.slices[devices, _point(record)] = {key: record[key] for key in _SLICE_KEYS}
         elif kind == "oom":
-            key = devices, record["tp"]
-            size = record["micro_batch_size"]
-            self.limits[key] = min(size, self.limits.get(key, size))
+            self.too_large.append((devices, _point({"layer": 0, **record})))
         elif kind == "hardware":
             self.hardware[devices] = record["hardware"]
             self.versions[devices] = record["versions"]
             self.dates[devices] = record["date"]
 
+    @property
+    def limits(self) -> dict[tuple[str, int], int]:
+        """The smallest micro-batch size of whole sequences that does not fit, by device and tp."""
+        found: dict[tuple[str, int], int] = {}
+        for device, point in self.too_large:
+            if not point.tokens:
+                key, size = (device, point.tp), point.micro_batch_size
+                found[key] = min(size, found.get(key, size))
+        return found
+
     def missing_layers(self, device: str, points: Iterable[LayerPoint]) -> tuple[LayerPoint, ...]:
         """Return the points that were neither measured nor found too large."""
+        too_large = [point for name, point in self.too_large if name == device]
         return tuple(
             point
             for point in points
             if (device, point) not in self.layers
-            and point.micro_batch_size
-            < self.limits.get((device, point.tp), point.micro_batch_size + 1)
+            and (device, point) not in self.slices
+            and not any(map(point.is_as_large_as, too_large))
         )
 
     def missing_links(self, place: LinkPlace, points: Iterable[LinkPoint]) -> tuple[LinkPoint, ...]:
@@ -128,6 +142,7 @@ def record_of_event(event: Mapping[str, Any], *, place: LinkPlace, date: str) ->
         ValueError: If a figure is missing, or none that anything can have taken.
     """
     kind = str(event.get("event"))
+    event = {"tokens": 0, "context": 0, **event}
     if kind not in _FIGURES:
         return None
     for key, known in _FIGURES[kind].items():
@@ -162,18 +177,22 @@ def _is_text(value: object) -> bool:
     return isinstance(value, str)
 
 
-_POINT: Final = dict.fromkeys(("tp", "micro_batch_size", "layer"), _is_count)
+_SIZES: Final = dict.fromkeys(("tp", "micro_batch_size", "tokens", "context"), _is_count)
+_POINT: Final = {"layer": _is_count, **_SIZES}
+POINT_KEYS: Final = tuple(_POINT)
+"""What tells one point from another."""
 
 _FIGURES: Final[Mapping[str, Mapping[str, Callable[[Any], bool]]]] = {
     "begin": _POINT,
     "layer": _POINT | dict.fromkeys((*_LAYER_KEYS, *_OTHER_KEYS), _is_figure),
+    "slice": _POINT | dict.fromkeys(_SLICE_KEYS, _is_figure),
     "link": {
         "what": lambda value: value in get_args(get_type_hints(LinkPoint)["what"]),
         **dict.fromkeys(("num_ranks", "bytes"), _is_count),
         "seconds": _is_figure,
     },
     "step": dict.fromkeys(STEP_KEYS, _is_figure),
-    "oom": {key: _is_count for key in _POINT if key != "layer"},
+    "oom": _SIZES,
     "hardware": dict.fromkeys(("hardware", "versions"), _is_text),
 }
 """By what a rank says: what has to be there, and what it has to be."""
@@ -227,5 +246,9 @@ def _check_heading(record: Record, expected: Record, where: Where) -> None:
 def _point(record: Record) -> LayerPoint:
     """Return the layer, tp and size that a record is about."""
     return LayerPoint(
-        micro_batch_size=record["micro_batch_size"], tp=record["tp"], layer=record["layer"]
+        micro_batch_size=record["micro_batch_size"],
+        tp=record["tp"],
+        layer=record["layer"],
+        tokens=record.get("tokens", 0),
+        context=record.get("context", 0),
     )

@@ -236,3 +236,53 @@ def test_a_generators_step_is_measured_too(tmp_path: Path) -> None:
     (step,) = [event for event in events if event["event"] == "step"]
     assert step["host_s_per_iteration"] >= 0
     assert step["memory_bytes_per_s"] > 1e8
+
+
+NUM_SLICES = (4 + 5) * 2
+"""Four lengths, five slices behind a context; tp 1 and 2."""
+
+
+def test_slices_are_measured_and_planned_with(tmp_path: Path) -> None:
+    search = "search: {token_slices: true, slice_granularity: 4, micro_batch_sizes: [1]}\n"
+    (tmp_path / "e.yaml").write_text(EXPERIMENT + "runtime: torch\n" + search, encoding="utf-8")
+    command = ("profile", "e.yaml", "-o", "profile", "--token-slices", "--json", "--seconds")
+    first = amp_ray(tmp_path, *command, "1")
+    assert first.returncode == 4, first.stderr
+    ended = amp_ray(tmp_path, *command, "3600")
+    assert ended.returncode == 0, ended.stderr
+    text = (tmp_path / "profile/details/records.jsonl").read_text(encoding="utf-8")
+    kinds = [json.loads(line)["record"] for line in text.splitlines()]
+    assert kinds.count("slice") == NUM_SLICES
+    for tp in (1, 2):
+        name = f"profile/cpu.tp{tp}.slices.json"
+        table = json.loads((tmp_path / name).read_text(encoding="utf-8"))
+        assert len(table["points"]) == NUM_SLICES / 2
+        assert all(each["forward_mean"] > 0 for each in table["points"].values())
+        assert all(each["backward_mean"] > 0 for each in table["points"].values())
+        # What is kept grows with the slice, and with the keys and values before it.
+        memory = {place: each["memory_mb"] for place, each in table["points"].items()}
+        assert memory["1_4_0"] < memory["1_8_0"] < memory["1_16_0"]
+        assert memory["1_4_4"] < memory["1_4_12"]
+        solved = amp_ray(tmp_path, "slices", "--table", name, "--json")
+        assert solved.returncode == 0, solved.stderr
+        found = json.loads(solved.stdout)
+        assert found["time_s"] == found["lower_bound_s"] > 0
+        assert {sum(entry["tokens"]) for entry in found["slices"]} == {16}
+    planned = amp_ray(tmp_path, "plan", "e.yaml", "--json")
+    assert planned.returncode == 0, planned.stderr
+
+
+def test_a_slice_without_room_ends_what_is_larger_and_not_the_run(tmp_path: Path) -> None:
+    huge = 2**42
+    places = [(huge, 4, 4), (huge, 8, 4), (huge, 8, 8), (1, 4, 12), (1, 16, 0)]
+    points = [
+        {"tp": 1, "micro_batch_size": size, "layer": 1, "tokens": tokens, "context": context}
+        for size, tokens, context in places
+    ]
+    events = run_program(tmp_path, MODEL, points)
+    found = [event for event in events if event["event"] in {"oom", "slice"}]
+    assert [(event["event"], event["tokens"]) for event in found] == [
+        ("oom", 4),
+        ("slice", 4),
+        ("slice", 16),
+    ]

@@ -11,13 +11,20 @@ from amp_ray.spec.model import Model
 from amp_ray.spec.profile import Profile
 from amp_ray.spec.yaml_text import parse_yaml
 
-SMALL = """\
-name: small
+TEXT_MODEL = """\
 model: {family: gpt2, num_layers: 6, hidden_size: 256, num_heads: 8, sequence_length: 128,
         vocab_size: 1024}
+"""
+PICTURE_MODEL = """\
+model: {family: transgan, depth: [2, 0, 2], hidden_size: 64, num_heads: 4, bottom_width: 2,
+        latent_size: 13, window_size: 2}
+"""
+SMALL = f"""\
+name: small
+{TEXT_MODEL}\
 cluster:
   nodes:
-    - {count: 2, device: T4, slots: 2, intra_gbit_per_s: 50, inter_gbit_per_s: 10}
+    - {{count: 2, device: T4, slots: 2, intra_gbit_per_s: 50, inter_gbit_per_s: 10}}
 global_batch_size: 8
 """
 """Four T4 on two nodes, analytic layer times, today's runtime."""

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from amp_ray.cli.exits import TRIALS_FAILED
-from support.experiments import SMALL
+from support.experiments import PICTURE_MODEL, SMALL, TEXT_MODEL
 
 from .conftest import Run
 
@@ -51,3 +51,11 @@ def test_options_win_and_start_at_the_current_folder(
     monkeypatch.chdir(here)
     message = missing_key(amp_ray, tmp_path, "--identity", "other", "--known-hosts", "known")
     assert f"key file {here}/other does not exist" in message
+
+
+def test_pictures_have_no_slices_to_measure(amp_ray: Run, tmp_path: Path) -> None:
+    path = tmp_path / "e.yaml"
+    path.write_text(SMALL.replace(TEXT_MODEL, PICTURE_MODEL), encoding="utf-8")
+    ended = amp_ray("profile", path, "-o", tmp_path / "p", "--local", "--token-slices")
+    assert ended.code == 2
+    assert "no sequence to cut into token slices" in ended.err

@@ -8,11 +8,13 @@ from amp_ray.cost.kernels import simulate_overlapped, simulate_sliced
 from amp_ray.cost.memory import in_flight
 from amp_ray.cost.model import NO_SLICES, CostModel
 from amp_ray.cost.schedule import time_instructions
-from amp_ray.cost.slices import largest_share, slice_model, slice_places
+from amp_ray.cost.slices import largest_share, measured_s, slice_model, slice_places
 from amp_ray.cost.stages import PlacedStages
 from amp_ray.errors import InputError
 from amp_ray.spec.candidate import Candidate, StageOptions
 from amp_ray.spec.experiment import Experiment
+from amp_ray.spec.profile import Anchor, Profile
+from amp_ray.spec.slice_table import SlicePoints
 from amp_ray.spec.strategy import Strategy, TokenSlices
 from support.experiments import experiment_from
 
@@ -137,3 +139,74 @@ def test_a_stage_holds_a_whole_micro_batch_and_a_slice_per_stage_behind_it() -> 
     assert in_flight(0, 4, 16, slice_share=0.25) == 1.75
     assert in_flight(3, 4, 16, slice_share=0.25) == 1.0
     assert in_flight(0, 4, 1, slice_share=0.25) == 1.0
+
+
+TIMES_S = {"embedding": 0.004, "block": 0.1, "norm": 0.002, "head": 0.006}
+"""Of whole sequences, forward; a backward pass takes twice as long."""
+
+
+def block_s(sequences: int, tokens: int, context: int) -> float:
+    return 1e-3 + sequences * (1e-5 * tokens + 2e-6 * context + 3e-10 * tokens * context)
+
+
+def profiled(experiment: Experiment, *, device: str = "A100-80") -> Experiment:
+    """Give an experiment a profile of two sizes of micro-batches, with slices."""
+    layers = experiment.model.layers
+    whole = np.array([TIMES_S.get(layer.kind, 0.003) for layer in layers])
+    table = {
+        (1, size): Anchor(forward_s=size * whole, backward_s=2 * size * whole) for size in (1, 2)
+    }
+    places = [
+        (sequences, tokens, context)
+        for sequences in (1, 2)
+        for tokens in range(1024, 8193, 1024)
+        for context in (0, 2048, 4096)
+        if tokens + context <= 8192
+    ]
+    forward_s = np.array([block_s(*place) for place in places])
+    points = SlicePoints(
+        places=np.array(places),
+        times_s=np.stack([forward_s, 2 * forward_s], axis=1),
+        memory_mb=np.full(len(places), np.nan),
+    )
+    profile = Profile(source="measured", tables={"A100-80": table}, slices={(device, 1): points})
+    return replace(experiment, profile=profile)
+
+
+@pytest.mark.parametrize("place", [(1, 1024, 0), (2, 8192, 0), (1, 1024, 7168), (2, 2048, 1024)])
+def test_measured_slices_are_what_passes_take(
+    experiment: Experiment, place: tuple[int, int, int]
+) -> None:
+    given = profiled(experiment)
+    found, _ = CostModel(experiment=given).slice_seconds(
+        PlacedStages.of_strategy(strategy()), BOUNDS, place
+    )
+    host_s = given.constants.host_s_per_micro_batch
+    # The second stage has two blocks.
+    assert found[0, 1, 0] == pytest.approx(2 * block_s(*place) + host_s, rel=1e-6)
+    assert found[1, 1, 0] >= 4 * block_s(*place)
+    # The first one the embedding as well, which takes its part of what sequences take.
+    embedding_s = TIMES_S["embedding"] * place[0] * place[1] / 8192
+    assert found[0, 0, 0] == pytest.approx(2 * block_s(*place) + embedding_s + host_s, rel=1e-6)
+
+
+def test_slices_of_another_device_leave_them_counted(experiment: Experiment) -> None:
+    own = PlacedStages.of_strategy(strategy())
+    others = profiled(experiment, device="T4")
+    none = replace(others, profile=replace(others.profile, slices={}))
+    measured, counted, expected = (
+        CostModel(experiment=given).slice_seconds(own, BOUNDS, (1, 1024, 7168))[0].tolist()
+        for given in (profiled(experiment), others, none)
+    )
+    assert counted == expected
+    assert measured != counted
+
+
+def test_lengths_between_and_beyond_the_measured_ones_are_estimated(
+    experiment: Experiment,
+) -> None:
+    points = profiled(experiment).profile.slices["A100-80", 1]
+    halfway = (block_s(1, 1024, 0) + block_s(1, 2048, 0)) / 2
+    assert measured_s(points, 0, (1, 1536, 0)) == pytest.approx(halfway)
+    assert measured_s(points, 0, (1, 100, 0)) == pytest.approx(block_s(1, 1024, 0))
+    assert measured_s(points, 0, (1, 16384, 0)) == pytest.approx(2 * block_s(1, 8192, 0))

@@ -4,7 +4,7 @@ import pytest
 
 from amp_ray.errors import InputError
 from amp_ray.runtime.profile.parts import load_unprofiled, profile_parts
-from support.experiments import SMALL, small_experiment
+from support.experiments import PICTURE_MODEL, SMALL, TEXT_MODEL, small_experiment
 
 NODES = "{count: 2, device: T4, slots: 2, intra_gbit_per_s: 50, inter_gbit_per_s: 10}"
 T4 = "{device: T4, slots: 2, intra_gbit_per_s: 50, inter_gbit_per_s: 10}"
@@ -66,3 +66,10 @@ def test_a_profile_that_is_still_to_be_made_is_not_looked_for(tmp_path: Path) ->
     path = tmp_path / "e.yaml"
     path.write_text(SMALL + "profile: {source: table, path: not-yet}\n", encoding="utf-8")
     assert not load_unprofiled(path).profile.is_measured
+
+
+def test_slices_need_a_sequence() -> None:
+    experiment = small_experiment((TEXT_MODEL, PICTURE_MODEL))
+    assert profile_parts(experiment, is_local=True)
+    with pytest.raises(InputError, match="'transgan' has no sequence to cut into token slices"):
+        profile_parts(experiment, is_local=True, token_slices=True)

@@ -62,7 +62,7 @@ class Measuring:
             if point["micro_batch_size"] >= self.limit:
                 yield from self.killed(message)
                 return
-            yield said(event="layer", **point, **TIMES)
+            yield said(event="slice" if point["tokens"] else "layer", **point, **TIMES)
         result = {"trial_id": job["trial"]["trial_id"], "complete": True, "elapsed_s": 1.0}
         yield from file_messages("result.json", json.dumps(result).encode())
         yield from well_behaved(message)
@@ -75,14 +75,16 @@ class Measuring:
         yield {"kind": "done", **done}
 
 
-def run(path: Path, script: Measuring, **hosts: str) -> tuple[PartReport, ...]:
+def run(
+    path: Path, script: Measuring, *, token_slices: bool = False, **hosts: str
+) -> tuple[PartReport, ...]:
     settings = Settings(
         seconds=60.0,
         make_host=lambda name: ScriptedHost(name, script, refuses=hosts.get(name)),
         say=lambda _line: None,
     )
     folder = ProfileFolder(path, EXPERIMENT.model, EXPERIMENT.precision)
-    parts = profile_parts(EXPERIMENT, is_local=False)
+    parts = profile_parts(EXPERIMENT, is_local=False, token_slices=token_slices)
     reports = measure(EXPERIMENT, parts, folder, settings)
     folder.write()
     return reports
@@ -152,3 +154,33 @@ def test_an_older_profile_is_completed_by_what_surrounds_the_layers(tmp_path: Pa
     assert all(report.num_missing == 0 for report in run(tmp_path, again))
     (job,) = again.jobs
     assert (job["points"], job["links"], job["step"]) == ([], [], True)
+
+
+def test_slices_are_measured_on_demand_and_only_once(tmp_path: Path) -> None:
+    script = Measuring(cut=45)
+    report, _ = run(tmp_path, script, token_slices=True)
+    sizes = [point["tokens"] for point in script.jobs[0]["points"]]
+    # Whole sequences of any micro-batch size come first, so that there is a profile soon.
+    assert sizes == sorted(sizes, key=bool)
+    assert "slices at tp 1 micro-batch size 1" in report.missing[0]
+    again = Measuring()
+    report, _ = run(tmp_path, again, token_slices=True)
+    assert (report.num_missing, report.problem) == (0, None)
+    assert len(again.jobs[0]["points"]) == len(sizes) - 45
+    run(tmp_path, third := Measuring())
+    assert third.jobs == []
+
+
+def test_a_slice_for_which_a_rank_is_ended_is_given_up_alone(tmp_path: Path) -> None:
+    script = Measuring(limit=8)
+    report, _ = run(tmp_path, script, token_slices=True)
+    assert (report.num_missing, report.problem) == (0, None)
+    lines = (tmp_path / "details/records.jsonl").read_text(encoding="utf-8").splitlines()
+    ended = [record for record in map(json.loads, lines) if record["record"] == "oom"]
+    # At each tp whole sequences, and the shortest slice, than which no other is smaller.
+    assert [(record["tp"], record["tokens"]) for record in ended] == [
+        (1, 0),
+        (2, 0),
+        (1, 4),
+        (2, 4),
+    ]

@@ -38,6 +38,8 @@ IMAGE = {
     "bottom_width": 2,
 }
 
+SLICE = {"tp": 1, "micro_batch_size": 1, "layer": 1, "tokens": 4, "context": 4}
+
 
 def job(**changes: object) -> dict[str, Any]:
     points = [{"tp": 2, "micro_batch_size": 4, "layer": 5}]
@@ -69,6 +71,11 @@ def test_messages_need_no_group() -> None:
         ({"links": [{"what": "gossip", "num_ranks": 2, "bytes": 4}]}, "gossip"),
         ({"links": [{"what": "all_reduce", "num_ranks": 3, "bytes": 4}]}, "groups of 3"),
         ({"sneaky": 1}, "sneaky"),
+        ({"points": [{**SLICE, "layer": 0}]}, "slice of layer 0, which is no block"),
+        ({"points": [{**SLICE, "layer": 5}]}, "slice of layer 5, which is no block"),
+        ({"points": [{**SLICE, "tokens": 5}]}, "5 tokens behind 4; a sequence has 8"),
+        ({"points": [{**SLICE, "tokens": 0}]}, "0 tokens behind 4; a sequence has 8"),
+        ({"points": [{**SLICE, "context": -1}]}, "context must be a whole number >= 0"),
     ],
 )
 def test_what_does_not_fit_is_refused(changes: dict[str, Any], message: str) -> None:
@@ -96,3 +103,22 @@ def test_a_file_that_is_no_json_is_refused(tmp_path: Path) -> None:
         read_profile_job(read_object(str(path)))
     path.write_text(json.dumps(job()), encoding="utf-8")
     assert read_profile_job(read_object(str(path))).seconds == 5.0
+
+
+def test_slices_are_points_too() -> None:
+    (point,) = read_profile_job(job(points=[SLICE])).points
+    assert point.place == SLICE
+
+
+@pytest.mark.parametrize(
+    "place", [{"micro_batch_size": 2}, {"tokens": 5, "context": 6}, {"tokens": 0, "context": 4}]
+)
+def test_what_is_larger_in_every_respect_has_no_room_either(place: dict[str, int]) -> None:
+    assert Point(**{**SLICE, **place}).is_as_large_as(Point(**SLICE))
+
+
+@pytest.mark.parametrize(
+    "place", [{"tp": 2, "micro_batch_size": 4}, {"tokens": 3, "context": 9}, {"context": 0}]
+)
+def test_what_is_smaller_in_any_respect_may_have(place: dict[str, int]) -> None:
+    assert not Point(**{**SLICE, **place}).is_as_large_as(Point(**SLICE))

@@ -40,7 +40,8 @@ def test_the_program_travels_with_its_job() -> None:
     assert set(launch.files) == {"amp_ray/__init__.py", "job.json"}
     job = json.loads(launch.files["job.json"])
     assert job["links"] == [{"what": "p2p", "num_ranks": 2, "bytes": 1024}]
-    assert job["points"][0] == {"tp": 2, "micro_batch_size": 1, "layer": 0}
+    whole = {"tokens": 0, "context": 0}
+    assert job["points"][0] == {"tp": 2, "micro_batch_size": 1, "layer": 0, **whole}
     assert job["step"] is True
     assert launch.timeout_s > job["seconds"] == 10.0
 

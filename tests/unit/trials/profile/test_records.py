@@ -182,3 +182,35 @@ def test_what_surrounds_the_layers_belongs_to_its_device() -> None:
     record = record_of_event(event("step", **values), place=PLACE, date="")
     assert record is not None
     assert parse(text(record)).steps == {"T4": values}
+
+
+SLICE = {"tp": 1, "micro_batch_size": 1, "layer": 1, "tokens": 64, "context": 32}
+
+
+def test_slices_are_records_of_their_own() -> None:
+    record = record_of_event(event("slice", **SLICE, **TIMES), place=PLACE, date="")
+    assert record is not None
+    records = parse(text(record))
+    assert records.slices["T4", LayerPoint(**SLICE)]["backward_s"] == 2e-3
+    assert records.layers == {}
+    assert records.missing_layers("T4", [LayerPoint(**SLICE)]) == ()
+
+
+def test_a_slice_without_room_says_nothing_of_whole_sequences_of_fewer() -> None:
+    record = record_of_event(event("oom", **SLICE, **TIMES), place=PLACE, date="")
+    assert record is not None
+    records = parse(text(record))
+    assert records.limits == {}
+    changes = [{}, {"tokens": 32}, {"context": 0}, {"micro_batch_size": 4, "context": 64}]
+    wanted = [LayerPoint(**{**SLICE, **change}) for change in changes]
+    assert records.missing_layers("T4", [*wanted, point(1, 8, 0)]) == (*wanted[1:3], point(1, 8, 0))
+
+
+def test_whole_sequences_without_room_leave_slices_to_be_tried() -> None:
+    values = {"tp": 1, "micro_batch_size": 1, "layer": 0}
+    record = record_of_event(event("oom", **values), place=PLACE, date="")
+    assert record is not None
+    records = parse(text(record))
+    assert records.missing_layers("T4", [LayerPoint(**SLICE), point(1, 1, 1)]) == (
+        LayerPoint(**SLICE),
+    )

@@ -1,0 +1,71 @@
+"""What ``experiments/executor.py`` compares on real ranks, a core and a thread each."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.integration
+
+REPOSITORY = Path(__file__).parents[3]
+DEADLINE_S = 1800.0
+"""A guard against hangs; a comparison takes half a minute on an idle machine."""
+
+EXPERIMENT = """\
+name: long
+model: {family: gpt2, num_layers: 4, hidden_size: 128, num_heads: 2, sequence_length: 1024,
+        vocab_size: 61}
+cluster:
+  nodes:
+    - {device: cpu, slots: 2, intra_gbit_per_s: 10, inter_gbit_per_s: 10}
+precision: fp32
+runtime: torch
+global_batch_size: 1
+search: {token_slices: true, slice_granularity: 256, max_tp: 1}
+trials: {steps: 4, warmup_steps: 1, timeout_s: 600}
+"""
+
+
+def compared(folder: Path, what: str, *options: str) -> dict[str, Any]:
+    """Run a comparison and return its figures."""
+    (folder / "e.yaml").write_text(EXPERIMENT, encoding="utf-8")
+    script = REPOSITORY / "experiments/executor.py"
+    command = [sys.executable, str(script), what, "--experiment", "e.yaml", *options]
+    ended = subprocess.run(
+        [*command, "--result", "result.json"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(REPOSITORY), *sys.path])},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=DEADLINE_S,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    found: dict[str, Any] = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    return found
+
+
+def test_planned_slices_and_whole_sequences_run_beside_each_other(tmp_path: Path) -> None:
+    # Which is faster tests/hosts/test_physics.py asks, where other work takes no processor time.
+    found = compared(tmp_path, "slices", "--rounds", "1")
+    assert found["predicted_ratio"] >= 1
+    assert found["measured_ratio"] > 0
+    for sequences, tokens in found["token_slices"]:
+        assert (sequences, sum(tokens)) == (1, 1024)
+
+
+def test_ranks_execute_a_plan_in_the_order_that_is_predicted(tmp_path: Path) -> None:
+    found = compared(tmp_path, "timeline", "--rounds", "1")
+    assert found["order_identical"]
+    assert found["predicted_s"] > 0
+    assert len(found["measured_s"]) == 1
+
+
+def test_both_programs_run_the_same_grids(tmp_path: Path) -> None:
+    found = compared(tmp_path, "runtimes", "--rounds", "1")
+    assert [(row["tp"], row["pp"], row["dp"]) for row in found["grids"]] == [(1, 2, 1)]
+    assert all(len(row["torch_s"]) == len(row["deepspeed_s"]) == 1 for row in found["grids"])
