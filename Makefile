@@ -14,10 +14,10 @@ STAMP := $(VENV)/.installed
 # The interpreter to make the environment with; by default the first that is fit for it.
 PYTHON ?=
 # What `make venv` and `make test` install beside the core, by name of the extras in pyproject.toml:
-# trials are tested with real training over real SSH.
-EXTRAS ?= dev,ray,ssh,training
+# trials are tested with real training over real SSH, and the documents as the site that they become.
+EXTRAS ?= dev,docs,ray,ssh,training
 # Every folder with Python files, for the tools that do not look for them themselves.
-CHECKED := $(sort $(dir $(wildcard amp_ray/*.py cluster/*.py experiments/*.py tests/*.py))) conftest.py
+CHECKED := $(sort $(dir $(wildcard amp_ray/*.py cluster/*.py docs/*.py experiments/*.py tests/*.py))) conftest.py
 # Tests that start real processes run after the others, two files at a time. Status 5 is pytest's word
 # for no tests: all of a suite need an extra that is not installed, and the end of the output says so.
 SEPARATE := integration hosts
@@ -97,6 +97,19 @@ bench: $(CORE)  ## Print the table of speed and memory
 closed-loop: $(DEMO)  ## Profile this machine, plan from that, run the best five: predicted against measured
 	$(VENV)/bin/python experiments/profile_to_trials.py
 
+.PHONY: docs
+docs: venv  ## Build the documents as a site that opens from disk: site/index.html
+	@NO_MKDOCS_2_WARNING=1 $(RUN) mkdocs build --quiet --strict
+	@echo site/index.html
+
+.PHONY: picture
+picture: $(CORE)  ## Make the README's picture anew: the report of a plan, as Chromium shows it
+	@rm -f $(VENV)/llama.yaml
+	@$(VENV)/bin/amp-ray init -o $(VENV)/llama.yaml --model llama-3-8b --cluster dgx-h100 --nodes 4 --batch 512 --runtime megatron-core
+	@$(VENV)/bin/amp-ray report $(VENV)/llama.yaml --set zero_stage=1 -o $(VENV)/report.html
+	@chromium --headless --no-sandbox --disable-gpu --hide-scrollbars --window-size=1000,1500 --virtual-time-budget=10000 \
+	  --screenshot=docs/assets/report.png file://$(CURDIR)/$(VENV)/report.html 2>/dev/null; ls -l docs/assets/report.png
+
 .PHONY: accuracy
 accuracy: $(CORE)  ## Print the cost model's error on the published measurements
 	$(VENV)/bin/python experiments/accuracy.py
@@ -165,5 +178,5 @@ coverage: venv  ## Measure branch coverage (htmlcov/index.html shows the lines)
 
 .PHONY: clean
 clean:  ## Remove .venv, caches and reports
-	rm -rf $(VENV) .coverage .coverage.* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache htmlcov dist
+	rm -rf $(VENV) .coverage .coverage.* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache htmlcov dist site
 	find $(filter %/,$(CHECKED)) -name __pycache__ -type d -prune -exec rm -rf {} +

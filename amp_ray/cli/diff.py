@@ -58,7 +58,8 @@ def diff(*, first: Path, second: Path, json_target: str | None, verbose: bool) -
     """Show what differs between A and B.
 
     Each is an experiment file, of which the keys and the best plan are compared, or a JSON file
-    with a strategy or the result of plan, score, tune or explain, of which the first plan is.
+    with a strategy or the result of plan, score, tune or explain, of which the first plan is, or a
+    study's folder, of which the best trial is.
     """
     configure_logging(verbose=verbose)
     with search_progress():
@@ -108,6 +109,7 @@ def _gib(value: Any) -> str:  # noqa: ANN401 - bytes, or a list of them
 
 def _load(path: Path) -> dict[str, Any]:
     """Return what is compared: the keys of an experiment with its best plan, or a plan."""
+    path = path / "result.json" if path.is_dir() else path
     text = read_text(path)
     if text.lstrip()[:1] != "{":
         experiment = load_experiment(path)

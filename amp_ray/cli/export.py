@@ -1,6 +1,8 @@
 """``amp-ray export``: hand over what other programs read."""
 
+import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,6 +15,7 @@ from amp_ray.cli.options import (
     configure_logging,
     cost_model_option,
     experiment_argument,
+    hostfile_option,
     verbose_option,
 )
 from amp_ray.cost.estimate import Estimate
@@ -100,6 +103,7 @@ _TARGETS: Final = sorted([*_OF_ONE, *_OF_ALL, _TRACE, "metis"])
     help=f"File to write; for {', '.join(_FOLDERS)} a folder that is new or empty. Default: "
     "standard output.",
 )
+@hostfile_option
 @cost_model_option
 @verbose_option
 def export(
@@ -110,13 +114,15 @@ def export(
     position: int | None,
     strategies_path: Path | None,
     output: Path | None,
+    hostfile_path: Path | None,
     cost_model: api.CostModel,
     verbose: bool,
 ) -> int:
     """Write what other programs read of a strategy, an experiment or a study.
 
     A study's folder may stand in place of the experiment file. What a program cannot be told is
-    refused, or said on standard error and in the file.
+    refused, or said on standard error and in the file. With --hostfile the nodes have its names, in
+    its order, whatever they were called when the strategy was planned or measured.
 
     metis: a profile of Metis's is written as it was measured; any other one as its profiler would
     have measured it by our cost model.
@@ -129,6 +135,8 @@ def export(
     source = study or api.load(experiment_path, changes=changes)
     if target in {*_OF_ONE, _TRACE}:
         chosen = _chosen(source, strategies_path, position, cost_model)
+        if hostfile_path is not None:
+            chosen = replace(chosen, experiment=_named(experiment_path, changes, hostfile_path))
         where = chosen.experiment.where("profile" if target == "aceso" else "")
         with placed(where, ValueError):
             found = _trace(chosen, study) if target == _TRACE else _OF_ONE[target](chosen)
@@ -139,10 +147,23 @@ def export(
         raise InputError(message)
     if target == "metis":
         assert output is not None
-        _export_metis(source.experiment if isinstance(source, ReadStudy) else source, output)
+        own = source.experiment if isinstance(source, ReadStudy) else source
+        named = hostfile_path and _named(experiment_path, changes, hostfile_path)
+        _export_metis(named or own, output)
+    elif hostfile_path is not None:
+        message = f"--to {target} tells no program its hosts: leave --hostfile out"
+        raise InputError(message)
     else:
         _export_all(source, target, output, cost_model)
     return SUCCESS
+
+
+def _named(path: Path, changes: tuple[str, ...], hostfile: Path) -> Experiment:
+    """Return the experiment with the hosts of another hostfile."""
+    named = f"cluster.hostfile={json.dumps(str(hostfile.absolute()))}"
+    if path.is_dir():
+        return read_study(path, (*changes, named)).experiment
+    return api.load(path, changes=(*changes, named))
 
 
 def _trace(chosen: Chosen, study: ReadStudy | None) -> Export:

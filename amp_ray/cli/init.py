@@ -98,6 +98,8 @@ def _answers(output: Path, given: dict[str, Any]) -> Answers:
     if given["inter"] is not None:
         node["inter_gbit_per_s"] = given["inter"]
     model = given["model"] or _asked("--model", "model (a name or config.json)", "llama-3-8b")
+    if not model.endswith(".json"):
+        preset("models", model)
     node.setdefault("device", None)
     for key, option, what, default in (
         ("device", "--device", "board", "H100"),

@@ -107,6 +107,9 @@ class CostModel:
     _slice_models: dict[tuple[int, int, bool], "CostModel"] = field(
         init=False, default_factory=dict
     )
+    _sliced: dict[
+        PlacedStages, tuple[Rings, dict[tuple[int, int, int], tuple[StageTimes, Messages]]]
+    ] = field(init=False, default_factory=dict)
     _context_models: dict[int, "CostModel"] = field(init=False, default_factory=dict)
     _exchanges: dict[tuple[Path, int, int], tuple[FloatArray, FloatArray]] = field(
         init=False, default_factory=dict
@@ -278,7 +281,13 @@ class CostModel:
 
         Args:
             strategy: One that can be estimated; the parts add up to its peaks.
+
+        Raises:
+            ValueError: If its layers count operators.
         """
+        if strategy.has_operators:
+            message = "the memory of a plan of operators is that of `OperatorCostModel`"
+            raise ValueError(message)
         own, strategy = self.of_ranks(strategy)
         if own is not self:
             return own.memory_parts(strategy)
@@ -495,13 +504,11 @@ class CostModel:
             Forward, backward and all-reduce seconds, shape ``(3, pp, num_parts)``, and those of
             activation and gradient across each cut, shape ``(2, pp - 1, num_parts)``.
         """
-        sequences, tokens, context = place
-        own = replace(stages, shares=[(sequences,) * len(share) for share in stages.shares])
         profile = self.experiment.profile
         devices = [device.name for device in self.experiment.cluster.device_types]
-        known = covers_slices(profile, devices, [options.tp for options in stages.options])
-        model = self._slice_model(tokens, context, measured=known)
-        passes_s, sends_s = model.seconds(own, bounds)
+        known = covers_slices(profile, devices, {options.tp for options in stages.options})
+        times, messages = self._slice_costs(stages, place, measured=known)
+        passes_s, sends_s = times.at(bounds), messages.at(bounds)
         if profile.is_measured and not known:
             whole = self._slice_model(self._sequence_length, 0)
             counted_s = np.maximum(whole.seconds(stages, bounds)[0], TINY_S)
@@ -509,14 +516,41 @@ class CostModel:
         passes_s[0] += self.experiment.constants.host_s_per_micro_batch
         return passes_s, sends_s
 
+    def _slice_costs(
+        self, stages: PlacedStages, place: tuple[int, int, int], *, measured: bool
+    ) -> tuple[StageTimes, Messages]:
+        """Price a slice as far as cuts do not matter; those of the last stages are kept."""
+        if stages not in self._sliced:
+            self._sliced.clear()
+            self._sliced[stages] = self.topology.rings(stages.groups), {}
+        rings, known = self._sliced[stages]
+        if place not in known:
+            sequences, tokens, context = place
+            shares = [(sequences,) * len(share) for share in stages.shares]
+            own = stages if shares == list(stages.shares) else replace(stages, shares=shares)
+            model = self._slice_model(tokens, context, measured=measured)
+            same = not self.experiment.cluster.has_rates_by_size
+            known[place] = model.times_and_messages(own, rings if same else None)
+        return known[place]
+
+    def times_and_messages(
+        self, stages: PlacedStages, rings: Rings | None = None
+    ) -> tuple[StageTimes, Messages]:
+        """Price passes and messages of stages as far as cuts do not matter, without the host.
+
+        What the all-reduces of their groups meet may be known.
+        """
+        topology, messages = self.network(max(map(max, stages.shares)))
+        rings = rings or topology.rings(stages.groups)
+        types = stages.types(self.experiment.cluster)
+        return self._times(stages, types, rings), messages.between(stages, rings)
+
     def seconds(
         self, stages: PlacedStages, bounds: tuple[int, ...]
     ) -> tuple[FloatArray, FloatArray]:
         """Return passes and messages of stages with their cuts, without the host."""
-        topology, messages = self.network(max(map(max, stages.shares)))
-        rings, types = topology.rings(stages.groups), stages.types(self.experiment.cluster)
-        passes_s = self._times(stages, types, rings).at(bounds)
-        return passes_s, messages.between(stages, rings).at(bounds)
+        times, messages = self.times_and_messages(stages)
+        return times.at(bounds), messages.at(bounds)
 
     def _slice_model(self, tokens: int, context: int, *, measured: bool = False) -> "CostModel":
         """Return the cost model of sequences as long as a slice, by data sheets if not measured."""

@@ -80,14 +80,23 @@ FIGURES: Final = tuple(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageSeconds:
-    """What a stage takes: one micro-batch, and the step end."""
+    """What a stage takes: one micro-batch, and the step end.
+
+    Args:
+        memory_bytes: What its peak is made of, by `amp_ray.cost.memory.PARTS`.
+    """
 
     compute_s: float
     exchange_s: float
     transfer_s: float
     sync_s: float
     optimizer_s: float
-    peak_bytes: float
+    memory_bytes: dict[str, float]
+
+    @property
+    def peak_bytes(self) -> float:
+        """Most that a device of the stage holds."""
+        return sum(self.memory_bytes.values())
 
     @property
     def total_s(self) -> float:
@@ -289,6 +298,24 @@ class OperatorCostModel:
             ValueError: If its operators are not those of the profile, a device does not exist, or
                 replicas share samples unevenly.
         """
+        found = self._stages(strategy)
+        if isinstance(found, Infeasible):
+            return found
+        stages, interpolated = found
+        return self._result(strategy, stages, interpolated=interpolated)
+
+    def memory_parts(self, strategy: Strategy) -> list[dict[str, float]]:
+        """Return what the peak of each stage is made of, as `CostModel.memory_parts`.
+
+        Args:
+            strategy: A plan of operators that can be estimated.
+        """
+        found = self._stages(strategy)
+        assert not isinstance(found, Infeasible)
+        return [stage.memory_bytes for stage in found[0]]
+
+    def _stages(self, strategy: Strategy) -> tuple[list[StageSeconds], bool] | Infeasible:
+        """Add up each stage, and tell whether figures lie between measured ones."""
         samples = strategy.samples_per_micro_batch
         _check(strategy, self.experiment.cluster.num_devices)
         stages = []
@@ -303,7 +330,7 @@ class OperatorCostModel:
                 return _infeasible(strategy, index, why)
             interpolated |= figures.interpolated
             stages.append(self._stage(strategy, index, uses, figures))
-        return self._result(strategy, stages, interpolated=interpolated)
+        return stages, interpolated
 
     def _gathered(
         self, samples: int, first: int, uses: Sequence[OperatorUse]
@@ -347,8 +374,21 @@ class OperatorCostModel:
             transfer_s=transfer_s,
             sync_s=sync_s,
             optimizer_s=optimizer_s,
-            peak_bytes=stage_peak(figures, again, starts, in_flight) + self.context_bytes,
+            memory_bytes={
+                **self._state_parts(figures),
+                **passing_bytes(figures, again, starts, in_flight),
+                "context": self.context_bytes,
+            },
         )
+
+    def _state_parts(self, figures: OperatorFigures) -> dict[str, float]:
+        """Divide the state of a stage into its parts, in whole bytes."""
+        per = self.experiment.traits.bytes_per_parameter(self.experiment.precision)
+        parameters = figures.parameters.sum()
+        weights = float(np.round(parameters * per.weight))
+        gradients = float(np.round(parameters * (per.kept - per.weight)))
+        optimizer = float(figures.state_bytes.sum()) - weights - gradients
+        return {"weights": weights, "gradients": gradients, "optimizer": optimizer}
 
     def _step_ends_s(
         self, strategy: Strategy, index: int, uses: Sequence[OperatorUse], figures: OperatorFigures
@@ -454,10 +494,10 @@ class OperatorCostModel:
         return Judge(model=given.model, traits=traits, constants=given.constants)
 
 
-def stage_peak(
+def passing_bytes(
     figures: OperatorFigures, again: BoolArray, starts_block: BoolArray, in_flight: int
-) -> float:
-    """Return the peak bytes of a stage, without the runtime's own.
+) -> dict[str, float]:
+    """Return the bytes of a stage that its passes allocate.
 
     An operator need not be kept where it and its successor are computed again, unless the successor
     begins a block. While such a run is computed again, it is held once. The step end's copies find
@@ -475,7 +515,7 @@ def stage_peak(
     most = figures.forward_reserved_bytes.max() + figures.backward_reserved_bytes.max()
     reserved = max(figures.step_bytes.sum(), most)
     peak = run_sums(held, spared).max()
-    return float(figures.state_bytes.sum() + in_flight * kept + peak + reserved)
+    return {"temporary": float(peak + reserved), "activations": float(in_flight * kept)}
 
 
 def run_sums(values: FloatArray, chosen: BoolArray, ends: BoolArray | None = None) -> FloatArray:

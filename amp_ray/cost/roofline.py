@@ -19,6 +19,9 @@ cores (cuBLAS, CUTLASS): operand reuse falls with the tile's edge."""
 ALIGNED: Final = 8
 """Elements of half precision in 16 bytes: what tensor cores read at a time."""
 
+HALVES: Final = 2
+"""Numbers in half precision that a unit of single precision computes at a time."""
+
 SPLIT: Final = (8.0, 1024.0)
 """A long inner dimension may be split over so many idle multiprocessors, down to this length
 (split-k)."""
@@ -63,13 +66,14 @@ class Rank:
     def off_tensor_cores(self) -> "Rank":
         """The rank where operands do not begin at multiples of 16 bytes, as with odd head sizes.
 
-        Tensor cores cannot read these, and the units of single precision compute (NVIDIA, Matrix
-        Multiplication Background, section 3.3).
+        Tensor cores cannot read these, and the units of single precision compute, two numbers in
+        half precision at a time (NVIDIA, Matrix Multiplication Background, section 3.3; V100 data
+        sheet: 31.4 and 15.7 TFLOP/s).
         """
         device = self.device
         if device.fp32_flops is None or self.precision == "fp32":
             return self
-        slow = min(device.fp32_flops, device.peak_flops(self.precision))
+        slow = min(HALVES * device.fp32_flops, device.peak_flops(self.precision))
         return replace(self, device=replace(device, fp16_flops=slow, bf16_flops=slow))
 
     @property

@@ -27,7 +27,7 @@ import numpy as np
 
 from amp_ray.partition.caps import CapSearch
 from amp_ray.partition.kernels import cheapest_chain
-from amp_ray.partition.layout import canonical_order, laid_out, scratch_for
+from amp_ray.partition.layout import laid_out, scratch_for
 from amp_ray.partition.problem import (
     InfeasiblePartition,
     InfeasibleReason,
@@ -76,8 +76,7 @@ def solve(
         ((0, 2, 3), 15.0)
     """
     _check_limits(upper_bound_s, max_evaluations)
-    order = canonical_order(problem.options)
-    programme = laid_out(problem, order)
+    order, programme = problem.options.order, laid_out(problem)
     chains: list[Chain] = []
     search = _Search(
         met=None if met is None else chains,

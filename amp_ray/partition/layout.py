@@ -7,47 +7,24 @@ from amp_ray.partition.arrays import BoolArray, IntArray, Number
 from amp_ray.partition.kernels import count_stages
 from amp_ray.partition.problem import PartitionProblem
 from amp_ray.partition.programme import Programme, Scratch
-from amp_ray.partition.rows import distinct_rows
-from amp_ray.partition.tables import OptionTable
 
 
-def canonical_order(options: OptionTable) -> IntArray:
-    """Order options by what they are, so that their order in the input cannot matter.
-
-    Returns:
-        Shape ``(E,)``. Indices, ascending by target state, then source, rows and times.
-    """
-    return np.lexsort(
-        (
-            options.fixed_s,
-            options.overhead_s,
-            options.memory_row,
-            options.cut_row,
-            options.bottleneck_row,
-            options.time_row,
-            options.from_state,
-            options.to_state,
-        )
-    )
-
-
-def laid_out(problem: PartitionProblem, order: IntArray) -> Programme:
+def laid_out(problem: PartitionProblem) -> Programme:
     """Lay out tables and options.
 
     Args:
         problem: The problem.
-        order: Shape ``(E,)``. Canonical order of its options.
 
     Returns:
-        Arrays for the kernels; option ``e`` of theirs is ``order[e]`` of the problem.
+        Arrays for the kernels; option ``e`` of theirs is ``options.order[e]`` of the problem.
     """
     tables, options = problem.tables, problem.options
+    order, (members, classes) = options.order, options.classes
     cut_time_s = _with_empty_row(tables.cut_time_s)
     cut_time_s[:, 0] = 0.0
     bottleneck_start_s = _with_empty_row(tables.bottleneck_start_s)
     bottleneck_end_s = _with_empty_row(tables.bottleneck_end_s)
     earliest_start = _with_empty_row(tables.earliest_start)
-    option_class, members = _classes(options, order)
     class_time, class_bottleneck = (
         options.time_row[members],
         options.bottleneck_row[members] % len(bottleneck_end_s),
@@ -74,7 +51,7 @@ def laid_out(problem: PartitionProblem, order: IntArray) -> Programme:
         class_regular=((class_start_s == taken_off_s) & (class_end_s == brought_s)).all(axis=1),
         option_from=option_from,
         option_to=option_to,
-        option_class=option_class,
+        option_class=classes[order],
         option_cut=options.cut_row[order] % len(cut_time_s),
         option_memory=options.memory_row[order] % len(earliest_start),
         option_fixed_s=options.fixed_s[order],
@@ -116,15 +93,6 @@ def _states(problem: PartitionProblem) -> tuple[BoolArray, IntArray, IntArray]:
     most = np.full(num_states, -num_states)
     most[final_states] = problem.num_layers
     return is_final, fewest, most
-
-
-def _classes(options: OptionTable, order: IntArray) -> tuple[IntArray, IntArray]:
-    """Number the distinct (time row, bottleneck row, overhead), and name a member of each."""
-    columns = [options.time_row, options.bottleneck_row]
-    if options.overhead_s.any():
-        columns.append(np.unique(options.overhead_s, return_inverse=True)[1].reshape(-1))
-    members, classes = distinct_rows(columns)
-    return classes[order], members
 
 
 def _with_empty_row(table: NDArray[Number]) -> NDArray[Number]:

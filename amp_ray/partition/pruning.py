@@ -12,7 +12,7 @@ import numpy as np
 from amp_ray.partition.arrays import FloatArray, IntArray
 from amp_ray.partition.exact import solve
 from amp_ray.partition.kernels import least_values
-from amp_ray.partition.layout import canonical_order, laid_out
+from amp_ray.partition.layout import laid_out
 from amp_ray.partition.problem import PartitionProblem, PartitionSolution
 from amp_ray.partition.programme import StepEndArrays
 from amp_ray.partition.step_end import StepEndProblem
@@ -38,7 +38,7 @@ def option_values(problem: StepEndProblem, limit_s: float) -> FloatArray:
         Shape ``(E,)``. No partition of interest with the option costs less; infinite where there
         is none.
     """
-    order = canonical_order(problem.problem.options)
+    order = problem.problem.options.order
     least_s = np.array([term.least_s for term in problem.terms])
     limits_s = _limits_s(problem.problem, limit_s * (1 + ROUNDING) - float(least_s.sum()))
     values = np.full(len(order), np.inf)
@@ -46,7 +46,7 @@ def option_values(problem: StepEndProblem, limit_s: float) -> FloatArray:
         values[order] = least_values(
             limits_s,
             problem.problem.num_micro_batches - 1,
-            laid_out(problem.problem, order),
+            laid_out(problem.problem),
             StepEndArrays(
                 weight_prefix=np.array([term.weight_prefix for term in problem.terms]),
                 s_per_weight=np.array([term.s_per_weight[order] for term in problem.terms]),

@@ -29,6 +29,7 @@ from amp_ray.partition.problem import (
     PrunedPartition,
 )
 from amp_ray.partition.rows import distinct_rows
+from amp_ray.partition.tables import OptionTable
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -70,9 +71,12 @@ class StepEndTerm:
     @cached_property
     def kinds(self) -> tuple[FloatArray, IntArray]:
         """The distinct (fixed_s, s_per_weight), shape ``(C, 2)``, and the one of each option."""
-        both = np.stack([self.fixed_s, self.s_per_weight], axis=1)
-        distinct, kind = np.unique(both, axis=0, return_inverse=True)
-        return distinct, kind.reshape(-1).astype(np.int64)
+        ranks = [
+            np.unique(own, return_inverse=True)[1].reshape(-1)
+            for own in (self.fixed_s, self.s_per_weight)
+        ]
+        first, kind = distinct_rows(ranks)
+        return np.stack([self.fixed_s[first], self.s_per_weight[first]], axis=1), kind
 
     def earliest_starts(self, cap_s: float) -> IntArray:
         """Return, per kind and end, the smallest start with a term of at most ``cap_s``."""
@@ -106,7 +110,7 @@ class StepEndProblem:
     def capped(self, caps_s: Sequence[float]) -> PartitionProblem:
         """Return the problem whose stages have no term above the caps."""
         tables = self.problem.tables
-        rows, row_of_option = self._limits
+        rows, options = self._limits
         nowhere = np.zeros((1, tables.num_layers + 1), np.int64)
         starts = np.vstack([tables.earliest_start, nowhere])[rows[:, 0]]
         for column, (term, cap_s) in enumerate(zip(self.terms, caps_s, strict=True), start=1):
@@ -115,15 +119,16 @@ class StepEndProblem:
         return replace(
             self.problem,
             tables=replace(tables, earliest_start=starts),
-            options=replace(self.problem.options, memory_row=row_of_option),
+            options=options,
         )
 
     @cached_property
-    def _limits(self) -> tuple[IntArray, IntArray]:
-        """The distinct (memory row, kinds of terms), and which of them each option has."""
+    def _limits(self) -> tuple[IntArray, OptionTable]:
+        """The distinct (memory row, kinds of terms), and the options with these as memory rows."""
         columns = [self.problem.options.memory_row, *(term.kinds[1] for term in self.terms)]
         distinct, row = distinct_rows(columns)
-        return np.stack([column[distinct] for column in columns], axis=1), row
+        options = replace(self.problem.options, memory_row=row)
+        return np.stack([column[distinct] for column in columns], axis=1), options
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,7 @@
 """What stages cost (`StageTables`) and which stages there may be (`OptionTable`)."""
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -12,6 +13,7 @@ from amp_ray.partition.arrays import (
     frozen_integers,
     frozen_times,
 )
+from amp_ray.partition.rows import distinct_rows
 
 NO_ROW = -1  # in a column of rows: this option is charged nothing, or knows no memory limit
 
@@ -131,7 +133,7 @@ class StageTables:
                 raise ValueError(msg)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class OptionTable:
     """The edges of a graph of resource states: option ``e`` makes one stage of one or more layers.
 
@@ -195,6 +197,36 @@ class OptionTable:
     def num_states(self) -> int:
         """``R``: one more than the highest state."""
         return int(self.to_state.max()) + 1
+
+    @cached_property
+    def order(self) -> IntArray:
+        """Shape ``(E,)``. The options by what they are: where they stand here cannot matter.
+
+        Ascending by target state, then source, rows and times.
+        """
+        return np.lexsort(
+            (
+                self.fixed_s,
+                self.overhead_s,
+                self.memory_row,
+                self.cut_row,
+                self.bottleneck_row,
+                self.time_row,
+                self.from_state,
+                self.to_state,
+            )
+        )
+
+    @cached_property
+    def classes(self) -> tuple[IntArray, IntArray]:
+        """What the bottleneck depends on: time row, bottleneck row and overhead.
+
+        An option of each class, and the class of every option.
+        """
+        columns = [self.time_row, self.bottleneck_row]
+        if self.overhead_s.any():
+            columns.append(np.unique(self.overhead_s, return_inverse=True)[1].reshape(-1))
+        return distinct_rows(columns)
 
     def _freeze_integers(
         self, name: str, *, smallest: int, default: IntArray | None = None

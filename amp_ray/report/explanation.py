@@ -28,7 +28,7 @@ def explanation_view(record: Record) -> RenderableType:
     title = f"{record['experiment']}, #{row['position']}: {plan_text(row['strategy'])}, {seconds} s"
     parts: list[RenderableType] = [Text(title, style="bold"), Text(_shares(row))]
     parts += ["", _stages(record["stages"])]
-    parts += map(Text, _bottleneck(record["stages"]))
+    parts += map(Text, _bottleneck(record["stages"], row["memory_bytes"]))
     parts += ["", *map(Text, _links(record["links"]))]
     if record["other"] is not None:
         parts += ["", *map(Text, _other(record["other"], row))]
@@ -68,8 +68,8 @@ def _stages(stages: Sequence[Record]) -> Table:
     return table
 
 
-def _bottleneck(stages: Sequence[Record]) -> Iterator[str]:
-    """Name the slowest stage and the fullest one."""
+def _bottleneck(stages: Sequence[Record], memory: Sequence[Record] | None) -> Iterator[str]:
+    """Name the slowest stage, and the fullest one with what its memory holds."""
     for index, stage in enumerate(stages):
         if stage.get("is_bottleneck"):
             mean_s = sum(each["forward_s"] + each["backward_s"] for each in stages) / len(stages)
@@ -78,7 +78,11 @@ def _bottleneck(stages: Sequence[Record]) -> Iterator[str]:
             yield f"bottleneck: stage {index}, whose passes take the longest{above}"
     shares = [each["peak_memory_bytes"] / each["memory_limit_bytes"] for each in stages]
     fullest = max(range(len(shares)), key=shares.__getitem__)
-    yield f"fullest: stage {fullest}, {shares[fullest]:.0%} of its memory"
+    held = sorted(memory[fullest].items(), key=lambda part: -part[1]) if memory else ()
+    peak = stages[fullest]["peak_memory_bytes"]
+    words = [f"{name} {part / peak:.0%}" for name, part in held if part / peak > _LEAST_SHARE]
+    told = f", of that {', '.join(words)}" if words else ""
+    yield f"fullest: stage {fullest}, {shares[fullest]:.0%} of its memory{told}"
 
 
 def _links(links: Sequence[Record]) -> Iterator[str]:

@@ -12,11 +12,12 @@ from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.model import CostModel
 from amp_ray.cost.timeline import Timeline, predicted_timeline
 from amp_ray.report.variants import figure_text, plan_text
-from amp_ray.runtime.planning import OURS, Planned
+from amp_ray.runtime.planning import OURS, Planned, why_infeasible
 from amp_ray.search.explanation import difference
 from amp_ray.search.rows import row
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import Strategy
+from amp_ray.trials.runtime_strategy import RUNTIMES
 from amp_ray.units import GIB, counted
 
 _NUM_LOST: Final = 5
@@ -56,12 +57,13 @@ def plan_record(planned: Planned, *, source: str) -> dict[str, Any]:
         "rows": [_slim(each, names) for each in rows],
     }
     if best is None:
-        record["notes"] = ["No strategy can run."]
+        why = why_infeasible(experiment, planned.cost_model, ranking.results)
+        record["notes"] = [f"No strategy can run: {why}."]
     else:
         record |= {
             "best": _slim(row(best, 1, experiment, planned.ours), names),
             "figures": _figures(rows[0], best),
-            "commands": _commands(source, rows[0]),
+            "commands": _commands(source, rows[0], experiment),
             "lost": _lost(best, ranking.results[1 : ranking.num_feasible], record["rows"][1:]),
             "cluster": _places(best.strategy, experiment),
         }
@@ -176,18 +178,22 @@ def _figures(full: Mapping[str, Any], best: Estimate) -> list[tuple[str, str]]:
     return found
 
 
-def _commands(source: str, full: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return commands with what they do."""
-    found = []
-    if full["launchable"] and source.endswith((".yaml", ".yml")):
-        found.append(("Prove it by real trials:", f"amp-ray tune {shlex.quote(source)}"))
-    found.append(
-        (
-            "Hand it over; --help lists the formats:",
-            f"amp-ray export {shlex.quote(source)} --to ...",
+def _commands(
+    source: str, full: Mapping[str, Any], experiment: Experiment
+) -> list[tuple[str, str]]:
+    """Return commands with what they do; they set the keys that this plan has set from outside."""
+    found, name = [], shlex.quote(source)
+    if source.endswith((".yaml", ".yml")):
+        name += "".join(
+            f" --set {shlex.quote(each)}" for each in experiment.source.changes.values()
         )
-    )
-    return found
+        is_tried = experiment.trials.program is not None or experiment.traits.name in RUNTIMES
+        if full["launchable"] and is_tried:
+            found.append(("Prove it by real trials:", f"amp-ray tune {name}"))
+    return [
+        *found,
+        ("Hand it over; --help lists the formats:", f"amp-ray export {name} --to ..."),
+    ]
 
 
 def _lost(

@@ -37,6 +37,8 @@ def _cells(trial: Mapping[str, Any]) -> list[str]:
     measured_s, predicted_s = trial["measured_s"], trial["predicted_s"]
     excess = f"{measured_s / predicted_s - 1:+.1%}" if measured_s and predicted_s else "-"
     remark = plan_text(trial["strategy"])
+    if trial["repeats"] is not None:
+        remark += f", repeats {trial['repeats']}"
     if trial["outcome"] is None:
         remark += ": runs" if trial["running"] else ": waits"
     elif trial["outcome"] != "measured":
@@ -48,15 +50,10 @@ def _cells(trial: Mapping[str, Any]) -> list[str]:
 def _summary(state: Mapping[str, Any]) -> str:
     """Say how far the study is."""
     best = state["best"]
-    found = next((trial for trial in state["trials"] if trial["number"] == best), None)
-    words = ["nothing measured yet" if found is None else _best(found)]
+    told = f"best so far {figure_text(state['best_s'])} s, trial {best}"
+    words = ["nothing measured yet" if best is None else told]
     if state["ending"] is None:
         words.append(f"its last event was at {state['last_event_at']}")
     else:
         words.append(f"it ended: {state['ending_text'] or state['ending']}")
     return "; ".join(words)
-
-
-def _best(trial: Mapping[str, Any]) -> str:
-    """Name the best trial."""
-    return f"best so far {figure_text(trial['measured_s'])} s, trial {trial['number']}"

@@ -55,9 +55,12 @@ def plan_text(strategy: Mapping[str, Any]) -> str:
     >>> kinds = ["none", {"kind": "full", "layers": 5}, "none"]
     >>> plan_text({"tp": 1, "pp": 3, "dp": 1, "micro_batch_size": 4, "recompute": kinds})
     'tp 1, dp 1, pp 3, micro-batch 4, recompute none / full of 5'
+    >>> plan_text({"tp": None, "dp": None, "pp": None, "micro_batch_size": 4, "bounds": None})
+    'stages of their own, micro-batch 4'
     """
     if strategy["tp"] is None or strategy["dp"] is None:
-        degrees = [f"{len(strategy['stages'])} stages of their own"]
+        stages = strategy.get("stages")  # a candidate that no plan fits has none
+        degrees = [f"{len(stages)} stages of their own" if stages else "stages of their own"]
     else:
         degrees = [f"{name} {strategy[name]}" for name in ("tp", "dp", "pp")]
     skipped = {"tp", "dp", "pp", "micro_batch_size", "num_micro_batches", "recompute"}

@@ -26,7 +26,7 @@ _CPU_GBIT_PER_S: Final = 20
 _PRESETS: Final = "data/presets.yaml"
 
 _TEXT: Final = """\
-# An experiment of amp-ray: what is trained on what. docs/formats.md lists every key.
+# An experiment of amp-ray: what is trained on what. docs/experiment-file.md lists every key.
 #   amp-ray plan {file}          the fastest strategies, in seconds
 #   amp-ray explain {file}       why, and what would help
 #   amp-ray doctor {file}        are the hosts fit for trials?

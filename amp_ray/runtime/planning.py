@@ -16,19 +16,18 @@ from amp_ray.errors import InputError, placed
 from amp_ray.runtime.metis_planning import METIS_2024, make_metis_planner
 from amp_ray.runtime.ray.searching import ALONE, AUTO, Workers, search_candidates
 from amp_ray.search.objective import on_cluster, sub_clusters
+from amp_ray.search.others import optional_of as others_of
 from amp_ray.search.planner import AmpRayPlanner, Planner, evaluate
 from amp_ray.search.ranking import Ranking, leader_order, named, rank, why_none, with_more_ties
 from amp_ray.search.rows import SCHEMA, ranking_rows
 from amp_ray.search.space import (
     candidates_of,
     group_candidates,
-    has_groups,
-    optional_candidates,
     other_batches,
     searched_dimensions,
     uniform_candidates,
 )
-from amp_ray.search.wanted import MOST_GRID_DEVICES, NO_CANDIDATES, OptionalCandidates
+from amp_ray.search.wanted import NO_CANDIDATES, OptionalCandidates
 from amp_ray.spec import recompute
 from amp_ray.spec.candidate import AnyCandidate
 from amp_ray.spec.experiment import Experiment
@@ -256,16 +255,7 @@ def told_intervals(
 
 def optional_of(planner: Planner) -> OptionalCandidates:
     """Return what our planner looks at only where it may be fast, and how it makes plans faster."""
-    if not isinstance(planner, AmpRayPlanner):
-        return NO_CANDIDATES
-    candidates = optional_candidates(planner.experiment)
-    return OptionalCandidates(
-        candidates=candidates,
-        least_s=planner.least_s,
-        expected_s=planner.expected_s,
-        improve=planner.improve,
-        most_devices=MOST_GRID_DEVICES if has_groups(planner.experiment) else None,
-    )
+    return others_of(planner) if isinstance(planner, AmpRayPlanner) else NO_CANDIDATES
 
 
 def counts_money(experiment: Experiment) -> bool:

@@ -20,11 +20,16 @@ from amp_ray.search.cuts import best_bounds, roomiest_bounds
 from amp_ray.search.grid_bounds import GridBounds
 from amp_ray.search.objective import within_limits
 from amp_ray.search.operators import OperatorSearch
-from amp_ray.search.placement import plan_listed, plan_placement, reorder, simple_s
+from amp_ray.search.placement import plan_listed, plan_placement, reorder, simple_plans
 from amp_ray.search.ranking import is_risky, leader_order
 from amp_ray.search.recompute import patterns, with_recompute
 from amp_ray.search.short_chains import plan_short
-from amp_ray.search.space import group_zero_choices, uniform_candidates, zero_choices
+from amp_ray.search.space import (
+    group_zero_choices,
+    has_groups,
+    uniform_candidates,
+    zero_choices,
+)
 from amp_ray.search.stage_groups import DeviceGroups, plan_stage_groups
 from amp_ray.search.token_slices.plan import plan_slices
 from amp_ray.spec.candidate import (
@@ -88,6 +93,7 @@ class AmpRayPlanner:
     cp: int = 1
     _device_groups: dict[Zero, DeviceGroups] = field(init=False, default_factory=dict)
     _operator_searches: dict[int, OperatorSearch] = field(init=False, default_factory=dict)
+    _simple_plans: dict[Candidate, tuple[Estimate, float]] = field(init=False, default_factory=dict)
 
     @cached_property
     def cost_model(self) -> CostModel:
@@ -180,7 +186,8 @@ class AmpRayPlanner:
         if refused is not None:
             return Infeasible(candidate=candidate, reason=refused)
         if self.experiment.space != "uniform":
-            return plan_placement(self.cost_model, candidate)
+            start = self._simple(candidate)[0] if has_groups(self.experiment) else None
+            return plan_placement(self.cost_model, candidate, start)
         if not self._cuts_sequences:
             return plan_listed(self.cost_model, candidate)
         costs = self.cost_model.costs(candidate)
@@ -230,7 +237,15 @@ class AmpRayPlanner:
             return self._with_context(candidate.options.cp).expected_s(without_context(candidate))
         if candidate.options.zero == AUTO_ZERO:
             candidate = self._zero_choices(candidate)[0]
-        return LEAST_SHARE * simple_s(self.cost_model, _plain(candidate))
+        return LEAST_SHARE * self._simple(_plain(candidate))[1]
+
+    def _simple(self, candidate: Candidate) -> tuple[Estimate, float]:
+        """Return the best simple plan, and the least that one takes, whether it fits or not."""
+        if candidate not in self._simple_plans:
+            found = simple_plans(self.cost_model, candidate)
+            least_s = min(each.iteration_time_s for each in found)
+            self._simple_plans[candidate] = min(found, key=leader_order), least_s
+        return self._simple_plans[candidate]
 
     def _zero_choices(self, candidate: C) -> list[C]:
         """Return a candidate with each way of sharing between data-parallel ranks."""

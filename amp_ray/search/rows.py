@@ -1,10 +1,12 @@
 """The ROW object of the JSON contract."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from amp_ray.cost.estimate import Estimate, Result
 from amp_ray.cost.model import CostModel
+from amp_ray.cost.operators import OperatorCostModel
 from amp_ray.search.ranking import Ranking
 from amp_ray.spec.candidate import AnyCandidate, GroupsCandidate
 from amp_ray.spec.experiment import Experiment
@@ -71,7 +73,12 @@ def row(
 
 def _memory(ours: CostModel, estimate: Estimate) -> list[dict[str, int]]:
     """Return what the peak of each stage is made of."""
-    parts = ours.memory_parts(estimate.strategy)
+    strategy = estimate.strategy
+    if strategy.has_operators:
+        own = replace(ours.experiment, zero_stage=strategy.zero.stage)
+        parts = OperatorCostModel(experiment=own).memory_parts(strategy)
+    else:
+        parts = ours.memory_parts(strategy)
     return [{name: round(value) for name, value in stage.items()} for stage in parts]
 
 

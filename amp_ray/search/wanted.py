@@ -8,7 +8,7 @@ from itertools import accumulate
 from typing import Final
 
 from amp_ray.cost.estimate import Estimate, Result
-from amp_ray.search.ranking import is_risky, leader_order
+from amp_ray.search.ranking import is_risky, leader_order, speed
 from amp_ray.spec.candidate import AnyCandidate, Candidate
 
 MOST_DEVICES: Final = 1_000
@@ -32,6 +32,7 @@ class OptionalCandidates:
             the limit that is given it need not be the best bound that is known.
         expected_s: What strategies of a candidate are expected to take at least, unproven.
         improve: Makes the fastest strategies faster in the end; what it returns is no slower.
+        others: Strategies of no candidate, ranked where they are faster than those of all.
         most_devices: Of those that are planned, where others are likely to be faster than all.
         num_rows: So many of the fastest are wanted, and what ties with the fastest, all of them
             proven; 0 where nothing but the fastest counts.
@@ -43,6 +44,7 @@ class OptionalCandidates:
     most_devices: int | None = None
     num_rows: int = 0
     improve: Callable[[Estimate], Result] = lambda estimate: estimate
+    others: Callable[[], list[Estimate]] = list
 
 
 NO_CANDIDATES: Final = OptionalCandidates(
@@ -112,8 +114,11 @@ class Wanted:
             self._open(self._limit_s)
 
     def improved(self) -> list[Result]:
-        """Return the results that count, the fastest improved."""
+        """Return the results that count and others that are faster, the fastest improved."""
         found = [each for each in self.results if isinstance(each, Estimate) and each.feasible]
+        least = min(map(speed, found), default=(True, math.inf))
+        others = [each for each in self._optional.others() if speed(each) < least]
+        results, found = [*self.results, *others], [*found, *others]
         fastest = sorted(found, key=leader_order)[:MOST_IMPROVED]
         known = {each.strategy for each in found}
         better: dict[int, Result] = {}
@@ -122,7 +127,7 @@ class Wanted:
             if isinstance(own, Estimate) and own.feasible and own.strategy not in known:
                 known.add(own.strategy)
                 better[id(each)] = own
-        return [better.get(id(each), each) for each in self.results]
+        return [better.get(id(each), each) for each in results]
 
     def rest(self, found: Mapping[int, Result | ValueError]) -> range:
         """Return candidates without a result: those planned in any case, or else others.

@@ -263,7 +263,7 @@ class ModelShape:
     @property
     def is_trained(self) -> bool:
         """Whether our training program can run it; small parts that it lacks do not matter."""
-        others = (self.head_size, self.num_experts, self.key_value_rank, self.post_norms)
+        others = (self.key_value_rank, self.post_norms)
         windows = any(window and window < self.sequence_length for window in self.attention_windows)
         return self.family not in PLANNED_ONLY and not any(others) and not windows
 

@@ -346,12 +346,14 @@ def _peaks(text: str, pp: int, where: Where) -> tuple[float, ...]:
 
 
 def _from_json(text: str, file: str, context: Context) -> tuple[Given, ...]:
-    """Read a list of STRATEGY objects; a row of a ranking may stand for its strategy."""
+    """Read a list of STRATEGY objects or rows, or the result of ``plan``, ``score`` or ``tune``."""
     records = parse_any_json(text, file=file)
+    if isinstance(records, dict):
+        records = records.get("ranking", records.get("rows"))
     if not isinstance(records, list):
         message = (
-            "expected a list of strategies, found an object; "
-            "of a plan's or score's result, give the list in 'ranking' or 'rows'"
+            "expected a list of strategies, or what plan, score or tune write with --json: "
+            "an object with 'ranking' or 'rows'"
         )
         raise InputError(message, where=Where(file=file))
     return strategies_of(records, file=file, context=context)

@@ -222,7 +222,7 @@ class RuntimeTraits:
             return f"runtime {self.name!r} has no sequence parallelism"
         degrees = (
             self.why_no_context(max(own.cp for own in options)),
-            self.why_no_experts(max(own.ep for own in options)),
+            next(filter(None, (self.why_no_experts(own) for own in options)), None),
         )
         refused = [reason for reason in degrees if reason is not None]
         if refused:
@@ -310,11 +310,12 @@ class RuntimeTraits:
             return f"cp {cp} needs attention as one kernel; set traits.fused_attention to true"
         return None
 
-    def why_no_experts(self, ep: int) -> str | None:
+    def why_no_experts(self, options: StageOptions) -> str | None:
         """Say that the runtime cannot share out experts; None if it can, or need not."""
-        if ep == 1 or self.expert_parallel:
+        if self.expert_parallel or not options.spreads_experts:
             return None
-        return f"runtime {self.name!r} has no expert parallelism, found ep {ep}"
+        found = f"ep {options.ep}" if options.ep > 1 else f"etp {options.etp} with tp {options.tp}"
+        return f"runtime {self.name!r} has no expert parallelism, found {found}"
 
     @property
     def waits_for_all_reduces(self) -> bool:
@@ -438,7 +439,10 @@ TORCH: Final = RuntimeTraits(
     master_bytes_per_parameter=4.0,
     bucket_bytes_per_element=0.0,
     interleaves=True,
+    fp8=True,
+    fp8_bytes_per_parameter=0.0,
     context_parallel="ring",
+    expert_parallel=True,
     unequal_stages=True,
     token_slices=True,
     recompute=("none", "selective", "selective:n", "full", "full:n"),

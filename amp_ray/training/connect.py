@@ -2,11 +2,15 @@
 
 import datetime as dt
 import os
+from typing import Final
 
 import torch
 from torch.distributed import distributed_c10d
 
 from amp_ray.training.job import Job, UnfitError
+
+FP8_CAPABILITY: Final = (8, 9)
+"""Of the first GPUs that have them."""
 
 LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -21,7 +25,20 @@ def use_cuda(job: Job) -> bool:
     if job.precision == "fp16" and not cuda:
         message = "precision fp16 needs a GPU with this runtime; use bf16 or fp32 on a CPU"
         raise UnfitError(message)
+    if job.precision == "fp8" and not (cuda and _has_fp8()):
+        found = torch.cuda.get_device_name() if cuda else "a CPU"
+        message = (
+            "precision fp8 needs an NVIDIA GPU of compute capability 8.9 or later (Ada, Hopper), "
+            f"found {found}; use bf16"
+        )
+        raise UnfitError(message)
     return cuda
+
+
+def _has_fp8() -> bool:
+    """Tell whether this rank's GPU has products of 8-bit floats as NVIDIA's have them."""
+    capability = torch.cuda.get_device_capability(int(os.environ.get("LOCAL_RANK", "0")))
+    return torch.version.hip is None and capability >= FP8_CAPABILITY
 
 
 def connect(job: Job, *, cuda: bool) -> None:

@@ -9,6 +9,9 @@ from typing import Any, Final, NamedTuple
 from amp_ray.training.fields import Fields
 from amp_ray.training.ranks import Coordinates, Place, rank_map, read_places
 
+_DEGREES: Final = {"cp": 1, "ep": 1, "etp": 0}
+"""Those that may be left out, with what they are then."""
+
 RECOMPUTE: Final = ("none", "selective", "full")
 
 TokenSlices = tuple[tuple[int, tuple[int, ...]], ...]
@@ -24,6 +27,8 @@ class GridStage:
         recompute: Kind of what is computed again in the backward pass.
         recompute_layers: In how many of its blocks, from the first on; None for all.
         cp: Ranks that divide the tokens of every sequence.
+        ep: Ranks that share the experts of a layer out.
+        etp: Ranks that divide each of them; 0 means tp.
         sequence_parallel: Whether its tp ranks divide the tokens between tensor-parallel layers.
     """
 
@@ -33,7 +38,24 @@ class GridStage:
     recompute: str = "none"
     recompute_layers: int | None = None
     cp: int = 1
+    ep: int = 1
+    etp: int = 0
     sequence_parallel: bool = False
+
+    @property
+    def expert_tp(self) -> int:
+        """Ranks that divide each expert."""
+        return self.etp or self.tp
+
+    @property
+    def expert_ranks(self) -> int:
+        """Ranks that hold the experts of a layer together."""
+        return self.ep * self.expert_tp
+
+    @property
+    def spreads_experts(self) -> bool:
+        """Whether experts lie otherwise than weights that tp divides and every replica has."""
+        return self.ep > 1 or self.expert_tp != self.tp
 
     @property
     def num_replicas(self) -> int:
@@ -165,6 +187,18 @@ class Grid:
         stage, first = self.stages[place.pp], self.first_rank[place.pp] + place.tp
         return self.rank_map[first : self.first_rank[place.pp + 1] : stage.tp]
 
+    def expert_processes(self, place: Coordinates) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the processes with other experts of a rank's set, and those with the same ones.
+
+        Both in their order; consecutive ranks of a stage hold all experts together.
+        """
+        stage, (first, end) = self.stages[place.pp], self.first_rank[place.pp : place.pp + 2]
+        own = (place.dp * self.cp + place.cp) * stage.tp + place.tp
+        index = own % stage.expert_ranks
+        begin = first + own - index
+        together = self.rank_map[begin : begin + stage.expert_ranks]
+        return together, self.rank_map[first + index : end : stage.expert_ranks]
+
     def chunks_of(self, stage: int) -> list[tuple[int, int]]:
         """Return first and end layer of every chunk of a stage."""
         ends = list(pairwise(self.bounds))
@@ -286,7 +320,10 @@ def _read_stages(
 def _read_options(fields: Fields, otherwise: Mapping[str, Any]) -> dict[str, Any]:
     """Read what is off where neither a stage nor, ``otherwise``, the strategy tells it."""
     return {
-        "cp": fields.integer("cp", default=otherwise.get("cp", 1)),
+        **{
+            key: fields.integer(key, minimum=least, default=otherwise.get(key, least))
+            for key, least in _DEGREES.items()
+        },
         "sequence_parallel": fields.flag(
             "sequence_parallel", default=otherwise.get("sequence_parallel", False)
         ),

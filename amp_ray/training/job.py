@@ -6,10 +6,10 @@ from itertools import pairwise
 from typing import Any, Final
 
 from amp_ray.training.fields import Fields
-from amp_ray.training.grid import Grid, read_grid
+from amp_ray.training.grid import Grid, GridStage, read_grid
 from amp_ray.training.shapes import ImageShape, TextShape, layer_kinds, read_shape
 
-PRECISIONS: Final = ("fp32", "bf16", "fp16")
+PRECISIONS: Final = ("fp32", "bf16", "fp16", "fp8")
 OPTIMIZERS: Final = ("adam", "adamw", "sgd")
 DEVICES: Final = ("auto", "cpu", "cuda")
 RUNTIMES: Final = ("deepspeed", "torch")
@@ -36,7 +36,7 @@ class Job:
         runtime: ``deepspeed``, or ``torch`` for plain ``torch.distributed``.
         trial_id: Copied into every event and the result.
         out_dir: Folder on this host that the result is written to.
-        precision: ``fp32``, ``bf16`` or ``fp16``.
+        precision: ``fp32``, ``bf16``, ``fp16``, or ``fp8`` for products of blocks with bf16 beside.
         optimizer: ``adam``, ``adamw`` or ``sgd``.
         gradient_clipping: Largest norm of all gradients together; 0 turns it off.
         zero_stage: 0, or 1 to shard the optimizer state over dp.
@@ -128,10 +128,12 @@ def _misfits(job: Job) -> Iterator[str]:
         yield f"zero_stage is {job.zero_stage}, the strategy's is {grid.zero_stage}"
     if job.zero_stage > MAX_ZERO_STAGE:
         yield f"zero_stage {job.zero_stage} does not work with a pipeline; use 0 or 1"
+    if job.precision == "fp8":
+        yield from _fp8_misfits(job)
     if job.runtime == "torch":
         yield from _torch_misfits(job)
-    elif grid.cp > 1:
-        yield f"runtime {job.runtime} has no context parallelism, found cp {grid.cp}; use torch"
+    elif grid.cp > 1 or any(stage.spreads_experts for stage in grid.stages):
+        yield f"runtime {job.runtime} has no context or expert parallelism; use runtime torch"
     elif not grid.is_uniform:
         stages = [(stage.tp, stage.dp, grid.shares(i)) for i, stage in enumerate(grid.stages)]
         yield (
@@ -140,6 +142,14 @@ def _misfits(job: Job) -> Iterator[str]:
             f"{grid.virtual_stages}, token_slices {list(grid.token_slices)}, sequence_parallel "
             f"{[own.sequence_parallel for own in grid.stages]}; use runtime torch"
         )
+
+
+def _fp8_misfits(job: Job) -> Iterator[str]:
+    """Find what cannot compute in 8-bit floats; devices are asked when they are there."""
+    if job.runtime != "torch":
+        yield f"runtime {job.runtime} does not train in fp8; use runtime torch, or bf16"
+    if isinstance(job.model, ImageShape):
+        yield "precision fp8 is for language models, found pictures; use bf16"
 
 
 def _torch_misfits(job: Job) -> Iterator[str]:
@@ -151,6 +161,8 @@ def _torch_misfits(job: Job) -> Iterator[str]:
         yield f"virtual_stages {grid.virtual_stages} need several stages, found pp 1"
     if grid.cp > 1:
         yield from _context_misfits(job)
+    for stage in grid.stages:
+        yield from _expert_misfits(job, stage)
     yield from _undivided_tokens(job)
     if not grid.token_slices:
         return
@@ -181,6 +193,29 @@ def _context_misfits(job: Job) -> Iterator[str]:
             f"2 x cp {grid.cp} does not divide sequence_length {job.model.sequence_length}, so "
             "that ranks could not attend to as much each; choose another cp"
         )
+
+
+def _expert_misfits(job: Job, stage: GridStage) -> Iterator[str]:
+    """Find what stands against spreading the experts of a stage."""
+    if not stage.spreads_experts:
+        return
+    words = f"ep {stage.ep}, etp {stage.expert_tp}"
+    num_experts = job.model.num_experts if isinstance(job.model, TextShape) else 0
+    if not num_experts or not isinstance(job.model, TextShape):
+        yield f"{words} need a model with experts; this one has none"
+        return
+    if num_experts % stage.ep or stage.num_ranks % stage.expert_ranks or stage.tp % stage.expert_tp:
+        yield (
+            f"{words}: ep divides the {num_experts} experts, ep x etp the {stage.num_ranks} ranks "
+            f"of the stage, and etp tp {stage.tp}"
+        )
+    if job.model.expert_feed_forward_size % stage.expert_tp:
+        width = job.model.expert_feed_forward_size
+        yield f"{words}: etp does not divide expert_feed_forward_size {width}"
+    lengths = {tokens for _, slices in job.grid.token_slices for tokens in slices}
+    wrong = [own for own in lengths or {job.model.sequence_length // stage.cp} if own % stage.tp]
+    if wrong:
+        yield f"{words}: tp {stage.tp} ranks each send a share of {wrong[0]} tokens, so divide them"
 
 
 def _undivided_tokens(job: Job) -> Iterator[str]:

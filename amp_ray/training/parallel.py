@@ -31,6 +31,7 @@ class TensorParallel:
     Args:
         rank: Index of this process among them.
         group: Their process group; None if this process is alone.
+        order: Place of each of them in the group; empty where they stand there in their order.
         divides_tokens: Whether they divide the tokens of norms and of the residual stream.
         spans: Where the time of what they exchange is noted.
     """
@@ -38,6 +39,7 @@ class TensorParallel:
     rank: int = 0
     size: int = 1
     group: Any = None
+    order: tuple[int, ...] = ()
     divides_tokens: bool = False
     spans: Spans = field(default_factory=lambda: Spans(clock=HostClock()))
 
@@ -99,11 +101,16 @@ class TensorParallel:
             torch.distributed.all_gather_into_tensor(
                 found.view(-1, *value.shape[1:]), value.contiguous(), group=self.group
             )
+        if self.order:
+            found = found[list(self.order)]
         return found.transpose(0, 1).flatten(1, 2)
 
     def _reduce_scatter(self, value: Tensor) -> Tensor:
         """Sum over the ranks what each keeps: its own tokens."""
-        parts = value.unflatten(1, (self.size, -1)).transpose(0, 1).contiguous()
+        parts = value.unflatten(1, (self.size, -1)).transpose(0, 1)
+        if self.order:
+            parts = parts[[self.order.index(place) for place in range(self.size)]]
+        parts = parts.contiguous()
         found = torch.empty_like(parts[0])
         with self.spans.span("tensor_parallel"):
             torch.distributed.reduce_scatter_tensor(found, parts.flatten(0, 1), group=self.group)
@@ -146,7 +153,7 @@ def shard_parameter(value: Tensor, parallel: TensorParallel) -> nn.Parameter:
     return parameter
 
 
-class _SplitLinear(nn.Module):
+class SplitLinear(nn.Module):
     """A linear layer of which this rank holds a part; its bias, if any, starts at zero."""
 
     shard_dim: int
@@ -165,9 +172,10 @@ class _SplitLinear(nn.Module):
         part = weights.shard(name, shape, std, self.shard_dim)
         self.weight = shard_parameter(part, parallel)
         self.bias: nn.Parameter | None = None
+        self.product: Callable[..., Tensor] = functional.linear
 
 
-class ColumnLinear(_SplitLinear):
+class ColumnLinear(SplitLinear):
     """A linear layer of which this rank computes some of the output features.
 
     The caller passes its input through ``TensorParallel.enter``, once for all
@@ -183,10 +191,10 @@ class ColumnLinear(_SplitLinear):
 
     def forward(self, value: Tensor) -> Tensor:
         """Return this rank's output features, ``(..., outputs / tp)``."""
-        return functional.linear(value, self.weight, self.bias)
+        return self.product(value, self.weight, self.bias)
 
 
-class RowLinear(_SplitLinear):
+class RowLinear(SplitLinear):
     """A linear layer of which this rank holds some of the input features."""
 
     shard_dim = 1
@@ -198,5 +206,5 @@ class RowLinear(_SplitLinear):
 
     def forward(self, value: Tensor) -> Tensor:
         """Return the whole output, ``(..., outputs)``, on every rank."""
-        total = self.parallel.leave(functional.linear(value, self.weight))
+        total = self.parallel.leave(self.product(value, self.weight))
         return total if self.bias is None else total + self.bias

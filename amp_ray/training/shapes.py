@@ -27,6 +27,12 @@ FULL_ATTENTION_WINDOWS: Final = 4
 NUM_SHRINKING_LEVELS: Final = 3
 """The last three up-samplings of TransGAN are pixel shuffles, which divide the width by 4."""
 
+_OPTIONAL_FIGURES: Final = (
+    *("head_size", "num_experts", "experts_per_token", "expert_feed_forward_size"),
+    *("shared_feed_forward_size", "first_dense_layers"),
+)
+"""Of a language model; 0 where it has none."""
+
 SHRINK_FACTOR: Final = 4
 RGB_CHANNELS: Final = 3
 
@@ -40,6 +46,12 @@ class TextShape:
             (RMSNorm, SwiGLU, rotary positions, no biases).
         num_key_value_heads: Key and value heads; fewer than ``num_heads`` means grouped queries.
         tied_embedding: Whether the head uses the token embedding's weights.
+        head_size: Width of one head where it is not ``hidden_size / num_heads``, else 0.
+        num_experts: Routed experts of a block; 0 where no block has any.
+        experts_per_token: Experts that a token goes through.
+        expert_feed_forward_size: Inner width of one expert.
+        shared_feed_forward_size: Inner width of those that all tokens go through, together.
+        first_dense_layers: Blocks before the first one with experts.
     """
 
     family: Literal["gpt2", "llama"]
@@ -51,19 +63,43 @@ class TextShape:
     sequence_length: int
     vocab_size: int
     tied_embedding: bool
+    head_size: int = 0
+    num_experts: int = 0
+    experts_per_token: int = 0
+    expert_feed_forward_size: int = 0
+    shared_feed_forward_size: int = 0
+    first_dense_layers: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse heads that do not divide the width or each other."""
-        if self.hidden_size % self.num_heads or self.num_heads % self.num_key_value_heads:
+        """Refuse heads that do not divide the width or each other, and experts of no use."""
+        undivided = 0 if self.head_size else self.hidden_size % self.num_heads
+        if undivided or self.num_heads % self.num_key_value_heads:
             message = (
                 f"hidden_size {self.hidden_size} must be a multiple of num_heads {self.num_heads}, "
                 f"and that of num_key_value_heads {self.num_key_value_heads}"
             )
             raise ValueError(message)
-        if self.family == "llama" and (self.hidden_size // self.num_heads) % 2:
+        head_size = self.head_size or self.hidden_size // self.num_heads
+        if self.family == "llama" and head_size % 2:
             message = (
-                f"rotary positions need an even head size, found {self.hidden_size} / "
-                f"{self.num_heads}; change hidden_size or num_heads"
+                f"rotary positions need an even head size, found {head_size}; change head_size, "
+                "or hidden_size or num_heads"
+            )
+            raise ValueError(message)
+        figures = (self.experts_per_token, self.expert_feed_forward_size)
+        if self.num_experts and not (
+            0 < self.experts_per_token <= self.num_experts and self.expert_feed_forward_size
+        ):
+            message = (
+                f"num_experts {self.num_experts} needs experts_per_token of 1 to as many and "
+                f"expert_feed_forward_size, found {figures[0]} and {figures[1]}"
+            )
+            raise ValueError(message)
+        others = (self.shared_feed_forward_size, self.first_dense_layers)
+        if not self.num_experts and any((*figures, *others)):
+            message = (
+                "experts_per_token, expert_feed_forward_size, shared_feed_forward_size and "
+                f"first_dense_layers need num_experts, found {[*figures, *others]} without"
             )
             raise ValueError(message)
 
@@ -71,7 +107,10 @@ class TextShape:
         """Return what tp has to divide, by name."""
         grouped = self.num_key_value_heads < self.num_heads
         heads = "num_key_value_heads" if grouped else "num_heads"
-        return {heads: self.num_key_value_heads, "feed_forward_size": self.feed_forward_size}
+        sizes = {heads: self.num_key_value_heads, "feed_forward_size": self.feed_forward_size}
+        if self.shared_feed_forward_size:
+            sizes["shared_feed_forward_size"] = self.shared_feed_forward_size
+        return sizes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +232,9 @@ def read_shape(model: Mapping[str, Any]) -> TextShape | ImageShape:
 
     Args:
         model: ``{family: gpt2 | llama, num_layers, hidden_size, num_heads, sequence_length,
-            vocab_size, [tied_embedding], [feed_forward_size], [num_key_value_heads]}`` or
+            vocab_size, [tied_embedding], [feed_forward_size], [num_key_value_heads], [head_size],
+            [num_experts, experts_per_token, expert_feed_forward_size],
+            [shared_feed_forward_size], [first_dense_layers]}`` or
             ``{family: transgan, depth, hidden_size, num_heads, bottom_width, [latent_size],
             [window_size]}``.
     """
@@ -222,6 +263,7 @@ def _read_text(fields: Fields, family: str) -> TextShape:
         sequence_length=fields.integer("sequence_length"),
         vocab_size=fields.integer("vocab_size", minimum=2),
         tied_embedding=fields.flag("tied_embedding", default=not llama),
+        **{key: fields.integer(key, minimum=0, default=0) for key in _OPTIONAL_FIGURES},
     )
 
 

@@ -5,6 +5,7 @@ from functools import partial
 
 from torch import Tensor, nn
 
+from amp_ray.training.experts import ExpertParallel, MixtureOfExperts
 from amp_ray.training.layer_spec import LayerSpec
 from amp_ray.training.parallel import TensorParallel
 from amp_ray.training.shapes import TextShape
@@ -43,11 +44,16 @@ class FinalNorm(nn.Module):
 
 
 def text_layers(
-    shape: TextShape, parallel: TensorParallel, seed: int, window: TokenWindow | None = None
+    shape: TextShape,
+    parallel: TensorParallel,
+    seed: int,
+    window: TokenWindow | None = None,
+    spread: ExpertParallel | None = None,
 ) -> list[LayerSpec]:
     """Return embedding, blocks, norm and head, to be built on the stages that own them.
 
-    ``window`` says which tokens a pass sees; without it sequences are whole.
+    ``window`` says which tokens a pass sees; without it sequences are whole. ``spread`` are the
+    ranks that hold the experts together; without them tp divides experts as other weights.
     """
     block = BlockShape(
         hidden_size=shape.hidden_size,
@@ -58,6 +64,7 @@ def text_layers(
         std=WEIGHT_STD,
         style="llama" if shape.family == "llama" else "gpt",
         causal=True,
+        own_head_size=shape.head_size,
     )
     weights = partial(LayerWeights, seed=seed, tp_rank=parallel.rank, tp=parallel.size)
     positions = shape.family == "gpt2"
@@ -72,8 +79,13 @@ def text_layers(
     end = LayerSpec(module=Head, arguments=(shape, parallel, last))
     if tied:  # both ends start from layer 0's weights
         end = replace(start, keywords={"with_positions": False}, forward_fn=logits)
+    experts = {"make_feed_forward": partial(MixtureOfExperts, model=shape, spread=spread)}
     blocks = [
-        LayerSpec(module=Block, arguments=(block, parallel, weights(layer=index + 1), window))
+        LayerSpec(
+            module=Block,
+            arguments=(block, parallel, weights(layer=index + 1), window),
+            keywords=experts if shape.num_experts and index >= shape.first_dense_layers else {},
+        )
         for index in range(shape.num_layers)
     ]
     return [start, *blocks, LayerSpec(module=FinalNorm, arguments=(block,)), end]

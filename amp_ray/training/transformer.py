@@ -32,6 +32,7 @@ class BlockShape:
         num_blocks: Blocks of the model; weights that write to the stream start smaller by it.
         style: ``gpt`` (LayerNorm, GELU, biases) or ``llama`` (RMSNorm, SwiGLU, rotary, none).
         causal: Whether a token sees only those before it.
+        own_head_size: Width of one head where it is not ``hidden_size / num_heads``, else 0.
     """
 
     hidden_size: int
@@ -42,11 +43,12 @@ class BlockShape:
     std: float
     style: Literal["gpt", "llama"]
     causal: bool
+    own_head_size: int = 0
 
     @property
     def head_size(self) -> int:
         """Width of one head."""
-        return self.hidden_size // self.num_heads
+        return self.own_head_size or self.hidden_size // self.num_heads
 
     @property
     def residual_std(self) -> float:
@@ -82,9 +84,9 @@ class Attention(nn.Module):
         self.recompute_core = False
         self.window, self.layer = window, weights.layer
         rows = (shape.num_heads + 2 * shape.num_key_value_heads) * shape.head_size
-        hidden = shape.hidden_size
+        hidden, mixed = shape.hidden_size, shape.num_heads * shape.head_size
         self.qkv = ColumnLinear(parallel, weights, "qkv", (rows, hidden), shape.std)
-        self.out = RowLinear(parallel, weights, "attention", (hidden, hidden), shape.residual_std)
+        self.out = RowLinear(parallel, weights, "attention", (hidden, mixed), shape.residual_std)
         if shape.style == "gpt":
             self.qkv.with_bias()
             self.out.with_bias()
@@ -174,12 +176,13 @@ class Block(nn.Module):
         parallel: TensorParallel,
         weights: LayerWeights,
         window: TokenWindow | None = None,
+        make_feed_forward: Callable[..., nn.Module] = FeedForward,
     ) -> None:
         """Make both halves; without a window sequences are whole."""
         super().__init__()
         self.attention_norm, self.feed_forward_norm = norm(shape), norm(shape)
         self.attention = Attention(shape, parallel, weights, window or TokenWindow())
-        self.feed_forward = FeedForward(shape, parallel, weights)
+        self.feed_forward = make_feed_forward(shape, parallel, weights)
 
     @property
     def attention_layer(self) -> Attention:

@@ -23,6 +23,12 @@ _TEXT_KEYS: Final = (
     *("num_layers", "hidden_size", "num_heads", "num_key_value_heads", "feed_forward_size"),
     *("sequence_length", "vocab_size", "tied_embedding"),
 )
+_DECODER_KEYS: Final = (
+    *("head_size", "num_experts", "experts_per_token", "expert_feed_forward_size"),
+    *("shared_feed_forward_size", "first_dense_layers"),
+)
+"""Told where a model has them."""
+
 _IMAGE_KEYS: Final = (
     *("depth", "hidden_size", "num_heads", "bottom_width", "latent_size", "window_size"),
 )
@@ -31,7 +37,9 @@ _IMAGE_KEYS: Final = (
 def shape_to_json(shape: ModelShape) -> dict[str, Any]:
     """Return a model as the training program reads it."""
     keys = _IMAGE_KEYS if shape.family == "transgan" else _TEXT_KEYS
-    return {"family": shape.family, **{key: getattr(shape, key) for key in keys}}
+    told = {key: getattr(shape, key) for key in keys}
+    others = {key: getattr(shape, key) for key in _DECODER_KEYS if getattr(shape, key)}
+    return {"family": shape.family, **told, **others}
 
 
 def torch_device(names: Iterable[str]) -> str:

@@ -16,7 +16,7 @@ from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.families import build_model
 from amp_ray.spec.model import PLANNED_ONLY, TRAINED, LayerKind, Model, ModelShape
 from amp_ray.spec.recompute import FULL
-from amp_ray.spec.strategy import Strategy, stage_bounds
+from amp_ray.spec.strategy import StageOptions, Strategy, TokenSlices, stage_bounds
 
 PLAIN_TORCH: Final = "torch"
 """The runtime of our training program that needs no DeepSpeed, and runs any stages."""
@@ -68,7 +68,7 @@ def untrained_part(shape: ModelShape) -> str:
     """Name what our training program lacks of a model."""
     if shape.family in PLANNED_ONLY:
         return f"model family {shape.family!r}"
-    return f"a {shape.family} with experts, latent attention, windows, other norms or heads"
+    return f"a {shape.family} with latent attention, windows or other norms"
 
 
 def untrained(shape: ModelShape) -> str:
@@ -151,6 +151,8 @@ def _reasons(experiment: Experiment, strategy: Strategy) -> Iterator[str]:
             f"{cluster.num_devices - 1}"
         )
     yield from _undivided(experiment, strategy)
+    if experiment.precision == "fp8":
+        yield from _odd_widths(model.shape, strategy)
     yield from _empty_stages(model, all_bounds(model, strategy), strategy.pp)
 
 
@@ -210,11 +212,65 @@ def _undivided(experiment: Experiment, strategy: Strategy) -> Iterator[str]:
         "num_heads": shape.num_heads,
         "num_key_value_heads": shape.num_key_value_heads,
         "feed_forward_size": shape.feed_forward_size,
+        "shared_feed_forward_size": shape.shared_feed_forward_size,
     }
     for name, size in sizes.items():
         tps = [stage.options.tp for stage in strategy.stages if size % stage.options.tp]
         if tps:
             yield f"tp {tps[0]} does not divide {name} {size}; choose another tp"
+    for options in dict.fromkeys(stage.options for stage in strategy.stages):
+        if not shape.divides_context(options.cp):
+            yield (
+                f"cp {options.cp} needs causal sequences whose length 2 x cp divides, found "
+                f"{shape.sequence_length} tokens; choose another cp"
+            )
+        if options.spreads_experts:
+            yield from _unspread(shape, options, strategy.token_slices)
+
+
+_FP8_MULTIPLE: Final = 16
+"""Of widths in products of 8-bit floats."""
+
+
+def _odd_widths(shape: ModelShape, strategy: Strategy) -> Iterator[str]:
+    """Find widths of products that kernels for 8-bit floats cannot take."""
+    if not shape.vocab_size:
+        yield "precision fp8 is for language models, found pictures; use bf16"
+        return
+    head_size = shape.head_size or shape.hidden_size // shape.num_heads
+    for own in dict.fromkeys(stage.options for stage in strategy.stages):
+        widths = {
+            "hidden_size": shape.hidden_size,
+            "heads": shape.num_heads * head_size // own.tp,
+            "heads, keys and values": (shape.num_heads + 2 * shape.num_key_value_heads)
+            * head_size
+            // own.tp,
+            "feed_forward_size": shape.feed_forward_size // own.tp,
+            "shared_feed_forward_size": shape.shared_feed_forward_size // own.tp,
+            "expert_feed_forward_size": shape.expert_feed_forward_size // own.expert_tp,
+        }
+        for name, width in widths.items():
+            if width % _FP8_MULTIPLE:
+                yield (
+                    f"precision fp8 needs multiples of {_FP8_MULTIPLE} on every rank, found {name} "
+                    f"{width} with tp {own.tp}; choose another tp, or bf16"
+                )
+
+
+def _unspread(shape: ModelShape, options: StageOptions, token_slices: TokenSlices) -> Iterator[str]:
+    """Find what stands against the experts of a layer on several ranks."""
+    ep, etp, tp = options.ep, options.expert_tp, options.tp
+    if not shape.num_experts or shape.num_experts % ep:
+        yield f"ep {ep} divides the experts of a model, found {shape.num_experts}"
+    if shape.expert_feed_forward_size % etp:
+        yield f"etp {etp} does not divide expert_feed_forward_size {shape.expert_feed_forward_size}"
+    cuts = {count for _, tokens in token_slices for count in tokens}
+    wrong = [count for count in cuts or {shape.sequence_length // options.cp} if count % tp]
+    if wrong:
+        yield (
+            f"tp {tp} ranks each send a share of {wrong[0]} tokens to the experts of others; "
+            "choose a tp that divides them, or ep 1 without etp"
+        )
 
 
 def _empty_stages(model: Model, bounds: Sequence[int], pp: int) -> Iterator[str]:

@@ -16,6 +16,14 @@ from published.tables import Published, Row
 TAIL: Final = 90
 """Percentile of the absolute error that stands beside the median."""
 
+CUBLAS_BYTES: Final = 2 * 32 * 2**20
+"""Workspaces that torch allocates for cuBLAS: one for the thread of the forward pass and one for
+that of the backward pass, of this size from Hopper on and where CUBLAS_WORKSPACE_CONFIG is :4096:8,
+as in Megatron-LM's tests (PyTorch, notes on CUDA semantics)."""
+
+ENGINE_BYTES: Final = {True: 32 * 2**20, False: 4 * 2**20}
+"""Transformer Engine's own, by whether the device computes in fp8, as Hopper does, not Ampere."""
+
 StageChoice = Literal["first", "last", "largest"]
 """Whose peak a table tells: that of rank 0, of the last rank, or of the one that needs most."""
 
@@ -57,7 +65,7 @@ def tuned_figures(rows: Iterable[Row]) -> dict[str, Metrics]:
 
 
 def memory_figures(rows: Iterable[Row], stage: StageChoice) -> dict[str, Metrics]:
-    """Return the errors of peaks of what torch had allocated: no context, no cache.
+    """Return the errors of peaks of what torch had allocated: no context but cuBLAS's, no cache.
 
     Args:
         rows: Of a table.
@@ -132,5 +140,8 @@ def playbook(table: Published) -> dict[str, Metrics]:
 def _allocated(observation: Observation) -> Observation:
     """Return an observation whose peaks are predicted as torch counts what it has allocated."""
     given = observation.experiment
-    traits = replace(given.traits, context_bytes=0.0, allocator_factor=1.0)
+    workspaces = CUBLAS_BYTES
+    if given.traits.fused_pointwise:
+        workspaces += ENGINE_BYTES[given.cluster.nodes[0].device.fp8_flops is not None]
+    traits = replace(given.traits, context_bytes=workspaces, allocator_factor=1.0)
     return replace(observation, experiment=replace(given, traits=traits))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from amp_ray.partition.exact import solve
 from amp_ray.partition.kernels import cheapest_chain
-from amp_ray.partition.layout import canonical_order, laid_out, scratch_for
+from amp_ray.partition.layout import laid_out, scratch_for
 from amp_ray.partition.problem import (
     InfeasiblePartition,
     PartitionProblem,
@@ -104,8 +104,7 @@ def test_solver_equals_all_caps_tried_one_by_one(kind: str) -> None:
 @given(problem=problems(most=MEDIUM), cap_fraction=st.floats(0.0, 1.1))
 def test_kernel_equals_plain_loops(problem: PartitionProblem, cap_fraction: float) -> None:
     cap_s = cap_fraction * problem.tables.time_prefix_s.max()
-    order = canonical_order(problem.options)
-    programme = laid_out(problem, order)
+    programme = laid_out(problem)
     scratch = scratch_for(programme)
     sum_s, slowest_s, num_stages, next_cap_s = cheapest_chain(cap_s, programme, scratch)
     chain = brute_force.cheapest_chain(problem, cap_s)

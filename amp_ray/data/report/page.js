@@ -57,7 +57,7 @@ function drawCharts() {
       gridcolor: line, zerolinecolor: line, linecolor: line, automargin: true, ...layout[name] };
     Plotly.react(place, traces, {
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { color: text, size: 13 },
-      margin: { l: 60, r: 16, t: 16, b: 48 }, legend: { orientation: "h", y: narrow ? -0.45 : -0.25 },
+      margin: { l: 60, r: 16, t: 16, b: narrow ? 110 : 84 }, legend: { orientation: "h", yref: "container", y: 0, yanchor: "bottom" },
       hoverlabel: { font: { size: 13 } },
       modebar: { bgcolor: "rgba(0,0,0,0)", color: line, activecolor: text }, ...layout, ...axes, height: narrow ? 320 : layout.height || 360,
     }, { displaylogo: false, responsive: true, displayModeBar: narrow ? false : "hover", modeBarButtonsToRemove: ["lasso2d", "select2d"] });
@@ -102,7 +102,7 @@ function timeline() {
     return trace;
   }).filter((trace) => trace.x.length);
   chart("timeline", "What every stage does when", traces, {
-    barmode: "overlay", bargap: 0.25, height: Math.max(260, 90 + 34 * lanes.length),
+    barmode: "overlay", bargap: 0.25, height: Math.max(260, 130 + 34 * lanes.length),
     xaxis: { title: { text: "ms since the iteration began" } },
     yaxis: { autorange: "reversed", categoryorder: "array", categoryarray: lanes.map((lane) => lane.name) } });
   if (data.timeline_note) section("timeline").append(element("p", data.timeline_note, "quiet"));
@@ -150,13 +150,15 @@ function line(row) {
   }
   return made;
 }
+const said = (row) => ` ${plan(row)} ${row.reason || ""} `.toLowerCase().replace(/[,;:]/g, " ").replace(/ +/g, " ");
 const lines = new Map();
 function candidates() {
-  const text = document.getElementById("filter").value.toLowerCase().split(/\s+/).filter(Boolean);
+  // "tp 2" is one thing to look for, and not to be found in "etp 2" or "tp 24".
+  const asked = document.getElementById("filter").value.toLowerCase().match(/[a-z-]+ \d+(?!\S)|\S+/g) || [];
   const wanted = document.getElementById("which").value;
   const key = COLUMNS[order.column][1], sign = order.up ? 1 : -1;
   const shown = data.rows.filter((row) => (wanted === "all" || row.feasible === (wanted === "feasible"))
-    && text.every((word) => `${plan(row)} ${row.reason || ""}`.toLowerCase().includes(word)));
+    && asked.every((each) => said(row).includes(/\d$/.test(each) ? ` ${each} ` : each)));
   const missing = (value) => value === null || value === undefined;
   shown.sort((one, other) => {
     const a = key(one), b = key(other);

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from amp_ray.partition.arrays import FloatArray, IntArray
-from amp_ray.partition.operators.programme import Blocks, OperatorProgramme, Reach
+from amp_ray.partition.arrays import BoolArray, FloatArray, IntArray
+from amp_ray.partition.operators.programme import Blocks, OperatorProgramme, Reach, StageTerms
 from amp_ray.partition.recompute.kernels import relaxed_s
 
 INNER: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "nogil": True}
@@ -39,12 +39,14 @@ def fill_reach(cap_s: float, programme: OperatorProgramme, reach: Reach) -> None
                 total = taken + programme.devices[option]
                 known = reach.front[behind + 1, taken]
                 if known >= 0 and programme.allowed[option, taken]:
-                    end = _furthest(option, behind, known, cap_s, programme)
-                    reach.front[behind, total] = max(reach.front[behind, total], end)
+                    least = max(known, reach.front[behind, total])
+                    end = _furthest(option, behind, (known, least), cap_s, programme)
+                    reach.front[behind, total] = end
                 known = reach.back[step, taken]
                 if known <= size and programme.allowed[option, num_devices - total]:
-                    start = _earliest(option, step, known, cap_s, programme)
-                    reach.back[step + 1, total] = min(reach.back[step + 1, total], start)
+                    most = min(known, reach.back[step + 1, total])
+                    start = _earliest(option, step, (known, most), cap_s, programme)
+                    reach.back[step + 1, total] = start
 
 
 @njit(**INNER)
@@ -81,13 +83,20 @@ def _is_small(
 
 @njit(**INNER)
 def _furthest(
-    option: int, behind: int, start: int, cap_s: float, programme: OperatorProgramme
+    option: int,
+    behind: int,
+    start: tuple[int, int],
+    cap_s: float,
+    programme: OperatorProgramme,
 ) -> int:
-    """Return the last end of a stage that begins at ``start``; itself if there is none."""
-    low, high = start, programme.time_prefix_s.shape[1] - 1
+    """Return the last end of a stage with a given start; or what is reached without it."""
+    first, low = start
+    high = programme.time_prefix_s.shape[1] - 1
+    if low < high and not _is_small(option, behind, first, low + 1, cap_s, programme):
+        return low
     while low < high:
         middle = (low + high + 1) // 2
-        if _is_small(option, behind, start, middle, cap_s, programme):
+        if _is_small(option, behind, first, middle, cap_s, programme):
             low = middle
         else:
             high = middle - 1
@@ -96,17 +105,79 @@ def _furthest(
 
 @njit(**INNER)
 def _earliest(
-    option: int, behind: int, end: int, cap_s: float, programme: OperatorProgramme
+    option: int,
+    behind: int,
+    end: tuple[int, int],
+    cap_s: float,
+    programme: OperatorProgramme,
 ) -> int:
-    """Return the first start of a stage that ends at ``end``; itself if there is none."""
-    low, high = 0, end
+    """Return the first start of a stage with a given end; or what is reached without it."""
+    last, high = end
+    low = 0
+    if low < high and not _is_small(option, behind, high - 1, last, cap_s, programme):
+        return high
     while low < high:
         middle = (low + high) // 2
-        if _is_small(option, behind, middle, end, cap_s, programme):
+        if _is_small(option, behind, middle, last, cap_s, programme):
             high = middle
         else:
             low = middle + 1
     return low
+
+
+@njit(cache=True, nogil=True)
+def fill_rows(cap_s: float, cuts: IntArray, programme: OperatorProgramme, blocks: Blocks) -> None:
+    """Give each start of a table the ends that its blocks have, up to the cap.
+
+    Args:
+        cap_s: No operators that take longer are of interest, whatever they recompute.
+        cuts: Shape ``(C,)``.
+        programme: The problem.
+        blocks: Their rows are overwritten.
+    """
+    row_low, row_begin = blocks.row_low, blocks.row_begin
+    row_low[:] = cuts.size
+    row_high = np.zeros(row_low.shape, np.int64)
+    for block in range(blocks.behind.size):
+        table = blocks.table[block]
+        for start in range(blocks.low_start[block], blocks.high_start[block]):
+            low = max(start + 1, blocks.low_end[block])
+            row_low[table, start] = min(row_low[table, start], low)
+            row_high[table, start] = max(row_high[table, start], blocks.high_end[block])
+    begin = 0
+    for table in range(blocks.example.size):
+        for start in range(cuts.size):
+            low, high = row_low[table, start], row_high[table, start]
+            if low < high:
+                high = _last_end(cap_s, (table, start, low, high), cuts, programme, blocks) + 1
+            row_begin[table, start] = begin
+            begin += max(high - low, 0)
+        row_begin[table, cuts.size] = begin
+
+
+@njit(**INNER)
+def _last_end(
+    cap_s: float,
+    row: tuple[int, int, int, int],
+    cuts: IntArray,
+    programme: OperatorProgramme,
+    blocks: Blocks,
+) -> int:
+    """Return the last end of a row whose operators take no longer than the cap by some option."""
+    table, start, low, high = row
+    last, example = low - 1, blocks.example[table]
+    size = blocks.size[example]
+    place = programme.num_devices - blocks.taken[example] - size
+    for option in range(programme.devices.size):
+        if programme.devices[option] == size and programme.allowed[option, place]:
+            prefix_s, end = programme.time_prefix_s[option], high - 1
+            while last < end:
+                middle = (last + end + 1) // 2
+                if prefix_s[cuts[middle]] - prefix_s[cuts[start]] <= cap_s:
+                    last = middle
+                else:
+                    end = middle - 1
+    return last
 
 
 @njit(cache=True, nogil=True)
@@ -115,6 +186,7 @@ def fill_stages(
     cuts: IntArray,
     blocks: Blocks,
     programme: OperatorProgramme,
+    wanted: BoolArray,
     stage_s: FloatArray,
 ) -> None:
     """Bound the time of every stage of every block from below.
@@ -124,52 +196,53 @@ def fill_stages(
         cuts: Shape ``(C,)``. Where stages may begin and end, ascending from 0 to L.
         blocks: Which stages.
         programme: The problem.
+        wanted: Shape ``(E,)``. Others are infinite. Empty: all are wanted, and what they recompute
+            is left out.
         stage_s: Shape ``(E,)``. Filled.
     """
     stage_s[:] = np.inf
-    for block in range(blocks.behind.size):
-        place = programme.num_devices - blocks.taken[block] - blocks.size[block]
+    for table in range(blocks.example.size):
+        size = blocks.size[blocks.example[table]]
+        place = programme.num_devices - blocks.taken[blocks.example[table]] - size
         for option in range(programme.devices.size):
-            fits = programme.devices[option] == blocks.size[block]
-            if fits and programme.allowed[option, place]:
-                _fill_block(cap_s, block, option, place, cuts, blocks, programme, stage_s)
+            if programme.devices[option] == size and programme.allowed[option, place]:
+                _fill_table(cap_s, table, (option, place), cuts, blocks, programme, wanted, stage_s)
 
 
 @njit(**INNER)
-def _fill_block(
+def _fill_table(
     cap_s: float,
-    block: int,
-    option: int,
-    place: int,
+    table: int,
+    use: tuple[int, int],
     cuts: IntArray,
     blocks: Blocks,
     programme: OperatorProgramme,
+    wanted: BoolArray,
     stage_s: FloatArray,
 ) -> None:
-    """Offer one option for all stages of a block."""
-    width = blocks.high_end[block] - blocks.low_end[block]
-    for column in range(width):
-        end = cuts[blocks.low_end[block] + column]
-        forward, backward, seen = 0.0, 0.0, end - programme.spared
-        for row in range(blocks.high_start[block] - blocks.low_start[block] - 1, -1, -1):
-            start = cuts[blocks.low_start[block] + row]
-            if start >= end:
+    """Offer one option for the wanted stages of a table."""
+    option, place = use
+    behind, terms = blocks.behind[blocks.example[table]], _terms(option, place, programme)
+    prefix_s = programme.time_prefix_s[option]
+    for row in range(cuts.size):
+        begin, start = blocks.row_begin[table, row], cuts[row]
+        forward, backward, seen = 0.0, 0.0, start
+        for index in range(begin, blocks.row_begin[table, row + 1]):
+            end = cuts[blocks.row_low[table, row] + index - begin]
+            if prefix_s[end] - prefix_s[start] > cap_s:
+                break
+            if wanted.size and not wanted[index]:
                 continue
-            while seen > start:
-                seen -= 1
+            while seen < end - programme.spared:
                 forward = max(forward, programme.forward_reserved[option, seen])
                 backward = max(backward, programme.backward_reserved[option, seen])
-            seconds = plain_s(option, place, start, end, programme)
-            own_s = programme.time_prefix_s[option, end] - programme.time_prefix_s[option, start]
-            if own_s > cap_s:
-                break
-            index = blocks.offset[block] + row * width + column
+                seen += 1
+            seconds = _plain_s(start, end, terms)
             if seconds > cap_s or seconds >= stage_s[index]:
                 continue
-            excess = excess_of(
-                option, blocks.behind[block], start, end, forward + backward, programme
-            )
-            seconds += _extra_s(option, blocks.behind[block], start, end, excess, programme)
+            if wanted.size:
+                excess = excess_of(option, behind, start, end, forward + backward, programme)
+                seconds += _extra_s(option, behind, start, end, excess, programme)
             if seconds <= cap_s:
                 stage_s[index] = min(stage_s[index], seconds)
 
@@ -177,26 +250,53 @@ def _fill_block(
 @njit(cache=True, nogil=True)
 def plain_s(option: int, place: int, start: int, end: int, programme: OperatorProgramme) -> float:
     """Return the time of a stage without recompute; infinite above the cap on step ends."""
-    if stage_end_s(option, start, end, programme) > programme.step_end_cap_s:
-        return np.inf
-    prefix_s, join_s = programme.time_prefix_s[option], programme.join_prefix_s[option]
-    last = place + programme.devices[option]
-    edges_s = 0.0
-    if start > 0:
-        edges_s += programme.start_s[option, programme.edge_kind[place], start]
-    if end < prefix_s.size - 1:
-        edges_s += programme.end_s[option, programme.edge_kind[last], end]
-    own_s = prefix_s[end] - prefix_s[start]
-    return float(own_s + (join_s[end - 1] - join_s[start]) + edges_s)
+    return float(_plain_s(start, end, _terms(option, place, programme)))
 
 
 @njit(cache=True, nogil=True)
 def stage_end_s(option: int, start: int, end: int, programme: OperatorProgramme) -> float:
     """Return what follows the pipeline in a stage."""
-    step_s = programme.step_end_prefix_s[option]
-    seconds = programme.step_start_s[option] + (step_s[end] - step_s[start])
+    return float(_stage_end_s(start, end, _terms(option, 0, programme)))
+
+
+@njit(**INNER)
+def _terms(option: int, place: int, programme: OperatorProgramme) -> StageTerms:
+    """Look up what the time of an option's stages is made of, once for all of them."""
+    last = min(place + programme.devices[option], programme.num_devices)
+    return StageTerms(
+        programme.time_prefix_s[option],
+        programme.join_prefix_s[option],
+        programme.start_s[option, programme.edge_kind[place]],
+        programme.end_s[option, programme.edge_kind[last]],
+        programme.step_end_prefix_s[option],
+        programme.step_start_s[option],
+        programme.tied_s[option],
+        programme.step_end_cap_s,
+    )
+
+
+@njit(**INNER)
+def _plain_s(start: int, end: int, terms: StageTerms) -> float:
+    """Return the time of a stage as `plain_s`."""
+    if _stage_end_s(start, end, terms) > terms.step_end_cap_s:
+        return np.inf
+    prefix_s, join_s = terms.time_prefix_s, terms.join_prefix_s
+    edges_s = 0.0
+    if start > 0:
+        edges_s += terms.start_s[start]
+    if end < prefix_s.size - 1:
+        edges_s += terms.end_s[end]
+    own_s = prefix_s[end] - prefix_s[start]
+    return float(own_s + (join_s[end - 1] - join_s[start]) + edges_s)
+
+
+@njit(**INNER)
+def _stage_end_s(start: int, end: int, terms: StageTerms) -> float:
+    """Return what follows the pipeline in a stage as `stage_end_s`."""
+    step_s = terms.step_end_prefix_s
+    seconds = terms.step_start_s + (step_s[end] - step_s[start])
     if (start == 0) != (end == step_s.size - 1):
-        seconds += programme.tied_s[option]
+        seconds += terms.tied_s
     return float(seconds)
 
 
@@ -269,7 +369,7 @@ def cheapest_operators(
         num_stages_allowed: Fewest and most.
         best_s: Shape ``(S + 1, G + 1, C)``. Overwritten: smallest sum of so many stages on so
             many devices that take all operators from a cut on.
-        choice: Shape ``(S + 1, G + 1, C, 2)``. Overwritten: block and index of the first stage.
+        choice: Shape ``(S + 1, G + 1, C, 2)``. Overwritten: block and end of the first stage.
 
     Returns:
         ``(sum_s, slowest_s, num_stages, next_cap_s)`` as `partition.kernels.cheapest_chain`.
@@ -282,17 +382,15 @@ def cheapest_operators(
         behind, taken = blocks.behind[block], blocks.taken[block]
         source, target = best_s[behind, taken], best_s[behind + 1, taken + blocks.size[block]]
         picks = choice[behind + 1, taken + blocks.size[block]]
-        low_end, width = blocks.low_end[block], blocks.high_end[block] - blocks.low_end[block]
-        for row in range(blocks.high_start[block] - blocks.low_start[block]):
-            start = blocks.low_start[block] + row
-            for column in range(width):
-                index = blocks.offset[block] + row * width + column
-                seconds = stage_s[index]
+        for start in range(blocks.low_start[block], blocks.high_start[block]):
+            low, high, offset = _row(block, start, blocks)
+            for end in range(low, high):
+                seconds = stage_s[offset + end]
                 if seconds > cap_s:
                     next_cap_s = min(next_cap_s, seconds)
-                elif source[low_end + column] + seconds < target[start]:
-                    target[start] = source[low_end + column] + seconds
-                    picks[start, 0], picks[start, 1] = block, index
+                elif source[end] + seconds < target[start]:
+                    target[start] = source[end] + seconds
+                    picks[start, 0], picks[start, 1] = block, end
     sum_s, num_stages = np.inf, 0
     for stages in range(num_stages_allowed[0], num_stages_allowed[1] + 1):
         if best_s[stages, num_devices, 0] < sum_s:
@@ -301,6 +399,15 @@ def cheapest_operators(
         return np.inf, np.inf, 0, max(next_cap_s, np.nextafter(cap_s, np.inf))
     slowest_s = walk_stages(num_stages, blocks, stage_s, choice, np.empty(num_stages, np.int64))
     return sum_s, slowest_s, num_stages, next_cap_s
+
+
+@njit(**INNER)
+def _row(block: int, start: int, blocks: Blocks) -> tuple[int, int, int]:
+    """Return a block's ends at a start, from and up to, and what to add to an end for its index."""
+    table = blocks.table[block]
+    begin, low = blocks.row_begin[table, start], blocks.row_low[table, start]
+    high = low + blocks.row_begin[table, start + 1] - begin
+    return max(low, blocks.low_end[block]), min(high, blocks.high_end[block]), begin - low
 
 
 @njit(cache=True, nogil=True)
@@ -321,12 +428,10 @@ def walk_stages(
     """
     taken, start, slowest_s = choice.shape[1] - 1, 0, 0.0
     for stage in range(num_stages):
-        block, index = choice[num_stages - stage, taken, start]
-        path[stage] = index
-        slowest_s = max(slowest_s, stage_s[index])
-        width = blocks.high_end[block] - blocks.low_end[block]
-        start = blocks.low_end[block] + (index - blocks.offset[block]) % width
-        taken = blocks.taken[block]
+        block, end = choice[num_stages - stage, taken, start]
+        path[stage] = _row(block, start, blocks)[2] + end
+        slowest_s = max(slowest_s, stage_s[path[stage]])
+        taken, start = blocks.taken[block], end
     return slowest_s
 
 
@@ -357,13 +462,12 @@ def least_through(
         behind, taken = blocks.behind[block], blocks.taken[block]
         before = front_s[behind + 1, taken + blocks.size[block]]
         own, after = front_s[behind, taken], best_s[behind, taken]
-        low_end, width = blocks.low_end[block], blocks.high_end[block] - blocks.low_end[block]
-        for row in range(blocks.high_start[block] - blocks.low_start[block]):
-            start = blocks.low_start[block] + row
-            for column in range(width):
-                index = blocks.offset[block] + row * width + column
-                seconds, end = stage_s[index], low_end + column
+        for start in range(blocks.low_start[block], blocks.high_start[block]):
+            low, high, offset = _row(block, start, blocks)
+            for end in range(low, high):
+                seconds = stage_s[offset + end]
                 own[end] = min(own[end], before[start] + seconds)
                 total_s = before[start] + seconds + after[end]
-                through_s[index] = total_s + num_later * max(seconds, floor_s)
+                total_s += num_later * max(seconds, floor_s)
+                through_s[offset + end] = min(through_s[offset + end], total_s)
     return through_s

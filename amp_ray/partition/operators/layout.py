@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from amp_ray.partition.arrays import FloatArray, IntArray
-from amp_ray.partition.operators.kernels import fill_reach
+from amp_ray.partition.operators.kernels import fill_reach, fill_rows
 from amp_ray.partition.operators.layers import LayerKinds, relaxation
 from amp_ray.partition.operators.problem import OperatorProblem
 from amp_ray.partition.operators.programme import Blocks, OperatorProgramme, Reach
@@ -82,11 +82,43 @@ def blocks_within(
                 starts = low[behind + 1, taken + size], high[behind + 1, taken + size]
                 ends = low[behind, taken], high[behind, taken]
                 rows.append((behind, taken, size, *starts, *ends))
-    table = np.array(rows, np.int64).reshape(-1, 7)
-    table = table[(table[:, 3] < table[:, 4]) & (table[:, 5] < table[:, 6])]
-    counts = (table[:, 4] - table[:, 3]) * (table[:, 6] - table[:, 5])
-    columns = [np.ascontiguousarray(column) for column in table.T]
-    return Blocks._make([*columns, np.concatenate(([0], np.cumsum(counts)))])
+    block = np.array(rows, np.int64).reshape(-1, 7)
+    block = block[(block[:, 3] < block[:, 4]) & (block[:, 5] < block[:, 6])]
+    behind, taken, size, low_start, high_start, low_end, high_end = np.ascontiguousarray(block.T)
+    alike = np.stack([behind, size, _kinds_of_places(programme)[size, num_devices - taken - size]])
+    _, example, table = np.unique(alike, axis=1, return_index=True, return_inverse=True)
+    shape = len(example), len(cuts)
+    blocks = Blocks(
+        behind=behind,
+        taken=taken,
+        size=size,
+        low_start=low_start,
+        high_start=high_start,
+        low_end=low_end,
+        high_end=high_end,
+        table=table.reshape(-1),
+        example=example,
+        row_low=np.empty(shape, np.int64),
+        row_begin=np.empty((shape[0], shape[1] + 1), np.int64),
+    )
+    fill_rows(cap_s, cuts, programme, blocks)
+    return blocks
+
+
+def _kinds_of_places(programme: OperatorProgramme) -> IntArray:
+    """Number the places of stages by what options and edges they have there.
+
+    Returns:
+        Shape ``(G + 1, G)``, by number of devices and devices in front.
+    """
+    num_devices = programme.num_devices
+    kinds = np.zeros((num_devices + 1, num_devices), np.int64)
+    for size in sorted(set(programme.devices.tolist())):
+        places = num_devices - size + 1
+        edges = programme.edge_kind[:places], programme.edge_kind[size:]
+        own = np.vstack([*edges, programme.allowed[programme.devices == size, :places]])
+        kinds[size, :places] = np.unique(own, axis=1, return_inverse=True)[1].reshape(-1)
+    return kinds
 
 
 def reach_within(cap_s: float, problem: OperatorProblem, programme: OperatorProgramme) -> Reach:

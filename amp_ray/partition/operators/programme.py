@@ -77,6 +77,19 @@ class OperatorProgramme(NamedTuple):
     step_end_cap_s: float
 
 
+class StageTerms(NamedTuple):
+    """What the time of one option's stages at one place is made of; as in the programme."""
+
+    time_prefix_s: FloatArray
+    join_prefix_s: FloatArray
+    start_s: FloatArray
+    end_s: FloatArray
+    step_end_prefix_s: FloatArray
+    step_start_s: float
+    tied_s: float
+    step_end_cap_s: float
+
+
 class Reach(NamedTuple):
     """How far devices get.
 
@@ -92,7 +105,10 @@ class Reach(NamedTuple):
 
 
 class Blocks(NamedTuple):
-    """Stages worth pricing, a rectangle of starts and ends for each block of them.
+    """Stages worth pricing: a rectangle of starts and ends for each block of them.
+
+    Blocks whose stages have the same options, edges and stages behind share a table: a row per
+    start, with the ends that any of them has there.
 
     Attributes:
         behind: Shape ``(B,)``. Stages behind, ascending.
@@ -102,7 +118,11 @@ class Blocks(NamedTuple):
         high_start: Shape ``(B,)``.
         low_end: Shape ``(B,)``.
         high_end: Shape ``(B,)``.
-        offset: Shape ``(B + 1,)``. Where a block's stages begin in arrays of all stages.
+        table: Shape ``(B,)``.
+        example: Shape ``(T,)``. One of the blocks of each table.
+        row_low: Shape ``(T, C)``. By start: index of the first cut that is an end.
+        row_begin: Shape ``(T, C + 1)``. Where a row begins in arrays of all stages; the last entry
+            of a table is the first one of the next.
     """
 
     behind: IntArray
@@ -112,4 +132,12 @@ class Blocks(NamedTuple):
     high_start: IntArray
     low_end: IntArray
     high_end: IntArray
-    offset: IntArray
+    table: IntArray
+    example: IntArray
+    row_low: IntArray
+    row_begin: IntArray
+
+    @property
+    def num_stages(self) -> int:
+        """Length of arrays of all stages."""
+        return int(self.row_begin[-1, -1]) if self.row_begin.size else 0

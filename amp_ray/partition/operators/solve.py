@@ -262,9 +262,9 @@ class Round:
         problem = self.problem
         cap_s = most_stage_s(problem, limit_s)
         self.blocks = blocks_within(cap_s, self.cuts, problem, self.programme)
-        size = int(self.blocks.offset[-1])
+        size = self.blocks.num_stages
         self.lower_s = np.empty(size)
-        fill_stages(cap_s, self.cuts, self.blocks, self.programme, self.lower_s)
+        self._fill(cap_s, limit_s)
         self.upper_s = np.full(size, np.inf)
         self.option = np.full(size, -1)
         best, priced = None, 0
@@ -285,6 +285,13 @@ class Round:
                 return best, min(relaxed.lower_bound_s, limit_s)
             self._price(chosen)
             priced, chunk = priced + len(fresh) + len(chosen), 2 * chunk
+
+    def _fill(self, cap_s: float, limit_s: float) -> None:
+        """Bound stages from below: with recompute, where a better chain could contain them."""
+        wanted = np.zeros(0, np.bool_)
+        fill_stages(cap_s, self.cuts, self.blocks, self.programme, wanted, self.lower_s)
+        wanted = self._through_s(self._search(self.lower_s, limit_s)) < limit_s
+        fill_stages(cap_s, self.cuts, self.blocks, self.programme, wanted, self.lower_s)
 
     @property
     def _gap(self) -> float:
@@ -311,19 +318,19 @@ class Round:
 
     def _promising(self, relaxed: _Caps, limit_s: float, most: int) -> list[int]:
         """List stages that are not priced and that a better chain could contain, best first."""
-        relaxed.cheapest(math.inf)
-        through_s = least_through(
-            self.blocks,
-            self.lower_s,
-            self.problem.num_micro_batches - 1,
-            self._floor_s(relaxed),
-            relaxed.best_s,
-        )
+        through_s = self._through_s(relaxed)
         through_s[self.option >= 0] = np.inf
         candidates = np.flatnonzero(through_s < limit_s)
         order = np.argsort(through_s[candidates], kind="stable")
         chosen: list[int] = candidates[order[:most]].tolist()
         return chosen
+
+    def _through_s(self, relaxed: _Caps) -> FloatArray:
+        """Bound the objective of every chain that contains a stage."""
+        floor_s = self._floor_s(relaxed)
+        relaxed.cheapest(math.inf)
+        later = self.problem.num_micro_batches - 1
+        return least_through(self.blocks, self.lower_s, later, floor_s, relaxed.best_s)
 
     def _floor_s(self, relaxed: _Caps) -> float:
         """Return a slowest stage below which there is no chain."""
@@ -334,7 +341,6 @@ class Round:
                 high_s = middle_s
             else:
                 low_s = middle_s
-        relaxed.cheapest(math.inf)
         return low_s
 
     def _price(self, stages: list[int]) -> None:
@@ -352,23 +358,27 @@ class Round:
             self.option[index] = best
 
     def _place(self, index: int) -> tuple[int, int, int, int, list[int]]:
-        """Return start, end, devices in front, stages behind, and options of a stage."""
-        blocks = self.blocks
-        block = int(np.searchsorted(blocks.offset, index, side="right")) - 1
-        width = int(blocks.high_end[block] - blocks.low_end[block])
-        row, column = divmod(index - int(blocks.offset[block]), width)
-        start = int(self.cuts[blocks.low_start[block] + row])
-        end = int(self.cuts[blocks.low_end[block] + column])
-        size = int(blocks.size[block])
+        """Return start, end, devices in front, stages behind, and options of a stage.
+
+        Of the places where it has these options, one.
+        """
+        blocks, begin = self.blocks, self.blocks.row_begin.reshape(-1)
+        row = int(np.searchsorted(begin, index, side="right")) - 1
+        table, first = divmod(row, len(self.cuts) + 1)
+        start = int(self.cuts[first])
+        end = int(self.cuts[blocks.row_low[table, first] + index - begin[row]])
+        block = blocks.example[table]
+        size, behind = int(blocks.size[block]), int(blocks.behind[block])
         place = self.problem.num_devices - int(blocks.taken[block]) - size
         fits = (self.problem.devices == size) & self.problem.allowed[:, place]
-        return start, end, place, int(blocks.behind[block]), np.flatnonzero(fits).tolist()
+        return start, end, place, behind, np.flatnonzero(fits).tolist()
 
     def _solution(self, search: _Caps) -> OperatorSolution:
         """Describe the chain that was found."""
         stages = []
+        place = 0
         for index in search.path:
-            start, end, place, behind, _ = self._place(index)
+            start, end, _, behind, _ = self._place(index)
             option = int(self.option[index])
             stages.append(
                 OperatorStage(
@@ -380,6 +390,7 @@ class Round:
                     time_s=float(self.upper_s[index]),
                 )
             )
+            place += int(self.problem.devices[option])
         return OperatorSolution(
             stages=tuple(stages),
             value_s=search.value_s,

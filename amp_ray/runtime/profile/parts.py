@@ -78,6 +78,15 @@ def profile_parts(
             f"{untrained_part(shape)}; plan with an analytic profile, or give times as a table"
         )
         raise InputError(message, where=experiment.where("model"))
+    if shape.num_experts:
+        message = (
+            "layers with experts are not measured: what a rank computes of them depends on how "
+            "they are spread; plan with an analytic profile"
+        )
+        raise InputError(message, where=experiment.where("model"))
+    if experiment.precision == "fp8":
+        message = "layers are not measured in fp8; plan with an analytic profile, or profile bf16"
+        raise InputError(message, where=experiment.where("precision"))
     if experiment.traits.layer_list != "runtime":
         message = (
             f"runtime {experiment.traits.name!r} has the layer list "

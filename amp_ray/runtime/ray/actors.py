@@ -20,7 +20,7 @@ import ray
 from ray import cloudpickle
 from ray._private import services as ray_services
 from ray._private import worker as ray_worker
-from ray.exceptions import AuthenticationError, RayError, RayTaskError
+from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import amp_ray
@@ -121,7 +121,7 @@ def _init(address: str, options: dict[str, Any]) -> None:
         if address == AUTO:  # the cluster that was started last may be dead
             check_address(ray_services.canonicalize_bootstrap_address(address) or AUTO)
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **options)
-    except (OSError, RuntimeError, ValueError, AuthenticationError) as error:
+    except Exception as error:  # of a slow start Ray says so by a plain Exception
         message = f"the Ray cluster at {address} cannot be used: {cause_of(error)}"
         raise RayUnavailableError(message) from error
     finally:

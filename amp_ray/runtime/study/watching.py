@@ -33,8 +33,8 @@ def study_state(folder: Path) -> dict[str, Any]:
         last = event
         _take(event, trials)
         ending = event.get("ending") if event["event"] == "stopped" else None
-    measured = [trial for trial in trials.values() if trial["measured_s"] is not None]
-    best = min(measured, key=lambda trial: float(trial["measured_s"]), default=None)
+    means = _mean_times(trials)
+    best = min(means, key=lambda number: (means[number], number), default=None)
     return {
         "schema": SCHEMA,
         "study": str(folder),
@@ -44,9 +44,20 @@ def study_state(folder: Path) -> dict[str, Any]:
         "ending_text": ENDINGS.get(ending) if ending else None,
         "last_event_at": last.get("at"),
         "seconds": last.get("seconds"),
-        "best": None if best is None else best["number"],
+        "best": best,
+        "best_s": None if best is None else means[best],
         "trials": [trials[number] for number in sorted(trials)],
     }
+
+
+def _mean_times(trials: Mapping[int, Mapping[str, Any]]) -> dict[int, float]:
+    """Return the mean time of every strategy that was measured, by its first trial."""
+    times: dict[int, list[float]] = {}
+    for number, trial in trials.items():
+        if trial["measured_s"] is not None:
+            first = number if trial["repeats"] is None else trial["repeats"]
+            times.setdefault(first, []).append(float(trial["measured_s"]))
+    return {first: sum(own) / len(own) for first, own in times.items()}
 
 
 def _take(event: Mapping[str, Any], trials: dict[int, dict[str, Any]]) -> None:

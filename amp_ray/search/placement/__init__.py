@@ -14,7 +14,7 @@ from amp_ray.search.placement.plan import (
     PlacementSolution,
     plan_listed,
     plan_placement,
-    simple_s,
+    simple_plans,
     solve_placement,
 )
 
@@ -24,6 +24,6 @@ __all__ = [
     "plan_listed",
     "plan_placement",
     "reorder",
-    "simple_s",
+    "simple_plans",
     "solve_placement",
 ]

@@ -27,7 +27,9 @@ from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.strategy import Strategy
 
 
-def plan_placement(cost_model: CostModel, candidate: Candidate) -> Estimate:
+def plan_placement(
+    cost_model: CostModel, candidate: Candidate, start: Estimate | None = None
+) -> Estimate:
     """Choose devices and cuts of a candidate, and estimate the result.
 
     Never worse than the candidate with rank ``r`` on device ``r``: that is among what is judged.
@@ -35,12 +37,13 @@ def plan_placement(cost_model: CostModel, candidate: Candidate) -> Estimate:
     Args:
         cost_model: Of the experiment.
         candidate: Degrees that the model can be divided by.
+        start: The best of its `simple_plans`, which is then the only one to start from.
 
     Returns:
         The best estimate. Where nothing fits, the one that would be best without limits.
     """
     chains = Chains(cost_model=cost_model, candidate=candidate)
-    solution = solve_chains(chains)
+    solution = solve_chains(chains, () if start is None else (start.strategy,))
     leaders = {key_of(leader): leader for leader in solution.leaders}
     for leader in solution.leaders:
         refined = chains.best(leader.placement)
@@ -68,8 +71,8 @@ def plan_listed(cost_model: CostModel, candidate: Candidate) -> Estimate:
     return min((chains.estimate(chains.best(order)) for order in orders), key=leader_order)
 
 
-def simple_s(cost_model: CostModel, candidate: Candidate) -> float:
-    """Return what the best of a few simple placements takes, whether it fits or not.
+def simple_plans(cost_model: CostModel, candidate: Candidate) -> list[Estimate]:
+    """Estimate a few simple placements, whether they fit or not.
 
     Args:
         cost_model: Of the experiment.
@@ -77,7 +80,7 @@ def simple_s(cost_model: CostModel, candidate: Candidate) -> float:
     """
     chains = Chains(cost_model=cost_model, candidate=candidate)
     orders = simple_orders(cost_model.experiment, candidate)
-    return min(chains.estimate(chains.best(order)).iteration_time_s for order in orders)
+    return [chains.estimate(chains.best(order)) for order in orders]
 
 
 MOST_LEADERS: Final = 6
@@ -113,14 +116,15 @@ def solve_placement(cost_model: CostModel, candidate: Candidate) -> PlacementSol
     return solve_chains(Chains(cost_model=cost_model, candidate=candidate))
 
 
-def solve_chains(chains: Chains) -> PlacementSolution:
+def solve_chains(chains: Chains, starts: Sequence[Strategy] = ()) -> PlacementSolution:
     """Find the placements that are best, as `solve_placement` does.
 
     Args:
         chains: Of the candidate; what is judged stays known there.
+        starts: Placements to start from; by default those of all orders of equal nodes.
     """
     cluster = chains.cost_model.experiment.cluster
-    seeds = [chains.best(order) for order in class_orders(cluster, chains.candidate)]
+    seeds = list(starts) or [chains.best(own) for own in class_orders(cluster, chains.candidate)]
     feasible = [seed for seed in seeds if chains.estimate(seed).feasible]
     built = build_problem(chains.cost_model, chains.candidate)
     if built is None:

@@ -117,12 +117,6 @@ class _Search:
             chosen, left_s = self._cheapest(values, most)
             proven_s = self._join(chosen)
             self.bound_s = max(self.bound_s, min(left_s, proven_s))
-        if self.bound_s < self._known_s():
-            relaxed = solve_with_step_end(
-                self.problem.problem, upper_bound_s=self._known_s(), most_boxes=MOST_BOXES
-            )
-            if not isinstance(relaxed, InfeasiblePartition):
-                self.bound_s = max(self.bound_s, relaxed.lower_bound_s)
         self.best = replace(self.best, lower_bound_s=min(self.bound_s, self.best.value_s))
 
     def _known_s(self) -> float:

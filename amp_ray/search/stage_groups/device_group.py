@@ -11,12 +11,7 @@ import numpy as np
 from amp_ray.cost.collective import Path
 from amp_ray.cost.model import CostModel
 from amp_ray.cost.topology import FloatArray, IntArray
-from amp_ray.search.stage_groups.kinds import (
-    DeviceGraph,
-    device_graph,
-    merged_graphs,
-    one_node_graphs,
-)
+from amp_ray.search.stage_groups.kinds import DeviceGraph, device_graph, one_node_graphs
 from amp_ray.search.stage_groups.time_bound import TimeBound
 from amp_ray.spec.candidate import StageOptions
 from amp_ray.spec.recompute import Recompute
@@ -159,10 +154,10 @@ class DeviceGroups:
         Those inside a node come first, where tied weights meet faster then.
         """
         cluster, is_one = self.cost_model.experiment.cluster, self._is_one_node
-        wholes = [(graph, is_one) for graph in (self._whole, *merged_graphs(cluster))]
+        whole = self._whole, is_one
         if is_one or not self.tied_parameters:
-            return tuple(wholes)
-        return (*((inside, True) for inside in one_node_graphs(cluster)), *wholes)
+            return (whole,)
+        return (*((inside, True) for inside in one_node_graphs(cluster)), whole)
 
     @cached_property
     def _whole(self) -> DeviceGraph:

@@ -25,9 +25,6 @@ MOST_GROUPS: Final = 16_000
 """Groups up to which a stage may take any number of devices of one kind; beyond them devices are
 taken in grains: halves, quarters and eighths of a node at least, or an equal part of a grain."""
 
-MOST_DEVICES_MERGED: Final = 32
-"""Devices up to which nodes that differ in one thing alone may also stand in one row."""
-
 NODE_KEYS: Final = ("device", "num_slots", "intra", "inter", "zone")
 """What nodes of one kind have in common."""
 
@@ -123,30 +120,6 @@ def device_graph(cluster: Cluster) -> DeviceGraph:
     rows = device_kinds(cluster, by_links=True)
     slots = tuple(cluster.nodes[cluster.node_of_device[row[0]]].num_slots for row in rows)
     return _graph_of(cluster, rows, slots)
-
-
-def merged_graphs(cluster: Cluster) -> list[DeviceGraph]:
-    """Enumerate groups of rows with nodes that differ in their device, links or interface alone.
-
-    A better node is a kind of its own, but could be used as it was before.
-
-    Args:
-        cluster: Its nodes.
-    """
-    if cluster.num_devices > MOST_DEVICES_MERGED:
-        return []
-    kinds = device_kinds(cluster, by_links=True)
-    node_of_row = [cluster.nodes[cluster.node_of_device[row[0]]] for row in kinds]
-    graphs = []
-    for without in ("device", "intra", "inter"):
-        merged: dict[object, list[int]] = {}
-        for row, node in zip(kinds, node_of_row, strict=True):
-            key = tuple(getattr(node, name) for name in NODE_KEYS if name != without)
-            merged.setdefault(key, []).extend(row)
-        if len(merged) < len(kinds):
-            rows = tuple(tuple(sorted(row)) for row in merged.values())
-            graphs.append(_graph_of(cluster, rows, (0,) * len(rows)))
-    return graphs
 
 
 def _graph_of(

@@ -30,6 +30,9 @@ from amp_ray.spec.strategy import Strategy, TokenSlices
 GRANULES: Final = 32
 """Of a sequence, where the user does not say how long one is."""
 
+CONTEXTS: Final = 9
+"""Lengths of slices at which the price of a token of context is found."""
+
 ROUNDS: Final = 2
 """Choices of cuts for slices, and of slices for cuts."""
 
@@ -110,7 +113,8 @@ class _Search:
     def _tables(self, bounds: tuple[int, ...]) -> SliceTables:
         """Return what slices of the micro-batch take on the slowest stage.
 
-        Context costs as much per token as it does where a slice ends the sequence.
+        Context costs as much per token as it does where a slice ends the sequence, and between some
+        lengths of slices in proportion.
         """
         granules = self.granules
         size, context = granules.cells
@@ -118,9 +122,14 @@ class _Search:
         alone = [packed_index(own, own) for own in range(1, granules.count + 1)]
         lengths = np.union1d(size[last], size[alone])
         alone_s = self._seconds(bounds, [(tokens, 0) for tokens in lengths.tolist()])
-        before = (granules.tokens - lengths) // granules.granularity * granules.granularity
-        with_s = self._seconds(bounds, list(zip(lengths.tolist(), before.tolist(), strict=True)))
-        per_token_s = np.maximum(0.0, with_s - alone_s) / np.maximum(before, 1)
+        some = np.unique(np.linspace(0, len(lengths) - 1, CONTEXTS).round().astype(np.int64))
+        before = (granules.tokens - lengths[some]) // granules.granularity * granules.granularity
+        places = zip(lengths[some].tolist(), before.tolist(), strict=True)
+        with_s = self._seconds(bounds, list(places))
+        added_s = np.maximum(0.0, with_s - alone_s[:, some]) / np.maximum(before, 1)
+        # The longest is a whole sequence, before which there is nothing.
+        tokens = lengths[some][before > 0]
+        per_token_s = np.array([np.interp(lengths, tokens, way[before > 0]) for way in added_s])
         of_cell = np.searchsorted(lengths, size)
         times_s = alone_s[:, of_cell] + per_token_s[:, of_cell] * context
         times_s[:, size > self._most_tokens(bounds)] = np.inf

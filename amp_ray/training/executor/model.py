@@ -13,6 +13,8 @@ from amp_ray.training.context import ContextParallel
 from amp_ray.training.executor.chunks import BuiltChunk, build_chunks
 from amp_ray.training.executor.messages import Messages
 from amp_ray.training.executor.parameters import FlatParameters
+from amp_ray.training.experts import ExpertParallel, is_spread
+from amp_ray.training.fp8 import use_fp8
 from amp_ray.training.grid import Grid
 from amp_ray.training.image import image_layers, picture_loss
 from amp_ray.training.job import Job
@@ -24,14 +26,19 @@ from amp_ray.training.text import TIED_KEY, text_layers
 from amp_ray.training.token_window import TokenWindow
 from amp_ray.training.vocabulary import CrossEntropy
 
-DTYPES: Final = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES: Final = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp8": torch.bfloat16,
+}
+"""Of weights and activations; in fp8 only the products of blocks are narrower."""
 
 
 class StageModel:
     """Layers and weights of a rank, with the groups that share them.
 
     Attributes:
-        replicas: Group of the ranks that hold the same weights; None if there is one.
         chunks: Layers of every chunk.
         weights: Of every chunk: those that belong to this stage alone, and its end of a table
             that two stages share.
@@ -50,13 +57,18 @@ class StageModel:
             rank=place.tp,
             size=stage.tp,
             group=_group(sharers, limit),
+            order=_order(sharers),
             divides_tokens=stage.sequence_parallel,
             spans=spans,
         )
         self.replicas = _group(grid.replicas(place), limit)
+        spread, same_experts = _experts(grid, place, limit)
         self.window = TokenWindow(context=_context(grid, place, limit))
-        specs, self.loss = _layers(job, self.parallel, self.window)
+        specs, self.loss = _layers(job, self.parallel, self.window, spread)
         self.chunks = _chunks(specs, grid, place.pp, self.parallel)
+        if job.precision == "fp8":
+            for chunk in self.chunks:
+                use_fp8(chunk.modules)
         self.num_parameters = sum(
             parameter.numel() for chunk in self.chunks for parameter in chunk.modules.parameters()
         )
@@ -64,15 +76,13 @@ class StageModel:
             _shared_table(specs, chunk, ends)
             for chunk, ends in zip(self.chunks, grid.chunks_of(place.pp), strict=True)
         ]
-        replica = (place.dp * stage.cp + place.cp, stage.num_replicas)
         self.weights = [
             [
                 FlatParameters(
                     part,
                     dtype=self.dtype,
                     device=self.device,
-                    group=self.replicas,
-                    replica=replica,
+                    group=same_experts if is_spread(part[0]) else self.replicas,
                     shards=job.zero_stage > 0,
                 )
                 for part in _parts(chunk, table)
@@ -91,6 +101,30 @@ def _context(grid: Grid, place: Coordinates, limit: dt.timedelta) -> ContextPara
     )
 
 
+def _experts(
+    grid: Grid, place: Coordinates, limit: dt.timedelta
+) -> tuple[ExpertParallel | None, Any]:
+    """Return the ranks that hold all experts with this one, and those with the same of them."""
+    stage = grid.stages[place.pp]
+    together, same = grid.expert_processes(place)
+    own = grid.process(place.pp, place.dp, place.tp, place.cp)
+    if not stage.spreads_experts:
+        return None, None
+    spread = ExpertParallel(
+        rank=together.index(own),
+        etp=stage.expert_tp,
+        owners=tuple(together.index(each) // stage.expert_tp for each in sorted(together)),
+        group=_group(together, limit),
+    )
+    return spread, _group(same, limit)
+
+
+def _order(processes: Sequence[int]) -> tuple[int, ...]:
+    """Return where processes stand in their group, or nothing where that is their own order."""
+    ordered = sorted(processes)
+    return tuple(map(ordered.index, processes)) if ordered != list(processes) else ()
+
+
 def _group(processes: Sequence[int], limit: dt.timedelta) -> Any:  # noqa: ANN401 - torch's
     """Make a group of this process and others; None for a process alone."""
     if len(processes) == 1:
@@ -101,12 +135,12 @@ def _group(processes: Sequence[int], limit: dt.timedelta) -> Any:  # noqa: ANN40
 
 
 def _layers(
-    job: Job, parallel: TensorParallel, window: TokenWindow
+    job: Job, parallel: TensorParallel, window: TokenWindow, spread: ExpertParallel | None
 ) -> tuple[list[LayerSpec], Callable[[Tensor, Tensor], Tensor]]:
     """Return the whole model's layers, and its loss."""
     if isinstance(job.model, ImageShape):
         return image_layers(job.model, parallel, job.seed), picture_loss
-    layers = text_layers(job.model, parallel, job.seed, window)
+    layers = text_layers(job.model, parallel, job.seed, window, spread)
     return layers, CrossEntropy(job.model, parallel)
 
 
@@ -160,10 +194,15 @@ def _shared_table(
 
 
 def _parts(chunk: BuiltChunk, table: Any | None) -> list[list[Any]]:  # noqa: ANN401
-    """Divide a chunk's parameters: shards of their own, copies of all tp ranks, a shared table."""
-    shards, copies = list[Any](), list[Any]()
+    """Divide a chunk's parameters by who else has them.
+
+    Shards of their own, copies of all tp ranks, experts of a few ranks, a shared table.
+    """
+    shards, copies, experts = list[Any](), list[Any](), list[Any]()
     for parameter in chunk.modules.parameters():
-        if parameter is not table:
+        if is_spread(parameter):
+            experts.append(parameter)
+        elif parameter is not table:
             sharded = getattr(parameter, "model_parallel", False)
             (shards if sharded else copies).append(parameter)
-    return [part for part in (shards, copies, [] if table is None else [table]) if part]
+    return [part for part in (shards, copies, experts, [] if table is None else [table]) if part]

@@ -24,9 +24,7 @@ class FlatParameters:
     Args:
         parameters: Their data becomes part of a flat vector.
         dtype: Of the layers' weights.
-        group: Of the replicas; None if there is one.
-        num_replicas: In the group.
-        index: Of this replica.
+        group: Of the ranks that hold the same; None for a rank alone.
         shards: Whether every replica steps and keeps optimizer state for a part only (ZeRO-1).
     """
 
@@ -37,12 +35,15 @@ class FlatParameters:
         dtype: torch.dtype,
         device: torch.device,
         group: Any,  # noqa: ANN401 - a process group
-        replica: tuple[int, int],
         shards: bool,
     ) -> None:
-        """Move the weights into flat vectors; ``replica`` is this one's index and their number."""
-        self.parameters, self.group, self.num_replicas = parameters, group, replica[1]
-        num_shards = replica[1] if shards else 1
+        """Move the weights into flat vectors."""
+        self.parameters, self.group = parameters, group
+        self.index, self.num_replicas = 0, 1
+        if group is not None:
+            self.index = torch.distributed.get_rank(group)
+            self.num_replicas = torch.distributed.get_world_size(group)
+        num_shards = self.num_replicas if shards else 1
         size = sum(parameter.numel() for parameter in parameters)
         self.size = -(-size // num_shards) * num_shards
         self.weights = torch.zeros(self.size, dtype=dtype, device=device)
@@ -60,7 +61,7 @@ class FlatParameters:
                 parameter.register_post_accumulate_grad_hook(_add_up)
             begin = end
         part = self.size // num_shards
-        first = torch.distributed.get_rank(group) * part if num_shards > 1 else 0
+        first = self.index * part if num_shards > 1 else 0
         self.shard = slice(first, first + part)
         own = self.weights[self.shard]
         self.master = nn.Parameter(own if dtype == torch.float32 else own.float())

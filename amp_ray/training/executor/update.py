@@ -79,12 +79,12 @@ class Update:
 
     def _counted(self) -> Iterator[FlatParameters]:
         """Yield what no other rank counts."""
-        if self.place.dp or self.place.cp:
-            return
         for chunk, parts in enumerate(self.model.weights):
             for part in parts:
                 is_table = part.parameters[0] is self.model.tables[chunk]
-                if (part.is_divided or not self.place.tp) and not (is_table and self.place.pp):
+                if part.index or (is_table and self.place.pp):
+                    continue
+                if part.is_divided or not self.place.tp:
                     yield part
 
     def _tied_table(self, table: object) -> TiedTable:

@@ -93,6 +93,9 @@ def read_profile_job(record: Mapping[str, Any]) -> ProfileJob:
         step=fields.flag("step", default=False),
     )
     fields.finish()
+    if job.trial.precision == "fp8":
+        message = "layers are not measured in fp8; use bf16"
+        raise ValueError(message)
     for size in job.group_sizes:
         if job.trial.grid.num_ranks % size:
             message = f"{job.trial.grid.num_ranks} ranks cannot be divided into groups of {size}"

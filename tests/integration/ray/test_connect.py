@@ -197,6 +197,25 @@ def test_only_who_has_the_token_gets_in() -> None:
     assert "Authentication token is missing or incorrect" in refused
 
 
+def test_a_ray_that_does_not_start_is_told_as_one_that_cannot_be_used() -> None:
+    program = (
+        "import ray\nfrom amp_ray.errors import AmpRayError\n"
+        "from amp_ray.runtime.ray.actors import connect\n"
+        "def late(**_):\n    raise Exception('The current node timed out during startup.')\n"
+        "ray.init = late\n"
+        "try:\n    with connect('local', num_cpus=1):\n        print('in')\n"
+        "except AmpRayError as error:\n    print(error)\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=HANG_GUARD_S,
+    )
+    assert "local cannot be used: The current node timed out" in ended.stdout
+
+
 def join(address: str, **environment: str) -> str:
     """Try to join a cluster; once, not twenty times."""
     environment = {**stranger(), "RAY_NUM_REDIS_GET_RETRIES": "1", **environment}

@@ -1,42 +1,24 @@
 """A browser opens the report from disk: it draws itself, without an error and without a network."""
 
 import re
-import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import amp_ray as amp
+from support.browser import drawn, needs_browser, opened
 from support.experiments import SMALL
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-LIMIT_S = 180
-
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no browser: apt-get install chromium")
+pytestmark = needs_browser
 
 Dom = Callable[[Path], str]
 
 
 @pytest.fixture
 def dom(tmp_path: Path) -> Dom:
-    """Return a page as the browser has drawn it; what its console complains about is a failure."""
-
-    def draw(path: Path) -> str:
-        assert CHROMIUM is not None
-        argv = [
-            *(CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic"),
-            *("--no-first-run", "--disable-background-networking", "--disable-component-update"),
-            *("--disable-sync", f"--user-data-dir={tmp_path / 'profile'}"),
-            *("--disable-dev-shm-usage", "--virtual-time-budget=10000", "--enable-logging=stderr"),
-            *("--dump-dom", path.as_uri()),
-        ]
-        ended = subprocess.run(argv, capture_output=True, text=True, timeout=LIMIT_S, check=True)
-        assert [line for line in ended.stderr.splitlines() if "CONSOLE" in line] == []
-        return ended.stdout
-
-    return draw
+    """Return a page as the browser has drawn it."""
+    return lambda path: drawn(path.as_uri(), tmp_path / "profile")
 
 
 def shown(dom: str) -> set[str]:
@@ -49,11 +31,13 @@ def test_a_plan_is_drawn(tmp_path: Path, dom: Dom) -> None:
     experiment, page = tmp_path / "small.yaml", tmp_path / "report.html"
     experiment.write_text(f"{SMALL}recompute: auto\n", encoding="utf-8")
     amp.write_report(experiment, page)
-    drawn = dom(page)
-    assert {"summary", "commands", "memory", "timeline", "candidates", "cluster"} <= shown(drawn)
-    assert drawn.count("<tr") >= 17
-    assert drawn.count('class="main-svg"') >= 2
-    assert "16 of 16 candidates" in drawn
+    page_drawn = dom(page)
+    assert {"summary", "commands", "memory", "timeline", "candidates", "cluster"} <= shown(
+        page_drawn
+    )
+    assert page_drawn.count("<tr") >= 17
+    assert page_drawn.count('class="main-svg"') >= 2
+    assert "16 of 16 candidates" in page_drawn
 
 
 def test_a_study_is_drawn(tmp_path: Path, dom: Dom) -> None:
@@ -64,6 +48,124 @@ def test_a_study_is_drawn(tmp_path: Path, dom: Dom) -> None:
     table.write_text("\n".join(lines), encoding="utf-8")
     amp.tune(experiment, replay=table, budget=3, study=tmp_path / "study")
     amp.write_report(tmp_path / "study", page)
-    drawn = dom(page)
-    assert {"measured", "budget", "failed", "timeline", "candidates"} <= shown(drawn)
-    assert "oom" in drawn
+    page_drawn = dom(page)
+    assert {"measured", "budget", "failed", "timeline", "candidates"} <= shown(page_drawn)
+    assert "oom" in page_drawn
+
+
+CONTRASTS = """
+(() => {
+  const channel = (c) => (c /= 255) <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4;
+  const light = ([r, g, b]) => 0.2126 * channel(r) + 0.7152 * channel(g) + 0.0722 * channel(b);
+  const parse = (text) => (text.match(/[\\d.]+/g) || [0, 0, 0, 0]).map(Number);
+  const behind = (node) => {
+    for (let at = node; at; at = at.parentElement) {
+      const colour = parse(getComputedStyle(at).backgroundColor);
+      if (colour.length === 3 || colour[3] === 1) return colour;
+    }
+    throw new Error("no background");
+  };
+  const found = {};
+  for (const node of document.querySelectorAll("body *")) {
+    const own = [...node.childNodes].some((each) => each.nodeType === 3 && each.data.trim());
+    const style = getComputedStyle(node);
+    const is_field = node.matches("input, select");
+    const hidden = node.closest("script, style, noscript") || !node.getClientRects().length;
+    if (!(own || is_field) || hidden) continue;
+    const ink = node.ownerSVGElement ? style.fill : style.color;
+    if (ink === "none" || parse(ink)[3] === 0) continue;
+    const ratio = (ink, back) => {
+      const [low, high] = [light(ink), light(back)].sort((a, b) => a - b);
+      return (high + 0.05) / (low + 0.05);
+    };
+    const host = node.ownerSVGElement ? node.closest(".chart") : node;
+    const row = node.closest("tr.infeasible") ? " infeasible" : "";
+    const name = `${node.tagName} ${node.className.baseVal ?? node.className}${row}`;
+    const text = `text of ${name}`;
+    found[text] = Math.min(ratio(parse(ink), behind(host)), found[text] ?? 99);
+    if (is_field)
+      found[`border of ${name}`] = ratio(parse(style.borderTopColor), behind(node.parentElement));
+  }
+  return found;
+})()
+"""
+"""Contrast of every text that is shown with what is behind it, the least by element and class."""
+
+
+@pytest.fixture
+def page_of_a_plan(tmp_path: Path) -> Path:
+    """The report of the small experiment; some of its strategies do not fit."""
+    experiment, page = tmp_path / "small.yaml", tmp_path / "report.html"
+    text = SMALL.replace("slots: 2,", "slots: 2, memory_gib: 2.55,")
+    experiment.write_text(f"{text}recompute: auto\n", encoding="utf-8")
+    amp.write_report(experiment, page)
+    return page
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_texts_stand_out_from_what_is_behind_them(
+    page_of_a_plan: Path, tmp_path: Path, scheme: str
+) -> None:
+    """WCAG 2.1 AA: 4.5 for texts, 3 for the borders of fields."""
+    with opened(page_of_a_plan.as_uri(), tmp_path / "profile", scheme) as page:
+        page.value(
+            "document.querySelector('.slots').append(Object.assign("
+            "document.createElement('span'), {className: 'idle', textContent: 'idle'})) ?? 0"
+        )
+        found = page.value(CONTRASTS)
+    assert len(found) > 12
+    assert {
+        "text of TD ",
+        "text of TD text infeasible",
+        "text of SPAN idle",
+        "border of INPUT ",
+    } <= set(found)
+    poor = {
+        name: round(ratio, 2)
+        for name, ratio in found.items()
+        if ratio < (3.0 if name.startswith("border") else 4.5)
+    }
+    assert poor == {}
+
+
+def test_the_table_is_searched_sorted_and_read_by_keyboard_alone(
+    page_of_a_plan: Path, tmp_path: Path
+) -> None:
+    focused = """(() => { const at = document.activeElement, style = getComputedStyle(at);
+      return [at.id || at.textContent.slice(0, 12) || at.tagName,
+        at.labels?.[0]?.textContent || at.getAttribute("aria-label") || at.textContent,
+        style.outlineStyle !== "none" && parseFloat(style.outlineWidth) >= 1]; })()"""
+    rows = "document.querySelectorAll('#rows tr').length"
+    first = "document.querySelector('#rows td:nth-child(3)').textContent"
+    with opened(page_of_a_plan.as_uri(), tmp_path / "profile") as page:
+        page.call("Emulation.setFocusEmulationEnabled", enabled=True)
+        stops = []
+        for _ in range(40):
+            page.press("Tab", 9)
+            stops.append(page.value(focused))
+            if stops[-1][0] == "s/iter":
+                break
+        names = [name for name, _, _ in stops]
+        assert names[-1] == "s/iter"
+        assert names.index("filter") < names.index("which") < names.index("#")
+        assert all(label for _, label, _ in stops)
+        assert all(visible for name, _, visible in stops if name in {"filter", "which", "#"})
+        assert any(label == "All candidates" for _, label, _ in stops), "rows cannot be scrolled"
+        page.press("Enter", 13, "\r")
+        fastest = page.value(first)
+        page.press("Enter", 13, "\r")
+        assert page.value(first) != fastest
+        assert page.value("document.activeElement.parentElement.ariaSort") == "descending"
+        page.value("document.getElementById('filter').focus()")
+        before = page.value(rows)
+        for key in ("t", "p", " ", "2"):
+            page.press(key, ord(key.upper()), key)
+        plans = page.value(
+            "[...document.querySelectorAll('#rows td.text:nth-child(2)')]"
+            ".map(cell => cell.textContent)"
+        )
+        assert 0 < page.value(rows) < before
+        assert all("tp 2" in plan for plan in plans)
+        assert page.value("document.getElementById('count').textContent").startswith(
+            f"{page.value(rows)} of {before}"
+        )

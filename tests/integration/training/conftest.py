@@ -69,6 +69,33 @@ MODELS: dict[str, dict[str, Any]] = {
         "sequence_length": 16,
         "vocab_size": 64,
     },
+    "mixtral": {
+        "family": "llama",
+        "num_layers": 4,
+        "hidden_size": 32,
+        "num_heads": 4,
+        "num_key_value_heads": 2,
+        "head_size": 16,
+        "feed_forward_size": 64,
+        "sequence_length": 16,
+        "vocab_size": 64,
+        "num_experts": 4,
+        "experts_per_token": 2,
+        "expert_feed_forward_size": 24,
+    },
+    "shared-experts": {
+        "family": "gpt2",
+        "num_layers": 4,
+        "hidden_size": 32,
+        "num_heads": 4,
+        "sequence_length": 16,
+        "vocab_size": 61,
+        "num_experts": 4,
+        "experts_per_token": 1,
+        "expert_feed_forward_size": 24,
+        "shared_feed_forward_size": 16,
+        "first_dense_layers": 1,
+    },
     "transgan": {
         "family": "transgan",
         "depth": [2, 0, 2],
@@ -99,7 +126,7 @@ def make_job(model: str, **changes: object) -> dict[str, Any]:
     strategy: dict[str, Any] = {"tp": 1, "pp": 1, "dp": 1, "micro_batch_size": GLOBAL_BATCH_SIZE}
     names = (
         *(*strategy, "bounds", "recompute", "placement", "stages"),
-        *("num_micro_batches", "virtual_stages", "token_slices", "cp"),
+        *("num_micro_batches", "virtual_stages", "token_slices", "cp", "ep", "etp"),
         *("sequence_parallel", "shard_ranks", "reshard_after_forward"),
     )
     strategy |= {key: changes.pop(key) for key in names if key in changes}

@@ -165,7 +165,18 @@ def test_failures_are_told_as_with_deepspeed(run_trial: Callable[..., Ended]) ->
     assert ended.codes == [43, 43, 43, 42]
 
 
-def test_what_it_cannot_run_is_a_bad_job(run_trial: Callable[..., Ended]) -> None:
-    ended = run_trial(make_job("gpt2", runtime="torch", token_slices=[[8, [8, 4]]]))
+@pytest.mark.parametrize(
+    ("model", "changes", "reason"),
+    [
+        ("gpt2", {"token_slices": [[8, [8, 4]]]}, "must add up to sequence_length 16"),
+        ("gpt2", {"precision": "fp8"}, "fp8 needs an NVIDIA GPU of compute capability 8.9"),
+        ("transgan", {"precision": "fp8"}, "fp8 is for language models"),
+        ("gpt2", {"precision": "fp8", "runtime": "deepspeed"}, "does not train in fp8"),
+    ],
+)
+def test_what_it_cannot_run_is_a_bad_job(
+    model: str, changes: dict[str, Any], reason: str, run_trial: Callable[..., Ended]
+) -> None:
+    ended = run_trial(make_job(model, **{"runtime": "torch", **changes}))
     assert ended.codes == [2]
-    assert "must add up to sequence_length 16" in ended.failures()[0]["message"]
+    assert reason in ended.failures()[0]["message"]

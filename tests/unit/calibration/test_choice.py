@@ -10,12 +10,12 @@ from amp_ray.calibration.choice import (
 )
 
 NAMES = ("host_scale", "nic_efficiency", "latency_scale")
-"""Prior sigmas .30, .20 and .50."""
+"""Prior sigmas .30, .20 and .90."""
 
 
 def test_effect_is_what_the_prior_moves() -> None:
     effects = prior_effects(np.array([[1.0, 0.0, 0.2], [1.0, 0.0, 0.2]]), NAMES)
-    assert effects == pytest.approx([0.30, 0.0, 0.10])
+    assert effects == pytest.approx([0.30, 0.0, 0.18])
 
 
 def test_without_trials_nothing_has_an_effect() -> None:
@@ -23,7 +23,7 @@ def test_without_trials_nothing_has_an_effect() -> None:
 
 
 def test_the_largest_effect_comes_first() -> None:
-    slopes = np.array([[0.1, 1.0, 0.0], [0.1, 0.9, 0.3]])
+    slopes = np.array([[0.1, 1.0, 0.0], [0.1, 0.9, 0.1]])
     assert order_by_effect(slopes, NAMES, 1) == ["nic_efficiency"]
 
 

@@ -52,6 +52,22 @@ def test_a_plan_of_layers_is_exported_and_scored_by_the_published_formulas(
     assert amp_ray("score", experiment, *options, "--json").json["rows"] == [row]
 
 
+def test_a_plan_of_operators_tells_what_its_memory_is_made_of(
+    amp_ray: Run, experiment: Path
+) -> None:
+    options = ("--set", "search.space=operator", "--set", "recompute=auto")
+    rows = amp_ray("plan", experiment, *options, "--json").json["ranking"]
+    feasible = [row for row in rows if row["feasible"]]
+    assert feasible
+    for row in feasible:
+        for parts, peak in zip(row["memory_bytes"], row["peak_memory_bytes"], strict=True):
+            assert min(parts.values()) >= 0
+            assert sum(parts.values()) == pytest.approx(peak, abs=len(parts))
+    assert amp_ray("explain", experiment, *options).code == 0
+    page = experiment.with_suffix(".html")
+    assert amp_ray("report", experiment, *options, "-o", page).code == 0
+
+
 def test_what_does_not_fit_the_memory_or_the_nodes_says_so(
     amp_ray: Run, experiment: Path, tmp_path: Path
 ) -> None:

@@ -1,5 +1,6 @@
 """Why a plan is what it is, and what would help it."""
 
+import re
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -89,5 +90,11 @@ def test_a_position_beyond_the_ranking_is_refused(amp_ray: Run, small: Path) -> 
 def test_at_80_columns_it_reads(amp_ray: Run, small: Path) -> None:
     out = amp_ray("explain", small, columns="80").out
     assert max(map(len, out.splitlines())) <= 80
-    for text in ("where the time goes: ", "bottleneck: stage", "fullest: stage", "takes"):
+    for text in (
+        "where the time goes: ",
+        "bottleneck: stage",
+        "fullest: stage",
+        "takes",
+    ):
         assert text in out
+    assert re.search(r"of its memory, of that \w+ \d+%", " ".join(out.split()))

@@ -92,11 +92,34 @@ def test_a_study_is_exported_by_what_it_recommends(
     assert max(ends) == pytest.approx(1e6 * tuned.json["recommendation"]["predicted_s"], rel=1e-6)
 
 
+def test_a_hostfile_names_the_hosts_of_a_plan_and_of_a_study(
+    amp_ray: Run, small: Path, tmp_path: Path
+) -> None:
+    hosts, table = tmp_path / "my hosts", tmp_path / "table.csv"
+    hosts.write_text("gpu-7 slots=2\ngpu-3 slots=2\n", encoding="utf-8")
+    table.write_text("tp,pp,dp,micro_batch_size,measured_s\n1,2,2,1,0.5\n", encoding="utf-8")
+    study, plan = tmp_path / "study", tmp_path / "plan.json"
+    amp_ray("plan", small, "--json", plan)
+    amp_ray("tune", small, "--trials", f"replay:{table}", "--study", study)
+    for name, source in (("a", [small, "--strategies", plan]), ("b", [study])):
+        options = ("--to", "deepspeed", "--hostfile", hosts, "-o", tmp_path / name)
+        assert amp_ray("export", *source, *options).code == 0
+        text = (tmp_path / name / "hostfile").read_text(encoding="utf-8")
+        assert text == "gpu-7 slots=2\ngpu-3 slots=2\n"
+    ended = amp_ray("export", study, "--to", "megatron-lm", "--hostfile", hosts)
+    assert "\nHOSTS=(gpu-7 gpu-3)\n" in ended.out
+    options = ("--to", "metis", "--hostfile", hosts, "-o", tmp_path / "metis")
+    assert amp_ray("export", small, *options).code == 0
+    assert "gpu-7" in (tmp_path / "metis" / "hostfile").read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [
         (("--to", "torchtitan"), "not model family 'gpt2'"),
         (("--to", "metis"), "name a folder by -o"),
+        (("--to", "csv", "--hostfile", "hosts"), "tells no program its hosts"),
+        (("--to", "deepspeed", "-o", "new", "--hostfile", "no-such"), "no-such: no such file"),
         (("--to", "csv", "--position", "1"), "leave --position and --strategies out"),
         (("--to", "megatron-lm", "--position", "9999"), "--position 9999: there are"),
     ],

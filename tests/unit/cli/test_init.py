@@ -23,7 +23,8 @@ def test_every_model_is_one_that_can_be_planned(amp_ray: Run, tmp_path: Path, mo
     assert ended.code == 0
     assert ended.out == f"{path}: 2 x 8 H100\n"
     experiment = load_experiment(path)
-    told = float(model.rsplit("-", maxsplit=1)[-1].removesuffix("b")) * 1e9
+    size = model.rsplit("-", maxsplit=1)[-1]
+    told = float(size[:-1]) * {"m": 1e6, "b": 1e9}[size[-1]]
     assert experiment.model.num_parameters == pytest.approx(told, rel=0.06)
 
 
@@ -34,7 +35,8 @@ def test_every_cluster_is_one_that_can_be_planned(
     path = tmp_path / "my.yaml"
     options = ("--cluster", cluster, "--nodes", "3", "--model", "gpt2-1.5b", "--batch", "64")
     assert amp_ray("init", "-o", path, *options).code == 0
-    assert load_experiment(path).cluster.num_devices == 24
+    slots = first_file.presets()["clusters"][cluster]["slots"]
+    assert load_experiment(path).cluster.num_devices == 3 * slots
 
 
 def test_a_plan_follows(amp_ray: Run, tmp_path: Path) -> None:
@@ -91,6 +93,7 @@ def test_hosts_are_asked_for_their_boards(
     [
         ((*NODES, "--batch", "8"), "--model is missing"),
         ((*NODES, "--batch", "8", "--model", "lama"), "no model is named 'lama'; known: gpt2-1.5b"),
+        (("--model", "lama"), "no model is named 'lama'; known: gpt2-1.5b"),
         (
             ("--cluster", "dgx", "--model", "gpt2-1.5b"),
             "no cluster is named 'dgx'; known: dgx-",

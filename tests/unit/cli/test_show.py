@@ -3,10 +3,12 @@
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from amp_ray.runtime.study import watching
 from amp_ray.runtime.study.reading import read_study
 
 Run = Callable[..., Any]
@@ -37,6 +39,30 @@ def test_a_study_that_has_ended(amp_ray: Run, study: Path) -> None:
     assert max(map(len, out.splitlines())) <= 80
     assert "best so far" in out
     assert "it ended: " in out
+
+
+def test_the_best_is_the_one_with_the_least_mean(
+    amp_ray: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As for `tune`: a trial that was fast once and slow when it was repeated is not the best."""
+    bodies: list[dict[str, Any]] = [{"event": "study", "experiment": "x"}]
+    strategy = {"tp": 1, "pp": 1, "dp": 4, "micro_batch_size": 1}
+    for number, (measured_s, repeats) in enumerate([(0.5, None), (0.55, None), (0.7, 0)]):
+        named = {"number": number, "repeats": repeats, "strategy": strategy, "predicted_s": 0.4}
+        bodies.append({"event": "started", **named})
+        ended = {"number": number, "outcome": "measured", "measured_s": measured_s}
+        bodies.append({"event": "ended", **ended})
+    monkeypatch.setattr(watching, "parse", lambda *_, **__: SimpleNamespace(bodies=bodies))
+    (tmp_path / "journal.jsonl").touch()
+    state = amp_ray("show", tmp_path, "--json").json
+    assert (state["best"], state["best_s"]) == (1, 0.55)
+    out = amp_ray("show", tmp_path, columns="100").out
+    assert "best so far 0.55 s, trial 1" in out
+    assert "repeats 0" in out
+
+
+def test_a_study_is_compared_by_its_best_trial(amp_ray: Run, study: Path) -> None:
+    assert amp_ray("diff", study, study / "result.json").out == "no difference\n"
 
 
 def test_a_study_that_runs(amp_ray: Run, study: Path) -> None:

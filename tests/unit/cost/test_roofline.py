@@ -226,3 +226,16 @@ def test_heads_that_are_no_multiple_of_8_leave_the_tensor_cores(head_size: int) 
     else:
         assert off_cores < 0.6 * gemm_phases(scores, single, constants).forward_s
     assert gemm_phases(weight, half, constants).forward_s < 1e-3
+
+
+def test_products_off_tensor_cores_run_at_twice_the_rate_of_single_precision(
+    rank: Rank, multiplier: Device, constants: Constants
+) -> None:
+    device = replace(multiplier, fp32_flops=TILE_FLOPS / 8)
+    own = replace(rank, device=device)
+    scores = Gemm(name="scores", rows=128, columns=256, inner=1000, has_weight=False)
+    odd = replace(scores, inner=1004)
+    assert gemm_phases(scores, own, constants).forward_s == pytest.approx(1.0)
+    assert gemm_phases(odd, own, constants).forward_s == pytest.approx(4 * 1.004)
+    narrow = replace(own, device=replace(device, fp32_flops=TILE_FLOPS))
+    assert gemm_phases(odd, narrow, constants).forward_s == pytest.approx(1.004)

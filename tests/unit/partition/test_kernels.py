@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from amp_ray.partition.kernels import cheapest_chain
-from amp_ray.partition.layout import canonical_order, laid_out, scratch_for
+from amp_ray.partition.layout import laid_out, scratch_for
 from amp_ray.partition.problem import PartitionProblem, chain_problem
 from amp_ray.partition.programme import Scratch
 from amp_ray.partition.tables import StageTables
@@ -36,7 +36,7 @@ Found = tuple[float, float, int, float]
 
 
 def evaluated(problem: PartitionProblem, cap_s: float) -> tuple[Found, Scratch]:
-    programme = laid_out(problem, canonical_order(problem.options))
+    programme = laid_out(problem)
     scratch = scratch_for(programme)
     return cheapest_chain(cap_s, programme, scratch), scratch
 

@@ -1,6 +1,6 @@
 import numpy as np
 
-from amp_ray.partition.layout import canonical_order, laid_out, scratch_for
+from amp_ray.partition.layout import laid_out, scratch_for
 from amp_ray.partition.problem import PartitionProblem
 from amp_ray.partition.tables import OptionTable, StageTables
 
@@ -19,8 +19,8 @@ OPTIONS = OptionTable(
     memory_row=np.array([-1, -1, -1, 0]),
 )
 PROBLEM = PartitionProblem(tables=TABLES, options=OPTIONS, num_micro_batches=2)
-ORDER = canonical_order(OPTIONS)
-PROGRAMME = laid_out(PROBLEM, ORDER)
+ORDER = OPTIONS.order
+PROGRAMME = laid_out(PROBLEM)
 
 
 def test_options_ascend_by_target_then_source_then_rows() -> None:

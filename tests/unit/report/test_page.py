@@ -2,10 +2,12 @@
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import amp_ray as amp
 from amp_ray.report.page import page
 from amp_ray.report.record import plan_record
 from amp_ray.runtime.planning import OURS, plan_experiment
@@ -64,7 +66,8 @@ def test_1500_candidates_stay_below_5_megabytes() -> None:
 def test_where_nothing_fits_the_page_says_so() -> None:
     given = record(SMALL.replace("slots: 2", "slots: 2, memory_gib: 0.1"))
     assert given["best"] is None
-    assert given["notes"] == ["No strategy can run."]
+    (note,) = given["notes"]
+    assert re.match(r"No strategy can run: \d+ out of memory; closest: tp \d", note)
     assert len(data_of(page(given))["rows"]) == len(given["rows"]) > 0
 
 
@@ -72,3 +75,15 @@ def test_stages_may_differ_in_what_they_compute_again() -> None:
     tight = SMALL.replace("slots: 2", "slots: 2, memory_gib: 2.2")
     given = record(f"{tight}recompute: auto\nsearch: {{max_tp: 1, max_dp: 1}}\n")
     assert any("recompute" in name for name in given["names"])
+
+
+def test_commands_set_what_was_set_from_outside(tmp_path: Path) -> None:
+    file, target = tmp_path / "my small.yaml", tmp_path / "report.html"
+    file.write_text(SMALL, encoding="utf-8")
+    told = f"'{file}' --set zero_stage=1"
+    amp.write_report(file, target, changes=["zero_stage=1"])
+    commands = [text for _, text in data_of(target.read_text(encoding="utf-8"))["commands"]]
+    assert commands == [f"amp-ray tune {told}", f"amp-ray export {told} --to ..."]
+    amp.write_report(file, target, changes=["zero_stage=1", "runtime=megatron-core"])
+    (command,) = data_of(target.read_text(encoding="utf-8"))["commands"]
+    assert command[1] == f"amp-ray export {told} --set runtime=megatron-core --to ..."

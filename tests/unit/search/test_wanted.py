@@ -124,3 +124,12 @@ def test_the_fastest_results_are_improved_once() -> None:
         found.add(number, result)
     assert found.improved() == [better, *results[1:]]
     assert asked == results[:4]
+
+
+def test_others_are_ranked_where_they_are_faster_than_all() -> None:
+    faster, slower = estimate(2, 3.0), estimate(3, 4.0)
+    ranked = replace(optional(9.0), others=lambda: [slower, faster])
+    found = Wanted(NEEDED, ranked, 0.1)
+    for number, time_s in enumerate((5.0, 3.5)):
+        found.add(number, estimate(number, time_s))
+    assert [each for each in found.improved() if each in (faster, slower)] == [faster]

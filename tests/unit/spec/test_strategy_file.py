@@ -138,7 +138,8 @@ def test_json_without_bounds_leaves_the_cuts_to_the_solver() -> None:
 
 def test_a_row_of_a_ranking_stands_for_its_strategy() -> None:
     row = {"position": 1, "strategy": RECORD | {"bounds": None, "placement": None}}
-    assert parse(json.dumps([row]))[0].candidate == CANDIDATE
+    for given in ([row], {"schema": 1, "ranking": [row]}, {"schema": 1, "rows": [row]}):
+        assert parse(json.dumps(given))[0].candidate == CANDIDATE
 
 
 def test_json_with_bounds_takes_the_experiments_recompute() -> None:

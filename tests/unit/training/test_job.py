@@ -198,7 +198,7 @@ def test_what_plain_torch_does_not_run_is_named(strategy: dict[str, Any], words:
         ({"sliced_transfers": True, "runtime": "torch"}, "sliced_transfers is for deepspeed"),
         ({"runtime": "jax"}, "deepspeed, torch; found 'jax'"),
         ({"zero_stage": 2}, "zero_stage 2 does not work with a pipeline"),
-        ({"precision": "fp8"}, "fp32, bf16, fp16; found 'fp8'"),
+        ({"precision": "fp4"}, "fp32, bf16, fp16, fp8; found 'fp4'"),
         ({"optimizer": "lion"}, "adam, adamw, sgd; found 'lion'"),
         ({"learning_rate": "fast"}, "learning_rate must be a number"),
         ({"steps": True}, "steps must be a whole number >= 1, found True"),

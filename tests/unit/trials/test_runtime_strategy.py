@@ -157,6 +157,63 @@ def test_what_cannot_be_launched_is_refused_with_what_to_change(
         runtime_strategy(experiment, chosen)
 
 
+EXPERTS = """\
+name: experts
+model: {family: llama, num_layers: 2, hidden_size: 64, num_heads: 4, head_size: 32,
+        sequence_length: 12, vocab_size: 64, num_experts: 6, experts_per_token: 2,
+        expert_feed_forward_size: 30}
+cluster:
+  nodes: [{count: 2, device: T4, slots: 4, intra_gbit_per_s: 50, inter_gbit_per_s: 10}]
+runtime: torch
+global_batch_size: 8
+"""
+
+
+@pytest.mark.parametrize(
+    ("runtime", "options", "reason"),
+    [
+        ("torch", StageOptions(tp=1, dp=2, ep=2), "None"),
+        ("torch", StageOptions(tp=2, dp=1, cp=3, ep=2, etp=1), "None"),
+        (
+            "torch",
+            StageOptions(tp=1, dp=1, cp=4),
+            "cp 4 needs causal sequences whose length 2 x cp",
+        ),
+        ("torch", StageOptions(tp=1, dp=4, ep=4), "ep 4 divides the experts of a model, found 6"),
+        ("torch", StageOptions(tp=4, dp=2, ep=2), "etp 4 does not divide expert_feed_forward_size"),
+        ("torch", StageOptions(tp=4, dp=1, cp=2, ep=2, etp=1), "share of 6 tokens"),
+        ("deepspeed", StageOptions(tp=2, dp=1), "None"),
+        ("deepspeed", StageOptions(tp=2, dp=1, etp=1), "no expert parallelism, found etp 1 with"),
+        ("deepspeed", StageOptions(tp=1, dp=2, ep=2), "no expert parallelism, found ep 2"),
+        ("deepspeed", StageOptions(tp=1, dp=1, cp=2), "no context parallelism, found cp 2"),
+    ],
+)
+def test_experts_and_sequences_go_to_as_many_ranks_as_divide_them(
+    runtime: str, options: StageOptions, reason: str
+) -> None:
+    experiment = experiment_from(EXPERTS.replace("torch", runtime))
+    candidate = Candidate(
+        micro_batch_size=8 // options.dp, options=options, pp=1, num_micro_batches=1
+    )
+    chosen = Strategy.uniform(candidate, (0, 5))
+    assert reason in str(why_not_launchable(experiment, chosen))
+
+
+def test_widths_of_products_in_fp8_are_multiples_of_16_on_every_rank() -> None:
+    text = EXPERTS.replace("T4", "H100").replace("size: 30", "size: 32") + "precision: fp8\n"
+    experiment = experiment_from(text)
+    whole = StageOptions(tp=2, dp=1, etp=1)
+    for options, reason in ((whole, "None"), (replace(whole, tp=4, etp=2), "None")):
+        candidate = Candidate(micro_batch_size=8, options=options, pp=1, num_micro_batches=1)
+        assert str(why_not_launchable(experiment, Strategy.uniform(candidate, (0, 5)))) == reason
+    odd = Candidate(
+        micro_batch_size=8, options=replace(whole, tp=4, etp=4), pp=1, num_micro_batches=1
+    )
+    assert "found expert_feed_forward_size 8 with tp 4" in str(
+        why_not_launchable(experiment, Strategy.uniform(odd, (0, 5)))
+    )
+
+
 def test_what_can_be_launched_has_no_reason() -> None:
     assert why_not_launchable(small_experiment(), strategy(0, 2, 9, tp=2)) is None
 

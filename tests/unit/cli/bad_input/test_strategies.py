@@ -57,7 +57,7 @@ STRATEGIES: Final[dict[str, tuple[str | bytes, str]]] = {
         "strategies.csv:2: measured_s: found '-3'; expected seconds, from 1e-06 to 1,000,000",
     ),
     "JSON cut short": ('[{"tp": 1,\n', "strategies.csv:2: not valid JSON: Expecting property"),
-    "JSON object": ('{"ranking": []}', "strategies.csv: expected a list of strategies, found an o"),
+    "JSON object": ('{"tp": 1}', "strategies.csv: expected a list of strategies, or what plan"),
     "JSON number": ("[7]", "strategies.csv: [0]: expected a strategy object, found int"),
     "JSON with an unknown key": (
         '[{"tp": 1, "pp": 2, "dp": 2, "micro_batch_size": 1, "speed": 3}]',

@@ -55,6 +55,10 @@ def test_the_host_with_most_slots_stands_for_its_type() -> None:
             ),
             "my/board",
         ),
+        (
+            ("family: gpt2,", "family: gpt2, num_experts: 4, experts_per_token: 1,"),
+            "layers with experts are not measured",
+        ),
     ],
 )
 def test_what_cannot_be_profiled_is_refused(change: tuple[str, str], message: str) -> None:

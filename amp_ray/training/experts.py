@@ -1,0 +1,231 @@
+"""Mixture of experts: a router sends every token to a few of many feed-forward parts.
+
+No token is dropped, and nothing evens the experts' loads out: they are what the router's weights
+make of the tokens. A rank sorts copies of its tokens by expert, sends them to the ranks that hold
+these (all-to-all), gets them back and adds them up.
+
+References:
+    Lepikhin et al., GShard, arXiv:2006.16668; Jiang et al., Mixtral, arXiv:2401.04088 (weights of
+    the chosen experts add up to one).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from amp_ray.training.parallel import TensorParallel
+from amp_ray.training.shapes import TextShape
+from amp_ray.training.transformer import BlockShape, FeedForward
+from amp_ray.training.weights import LayerWeights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertParallel:
+    """The ranks that hold the experts of a layer together, each other ones or other parts of them.
+
+    Args:
+        rank: Index of this one; those that divide an expert count fastest.
+        etp: Ranks that divide each expert.
+        owners: Which share of the experts each process has, in the order of the group.
+        group: Their process group; None for a process alone.
+    """
+
+    rank: int
+    etp: int
+    owners: tuple[int, ...]
+    group: Any
+
+    @property
+    def ep(self) -> int:
+        """Expert parallel degree."""
+        return len(self.owners) // self.etp
+
+    def exchange(self, value: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
+        """Send rows to every rank and get rows from each; their gradients go the other way."""
+        if self.group is None:
+            return value
+        found: Tensor = _AllToAll.apply(value, self.group, sent, received)
+        return found
+
+
+class _AllToAll(torch.autograd.Function):
+    """Rows to their ranks, gradients back."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401
+        value: Tensor,
+        group: Any,  # noqa: ANN401
+        sent: Sequence[int],
+        received: Sequence[int],
+    ) -> Tensor:
+        """Send rows of the first dimension."""
+        ctx.way = group, sent, received
+        return _all_to_all(value, group, sent, received)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:  # noqa: ANN401
+        """Send their gradients back."""
+        group, sent, received = ctx.way
+        return _all_to_all(gradients[0], group, received, sent), None, None, None
+
+
+def _all_to_all(value: Tensor, group: Any, sent: Sequence[int], received: Sequence[int]) -> Tensor:  # noqa: ANN401
+    """Send some rows to every rank of a group."""
+    found = value.new_empty(sum(received), *value.shape[1:])
+    torch.distributed.all_to_all_single(
+        found, value.contiguous(), list(received), list(sent), group=group
+    )
+    return found
+
+
+class _Routes(NamedTuple):
+    """Where copies of tokens go.
+
+    Attributes:
+        rows: Token of every copy, sorted by expert.
+        weights: With which the copy's result counts.
+        counts: Copies per expert.
+    """
+
+    rows: Tensor
+    weights: Tensor
+    counts: Tensor
+
+
+class MixtureOfExperts(nn.Module):
+    """The feed-forward part of a block with experts.
+
+    Args:
+        model: Says how many experts there are and how wide they are.
+        spread: Ranks that hold them together; None where tp divides each as other weights.
+    """
+
+    def __init__(
+        self,
+        shape: BlockShape,
+        parallel: TensorParallel,
+        weights: LayerWeights,
+        *,
+        model: TextShape,
+        spread: ExpertParallel | None,
+    ) -> None:
+        """Make the router, which is whole on every rank, and this rank's part of the experts."""
+        super().__init__()
+        self.model, self.parallel, self.spread = model, parallel, spread
+        hidden, wide = shape.hidden_size, model.expert_feed_forward_size
+        self.router = nn.Parameter(weights.whole("router", (model.num_experts, hidden), shape.std))
+        self.shared: FeedForward | None = None
+        if model.shared_feed_forward_size:
+            shared = replace(shape, feed_forward_size=model.shared_feed_forward_size)
+            self.shared = FeedForward(shared, parallel, weights)
+        ep, etp, rank = 1, parallel.size, parallel.rank
+        if spread is not None:
+            ep, etp, rank = spread.ep, spread.etp, spread.rank
+        self.num_held = model.num_experts // ep
+        first = rank // etp * self.num_held
+        own = replace(weights, tp_rank=rank % etp, tp=etp)
+
+        def parameter(name: str, extent: tuple[int, int], std: float, dim: int) -> nn.Parameter:
+            held = range(first, first + self.num_held)
+            parts = [own.shard(f"expert-{index}-{name}", extent, std, dim) for index in held]
+            made = nn.Parameter(torch.stack(parts))
+            made.model_parallel, made.is_spread = parallel.size > 1, spread is not None
+            return made
+
+        self.up = parameter("up", (wide, hidden), shape.std, 0)
+        self.down = parameter("down", (hidden, wide), shape.residual_std, 1)
+        self.gate: nn.Parameter | None = None
+        self.product: Callable[..., Tensor] = functional.linear
+        if shape.style == "llama":
+            self.gate = parameter("gate", (wide, hidden), shape.std, 0)
+
+    def forward(self, value: Tensor) -> Tensor:
+        """Return ``(batch, tokens, hidden)`` for the same shape."""
+        routed = self._routed(value)
+        return routed if self.shared is None else routed + self.shared(value)
+
+    def _routed(self, value: Tensor) -> Tensor:
+        """Return what the experts make of the tokens that go to them."""
+        scores = functional.linear(value.float(), self.router.float()).softmax(dim=-1)
+        weights, chosen = scores.topk(self.model.experts_per_token, dim=-1)
+        weights = (weights / weights.sum(dim=-1, keepdim=True)).to(value.dtype)
+        parallel = self.parallel
+        if self.spread is None:
+            value, weights = parallel.enter(value), parallel.enter(weights)
+            routes = self._routes(
+                parallel.join(chosen) if parallel.divides_tokens else chosen, weights
+            )
+            found = self._experts(_rows(value, routes), routes.counts.tolist())
+            return parallel.leave(self._combine(value, routes, found))
+        if parallel.divides_tokens:
+            return self._from_elsewhere(value, weights, chosen)
+        # Each tensor-parallel rank sends its own share of the tokens.
+        parts = parallel.split(value), parallel.split(weights), parallel.own_tokens(chosen)
+        return parallel.join(self._from_elsewhere(*parts))
+
+    def _routes(self, chosen: Tensor, weights: Tensor) -> _Routes:
+        """Sort copies by expert."""
+        flat = chosen.flatten()
+        order = flat.argsort(stable=True)
+        return _Routes(
+            order // self.model.experts_per_token,
+            weights.flatten()[order],
+            flat.bincount(minlength=self.model.num_experts),
+        )
+
+    @staticmethod
+    def _combine(value: Tensor, routes: _Routes, found: Tensor) -> Tensor:
+        """Add the weighted results of each token's copies up."""
+        total = torch.zeros_like(value).flatten(0, 1)
+        return total.index_add(0, routes.rows, found * routes.weights.unsqueeze(-1)).view_as(value)
+
+    def _from_elsewhere(self, value: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+        """Return what the experts of all ranks make of this rank's tokens."""
+        spread, routes = self.spread, self._routes(chosen, weights)
+        assert spread is not None
+        # To every rank that has a part of an expert goes a copy.
+        owners, each = spread.owners, [1] * len(spread.owners)
+        shares = routes.counts.view(spread.ep, -1)
+        sent = shares[list(owners)]
+        arriving = spread.exchange(sent, each, each)
+        num_sent, num_arriving = sent.sum(dim=1).tolist(), arriving.sum(dim=1).tolist()
+        copies = _rows(value, routes).split(shares.sum(dim=1).tolist())
+        copied = torch.cat([copies[owner] for owner in owners])
+        here = spread.exchange(copied, num_sent, num_arriving)
+        expert = torch.arange(self.num_held, device=here.device).repeat(len(owners))
+        order = expert.repeat_interleave(arriving.flatten()).argsort(stable=True)
+        found = self._experts(here[order], arriving.sum(dim=0).tolist())
+        back = spread.exchange(found[order.argsort()], num_arriving, num_sent)
+        parts = list(zip(owners, back.split(num_sent), strict=True))
+        sums = [
+            torch.stack([part for owner, part in parts if owner == share]).sum(dim=0)
+            for share in range(spread.ep)
+        ]
+        return self._combine(value, routes, torch.cat(sums))
+
+    def _experts(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
+        """Return what each expert held here makes of its rows, which are sorted by expert."""
+        found = []
+        for index, part in enumerate(rows.split(list(counts))):
+            inner = self.product(part, self.up[index])
+            if self.gate is None:
+                inner = functional.gelu(inner)
+            else:
+                inner = functional.silu(self.product(part, self.gate[index])) * inner
+            found.append(self.product(inner, self.down[index]))
+        return torch.cat(found)
+
+
+def is_spread(parameter: object) -> bool:
+    """Tell whether a parameter is that of experts that several ranks share out."""
+    return bool(getattr(parameter, "is_spread", False))
+
+
+def _rows(value: Tensor, routes: _Routes) -> Tensor:
+    """Return the copies of tokens ``(batch, tokens, hidden)``."""
+    return value.flatten(0, 1)[routes.rows]

@@ -1,0 +1,102 @@
+"""Products of the blocks' linear layers and experts in 8-bit floats.
+
+Both operands are scaled by their largest value, to four bits of exponent forward and five for
+gradients; sums and results are wider. Weights, activations and gradients stay as they are.
+
+References:
+    Micikevicius et al., FP8 Formats for Deep Learning, arXiv:2209.05433.
+"""
+
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from amp_ray.training.experts import MixtureOfExperts
+from amp_ray.training.job import UnfitError
+from amp_ray.training.parallel import SplitLinear
+
+FP8_MULTIPLE: Final = 16
+"""Of which all sides of a product have to be multiples; rows are filled up."""
+
+_FORWARD: Final = torch.float8_e4m3fn
+_BACKWARD: Final = torch.float8_e5m2
+
+_TINY: Final = 1e-12
+"""Stands for the largest value of a tensor of zeros."""
+
+
+def fp8_linear(value: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return what ``linear`` does, with all three products of both passes in 8-bit floats."""
+    rows = value.flatten(0, -2)
+    if not rows.shape[0]:  # an expert without tokens
+        return functional.linear(value, weight, bias)
+    missing = -rows.shape[0] % FP8_MULTIPLE
+    found: Tensor = _Linear.apply(functional.pad(rows, (0, 0, 0, missing)), weight)
+    found = found[: rows.shape[0]].unflatten(0, value.shape[:-1])
+    return found if bias is None else found + bias
+
+
+class _Linear(torch.autograd.Function):
+    """``rows @ weight.T``, of a number of rows that the kernels can divide."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, weight: Tensor) -> Tensor:  # noqa: ANN401
+        """Keep the rows in 8 bits; the weight is there again in the backward pass."""
+        kept, scale = _cast(rows, _FORWARD)
+        ctx.save_for_backward(kept, scale, weight)
+        return _product((kept, scale), _cast(weight, _FORWARD), rows.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ANN401
+        """Return the gradients of both."""
+        kept, scale, weight = ctx.saved_tensors
+        gradient, dtype = _cast(gradients[0], _BACKWARD), gradients[0].dtype
+        of_rows = _product(gradient, _turned(_cast(weight, _FORWARD)), dtype)
+        return of_rows, _product(_turned(gradient), _turned((kept, scale)), dtype)
+
+
+def use_fp8(modules: nn.Module) -> None:
+    """Let linear layers and experts compute in 8-bit floats.
+
+    Raises:
+        UnfitError: If a weight has a width that the kernels cannot take.
+    """
+    for module in modules.modules():
+        if isinstance(module, SplitLinear | MixtureOfExperts):
+            module.product = fp8_linear
+            for weight in module.parameters(recurse=False):
+                if weight.dim() > 1 and any(size % FP8_MULTIPLE for size in weight.shape[-2:]):
+                    message = (
+                        f"precision fp8 needs widths that are multiples of {FP8_MULTIPLE} on every "
+                        f"rank, found a weight of {tuple(weight.shape)}; choose another tp, or bf16"
+                    )
+                    raise UnfitError(message)
+
+
+def _cast(value: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return a tensor in 8 bits, and what to multiply it by."""
+    scale = value.abs().amax().float().clamp(min=_TINY) / torch.finfo(dtype).max
+    return (value / scale).to(dtype), scale
+
+
+def _turned(operand: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Return an operand transposed, in memory order."""
+    return operand[0].t().contiguous(), operand[1]
+
+
+def _product(
+    left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor], dtype: torch.dtype
+) -> Tensor:
+    """Return ``left @ right.T``; both lie row by row."""
+    per_tensor = functional.ScalingType.TensorWise
+    return functional.scaled_mm(
+        left[0],
+        right[0].t(),
+        left[1],
+        per_tensor,
+        right[1],
+        per_tensor,
+        output_dtype=dtype,
+    )
