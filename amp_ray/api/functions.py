@@ -99,6 +99,7 @@ def plan(
     launchable: bool = False,
     without: Sequence[str] = (),
     before: AnyPath | None = None,
+    num_rows: int | None = None,
     workers: int | None = None,
     address: str | None = None,
     progress: Progress | None = None,
@@ -115,6 +116,8 @@ def plan(
         launchable: Whether only strategies matter that the runtime launches as they are.
         without: Hosts that are lost.
         before: File with what runs today: among ties, the plan that moves the least comes first.
+        num_rows: First rows that matter: of many candidates those are left out that are proven not
+            to be among them, which is much faster. By default none is.
         workers: Ray workers that search; None: none, unless the search would take long.
         address: Of the Ray cluster to search on.
         progress: Told how far the search is.
@@ -144,6 +147,7 @@ def plan(
     planned = plan_experiment(
         experiment,
         cost_model,
+        num_rows=num_rows,
         workers=Workers(num=workers, address=address),
         progress=progress or silent,
         leading=leading,

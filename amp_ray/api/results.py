@@ -81,8 +81,13 @@ class Plan(Shown):
 
     @property
     def results(self) -> tuple[Result, ...]:
-        """Every candidate, best first; those that cannot run come last."""
+        """Every candidate that was planned, best first; those that cannot run come last."""
         return self.planned.ranking.results
+
+    @property
+    def num_candidates(self) -> int:
+        """How many candidates were looked at, those that were left out included."""
+        return len(self.results) + self.planned.ranking.num_left_out
 
     @property
     def best(self) -> Estimate | None:
@@ -114,7 +119,7 @@ class Plan(Shown):
         """Draw the head of the ranking."""
         experiment, ranking = self.experiment, self.planned.ranking
         title = (
-            f"{experiment.name}: {counted(len(ranking.results), 'candidate')} in "
+            f"{experiment.name}: {counted(self.num_candidates, 'candidate')} in "
             f"{self.planned.search_s:.3g} s, cost model {self.planned.cost_model}, "
             f"{experiment.profile.source}"
         )

@@ -55,11 +55,40 @@ def log_shifts(experiment: Experiment, estimates: Sequence[Estimate]) -> FloatAr
     return np.array(shifts).reshape(len(shifts), len(plans))
 
 
-def with_intervals(experiment: Experiment, estimates: Sequence[Estimate]) -> list[Estimate]:
-    """Return estimates with the interval that holds the measured time in 95 of 100 cases."""
+def tie_errors(experiment: Experiment, shifts: FloatArray) -> FloatArray:
+    """Return how far logarithms of times may lie from that of the first without telling much.
+
+    It is the sigma of the difference: what constants move in both alike does not count, so that a
+    scale of the whole site is no reason for a tie. Where no constant tells two strategies apart,
+    the model's own error is left.
+
+    Args:
+        experiment: Of the strategies.
+        shifts: Of `log_shifts`.
+
+    Returns:
+        Shape ``(num_estimates,)``.
+    """
+    variance = ((shifts - shifts[:, :1]) ** 2).sum(axis=0)
+    errors: FloatArray = np.sqrt(variance + experiment.constants.time_error**2)
+    return errors
+
+
+def with_intervals(
+    experiment: Experiment, estimates: Sequence[Estimate], shifts: FloatArray | None = None
+) -> list[Estimate]:
+    """Return estimates with the interval that holds the measured time in 95 of 100 cases.
+
+    Args:
+        experiment: Of the strategies.
+        estimates: Without intervals.
+        shifts: Of `log_shifts`, where they are known.
+    """
     if not estimates:
         return []
-    variance = (log_shifts(experiment, estimates) ** 2).sum(axis=0)
+    if shifts is None:
+        shifts = log_shifts(experiment, estimates)
+    variance = (shifts**2).sum(axis=0)
     sigmas = np.sqrt(variance + experiment.constants.time_error**2)
     return [
         replace(

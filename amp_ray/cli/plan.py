@@ -105,6 +105,7 @@ def plan(
             launchable=launchable,
             without=lost_hosts,
             before=before_path,
+            num_rows=None if show_all else num_rows,
             workers=num_workers,
             address=ray_address,
             progress=progress,

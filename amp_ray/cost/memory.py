@@ -1,14 +1,14 @@
 """Peak memory of a rank, by stage and position in the schedule."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
 from itertools import chain, pairwise
 from typing import Protocol
 
 import numpy as np
 
-from amp_ray.cost.interleaved import flights
+from amp_ray.cost.interleaved import flights, num_ahead
 from amp_ray.cost.kernels import (
     FloatArray,
     IntArray,
@@ -93,8 +93,8 @@ def in_flight(
     """
     if virtual_stages == 1:
         return float(min(1 + (pp - 1 - stage) * slice_share, num_micro_batches))
-    states = flights(stage, pp, num_micro_batches, virtual_stages)
-    return float(states.sum(axis=1).max() / virtual_stages)
+    ahead = num_ahead(stage, pp, num_micro_batches, virtual_stages)
+    return min(ahead + 1, virtual_stages * num_micro_batches) / virtual_stages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -220,6 +220,7 @@ class MemoryModel:
     constants: Constants
     slice_share: float = 1.0
     part: str = ""
+    _least: list[float] = field(init=False, default_factory=list)
 
     def only(self, part: str) -> "MemoryModel":
         """Return the memory of one of `PARTS` alone, activations excepted."""
@@ -333,6 +334,57 @@ class MemoryModel:
             return earliest_starts(self.layers, self._stages, self._tied, limits_bytes)
         stages = self._stages, self._part_stages
         return part_starts(num_again, self._part_rows, *stages, self._tied, limits_bytes)
+
+    def most_blocks(self, limit_bytes: float, places: IntArray, num_again: int) -> IntArray:
+        """Return a number of like blocks that no stage exceeds, whatever else it holds.
+
+        Args:
+            limit_bytes: What a rank may need.
+            places: Where the chain has such a block.
+            num_again: Such blocks of each stage that are computed again at most.
+
+        Returns:
+            Shape ``(pp,)``.
+        """
+        virtual_stages, pp = self.candidate.virtual_stages, self.candidate.pp
+        number = np.arange(len(places) + 1)
+        again = np.minimum(num_again, number)
+        kept_again, kept, each_parameters, temporary, crossing = self._like_blocks(places)
+        parameters = each_parameters * number
+        states, flying, entering, leaving, bucket, most, step, context, scale = (
+            column[:, None] for column in self._stages.T
+        )
+        if virtual_stages == 1:
+            held = flying * (again * kept_again + (number - again) * kept)
+            inner = np.arange(pp)[:, None]
+            buffers = entering * (inner > 0) + np.minimum(leaving, flying) * (inner < pp - 1)
+        else:
+            each = number // virtual_stages  # of a chunk, at least
+            whole = virtual_stages * flying
+            spared = np.minimum(self.candidate.num_micro_batches, whole) * again
+            held = np.maximum(whole * each * kept - spared * (kept - kept_again), 0.0)
+            held = np.maximum(held, whole * each * min(kept, kept_again))
+            buffers = np.ones((pp, 1))
+        held = held + buffers * crossing
+        tail = np.maximum(bucket * np.minimum(parameters, most), step * parameters)
+        need = context + states * parameters + scale * (held + (number > 0) * temporary + tail)
+        found: IntArray = (need <= limit_bytes).sum(axis=1) - 1
+        return found
+
+    def _like_blocks(self, places: IntArray) -> tuple[float, ...]:
+        """Return what each of some like blocks needs at least.
+
+        Returns:
+            Kept bytes, computed again and not; parameters; temporary bytes; bytes that cross a
+            boundary between stages, if there are several.
+        """
+        if not self._least:
+            rows = self.layers, self.plain
+            crossing = float(self.layers[3, 1:-1].min()) if self.candidate.pp > 1 else 0.0
+            self._least.extend(float(np.diff(own[1])[places].min()) for own in rows)
+            self._least.append(float(np.diff(self.layers[0])[places].min()))
+            self._least.extend((min(float(own[2, places].min()) for own in rows), crossing))
+        return tuple(self._least)
 
     @cached_property
     def spares_by_block(self) -> bool:
@@ -589,6 +641,23 @@ class StageMemory:
             fullness = [_fullness(*choice) for choice in choices]
             needs.append(single[fullness.index(max(fullness))].needs[stage])
         return StageMemory(needs=tuple(needs))
+
+    def most_blocks(self, places: IntArray, num_again: int) -> int:
+        """Return a number of like blocks that stages do not exceed together.
+
+        Arguments as of `MemoryModel.most_blocks`.
+        """
+        known: dict[tuple[MemoryModel, int], IntArray] = {}
+        number = 0
+        for stage, needs in enumerate(self.needs):
+            rooms = []
+            for memory, device in needs:
+                key = memory, device.memory_bytes
+                if key not in known:
+                    known[key] = memory.most_blocks(device.memory_bytes, places, num_again)
+                rooms.append(int(known[key][stage]))
+            number += min(rooms)
+        return number
 
     def earliest_starts(self, scale: float = 1.0, num_again: int | None = None) -> IntArray:
         """Return per stage and end the smallest start from which all ranks of a stage fit.

@@ -146,7 +146,7 @@ class CostModel:
             stages=stages,
             times=times,
             messages=messages.between(stages, rings),
-            memory=self._stage_memory(stages, types),
+            memory=self.stage_memory(stages),
             step_ends=StepEnds(
                 model=self.step_end,
                 stages=stages,
@@ -203,9 +203,9 @@ class CostModel:
         if self.cp == 1:
             return times
         paths = exchange_paths(stages, self.cp, self.topology)
-        return with_exchange(times, paths, self._exchange_s)
+        return with_exchange(times, paths, self.exchange_s)
 
-    def _exchange_s(self, path: Path, tp: int, samples: int) -> tuple[FloatArray, FloatArray]:
+    def exchange_s(self, path: Path, tp: int, samples: int) -> tuple[FloatArray, FloatArray]:
         """Return what the exchange of keys and values adds to both passes of every layer."""
         key = path, tp, samples
         if key not in self._exchanges:
@@ -577,8 +577,9 @@ class CostModel:
             times, sends, stages.pp, stages.num_micro_batches, traits=traits
         )
 
-    def _stage_memory(self, stages: PlacedStages, types: Sequence[frozenset[int]]) -> StageMemory:
+    def stage_memory(self, stages: PlacedStages) -> StageMemory:
         """Return the memory of stages; stages of equal options, shares and devices share theirs."""
+        types = stages.types(self.experiment.cluster)
         groups = list(zip(stages.samples.tolist(), types, strict=True))
         distinct, of_stage = stages.distinct_options
         known: dict[tuple[int, Groups], RankMemory] = {}

@@ -351,7 +351,7 @@ class TimeTables:
         """
         distinct, of_stage = stages.distinct_options
         of_group = [of_stage[stage] for stage in stages.stage_of_group.tolist()]
-        exchanges = stages.exchanges(self.topology, self._copies)
+        exchanges = stages.exchanges(self.topology, self.copies)
         met = [exchanges[stage] for stage in stages.stage_of_group.tolist()]
         keys = zip(types, rings.index, met, of_group, stages.samples.tolist(), strict=True)
         index: dict[tuple[frozenset[int], int, Path, int, int], int] = {}
@@ -378,7 +378,7 @@ class TimeTables:
         )
 
     @cached_property
-    def _copies(self) -> int:
+    def copies(self) -> int:
         """Copies of a token for its experts, of which a node gets one; 1 if it gets all."""
         costs = self.layer_costs
         return costs.model.shape.experts_per_token if costs.traits.sends_tokens_once else 1

@@ -281,9 +281,9 @@ class StepEnds:
         """
         tps = [options.tp for options in self.stages.options]
         held = {tp: self.weights(tp).of_stages(bounds, len(tps)).tolist() for tp in set(tps)}
-        sync, step = [], []
+        sync, step, besides = [], [], self._besides(bounds)
         for stage, tp in enumerate(tps):
-            beside, sync_s, step_s = self._beside(stage, bounds), 0.0, 0.0
+            beside, sync_s, step_s = besides[stage], 0.0, 0.0
             for parameters, options, paths in self._shared(stage, held[tp][stage], bounds):
                 sync_s += self.model.sync_s(parameters, options, paths, beside)
                 shards = options.zero.shards(options.dp)
@@ -298,35 +298,43 @@ class StepEnds:
         self._add_replicated(sync, bounds)
         return list(zip(sync, step, strict=True))
 
-    def _beside(self, stage: int, bounds: tuple[int, ...]) -> Beside:
-        """Return what hides the exchanges of a stage, where the runtime lets something do so."""
+    def _besides(self, bounds: tuple[int, ...]) -> list[Beside]:
+        """Return what hides the exchanges of each stage, where the runtime lets something do so."""
         traits, pp = self.model.traits, self.stages.pp
         if not (traits.overlaps_gradient_sync or traits.overlaps_weight_gather):
-            return Beside(pp=pp)
+            return [Beside(pp=pp)] * pp
         passes_s = self.times.at(bounds)[:2].max(axis=-1)
-        own_s = passes_s[:, stage::pp].sum(axis=1) + passes_s[:, :stage].sum(axis=1)
-        forward_s, backward_s = own_s.tolist()
-        held = np.diff(self.weights(self.stages.options[stage].tp).prefix)
-        chunks = [*pairwise(bounds)][stage::pp]
-        own = np.concatenate([held[first:end] for first, end in chunks])
-        return Beside(
-            pp=pp,
-            forward_s=forward_s,
-            backward_s=backward_s,
-            largest_share=float(own.max() / max(own.sum(), 1.0)),
-        )
+        chunks, found = [*pairwise(bounds)], []
+        for stage, options in enumerate(self.stages.options):
+            own_s = passes_s[:, stage::pp].sum(axis=1) + passes_s[:, :stage].sum(axis=1)
+            forward_s, backward_s = own_s.tolist()
+            held = self.weights(options.tp).by_layer
+            own = np.concatenate([held[first:end] for first, end in chunks[stage::pp]])
+            found.append(
+                Beside(
+                    pp=pp,
+                    forward_s=forward_s,
+                    backward_s=backward_s,
+                    largest_share=float(own.max() / max(own.sum(), 1.0)),
+                )
+            )
+        return found
 
     def _add_replicated(self, sync: list[float], bounds: tuple[int, ...]) -> None:
         """Add the all-reduce of gradients that tensor-parallel ranks have of their tokens alone.
 
         Those are of the norms, which every rank holds whole, under sequence parallelism.
         """
+        known: dict[int, list[float]] = {}
         for stage, options in enumerate(self.stages.options):
             if options.sequence_parallel:
-                weights = self.weights(options.tp)
-                parameters = float(weights.replicated_of_stages(bounds, self.stages.pp)[stage])
+                if options.tp not in known:
+                    weights = self.weights(options.tp)
+                    known[options.tp] = weights.replicated_of_stages(
+                        bounds, self.stages.pp
+                    ).tolist()
                 sync[stage] += max(
-                    self.model.replicated_s(parameters, options.tp, path)
+                    self.model.replicated_s(known[options.tp][stage], options.tp, path)
                     for path in self._tensor_paths[stage]
                 )
 

@@ -61,6 +61,11 @@ class Weights:
         return np.concatenate(([0.0], np.cumsum(held))) + self.expert_prefix
 
     @cached_property
+    def by_layer(self) -> FloatArray:
+        """Shape ``(num_layers,)``. Of each layer."""
+        return np.diff(self.prefix)
+
+    @cached_property
     def expert_prefix(self) -> FloatArray:
         """Shape ``(num_layers + 1,)``. Prefix sums of the experts alone."""
         held = [layer.expert_parameters for layer in self.model.layers]

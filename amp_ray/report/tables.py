@@ -401,14 +401,14 @@ def _speed_text(best: Estimate, tokens: float | None) -> str:
 
 def _ties_text(ranking: Ranking) -> str:
     """Say what the first rows have in common, and how they are ordered."""
-    num_tied, percent = ranking.num_tied, 100 * ranking.relative_error
-    if not percent:
+    num_tied = ranking.num_tied
+    if not ranking.relative_error:
         what = "cost the same" if ranking.objective == "cost" else "take the same time"
         return f"= the first {num_tied} {what}"
     tied = [result for result in ranking.results[:num_tied] if isinstance(result, Estimate)]
     risky = 100 * RISKY_PROBABILITY
     order = f", those with a risk of {risky:.0f} % or more last" if _is_mixed(tied) else ""
-    return f"= the first {num_tied} are ties within the model's error of {percent:.0f} %{order}"
+    return f"= the first {num_tied} are ties, closer than the model can tell apart{order}"
 
 
 def _is_mixed(estimates: Sequence[Estimate]) -> bool:
@@ -422,6 +422,9 @@ def _notes(ranking: Ranking, *, num_shown: int) -> list[Text]:
     if ranking.num_front:
         first = counted(ranking.num_front, "strategy", "strategies")
         notes.append(Text(f"the first {first}: no other is both faster and cheaper"))
+    if ranking.num_left_out:
+        left = counted(ranking.num_left_out, "candidate")
+        notes.append(Text(f"{left} proven to be slower or not to fit, not planned: --all"))
     num_hidden = ranking.num_feasible - num_shown
     if num_hidden > 0:
         more = counted(num_hidden, "more feasible strategy", "more feasible strategies")

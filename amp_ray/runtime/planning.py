@@ -4,12 +4,13 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 from amp_ray.baselines.aceso2024.planner import Aceso2024Planner
 from amp_ray.baselines.amp2022.planner import Amp2022Planner
 from amp_ray.baselines.metis2024.planner import Metis2024Planner
-from amp_ray.calibration.intervals import with_intervals
+from amp_ray.calibration.intervals import log_shifts, tie_errors, with_intervals
 from amp_ray.cost.estimate import Estimate, Result
 from amp_ray.cost.model import CostModel
 from amp_ray.errors import InputError, placed
@@ -18,7 +19,7 @@ from amp_ray.runtime.ray.searching import ALONE, AUTO, Workers, search_candidate
 from amp_ray.search.objective import on_cluster, sub_clusters
 from amp_ray.search.others import optional_of as others_of
 from amp_ray.search.planner import AmpRayPlanner, Planner, evaluate
-from amp_ray.search.ranking import Ranking, leader_order, named, rank, why_none
+from amp_ray.search.ranking import Ranking, leader_order, named, rank, why_none, with_more_ties
 from amp_ray.search.rows import SCHEMA, ranking_rows
 from amp_ray.search.space import (
     candidates_of,
@@ -41,8 +42,10 @@ AMP_2022: Final = "amp-2022"  # places in the order of the nodes: its space is t
 ACESO_2024: Final = "aceso-2024"  # the planner whose stages are cut between operators
 
 
-METIS_2024 = "metis-2024"
-"""The planner whose stages have device groups of their own: its space is the heterogeneous one."""
+METIS_2024: Final = "metis-2024"  # stages have device groups of their own: heterogeneous
+
+MOST_PLANNED: Final = 300
+"""Candidates of the uniform space of which each is planned, whatever number of rows is wanted."""
 
 
 def make_metis_planner(experiment: Experiment) -> Metis2024Planner:
@@ -91,8 +94,9 @@ class Planned:
             "cost_model": self.cost_model,
             "objective": self.ranking.objective,
             "searched": list(searched_dimensions(self.experiment)),
-            "num_candidates": len(self.ranking.results),
+            "num_candidates": len(self.ranking.results) + self.ranking.num_left_out,
             "num_feasible": self.ranking.num_feasible,
+            "num_left_out": self.ranking.num_left_out,
             "search_s": self.search_s,
             "lower_bound_s": self.ranking.lower_bound_s,
             "ranking": ranking_rows(self.ranking, self.experiment, self.ours, num_rows=num_rows),
@@ -159,11 +163,15 @@ def plan_experiment(
     experiment: Experiment,
     cost_model: str,
     *,
+    num_rows: int | None = None,
     workers: Workers = AUTO,
     progress: Callable[[int, int], None],
     leading: Callable[[Estimate], None] = lambda _estimate: None,
 ) -> Planned:
-    """Search all candidates of an experiment.
+    """Search the candidates of an experiment.
+
+    Of a large uniform space those are left out that are proven not to be among so many first rows.
+    By default none is.
 
     The ranking does not depend on ``workers``; ``progress`` gets (candidates done, all
     candidates), ``leading`` each strategy that is faster than all before it.
@@ -177,15 +185,13 @@ def plan_experiment(
     planner = make_planner(experiment, cost_model)
     with placed(experiment.where("search"), ValueError):
         candidates = planned_candidates(experiment, cost_model)
+    optional = optional_of(planner)
     with placed(experiment.where("profile")):
-        ranking = search_candidates(
-            planner,
-            candidates,
-            optional=optional_of(planner),
-            workers=workers,
-            progress=progress,
-            leading=leading,
-        )
+        search = partial(search_candidates, planner, workers=workers, progress=progress)
+        if num_rows is not None and _may_leave_out(experiment, optional, candidates):
+            ranking = _first_rows(partial(search, leading=leading), experiment, optional, num_rows)
+        else:
+            ranking = search(candidates, optional=optional, leading=leading)
     if experiment.limits.batch_tolerance and not experiment.limits.launchable:
         ranking = _with_other_batches(experiment, cost_model, ranking)
     if counts_money(experiment):
@@ -196,18 +202,76 @@ def plan_experiment(
     return Planned(
         experiment=experiment,
         cost_model=cost_model,
-        ranking=replace(ranking, results=told_intervals(experiment, cost_model, ranking.results)),
+        ranking=_told(experiment, ranking) if cost_model == OURS else ranking,
         search_s=time.perf_counter() - start_s,
     )
+
+
+def _may_leave_out(
+    experiment: Experiment, optional: OptionalCandidates, candidates: Sequence[AnyCandidate]
+) -> bool:
+    """Tell whether so much is known of candidates beforehand that not each has to be planned."""
+    limits = experiment.limits
+    return (
+        experiment.space == "uniform"
+        and len(candidates) > MOST_PLANNED
+        and optional is not NO_CANDIDATES
+        and not optional.candidates
+        and not (limits.token_slices or limits.tp_across_nodes or limits.batch_tolerance)
+        and not counts_money(experiment)
+    )
+
+
+def _first_rows(
+    search: Callable[..., Ranking],
+    experiment: Experiment,
+    optional: OptionalCandidates,
+    num_rows: int,
+) -> Ranking:
+    """Return a ranking of which so many first rows are those of all candidates.
+
+    Where nothing can run, all are planned, to say why.
+    """
+    num = max(num_rows, NUM_INTERVALS)
+    optional = replace(optional, candidates=uniform_candidates(experiment))
+    first = search((), optional=replace(optional, num_rows=num))
+    if not first.num_feasible:
+        return search(optional.candidates)
+    # Others that happened to be planned before these depend on who planned them.
+    able = [each for each in first.results if isinstance(each, Estimate) and each.feasible]
+    times_s = sorted(each.iteration_time_s for each in able)
+    limit_s = max(times_s[0] * (1 + first.relative_error), *times_s[:num][-1:])
+    kept = tuple(each for each in able if each.iteration_time_s <= limit_s)
+    left_out = len(optional.candidates) - len(kept)
+    return replace(first, results=kept, num_feasible=len(kept), num_left_out=left_out)
+
+
+def _told(experiment: Experiment, ranking: Ranking) -> Ranking:
+    """Let the first rows tell how far their time may be off, and count those as ties it may swap.
+
+    Others would take longer than the search: each needs an estimate per uncertain constant.
+    """
+    able = [each for each in ranking.results[: ranking.num_feasible] if isinstance(each, Estimate)]
+    if not able:
+        return ranking
+    fastest = min(able, key=leader_order)
+    others = [each for each in able if each is not fastest]
+    first = sorted([fastest, *others[: NUM_INTERVALS - 1]], key=leader_order)
+    shifts = log_shifts(experiment, first)
+    told = with_intervals(experiment, first, shifts)
+    by_id = dict(zip(map(id, first), told, strict=True))
+    results = tuple(by_id.get(id(result), result) for result in ranking.results)
+    ranking = replace(ranking, results=results)
+    if experiment.objective != "time" or experiment.limits.batch_tolerance:
+        return ranking
+    errors = tie_errors(experiment, shifts).tolist()
+    return with_more_ties(ranking, list(zip(told, errors, strict=True)))
 
 
 def told_intervals(
     experiment: Experiment, cost_model: str, results: Sequence[Result]
 ) -> tuple[Result, ...]:
-    """Return results of which the first that can run tell how far their time may be off.
-
-    Others would take longer than the search: each needs an estimate per uncertain constant.
-    """
+    """Return results of which the first that can run tell how far their time may be off."""
     if cost_model != OURS:
         return tuple(results)
     able = [each for each in results if isinstance(each, Estimate) and each.feasible]

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from amp_ray.cost.estimate import Estimate
 from amp_ray.errors import InputError, Where
-from amp_ray.runtime.planning import Planned, plan_experiment, why_infeasible
+from amp_ray.runtime.planning import NUM_INTERVALS, Planned, plan_experiment, why_infeasible
 from amp_ray.runtime.ray.searching import AUTO, Workers
 from amp_ray.search.rows import row
 from amp_ray.spec.experiment import Experiment
@@ -57,6 +57,7 @@ class Variants:
     load: Callable[[Sequence[str]], Experiment]  # the experiment with keys set, each ``KEY=VALUE``
     cost_model: str
     workers: Workers = AUTO
+    num_rows: int = NUM_INTERVALS  # first rows of a plan that matter
 
     def plan(self, changes: Sequence[str]) -> Variant:
         """Plan with some changes; what then does not fit together is the variant's problem."""
@@ -65,6 +66,7 @@ class Variants:
             planned = plan_experiment(
                 experiment,
                 self.cost_model,
+                num_rows=self.num_rows,
                 workers=self.workers,
                 progress=lambda _done, _all: None,
             )

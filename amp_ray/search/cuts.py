@@ -49,6 +49,20 @@ def best_bounds(experiment: Experiment, costs: StageCosts) -> tuple[int, ...]:
     return found.bounds
 
 
+def unlimited_bounds(experiment: Experiment, costs: StageCosts) -> tuple[int, ...]:
+    """Return the cuts that would be best if devices had as much memory as it takes.
+
+    Arguments as of `best_bounds`.
+    """
+    if experiment.traits.partition == "even-blocks":
+        return even_block_bounds(experiment.model, costs.stages.pp)
+    latest = latest_starts(experiment, costs.stages.virtual_stages)
+    problem = partition_problem(costs, experiment.traits, latest)
+    solution = solve(replace(problem, options=replace(problem.options, memory_row=NO_LIMIT)))
+    assert isinstance(solution, PartitionSolution), "some cuts fit, so there are some"
+    return solution.bounds
+
+
 def without_limits(problem: PartitionProblem) -> PartitionSolution | None:
     """Return a good partition where none fits, to tell by how much a candidate fails.
 
@@ -83,7 +97,7 @@ def roomiest_bounds(experiment: Experiment, costs: StageCosts) -> tuple[int, ...
     low, high, best = 0.0, math.inf, None
     scale = 1.0
     for _ in range(_MOST_SCALES):
-        found = _fitting_bounds(costs.memory.earliest_starts(scale), latest_start)
+        found = fitting_bounds(costs.memory.earliest_starts(scale), latest_start)
         if found is None:
             low = scale
         else:
@@ -101,10 +115,10 @@ def may_fit(experiment: Experiment, earliest_start: IntArray) -> bool:
     """
     if experiment.traits.partition == "even-blocks":
         return True
-    return _fitting_bounds(earliest_start, latest_starts(experiment)) is not None
+    return fitting_bounds(earliest_start, latest_starts(experiment)) is not None
 
 
-def _fitting_bounds(earliest_start: IntArray, latest_start: IntArray) -> tuple[int, ...] | None:
+def fitting_bounds(earliest_start: IntArray, latest_start: IntArray) -> tuple[int, ...] | None:
     """Return cuts by which every stage fits, or None.
 
     Args:

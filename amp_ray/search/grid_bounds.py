@@ -3,25 +3,47 @@
 A bound holds for every placement and all cuts of a candidate, as the cost model simulates them.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final
 
 import numpy as np
 
-from amp_ray.cost.collective import Path
+from amp_ray.cost.collective import NO_RING, Path
 from amp_ray.cost.model import CostModel
+from amp_ray.cost.stages import PlacedStages
 from amp_ray.cost.topology import FloatArray, IntArray
 from amp_ray.search.cuts import may_fit
+from amp_ray.search.recompute import patterns
 from amp_ray.search.whole_layers import WholeLayers
-from amp_ray.spec.candidate import Candidate, StageOptions
+from amp_ray.spec.candidate import Candidate, StageOptions, with_kind
+from amp_ray.spec.recompute import AUTO, NO_RECOMPUTE, Recompute
+
+ROUNDING: Final = 1e-9
+"""Share by which sums may differ, added up in another order."""
 
 TINY_S: Final = 1e-30
 """In place of no time, where it divides."""
 
 Kind = tuple[int, Path]
 """Type of a device, and what a tensor-parallel group in its node meets."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Again:
+    """What stages compute again.
+
+    Args:
+        number: Blocks of the most frequent kind in each stage, where it has so many.
+        share: Of all such blocks, at least.
+        most: Such blocks that the largest stage has at least, as others have no room for more.
+    """
+
+    number: int
+    share: float
+    most: int
 
 
 SlowestStage = Callable[[FloatArray, IntArray, Candidate, int], float]
@@ -36,8 +58,9 @@ class GridBounds:
     """
 
     cost_model: CostModel
-    _kinds: dict[int, dict[Kind, int]] = field(init=False, default_factory=dict)
+    _known_units: dict[int, dict[Kind, int]] = field(init=False, default_factory=dict)
     _tables: dict[tuple[object, ...], FloatArray] = field(init=False, default_factory=dict)
+    _exchanges: dict[tuple[int, ...], Path] = field(init=False, default_factory=dict)
     _cuts: dict[tuple[int, int], tuple[float, float]] = field(init=False, default_factory=dict)
     _tails: dict[tuple[StageOptions, int], tuple[float, float]] = field(
         init=False, default_factory=dict
@@ -67,11 +90,127 @@ class GridBounds:
         count = np.array(list(self._units(candidate.options.tp).values()), dtype=np.int64)
         if count.sum() < candidate.options.dp * candidate.pp:
             return float("inf")
+        if len(count) == 1:
+            even_s = self._alike_s(candidate) * (1 - ROUNDING)
+            if self.cost_model.experiment.space == "uniform" or even_s > limit_s:
+                return even_s
+        if candidate.options.recompute == AUTO:
+            candidate = with_kind(candidate, NO_RECOMPUTE)
         simple_s = self._pipeline_s(candidate, count, self._average_s) + self._rest_s(candidate)
         if simple_s > limit_s:
             return simple_s
         whole_s = self._pipeline_s(candidate, count, self._whole_s) + self._rest_s(candidate)
         return max(simple_s, whole_s)
+
+    def _alike_s(self, candidate: Candidate) -> float:
+        """Return what no strategy of a candidate undercuts whose recompute is to be chosen.
+
+        Of each kind stages compute as few blocks again as lets them hold all blocks between them.
+        """
+        own = candidate.options.recompute
+        found, number = [], own.layers or 0
+        for kind, fewest, most in self._kinds if own == AUTO else [(own.whole, number, number)]:
+            alike = with_kind(candidate, kind)
+            ways = self._ways(alike, fewest, most)
+            found += [self._even_s(alike, again) for again in ways]
+        return min(found, default=float("inf"))
+
+    @cached_property
+    def _kinds(self) -> list[tuple[Recompute, int, int]]:
+        """Kinds of recompute, each with the fewest and the most blocks of a stage; 0 where all."""
+        found: dict[Recompute, list[int]] = {}
+        for own in patterns(self.cost_model):
+            found.setdefault(own.whole, []).append(own.layers or 0)
+        return [(kind, min(numbers), max(numbers)) for kind, numbers in found.items()]
+
+    def _ways(self, candidate: Candidate, fewest: int, most: int) -> Iterator["Again"]:
+        """Yield what all stages may compute again, from the least that fits on.
+
+        More is not needed where all stages then have room for an even share.
+
+        Args:
+            candidate: All its blocks are computed again, or none.
+            fewest: Blocks of a stage to compute again; 0 where all or none are.
+            most: Likewise.
+        """
+        places, memory = np.array(self._most_frequent), self.cost_model.memory(candidate)
+        given, number = self.cost_model.experiment, len(self._most_frequent)
+        limit = float(max(own.memory_bytes for own in given.cluster.device_types))
+
+        def rooms(num_again: int) -> IntArray:
+            return memory.most_blocks(limit, places, num_again)
+
+        if rooms(number).sum() < number:
+            return
+        if not most or given.traits.recompute_per_stage:
+            num_again = 0 if given.traits.recompute_per_stage else given.model.num_layers
+            evened = _evened(rooms(number), number)
+            yield Again(number=num_again, share=float(num_again > 0), most=evened)
+            return
+        first = bisect_left(range(number), number, key=lambda own: int(rooms(own).sum()))
+        for num_again in range(max(first, fewest), most + 1):
+            room = rooms(num_again)
+            evened = _evened(room, number)
+            share = min(1.0, num_again / int(room.max()))
+            yield Again(number=num_again, share=share, most=evened)
+            if evened <= -(-number // candidate.pp):
+                return
+
+    def _even_s(self, candidate: Candidate, again: "Again") -> float:
+        """Return what no strategy of a candidate undercuts, on devices of one kind.
+
+        One stage has an even share of the most frequent blocks or more. The last stage begins when
+        a micro-batch has passed the first chunks of all others, and when it has ended, gradients
+        pass them: either it has few blocks, so that another has more, or it takes that long. Its
+        last chunk likewise waits for all chunks of the model.
+
+        Args:
+            candidate: Degrees.
+            again: What its stages compute again.
+        """
+        pp, chunks, batches = candidate.pp, candidate.virtual_stages, candidate.num_micro_batches
+        (plain,) = self._layer_s(with_kind(candidate, NO_RECOMPUTE))
+        (whole,) = self._layer_s(candidate)
+        given, places = self.cost_model.experiment, self._most_frequent
+        both, extra = plain.sum(axis=0), np.maximum((whole - plain).sum(axis=0), 0.0)
+        block_s, extra_s = float(both[places].min()), float(extra[places].min())
+        late = max(batches - pp, 0)
+        number, others = np.arange(len(places) + 1), self._num_other_blocks
+        stage_s = number * block_s + np.minimum(number, max(again.number - others, 0)) * extra_s
+        total_s = float(both.sum()) + (0.0 if others else again.share * extra_s * len(places))
+        most_blocks = max(again.most, -(-len(places) // pp))
+        even_s = float(stage_s[most_blocks])
+        later_s = batches * given.constants.host_s_per_micro_batch + self._rest_s(candidate)
+        least_s = batches * max(float(both.sum()) / pp, even_s)
+        if pp == 1 or (chunks > 1 and others == given.model.num_layers):
+            return least_s + later_s
+        most = len(places) - max(chunks * (pp - 1) - others, 0) if chunks > 1 else len(places)
+        last = number[max(chunks - others, 0) if chunks > 1 else 0 : most + 1]
+        before = len(places) - last
+        other_s = batches * stage_s[-(-before // (pp - 1))]
+        end = given.model.indices("block")[-1] + 1 if chunks > 1 else given.model.num_layers - 1
+        head_s = float(both[end:].sum())
+        all_s = total_s + (batches - 1) * (last // chunks * block_s + head_s)
+        first = np.ceil((before - (pp - 1) * (chunks - 1)) / chunks) - (chunks > 1) * others
+        last_s = batches * (stage_s[last] + head_s) + np.maximum(first, 0) * block_s
+        if chunks > 1:
+            all_s -= late * given.constants.host_s_per_micro_batch
+        longest_s = np.maximum(all_s, last_s) + self._cuts_s(candidate)
+        least_s = max(least_s, float(np.maximum(longest_s, other_s).min(initial=np.inf)))
+        if chunks == 1:
+            # What the largest stage has left to do when its first backward pass has ended.
+            forward_s = most_blocks * float(plain[0, places].min())
+            left_s = (batches - 1) * (even_s - forward_s) + late * forward_s
+            least_s = max(least_s, total_s + self._cuts_s(candidate) + left_s)
+        return least_s + later_s
+
+    @cached_property
+    def _num_other_blocks(self) -> int:
+        """Blocks that are not of the most frequent kind; all where that is no block."""
+        model = self.cost_model.experiment.model
+        if model.layers[self._most_frequent[0]].kind != "block":
+            return model.num_layers
+        return model.block_counts[-1] - len(self._most_frequent)
 
     def _pipeline_s(self, candidate: Candidate, count: IntArray, slowest: SlowestStage) -> float:
         """Return what the pipeline takes at least.
@@ -191,7 +330,7 @@ class GridBounds:
 
     def _units(self, tp: int) -> dict[Kind, int]:
         """Return how many tensor-parallel groups of each kind there are."""
-        if tp not in self._kinds:
+        if tp not in self._known_units:
             topology = self.cost_model.topology
             cluster, found = topology.cluster, dict[Kind, int]()
             for index, node in enumerate(cluster.nodes):
@@ -199,24 +338,71 @@ class GridBounds:
                     ring = topology.ring((index,), tp, {})
                     key = cluster.device_types.index(node.device), ring
                     found[key] = found.get(key, 0) + node.num_slots // tp
-            self._kinds[tp] = found
-        return self._kinds[tp]
+            self._known_units[tp] = found
+        return self._known_units[tp]
 
     def _layer_s(self, candidate: Candidate) -> FloatArray:
         """Return forward and backward seconds of every layer, ``(num_kinds, 2, num_layers)``."""
         options = candidate.options
         divided = options.tp, options.sequence_parallel, options.ep, options.etp
-        key = divided, options.recompute.kind, candidate.micro_batch_size
+        exchange = self._least_exchange(options)
+        key = divided, options.recompute.kind, candidate.micro_batch_size, exchange
         if key not in self._tables:
-            tables = self.cost_model.time_tables
-            self._tables[key] = np.diff(
+            tables, samples = self.cost_model.time_tables, candidate.micro_batch_size
+            layers_s = np.diff(
                 [
-                    tables.table((kind,), ring, options, candidate.micro_batch_size)[0][:2]
+                    tables.table((kind,), ring, options, samples, exchange)[0][:2]
                     for kind, ring in self._units(candidate.options.tp)
                 ],
                 axis=2,
             )
+            self._tables[key] = layers_s + self._exchange_s(candidate)
         return self._tables[key]
+
+    def _least_exchange(self, options: StageOptions) -> Path:
+        """Return what the all-to-alls of a stage's experts meet at least.
+
+        In the uniform space, on equal nodes that stages fill or share evenly, all stages lie as the
+        first one does, which then is looked at alone.
+        """
+        given, size = self.cost_model.experiment, options.num_ranks
+        nodes, cluster = given.cluster.nodes, given.cluster
+        slots = nodes[0].num_slots
+        alike = len({replace(node, name="") for node in nodes}) == 1 and not (
+            size % slots and slots % size
+        )
+        if options.ep == 1 or given.space != "uniform" or cluster.pair_links or not alike:
+            return NO_RING
+        key = options.tp, options.dp, options.ep, options.expert_tp
+        if key not in self._exchanges:
+            stages = PlacedStages(
+                options=(options,),
+                devices=np.arange(size),
+                shares=((1,) * options.dp,),
+                num_micro_batches=1,
+            )
+            times = self.cost_model.time_tables
+            self._exchanges[key] = stages.exchanges(times.topology, times.copies)[0]
+        return self._exchanges[key]
+
+    def _exchange_s(self, candidate: Candidate) -> FloatArray:
+        """Return what context-parallel ranks exchange at least, shape ``(2, num_layers)``.
+
+        Rings that do not fit into a node are as many between nodes as a rank has tensor-parallel
+        neighbours.
+        """
+        cp, tp = self.cost_model.cp, candidate.options.tp
+        if cp == 1:
+            return np.zeros((2, 1))
+        topology = self.cost_model.topology
+        rates, step_s = topology.between[0], float(topology.ring_step_s.min())
+        rate = float(rates.max(where=~np.eye(len(rates), dtype=np.bool_), initial=0.0)) / tp
+        if tp * cp <= max(node.num_slots for node in topology.cluster.nodes):
+            rate = max(rate, float(topology.intra_bytes_per_s.max()))
+        path = Path(bytes_per_s=rate, step_s=step_s, num_nodes=1)
+        forward_s, backward_s = self.cost_model.exchange_s(path, tp, candidate.micro_batch_size)
+        again = candidate.options.recompute.kind != "none"
+        return np.array([forward_s, backward_s + again * forward_s])
 
     def may_fit(self, candidate: Candidate) -> bool:
         """Tell whether some cuts fit if every stage had the largest devices."""
@@ -267,6 +453,11 @@ class GridBounds:
         )
         fixed_s, s_per_parameter = lines.min(axis=0).tolist()
         return fixed_s, s_per_parameter
+
+
+def _evened(rooms: IntArray, number: int) -> int:
+    """Return what the largest of some stages holds at least, if all hold a number together."""
+    return bisect_left(range(number), number, key=lambda most: int(np.minimum(rooms, most).sum()))
 
 
 def _fast_first(total_s: FloatArray, count: IntArray, candidate: Candidate) -> IntArray:

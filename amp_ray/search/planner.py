@@ -222,10 +222,10 @@ class AmpRayPlanner:
             return min((self.least_s(own, limit_s) for own in choices), default=math.inf)
         if self._refuse(candidate) is not None:
             return math.inf
-        least_s = self._grid_bounds.least_s(_plain(candidate), limit_s)
-        if least_s > limit_s or self._grid_bounds.may_fit(self._roomy(candidate)):
+        least_s = self._grid_bounds.least_s(candidate, limit_s)
+        if least_s > limit_s or math.isinf(least_s) or self.experiment.space == "uniform":
             return least_s
-        return math.inf
+        return least_s if self._grid_bounds.may_fit(self._roomy(candidate)) else math.inf
 
     def expected_s(self, candidate: Candidate) -> float:
         """Return what strategies of a candidate are expected to take at least.

@@ -1,8 +1,9 @@
 """A total order over results, with ties marked and infeasible ones last."""
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from amp_ray.cost.estimate import Estimate, Infeasible, Reason, Result
@@ -28,11 +29,12 @@ class Ranking:
         num_feasible: How many of them can run.
         num_tied: How many leading estimates the model cannot tell apart from the fastest one.
         lower_bound_s: No feasible strategy of the space is faster by the model; None if unknown.
-        relative_error: Two predictions closer than this share are a tie.
+        relative_error: Two predictions closer than this share are a tie in any case.
         objective: What is best. By ``cost`` results are ordered by money instead of time; by
             ``time-cost`` those that no other beats in both come first, by time.
         num_front: How many leading results no other beats in time and money at once; 0 unless that
             is the objective.
+        num_left_out: Candidates that come after these results, or cannot run, and were not planned.
     """
 
     results: tuple[Result, ...]
@@ -42,6 +44,7 @@ class Ranking:
     relative_error: float
     objective: Objective = "time"
     num_front: int = 0
+    num_left_out: int = 0
 
     @property
     def best(self) -> Estimate | None:
@@ -101,6 +104,31 @@ def rank(
         objective=objective,
         num_front=len(front),
     )
+
+
+def with_more_ties(ranking: Ranking, errors: Sequence[tuple[Estimate, float]]) -> Ranking:
+    """Return a ranking by time in which ties are what the model cannot tell from the fastest.
+
+    They are the fastest and those that follow it by time, up to the first that lies further from it
+    than their common error: one group with one leader, so that each strategy is a tie or none,
+    whatever lies between.
+
+    Args:
+        ranking: By one error for all, which makes ties in any case.
+        errors: The fastest estimates, each with the error of its logarithm against the first one.
+    """
+    fastest = errors[0][0].iteration_time_s
+    able = [each for each in ranking.results[: ranking.num_feasible] if isinstance(each, Estimate)]
+    able.sort(key=_key)
+    known = {id(estimate): error for estimate, error in errors}
+    number = 0
+    for each in able:
+        error = known.get(id(each), 0.0)
+        if number >= ranking.num_tied and each.iteration_time_s > fastest * math.exp(error):
+            break
+        number += 1
+    results = (*sorted(able[:number], key=is_risky), *able[number:], *ranking.infeasible)
+    return replace(ranking, results=results, num_tied=number)
 
 
 def _front(feasible: Sequence[Estimate]) -> list[Estimate]:

@@ -6,15 +6,17 @@ stage in the partition problem, and the solver weighs time against memory: nothi
 where it need not be, and as little as fits where it must.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Final
 
 import numpy as np
 
 from amp_ray.cost.estimate import Estimate
+from amp_ray.cost.memory import StageMemory
 from amp_ray.cost.model import CostModel, StageCosts
 from amp_ray.cost.stages import PlacedStages, prefix_sums
 from amp_ray.cost.topology import FloatArray, IntArray
@@ -26,7 +28,15 @@ from amp_ray.partition import (
     StageTables,
     solve,
 )
-from amp_ray.search.cuts import best_bounds, latest_starts, partition_problem, roomiest_bounds
+from amp_ray.search.cuts import (
+    best_bounds,
+    even_block_bounds,
+    fitting_bounds,
+    latest_starts,
+    partition_problem,
+    roomiest_bounds,
+    unlimited_bounds,
+)
 from amp_ray.search.ranking import leader_order
 from amp_ray.spec.recompute import NO_RECOMPUTE, Recompute, RecomputeKind
 from amp_ray.spec.strategy import Strategy
@@ -141,11 +151,70 @@ class RecomputeSearch:
             self._costs[recompute] = self._new_costs(recompute)
         return self._costs[recompute]
 
+    def first_that_fits(self, among: Sequence[Recompute]) -> Recompute | None:
+        """Return what spares enough memory for all stages, and the least of it; None without.
+
+        Args:
+            among: Of one kind, by number of blocks.
+        """
+        memory = self.memory(among[-1].whole)
+        if not self.fits(memory, among[-1]):
+            return None
+        models = {own for needs in memory.needs for own, _ in needs}
+        if not all(own.spares_by_block for own in models):
+            return next(own for own in among if self.fits(memory, own))
+        model = self.cost_model.experiment.model
+        _, positions = model.distinct_layers
+        most = int(np.argmax(np.bincount(positions)))
+        places = np.flatnonzero(np.array(positions) == most)
+
+        def has_room(own: Recompute) -> bool:
+            number = model.num_layers if own.layers is None else own.layers
+            return memory.most_blocks(places, number * (own.kind != "none")) >= len(places)
+
+        # Most often the fewest that leave room for all blocks fit.
+        low, high = bisect_left(among, True, key=has_room), len(among) - 1  # noqa: FBT003
+        probe = low
+        while probe < high:
+            if self.fits(memory, among[probe]):
+                high = probe
+            else:
+                low, probe = probe + 1, 2 * probe - low + 2
+        while low < high:
+            middle = (low + high) // 2
+            if self.fits(memory, among[middle]):
+                high = middle
+            else:
+                low = middle + 1
+        return among[low]
+
+    def fits(self, memory: StageMemory, own: Recompute) -> bool:
+        """Tell whether some cuts fit if all stages compute the same again.
+
+        Args:
+            memory: Of stages that compute all blocks again.
+            own: The kind of it, and of how many blocks.
+        """
+        given = self.cost_model.experiment
+        if given.traits.partition == "even-blocks":
+            bounds = even_block_bounds(given.model, self.stages.pp)
+            peaks = self.memory(own).peaks(bounds)
+            return all(peak <= device.memory_bytes for peak, device in peaks)
+        latest = latest_starts(given, self.stages.virtual_stages)
+        return fitting_bounds(memory.earliest_starts(num_again=own.layers), latest) is not None
+
+    def memory(self, recompute: Recompute) -> StageMemory:
+        """Return the memory of the stages where all compute the same again."""
+        return self.cost_model.stage_memory(self._with(recompute))
+
+    def _with(self, recompute: Recompute) -> PlacedStages:
+        """Return the stages where all compute the same again."""
+        distinct = {own: replace(own, recompute=recompute) for own in self.stages.options}
+        return replace(self.stages, options=[distinct[own] for own in self.stages.options])
+
     def _new_costs(self, recompute: Recompute) -> StageCosts:
         """Price the stages."""
-        distinct = {own: replace(own, recompute=recompute) for own in self.stages.options}
-        options = [distinct[own] for own in self.stages.options]
-        return self.cost_model.stage_costs(replace(self.stages, options=options))
+        return self.cost_model.stage_costs(self._with(recompute))
 
     @cached_property
     def _plain(self) -> PartitionProblem:
@@ -295,21 +364,23 @@ def _applied(strategy: Strategy, bounds: Sequence[int], recompute: Sequence[Reco
 
 
 def _alike(cost_model: CostModel, strategy: Strategy) -> Estimate:
-    """Choose one recompute for all stages: of each kind the fewest blocks that fit."""
+    """Choose one recompute for all stages: of each kind the fewest blocks that fit.
+
+    Where the best cuts of all fit as they are, nothing is computed again.
+    """
     search = RecomputeSearch(cost_model=cost_model, stages=PlacedStages.of_strategy(strategy))
-    fitting: dict[RecomputeKind, Estimate] = {}
-    for own in patterns(cost_model):
-        if own.kind in fitting:
-            continue
-        costs = search.costs(own)
-        bounds = best_bounds(cost_model.experiment, costs)
-        peaks = costs.memory.peaks(bounds)
-        if all(peak <= device.memory_bytes for peak, device in peaks):
-            applied = _applied(strategy, bounds, [_canonical(cost_model, own, bounds)] * len(peaks))
-            fitting[own.kind] = cost_model.estimate(applied)
-    if not fitting:
-        return _roomiest(cost_model, strategy)
-    return min(fitting.values(), key=leader_order)
+    fitting: list[Estimate] = []
+    for _, own in groupby(patterns(cost_model), key=lambda own: own.kind):
+        first = search.first_that_fits(list(own))
+        if first is not None:
+            costs = search.costs(first)
+            bounds = best_bounds(cost_model.experiment, costs)
+            kept = _canonical(cost_model, first, bounds)
+            applied = _applied(strategy, bounds, [kept] * len(strategy.stages))
+            fitting.append(cost_model.estimate_from(search.costs(kept), applied))
+            if first == NO_RECOMPUTE and bounds == unlimited_bounds(cost_model.experiment, costs):
+                break
+    return min(fitting, key=leader_order) if fitting else _roomiest(cost_model, strategy)
 
 
 def _canonical(cost_model: CostModel, own: Recompute, bounds: Sequence[int]) -> Recompute:

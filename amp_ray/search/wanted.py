@@ -34,12 +34,15 @@ class OptionalCandidates:
         improve: Makes the fastest strategies faster in the end; what it returns is no slower.
         others: Strategies of no candidate, ranked where they are faster than those of all.
         most_devices: Of those that are planned, where others are likely to be faster than all.
+        num_rows: So many of the fastest are wanted, and what ties with the fastest, all of them
+            proven; 0 where nothing but the fastest counts.
     """
 
     candidates: tuple[Candidate, ...]
     least_s: Callable[[Candidate, float], float]
     expected_s: Callable[[Candidate], float]
     most_devices: int | None = None
+    num_rows: int = 0
     improve: Callable[[Estimate], Result] = lambda estimate: estimate
     others: Callable[[], list[Estimate]] = list
 
@@ -80,6 +83,7 @@ class Wanted:
         self._num_needed, self._optional = len(self.candidates), optional
         self._relative_error = relative_error
         self._limit_s, self._least_s = math.inf, list[float]()
+        self._able: list[Estimate] = []
         self._known: set[object] = set()
         self._is_open = False
         if not self.candidates:
@@ -101,7 +105,8 @@ class Wanted:
         if isinstance(result, Estimate):
             if result.feasible:
                 counts = counts or result.strategy not in self._known
-                self._limit_s = min(self._limit_s, self._matters_s(result))
+                self._able.append(result)
+                self._limit_s = self._matters_s(self._able)
             self._known.add(result.strategy)
         if counts:
             self.results.append(result)
@@ -133,12 +138,9 @@ class Wanted:
         first = len(found)
         if first < self._num_needed:
             return range(first, self._num_needed)
-        limits_s = (
-            self._matters_s(result)
-            for result in found.values()
-            if isinstance(result, Estimate) and result.feasible
+        limit_s = self._matters_s(
+            [own for own in found.values() if isinstance(own, Estimate) and own.feasible]
         )
-        limit_s = min(limits_s, default=math.inf)
         self._open(limit_s)
         return range(first, self._num_needed + bisect_right(self._least_s, limit_s))
 
@@ -159,7 +161,10 @@ class Wanted:
         most = self._optional.most_devices
         if most is not None:
             later = sorted(later)[:MOST_EXPECTED]
-        if most is not None or sum(own.num_devices for _, own in later) > MOST_DEVICES:
+        is_many = (
+            not self._optional.num_rows and sum(own.num_devices for _, own in later) > MOST_DEVICES
+        )
+        if most is not None or is_many:
             expected = ((max(least, self._optional.expected_s(own)), own) for least, own in later)
             later = [entry for entry in expected if entry[0] <= limit_s]
         later.sort()
@@ -169,7 +174,13 @@ class Wanted:
         self.candidates += tuple(candidate for _, candidate in later)
         self._least_s = [least_s for least_s, _ in later]
 
-    def _matters_s(self, feasible: Estimate) -> float:
-        """Return what a strategy must not exceed to come before a feasible one in the ranking."""
-        error = self._relative_error if is_risky(feasible) else 0.0
-        return feasible.iteration_time_s * (1 + error)
+    def _matters_s(self, able: Sequence[Estimate]) -> float:
+        """Return what a strategy must not exceed to be wanted beside others that can run."""
+        slack, num_rows = 1 + self._relative_error, self._optional.num_rows
+        if not num_rows:
+            limits_s = (own.iteration_time_s * (slack if is_risky(own) else 1.0) for own in able)
+            return min(limits_s, default=math.inf)
+        if len(able) < num_rows:
+            return math.inf
+        times_s = sorted(own.iteration_time_s for own in able)
+        return max(times_s[0] * slack, times_s[num_rows - 1])

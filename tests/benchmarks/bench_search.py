@@ -5,11 +5,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
+from amp_ray.cost.estimate import Estimate
 from amp_ray.runtime.files import load_experiment
-from amp_ray.runtime.planning import make_planner
+from amp_ray.runtime.planning import NUM_INTERVALS, OURS, make_planner, plan_experiment
 from amp_ray.runtime.ray.searching import ALONE, search_candidates
+from amp_ray.search.planner import AmpRayPlanner
 from amp_ray.search.space import candidates_of, uniform_candidates
 from amp_ray.spec.build import build_experiment
 from amp_ray.spec.experiment import Experiment
@@ -33,6 +36,39 @@ recompute: full
 zero_stage: 1
 global_batch_size: 512
 """
+
+
+ALL_DIMENSIONS = """
+name: all-dimensions-{gpus}
+model: {model}
+cluster:
+  nodes:
+    - {{count: {nodes}, device: H100, slots: 8, inter_gbit_per_s: 3200}}
+precision: bf16
+recompute: auto
+zero_stage: auto
+runtime: megatron-core
+global_batch_size: {batch}
+search: {{{search}}}
+"""
+"""Micro-batch, tp with sequence parallelism, pp, chunks, cp, ZeRO and recompute, all chosen."""
+
+GPT_175B = """{family: gpt2, num_layers: 96, hidden_size: 12288, num_heads: 96,
+        sequence_length: 2048, vocab_size: 51200}"""
+LLAMA_8B_1M = """{family: llama, num_layers: 32, hidden_size: 4096, num_heads: 32,
+        num_key_value_heads: 8, feed_forward_size: 14336, sequence_length: 1048576,
+        vocab_size: 128256, tied_embedding: false}"""
+MIXTRAL_8X22B = """{family: llama, num_layers: 56, hidden_size: 6144, num_heads: 48,
+        num_key_value_heads: 8, feed_forward_size: 16384, sequence_length: 4096,
+        vocab_size: 32000, num_experts: 8, experts_per_token: 2, tied_embedding: false}"""
+LARGE_CASES = (
+    (128, GPT_175B, 1024, "virtual_stages: [1, 2, 4], max_cp: 8"),
+    (512, GPT_175B, 1024, "virtual_stages: [1, 2, 4], max_cp: 8"),
+    (1024, GPT_175B, 1024, "virtual_stages: [1, 2, 4], max_cp: 8"),
+    (1024, MIXTRAL_8X22B, 1024, "virtual_stages: [1, 2], max_cp: 4"),
+    (256, LLAMA_8B_1M, 16, "virtual_stages: [1, 2], max_cp: 64"),
+)
+NUM_SCORED = 1500
 
 
 class NoFiles:
@@ -60,7 +96,51 @@ def rows() -> Iterator[dict[str, str]]:
         text = LARGE.format(gpus=gpus, nodes=gpus // 8)
         experiment = build_experiment(parse_yaml(text, file="large.yaml"), NoFiles())
         yield _search_row(experiment, target, "")
+    for gpus, model, batch, search in LARGE_CASES:
+        keys = {"gpus": gpus, "nodes": gpus // 8, "model": model, "batch": batch, "search": search}
+        text = ALL_DIMENSIONS.format(**keys)
+        yield _plan_row(build_experiment(parse_yaml(text, file="large.yaml"), NoFiles()))
+    yield from _score_rows()
     yield _command_row()
+
+
+def _plan_row(experiment: Experiment) -> dict[str, str]:
+    """Plan the first rows of all dimensions; the first of three runs compiles, the best counts."""
+    plan = partial(plan_experiment, workers=ALONE, progress=lambda _done, _all: None)
+    planned, seconds = plan(experiment, OURS, num_rows=10), []
+    for _ in range(2):
+        start_s = time.process_time()
+        planned = plan(experiment, OURS, num_rows=10)
+        seconds.append(time.process_time() - start_s)
+    ranking, shape = planned.ranking, experiment.model.shape
+    num = len(ranking.results) + ranking.num_left_out
+    return {
+        "what": f"{experiment.name}: {num} candidates, {shape.num_layers} layers, "
+        f"{shape.num_experts} experts, {shape.sequence_length} tokens",
+        "measured": f"{min(seconds):.2f} s CPU",
+        "target": "5 s",
+        "remark": f"{ranking.num_left_out} left out; intervals of {NUM_INTERVALS} rows included",
+    }
+
+
+def _score_rows() -> Iterator[dict[str, str]]:
+    """Score complete strategies of a small cluster, one by one."""
+    experiment = load_experiment(EXPERIMENTS / "homogeneous.yaml")
+    planner = AmpRayPlanner(experiment=experiment)
+    results = [planner.plan(candidate) for candidate in candidates_of(experiment)]
+    found = [result.strategy for result in results if isinstance(result, Estimate)]
+    strategies = [found[number % len(found)] for number in range(NUM_SCORED)]
+    planner = AmpRayPlanner(experiment=experiment)
+    start_s = time.process_time()
+    for strategy in strategies:
+        planner.score(strategy)
+    took_s = time.process_time() - start_s
+    yield {
+        "what": f"{NUM_SCORED} strategies scored, {len(found)} of them different",
+        "measured": f"{took_s:.2f} s CPU, {1000 * took_s / NUM_SCORED:.2f} ms each",
+        "target": "1.5 s, 1 ms",
+        "remark": "",
+    }
 
 
 def _search_row(experiment: Experiment, target: str, remark: str) -> dict[str, str]:

@@ -11,7 +11,13 @@ from amp_ray.calibration import (
     calibrate,
     transferable,
 )
-from amp_ray.calibration.intervals import FIRST_MET, WIDTH, with_intervals
+from amp_ray.calibration.intervals import (
+    FIRST_MET,
+    WIDTH,
+    log_shifts,
+    tie_errors,
+    with_intervals,
+)
 from amp_ray.calibration.predictions import PRIOR, Predictor
 from amp_ray.cost.model import CostModel
 from amp_ray.spec.constants import PRIOR_SIGMA, PROGRAM_SCALE, Uncertainty
@@ -182,6 +188,20 @@ def test_mean_error_counts_measured_trials_only(calibration: Calibration) -> Non
     assert calibration.mean_error("after_s") == pytest.approx(np.mean(errors))
     failed = replace(calibration.trials[0], outcome="oom", measured_s=None)
     assert replace(calibration, trials=(failed,)).mean_error("after_s") is None
+
+
+def test_what_moves_two_strategies_alike_is_no_reason_for_a_tie(
+    small: Experiment, strategies: tuple[Strategy, ...]
+) -> None:
+    model = CostModel(experiment=small)
+    estimates = [model.estimate(strategy) for strategy in strategies]
+    shifts = log_shifts(small, estimates)
+    errors = tie_errors(small, shifts)
+    own = small.constants.time_error
+    assert errors[0] == pytest.approx(own)
+    assert (errors >= own).all()
+    assert errors.max() > 1.01 * own
+    assert tie_errors(small, np.vstack([shifts, np.ones(len(estimates))])) == pytest.approx(errors)
 
 
 def sigmas(experiment: Experiment, strategies: tuple[Strategy, ...]) -> list[float]:

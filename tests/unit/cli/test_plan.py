@@ -15,6 +15,7 @@ PLAN_KEYS = {
     "searched",
     "num_candidates",
     "num_feasible",
+    "num_left_out",
     "search_s",
     "lower_bound_s",
     "ranking",

@@ -134,7 +134,7 @@ def test_ties_are_marked_and_explained() -> None:
     text = shown(tied)
     assert "=2" in text
     assert "=3" not in text
-    assert "= the first 2 are ties within the model's error of 6 %\n" in text
+    assert "= the first 2 are ties, closer than the model can tell apart\n" in text
 
 
 def test_a_model_without_an_error_has_ties_of_equal_time_only() -> None:
@@ -168,7 +168,8 @@ def test_a_risky_leader_stands_behind_its_safe_tie_and_that_is_told() -> None:
     rows = [line for line in text.splitlines() if " % " in line]
     assert ["8 %" in rows[0], "43 %" in rows[1]] == [True, True]
     assert (
-        "are ties within the model's error of 6 %, those with a risk of 10 % or more last" in text
+        "are ties, closer than the model can tell apart, those with a risk of 10 % or more last"
+        in text
     )
 
 

@@ -2,7 +2,7 @@ import itertools
 from dataclasses import replace
 
 from amp_ray.cost.estimate import Estimate, Infeasible, Reason, Result
-from amp_ray.search.ranking import rank, reasons_text, why_none
+from amp_ray.search.ranking import Ranking, rank, reasons_text, why_none, with_more_ties
 from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.strategy import StageOptions, Strategy
 
@@ -117,6 +117,43 @@ def test_behind_the_ties_only_time_counts() -> None:
 def test_without_an_error_of_the_model_only_equal_times_are_ordered_by_risk() -> None:
     fastest, equal, safe = risky(1.0, 0.43), risky(1.0, 0.0, pp=2), risky(1.001, 0.0)
     assert rank([safe, fastest, equal]).results == (equal, fastest, safe)
+
+
+# ------------------------------------------------------------------------- ties of pairs
+
+
+def paired(*given: tuple[Estimate, float]) -> Ranking:
+    """Rank estimates with their errors against the fastest, which comes first."""
+    results = [estimate for estimate, _ in given]
+    return with_more_ties(rank(results, relative_error=0.06), given)
+
+
+def test_what_lies_within_the_error_against_the_fastest_is_a_tie() -> None:
+    first, second, third = estimate(1.0), estimate(1.1, pp=2), estimate(1.15, pp=4)
+    assert paired((first, 0.06), (second, 0.06), (third, 0.06)).num_tied == 1
+    assert paired((first, 0.06), (second, 0.12), (third, 0.06)).num_tied == 2
+    assert paired((first, 0.06), (second, 0.12), (third, 0.15)).num_tied == 3
+
+
+def test_ties_end_with_the_first_that_is_none() -> None:
+    first, second, third = estimate(1.0), estimate(1.1, pp=2), estimate(1.15, pp=4)
+    assert paired((first, 0.06), (second, 0.07), (third, 0.3)).num_tied == 1
+
+
+def test_what_nothing_is_known_of_ties_by_the_models_own_error_alone() -> None:
+    first, second, third = estimate(1.0), estimate(1.05, pp=2), estimate(1.07, pp=4)
+    ranking = with_more_ties(rank([first, second, third], relative_error=0.06), [(first, 0.06)])
+    assert ranking.num_tied == 2
+
+
+def test_safe_strategies_come_first_among_such_ties_too_and_nothing_else_moves() -> None:
+    fastest, safe, far = risky(1.0, 0.43), risky(1.1, 0.0), risky(1.3, 0.0)
+    broken = estimate(0.5, reason="out of memory")
+    assert rank([far, safe, fastest], relative_error=0.06).best == fastest
+    errors = [(fastest, 0.06), (safe, 0.12), (far, 0.06)]
+    ranking = with_more_ties(rank([broken, far, safe, fastest], relative_error=0.06), errors)
+    assert ranking.results == (safe, fastest, far, broken)
+    assert with_more_ties(ranking, errors) == ranking
 
 
 # ------------------------------------------------------------------------- nothing fits

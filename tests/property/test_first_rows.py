@@ -1,0 +1,111 @@
+"""Large spaces: what is left out is never among the rows that all candidates would give."""
+
+import math
+
+import pytest
+
+from amp_ray.cost.estimate import Estimate
+from amp_ray.cost.stages import PlacedStages
+from amp_ray.runtime import planning
+from amp_ray.runtime.planning import OURS, plan_experiment
+from amp_ray.runtime.ray.searching import ALONE
+from amp_ray.search.planner import AmpRayPlanner
+from amp_ray.search.recompute import RecomputeSearch, patterns
+from amp_ray.search.space import uniform_candidates
+from amp_ray.spec.candidate import with_zero
+from amp_ray.spec.experiment import Experiment
+from amp_ray.spec.recompute import Recompute
+from amp_ray.spec.zero import NO_ZERO
+from support.experiments import experiment_from
+
+GPT = """{family: gpt2, num_layers: 12, hidden_size: 1024, num_heads: 16, sequence_length: 1024,
+        vocab_size: 50304}"""
+MIXTRAL = """{family: llama, num_layers: 8, hidden_size: 512, num_heads: 8,
+        num_key_value_heads: 4, feed_forward_size: 1024, sequence_length: 512, vocab_size: 32000,
+        num_experts: 8, experts_per_token: 2}"""
+TEXT = """\
+name: first
+model: {model}
+cluster:
+  nodes:
+    - {{count: 4, device: A100-40, slots: 4, memory_gib: {memory_gib}, intra_gbit_per_s: 1200,
+       inter_gbit_per_s: 100}}
+precision: bf16
+recompute: auto
+zero_stage: auto
+runtime: {runtime}
+global_batch_size: 64
+search: {{{search}}}
+"""
+CHUNKS = "virtual_stages: [1, 2, 3], max_cp: 4, micro_batch_sizes: [1, 2, 4, 16]"
+CASES = {
+    "roomy": (GPT, 40.0, "megatron-core", CHUNKS),
+    "tight": (GPT, 6.5, "megatron-core", CHUNKS),
+    "tighter": (GPT, 5.6, "megatron-core", CHUNKS),
+    "even": (GPT, 8.0, "megatron-lm-2022", "virtual_stages: [1, 2], micro_batch_sizes: [1, 4]"),
+    "stages": (GPT, 6.0, "torch", "virtual_stages: [1, 2], micro_batch_sizes: [1, 4]"),
+    "shards": (GPT, 6.0, "fsdp2", "max_pp: 2, micro_batch_sizes: [1, 2]"),
+    "experts": (MIXTRAL, 7.0, "megatron-core", "virtual_stages: [1, 2], micro_batch_sizes: [1, 4]"),
+}
+
+
+def case(name: str) -> Experiment:
+    model, memory_gib, runtime, search = CASES[name]
+    text = TEXT.format(model=model, memory_gib=memory_gib, runtime=runtime, search=search)
+    return experiment_from(text)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_strategy_undercuts_the_bound_of_its_candidate(name: str) -> None:
+    experiment = case(name)
+    planner = AmpRayPlanner(experiment=experiment)
+    shares = []
+    for candidate in uniform_candidates(experiment)[::3]:
+        result = planner.plan(candidate)
+        if isinstance(result, Estimate) and result.feasible:
+            least_s = planner.least_s(candidate, math.inf)
+            assert least_s <= result.iteration_time_s
+            shares.append(least_s / result.iteration_time_s)
+    assert max(shares) > 0.5
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_first_rows_are_those_of_all_candidates(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    experiment = case(name)
+
+    def planned(num_rows: int | None) -> planning.Planned:
+        return plan_experiment(
+            experiment, OURS, num_rows=num_rows, workers=ALONE, progress=lambda _done, _all: None
+        )
+
+    monkeypatch.setattr(planning, "MOST_PLANNED", 1)
+    monkeypatch.setattr(planning, "NUM_INTERVALS", 3)
+    every = planned(None).ranking
+    first = planned(3).ranking
+    assert 3 <= first.num_feasible < every.num_feasible
+    assert first.num_left_out == len(every.results) - len(first.results)
+    assert first.num_tied == every.num_tied
+    shown = [result.strategy for result in first.results if isinstance(result, Estimate)]
+    assert shown == [
+        result.strategy for result in every.results[: len(shown)] if isinstance(result, Estimate)
+    ]
+
+
+@pytest.mark.parametrize("name", ["tight", "tighter", "even"])
+def test_fewest_blocks_are_found_as_if_each_number_were_tried(name: str) -> None:
+    planner = AmpRayPlanner(experiment=case(name))
+    found = []
+    for given in uniform_candidates(planner.experiment)[::5]:
+        if given.options.cp > 1 or given.pp > planner.experiment.model.num_layers // 2:
+            continue
+        candidate = with_zero(given, NO_ZERO)
+        search = RecomputeSearch(
+            cost_model=planner.cost_model,
+            stages=PlacedStages.of_candidate(candidate, range(candidate.num_devices)),
+        )
+        among = [own for own in patterns(planner.cost_model) if own.kind == "full"]
+        memory = search.memory(Recompute(kind="full"))
+        wanted = next((own for own in among if search.fits(memory, own)), None)
+        assert search.first_that_fits(among) == wanted
+        found.append(wanted and wanted.layers)
+    assert len(set(found)) > 2
